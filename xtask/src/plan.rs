@@ -75,6 +75,9 @@ pub fn test() -> Vec<Step> {
         apart("preload", "faces/preload", "clippy --release -- -D warnings"),
         apart("fuzz-fmt", "fuzz", "fmt --check"),
         apart("python-fmt", "faces/python", "fmt --check"),
+        apart("sqlite-fmt", "faces/sqlite", "fmt --check"),
+        apart("sqlite", "faces/sqlite", "clippy --all-targets -- -D warnings"),
+        apart("sqlite-tests", "faces/sqlite", "test --no-fail-fast"),
         Step::new(
             "docs",
             Action::Run(with(
@@ -146,19 +149,9 @@ pub fn nightly() -> Vec<Step> {
             "install",
             Action::Run(cargo("install --locked --path faces/cli --root target/installed --force")),
         ),
-        Step::new("package", Action::Call(package_with_its_tool)),
+        Step::new("package", Action::Call(package::build)),
         page::step(),
     ]
-}
-
-/// The Debian package, and what builds it, if that is missing.
-fn package_with_its_tool() -> Result<(), Failure> {
-    let mut tool = cargo("install --locked cargo-deb");
-    match tool.status() {
-        Ok(status) if status.success() => package::build(),
-        Ok(status) => Err(Failure::new(format!("cargo-deb cannot be installed: {status}; see above"))),
-        Err(error) => Err(Failure::new(format!("cargo cannot be run: {error}"))),
-    }
 }
 
 /// Installs the system packages the tests use.

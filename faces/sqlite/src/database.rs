@@ -1,0 +1,155 @@
+//! Database: the cached pages of one database file, for all connections of the process.
+//!
+//! ```text
+//!   begin(stamp)          a transaction's first read       pages to read from, if they are what the stamp says
+//!   begin_writes(stamp)   the right to write was taken     the same, and from now on no stamp is compared
+//!   written(range)        bytes were written to the file   they are not cached any more
+//!   end_writes(stamp)     before the right is given back   the stamp that our own writes have led to
+//! ```
+//!
+//! Pages are in a *generation*: a file of the cache that no other generation shares. If a stamp differs from the last
+//! one, another process has written, and the next reader gets a new generation; a reader that has the old one goes on
+//! with it until its transaction ends, as it may. A read that was begun for an old generation cannot reach a new one.
+//!
+//! The right to write is the EXCLUSIVE lock on the file, or one that lets a process copy frames of the write-ahead log
+//! to the file, or restart the log. One process has it at a time, so all that is written meanwhile is told by
+//! [`Database::written`], and no stamp has to be compared.
+//!
+//! Invariants:
+//!  1. What is in the present generation is what the file has, except for pages that are being written, which no
+//!     transaction may read (see `stamp.rs`).
+//!  2. A page is cached whole, by one read of exactly this page, by a transaction that may read it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quinion::{Cache, Coherence, File, Hint, OpenOptions};
+
+use crate::pages::{PageSource, SOURCE_BYTES};
+use crate::stamp::Stamp;
+
+/// The cached pages of a database as one series of transactions may read them.
+#[derive(Debug)]
+pub struct Generation {
+    file: File,
+    page_bytes: u32,
+}
+
+impl Generation {
+    /// No pages yet. `None` if the cache has no room for a file, or the process was forked.
+    fn new(cache: &Cache, stamp: &Stamp) -> Option<Arc<Self>> {
+        let mut options = OpenOptions::new();
+        options.coherence(Coherence::Immutable);
+        let file = cache.open_backend_with(Arc::new(PageSource::new()), &options).ok()?;
+        // No readahead: what is read while no lock is held may be half written.
+        file.advise(Hint::Random).ok()?;
+        file.set_folio_orders(stamp.order(), stamp.order()).ok()?;
+        Some(Arc::new(Self { file, page_bytes: stamp.page_bytes }))
+    }
+
+    /// The file whose pages they are.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether `len` bytes at `position` are one page.
+    pub fn is_page(&self, position: u64, len: usize) -> bool {
+        len == self.page_bytes as usize
+            && position.is_multiple_of(u64::from(self.page_bytes))
+            && position < SOURCE_BYTES
+    }
+
+    /// Forgets the pages that `len` bytes at `position` touch. Returns whether all have gone.
+    fn forget(&self, position: u64, len: u64) -> bool {
+        let page = u64::from(self.page_bytes);
+        let first = position / page * page;
+        let end = position.saturating_add(len).div_ceil(page).saturating_mul(page).min(SOURCE_BYTES);
+        let len = end.saturating_sub(first);
+        if len == 0 {
+            return true;
+        }
+        let left = self.file.dont_need(first, len).and_then(|_| self.file.residency(first, len));
+        left.is_ok_and(|left| left.cached_pages == 0 && left.filling_pages == 0)
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        // The cache keeps pages of closed files, and no one opens this one again.
+        let _ = self.file.dont_need(0, SOURCE_BYTES);
+    }
+}
+
+/// One database file.
+#[derive(Debug)]
+pub struct Database {
+    cache: Cache,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    /// What the bytes were when the generation was last known to be right.
+    stamp: Option<Stamp>,
+    generation: Option<Arc<Generation>>,
+    /// Rights to write that connections of this process have.
+    writers: u32,
+}
+
+impl Database {
+    /// With no pages yet.
+    pub fn new(cache: Cache) -> Self {
+        Self { cache, now: Mutex::default() }
+    }
+
+    /// The pages that a transaction may read which begins with this stamp. `None`: it reads by itself.
+    pub fn begin(&self, stamp: Stamp) -> Option<Arc<Generation>> {
+        let mut now = self.now();
+        self.validate(&mut now, Some(stamp));
+        now.generation.clone()
+    }
+
+    /// A connection has got the right to write. No stamp: the file is empty, or has pages that are not cached.
+    pub fn begin_writes(&self, stamp: Option<Stamp>) -> Option<Arc<Generation>> {
+        let mut now = self.now();
+        self.validate(&mut now, stamp);
+        now.writers += 1;
+        now.generation.clone().filter(|_| stamp.is_some())
+    }
+
+    /// The connection is about to give it back.
+    pub fn end_writes(&self, stamp: Option<Stamp>) {
+        let mut now = self.now();
+        now.writers -= 1;
+        now.stamp = stamp;
+        if stamp.is_none() {
+            now.generation = None;
+        }
+    }
+
+    /// `len` bytes at `position` were written, or cut off, with the right to write. Returns the pages to read from then.
+    pub fn written(&self, position: u64, len: u64) -> Option<Arc<Generation>> {
+        let mut now = self.now();
+        if now.generation.as_ref().is_some_and(|generation| !generation.forget(position, len)) {
+            now.generation = now.stamp.and_then(|stamp| Generation::new(&self.cache, &stamp));
+        }
+        now.generation.clone()
+    }
+
+    /// Has the present generation be one of this stamp.
+    fn validate(&self, now: &mut Now, stamp: Option<Stamp>) {
+        if now.writers == 0 && now.stamp != stamp {
+            now.generation = None;
+            now.stamp = stamp;
+        }
+        let Some(stamp) = stamp else {
+            return;
+        };
+        if now.generation.as_ref().is_none_or(|generation| generation.page_bytes != stamp.page_bytes) {
+            now.generation = Generation::new(&self.cache, &stamp);
+        }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,155 @@
+//! Process: what all connections of a process share, which is one cache, its bound, and the databases that are open.
+//!
+//! A forked child begins anew: memory of the cache is not the child's, and a lock may be held by a thread that it does
+//! not have. The parent's is never touched there.
+
+use std::collections::HashMap;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use quinion::Cache;
+
+use crate::database::Database;
+
+/// Memory of the cache unless told, in bytes.
+const MEMORY: u64 = 256 << 20;
+/// Tells it to a process that cannot say it by a URI.
+const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
+
+/// What the connections of one process share.
+#[derive(Debug, Default)]
+pub struct Process {
+    pid: u32,
+    shared: Mutex<Shared>,
+}
+
+/// Reads of databases that went past the cache.
+pub static DIRECT_READS: AtomicU64 = AtomicU64::new(0);
+
+#[derive(Debug, Default)]
+struct Shared {
+    cache: Option<Cache>,
+    databases: HashMap<(u64, u64), Weak<Database>>,
+}
+
+impl Process {
+    /// That of this process.
+    pub fn get() -> &'static Self {
+        static PRESENT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+        let pid = std::process::id();
+        loop {
+            // Acquire: with the exchange below, which has made what it points to.
+            let present = PRESENT.load(Ordering::Acquire);
+            // SAFETY: it is null, or was leaked by an exchange below.
+            if let Some(process) = unsafe { present.as_ref() }.filter(|process| process.pid == pid) {
+                return process;
+            }
+            let new = Box::into_raw(Box::new(Self { pid, ..Self::default() }));
+            // Release: with the load above. In a child the parent's is left where it is, since its locks may be held.
+            if PRESENT.compare_exchange(present, new, Ordering::Release, Ordering::Relaxed).is_err() {
+                // SAFETY: it is ours still.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+
+    /// The database of this device and inode, which is made if no connection has it. `memory` is what a cache gets that
+    /// is made for it.
+    ///
+    /// # Errors
+    /// There is no memory for a cache, in words.
+    pub fn database(&self, inode: (u64, u64), memory: Option<u64>) -> Result<Arc<Database>, String> {
+        let mut shared = self.shared();
+        if let Some(database) = shared.databases.get(&inode).and_then(Weak::upgrade) {
+            return Ok(database);
+        }
+        let database = Arc::new(Database::new(shared.cache(memory)?));
+        shared.databases.retain(|_, database| database.strong_count() > 0);
+        shared.databases.insert(inode, Arc::downgrade(&database));
+        Ok(database)
+    }
+
+    /// A database for one connection alone, since it is not known which file it is. What other connections write is
+    /// seen as what other processes write.
+    ///
+    /// # Errors
+    /// As [`Process::database`].
+    pub fn lone_database(&self, memory: Option<u64>) -> Result<Arc<Database>, String> {
+        Ok(Arc::new(Database::new(self.shared().cache(memory)?)))
+    }
+
+    /// The cache, once a database was opened.
+    pub fn cache(&self) -> Option<Cache> {
+        self.shared().cache.clone()
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// The cache, which is made with `memory` bytes if there is none.
+    fn cache(&mut self, memory: Option<u64>) -> Result<Cache, String> {
+        if let Some(cache) = &self.cache {
+            return Ok(cache.clone());
+        }
+        let memory = memory.map_or_else(memory_by_default, Ok)?;
+        let cache = Cache::builder().memory(memory).build().map_err(|error| error.to_string())?;
+        Ok(self.cache.insert(cache).clone())
+    }
+}
+
+fn memory_by_default() -> Result<u64, String> {
+    match std::env::var(MEMORY_VARIABLE) {
+        Ok(text) => size_of_text(&text).map_err(|wrong| format!("{MEMORY_VARIABLE}: {wrong}")),
+        Err(_) => Ok(MEMORY),
+    }
+}
+
+/// A size in bytes: a number, which K, M or G may follow.
+///
+/// # Errors
+/// It is none, in words.
+pub fn size_of_text(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB") {
+        "" => Some(0),
+        "K" => Some(10),
+        "M" => Some(20),
+        "G" => Some(30),
+        _ => None,
+    };
+    let bytes = digits.parse::<u64>().ok().zip(shift);
+    let bytes = bytes.and_then(|(number, shift)| number.checked_mul(1 << shift)).filter(|&bytes| bytes > 0);
+    bytes.ok_or_else(|| format!("`{text}` is no size; write bytes, or a number with K, M or G, as 512M"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_numbers_with_a_letter() {
+        assert_eq!(size_of_text("4096"), Ok(4096));
+        assert_eq!(size_of_text("8M"), Ok(8 << 20));
+        assert_eq!(size_of_text("2GiB"), Ok(2 << 30));
+        for wrong in ["", "0", "M", "-1", "1T", "1.5G", "99999999999999999999", "99999999999G", "8 M"] {
+            assert!(size_of_text(wrong).is_err_and(|why| why.contains("512M")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn connections_of_one_file_share_its_pages() {
+        let process = Process { pid: 0, ..Process::default() };
+        let one = process.database((1, 1), Some(16 << 20)).unwrap();
+        let same = process.database((1, 1), None).unwrap();
+        assert!(Arc::ptr_eq(&one, &same));
+        let other = process.database((1, 2), None).unwrap();
+        assert!(!Arc::ptr_eq(&one, &other));
+        drop((one, same));
+        let again = process.database((1, 1), None).unwrap();
+        assert_eq!(Arc::strong_count(&again), 1);
+    }
+}

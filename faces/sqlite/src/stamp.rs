@@ -1,0 +1,151 @@
+//! Stamp: what tells whether the bytes of a database may have been changed by another process.
+//!
+//! ```text
+//!   rollback journal   bytes 16..40 of the file, read under the SHARED lock: page size, modes, change counter, pages
+//!   write-ahead log    words of the wal-index, read under a read lock: salts, and how far frames were copied back
+//! ```
+//!
+//! *Rollback.* A commit changes the change counter (bytes 24 to 27 of the file) while it holds the EXCLUSIVE lock, and
+//! nothing is written to the file without that lock. A transaction that is rolled back, by its own process or by another
+//! after a crash, leaves the bytes as they were. So two stamps that are equal, both taken under a SHARED lock, have the
+//! same bytes behind them. It is what SQLite itself compares before it uses its own page cache again
+//! (<https://www.sqlite.org/fileformat2.html#file_change_counter>).
+//!
+//! *Write-ahead log.* The file is written by checkpoints alone. A reader takes a page from the file only if the page has
+//! no frame in the log behind `nBackfill`, as that was when its transaction began; and a checkpoint copies frames behind
+//! `nBackfill` alone. So no page is written that a reader takes from the file while its transaction lasts. What a later
+//! transaction takes from the file and an earlier one did not has been copied meanwhile, and `nBackfill` or the salts,
+//! which are new with each restart of the log, tell so (<https://www.sqlite.org/walformat.html>, sections 2.3 and 2.4).
+//! Both are set when the copy is done; `nBackfillAttempted`, which is set before, is compared too.
+//!
+//! Invariant: a stamp is only made under the lock that is named above.
+
+/// The part of a database's header that is looked at, in bytes: its place and its length.
+pub const HEADER_AT: u64 = 16;
+/// See [`HEADER_AT`].
+pub const HEADER_BYTES: usize = 24;
+
+/// Pages smaller than the cache's own would share one with their neighbours, which may be written meanwhile.
+const PAGE_LEAST: u32 = 4096;
+const PAGE_LARGEST: u32 = 65536;
+
+/// The version of the wal-index that is understood, which all releases of SQLite since 3.7 have.
+const WAL_INDEX_VERSION: u32 = 3_007_000;
+/// Bytes of the wal-index that are read: two copies of its header, and what checkpoints keep.
+pub const WAL_INDEX_WORDS: usize = 34;
+const SALTS: usize = 8;
+const BACKFILLED: usize = 24;
+const ATTEMPTED: usize = 32;
+
+/// What the bytes of a database were when it was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stamp {
+    /// Bytes of a page.
+    pub page_bytes: u32,
+    content: Content,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Content {
+    /// Bytes of the header.
+    Rollback([u8; HEADER_BYTES]),
+    /// Words of the wal-index.
+    Wal { salts: [u32; 2], backfilled: u32, attempted: u32 },
+}
+
+impl Stamp {
+    /// By the header's bytes at [`HEADER_AT`]. `None` if pages of this size are not cached.
+    pub fn of_header(bytes: [u8; HEADER_BYTES]) -> Option<Self> {
+        let page_bytes = page_bytes(u16::from_be_bytes([bytes[0], bytes[1]]))?;
+        Some(Self { page_bytes, content: Content::Rollback(bytes) })
+    }
+
+    /// By the first words of the wal-index, which other processes may be writing. `None` if pages of this size are not
+    /// cached, or the wal-index is another than we know.
+    pub fn of_wal_index(words: [u32; WAL_INDEX_WORDS]) -> Option<Self> {
+        if words[0] != WAL_INDEX_VERSION {
+            return None;
+        }
+        // Byte 12: whether it is initialised, the order of bytes in checksums, and two bytes of the page's size.
+        let [_, _, low, high] = words[3].to_ne_bytes();
+        let page_bytes = page_bytes(u16::from_ne_bytes([low, high]))?;
+        let salts = [words[SALTS], words[SALTS + 1]];
+        let (backfilled, attempted) = (words[BACKFILLED], words[ATTEMPTED]);
+        Some(Self { page_bytes, content: Content::Wal { salts, backfilled, attempted } })
+    }
+
+    /// Whether, by the header, the database has no write-ahead log.
+    pub fn is_rollback(&self) -> bool {
+        matches!(self.content, Content::Rollback(bytes) if bytes[2] == 1 && bytes[3] == 1)
+    }
+
+    /// The order of a folio that is one page of the database.
+    pub fn order(&self) -> u8 {
+        (self.page_bytes / PAGE_LEAST).trailing_zeros() as u8
+    }
+}
+
+/// What the two bytes of a page's size mean, of a size that is cached.
+fn page_bytes(written: u16) -> Option<u32> {
+    let bytes = if written == 1 { PAGE_LARGEST } else { written.into() };
+    (bytes.is_power_of_two() && bytes >= PAGE_LEAST).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(page: u16, mode: u8, counter: u32) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..2].copy_from_slice(&page.to_be_bytes());
+        bytes[2..4].fill(mode);
+        bytes[8..12].copy_from_slice(&counter.to_be_bytes());
+        bytes
+    }
+
+    fn wal_index(page: u16) -> [u32; WAL_INDEX_WORDS] {
+        let mut words = [7; WAL_INDEX_WORDS];
+        let [low, high] = page.to_ne_bytes();
+        (words[0], words[3]) = (WAL_INDEX_VERSION, u32::from_ne_bytes([1, 0, low, high]));
+        words
+    }
+
+    #[test]
+    fn a_commit_changes_the_stamp() {
+        let before = Stamp::of_header(header(4096, 1, 7)).unwrap();
+        assert!(before.is_rollback());
+        assert_eq!((before.page_bytes, before.order()), (4096, 0));
+        assert_ne!(Stamp::of_header(header(4096, 1, 8)), Some(before));
+        assert_ne!(Stamp::of_header(header(8192, 1, 7)), Some(before));
+        assert!(!Stamp::of_header(header(4096, 2, 7)).unwrap().is_rollback());
+    }
+
+    #[test]
+    fn pages_that_share_one_of_the_caches_have_no_stamp() {
+        assert_eq!(Stamp::of_header(header(2048, 1, 7)), None);
+        assert_eq!(Stamp::of_header(header(0, 1, 7)), None);
+        assert_eq!(Stamp::of_header(header(4097, 1, 7)), None);
+        assert_eq!(Stamp::of_wal_index(wal_index(1024)), None);
+        let largest = Stamp::of_header(header(1, 1, 7)).unwrap();
+        assert_eq!((largest.page_bytes, largest.order()), (65536, 4));
+    }
+
+    #[test]
+    fn a_checkpoint_and_a_restart_of_the_log_change_the_stamp() {
+        let words = wal_index(4096);
+        let before = Stamp::of_wal_index(words).unwrap();
+        assert!(!before.is_rollback());
+        assert_eq!(before.page_bytes, 4096);
+        for at in [SALTS, SALTS + 1, BACKFILLED, ATTEMPTED] {
+            let mut after = words;
+            after[at] += 1;
+            assert_ne!(Stamp::of_wal_index(after), Some(before), "word {at}");
+        }
+        // Frames that are appended change nothing in the file.
+        let mut after = words;
+        after[4] += 1;
+        assert_eq!(Stamp::of_wal_index(after), Some(before));
+        let unknown = [1; WAL_INDEX_WORDS];
+        assert_eq!(Stamp::of_wal_index(unknown), None);
+    }
+}

@@ -1,0 +1,311 @@
+//! VFS: what SQLite asks of a file system, all of which the VFS answers that was the default when we were loaded.
+//!
+//! ```text
+//!   xOpen of a main database      SQLite's file behind one of ours (connection)
+//!        with `url` in its URI    an object of the node's server (object)
+//!        of all else              SQLite's file as it is
+//!   the rest                      passed on
+//! ```
+//!
+//! A database is known by device and inode, for which its path is asked. SQLite's file says whether the path is its own
+//! (`SQLITE_FCNTL_HAS_MOVED`); if it is not, or not a regular file, or changes while we look, the connection reads past
+//! the cache.
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::ptr::null;
+
+use libsqlite3_sys::*;
+
+use crate::border::{guarded, log};
+use crate::process::{Process, size_of_text};
+use crate::{connection, object};
+
+const NAME: &CStr = c"quinion";
+
+/// Registers the VFS, unless it is there already, and makes it the default if that is wanted.
+///
+/// # Errors
+/// SQLite has no VFS of its own, or does not take ours, in words.
+pub fn register(as_default: bool) -> Result<(), String> {
+    // SAFETY: SQLite is there, as it calls us. What it knows stays.
+    unsafe {
+        let ours = sqlite3_vfs_find(NAME.as_ptr());
+        if !ours.is_null() {
+            return registered(ours, as_default);
+        }
+        let real = sqlite3_vfs_find(null());
+        let Some(known) = real.as_ref() else {
+            return Err("SQLite has no VFS below which the files are; build it with one".to_owned());
+        };
+        let longest = connection::REAL_AT as c_int + known.szOsFile;
+        let ours = Box::new(sqlite3_vfs {
+            iVersion: known.iVersion.min(3),
+            szOsFile: longest.max(object::FILE_BYTES as c_int),
+            mxPathname: known.mxPathname,
+            pNext: std::ptr::null_mut(),
+            zName: NAME.as_ptr(),
+            pAppData: real.cast(),
+            xOpen: Some(open),
+            xDelete: Some(delete),
+            xAccess: Some(access),
+            xFullPathname: Some(full_pathname),
+            xDlOpen: Some(dl_open),
+            xDlError: Some(dl_error),
+            xDlSym: Some(dl_sym),
+            xDlClose: Some(dl_close),
+            xRandomness: Some(randomness),
+            xSleep: Some(sleep),
+            xCurrentTime: Some(current_time),
+            xGetLastError: Some(get_last_error),
+            xCurrentTimeInt64: Some(current_time_int64),
+            xSetSystemCall: Some(set_system_call),
+            xGetSystemCall: Some(get_system_call),
+            xNextSystemCall: Some(next_system_call),
+        });
+        registered(Box::into_raw(ours), as_default)
+    }
+}
+
+/// # Safety
+/// `ours` stays.
+unsafe fn registered(ours: *mut sqlite3_vfs, as_default: bool) -> Result<(), String> {
+    // SAFETY: the caller's contract.
+    match unsafe { sqlite3_vfs_register(ours, as_default.into()) } {
+        SQLITE_OK => Ok(()),
+        code => Err(format!("SQLite does not register the VFS, with result code {code}")),
+    }
+}
+
+/// The VFS that ours passes on to.
+///
+/// # Safety
+/// `vfs` is ours.
+unsafe fn real_vfs(vfs: *mut sqlite3_vfs) -> *mut sqlite3_vfs {
+    // SAFETY: the caller's contract.
+    unsafe { (*vfs).pAppData.cast() }
+}
+
+/// A parameter of the URI by which a main database is opened.
+///
+/// # Safety
+/// `name` is a file's name as xOpen has it.
+unsafe fn parameter<'n>(name: *const c_char, key: &CStr) -> Option<&'n CStr> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let value = sqlite3_uri_parameter(name, key.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value))
+    }
+}
+
+unsafe extern "C" fn open(
+    vfs: *mut sqlite3_vfs,
+    name: *const c_char,
+    file: *mut sqlite3_file,
+    flags: c_int,
+    out_flags: *mut c_int,
+) -> c_int {
+    // SAFETY: as SQLite calls it; a file without methods is not closed.
+    unsafe { (*file).pMethods = null() };
+    // SAFETY: as SQLite calls it.
+    let real = unsafe { real_vfs(vfs) };
+    // SAFETY: as SQLite calls it.
+    let Some(real_open) = (unsafe { (*real).xOpen }) else {
+        return SQLITE_CANTOPEN;
+    };
+    if flags & SQLITE_OPEN_MAIN_DB == 0 || name.is_null() {
+        // SAFETY: as SQLite calls us.
+        return unsafe { real_open(real, name, file, flags, out_flags) };
+    }
+    // SAFETY: the name of a main database.
+    if let Some(url) = unsafe { parameter(name, c"url") } {
+        // SAFETY: the name of a main database.
+        let server = unsafe { parameter(name, c"server") };
+        // SAFETY: as SQLite calls us.
+        return guarded(SQLITE_CANTOPEN, || unsafe { object::open(file, url, server, out_flags) });
+    }
+    // SAFETY: the name of a main database.
+    let before = guarded(None, || unsafe { inode_of(name) });
+    // SAFETY: the memory behind ours has as many bytes as it wants.
+    let inner = unsafe { connection::real_of(file) };
+    // SAFETY: as SQLite calls us.
+    let code = unsafe {
+        (*inner).pMethods = null();
+        real_open(real, name, inner, flags, out_flags)
+    };
+    if code != SQLITE_OK {
+        return code;
+    }
+    let wrap = || {
+        // SAFETY: `inner` is open.
+        unsafe { wrap(name, file, inner, before) }
+    };
+    match guarded(SQLITE_CANTOPEN, wrap) {
+        SQLITE_OK => SQLITE_OK,
+        code => {
+            // SAFETY: it is open, and SQLite does not know of it.
+            unsafe {
+                (*inner).pMethods.as_ref().and_then(|methods| methods.xClose).map(|close| close(inner))
+            };
+            code
+        }
+    }
+}
+
+/// Makes the file one of ours, behind which `inner` is open. `before` is what its path was.
+///
+/// # Safety
+/// As above.
+unsafe fn wrap(
+    name: *const c_char,
+    file: *mut sqlite3_file,
+    inner: *mut sqlite3_file,
+    before: Option<(u64, u64)>,
+) -> c_int {
+    // SAFETY: the name of a main database.
+    let memory = unsafe { parameter(name, c"quinion_memory") };
+    let memory = match memory.map(|text| size_of_text(&text.to_string_lossy())).transpose() {
+        Ok(memory) => memory,
+        Err(wrong) => {
+            log(SQLITE_CANTOPEN, &format!("quinion_memory of the URI: {wrong}"));
+            return SQLITE_CANTOPEN;
+        }
+    };
+    // SAFETY: as above. A new file has been made by the open.
+    let inode = unsafe { own_inode(name, inner) }.filter(|&inode| before.is_none_or(|was| was == inode));
+    let database = match inode {
+        Some(inode) => Process::get().database(inode, memory),
+        None => Process::get().lone_database(memory),
+    };
+    match database {
+        // SAFETY: as above.
+        Ok(database) => unsafe {
+            let is_immutable = sqlite3_uri_boolean(name, c"immutable".as_ptr(), 0) != 0;
+            connection::adopt(file, database, is_immutable);
+            SQLITE_OK
+        },
+        Err(wrong) => {
+            log(SQLITE_CANTOPEN, &format!("the cache of databases cannot be made: {wrong}"));
+            SQLITE_CANTOPEN
+        }
+    }
+}
+
+/// Device and inode, if there is a regular file of this name.
+///
+/// # Safety
+/// `name` is a text.
+unsafe fn inode_of(name: *const c_char) -> Option<(u64, u64)> {
+    // SAFETY: the caller's contract.
+    let path = unsafe { CStr::from_ptr(name) };
+    let known = fs::metadata(OsStr::from_bytes(path.to_bytes())).ok().filter(fs::Metadata::is_file)?;
+    Some((known.dev(), known.ino()))
+}
+
+/// Device and inode of an open file, if its path still leads to it.
+///
+/// # Safety
+/// `name` is the name of the open file `inner`.
+unsafe fn own_inode(name: *const c_char, inner: *mut sqlite3_file) -> Option<(u64, u64)> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let inode = inode_of(name)?;
+        let mut has_moved: c_int = 1;
+        let control = (*inner).pMethods.as_ref()?.xFileControl?;
+        let code = control(inner, SQLITE_FCNTL_HAS_MOVED, (&raw mut has_moved).cast());
+        (code == SQLITE_OK && has_moved == 0 && inode_of(name) == Some(inode)).then_some(inode)
+    }
+}
+
+/// Calls the function of the VFS below, and returns `missing` if it has none.
+macro_rules! real {
+    ($vfs:ident, $function:ident, $missing:expr $(, $argument:expr)*) => {
+        // SAFETY: as SQLite calls ours.
+        unsafe {
+            let real = real_vfs($vfs);
+            match (*real).$function {
+                Some(function) => function(real $(, $argument)*),
+                None => $missing,
+            }
+        }
+    };
+}
+
+unsafe extern "C" fn delete(vfs: *mut sqlite3_vfs, name: *const c_char, sync: c_int) -> c_int {
+    real!(vfs, xDelete, SQLITE_IOERR, name, sync)
+}
+
+unsafe extern "C" fn access(
+    vfs: *mut sqlite3_vfs,
+    name: *const c_char,
+    flags: c_int,
+    place: *mut c_int,
+) -> c_int {
+    real!(vfs, xAccess, SQLITE_IOERR, name, flags, place)
+}
+
+unsafe extern "C" fn full_pathname(
+    vfs: *mut sqlite3_vfs,
+    name: *const c_char,
+    len: c_int,
+    place: *mut c_char,
+) -> c_int {
+    real!(vfs, xFullPathname, SQLITE_CANTOPEN, name, len, place)
+}
+
+unsafe extern "C" fn dl_open(vfs: *mut sqlite3_vfs, name: *const c_char) -> *mut c_void {
+    real!(vfs, xDlOpen, std::ptr::null_mut(), name)
+}
+
+unsafe extern "C" fn dl_error(vfs: *mut sqlite3_vfs, len: c_int, place: *mut c_char) {
+    real!(vfs, xDlError, (), len, place);
+}
+
+/// A function of an extension.
+type Symbol = Option<unsafe extern "C" fn(*mut sqlite3_vfs, *mut c_void, *const c_char)>;
+
+unsafe extern "C" fn dl_sym(vfs: *mut sqlite3_vfs, library: *mut c_void, name: *const c_char) -> Symbol {
+    real!(vfs, xDlSym, None, library, name)
+}
+
+unsafe extern "C" fn dl_close(vfs: *mut sqlite3_vfs, library: *mut c_void) {
+    real!(vfs, xDlClose, (), library);
+}
+
+unsafe extern "C" fn randomness(vfs: *mut sqlite3_vfs, len: c_int, place: *mut c_char) -> c_int {
+    real!(vfs, xRandomness, 0, len, place)
+}
+
+unsafe extern "C" fn sleep(vfs: *mut sqlite3_vfs, microseconds: c_int) -> c_int {
+    real!(vfs, xSleep, 0, microseconds)
+}
+
+unsafe extern "C" fn current_time(vfs: *mut sqlite3_vfs, place: *mut f64) -> c_int {
+    real!(vfs, xCurrentTime, SQLITE_ERROR, place)
+}
+
+unsafe extern "C" fn get_last_error(vfs: *mut sqlite3_vfs, len: c_int, place: *mut c_char) -> c_int {
+    real!(vfs, xGetLastError, 0, len, place)
+}
+
+unsafe extern "C" fn current_time_int64(vfs: *mut sqlite3_vfs, place: *mut i64) -> c_int {
+    real!(vfs, xCurrentTimeInt64, SQLITE_ERROR, place)
+}
+
+unsafe extern "C" fn set_system_call(
+    vfs: *mut sqlite3_vfs,
+    name: *const c_char,
+    function: sqlite3_syscall_ptr,
+) -> c_int {
+    real!(vfs, xSetSystemCall, SQLITE_NOTFOUND, name, function)
+}
+
+unsafe extern "C" fn get_system_call(vfs: *mut sqlite3_vfs, name: *const c_char) -> sqlite3_syscall_ptr {
+    real!(vfs, xGetSystemCall, None, name)
+}
+
+unsafe extern "C" fn next_system_call(vfs: *mut sqlite3_vfs, name: *const c_char) -> *const c_char {
+    real!(vfs, xNextSystemCall, null(), name)
+}

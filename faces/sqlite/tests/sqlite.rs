@@ -1,0 +1,198 @@
+//! SQLite: the extension in unmodified programs: the shell, and Python's module.
+//!
+//! `storm.py` says what its workers do and how a wrong byte would show. Here it runs in each journal mode, with pages
+//! of several sizes, with connections that are killed in the middle of transactions.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use object_store::memory::InMemory;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStoreExt, PutPayload};
+use quinion_service::Server;
+
+/// The extension that was built with this test.
+fn extension() -> PathBuf {
+    let built = std::env::current_exe().unwrap().with_file_name("libquinion_vfs.so");
+    assert!(built.exists(), "{} is not there; build the package first", built.display());
+    built
+}
+
+/// A Python whose module can load extensions.
+fn python() -> &'static str {
+    let can = |python: &&str| {
+        let program = "import sqlite3; sqlite3.connect(':memory:').enable_load_extension(True)";
+        let tried = Command::new(python).args(["-c", program]).output();
+        tried.is_ok_and(|tried| tried.status.success())
+    };
+    let found = ["python3", "/usr/bin/python3"].into_iter().find(can);
+    found.expect("no python3 whose sqlite3 can load extensions; install Debian's python3 (scripts/setup)")
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What the shell prints for these statements, with the extension loaded.
+fn shell(folder: &Folder, statements: &str) -> Output {
+    let mut command = Command::new("sqlite3");
+    command.current_dir(&folder.0).args(["-batch", "-bail", ":memory:"]);
+    command.arg(format!(".load {}", extension().display())).arg(".open file:x.db?vfs=quinion");
+    command.arg(statements).output().expect("no sqlite3; install it (scripts/setup)")
+}
+
+fn storm(name: &str, words: &[&str]) {
+    let folder = Folder::new(name);
+    let mut command = Command::new(python());
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/storm.py")).arg(extension()).arg(&folder.0);
+    // One of an hour: `QUINION_STORM_SECONDS=3600`.
+    let seconds = std::env::var("QUINION_STORM_SECONDS").unwrap_or_else(|_| "6".to_owned());
+    let ended = command.args(["--seconds", &seconds]).args(words).output().unwrap();
+    let told =
+        format!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(ended.status.success(), "{words:?}: {told}");
+}
+
+#[test]
+fn a_storm_with_a_rollback_journal_sees_one_history() {
+    storm("delete", &["--journal", "delete", "--kills", "3"]);
+}
+
+#[test]
+fn a_storm_with_a_write_ahead_log_sees_one_history() {
+    storm("wal", &["--journal", "wal", "--kills", "3"]);
+}
+
+#[test]
+fn a_storm_that_changes_journal_modes_sees_one_history() {
+    storm("switch", &["--journal", "persist", "--kills", "3", "--switch", "--page", "8192"]);
+}
+
+#[test]
+fn a_storm_with_the_largest_pages_sees_one_history() {
+    storm("largest", &["--journal", "wal", "--kills", "2", "--page", "65536", "--memory", "32M"]);
+}
+
+#[test]
+fn what_the_shell_writes_and_reads_is_served() {
+    let folder = Folder::new("shell");
+    let made = shell(
+        &folder,
+        "CREATE TABLE t (x); WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 50000) \
+         INSERT INTO t SELECT x FROM n; PRAGMA cache_size = 10; SELECT sum(x) FROM t; SELECT sum(x) FROM t; \
+         PRAGMA quinion_stats; PRAGMA integrity_check;",
+    );
+    let told = String::from_utf8_lossy(&made.stdout).into_owned();
+    let lines: Vec<_> = told.lines().collect();
+    assert_eq!(lines[..2], ["1250025000"; 2], "{told}{}", String::from_utf8_lossy(&made.stderr));
+    assert_eq!(lines[3], "ok");
+    let hits = lines[2].split("\"hits\":").nth(1).and_then(|rest| rest.split([',', '}']).next());
+    assert!(hits.and_then(|hits| hits.parse::<u64>().ok()).is_some_and(|hits| hits > 100), "{told}");
+    // Without the extension it is the same database.
+    let plain =
+        Command::new("sqlite3").arg(folder.0.join("x.db")).arg("SELECT sum(x) FROM t").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&plain.stdout), "1250025000\n");
+}
+
+#[test]
+fn pages_that_are_too_small_are_read_past_the_cache() {
+    let folder = Folder::new("small");
+    let made = shell(
+        &folder,
+        "PRAGMA page_size = 1024; CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(100000)); \
+         PRAGMA cache_size = 10; SELECT length(x) FROM t; PRAGMA quinion_stats;",
+    );
+    let told = String::from_utf8_lossy(&made.stdout);
+    assert!(told.starts_with("100000\n") && told.contains("\"hits\":0,"), "{told}");
+}
+
+#[test]
+fn the_bound_is_said_in_sql_and_a_wrong_one_in_words() {
+    let folder = Folder::new("bound");
+    let told = shell(&folder, "PRAGMA quinion_memory = '64M'; PRAGMA quinion_memory;");
+    assert_eq!(String::from_utf8_lossy(&told.stdout), "67108864\n67108864\n");
+    let wrong = shell(&folder, "PRAGMA quinion_memory = 'much';");
+    assert!(!wrong.status.success());
+    let words = String::from_utf8_lossy(&wrong.stderr);
+    assert!(words.contains("`much` is no size") && words.contains("512M"), "{words}");
+}
+
+#[test]
+fn an_immutable_database_is_served_without_locks() {
+    let folder = Folder::new("immutable");
+    let made = shell(&folder, "CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(900000)); SELECT 1;");
+    assert_eq!(String::from_utf8_lossy(&made.stdout), "1\n");
+    let mut command = Command::new("sqlite3");
+    command.current_dir(&folder.0).args(["-batch", "-bail", ":memory:"]);
+    command.arg(format!(".load {}", extension().display()));
+    command.arg(".open file:x.db?vfs=quinion&immutable=1");
+    let read = command
+        .arg(
+            "PRAGMA cache_size = 10; SELECT length(x) FROM t; SELECT length(x) FROM t; PRAGMA quinion_stats;",
+        )
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&read.stdout);
+    let direct = told.split("\"direct_reads\":").nth(1).and_then(|rest| rest.split(',').next());
+    assert!(told.starts_with("900000\n900000\n"), "{told}");
+    assert!(direct.and_then(|direct| direct.parse::<u64>().ok()).is_some_and(|direct| direct < 5), "{told}");
+}
+
+#[test]
+fn a_database_that_is_an_object_is_read_through_the_server() {
+    let folder = Folder::new("remote");
+    let made = shell(
+        &folder,
+        "CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(900000)), (randomblob(7)); PRAGMA journal_mode = wal;",
+    );
+    assert_eq!(String::from_utf8_lossy(&made.stdout), "wal\n");
+    let store = Arc::new(InMemory::new());
+    let bytes = std::fs::read(folder.0.join("x.db")).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(store.put(&ObjectPath::from("x.db"), PutPayload::from(bytes))).unwrap();
+    let cache = quinion::Cache::builder().memory(64 << 20).build().unwrap();
+    let socket = folder.0.join("server.sock");
+    let server = Server::builder(cache).store("mem://b", store, Default::default());
+    let server = server.start(socket.to_str().unwrap()).unwrap();
+
+    let read = |statements: &str| {
+        let mut command = Command::new("sqlite3");
+        command.args(["-batch", "-bail", ":memory:"]).arg(format!(".load {}", extension().display()));
+        command.arg(format!(".open file:any?vfs=quinion&url=mem://b/x.db&server={}", socket.display()));
+        command.arg(statements).output().unwrap()
+    };
+    let told = read("SELECT length(x) FROM t; PRAGMA integrity_check;");
+    let words = String::from_utf8_lossy(&told.stderr);
+    assert_eq!(String::from_utf8_lossy(&told.stdout), "900000\n7\nok\n", "{words}");
+    assert!(server.stats().bytes > 900_000, "{:?}", server.stats());
+    let written = read("INSERT INTO t VALUES (1);");
+    let words = String::from_utf8_lossy(&written.stderr);
+    assert!(!written.status.success() && words.contains("readonly"), "{words}");
+    server.stop();
+}
+
+#[test]
+fn an_object_that_no_server_has_is_an_error() {
+    let folder = Folder::new("object");
+    let mut command = Command::new("sqlite3");
+    command.current_dir(&folder.0).args(["-batch", "-bail", ":memory:"]);
+    command.arg(format!(".load {}", extension().display()));
+    command.arg(".open file:any?vfs=quinion&url=s3://bucket/x.db&server=no-such-server");
+    let opened = command.arg("SELECT 1").output().unwrap();
+    let words = String::from_utf8_lossy(&opened.stderr);
+    assert!(words.contains("unable to open database"), "{words}");
+}

@@ -40,7 +40,8 @@ pub fn run(words: &[String]) -> Result<(), Failure> {
         [option, folder] if option == "--prefix" => PathBuf::from(folder),
         _ => return Err(Failure::new("cargo xtask capi takes nothing but --prefix DIR")),
     };
-    install(&prefix)?;
+    let prefix = std::path::absolute(&prefix).map_err(|error| Failure::of(&prefix, &error))?;
+    install(&prefix, &prefix, "lib")?;
     println!("installed in {}; PKG_CONFIG_PATH={0}/lib/pkgconfig", prefix.display());
     Ok(())
 }
@@ -55,7 +56,8 @@ fn build() -> Result<PathBuf, Failure> {
     if prefix.exists() {
         fs::remove_dir_all(&prefix).map_err(|error| Failure::of(&prefix, &error))?;
     }
-    install(&prefix)?;
+    let prefix = std::path::absolute(&prefix).map_err(|error| Failure::of(&prefix, &error))?;
+    install(&prefix, &prefix, "lib")?;
     Ok(prefix)
 }
 
@@ -63,10 +65,11 @@ fn package() -> PathBuf {
     repository().join("faces/capi")
 }
 
-fn install(prefix: &Path) -> Result<(), Failure> {
-    let prefix = &std::path::absolute(prefix).map_err(|error| Failure::of(prefix, &error))?;
+/// Builds the library into `root`, for use at `prefix`: the same, or where a package has it. `libraries` is the folder of
+/// libraries below both.
+pub fn install(root: &Path, prefix: &Path, libraries: &str) -> Result<(), Failure> {
     execute(&mut cargo("rustc --release --locked -p quinion-capi --lib --crate-type staticlib"))?;
-    let (lib, include) = (prefix.join("lib"), prefix.join("include"));
+    let (lib, include) = (root.join(libraries), root.join("include"));
     for folder in [&lib.join("pkgconfig"), &include] {
         fs::create_dir_all(folder).map_err(|error| Failure::of(folder, &error))?;
     }
@@ -77,10 +80,10 @@ fn install(prefix: &Path) -> Result<(), Failure> {
     for header in ["quinion.h", "quinion.hpp"] {
         copy(&package().join("include").join(header), &include.join(header))?;
     }
-    write(&lib.join("pkgconfig/quinion.pc"), &pkg_config(prefix))?;
+    write(&lib.join("pkgconfig/quinion.pc"), &pkg_config(prefix, libraries))?;
     let header =
         fs::read_to_string(include.join("quinion.h")).map_err(|error| Failure::of(&include, &error))?;
-    let manual = prefix.join("share/man/man3");
+    let manual = root.join("share/man/man3");
     fs::create_dir_all(&manual).map_err(|error| Failure::of(&manual, &error))?;
     for page in manual::pages(&header) {
         write(&manual.join(format!("{}.3", page.name)), &page.text)?;
@@ -105,9 +108,9 @@ fn link(lib: &Path, archive: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn pkg_config(prefix: &Path) -> String {
+fn pkg_config(prefix: &Path, libraries: &str) -> String {
     format!(
-        "prefix={}\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\n\
+        "prefix={}\nlibdir=${{prefix}}/{libraries}\nincludedir=${{prefix}}/include\n\n\
          Name: quinion\nDescription: a page cache in user space\nVersion: {RELEASE}\n\
          Cflags: -I${{includedir}}\nLibs: -L${{libdir}} -lquinion\nLibs.private: {}\n",
         prefix.display(),

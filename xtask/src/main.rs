@@ -42,7 +42,7 @@ cargo xtask bench [ARGUMENT...]                builds and runs the benchmark; --
 cargo xtask record                             counts the hot paths' instructions anew, and records them
 cargo xtask record-api                         records the public interface anew
 cargo xtask capi [--prefix DIR]                builds the C library, and installs it
-cargo xtask package                            builds target/package/quinion.deb, and tries it
+cargo xtask package                            builds target/package/*.deb, and tries them
 cargo xtask setup                              installs the system packages the tests use
 
 STEP names a step of the plan, as the run announces it; without one, all run.

@@ -65,8 +65,8 @@ fn package() -> PathBuf {
     repository().join("faces/capi")
 }
 
-/// Builds the library into `root`, for use at `prefix`: the same, or where a package has it. `libraries` is the folder of
-/// libraries below both.
+/// Builds the library into `root`, for use at `prefix`: the same, or where a package has it. `libraries` is the folder
+/// of libraries below both.
 pub fn install(root: &Path, prefix: &Path, libraries: &str) -> Result<(), Failure> {
     execute(&mut cargo("rustc --release --locked -p quinion-capi --lib --crate-type staticlib"))?;
     let (lib, include) = (root.join(libraries), root.join("include"));

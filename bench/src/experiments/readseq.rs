@@ -89,9 +89,9 @@ const REPEAT_SHORT: usize = 3;
 /// What a process of db_bench needs beside RocksDB's cache and ours: threads, iterators and the tables' indexes.
 const PROGRAM_BYTES: u64 = 192 << 20;
 
-/// How long a thread waits for the owner before it reads by itself, in milliseconds, and how that is told. 32 threads on few
-/// processors keep the owner from one for longer than the usual time; then the kernel would read, ahead too, and that is
-/// not what is compared here.
+/// How long a thread waits for the owner before it reads by itself, in milliseconds, and how that is told. 32 threads
+/// on few processors keep the owner from one for longer than the usual time; then the kernel would read, ahead too, and
+/// that is not what is compared here.
 const WAIT: &str = "QUINION_WAIT_MS";
 const WAIT_MS: &str = "2000";
 

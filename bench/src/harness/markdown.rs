@@ -18,8 +18,8 @@ const HEAD: &str =
 pub fn file(rows: &[RecordedRow]) -> String {
     format!(
         "# All rows of the recorded run\n\n\
-         Written by `cargo xtask bench --record DIR`, not by hand. [BENCHMARKS.md](../../BENCHMARKS.md) says what each experiment\n\
-         does and what its ratios mean, [machine.txt](machine.txt) on what they were measured.\n{}",
+         Written by `cargo xtask bench --record DIR`, not by hand. [BENCHMARKS.md](../../BENCHMARKS.md) says what\n\
+         each experiment does and what its ratios mean, [machine.txt](machine.txt) on what they were measured.\n{}",
         tables(rows)
     )
 }

@@ -123,7 +123,7 @@ impl Connection {
         let words = NonNull::new(self.wal_index.cast_mut())?;
         let word = |at: usize| {
             // SAFETY: the first part of the wal-index, of 32 KiB, is mapped. Other processes write it, too.
-            // Acquire: with the barriers of the checkpoint that has written the file before these words.
+            // Acquire, partner: the barriers of SQLite's checkpoint, which has written the file before these words.
             unsafe { words.add(at).as_ref() }.load(Ordering::Acquire)
         };
         Stamp::of_wal_index(std::array::from_fn::<_, WAL_INDEX_WORDS, _>(word))

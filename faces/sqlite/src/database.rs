@@ -126,7 +126,8 @@ impl Database {
         }
     }
 
-    /// `len` bytes at `position` were written, or cut off, with the right to write. Returns the pages to read from then.
+    /// `len` bytes at `position` were written, or cut off, with the right to write. Returns the pages to read from
+    /// then.
     pub fn written(&self, position: u64, len: u64) -> Option<Arc<Generation>> {
         let mut now = self.now();
         if now.generation.as_ref().is_some_and(|generation| !generation.forget(position, len)) {

@@ -6,9 +6,9 @@
 //!                              `------hit: copied
 //! ```
 //!
-//! The cache opens no file by itself: the process would lose its locks on a database with the close of any descriptor of
-//! it, by the rule of `fcntl` locks. And it reads nothing by threads of its own: a page is read by the thread that wants
-//! it, while its transaction lasts, and with the descriptor of its connection.
+//! The cache opens no file by itself: the process would lose its locks on a database with the close of any descriptor
+//! of it, by the rule of `fcntl` locks. And it reads nothing by threads of its own: a page is read by the thread that
+//! wants it, while its transaction lasts, and with the descriptor of its connection.
 //!
 //! A read that fails or ends early fails the fill, and the connection asks SQLite's own file again, which knows what an
 //! end of file means.

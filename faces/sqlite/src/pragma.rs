@@ -15,8 +15,8 @@ use libsqlite3_sys::{SQLITE_ERROR, SQLITE_OK, sqlite3_free};
 use crate::border::text_of_sqlite;
 use crate::process::{DIRECT_READS, Process, size_of_text};
 
-/// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is not
-/// ours.
+/// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is
+/// not ours.
 ///
 /// # Safety
 /// As the argument of `SQLITE_FCNTL_PRAGMA`.

@@ -39,14 +39,14 @@ impl Process {
         static PRESENT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
         let pid = std::process::id();
         loop {
-            // Acquire: with the exchange below, which has made what it points to.
+            // Acquire, partner: the exchange below, which has made what it points to.
             let present = PRESENT.load(Ordering::Acquire);
             // SAFETY: it is null, or was leaked by an exchange below.
             if let Some(process) = unsafe { present.as_ref() }.filter(|process| process.pid == pid) {
                 return process;
             }
             let new = Box::into_raw(Box::new(Self { pid, ..Self::default() }));
-            // Release: with the load above. In a child the parent's is left where it is, since its locks may be held.
+            // Release, partner: the load above. In a child the parent's is left where it is: its locks may be held.
             if PRESENT.compare_exchange(present, new, Ordering::Release, Ordering::Relaxed).is_err() {
                 // SAFETY: it is ours still.
                 drop(unsafe { Box::from_raw(new) });

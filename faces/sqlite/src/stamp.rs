@@ -6,17 +6,19 @@
 //! ```
 //!
 //! *Rollback.* A commit changes the change counter (bytes 24 to 27 of the file) while it holds the EXCLUSIVE lock, and
-//! nothing is written to the file without that lock. A transaction that is rolled back, by its own process or by another
-//! after a crash, leaves the bytes as they were. So two stamps that are equal, both taken under a SHARED lock, have the
-//! same bytes behind them. It is what SQLite itself compares before it uses its own page cache again
+//! nothing is written to the file without that lock. A transaction that is rolled back, by its own process or by
+//! another after a crash, leaves the bytes as they were. So two stamps that are equal, both taken under a SHARED lock,
+//! have the same bytes behind them. It is what SQLite itself compares before it uses its own page cache again
 //! (<https://www.sqlite.org/fileformat2.html#file_change_counter>).
 //!
-//! *Write-ahead log.* The file is written by checkpoints alone. A reader takes a page from the file only if the page has
-//! no frame in the log behind `nBackfill`, as that was when its transaction began; and a checkpoint copies frames behind
-//! `nBackfill` alone. So no page is written that a reader takes from the file while its transaction lasts. What a later
-//! transaction takes from the file and an earlier one did not has been copied meanwhile, and `nBackfill` or the salts,
-//! which are new with each restart of the log, tell so (<https://www.sqlite.org/walformat.html>, sections 2.3 and 2.4).
-//! Both are set when the copy is done; `nBackfillAttempted`, which is set before, is compared too.
+//! *Write-ahead log.* The file is written by checkpoints alone. A reader takes a page from the file only if the page
+//! has no frame in the log behind `nBackfill`, as that was when its transaction began; and a checkpoint copies frames
+//! behind `nBackfill` alone. So no page is written that a reader takes from the file while its transaction lasts. What
+//! a later transaction takes from the file and an earlier one did not has been copied meanwhile, and `nBackfill` or the
+//! salts, which are new with each restart of the log, tell so (<https://www.sqlite.org/walformat.html>, sections 2.3
+//! and 2.4). Both are set when the copy is done; `nBackfillAttempted`, which is set before, is compared too. A reader
+//! reads `nBackfill` after it has its lock, so the stamp is taken later still, when it first reads a page: a stamp of
+//! before would let it use pages of before the copy.
 //!
 //! Invariant: a stamp is only made under the lock that is named above.
 

@@ -88,7 +88,7 @@ fn a_storm_with_the_largest_pages_sees_one_history() {
 }
 
 #[test]
-fn what_the_shell_writes_and_reads_is_served() {
+fn reads_of_the_shell_are_served() {
     let folder = Folder::new("shell");
     let made = shell(
         &folder,

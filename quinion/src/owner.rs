@@ -40,6 +40,7 @@ use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
 
 mod guarantee;
+mod cuts;
 mod heat;
 mod background_copy;
 mod named;
@@ -47,6 +48,7 @@ mod still_open;
 mod thrash;
 
 use background_copy::{BackgroundCopies, CopyBudget, CopyRequest};
+use cuts::{Cuts, SinceWatched};
 use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
 use heat::Heat;
@@ -74,6 +76,8 @@ pub struct CacheOwner {
     watched: RankedMutex<Watched>,
     /// Files that no viewer has, until they are closed.
     still_open: StillOpen,
+    /// What tells of cuts that no viewer told of.
+    cuts: Cuts,
     /// Opens what has no descriptor, if the owner was given an opener.
     opener: Option<Arc<dyn NameOpener>>,
     /// How often viewers said that a file is not to be believed any more, whichever.
@@ -201,6 +205,7 @@ impl CacheOwner {
             short,
             watched,
             still_open: StillOpen::new(),
+            cuts: Cuts::default(),
             opener: None,
             revoked: AtomicU64::new(0),
             #[cfg(test)]
@@ -466,6 +471,9 @@ impl CacheOwner {
         // What never changes is looked at once, here: it may be another file of the same number.
         let coherence =
             if without_lease == Validation::Immutable { Coherence::Check } else { Coherence::Lease };
+        // Where times are looked at, writers come and go: each would be a notice.
+        let is_by_lease_alone = without_lease == Validation::Kernel;
+        let watch = if is_by_lease_alone { self.cuts.watch(path) } else { None };
         let mut options = OpenOptions::new();
         options.coherence(coherence).unseen();
         let file = Arc::new(self.cache.open_with(path, &options).map_err(|error| errno(&error))?);
@@ -495,6 +503,10 @@ impl CacheOwner {
         match validation {
             Validation::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
             Validation::Kernel => Err(Errno::OPNOTSUPP),
+            _ if watch.is_some_and(|watch| watch.arm(file.coherence_state()) == SinceWatched::Cut) => {
+                file.give_way_to_cut();
+                Err(Errno::TXTBSY)
+            }
             _ => Ok(Attachment { file, inode, path: name, fills: 0, object: None, pins: no_pins() }),
         }
     }
@@ -881,6 +893,41 @@ mod tests {
         if let Ok(attached) = attached {
             assert_eq!(owner.file(attached.handle).expect("it is attached").len(), 0);
         }
+    }
+
+    /// 1. Two viewers attach a file, and one of them lets go of it.
+    /// 2. A process that tells nothing cuts it, and the kernel tells no lease.
+    /// 3. What was cached is believed no more. The next viewer that attaches it finds it watched again.
+    #[test]
+    fn a_cut_that_no_viewer_tells_of_is_heard() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let attach = || loop {
+            match attach_by_path(&owner, &path).1 {
+                Ok(attached) => return attached.handle,
+                // For a second after it was cut.
+                Err(errno) => assert_eq!(errno, Errno::TXTBSY),
+            }
+            sleep(Duration::from_millis(5));
+        };
+        for _ in 0..2 {
+            std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+            let (handle, other) = (attach(), attach());
+            owner.detach(handle);
+            owner.fill(other, 0, 4096, false).expect("it is there");
+            assert_eq!(owner.cuts.files(), 1);
+            let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
+            assert_eq!(cut.expect("it is cut").metadata().expect("it is there").len(), 0);
+            while owner.valid_file(other).is_ok() {
+                sleep(Duration::from_millis(1));
+            }
+            assert_eq!(owner.cuts.files(), 0, "one notice is enough");
+            owner.detach(other);
+        }
+        std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+        owner.detach(attach());
+        assert_eq!(owner.cuts.files(), 0, "what is closed is watched no more");
     }
 
     /// Attaches a file by a descriptor of its own. Returns its name, too.

@@ -54,7 +54,7 @@
 //!     a lease was had                            yes     Sure               as begin.2 says
 //!     a viewer is about to open it for writing   no      Kernel, or Looked  stays, if the file is as it was
 //!     another process opens it for writing       no      Kernel             is forgotten
-//!     a viewer cuts it, and opens it to read     no      Kernel             is forgotten
+//!     a process cuts it, and opens it to read    no      Kernel             is forgotten
 //!     there is no lease                          no      Kernel, or Looked  stays, if the file is as it was
 //!     it was declared immutable                  any     Immutable          stays, if the file is as it was
 //! ```
@@ -194,6 +194,8 @@ struct State {
     left: Option<Attributes>,
     /// Whether viewers were told to believe nothing, and a fill since may have brought what is of no known time.
     doubtful: bool,
+    /// What is kept as long as a handle is open that wants a lease.
+    kept: Option<Box<dyn std::fmt::Debug + Send>>,
 }
 
 impl CoherenceState {
@@ -205,6 +207,7 @@ impl CoherenceState {
             again: 0,
             left: None,
             doubtful: false,
+            kept: None,
         };
         Arc::new(Self {
             mapping: Arc::clone(mapping),
@@ -244,6 +247,15 @@ impl CoherenceState {
             self.part(&mut state, Validation::Kernel);
             state.no_lease = NoLease::NotAsked;
         }
+        let gone = if state.wanted == 0 { state.kept.take() } else { None };
+        drop(state);
+        drop(gone);
+    }
+
+    /// Keeps something, in place of what was kept before, until the last handle that wants a lease is closed.
+    pub(crate) fn keep(&self, what: Box<dyn std::fmt::Debug + Send>) {
+        let before = self.state.lock().kept.replace(what);
+        drop(before); // without the lock
     }
 
     /// The version, if it is the mapping's, of which all pages are that are cached when the last handle goes, which
@@ -317,6 +329,16 @@ impl CoherenceState {
         let mut state = self.state.lock();
         self.end(&mut state);
         state.left = None;
+    }
+
+    /// The file has changed a moment ago. If there is a lease on it, that was a cut of which it does not tell, and no
+    /// reader gets what was cached when this returns. If there is none, a process writes that had to wait for its end.
+    pub(crate) fn hear_of_change(&self) {
+        let mut state = self.state.lock();
+        if state.lease.is_some() {
+            self.end(&mut state);
+            state.left = None;
+        }
     }
 
     /// Whether the file has not changed since what is cached of it was read, and cannot: without a system call.
@@ -508,6 +530,10 @@ impl File {
     /// See [`CoherenceState::give_way_to_cut`].
     pub(crate) fn give_way_to_cut(&self) {
         self.handle.watch.give_way_to_cut();
+    }
+    /// What all handles of the file know of the outside.
+    pub(crate) fn coherence_state(&self) -> &Arc<CoherenceState> {
+        &self.handle.watch
     }
     /// What tells whether the descriptor is closed by which it is read, when nothing has it open any more; `None` if
     /// there is none.

@@ -145,6 +145,11 @@ if sys.argv[2] == 'child' and os.fork():
     read()
     print('child', status)
     sys.exit()
+if sys.argv[2] == 'grandchild':
+    libc.setuid(os.getuid()) # the process goes on without the cache, and so does its child
+    if os.fork():
+        print('grandchild', os.wait()[1])
+        sys.exit()
 if sys.argv[2] == 'locked':
     answer = libc.mlockall(1)
     locked = [int(line.split()[1]) for line in open('/proc/self/status') if 'VmLck' in line]
@@ -155,9 +160,12 @@ else:
 assert len(os.pread(file, 4096, 8192)) == 4096
 read()
 ";
-    for (case, expected) in
-        [("self", "524288000\n"), ("child", "524288000\nchild 0\n"), ("locked", "locked 0 True\n")]
-    {
+    for (case, expected) in [
+        ("self", "524288000\n"),
+        ("child", "524288000\nchild 0\n"),
+        ("grandchild", "524288000\ngrandchild 0\n"),
+        ("locked", "locked 0 True\n"),
+    ] {
         let mut limited = quinion();
         limited.args(["run", "--memory", "700M", "--attach", "at-once", "--report", "none", "--"]);
         limited.args(["python3", "-c", script]).arg(&file).arg(case);

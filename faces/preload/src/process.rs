@@ -112,10 +112,10 @@ unsafe impl<T> Sync for Cell<T> {}
 static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static PLACE: Cell<CacheLocation> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static MEMORY: Cell<ViewerMappings> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
-/// The process that has what is written there; 0 if none has, [`TAKEN`] while a thread changes it.
+/// The process that has what is written there; 0 if none has. With [`TAKEN`] while a thread of it changes that.
 static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
-/// No process has this number.
-const TAKEN: u32 = u32::MAX;
+/// No process has so large a number.
+const TAKEN: u32 = 1 << 31;
 /// Whether there are zeros in its place.
 static IS_COVERED: AtomicBool = AtomicBool::new(false);
 /// Where what is written there is, or was, and where the same was before: that of the process this one was forked from.
@@ -430,22 +430,22 @@ fn memory() -> [Mapped; 2] {
 
 /// The memory of this process, for the caller alone until the first of the two is dropped: then there is none any more,
 /// unless it is said to stay. A child of `vfork` has its parent's, which goes on; and a forked one has not inherited
-/// it, whatever the word says.
+/// it, whatever the word says: its parent's thread that took it is not here to give it back.
 fn take_memory() -> Option<(Taken, [Mapped; 2])> {
     let mut turn = 0;
     loop {
         let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined, or took it before
-        if of == TAKEN {
-            kernel::wait(turn); // who has taken it has its signals held back, and waits for no thread for long
-            turn += 1;
-            continue;
-        }
-        if of == 0 || of != kernel::process() {
+        if of == 0 || of & !TAKEN != kernel::process() {
             return None;
+        }
+        if of & TAKEN != 0 {
+            kernel::wait(turn); // who has taken it has its signals held back, and waits for no thread for long
+            turn = turn.saturating_add(1);
+            continue;
         }
         let held = SignalsHeld::new();
         // Acquire, partner: as above.
-        if MEMORY_OF.compare_exchange(of, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        if MEMORY_OF.compare_exchange(of, of | TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return Some((Taken { of, _held: held }, memory()));
         }
     }
@@ -610,6 +610,7 @@ pub fn give_addresses_back() {
     if IS_CONFINED.load(Ordering::Relaxed) || MEMORY_OF.load(Ordering::Relaxed) == 0 {
         return;
     }
+    inherit_zeros();
     let is_held_here = kernel::holds_back(faults::SIGSEGV);
     let Some((mut taken, memory)) = take_memory() else { return };
     if !cover(memory) {
@@ -638,6 +639,23 @@ pub fn give_addresses_back() {
     // SAFETY: inside the mapping, which is larger than a page.
     kernel::unmap(unsafe { arena.base.add(PAGE) }, arena.bytes as usize - PAGE);
     taken.of = 0;
+}
+
+/// A process that was forked from one that had zeros in the place of its memory has inherited these, and they are its
+/// own from here on. The page of the switch tells it from a child of `vfork`: it is wiped. One that was forked while a
+/// thread changed the memory leaves it as it is.
+fn inherit_zeros() {
+    let inside = INSIDE.load(Ordering::Acquire); // partner: `start`
+    let of = MEMORY_OF.load(Ordering::Acquire); // partner: as in `take_memory`
+    if core::ptr::eq(inside, &raw const NOBODY) || of & TAKEN != 0 || !IS_COVERED.load(Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: it is the second word of the page of the switch, which is never unmapped.
+    let page = unsafe { &*inside.sub(1) };
+    if page.compare_exchange(INERT, LEFT, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        // Acquire, partner: as in `take_memory`.
+        let _ = MEMORY_OF.compare_exchange(of, kernel::process(), Ordering::Acquire, Ordering::Relaxed);
+    }
 }
 
 /// `page` is in the place of an arena's first page.

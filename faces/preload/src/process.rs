@@ -493,9 +493,14 @@ pub fn stop(reason: Reason) {
 fn stop_with(reason: Reason, actions: Actions) {
     let _inside = Inside::count();
     match mode() {
-        SERVING | STOPPING => {
+        from @ (SERVING | STOPPING) => {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
-            switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
+            // SeqCst, partner: `mode`. If it is BUSY meanwhile, SERVING would come back; if it is the constant, another
+            // thread has stopped before.
+            let stops = switch().compare_exchange(from, STOPPING, Ordering::SeqCst, Ordering::SeqCst);
+            if stops.is_err() {
+                return stop_with(reason, actions);
+            }
             table::detach_all(reason);
             tell_what_is_owed();
             leave(actions);

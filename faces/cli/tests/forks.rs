@@ -7,8 +7,125 @@
 //! ```
 #![cfg(target_os = "linux")]
 
+use std::process::Command;
+
 mod disk;
-use disk::{noise, plain, quinion, scratch};
+use disk::{Report, noise, plain, quinion, scratch};
+
+/// What the children do in both storms.
+const CHILD: &str = r"
+import os, sys, threading, time
+def wrong(paths, whole):
+    found = 0
+    for number in os.listdir('/proc/self/fd'):
+        try: link = os.readlink(f'/proc/self/fd/{number}')
+        except OSError: continue
+        found += link.startswith(('socket:', '/memfd:'))
+    for path, data in zip(paths, whole):
+        file = os.open(path, os.O_RDONLY)
+        found += os.read(file, 5000) != data[:5000] or os.read(file, 5000) != data[5000:10000]
+        found += os.pread(file, 300, 77) != data[77:377] or os.lseek(file, 0, 1) != 10000
+        os.close(file)
+    return found
+def ends(child): return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+";
+
+/// Forbids itself and its descendants to duplicate descriptors of other processes, and executes the command.
+const FORBIDDEN: &str = r"
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None)
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 438), (6, 0, 0, 0x00050001), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *line) for line in code))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, struct.pack('HxxxxxxQ', 4, ctypes.addressof(code))) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+";
+
+/// Threads read files that were just opened, so their descriptors are sent; others fork.
+const SENDS: &str = r"
+paths = sys.argv[1:]
+whole = [open(path, 'rb').read() for path in paths]
+found, is_over = [], threading.Event()
+def read():
+    while not is_over.is_set(): found.append(compared())
+def compared():
+    bad = 0
+    for path, data in zip(paths, whole):
+        file = os.open(path, os.O_RDONLY)
+        for at in range(0, len(data), 20000): bad += os.pread(file, 20000, at) != data[at:at + 20000]
+        os.close(file)
+    return bad
+def fork():
+    for _ in range(150):
+        child = os.fork()
+        if child == 0: os._exit(min(wrong(paths[:2], whole), 100))
+        found.append(ends(child))
+readers = [threading.Thread(target=read) for _ in range(3)]
+forkers = [threading.Thread(target=fork) for _ in range(2)]
+for thread in readers + forkers: thread.start()
+for thread in forkers: thread.join()
+is_over.set()
+for thread in readers: thread.join()
+print(sum(found))
+";
+
+/// In a child with threads one cuts a file that its parent is served, and so becomes a viewer to tell the owner; others
+/// fork.
+const JOINS: &str = r"
+paths, victim = sys.argv[1:], sys.argv[1] + '.cut'
+whole, found = [open(path, 'rb').read() for path in paths], 0
+def grandchildren(found):
+    for _ in range(4):
+        child = os.fork()
+        if child == 0: os._exit(min(wrong(paths[:1], whole), 100))
+        found.append(ends(child))
+for _ in range(60):
+    with open(victim, 'wb') as file: file.write(b'old' * 3000)
+    file = os.open(victim, os.O_RDONLY)
+    os.pread(file, 100, 0), os.pread(file, 100, 100)
+    child = os.fork()
+    if child == 0:
+        bad = []
+        threads = [threading.Thread(target=grandchildren, args=(bad,)) for _ in range(2)]
+        for thread in threads: thread.start()
+        os.close(os.open(victim, os.O_RDONLY | os.O_TRUNC))
+        for thread in threads: thread.join()
+        os._exit(min(sum(bad), 100))
+    found += ends(child) + len(os.pread(file, 100, 0))
+    os.close(file)
+print(found)
+";
+
+/// Runs a storm under `run`, started by `start`.
+fn storm(start: &[&str], program: &str) -> Report {
+    let folder = scratch();
+    let report = folder.path().join("report");
+    let paths: Vec<_> = (0..6).map(|file| folder.path().join(format!("file{file}"))).collect();
+    for (seed, path) in paths.iter().enumerate() {
+        std::fs::write(path, noise(100_123, seed as u64)).expect("the disk has room");
+    }
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "300"]).args(start).arg(quinion().get_program());
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+    command.arg(&report).args(["--", "python3", "-c", &format!("{CHILD}{program}")]).args(&paths);
+    let output = command.output().expect("it starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{output:?}");
+    Report::read(&report)
+}
+
+/// 1. A thread begins to fork, and has seen that no other one sends a descriptor.
+/// 2. Another one opens a connection to send one.
+/// 3. The first forks: the child would keep the connection.
+#[test]
+fn children_that_are_forked_while_descriptors_are_sent_have_none_of_ours() {
+    assert!(storm(&["python3", "-c", FORBIDDEN], SENDS).served() > 1 << 20);
+}
+
+/// The same while another thread becomes a viewer, by five descriptors, to tell the owner of a cut.
+#[test]
+fn children_that_are_forked_while_another_thread_joins_have_no_descriptor_of_ours() {
+    assert!(storm(&[], JOINS).served() > 0);
+}
 
 /// 1. A thread limits the process's addresses, and waits with that for another one that holds SIGSEGV back.
 /// 2. A third one forks; its child has not the first.
@@ -58,4 +175,38 @@ fn a_child_waits_for_no_thread_of_its_parents_that_gives_addresses_back() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 hang\n", "{output:?}");
     let alone = plain("python3").args(["-c", LIMITS]).arg(&file).output().expect("it starts");
     assert_eq!(alone.stdout, output.stdout, "{alone:?}");
+}
+
+/// 1. A thread opens many files, and reads them one after the other: their descriptors are sent.
+/// 2. Another one duplicates a descriptor onto the lowest number that is free, which is the one that a connection gets.
+const RENUMBERS: &str = r"
+folder, count = os.path.dirname(sys.argv[1]), 400
+for number in range(count):
+    with open(f'{folder}/small{number}', 'wb') as file: file.write(b'%05d' % number * 1000)
+files = [os.open(f'{folder}/small{number}', os.O_RDONLY) for number in range(count)]
+is_over, bad = threading.Event(), []
+def read():
+    bad.append(sum(os.pread(file, 5, 5) != b'%05d' % number for number, file in enumerate(files)))
+    is_over.set()
+reader = threading.Thread(target=read)
+one = os.open(sys.argv[1], os.O_RDONLY)
+free = os.dup(one)
+os.close(free)
+data = os.pread(one, 100, 0)
+reader.start()
+while not is_over.is_set():
+    try:
+        os.dup2(one, free)
+        bad.append(os.pread(free, 100, 0) != data)
+        os.close(free)
+    except OSError as error: bad.append(1)
+reader.join()
+print(sum(bad))
+";
+
+#[test]
+fn a_number_that_a_thread_duplicates_onto_is_its_own() {
+    for _ in 0..3 {
+        assert!(storm(&["python3", "-c", FORBIDDEN], RENUMBERS).served() > 0);
+    }
 }

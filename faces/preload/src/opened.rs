@@ -113,7 +113,9 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
     // Not forgotten: the call may fail, and then it stays open. And not only shared: a handler that reads it when
     // the call is over must not find what it was before.
     table::detach(onto, Reason::Duplicated);
+    let renumbering = process::begin_renumbering(onto);
     let made = call();
+    drop(renumbering);
     if made >= 0 {
         duplicated(fd, made);
     }
@@ -348,7 +350,12 @@ names! {
     }
     /// Leaves every offset to the kernel, then forks.
     _Fork() -> c_int {
-        forking(|| call_real!(_Fork() -> c_int))
+        let copy = process::begin_copy();
+        let answer = call_real!(_Fork() -> c_int);
+        if let Some(copy) = copy {
+            process::end_fork(copy);
+        }
+        answer
     }
     /// Leaves every offset to the kernel, then forks and goes on in the child.
     daemon(directory: c_int, streams: c_int) -> c_int {

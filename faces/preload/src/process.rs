@@ -98,6 +98,9 @@ static SPAWNERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 /// Forks and execs that were begun (high half) and of these the ones under way (low half).
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
+/// Threads in the very call that copies the process, or in one that gives a descriptor a number that is chosen.
+static COPYING: AtomicU32 = AtomicU32::new(0);
+
 
 /// In place of the page's count before there is a page.
 static NOBODY: AtomicU32 = AtomicU32::new(0);
@@ -233,12 +236,25 @@ fn busy(page: &AtomicU32, from: u32, work: impl FnOnce() -> u32) {
 }
 
 /// Waits until no thread is in the middle of a fork, some milliseconds at most: its child would keep descriptors that
-/// are ours for a moment. Called while BUSY, which keeps further forks from beginning.
+/// are ours for a moment. Called while BUSY, which keeps further forks from beginning. A thread in the very call that
+/// makes the child, or that duplicates a descriptor onto a number, waits for nothing of ours. So it is waited for
+/// longer: it may have no processor.
 fn wait_for_forks() {
-    /// About 10 ms. A child of `vfork` counts until it has its program; its descriptors were copied long before.
+    /// About 10 ms. A child of `vfork` counts until it has its program; its descriptors were copied long before. And a
+    /// thread that forks may be in a handler of the program's (`pthread_atfork`), which may wait for us; where the C
+    /// library is patched it comes by here once more after that.
     const TURNS_MAX: u32 = 200;
-    // SeqCst, partner: the additions in `begin_fork`.
+    const COPYING_MILLIS_MAX: u64 = 1_000;
+    // SeqCst twice, partner: the additions in `begin`.
     (0..TURNS_MAX).take_while(|_| FORKS.load(Ordering::SeqCst) as u32 != 0).for_each(kernel::wait);
+    let mut until = None;
+    while COPYING.load(Ordering::SeqCst) != 0 {
+        let now = clock_millis();
+        if now >= *until.get_or_insert(now + COPYING_MILLIS_MAX) {
+            return;
+        }
+        kernel::wait(TURNS_MAX);
+    }
 }
 
 /// The first call in a forked child: its tables become its own.
@@ -250,6 +266,7 @@ fn settle(page: &AtomicU32) {
         // What other threads of the parent were in the middle of is not under way here.
         VFORKS.store(0, Ordering::Relaxed);
         FORKS.store(0, Ordering::Relaxed);
+        COPYING.store(0, Ordering::Relaxed);
         SPAWNERS.iter().for_each(|place| place.store(0, Ordering::Relaxed));
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
@@ -709,13 +726,13 @@ fn leave(actions: Actions) {
 /// The number that [`forked_since`] compares with.
 #[inline]
 pub fn forks() -> u64 {
-    FORKS.load(Ordering::SeqCst) // partner: `begin_fork`
+    FORKS.load(Ordering::SeqCst) // partner: `begin`
 }
 
 /// Whether some thread forked, or is about to, since `before` was read: a descriptor opened meanwhile may be
 /// a child's too.
 pub fn forked_since(before: u64) -> bool {
-    // SeqCst, partner: `begin_fork`, which counts first and then looks at the descriptors. A thread that has
+    // SeqCst, partner: `begin`, which counts first and then looks at the descriptors. A thread that has
     // published a descriptor and sees no fork here is seen by the fork that comes later.
     before as u32 != 0 || FORKS.load(Ordering::SeqCst) != before
 }
@@ -724,24 +741,67 @@ pub fn forked_since(before: u64) -> bool {
 #[derive(Clone, Copy)]
 pub struct Fork {
     depth: u32,
+    /// How often it is counted in [`COPYING`].
+    copies: u32,
 }
 
 /// Gives all offsets back because a child, or the next program, is about to share them. `None` if there was nothing to
 /// do.
 pub fn begin_fork() -> Option<Fork> {
+    begin(0)
+}
+
+/// As [`begin_fork`], before the very call that makes a child that goes on with this program's code: nothing of the
+/// program's runs in between.
+pub fn begin_copy() -> Option<Fork> {
+    begin(1)
+}
+
+fn begin(copies: u32) -> Option<Fork> {
     loop {
         if !is_on() {
             return None;
         }
+        COPYING.fetch_add(copies, Ordering::SeqCst); // partner: `wait_for_forks`
         FORKS.fetch_add(BEGUN + 1, Ordering::SeqCst); // partners: `forked_since`, `wait_for_forks`
         // SeqCst, partner: the exchange in `busy`, whose thread looks for forks after it. One of both sees the other.
         if switch().load(Ordering::SeqCst) != BUSY {
             break;
         }
-        FORKS.fetch_sub(1, Ordering::SeqCst); // the child would keep descriptors of ours
+        uncount_fork(copies); // the child would keep descriptors of ours
     }
     table::share_all(Reason::Forked);
-    Some(Fork { depth: DEPTH.load(Ordering::Relaxed) })
+    Some(Fork { depth: DEPTH.load(Ordering::Relaxed), copies })
+}
+
+/// A thread that is about to give a number of its own choice to a descriptor, until this is dropped. A number that is
+/// free may be ours in a moment.
+pub struct Renumbering(());
+
+/// Begins that; `None` if there is nothing to do. A number that the program has open is not ours, and what had it is
+/// closed by the call, which may take long.
+pub fn begin_renumbering(onto: c_int) -> Option<Renumbering> {
+    const F_GETFD: usize = 1;
+    loop {
+        if !is_on() {
+            return None;
+        }
+        COPYING.fetch_add(1, Ordering::SeqCst); // partner: `wait_for_forks`
+        let renumbering = Renumbering(());
+        // SeqCst, partner: as in `begin`.
+        if switch().load(Ordering::SeqCst) != BUSY {
+            let inside = enter();
+            let is_free = inside.is_some() && kernel::fcntl(onto, F_GETFD).is_err();
+            return is_free.then_some(renumbering);
+        }
+    }
+}
+
+impl Drop for Renumbering {
+    fn drop(&mut self) {
+        let fewer = |copying: u32| copying.checked_sub(1);
+        let _ = COPYING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer); // partner: `wait_for_forks`
+    }
 }
 
 /// The fork is done. In the child nothing is under way, but for a read that the fork interrupted, if a handler forked;
@@ -751,8 +811,16 @@ pub fn end_fork(fork: Fork) {
     if switch().load(Ordering::Relaxed) == INERT {
         is_on();
     } else if DEPTH.load(Ordering::Relaxed) == fork.depth {
-        FORKS.fetch_sub(1, Ordering::SeqCst); // partner: `forked_since`
+        uncount_fork(fork.copies);
     }
+}
+
+/// A child that was forked by a handler between the two counts counts none.
+fn uncount_fork(copies: u32) {
+    let less = |forks: u64| (forks as u32 != 0).then(|| forks - 1);
+    let _ = FORKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less); // partner: `forked_since`
+    let fewer = |copying: u32| copying.checked_sub(copies);
+    let _ = COPYING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer); // partner: `wait_for_forks`
 }
 
 /// As [`begin_fork`], before a child that will run in our memory.
@@ -764,7 +832,8 @@ pub fn begin_guest() -> Option<Fork> {
 
 /// That child has left our memory.
 pub fn end_guest(fork: Fork) {
-    VFORKS.fetch_sub(1, Ordering::SeqCst); // partner: `mode`
+    // As forks. SeqCst, partner: `mode`.
+    let _ = VFORKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
     end_fork(fork);
 }
 
@@ -810,7 +879,7 @@ pub extern "C" fn end_vfork(answer: isize) -> isize {
     // Only who is switched on counted: a child of `vfork` that calls it again did not. Our memory was not
     // forked meanwhile, so the depth is the same.
     if is_on() {
-        end_guest(Fork { depth: DEPTH.load(Ordering::Relaxed) });
+        end_guest(Fork { depth: DEPTH.load(Ordering::Relaxed), copies: 0 });
     }
     crate::real::answer(answer)
 }

@@ -795,6 +795,15 @@ impl Control {
     const EMPTY: Self = Self { len: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS_MAX] };
 }
 
+/// Why an owner did not do what a process asked of it at its socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoWelcome {
+    /// It has not answered in time, or there is no descriptor to ask by: it may the next time.
+    Late,
+    /// It says no, or is not there.
+    Refused,
+}
+
 /// Says `hello` to the process that listens at `socket`, a path that ends with a zero, if that is this process's own
 /// user, and sends a descriptor with it, or none; what is answered, if that is no refusal, and the descriptors that
 /// come with it. Waits
@@ -804,7 +813,7 @@ pub fn greet(
     hello: &[u8],
     descriptor: Option<i32>,
     millis: u32,
-) -> Option<(JoinReply, ReceivedDescriptors)> {
+) -> Result<(JoinReply, ReceivedDescriptors), NoWelcome> {
     const AF_UNIX: usize = 1;
     const SOCK_SEQPACKET: usize = 5;
     const FLAGS: usize = 0o2000000 | 0o4000; // SOCK_CLOEXEC, SOCK_NONBLOCK
@@ -815,21 +824,22 @@ pub fn greet(
     const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
     // 1 connect; an owner that has no room for one more does not make us wait
     // SAFETY: numbers only.
-    let end = result(unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | FLAGS, 0, 0, 0, 0]) }).ok()?;
-    let end = OwnDescriptor(end as i32);
+    let end = result(unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | FLAGS, 0, 0, 0, 0]) });
+    let end = OwnDescriptor(end.map_err(|_| NoWelcome::Late)? as i32);
     let fd = end.0 as usize;
     let address = Address { family: AF_UNIX as u16, path: *socket };
     let at = core::ptr::from_ref(&address) as usize;
     // SAFETY: the address has the size that the kernel is told of.
-    result(unsafe { call(number::CONNECT, [fd, at, size_of::<Address>(), 0, 0, 0]) }).ok()?;
+    let connected = result(unsafe { call(number::CONNECT, [fd, at, size_of::<Address>(), 0, 0, 0]) });
+    connected.map_err(|error| if error == Errno::AGAIN { NoWelcome::Late } else { NoWelcome::Refused })?;
     // 2 is it our own user?
     let (mut peer, mut len) = (Credentials::default(), size_of::<Credentials>() as u32);
     let [to, length] = [&raw mut peer as usize, &raw mut len as usize];
     // SAFETY: the kernel writes at most the size that it is told of.
     result(unsafe { call(number::GETSOCKOPT, [fd, SOL_SOCKET as usize, SO_PEERCRED, to, length, 0]) })
-        .ok()?;
+        .map_err(|_| NoWelcome::Refused)?;
     if peer.user != effective_user() {
-        return None;
+        return Err(NoWelcome::Refused);
     }
     // 3 say it, and wait
     let mut control =
@@ -843,9 +853,9 @@ pub fn greet(
     }
     // SAFETY: the kernel reads so many bytes, which are there.
     result(unsafe { call(number::SENDMSG, [fd, &raw const message as usize, MSG_NOSIGNAL, 0, 0, 0]) })
-        .ok()?;
+        .map_err(|_| NoWelcome::Refused)?;
     if !becomes_readable(end.0, millis) {
-        return None;
+        return Err(NoWelcome::Late);
     }
     // 4 hear it
     let mut welcome = [0u8; WELCOME_BYTES + 1];
@@ -861,8 +871,9 @@ pub fn greet(
         && control.len > HEADER_BYTES;
     let count = if has_rights { (control.len - HEADER_BYTES) / 4 } else { 0 };
     let received = ReceivedDescriptors { numbers: control.descriptors, count: count.min(DESCRIPTORS_MAX) };
-    let welcome = JoinReply::of(&welcome[..heard.ok()?])?;
-    (welcome.error == 0).then_some((welcome, received))
+    let welcome = heard.ok().and_then(|bytes| JoinReply::of(&welcome[..bytes]));
+    let welcome = welcome.filter(|welcome| welcome.error == 0).ok_or(NoWelcome::Refused)?;
+    Ok((welcome, received))
 }
 
 const HEADER_BYTES: usize = core::mem::offset_of!(Control, descriptors);

@@ -9,7 +9,7 @@
 //!   INERT -----------------> SERVING -----------------> STOPPING ---> INERT, for good
 //!   (the page of a              ^
 //!    forked child)              | join: a page of its own, at the first read it could be served
-//!   FORKED --settle--> CHILD ---+----> LEFT   there is no page, or its parent had stopped
+//!   FORKED --settle--> CHILD ---+----> LEFT   it was refused a page, or its parent had stopped
 //! ```
 //!
 //! | switch | meaning |
@@ -69,7 +69,7 @@ use quinion_view::arena::{Header, OWNER_ENDED};
 use quinion_view::viewer::sys::clock_millis;
 use quinion_view::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
-use crate::kernel::{self, Access, SignalsHeld};
+use crate::kernel::{self, Access, NoWelcome, SignalsHeld};
 use crate::start::{CacheLocation, ViewerMappings};
 use crate::thread_list::BlockedBy;
 use crate::{faults, owed, patch, start, table, written};
@@ -101,6 +101,9 @@ const BEGUN: u64 = 1 << 32;
 /// Threads in the very call that copies the process, or in one that gives a descriptor a number that is chosen.
 static COPYING: AtomicU32 = AtomicU32::new(0);
 
+/// With [`LATE`], the owner's heartbeat at which a child waited for it in vain.
+static LATE_AT: AtomicU64 = AtomicU64::new(0);
+const LATE: u64 = 1 << 32;
 
 /// In place of the page's count before there is a page.
 static NOBODY: AtomicU32 = AtomicU32::new(0);
@@ -267,6 +270,7 @@ fn settle(page: &AtomicU32) {
         VFORKS.store(0, Ordering::Relaxed);
         FORKS.store(0, Ordering::Relaxed);
         COPYING.store(0, Ordering::Relaxed);
+        LATE_AT.store(0, Ordering::Relaxed);
         SPAWNERS.iter().for_each(|place| place.store(0, Ordering::Relaxed));
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
@@ -302,22 +306,32 @@ pub fn join() -> Option<&'static Viewer> {
 }
 
 /// As [`join`], to be served reads. A child that has other threads by now is served none: they would notice the
-/// descriptors by which it becomes a viewer.
+/// descriptors by which it becomes a viewer. Nor is one that has waited in vain: it would at each file.
 pub fn join_to_read() -> Option<&'static Viewer> {
-    join_if(start::WELCOME_MILLIS, kernel::is_only_thread)
+    let was_late = LATE_AT.load(Ordering::Relaxed) != 0;
+    if was_late { viewer() } else { join_if(start::WELCOME_MILLIS, kernel::is_only_thread) }
 }
 
-/// `millis`: how long the owner is waited for. A child that it does not make a viewer by then is none for good.
+/// `millis`: how long the owner is waited for. A child that it refuses is no viewer for good. One for which it was too
+/// late may have something to tell when its heart has beaten; that is tried once.
 fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static Viewer> {
-    if mode() == CHILD {
+    if mode() == CHILD && !was_late_at(heartbeat()) {
         busy(switch(), CHILD, || {
-            if !may_join() {
+            let beat = heartbeat();
+            if !may_join() || was_late_at(beat) {
                 return CHILD;
             }
             wait_for_forks();
             // SAFETY: the page exists, so the constructor has written the place.
             let place = unsafe { (*PLACE.0.get()).assume_init() };
-            let Some(joined) = start::join_as_child(&place, millis) else { return LEFT };
+            let joined = match start::join_as_child(&place, millis) {
+                Ok(joined) => joined,
+                Err(NoWelcome::Refused) => return LEFT,
+                Err(NoWelcome::Late) => {
+                    let is_first = LATE_AT.swap(LATE | u64::from(beat), Ordering::Relaxed) == 0; // one word
+                    return if is_first { CHILD } else { LEFT };
+                }
+            };
             patch::count(&joined.viewer);
             // SAFETY: no thread reads the viewer of a process that has none, and no other thread is BUSY.
             unsafe { (*VIEWER.0.get()).write(joined.viewer) };
@@ -326,6 +340,11 @@ fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static View
         });
     }
     viewer()
+}
+
+/// Whether this child has waited in vain for the owner when its heart had beaten so often.
+fn was_late_at(beat: u32) -> bool {
+    LATE_AT.load(Ordering::Relaxed) == LATE | u64::from(beat)
 }
 
 /// Sends a descriptor to the owner; the ticket for it. While the connection is open the number that it has is ours, so
@@ -367,6 +386,12 @@ pub fn has_attached_files() -> bool {
 pub fn is_attached(device: u64, inode: u64) -> bool {
     // SAFETY: as in `attach_policy`.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_attached(device, inode)
+}
+
+/// How often the owner's heart has beaten. Only while [`is_on`].
+fn heartbeat() -> u32 {
+    // SAFETY: as in `attach_policy`; each viewer of the cache sees the same heart.
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.heartbeat()
 }
 
 /// Whether a file was taken over, or looks like one that was. Only while [`is_on`].

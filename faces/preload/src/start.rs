@@ -16,7 +16,8 @@
 //! The owner decides by what the kernel says of this process whether it may view the cache. It sends the arena and what
 //! all viewers see, both for reading alone, and a page that no other process has. A child inherits neither the arena
 //! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most, or
-//! longer by a child that has something to tell it: what is not told of a cut stays wrong.
+//! longer by a child that has something to tell it. One for which it was too late joins once more, to tell, when the
+//! owner's heart has beaten.
 //!
 //! For that time some numbers of descriptors are ours. The constructor runs before the program does. A child joins to
 //! be served reads while it has no other thread, or not at all: a thread could close such a number, or open something
@@ -33,7 +34,7 @@ use quinion_view::arena::control::Reason;
 use quinion_view::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
-use crate::kernel::Access;
+use crate::kernel::{Access, NoWelcome};
 use crate::{audit, faults, kernel, ld_preload, loaded, opened, patch, process, real};
 
 /// How long it is waited for the owner to make this process a viewer that is to be served, in milliseconds.
@@ -69,7 +70,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let (run, wait) = (run.and_then(|run| number(run, 10)), wait.and_then(|wait| number(wait, 10)));
     let wait = wait.map(|wait| wait.clamp(1, WAIT_MILLIS_MAX) as u32);
     let place = CacheLocation { run: run.unwrap_or(0), wait, ..place };
-    let Some(joined) = join(&place, place.plan, WELCOME_MILLIS) else { return };
+    let Ok(joined) = join(&place, place.plan, WELCOME_MILLIS) else { return };
     if loaded::another_object_wraps() {
         return leave_to_wrapper(&joined);
     }
@@ -224,27 +225,29 @@ pub struct Joined {
 pub struct ViewerMappings(pub [Mapped; 2]);
 
 /// In a forked child that can be a viewer, by a thread that holds its signals back: the same again, without a plan.
-pub fn join_as_child(place: &CacheLocation, millis: u32) -> Option<Joined> {
-    may_attach().then(|| join(place, NO_PLAN, millis)).flatten()
+pub fn join_as_child(place: &CacheLocation, millis: u32) -> Result<Joined, NoWelcome> {
+    if may_attach() { join(place, NO_PLAN, millis) } else { Err(NoWelcome::Refused) }
 }
 
 /// Has the owner make this process a viewer.
-fn join(place: &CacheLocation, plan: u32, millis: u32) -> Option<Joined> {
+fn join(place: &CacheLocation, plan: u32, millis: u32) -> Result<Joined, NoWelcome> {
     let hello = JoinRequest { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
     let millis = place.wait.unwrap_or(millis);
     let (_, files) = kernel::greet(&place.socket, &hello.bytes(), None, millis)?;
     let [arena, control, page, plan_file] = files.all();
-    let joined = view(place, arena?, control?, page?);
-    let plan = plan_file.and_then(|file| map_sealed(file, Access::Read)).filter(|_| joined.is_some());
+    let all = arena.zip(control).zip(page);
+    let viewed = all.and_then(|((arena, control), page)| view(place, arena, control, page));
+    let (viewer, memory) = viewed.ok_or(NoWelcome::Refused)?;
+    let plan = plan_file.and_then(|file| map_sealed(file, Access::Read));
     drop(files); // what is mapped stays so
-    joined.map(|(viewer, memory)| Joined { viewer, memory, plan })
+    Ok(Joined { viewer, memory, plan })
 }
 
 /// Sends a descriptor to the owner of the cache that this process views; the ticket for it.
 pub fn send(place: &CacheLocation, descriptor: c_int) -> Option<u32> {
     let offer = DescriptorOffer { version: LAYOUT_VERSION, token: place.token };
     let millis = place.wait.unwrap_or(ANSWER_MILLIS_MAX);
-    Some(kernel::greet(&place.socket, &offer.bytes(), Some(descriptor), millis)?.0.viewer)
+    kernel::greet(&place.socket, &offer.bytes(), Some(descriptor), millis).ok().map(|(reply, _)| reply.viewer)
 }
 
 fn view(

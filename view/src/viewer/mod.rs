@@ -664,7 +664,8 @@ impl Viewer {
         STILL_MILLIS_MAX.max(u64::from(self.wait_policy))
     }
 
-    fn heartbeat(&self) -> u32 {
+    /// How often the owner's heart has beaten.
+    pub fn heartbeat(&self) -> u32 {
         self.control.control().heartbeat.load(Ordering::Relaxed)
     }
 

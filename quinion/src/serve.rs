@@ -38,7 +38,8 @@
 //! wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no seat is free
 //! (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes, and tells the
 //! workers whose have changed ([`doorbells`](crate::arena::doorbells)). The workers take the questions of all viewers
-//! in turn, one of each. A viewer that rings without end wakes its own watcher, and no other.
+//! in turn, one of each. A viewer that rings without end wakes its own watcher, and no other. When no viewer is left in
+//! the last groups, their extents are given back (`release_empty_groups`); their watchers stay, and sleep.
 //!
 //! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
 //! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that
@@ -56,7 +57,9 @@
 //!
 //! Invariants:
 //!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
-//!  2. No lock of this room is held while the [`Owner`] is called.
+//!  2. No lock of this module is held while the [`Owner`] is called, but for the lock of groups in
+//!     [`Owner::reserve_viewers`], which calls nothing of this module. Only a thread that lets a process join waits for
+//!     that lock: the keeper goes on without it.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. An answer to a question that its viewer has given up is taken back: it leaves no handle behind.
 //!  5. No viewer has a handle before it is certain that viewers notice our end, however it comes
@@ -499,6 +502,8 @@ struct Shared {
     processes: Vec<AtomicU32>,
     /// How many processes had that seat.
     joins: Vec<AtomicU32>,
+    /// Held by a thread that gives out a seat, makes a group or gives one back.
+    groups: RankedMutex<()>,
     /// Seats whose viewers are no more, and for which a worker was still at work.
     overdue: RankedMutex<Vec<usize>>,
     /// Which viewers have asked, of all groups but the first: the workers themselves wait for that.
@@ -625,6 +630,7 @@ impl Service {
             seats: Seats::new(viewers_max),
             processes: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
             joins: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            groups: RankedMutex::new(Rank::Groups, ()),
             overdue: RankedMutex::new(Rank::Viewer, Vec::new()),
             doorbells: Doorbells::default(),
             runs: RankedMutex::new(Rank::Viewer, HashSet::new()),
@@ -821,6 +827,7 @@ impl Shared {
         }
         let name = ProcessName::of(number, &alive);
         let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
+        let _groups = self.groups.lock();
         loop {
             let seats = self.seats.count();
             for viewer in (0..seats).filter(|&viewer| self.process(viewer) == 0) {
@@ -843,7 +850,7 @@ impl Shared {
         }
     }
 
-    /// Makes room for another group of viewers behind the first `seats`.
+    /// Makes room for another group of viewers behind the first `seats`. The caller holds the lock of groups.
     ///
     /// # Errors
     /// There are as many as there may be (EUSERS), the bound has no room for their pages (ENOBUFS), or the system
@@ -863,6 +870,15 @@ impl Shared {
         }
         self.seats.add(group);
         Ok(())
+    }
+
+    /// Gives back the memory of the last groups, if no viewer is in them. Waits for nothing: where a process joins at
+    /// the moment, or the cache grows, a later call does what is left.
+    fn release_empty_groups(&self) {
+        let Some(_groups) = self.groups.try_lock() else { return };
+        let groups = self.present().last().map_or(1, |viewer| viewer / GROUP_VIEWERS + 1);
+        self.seats.truncate(groups);
+        self.owner.arena().release_viewers(groups);
     }
 
     /// Keeps a connection by which a viewer, the process `number`, has sent something, and has it `told` the ticket, or
@@ -1513,6 +1529,9 @@ impl Shared {
         self.queues.retry();
         let overdue = std::mem::take(&mut *self.overdue.lock());
         overdue.into_iter().for_each(|viewer| self.free_soon(viewer));
+        if beats.is_multiple_of(WINDOW_BEATS) {
+            self.release_empty_groups();
+        }
         // It may close files; while the last one is at that there is no other.
         if beats.is_multiple_of(WINDOW_BEATS) && self.queues.waiting_in(QueueKey::Background) == 0 {
             let (owner, totals) = (Arc::clone(&self.owner), self.totals(|_| true));

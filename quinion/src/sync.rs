@@ -30,40 +30,42 @@ mod ranked {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     #[repr(u8)]
     pub enum Rank {
+        /// The groups of an owner's viewers.
+        Groups = 0,
         /// The cache's table of pools.
-        Pools = 0,
+        Pools = 1,
         /// A cache's resize.
-        Resize = 1,
+        Resize = 2,
         /// The cache's table of mappings.
-        Mappings = 2,
+        Mappings = 3,
         /// One file's read lease.
-        Lease = 3,
+        Lease = 4,
         /// One mapping: writes to the file, and changes of its length.
-        Write = 4,
+        Write = 5,
         /// One handle's readahead state.
-        Readahead = 5,
+        Readahead = 6,
         /// One mapping's invalidate lock.
-        Invalidate = 6,
+        Invalidate = 7,
         /// The reclaimer's policy.
-        Policy = 7,
+        Policy = 8,
         /// One mapping's tree.
-        Tree = 8,
+        Tree = 9,
         /// The list of nodes that only remember.
-        Shadows = 9,
+        Shadows = 10,
         /// The rings of folios.
-        Lists = 10,
+        Lists = 11,
         /// The table from mapping number to mapping.
-        Directory = 11,
+        Directory = 12,
         /// The arena's growth.
-        Growth = 12,
+        Growth = 13,
         /// The arena's frames and index nodes.
-        Arena = 13,
+        Arena = 14,
         /// The submission side of a ring.
-        Submit = 14,
+        Submit = 15,
         /// What the owner knows of one viewer.
-        Viewer = 15,
+        Viewer = 16,
         /// A change of one page's bytes in place, or a read of them that must not race.
-        Page = 16,
+        Page = 17,
     }
 
     #[cfg(debug_assertions)]

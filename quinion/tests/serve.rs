@@ -356,32 +356,35 @@ fn a_full_house_a_wrong_token_and_a_closed_owner_are_refused() {
 
 /// A viewer of a group that has a watcher, and processes that sleep, before and behind it.
 struct Crowd {
-    others: Vec<Child>,
+    _others: Children,
     viewer: Viewer,
 }
 
 impl Crowd {
     fn join(service: &Service, before: usize, behind: usize) -> Self {
-        let mut others = Vec::new();
+        let mut others = Children(Vec::new());
         let mut fill = |count| {
             for _ in 0..count {
                 let other = asleep();
                 service.admit(other.id()).unwrap();
-                others.push(other);
+                others.0.push(other);
             }
         };
         fill(before);
         let viewer = viewer(service, us());
         fill(behind);
-        Self { others, viewer }
+        Self { _others: others, viewer }
     }
 }
 
-impl Drop for Crowd {
+/// Processes that end with this.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
     fn drop(&mut self) {
-        for other in &mut self.others {
-            other.kill().unwrap();
-            other.wait().unwrap();
+        for child in &mut self.0 {
+            child.kill().unwrap(); // no error if it has ended
+            child.wait().unwrap();
         }
     }
 }
@@ -455,6 +458,88 @@ fn a_viewer_that_asks_or_rings_without_end_holds_up_no_other() {
     }
     liar.kill().unwrap();
     liar.wait().unwrap();
+}
+
+/// A process that has the file open, and what it would ask.
+fn asking(service: &Service, file: &Path) -> (Children, impl Fn() + use<>) {
+    let stdin = File::open(file).unwrap();
+    let data = stdin.metadata().unwrap();
+    let process = Command::new("sleep").arg("1000").stdin(stdin).spawn().unwrap();
+    let viewer = viewer(service, process.id());
+    let ask = move || {
+        let [handle, _] = viewer.request(Operation::Attach, [0, data.dev(), data.ino()]).unwrap();
+        viewer.request(Operation::Revalidate, [handle, 0, 0]).unwrap();
+    };
+    (Children(vec![process]), ask)
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::yield_now();
+    }
+}
+
+/// A cache that is served, what its owner has set aside for viewers, and its heartbeat.
+fn served_cache() -> (Service, impl Fn() -> u64, impl Fn() -> u32) {
+    let cache = quinion::Cache::builder().memory(64 << 20).build().unwrap();
+    let owner: Arc<dyn Owner> = Arc::new(quinion::CacheOwner::new(cache));
+    let service = Service::start(Arc::clone(&owner), 1).unwrap();
+    let other = Arc::clone(&owner);
+    let bytes = move || owner.arena().stats().control_bytes;
+    (service, bytes, move || other.arena().control().control().heartbeat.load(Ordering::Relaxed))
+}
+
+/// 1. Many processes view the cache, and end. What was set aside for their pages stays set aside.
+/// 2. Or it is given back while there is still a viewer.
+/// 3. Others come: no thread sleeps for them, or their pages are those of the dead.
+#[test]
+fn the_memory_for_groups_of_viewers_is_given_back_when_they_are_gone() {
+    let (service, bytes, heartbeat) = served_cache();
+    let (least, file) = (bytes(), temporary(1, 100_000).into_temp_path()); // no process can write it
+    for _ in 0..3 {
+        let crowd = Children((0..2 * GROUP_VIEWERS).map(|_| asleep()).collect());
+        crowd.0.iter().for_each(|other| drop(service.admit(other.id()).unwrap()));
+        let (last, ask) = asking(&service, &file);
+        ask();
+        assert_eq!((service.viewers(), bytes()), (2 * GROUP_VIEWERS + 1, least + (4 << 20)));
+        // The first groups have no viewer any more, but the last has.
+        drop(crowd);
+        wait_until(|| service.viewers() == 1);
+        let until = heartbeat() + 12;
+        wait_until(|| heartbeat() >= until);
+        assert_eq!(bytes(), least + (4 << 20));
+        ask();
+        drop(last);
+        wait_until(|| bytes() == least);
+        assert_eq!(service.viewers(), 0);
+    }
+}
+
+/// 1. The last group has no viewer any more: its memory is about to be given back.
+/// 2. Processes join meanwhile. One finds no page, or one that is taken from it in a moment.
+#[test]
+fn a_process_that_joins_while_a_group_is_given_back_is_answered() {
+    let (service, bytes, heartbeat) = served_cache();
+    let (least, file) = (bytes(), temporary(1, 100_000).into_temp_path()); // no process can write it
+    let first = Children((0..GROUP_VIEWERS).map(|_| asleep()).collect());
+    first.0.iter().for_each(|other| drop(service.admit(other.id()).unwrap()));
+    let (until, given_back) = (heartbeat() + 60, AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while heartbeat() < until || given_back.load(Ordering::Relaxed) < 4 {
+                    for _ in 0..10 {
+                        let (process, ask) = asking(&service, &file);
+                        ask();
+                        drop(process);
+                    }
+                    let now = heartbeat();
+                    wait_until(|| bytes() == least || heartbeat() > now + 7);
+                    given_back.fetch_add(u64::from(bytes() == least), Ordering::Relaxed);
+                }
+            });
+        }
+    });
 }
 
 /// 1. The bound has no room for the pages of more viewers, and they are let in all the same.

@@ -47,8 +47,8 @@ impl Builder {
     /// How many processes may be connected at a time: 1,024 if this is not called, at least one, and 4,096 at most.
     /// More are refused ([`ErrorKind::Connect`]) until one of them ends.
     ///
-    /// What is set aside for them grows with those that come: 2 MiB of the cache's memory for each 100, of which the
-    /// first are there anyway, and two descriptors of this process for each.
+    /// What is set aside for them grows when they connect and shrinks when they have gone: 2 MiB of the cache's memory
+    /// for each 100, of which the first 2 MiB are taken in any case, and two descriptors of this process for each.
     #[must_use]
     pub fn clients_max(mut self, clients: usize) -> Self {
         self.clients_max = clients;

@@ -314,6 +314,34 @@ impl Arena {
         Ok(())
     }
 
+    /// Gives back the extents that were set aside for groups of viewers beyond the first `groups`, with the memory of
+    /// their pages: no viewer is in them, and none is given a page there before an extent is set aside again. An extent
+    /// that the system does not empty stays set aside, as do all of them while the arena grows: to be called again.
+    /// Locks: Growth, if it is free; Arena.
+    pub fn release_viewers(&self, groups: usize) {
+        let wanted = groups.clamp(1, GROUPS_MAX) as u32 - 1;
+        if self.viewer_extents() <= wanted {
+            return; // nearly always
+        }
+        let Some(_growth) = self.growth.try_lock() else { return };
+        while self.viewer_extents() > wanted {
+            let last = self.viewer_extents() - 1;
+            // The files of its pages go with their mappings. A thread that is late for a viewer that was there reads
+            // the segment's own file, and takes memory for what it reads: until the next time.
+            let is_empty = self.viewer_segments[last as usize].get().is_none_or(|segment| {
+                segment.lay_bare(0, EXTENT_SIZE).and_then(|()| segment.punch(0)).is_ok()
+            });
+            if !is_empty {
+                return;
+            }
+            let mut stock = self.stock.lock();
+            self.viewer_extents.store(last, Ordering::Relaxed);
+            stock.extents_max += 1;
+            stock.note_lowered();
+            stock.reopen_surplus(&self.view, self.extents_meta());
+        }
+    }
+
     /// What is still to be set aside for so many groups of viewers, in bytes.
     pub fn viewer_bytes_missing(&self, groups: usize) -> u64 {
         let wanted = groups.clamp(1, GROUPS_MAX) as u32 - 1;
@@ -332,7 +360,8 @@ impl Arena {
             return Ok(());
         }
         debug_assert!(group as u32 <= self.viewer_extents(), "an extent was set aside");
-        let segment = Segment::create(c"quinion-viewers", EXTENT_SIZE, Sharing::Common)?;
+        // No viewer is given this file. Its mapping is made a second time in `release_viewers`, so it is not `Common`.
+        let segment = Segment::create(c"quinion-viewers", EXTENT_SIZE, Sharing::ReadWrite)?;
         if self.control_segment.is_locked() {
             segment.lock()?;
         }

@@ -53,7 +53,7 @@ pub enum PageSize {
 pub enum Sharing {
     /// Viewers read it: mode 0400, memory in pages of 2 MiB where there are any.
     ReadOnly,
-    /// Viewers read it: mode 0400, memory page by page.
+    /// Viewers read it: mode 0400, memory page by page. No other mapping of it can be written.
     Common,
     /// One viewer writes it: mode 0600, memory page by page.
     ReadWrite,
@@ -67,6 +67,7 @@ pub struct Segment {
     reserved: (NonNull<u8>, usize),
     base: NonNull<u8>,
     bytes: usize,
+    sharing: Sharing,
     /// The process that mapped it; a forked child has no mapping.
     process: u32,
     /// Whether what is mapped there is locked in memory.
@@ -99,9 +100,10 @@ impl Segment {
         let base = align_up(reserved);
         // From here on the drop undoes the reservation.
         let (reserved, process) = ((reserved, reserved_bytes), std::process::id());
-        let segment = Self { file, reserved, base, bytes, process, is_locked: AtomicBool::new(false) };
+        let is_locked = AtomicBool::new(false);
+        let segment = Self { file, reserved, base, bytes, sharing, process, is_locked };
         segment.map(0, bytes, segment.file.as_fd(), 0).map_err(system("mmap"))?;
-        segment.advise(0, bytes, sharing).map_err(system("madvise"))?;
+        segment.advise(0, bytes).map_err(system("madvise"))?;
         // Sealed once its own mapping is in place: no process can make another writable mapping, even if it opens the
         // file again.
         if sharing == Sharing::Common {
@@ -210,7 +212,8 @@ impl Segment {
         self.settle_in(offset, bytes)
     }
 
-    /// Puts the segment's own file back where another lay. Errors as for [`Segment::lay_over`].
+    /// Puts the segment's own file back where another lay; not for [`Sharing::Common`]. Errors as for
+    /// [`Segment::lay_over`].
     pub fn lay_bare(&self, offset: usize, bytes: usize) -> io::Result<()> {
         self.map(offset, bytes, self.file.as_fd(), offset as u64)?;
         self.settle_in(offset, bytes)
@@ -218,7 +221,7 @@ impl Segment {
 
     /// The new mapping is treated as the rest is.
     fn settle_in(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        self.advise(offset, bytes, Sharing::ReadOnly)?;
+        self.advise(offset, bytes)?;
         if self.is_locked.load(Ordering::Relaxed) {
             self.lock_bytes(offset, bytes)?;
         }
@@ -282,7 +285,8 @@ impl Segment {
     fn map(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>, at: u64) -> rustix::io::Result<()> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
         // SAFETY: the range lies inside our reservation. Nothing lives in it yet, or only free frames: no reference to
-        // them exists, and a thread that copies from one optimistically throws the copy away (`guest.rs`).
+        // them exists, and a thread that copies from one optimistically throws the copy away (`guest.rs`). Or it has
+        // pages of viewers, which are atomics all over, and may be others from one look at them to the next.
         let mapped = unsafe {
             rustix::mm::mmap(
                 self.base.as_ptr().add(offset).cast(),
@@ -298,10 +302,10 @@ impl Segment {
 
     /// Tells the kernel what this memory is. That cores and children leave it out matters; that huge
     /// pages are welcome is a hint, which a kernel without them refuses.
-    fn advise(&self, offset: usize, bytes: usize, sharing: Sharing) -> rustix::io::Result<()> {
+    fn advise(&self, offset: usize, bytes: usize) -> rustix::io::Result<()> {
         self.madvise(offset, bytes, Advice::LinuxDontDump)?;
         self.madvise(offset, bytes, Advice::LinuxDontFork)?;
-        if sharing == Sharing::ReadOnly && bytes >= EXTENT_SIZE {
+        if self.sharing == Sharing::ReadOnly && bytes >= EXTENT_SIZE {
             let _hint = self.madvise(offset, bytes, Advice::LinuxHugepage);
         }
         Ok(())

@@ -62,6 +62,10 @@ impl<'a> ArenaShare<'a> {
     pub fn reserve_viewers(self, groups: usize) -> Result<(), ArenaError> {
         self.0.reserve_viewers(groups)
     }
+    /// See [`Arena::release_viewers`].
+    pub fn release_viewers(self, groups: usize) {
+        self.0.release_viewers(groups);
+    }
     /// See [`Arena::map_viewers`].
     pub fn map_viewers(self, group: usize) -> Result<(), ArenaError> {
         self.0.map_viewers(group)

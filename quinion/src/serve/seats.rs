@@ -6,10 +6,12 @@
 //!   ..                           up to as many as may view
 //! ```
 //!
-//! A group is made once, and stays. The lowest seat that is free is taken, so that few groups are in use.
+//! The lowest seat that is free is taken, so that few groups are in use. The last groups, if no viewer is in them, are
+//! cut off: the memory of their pages is given back. What was noted of their viewers stays, as does the watcher, until
+//! the group is made again.
 //!
-//! Invariant: groups are made in their order, and one that is made has its pages mapped and, but for the first, a
-//! watcher.
+//! Invariant: the groups that are made are the first ones, and each has its pages mapped and, but for the first, a
+//! watcher. One thread at a time makes groups or cuts them off, by the lock of groups.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -75,6 +77,12 @@ impl Seats {
         self.groups[group].seats.get_or_init(|| seats.clone().map(|_| seat()).collect());
         // Release, partner: `count`.
         self.count.fetch_max(seats.end, Ordering::Release);
+    }
+
+    /// Cuts off all groups but the first `groups`; no viewer is in the others.
+    pub(super) fn truncate(&self, groups: usize) {
+        // Relaxed is enough: a thread that still sees the seats finds no viewer there.
+        self.count.fetch_min(self.of_group(groups - 1).end, Ordering::Relaxed);
     }
 
     /// What those who sleep for a viewer wake from when another one joins: the workers for the first group, and for any

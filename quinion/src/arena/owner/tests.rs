@@ -853,3 +853,53 @@ fn pages_of_more_viewers_are_taken_from_the_bound_as_long_as_it_has_room() {
     frames.into_iter().for_each(|frame| arena.free(frame, Order::MAX));
     arena.check().unwrap();
 }
+
+/// 1. The last groups have no viewers any more. What was set aside for them is taken from the cache for ever, or is
+///    given back while their pages keep their memory.
+/// 2. A group is made again: its viewers have the pages of those before them.
+#[test]
+fn memory_for_the_pages_of_viewers_is_given_back_and_taken_again() {
+    let arena = arena(4 * SMALL);
+    let (bytes, pages_max) = (arena.stats().control_bytes, arena.pages_max());
+    let blocks = || fstat(arena.viewer_segments[1].get().unwrap().file()).unwrap().st_blocks;
+    let word = |viewer| &arena.control().viewer_page(viewer).unwrap().ring[0];
+    let viewers = [GROUP_VIEWERS, 3 * GROUP_VIEWERS - 1];
+    for _ in 0..3 {
+        arena.reserve_viewers(3).unwrap();
+        for (group, viewer) in [1, 2].into_iter().zip(viewers) {
+            arena.map_viewers(group).unwrap();
+            arena.make_viewer_page(viewer).unwrap();
+            assert_eq!(word(viewer).swap(7, Ordering::Relaxed), 0, "another one was there before");
+        }
+        arena.release_viewers(2);
+        assert_eq!(arena.stats().control_bytes, bytes + EXTENT_SIZE as u64);
+        assert_eq!(arena.pages_max(), pages_max - u64::from(EXTENT_PAGES));
+        assert_eq!(blocks(), 0);
+        // Of the first the page stays; a thread that is late for the other finds nothing, and takes a page for it.
+        assert_eq!(viewers.map(|viewer| word(viewer).load(Ordering::Relaxed)), [7, 0]);
+        assert!(blocks() > 0);
+        arena.release_viewers(1);
+        assert_eq!((arena.stats().control_bytes, arena.pages_max()), (bytes, pages_max));
+        arena.check().unwrap();
+    }
+}
+
+/// 1. The bound was reached when an extent was set aside for viewers: one of data is being emptied.
+/// 2. The viewers go. The extent of data is emptied all the same, or none of its frames is given out again.
+#[test]
+fn an_extent_that_was_to_go_for_viewers_stays_when_they_have_gone() {
+    let arena = arena(2 * SMALL);
+    let mut frames = Vec::new();
+    while let Some(frame) = arena.alloc(Order::MAX) {
+        frames.push(frame);
+    }
+    arena.reserve_viewers(2).unwrap();
+    assert!(arena.choose_emptying().len() == 1 && arena.stats().slack_bytes > 0);
+    arena.release_viewers(1);
+    assert_eq!((arena.excess_extents(), arena.stats().slack_bytes), (0, 0));
+    let count = frames.len();
+    frames.drain(..).for_each(|frame| arena.free(frame, Order::MAX));
+    assert_eq!(arena.punch_empty(), 0);
+    assert_eq!(std::iter::from_fn(|| arena.alloc(Order::MAX)).count(), count);
+    arena.check().unwrap();
+}

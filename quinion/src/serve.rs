@@ -38,8 +38,9 @@
 //! wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no seat is free
 //! (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes, and tells the
 //! workers whose have changed ([`doorbells`](crate::arena::doorbells)). The workers take the questions of all viewers
-//! in turn, one of each. A viewer that rings without end wakes its own watcher, and no other. When no viewer is left in
-//! the last groups, their extents are given back (`release_empty_groups`); their watchers stay, and sleep.
+//! in turn, one of each. A viewer that rings hundreds of times in a second and asks nothing is polled for some time,
+//! and not slept for (`ring_limit.rs`). When no viewer is left in the last groups, their extents are given back
+//! (`release_empty_groups`); their watchers stay, and sleep.
 //!
 //! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
 //! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that
@@ -108,6 +109,7 @@ pub mod mounts;
 mod named;
 mod peer_connection;
 mod pins;
+mod ring_limit;
 mod seats;
 mod workers;
 
@@ -116,6 +118,7 @@ use mounts::Mount;
 pub use named::{NameRefusal, NamedAttachment};
 use peer_connection::PeerConnection;
 use pins::PinnedRange;
+use ring_limit::{Observation, POLL_INTERVAL, RingLimit, WaitMode};
 use seats::Seats;
 use workers::{ThreadEnds, WorkKey, Workers};
 
@@ -502,6 +505,10 @@ struct Shared {
     processes: Vec<AtomicU32>,
     /// How many processes had that seat.
     joins: Vec<AtomicU32>,
+    /// How many questions were taken of the processes that had that seat.
+    taken_of: Vec<AtomicU32>,
+    /// Looks of all threads that found that a viewer had rung.
+    rings_seen: AtomicU64,
     /// Held by a thread that gives out a seat, makes a group or gives one back.
     groups: RankedMutex<()>,
     /// Seats whose viewers are no more, and for which a worker was still at work.
@@ -630,6 +637,8 @@ impl Service {
             seats: Seats::new(viewers_max),
             processes: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
             joins: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            taken_of: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            rings_seen: AtomicU64::new(0),
             groups: RankedMutex::new(Rank::Groups, ()),
             overdue: RankedMutex::new(Rank::Viewer, Vec::new()),
             doorbells: Doorbells::default(),
@@ -720,6 +729,11 @@ impl Service {
     /// How often a process that is about to unmount or remove something waited in vain for what others are at.
     pub fn waits_in_vain(&self) -> u64 {
         self.shared.waits_in_vain.load(Ordering::Relaxed)
+    }
+
+    /// How often a thread that sleeps for viewers has found that one had rung, whether it asked or not.
+    pub fn rings_seen(&self) -> u64 {
+        self.shared.rings_seen.load(Ordering::Relaxed)
     }
 
     /// How many processes view the cache now. One that has died is counted until its end has been noticed.
@@ -948,7 +962,7 @@ impl Shared {
     }
 
     fn answer_viewers(self: &Arc<Self>) {
-        let mut idle_since = Instant::now();
+        let (mut idle_since, mut limits) = (Instant::now(), [RingLimit::default(); GROUP_VIEWERS]);
         while !self.is_closed() {
             let (control, mut futexes) = (self.control(), FutexList::new());
             // SeqCst here and below, partner: `wake_owner` in the viewer, and `wake_workers`. A viewer that asks after
@@ -960,9 +974,9 @@ impl Shared {
             let (rings, rung) = self.doorbells.rings();
             futexes.push(FutexWait::new(rings, rung));
             for viewer in self.present_among(self.seats.first_group()) {
-                let request_futex = &self.page(viewer).request_futex;
                 // SeqCst, partner: `wake_owner`, as above.
-                futexes.push(FutexWait::new(request_futex, request_futex.load(Ordering::SeqCst)));
+                let look = |_, request_futex: &AtomicU32| request_futex.load(Ordering::SeqCst);
+                self.await_viewer(viewer, &mut limits[viewer], &mut futexes, look);
             }
             if let Some(job) = self.take_job() {
                 self.hand_on();
@@ -980,7 +994,7 @@ impl Shared {
             self.workers.rest(wake_count, || {
                 // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
                 control.sleepers.fetch_add(1, Ordering::SeqCst);
-                if !self.is_closed() && !futex_wait_any(futexes.all(), NAP_MILLIS) {
+                if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.nap_millis) {
                     // This kernel waits for one word at a time: viewers are looked at again and again.
                     futex_wait(wake_futex, wake_futex.load(Ordering::Relaxed), GLANCE_MILLIS);
                 }
@@ -994,6 +1008,7 @@ impl Shared {
         let viewers = self.seats.of_group(group);
         let joined = self.seats.joined(viewers.start);
         let mut watched = [Watched::default(); GROUP_VIEWERS];
+        let mut limits = [RingLimit::default(); GROUP_VIEWERS];
         while !self.is_closed() {
             let (control, mut futexes) = (self.control(), FutexList::new());
             // SeqCst here and below, partner: `wake_owner` in the viewer, `announce_viewer` and `wake_workers`; as in
@@ -1001,24 +1016,50 @@ impl Shared {
             futexes.push(FutexWait::new(joined, joined.load(Ordering::SeqCst)));
             let mut rung = 0;
             for viewer in self.present_among(viewers.clone()) {
-                let request_futex = &self.page(viewer).request_futex;
-                let whose = self.joins[viewer].load(Ordering::Relaxed); // `process` has ordered it
-                let number = watched[viewer - viewers.start].look(whose, request_futex, || {
-                    self.doorbells.put_up(viewer);
-                    rung += 1;
+                let place = viewer - viewers.start;
+                self.await_viewer(viewer, &mut limits[place], &mut futexes, |whose, request_futex| {
+                    watched[place].look(whose, request_futex, || {
+                        self.doorbells.put_up(viewer);
+                        rung += 1;
+                    })
                 });
-                futexes.push(FutexWait::new(request_futex, number));
             }
             if rung > 0 {
                 futex_wake(self.doorbells.announce(), rung);
             }
             // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
             control.sleepers.fetch_add(1, Ordering::SeqCst);
-            if !self.is_closed() && !futex_wait_any(futexes.all(), NAP_MILLIS) {
+            if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.nap_millis) {
                 // This kernel waits for one word at a time: viewers are looked at again and again.
                 futex_wait(joined, joined.load(Ordering::Relaxed), GLANCE_MILLIS);
             }
             control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
+        }
+    }
+
+    /// Adds the futex of a viewer to those that the thread is about to sleep on, with its number by `look`, which is
+    /// told whose seat it is. The futex of one that is polled is left out, and looked at when its time has come; the
+    /// sleep ends by then.
+    fn await_viewer<'a>(
+        &'a self,
+        viewer: usize,
+        limit: &mut RingLimit,
+        futexes: &mut FutexList<'a>,
+        look: impl FnOnce(u32, &AtomicU32) -> u32,
+    ) {
+        if let Some(left) = limit.until_poll(Instant::now) {
+            return futexes.wake_within(left);
+        }
+        let request_futex = &self.page(viewer).request_futex;
+        let whose = self.joins[viewer].load(Ordering::Relaxed); // `process` has ordered it
+        let number = look(whose, request_futex);
+        let seen = Observation { whose, number, taken: self.taken_of[viewer].load(Ordering::Relaxed) };
+        if limit.has_rung(&seen) {
+            self.rings_seen.fetch_add(1, Ordering::Relaxed);
+        }
+        match limit.note(seen, Instant::now) {
+            WaitMode::Futex => futexes.push(FutexWait::new(request_futex, number)),
+            WaitMode::Poll => futexes.wake_within(POLL_INTERVAL),
         }
     }
 
@@ -1089,6 +1130,7 @@ impl Shared {
             return None;
         }
         seat.busy += 1;
+        self.taken_of[viewer].fetch_add(1, Ordering::Relaxed);
         let number = self.taken.fetch_add(1, Ordering::Relaxed) + 1; // under the seat's lock, as it is looked at
         seat.jobs[slot] = Some(RunningJob { operation, number });
         Some(ViewerJob {
@@ -1766,12 +1808,18 @@ fn has_ended(process: &OwnedFd) -> bool {
 struct FutexList<'a> {
     words: [FutexWait<'a>; FUTEXES_MAX],
     count: usize,
+    /// How long the thread may sleep on them.
+    nap_millis: u32,
 }
 
 impl<'a> FutexList<'a> {
     fn new() -> Self {
         static NOTHING: AtomicU32 = AtomicU32::new(0);
-        Self { words: [FutexWait::new(&NOTHING, 0); FUTEXES_MAX], count: 0 }
+        Self { words: [FutexWait::new(&NOTHING, 0); FUTEXES_MAX], count: 0, nap_millis: NAP_MILLIS }
+    }
+    /// The thread is to sleep no longer than that, in whole milliseconds.
+    fn wake_within(&mut self, time: Duration) {
+        self.nap_millis = self.nap_millis.min(time.as_micros().div_ceil(1000) as u32);
     }
     fn push(&mut self, word: FutexWait<'a>) {
         self.words[self.count] = word;

@@ -460,6 +460,49 @@ fn a_viewer_that_asks_or_rings_without_end_holds_up_no_other() {
     liar.wait().unwrap();
 }
 
+/// 1. A viewer steps its futex as fast as it can, and asks nothing.
+/// 2. The thread that sleeps for it wakes each time, and has time for nothing else.
+#[test]
+fn a_viewer_that_rings_and_asks_nothing_wakes_a_thread_a_bounded_number_of_times() {
+    const RINGS: u64 = 300_000;
+    for before in [0, GROUP_VIEWERS + 1] {
+        let service = Service::start(NaiveOwner::new(1000), 2).unwrap();
+        let crowd = Crowd::join(&service, before, 0);
+        let file = temporary(1, 100_000);
+        let mut liar = asleep();
+        let noisy = viewer(&service, liar.id());
+        let open = Open::of(&crowd.viewer, file.as_file());
+        let (rung, is_over) = (AtomicU64::new(0), std::sync::atomic::AtomicBool::new(false));
+        let (before_it, begun) = (service.rings_seen(), Instant::now());
+        let (seen, seconds) = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    noisy.page().request_futex.fetch_add(1, Ordering::SeqCst);
+                    quinion::internals::viewer::sys::futex_wake(&noisy.page().request_futex, 1);
+                    rung.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            wait_until(|| rung.load(Ordering::Relaxed) >= RINGS);
+            let seen = (service.rings_seen() - before_it, begun.elapsed().as_secs() + 1);
+            // Others are answered meanwhile, as is what it asks itself, if a little later.
+            for _ in 0..100 {
+                crowd.viewer.request(Operation::Revalidate, [open.handle, 0, 0]).unwrap();
+            }
+            let answer = noisy.request(Operation::Revalidate, [open.handle, 0, 0]);
+            assert_eq!(answer, Err(BAD_DESCRIPTOR), "it has no handle");
+            is_over.store(true, Ordering::Relaxed);
+            seen
+        });
+        liar.kill().unwrap();
+        liar.wait().unwrap();
+        // By each thread that sleeps for it: 512 in a second, and two each 20 milliseconds. The longer this machine
+        // takes, the more may be seen.
+        let most = (service.workers() as u64 + 1) * seconds * (512 + 100);
+        println!("of {RINGS} rings {seen} were seen, and {most} may be");
+        assert!(seen <= most, "of {RINGS} rings {seen} were seen, and {most} may be");
+    }
+}
+
 /// A process that has the file open, and what it would ask.
 fn asking(service: &Service, file: &Path) -> (Children, impl Fn() + use<>) {
     let stdin = File::open(file).unwrap();

@@ -12,7 +12,6 @@
 //! output that cannot be written ends the command, because every file would
 //! meet the same fate. A URL among the files is written by `quinion-object` (see `other_program.rs`).
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write, stdout};
 use std::os::fd::AsFd;
@@ -21,7 +20,7 @@ use std::process::ExitCode;
 
 use quinion::Cache;
 
-use crate::other_program::{ObjectVerb, is_url};
+use crate::other_program::{AskedServer, ObjectVerb, is_url};
 use crate::progress::{Progress, Watched};
 use crate::size::Size;
 use crate::{EXIT_FAILED, build_cache, complain};
@@ -41,10 +40,8 @@ pub struct Arguments {
     /// from another.
     #[arg(long)]
     uncached: bool,
-    /// Read URLs by the cache of the `quinion serve` of that name; without this their stores are asked, with
-    /// credentials from the environment.
-    #[arg(long, value_name = "NAME")]
-    server: Option<OsString>,
+    #[command(flatten)]
+    server: AskedServer,
     /// The files, in the order in which they are written; also URLs of objects, such as s3://BUCKET/KEY.
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
@@ -62,7 +59,7 @@ enum CatError {
 pub fn main(arguments: Arguments) -> ExitCode {
     let words: &[&str] = &["cat"];
     let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
-    let objects = ObjectVerb { words, server: arguments.server.as_deref(), memory };
+    let objects = ObjectVerb { words, server: &arguments.server, memory };
     if let Err(wrong) = objects.check(&arguments.files) {
         complain(&wrong);
         return ExitCode::from(EXIT_NOT_UNDERSTOOD);

@@ -9,7 +9,7 @@
 //! These link an HTTP client, TLS and stores, which are about 200 crates; a build of `quinion run` needs none of them.
 //! A program is looked for beside this one, then in PATH.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -56,13 +56,26 @@ pub fn become_program(program: &str, package: &str, first: &[&str], arguments: &
     failed(program, package, &error)
 }
 
+/// The server that is asked for URLs, and how.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct AskedServer {
+    /// Ask the `quinion serve` of that name for URLs; without this their stores are asked, with credentials from the
+    /// environment.
+    #[arg(long = "server", value_name = "NAME")]
+    name: Option<OsString>,
+    /// How old what that server knows of an object may be: always (it asks the store), seconds, or immutable. As the
+    /// server was told for that store, if not given.
+    #[arg(long, value_name = "HOW", requires = "name")]
+    freshness: Option<OsString>,
+}
+
 /// What `quinion-object` is to do with URLs.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectVerb<'a> {
     /// Its verb, and options of that.
     pub words: &'a [&'a str],
     /// The server that is asked, if it is not the store.
-    pub server: Option<&'a OsStr>,
+    pub server: &'a AskedServer,
     /// Memory of the cache by which it reads without a server, in bytes, if one was named.
     pub memory: Option<u64>,
 }
@@ -73,7 +86,7 @@ impl ObjectVerb<'_> {
     /// # Errors
     /// A server is named, and no URL.
     pub fn check(&self, names: &[PathBuf]) -> Result<(), String> {
-        match self.server {
+        match self.server.name {
             Some(_) if !names.iter().any(|name| is_url(name)) => {
                 Err("--server is for URLs such as s3://BUCKET/KEY, and files are read by this process".into())
             }
@@ -88,8 +101,11 @@ impl ObjectVerb<'_> {
     pub fn done_with(&self, url: &Path) -> Result<(), ExitCode> {
         let mut command = Command::new(found("quinion-object"));
         command.args(self.words);
-        if let Some(server) = self.server {
-            command.arg("--server").arg(server);
+        if let Some(name) = &self.server.name {
+            command.arg("--server").arg(name);
+            if let Some(freshness) = &self.server.freshness {
+                command.arg("--freshness").arg(freshness);
+            }
         } else if let Some(memory) = self.memory {
             command.arg("--memory").arg(memory.to_string());
         }
@@ -117,12 +133,12 @@ mod tests {
         for file in ["a", "./s3://b/k", "/s3://b", "file:///a", "ftp://h/a", "s3:/b", "://"] {
             assert!(!is_url(Path::new(file)), "{file}");
         }
-        let of = |server, names: &[&str]| {
+        let of = |server: &AskedServer, names: &[&str]| {
             let names: Vec<_> = names.iter().map(PathBuf::from).collect();
             ObjectVerb { words: &["cat"], server, memory: None }.check(&names)
         };
-        let server = Some(OsStr::new("node"));
-        assert!(of(server, &["a", "s3://b/k"]).is_ok() && of(None, &["a"]).is_ok());
-        assert!(of(server, &["a"]).unwrap_err().contains("--server"));
+        let server = AskedServer { name: Some("node".into()), freshness: None };
+        assert!(of(&server, &["a", "s3://b/k"]).is_ok() && of(&AskedServer::default(), &["a"]).is_ok());
+        assert!(of(&server, &["a"]).unwrap_err().contains("--server"));
     }
 }

@@ -11,7 +11,6 @@
 //! nothing to say about that; a running `quinion run` reports at its end.
 //! Nothing of the file is read, so asking does not change the answer.
 
-use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -21,7 +20,7 @@ use std::process::ExitCode;
 use quinion::Cache;
 use rustix::fs::{AtFlags, StatxFlags};
 
-use crate::other_program::{ObjectVerb, is_url};
+use crate::other_program::{AskedServer, ObjectVerb, is_url};
 use crate::report::{Form, Report, Value};
 use crate::size::Size;
 use crate::{EXIT_FAILED, build_cache, complain};
@@ -34,10 +33,8 @@ pub struct Arguments {
     /// Print one line of JSON for each file.
     #[arg(long)]
     json: bool,
-    /// Ask the `quinion serve` of that name about URLs; without this their stores are asked, with credentials from the
-    /// environment.
-    #[arg(long, value_name = "NAME")]
-    server: Option<OsString>,
+    #[command(flatten)]
+    server: AskedServer,
     /// The files; also URLs of objects, such as s3://BUCKET/KEY.
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
@@ -46,7 +43,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
     let words: &[&str] = if arguments.json { &["stat", "--json"] } else { &["stat"] };
-    let objects = ObjectVerb { words, server: arguments.server.as_deref(), memory: None };
+    let objects = ObjectVerb { words, server: &arguments.server, memory: None };
     if let Err(wrong) = objects.check(&arguments.files) {
         complain(&wrong);
         return ExitCode::from(EXIT_NOT_UNDERSTOOD);

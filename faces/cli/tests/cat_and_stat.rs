@@ -210,6 +210,11 @@ fn urls_among_files_are_handed_to_the_program_beside_the_command() {
     let output = run(&["stat", "--json", "s3://b/3", "https://h/0"]);
     assert_complains(&output, 3, &[]);
     assert_eq!(output.stdout, b"stat --json s3://b/3\nstat --json https://h/0\n");
+    for verb in ["cat", "stat"] {
+        let output = run(&[verb, "--server", "n", "--freshness", "0.5", "s3://b/0"]);
+        assert_eq!(output.stdout, format!("{verb} --server n --freshness 0.5 s3://b/0\n").as_bytes());
+        assert_complains(&run(&[verb, "--freshness", "5", "s3://b/0"]), 2, &["--server"]);
+    }
     assert_complains(&run(&["cat", "s3://b/141", file]), 141, &[]);
     assert_complains(&run(&["cat", "--server", "n", file]), 2, &["--server"]);
     let output = run(&["s3", "--store", "s3://b", "--help", "x/7"]);

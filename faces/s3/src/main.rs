@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use quinion_object::{Freshness, ObjectCache, Options, cached_with};
-use quinion_serve::config::{Bytes, Config, Disk, StoreConfig};
+use quinion_serve::config::{Bytes, Config, Disk, StoreConfig, StoreDefaults};
 use quinion_serve::log::{Form, Log};
 use quinion_serve::{notify, stores};
 use quinion_service::{Client, ClientStore};
@@ -91,14 +91,8 @@ struct Arguments {
     /// Keep what leaves memory on a local disk as well: a folder and a size, such as /var/cache/quinion-s3:200G.
     #[arg(long, value_name = "FOLDER:SIZE")]
     disk: Option<Disk>,
-    /// How old what is known of an object may be: `always` asks the store by a HEAD at each read, a number of seconds
-    /// believes it for so long, `immutable` for ever. Writes through this endpoint are seen at once.
-    #[arg(long, value_name = "HOW", default_value = "always", value_parser = freshness)]
-    freshness: Freshness,
-    /// Trust the authorities whose certificates are in this file, in PEM, beside the system's: for stores behind HTTPS
-    /// that have no other file in the configuration.
-    #[arg(long, value_name = "FILE")]
-    ca_certificates: Option<PathBuf>,
+    #[command(flatten)]
+    store_defaults: StoreDefaults,
     /// A file in TOML, the same as that of quinion-serve: [[store]], and memory and [disk] unless there is a --server.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -114,17 +108,6 @@ struct Arguments {
     /// Write events as JSON, one object a line.
     #[arg(long)]
     json: bool,
-}
-
-fn freshness(text: &str) -> Result<Freshness, String> {
-    match text {
-        "always" => Ok(Freshness::Always),
-        "immutable" => Ok(Freshness::Immutable),
-        text => {
-            let seconds = text.parse::<u32>().map_err(|_| "write `always`, `immutable` or whole seconds")?;
-            Ok(Freshness::For(Duration::from_secs(seconds.into())))
-        }
-    }
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -218,7 +201,7 @@ fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
         arguments.store.iter().map(|prefix| StoreConfig { prefix: prefix.clone(), ..Default::default() });
     let mut configs: Vec<_> = config.stores.into_iter().chain(given).collect();
     for store in &mut configs {
-        store.ca_certificates = store.ca_certificates.take().or_else(|| arguments.ca_certificates.clone());
+        store.complete_by(&arguments.store_defaults);
     }
     if configs.is_empty() {
         return Err("there is no store; give one as --store s3://BUCKET, or as [[store]] in the file".into());
@@ -234,8 +217,10 @@ fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
         }
     };
     let mut buckets = BTreeMap::new();
-    for upstream::Opened { name, upstream, store, store_name } in opened {
-        let cached = read_by.bucket(&name, Arc::new(store), store_name, arguments.freshness)?;
+    for (opened, config) in opened.into_iter().zip(&configs) {
+        let upstream::Opened { name, upstream, store, store_name } = opened;
+        let freshness = config.freshness.unwrap_or_default().0;
+        let cached = read_by.bucket(&name, Arc::new(store), store_name, freshness)?;
         buckets.insert(name, Bucket { upstream, cached });
     }
     Ok(buckets)
@@ -294,8 +279,11 @@ mod tests {
 
     #[test]
     fn freshness_is_a_word_or_seconds() {
-        assert_eq!(freshness("always"), Ok(Freshness::Always));
-        assert_eq!(freshness("5"), Ok(Freshness::For(Duration::from_secs(5))));
-        assert!(freshness("-1").is_err() && freshness("never").is_err());
+        let of = |text: &str| {
+            let line = ["quinion-s3", "serve", "--anonymous", "--store", "s3://b", "--freshness", text];
+            CommandLine::try_parse_from(line).map(drop)
+        };
+        assert!(["always", "immutable", "5", "0.5"].into_iter().all(|text| of(text).is_ok()));
+        assert!(of("-1").is_err() && of("never").is_err());
     }
 }

@@ -307,8 +307,11 @@ fn writes_through_the_endpoint_are_seen_at_once_whatever_is_believed() {
     let store = below(&server, "bucket");
     let folder = tempfile::tempdir().unwrap();
     let (_server, name) = serve(store.clone(), folder.path());
+    let config = folder.path().join("config.toml").to_str().unwrap().to_owned();
+    std::fs::write(&config, "[[store]]\nprefix = 's3://bucket'\nfreshness = 'immutable'\n").unwrap();
     for read_by in [["--memory", "32M"], ["--server", &name]] {
-        let arguments = [&["--store", "s3://bucket", "--freshness", "immutable"][..], &read_by].concat();
+        // What the configuration says of a bucket goes before the command line.
+        let arguments = [&["--config", &config, "--freshness", "always"][..], &read_by].concat();
         let endpoint = Endpoint::start(&server, &arguments);
         let (client, path, other) = (endpoint.bucket("bucket"), Path::from("a"), Path::from("other"));
         runtime().block_on(async {

@@ -19,6 +19,7 @@
 //! endpoint = "http://127.0.0.1:9000"
 //! region = "us-east-1"
 //! ca_certificates = "/etc/ssl/own.pem"
+//! freshness = "30"
 //! ```
 //!
 //! The command line wins over the file. A key that is not known is an error, which names file, line and key.
@@ -27,6 +28,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use quinion_object::Freshness;
 use serde::Deserialize;
 
 use crate::price::Price;
@@ -74,6 +76,49 @@ pub struct StoreConfig {
     pub region: Option<String>,
     /// A file in PEM with certificates of authorities that are trusted for it, beside the system's.
     pub ca_certificates: Option<PathBuf>,
+    /// How old what is known of its objects may be, unless a client says otherwise.
+    pub freshness: Option<StoreFreshness>,
+}
+
+impl StoreConfig {
+    /// Takes what the file does not say of this store from `others`, the options of the command line.
+    pub fn complete_by(&mut self, others: &StoreDefaults) {
+        self.ca_certificates = self.ca_certificates.take().or_else(|| others.ca_certificates.clone());
+        self.freshness = self.freshness.or(others.freshness);
+    }
+}
+
+/// Options of a command line for stores of which the configuration file says nothing else.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct StoreDefaults {
+    /// Trust the authorities whose certificates are in this file, in PEM, beside the system's: for stores behind HTTPS
+    /// that have no other file in the configuration.
+    #[arg(long, value_name = "FILE")]
+    pub ca_certificates: Option<PathBuf>,
+    /// How old what is known of an object may be: `always` asks the store by a HEAD each time, a number of seconds
+    /// lets an answer serve for so long, `immutable` for ever. For stores that have no other in the configuration;
+    /// `always` if not given.
+    #[arg(long, value_name = "HOW")]
+    pub freshness: Option<StoreFreshness>,
+}
+
+/// A [`Freshness`], written as `always`, `immutable`, or seconds such as `0.5`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(try_from = "String")]
+pub struct StoreFreshness(pub Freshness);
+
+impl TryFrom<String> for StoreFreshness {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl std::str::FromStr for StoreFreshness {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self)
+    }
 }
 
 /// An amount of bytes, written as `8G`: powers of 1024.
@@ -182,14 +227,16 @@ mod tests {
     #[test]
     fn a_file_says_all_that_there_is() {
         let text = "name='n'\nmemory='2G'\nmetrics='[::1]:80'\n\
-             [disk]\nfolder='/d'\nsize='1T'\n[price]\ngets_1000=1\n[[store]]\nprefix='s3://b'\nregion='r'";
+             [disk]\nfolder='/d'\nsize='1T'\n[price]\ngets_1000=1\n\
+             [[store]]\nprefix='s3://b'\nregion='r'\nfreshness='0.5'";
         let config = read(text).unwrap();
         assert_eq!(config.memory, Some(Bytes(2 << 30)));
         assert_eq!(config.disk, "/d:1T".parse().ok());
         assert_eq!(config.metrics, "[::1]:80".parse().ok());
         assert_eq!(config.price.map(|price| price.of(1000, 1000)), Some(1.0));
-        let store = StoreConfig { prefix: "s3://b".into(), region: Some("r".into()), ..Default::default() };
-        assert_eq!(config.stores, [store]);
+        let freshness = Some(StoreFreshness(Freshness::For(std::time::Duration::from_millis(500))));
+        let (prefix, region) = ("s3://b".into(), Some("r".into()));
+        assert_eq!(config.stores, [StoreConfig { prefix, region, freshness, ..Default::default() }]);
     }
 
     #[test]
@@ -217,6 +264,7 @@ mod tests {
             ("\n\n[[store]]\nprefix='s3://b'\nregoin='r'", "line 5", "regoin"),
             ("[disk]\nfolder='/d'", "line 1", "size"),
             ("[price]\ngigabyte=-1", "line 2", "from 0 on"),
+            ("[[store]]\nprefix='s3://b'\nfreshness='never'", "line 3", "`immutable`"),
         ] {
             let error = read(text).unwrap_err();
             for part in ["FILE", line, key, "correct that line"] {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   quinion-serve [--config FILE] [--name NAME] [--memory SIZE] [--disk FOLDER:SIZE] [--store PREFIX]...
-//!                 [--ca-certificates FILE] [--metrics ADDRESS] [--replace]
+//!                 [--freshness HOW] [--ca-certificates FILE] [--metrics ADDRESS] [--replace]
 //!
 //!   read the configuration -> open stores -> take the name -> build the cache -> serve -> READY=1 -> wait for a signal
 //!   SIGTERM, SIGINT: STOPPING=1, the socket is removed, end
@@ -33,7 +33,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
-use quinion_serve::config::{Bytes, Config, Disk, StoreConfig};
+use quinion_serve::config::{Bytes, Config, Disk, StoreConfig, StoreDefaults};
 use quinion_serve::log::{Form, Log};
 use quinion_serve::price::Savings;
 use quinion_serve::{notify, stores};
@@ -69,10 +69,8 @@ struct Arguments {
     /// Given once or more often. Credentials come from the environment.
     #[arg(long, value_name = "PREFIX")]
     store: Vec<String>,
-    /// Trust the authorities whose certificates are in this file, in PEM, beside the system's: for stores behind HTTPS
-    /// that have no other file in the configuration.
-    #[arg(long, value_name = "FILE")]
-    ca_certificates: Option<PathBuf>,
+    #[command(flatten)]
+    store_defaults: StoreDefaults,
     /// Answer monitors at this address and port, such as 127.0.0.1:9464: /metrics for Prometheus, and /healthz.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
@@ -121,7 +119,7 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     let more = arguments.store.into_iter().map(|prefix| StoreConfig { prefix, ..Default::default() });
     config.stores.extend(more);
     for store in &mut config.stores {
-        store.ca_certificates = store.ca_certificates.take().or_else(|| arguments.ca_certificates.clone());
+        store.complete_by(&arguments.store_defaults);
     }
     if config.stores.is_empty() {
         return Err("there is no store; give one as --store s3://BUCKET, or as [[store]] in the file".into());

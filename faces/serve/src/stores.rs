@@ -92,7 +92,8 @@ pub fn open(
     let store = built(&scheme, &url, (&options, client)).map_err(|error| failed(&error))?;
     let store: Arc<dyn ObjectStore> =
         if folder == Path::default() { store } else { Arc::new(PrefixStore::new(store, folder)) };
-    Ok((store, Options::new().store_name(name)))
+    let freshness = config.freshness.unwrap_or_default().0;
+    Ok((store, Options::new().store_name(name).freshness(freshness)))
 }
 
 /// What the client of HTTP is told that no option of a store can say: which authorities are trusted as well.

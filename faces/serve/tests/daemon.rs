@@ -681,6 +681,49 @@ fn size_version_and_time_of_an_object_are_shown_for_people_and_as_json() {
 }
 
 #[test]
+fn an_answer_of_the_store_serves_opens_as_long_as_the_configuration_or_the_client_says() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[[store]]\nprefix = 's3://bucket/file'\nfreshness = 'always'\n").unwrap();
+    let mut command = bucket.serve(folder.path(), SECRET, "s3://bucket/line");
+    command.args(["--freshness", "immutable", "--metrics", "127.0.0.1:0", "--config"]).arg(&config);
+    let mut server = Server::spawn(&mut command);
+    let address = monitors_of(&server.event());
+    let heads = |prefix: &str| -> u64 {
+        let (_, text) = ask(&address, "GET /metrics");
+        let name = format!("quinion_store_heads_total{{store=\"{prefix}\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&name));
+        line.unwrap_or_else(|| panic!("{name}: {text}")).parse().unwrap()
+    };
+    let name = socket(folder.path());
+    let by_server = ["--server", name.to_str().unwrap()];
+    // Of the configuration, and of the command line for what the configuration does not say.
+    for (prefix, heads_by_default) in [("s3://bucket/file", 3), ("s3://bucket/line", 1)] {
+        let url = format!("{prefix}/a");
+        bucket.put(url.strip_prefix("s3://bucket/").unwrap(), data(1, 9000));
+        let times = |count, words: &[&str]| {
+            let before = heads(prefix);
+            for verb in ["cat", "stat"].into_iter().cycle().take(count) {
+                let output = object(&bucket, &[&[verb], &by_server[..], words, &[&url]].concat());
+                assert!(output.status.success() && (verb == "stat" || output.stdout == data(1, 9000)));
+            }
+            heads(prefix) - before
+        };
+        assert_eq!(times(3, &[]), heads_by_default);
+        assert_eq!(times(3, &["--freshness", "3600"]), 0);
+        assert_eq!(times(3, &["--freshness", "immutable"]), 0);
+        assert_eq!(times(3, &["--freshness", "always"]), 3);
+    }
+    for words in [&["--freshness", "never"][..], &["--freshness", "-1"]] {
+        let output = object(&bucket, &[&["cat"], &by_server[..], words, &["s3://bucket/file/a"]].concat());
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    }
+    let without_server = object(&bucket, &["cat", "--freshness", "5", "s3://bucket/file/a"]);
+    assert_eq!(without_server.status.code(), Some(2));
+}
+
+#[test]
 fn gets_and_bytes_that_were_spent_and_saved_have_the_configured_price() {
     let Some(bucket) = Bucket::new() else { return };
     let folder = tempfile::tempdir().unwrap();

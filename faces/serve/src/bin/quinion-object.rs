@@ -3,6 +3,7 @@
 //! ```text
 //!   quinion-object cat [--range FIRST..END] URL...     bytes, in order       by a running server (--server NAME),
 //!   quinion-object stat [--json] URL...                size, version, time   or by the store itself
+//!     --server NAME --freshness HOW                    by what that server knows, if it is not older
 //! ```
 //!
 //! `quinion cat s3://..` and `quinion stat s3://..` start it, as they do not link an HTTP client. Without a server the
@@ -24,7 +25,7 @@ use clap::{Parser, Subcommand};
 use object_store::ObjectMeta;
 use object_store::path::Path;
 use quinion_object::{ObjectCache, ObjectFile};
-use quinion_serve::config::{Bytes, StoreConfig};
+use quinion_serve::config::{Bytes, StoreConfig, StoreFreshness};
 use quinion_serve::{log, stores};
 use quinion_service::{Client, ClientFile};
 
@@ -56,6 +57,10 @@ struct Place {
     /// with credentials from the environment.
     #[arg(long, value_name = "NAME")]
     server: Option<String>,
+    /// How old what the server knows of an object may be: `always` has it ask the store, a number of seconds lets an
+    /// answer serve for so long, `immutable` for ever. As the server was told for that store, if not given.
+    #[arg(long, value_name = "HOW", requires = "server")]
+    freshness: Option<StoreFreshness>,
 }
 
 /// Write objects to standard output.
@@ -168,7 +173,13 @@ enum Opener {
 impl Opener {
     fn new(place: &Place, memory: u64) -> Result<Self, String> {
         match &place.server {
-            Some(name) => Client::connect(name).map(Self::Server).map_err(|error| error.to_string()),
+            Some(name) => {
+                let client = Client::connect(name).map_err(|error| error.to_string())?;
+                Ok(Self::Server(match place.freshness {
+                    Some(StoreFreshness(freshness)) => client.with_freshness(freshness),
+                    None => client,
+                }))
+            }
             None => {
                 let cache = quinion::Cache::builder().memory(memory).build();
                 cache.map(Self::Own).map_err(|error| error.to_string())

@@ -21,10 +21,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use quinion::{Cache, Coherence, DiskOptions, ErrorKind, OpenOptions};
-use quinion_object::{FetchStats, ObjectCache};
+use quinion_object::{FetchStats, Freshness, ObjectCache};
 
 use crate::error::{EISDIR, ENODEV, Failure, Result};
-use crate::file::{RawFile, ReadCounters};
+use crate::file::{RawFile, ReadCounters, freshness_of};
 use crate::source::{CachedFile, CachedObject, KernelFile, Source};
 use crate::stores::{self, StoreRequest};
 use crate::wait::interruptible;
@@ -38,6 +38,8 @@ struct Opener {
     /// By prefix.
     stores: Mutex<HashMap<String, ObjectCache>>,
     counters: Arc<ReadCounters>,
+    /// Of opens that say no other.
+    freshness: Freshness,
 }
 
 impl Opener {
@@ -47,6 +49,7 @@ impl Opener {
             return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
         }
         let (store, options) = stores::open(prefix, request)?;
+        let options = options.freshness(self.freshness);
         let new = ObjectCache::new(self.cache.clone(), store, options).map_err(|error| error.to_string())?;
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         // Two threads may have made it; all files of a store are to be of one.
@@ -75,8 +78,12 @@ impl Opener {
         Ok((store.map_err(|why| Failure::invalid(format!("cannot open {url}: {why}")))?, key))
     }
 
-    fn object(&self, url: &str) -> Result<Arc<dyn Source>> {
+    fn object(&self, url: &str, freshness: Option<Freshness>) -> Result<Arc<dyn Source>> {
         let (store, key) = self.store(url)?;
+        let store = match freshness {
+            Some(freshness) => store.with_freshness(freshness),
+            None => store,
+        };
         let invalid = |error: &dyn std::fmt::Display| Failure::invalid(format!("cannot open {url}: {error}"));
         let key = percent_decode_str(key).decode_utf8().map_err(|error| invalid(&error))?;
         let path = Path::parse(&key).map_err(|error| invalid(&error))?;
@@ -103,10 +110,11 @@ impl Opener {
         }
     }
 
-    fn open(&self, url: &str) -> Result<RawFile> {
+    fn open(&self, url: &str, freshness: Option<&str>) -> Result<RawFile> {
+        let freshness = freshness_of(freshness)?;
         let source = match url.split_once("://") {
             Some(("file", path)) => self.local(path),
-            Some(_) => self.object(url),
+            Some(_) => self.object(url, freshness),
             None => self.local(url),
         };
         Ok(RawFile::new(source?, Arc::clone(&self.counters)))
@@ -164,7 +172,9 @@ impl RawCache {
         memory: u64,
         disk: Option<(PathBuf, u64)>,
         stores: HashMap<String, StoreRequest>,
+        freshness: Option<&str>,
     ) -> PyResult<Self> {
+        let freshness = freshness_of(freshness)?.unwrap_or_default();
         let mut builder = Cache::builder().memory(memory);
         if let Some((folder, bytes)) = disk {
             builder = builder.disk(DiskOptions::new(folder, bytes));
@@ -172,24 +182,30 @@ impl RawCache {
         let cache =
             py.detach(|| builder.build()).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let (stores_made, counters) = (Mutex::default(), Arc::default());
-        let opener = Arc::new(Opener { cache, stores: stores_made, counters });
+        let opener = Arc::new(Opener { cache, stores: stores_made, counters, freshness });
         for (prefix, request) in stores {
             opener.add(&prefix, request).map_err(PyValueError::new_err)?;
         }
         Ok(Self { opener: Mutex::new(Some(opener)), process: std::process::id() })
     }
 
-    fn open(&self, py: Python<'_>, url: String) -> PyResult<RawFile> {
+    fn open(&self, py: Python<'_>, url: String, freshness: Option<String>) -> PyResult<RawFile> {
         let opener = self.opener()?;
         if stores::is_network(&url) || url.contains("://") {
-            return interruptible(py, move || opener.open(&url));
+            return interruptible(py, move || opener.open(&url, freshness.as_deref()));
         }
-        Ok(py.detach(|| opener.open(&url))?)
+        Ok(py.detach(|| opener.open(&url, freshness.as_deref()))?)
     }
 
-    fn start_open(&self, waiter: &RawWaiter, number: u64, url: String) -> PyResult<()> {
+    fn start_open(
+        &self,
+        waiter: &RawWaiter,
+        number: u64,
+        url: String,
+        freshness: Option<String>,
+    ) -> PyResult<()> {
         let opener = self.opener()?;
-        waiter.start(number, move || opener.open(&url).map(Answer::File))
+        waiter.start(number, move || opener.open(&url, freshness.as_deref()).map(Answer::File))
     }
 
     /// What the cache has done, and has.

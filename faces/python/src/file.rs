@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use quinion_service::Client;
+use quinion_service::{Client, Freshness};
 
 use crate::error::{Failure, Result};
 use crate::memory::{Pin, with_buffer};
@@ -42,15 +42,28 @@ impl ReadCounters {
     }
 }
 
+/// How old what is known of an object may be, as Python says it; `None`: as was said for its store.
+pub(crate) fn freshness_of(text: Option<&str>) -> Result<Option<Freshness>> {
+    text.map(|text| text.parse().map_err(Failure::invalid)).transpose()
+}
+
 /// A connection to a server's cache, of this very process.
 #[pyclass(frozen, module = "quinion._quinion")]
 pub(crate) struct RawClient(Client);
 
 impl RawClient {
     /// What opens `url`, on any thread.
-    fn opening(&self, url: String) -> impl FnOnce() -> Result<RawFile> + Send + 'static {
+    fn opening(
+        &self,
+        url: String,
+        freshness: Option<String>,
+    ) -> impl FnOnce() -> Result<RawFile> + Send + 'static {
         let client = self.0.clone();
         move || {
+            let client = match freshness_of(freshness.as_deref())? {
+                Some(freshness) => client.with_freshness(freshness),
+                None => client,
+            };
             let file = client.open(&url)?;
             let is_local = url.split_once("://").is_none_or(|(scheme, _)| scheme == "file");
             let source: Arc<dyn Source> =
@@ -67,12 +80,18 @@ impl RawClient {
         Ok(py.detach(|| Client::connect(name)).map(Self).map_err(Failure::from)?)
     }
 
-    fn open(&self, py: Python<'_>, url: String) -> PyResult<RawFile> {
-        interruptible(py, self.opening(url))
+    fn open(&self, py: Python<'_>, url: String, freshness: Option<String>) -> PyResult<RawFile> {
+        interruptible(py, self.opening(url, freshness))
     }
 
-    fn start_open(&self, waiter: &RawWaiter, number: u64, url: String) -> PyResult<()> {
-        let opening = self.opening(url);
+    fn start_open(
+        &self,
+        waiter: &RawWaiter,
+        number: u64,
+        url: String,
+        freshness: Option<String>,
+    ) -> PyResult<()> {
+        let opening = self.opening(url, freshness);
         waiter.start(number, move || opening().map(Answer::File))
     }
 

@@ -13,6 +13,7 @@ use quinion::Cache;
 use quinion_service::ServerStats;
 
 use crate::error::Failure;
+use crate::file::freshness_of;
 use crate::stores::{self, StoreRequest};
 
 /// A server, until it is stopped or collected.
@@ -60,13 +61,15 @@ impl Server {
         name: String,
         memory: u64,
         stores: HashMap<String, StoreRequest>,
+        freshness: Option<&str>,
     ) -> PyResult<Self> {
+        let freshness = freshness_of(freshness)?.unwrap_or_default();
         let invalid = |error: &dyn std::fmt::Display| PyValueError::new_err(error.to_string());
         let cache = Cache::builder().memory(memory).build().map_err(|error| invalid(&error))?;
         let mut builder = quinion_service::Server::builder(cache);
         for (prefix, request) in stores {
             let (store, options) = stores::open(&prefix, request).map_err(|why| invalid(&why))?;
-            builder = builder.store(prefix, store, options);
+            builder = builder.store(prefix, store, options.freshness(freshness));
         }
         let server = py.detach(|| builder.start(&name)).map_err(Failure::from)?;
         Ok(Self { name, process: std::process::id(), running: Mutex::new(Some(server)) })
@@ -81,6 +84,7 @@ impl Server {
         dict.set_item("reads", stats.reads)?;
         dict.set_item("bytes", stats.bytes)?;
         dict.set_item("asked", stats.asked)?;
+        dict.set_item("heads", stats.fetches.iter().map(|(_, fetched)| fetched.heads).sum::<u64>())?;
         dict.set_item("gets", stats.fetches.iter().map(|(_, fetched)| fetched.gets).sum::<u64>())?;
         dict.set_item("fetched_bytes", stats.fetches.iter().map(|(_, fetched)| fetched.bytes).sum::<u64>())?;
         Ok(dict)

@@ -26,7 +26,7 @@ import io
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from . import _aio
 from ._residency import Residency
@@ -37,12 +37,21 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 __all__ = [
-    "Cache", "Client", "File", "Pin", "Residency", "Server", "Stores",
+    "Cache", "Client", "File", "Freshness", "Pin", "Residency", "Server", "Stores",
     "connect", "ensure_service", "residency", "serve", "top",
 ]  # fmt: skip
 
 Stores: TypeAlias = Mapping[str, str | Mapping[str, str] | Mapping[str, bytes]]
 """What URLs lead to, by their beginnings: a folder, options of a store, or objects; see `serve`."""
+
+Freshness: TypeAlias = float | Literal["always", "immutable"] | None
+"""How old what is known of an object may be when an open takes it for current. `"always"`, or 0: each open asks the
+store, and waits for its answer. A number of seconds: an answer serves the opens of that time. `"immutable"`: it serves all
+later opens. When a read finds that the object has changed, the next open asks the store. `None`: as was said for the
+cache, the client or the server, and else `"always"`. An open file is of one version in any case."""
+
+# More seconds than this are no time that a user means.
+_FRESHNESS_MAX = 1e9
 
 # Counts forks: what was connected or opened under another number is the parent's.
 _generation = 0
@@ -63,15 +72,25 @@ _AHEAD_BYTES = 64 << 20
 _Identity = tuple[int, str | None, str | None, int | None]
 
 
-def serve(name: str, *, memory: int, stores: Stores | None = None) -> Server:
+def serve(name: str, *, memory: int, stores: Stores | None = None, freshness: Freshness = None) -> Server:
     """Starts a server in this process: a cache of `memory` bytes, which other processes of this user reach by `name`.
 
     `stores` says what URLs lead to, by their beginnings. The value is a folder (`"file:///data"`), options of a store
     whose prefix is `s3://bucket`, `gs://bucket`, `az://container`, `http://host` or `https://host`
     (`{"endpoint": ..., "region": ...}`, by their names in the Rust crate object_store, in place of what the
-    environment's `AWS_...`, `GOOGLE_...` and `AZURE_...` say), or objects in memory (`{"key": b"bytes"}`).
+    environment's `AWS_...`, `GOOGLE_...` and `AZURE_...` say), or objects in memory (`{"key": b"bytes"}`). `freshness`
+    is for opens of clients that say no other.
     """
-    return Server(name, memory, _all_plain(stores))
+    return Server(name, memory, _all_plain(stores), _freshness(freshness))
+
+
+def _freshness(freshness: Freshness) -> str | None:
+    """As the compiled half reads it. A `ValueError` if it is none."""
+    if isinstance(freshness, (int, float)) and 0 <= freshness <= _FRESHNESS_MAX:
+        return f"{freshness:.9f}"
+    if freshness is None or freshness in ("always", "immutable"):
+        return freshness
+    raise ValueError(f"there is no freshness {freshness!r}; give seconds, 'always' or 'immutable'")
 
 
 def _all_plain(stores: Stores | None) -> dict[str, str | dict[str, Any]]:
@@ -82,23 +101,29 @@ def _plain(store: str | Mapping[str, Any]) -> str | dict[str, Any]:
     return store if isinstance(store, str) else dict(store)
 
 
-def connect(name: str) -> Client:
+def connect(name: str, *, freshness: Freshness = None) -> Client:
     """Connects to the server of that name; a name with a slash is the path of its socket."""
-    return Client(name)
+    return Client(name, freshness)
 
 
 def ensure_service(
-    name: str = "node", *, memory: int = 1 << 30, stores: Stores | None = None, idle: float = 300.0
+    name: str = "node",
+    *,
+    memory: int = 1 << 30,
+    stores: Stores | None = None,
+    idle: float = 300.0,
+    freshness: Freshness = None,
 ) -> Client:
     """Connects to the server of that name, which is started as a process of its own if there is none: so all processes of
-    a user on one node that call this share one cache. A server that is there is taken as it is.
+    a user on one node that call this share one cache. A server that is there is taken as it is. `freshness` is this
+    client's.
 
     It reads stores with the environment of the process that started it, and ends when it has had no client for `idle`
     seconds.
     """
     from . import service
 
-    return service.ensure(name, memory, stores, idle)
+    return service.ensure(name, memory, stores, idle, freshness)
 
 
 def residency(url: str, *, server: str = "node") -> Residency:
@@ -109,15 +134,18 @@ def residency(url: str, *, server: str = "node") -> Residency:
 class _RawOpener(Protocol):
     """The compiled half of what opens files."""
 
-    def open(self, url: str) -> RawFile: ...
-    def start_open(self, waiter: RawWaiter, number: int, url: str) -> None: ...
+    def open(self, url: str, freshness: str | None) -> RawFile: ...
+    def start_open(self, waiter: RawWaiter, number: int, url: str, freshness: str | None) -> None: ...
 
 
 class Client:
-    """A connection to a server. Pickles as its name; a forked child connects by itself."""
+    """A connection to a server. `freshness` is for its opens that say no other. Pickles as its name and freshness; a
+    forked child connects by itself."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, freshness: Freshness = None) -> None:
+        _freshness(freshness)  # a wrong one is refused here, and not by each open
         self.name = name
+        self.freshness = freshness
         self._state = (_generation, RawClient(name))
 
     def _raw(self) -> RawClient:
@@ -127,13 +155,13 @@ class Client:
             self._state = (_generation, raw)
         return raw
 
-    def open(self, url: str) -> File:
+    def open(self, url: str, *, freshness: Freshness = None) -> File:
         """Opens an object by its URL, or a local file by its path, for reading."""
-        return File(self, url)
+        return File(self, url, freshness)
 
-    async def aopen(self, url: str) -> File:
+    async def aopen(self, url: str, *, freshness: Freshness = None) -> File:
         """As `open`, for asyncio."""
-        return await _aopen(self, url)
+        return await _aopen(self, url, freshness)
 
     def residency(self, url: str) -> Residency:
         """What of an object is in the server's memory now. It is a hint: the next moment may evict or fetch. It costs an
@@ -147,7 +175,7 @@ class Client:
         return self._raw().owner_is_dead()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (connect, (self.name,))
+        return (Client, (self.name, self.freshness))
 
     def __repr__(self) -> str:
         return f"<quinion.Client of {self.name!r}>"
@@ -158,16 +186,23 @@ class Cache:
 
     `disk` is a folder and a size: what stores have sent is kept there as well, and is there after a restart. `stores`
     are those of `serve`; of `s3://`, `gs://`, `az://`, `http://` and `https://` URLs that no prefix begins, the store is
-    opened with the environment's credentials. It cannot be pickled, and a forked child cannot use it: `RuntimeError`.
+    opened with the environment's credentials. `freshness` is for its opens that say no other. It cannot be pickled, and
+    a forked child cannot use it: `RuntimeError`.
     """
 
     def __init__(
-        self, *, memory: int, disk: tuple[str | os.PathLike[str], int] | None = None, stores: Stores | None = None
+        self,
+        *,
+        memory: int,
+        disk: tuple[str | os.PathLike[str], int] | None = None,
+        stores: Stores | None = None,
+        freshness: Freshness = None,
     ) -> None:
+        self.freshness = freshness
         self._generation = _generation
         self._files: weakref.WeakSet[File] = weakref.WeakSet()
         self._raw_cache: RawCache | None = None
-        self._raw_cache = RawCache(memory, disk, _all_plain(stores))
+        self._raw_cache = RawCache(memory, disk, _all_plain(stores), _freshness(freshness))
 
     def _raw(self) -> RawCache:
         if self._generation != _generation:
@@ -176,15 +211,15 @@ class Cache:
             raise ValueError("this cache is closed")
         return self._raw_cache
 
-    def open(self, url: str | os.PathLike[str]) -> File:
+    def open(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
         """Opens an object by its URL, or a local file by its path, for reading."""
-        file = File(self, os.fspath(url))
+        file = File(self, os.fspath(url), freshness)
         self._files.add(file)
         return file
 
-    async def aopen(self, url: str | os.PathLike[str]) -> File:
+    async def aopen(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
         """As `open`, for asyncio."""
-        file = await _aopen(self, os.fspath(url))
+        file = await _aopen(self, os.fspath(url), freshness)
         self._files.add(file)
         return file
 
@@ -194,8 +229,8 @@ class Cache:
             return file.residency()
 
     def stats(self) -> dict[str, int]:
-        """What the cache has done, and has: `reads` and `hits` (those that waited for nothing) by its files, `gets` and
-        `fetched_bytes` from stores, `cached_bytes` and `pinned_bytes` now."""
+        """What the cache has done, and has: `reads` and `hits` (those that waited for nothing) by its files, `heads`,
+        `gets` and `fetched_bytes` from stores, `cached_bytes` and `pinned_bytes` now."""
         return self._raw().stats()
 
     def close(self) -> None:
@@ -226,10 +261,16 @@ class Cache:
         )
 
 
-async def _aopen(opener: Client | Cache, url: str) -> File:
+async def _aopen(opener: Client | Cache, url: str, freshness: Freshness) -> File:
     raw: _RawOpener = opener._raw()
-    opened: RawFile = await _aio.answer(lambda waiter: raw.start_open(*waiter, url))
-    return File(opener, url, _opened=opened)
+    wanted = _wanted(opener, freshness)
+    opened: RawFile = await _aio.answer(lambda waiter: raw.start_open(*waiter, url, wanted))
+    return File(opener, url, freshness, _opened=opened)
+
+
+def _wanted(opener: Client | Cache, freshness: Freshness) -> str | None:
+    """That of an open, or else that of its opener, as the compiled half reads it."""
+    return _freshness(opener.freshness if freshness is None else freshness)
 
 
 class File(io.RawIOBase):
@@ -242,10 +283,16 @@ class File(io.RawIOBase):
     """
 
     def __init__(
-        self, client: Client | Cache, url: str, _identity: _Identity | None = None, _opened: RawFile | None = None
+        self,
+        client: Client | Cache,
+        url: str,
+        freshness: Freshness = None,
+        _identity: _Identity | None = None,
+        _opened: RawFile | None = None,
     ) -> None:
         super().__init__()
         self._client = client
+        self._freshness = freshness
         self._position = 0
         self.name = url
         self._state: tuple[int, RawFile] | None = None
@@ -253,7 +300,9 @@ class File(io.RawIOBase):
         self._open(_opened)
 
     def _open(self, opened: RawFile | None = None) -> RawFile:
-        raw = opened if opened is not None else self._client._raw().open(self.name)
+        raw = opened
+        if raw is None:
+            raw = self._client._raw().open(self.name, _wanted(self._client, self._freshness))
         if raw.is_object:
             found = (raw.size, raw.etag, raw.version, raw.modified_ns)
             if self._identity is not None and found != self._identity:
@@ -414,7 +463,7 @@ class File(io.RawIOBase):
         self._raw()
         if isinstance(self._client, Cache):
             raise TypeError("a file of a cache is of one process; for several use quinion.serve and quinion.connect")
-        return (_reopen, (self._client.name, self.name, self._identity, self._position))
+        return (_reopen, (self._client, self.name, self._freshness, self._identity, self._position))
 
     def __repr__(self) -> str:
         state = "closed" if self._state is None else f"at {self._position}"
@@ -442,7 +491,9 @@ def _bar(name: str, total: int, progress: bool | None) -> Iterator[Callable[[int
         yield bar.update
 
 
-def _reopen(server: str, url: str, identity: _Identity | None, position: int) -> File:
-    file = File(Client(server), url, identity)
+def _reopen(
+    client: Client, url: str, freshness: Freshness, identity: _Identity | None, position: int
+) -> File:
+    file = File(client, url, freshness, identity)
     file.seek(position)
     return file

@@ -5,7 +5,9 @@ server that has a store for `s3://bucket`:
 
     pandas.read_parquet("quinion::s3://bucket/key", storage_options={"quinion": {"server": "tables"}})
 
-Each open asks for the object's version, so a read sees what was put before it.
+Each open asks for the object's version, so a read sees what was put before it. With `freshness=30` beside `server`, an
+answer serves the opens of 30 seconds (`quinion.Freshness`). The server is not told of writes through this file system:
+within that time a read may return what was there before a write.
 
 It is asynchronous as fsspec means that: `_cat_file`, `_info` and the like are coroutines, and `asynchronous=True` makes the
 other file system so as well. Its other calls wait themselves, on no loop of fsspec's. A file system without coroutines is
@@ -24,7 +26,7 @@ import fsspec  # type: ignore[import-untyped]
 from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
 from fsspec.implementations.chained import ChainedFileSystem  # type: ignore[import-untyped]
 
-from . import File, connect
+from . import File, Freshness, connect
 
 __all__ = ["QuinionFileSystem"]
 
@@ -42,11 +44,12 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         server: str,
         target_protocol: str,
         target_options: dict[str, Any] | None = None,
+        freshness: Freshness = None,
         fo: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.client = connect(server)
+        self.client = connect(server, freshness=freshness)
         options_of_target = dict(target_options or {})
         if self.asynchronous and fsspec.get_filesystem_class(target_protocol).async_impl:
             options_of_target["asynchronous"] = True

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy
 
-from . import Cache, Client, File, Pin
+from . import Cache, Client, File, Freshness, Pin
 
 __all__ = ["load"]
 
@@ -48,13 +48,16 @@ Array = numpy.ndarray[Any, numpy.dtype[Any]]
 _Lend = Callable[[int, int], Any]
 
 
-def load(client: Client | Cache, url: str, *, framework: str = "np") -> dict[str, Any]:
+def load(
+    client: Client | Cache, url: str, *, framework: str = "np", freshness: Freshness = None
+) -> dict[str, Any]:
     """All tensors of an object or file, by name: numpy's arrays, or torch's tensors for `framework="pt"`. `BF16` and the
-    8-bit floats have no numpy type: a `TypeError`."""
+    8-bit floats have no numpy type: a `TypeError`. With `freshness="immutable"`, weights that are cached are loaded
+    without a request to their store; see `quinion.Freshness`."""
     if framework not in ("np", "pt"):
         raise ValueError(f"there is no framework {framework!r}; choose 'np' or 'pt'")
     torch = importlib.import_module("torch") if framework == "pt" else None
-    with client.open(url) as file:
+    with client.open(url, freshness=freshness) as file:
         if file.residency().cached < file.size:
             # Before the short reads of the header: what is asked for at once comes into large pages.
             file.prefetch(0, _AHEAD_BYTES)

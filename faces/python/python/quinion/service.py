@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from . import Client, Server, Stores, connect, serve
+from . import Client, Freshness, Server, Stores, connect, serve
 
 __all__ = ["ensure"]
 
@@ -24,17 +24,19 @@ _START_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 
 
-def ensure(name: str, memory: int, stores: Stores | None, idle: float) -> Client:
+def ensure(
+    name: str, memory: int, stores: Stores | None, idle: float, freshness: Freshness = None
+) -> Client:
     """A client of the server of that name, which is started if there is none."""
     try:
-        return connect(name)
+        return connect(name, freshness=freshness)
     except ConnectionRefusedError:
         request = json.dumps({"memory": memory, "stores": _checked(stores), "idle": idle})
     command = [sys.executable, "-m", "quinion.service", name]
     done = subprocess.run(command, input=request, stdout=subprocess.PIPE, text=True, check=False)
     if done.stdout != "ready\n":
         raise OSError(f"cannot start a server {name!r}: {done.stdout.strip() or 'it ended at once'}")
-    return connect(name)
+    return connect(name, freshness=freshness)
 
 
 def _checked(stores: Stores | None) -> dict[str, Any]:

@@ -24,13 +24,14 @@ const PACKAGES: [&str; 6] = [
 ];
 
 /// Engines that read through the package, one of which may be missing: its tests say `SKIPPED` then.
-const ENGINES: [&str; 8] = [
+const ENGINES: [&str; 9] = [
     "pyarrow==26.0.1",
     "pandas==3.1.1",
     "duckdb==2.0.1",
     "polars==2.1.0",
     "s3fs==2026.9.0",
     "zarr==3.1.6",
+    "xarray==2026.9.0",
     "distributed==2026.8.0",
     "tqdm>=4.66,<5",
 ];

@@ -6,10 +6,12 @@ why.
 
 import importlib
 import io
+import itertools
 import os
 import pathlib
 import socket
 import subprocess
+import tarfile
 import time
 
 import fsspec
@@ -223,6 +225,70 @@ def test_zarr_reads_chunks(fresh):
     array = zarr.open_array(store=ours, mode="r")
     assert (fresh.twice(lambda: array[:]) == values).all()
     assert (array[150:250, 150:250] == values[150:250, 150:250]).all()
+
+
+def shard_of(samples):
+    """A tar file as webdataset has them: the members of a sample stand together, and have one name before the dot."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for key, members in samples:
+            for kind, data in members.items():
+                about = tarfile.TarInfo(f"{key}.{kind}")
+                about.size = len(data)
+                tar.addfile(about, io.BytesIO(data))
+    return raw.getvalue()
+
+
+def samples_of(file):
+    """Reads a shard from its beginning to its end, as a loader does that cannot seek: a sample at a time."""
+    with tarfile.open(fileobj=file, mode="r|") as tar:
+        of_sample = itertools.groupby(tar, lambda about: about.name.split(".")[0])
+        for key, members in of_sample:
+            yield key, {about.name.split(".")[1]: tar.extractfile(about).read() for about in members}
+
+
+def test_shards_of_tar_files_are_streamed(fresh):
+    rng = numpy.random.default_rng(13)
+    shards = {}
+    for shard in range(3):
+        keys = [f"{shard:03}-{number:05}" for number in range(40)]
+        samples = [(key, {"bin": rng.bytes(int(rng.integers(1, 90_000))), "cls": key.encode()}) for key in keys]
+        shards[f"bucket/shards/{shard:03}.tar"] = samples
+        fresh.bare.pipe_file(f"bucket/shards/{shard:03}.tar", shard_of(samples))
+
+    def stream():
+        urls = [f"quinion::s3://{path}" for path in shards]
+        found = []
+        for opened in fsspec.open_files(urls, "rb", **fresh.storage):
+            with opened as file:
+                found.append(list(samples_of(file)))
+        return found
+
+    assert fresh.twice(stream) == list(shards.values())
+    # Each byte comes once, though no read of the loader says how long the shard is.
+    assert fresh.server.stats()["fetched_bytes"] == sum(fresh.bare.size(path) for path in shards)
+
+
+def test_xarray_reads_chunks_of_a_dataset(fresh):
+    xarray = engine("xarray")
+    engine("zarr")
+    rng = numpy.random.default_rng(7)
+    of_time = numpy.arange(48)
+    values = rng.random((48, 60, 80))
+    written = xarray.Dataset(
+        {"temperature": (("time", "y", "x"), values, {"units": "K"})},
+        coords={"time": of_time, "y": numpy.arange(60), "x": numpy.arange(80)},
+    )
+    chunks = {"temperature": {"chunks": (12, 60, 80)}}
+    written.to_zarr("s3://bucket/weather.zarr", storage_options=fresh.options, encoding=chunks)
+
+    def opened():
+        return xarray.open_zarr("quinion::s3://bucket/weather.zarr", storage_options=fresh.storage, chunks=None)
+
+    found = fresh.twice(lambda: opened().load())
+    assert found.identical(xarray.open_zarr("s3://bucket/weather.zarr", storage_options=fresh.options).load())
+    mean = opened()["temperature"].sel(time=slice(13, 14)).mean("time")
+    assert numpy.allclose(mean, values[13:15].mean(axis=0))
 
 
 def test_numpy_loads_and_views(fresh):

@@ -6,8 +6,10 @@
 //!   quinion completions SHELL      what the shell wants to read
 //! ```
 //!
-//! Both say what `--help` says, so they cannot say anything else. The page of `run` has sections besides, on what is no
-//! option. Verbs that are for ourselves are in neither. Packages are made with them (`cargo xtask package`).
+//! Both say what `--help` says, so they cannot say anything else. `clap_complete` has no kind of value that is a file
+//! or a URL; so for `cat` and `stat`, which take both, the scripts of Bash, Zsh and Fish get a part of ours that
+//! offers the schemes of stores as well. The page of `run` has more sections, on what is no option. Verbs that are for
+//! ourselves are in neither. Packages are made with them (`cargo xtask package`).
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use clap_complete::Shell;
 
 use crate::{CommandLine, complain, print};
 
@@ -35,7 +38,7 @@ pub struct ManArguments {
 pub struct CompletionsArguments {
     /// For which shell.
     #[arg(value_enum, value_name = "SHELL")]
-    shell: clap_complete::Shell,
+    shell: Shell,
 }
 
 /// Prints or writes manual pages.
@@ -51,10 +54,65 @@ pub fn man(arguments: ManArguments) -> ExitCode {
 
 /// Prints completions.
 pub fn completions(arguments: CompletionsArguments) -> ExitCode {
-    let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut without_secrets(), "quinion", &mut script);
-    print(&String::from_utf8_lossy(&script)).map_or_else(|code| code, |()| ExitCode::SUCCESS)
+    print(&script_for(arguments.shell)).map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
+
+/// What the shell reads.
+fn script_for(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut without_secrets(), "quinion", &mut script);
+    let script = String::from_utf8_lossy(&script).into_owned();
+    match shell {
+        Shell::Bash => script + &BASH_URLS.replace("SCHEMES", SCHEMES),
+        Shell::Fish => script + &FISH_URLS.replace("SCHEMES", SCHEMES),
+        Shell::Zsh => with_urls_in_zsh(&script),
+        _ => script,
+    }
+}
+
+/// The same for the argument of `cat` and `stat`; other verbs' are files alone.
+fn with_urls_in_zsh(script: &str) -> String {
+    let line_with_urls = |line: &str| match line.starts_with("'*::files -- ") {
+        true => line.replace(":_files'", ":_quinion_files_or_urls'"),
+        false => line.to_owned(),
+    };
+    let lines: Vec<_> = script.split('\n').map(line_with_urls).collect();
+    // The first line says what the script is, and stays the first.
+    format!("{}\n\n{}{}", lines[0], ZSH_URLS.replace("SCHEMES", SCHEMES), lines[1..].join("\n"))
+}
+
+/// Schemes that are offered: one for each kind of store.
+const SCHEMES: &str = "s3:// gs:// az:// http:// https://";
+
+/// A word that begins like a scheme may be one, or a file. Bash cuts words at colons, so nothing is offered behind one.
+const BASH_URLS: &str = r#"
+_quinion_or_url() {
+    _quinion "$@"
+    local word="${COMP_WORDS[COMP_CWORD]}" IFS=$'\n' schemes
+    case "${COMP_WORDS[1]}" in cat | stat) ;; *) return 0 ;; esac
+    case "${COMP_WORDS[COMP_CWORD - 1]}" in --memory | --server | --freshness | =) return 0 ;; esac
+    case "${word}" in "" | -* | */*) return 0 ;; esac
+    schemes=($(IFS=' '; compgen -W "SCHEMES" -- "${word}"))
+    [[ ${#schemes[@]} -gt 0 ]] || return 0
+    COMPREPLY=("${schemes[@]}" $(compgen -f -- "${word}"))
+    compopt -o nospace 2>/dev/null
+    return 0
+}
+complete -F _quinion_or_url -o nosort -o bashdefault -o default quinion 2>/dev/null ||
+    complete -F _quinion_or_url -o bashdefault -o default quinion
+"#;
+
+const FISH_URLS: &str = "\
+complete -c quinion -n '__fish_quinion_using_subcommand cat; or __fish_quinion_using_subcommand stat' \
+-a 'SCHEMES' -d 'An object of a store'
+";
+
+const ZSH_URLS: &str = "\
+_quinion_files_or_urls() {
+    _alternative 'urls:object of a store:compadd -S \"\" SCHEMES' 'files:file:_files'
+}
+
+";
 
 /// The command without the verbs that are a secret: what makes completions offers them otherwise.
 fn without_secrets() -> clap::Command {
@@ -217,18 +275,53 @@ mod tests {
 
     #[test]
     fn completions_offer_no_secrets_and_know_what_a_word_is() {
-        let script = |shell: clap_complete::Shell| {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut without_secrets(), "quinion", &mut script);
-            String::from_utf8(script).unwrap()
-        };
-        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
-            let script = script(shell);
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let script = script_for(shell);
             assert!(script.contains("doctor") && script.contains("report-file"), "{script}");
             assert!(!script.contains("keep-owner") && !script.contains("mend-terminal"), "{script}");
         }
-        let zsh = script(clap_complete::Shell::Zsh);
+        let zsh = script_for(Shell::Zsh);
         assert!(zsh.contains("_cmdambivalent") && zsh.contains("_files -/"), "{zsh}");
+    }
+
+    /// What Bash makes of the last of some words.
+    fn completed_by_bash(words: &[&str]) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("s3-notes"), "").unwrap();
+        let script = folder.path().join("script");
+        let ask = "COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1))\n\
+                   _quinion_or_url quinion \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"\n\
+                   printf '%s\\n' \"${COMPREPLY[@]}\"";
+        fs::write(&script, format!("{}\n{ask}\n", script_for(Shell::Bash))).unwrap();
+        let mut bash = std::process::Command::new("bash");
+        let done = bash.arg(&script).args(words).current_dir(folder.path()).output().unwrap();
+        assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
+        String::from_utf8(done.stdout).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn schemes_of_stores_are_completed_where_a_url_may_stand() {
+        for verb in ["cat", "stat"] {
+            // A file may be meant.
+            assert_eq!(completed_by_bash(&["quinion", verb, "s3"]), ["s3://", "s3-notes"]);
+            assert_eq!(completed_by_bash(&["quinion", verb, "a", "h"]), ["http://", "https://"]);
+            assert_eq!(completed_by_bash(&["quinion", verb, "--server", "s3"]), ["s3-notes"]);
+            let scheme = "s3://".to_owned();
+            assert!(!completed_by_bash(&["quinion", verb, "--server", "=", "s3"]).contains(&scheme));
+            assert!(completed_by_bash(&["quinion", verb, "--se"]).contains(&"--server".to_owned()));
+        }
+        assert!(!completed_by_bash(&["quinion", "run", "s3"]).contains(&"s3://".to_owned()));
+        for scheme in SCHEMES.split(' ') {
+            assert!(crate::other_program::is_url(Path::new(scheme)), "{scheme}");
+        }
+        let (zsh, fish) = (script_for(Shell::Zsh), script_for(Shell::Fish));
+        assert_eq!(zsh.matches(":_quinion_files_or_urls' \\").count(), 2, "of cat and stat: {zsh}");
+        assert!(
+            zsh.contains("_quinion_files_or_urls() {") && zsh.contains("compadd -S \"\" s3:// gs://"),
+            "{zsh}"
+        );
+        assert!(zsh.starts_with("#compdef quinion\n"), "{zsh}");
+        assert!(fish.contains("-a 's3:// gs:// az:// http:// https://'"), "{fish}");
     }
 
     #[test]

@@ -1149,8 +1149,14 @@ impl Shared {
         let is_back =
             request.state.compare_exchange(state::TAKEN, pending, Ordering::Release, Ordering::Relaxed);
         if is_back.is_err() {
-            // Given up meanwhile. Release, partner: the Acquire by which a viewer claims the slot.
-            request.state.store(state::FREE, Ordering::Release);
+            // Given up meanwhile; or the viewer has gone, and the next one asks by this slot: that stays. Release,
+            // partner: the Acquire by which a viewer claims the slot.
+            let _ = request.state.compare_exchange(
+                state::GIVEN_UP,
+                state::FREE,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
         }
         self.doorbells.put_up(viewer); // of use to none where it is of the first group
         self.wake_workers(); // the worker that was woken for it may sleep again

@@ -30,7 +30,7 @@ def ensure(
     """A client of the server of that name, which is started if there is none."""
     try:
         return connect(name, freshness=freshness)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # none, or one that ended just now
         request = json.dumps({"memory": memory, "stores": _checked(stores), "idle": idle})
     command = [sys.executable, "-m", "quinion.service", name]
     done = subprocess.run(command, input=request, stdout=subprocess.PIPE, text=True, check=False)

@@ -286,7 +286,8 @@ fn try_out(root: &Path) -> Result<(), Failure> {
     let mut cc = Command::new("cc");
     cc.arg(repository().join("faces/capi/examples/hello.c")).arg("-o").arg(&hello);
     execute(cc.args(flags.split_whitespace()))?;
-    let told = output(Command::new(&hello).arg(repository().join("CHANGELOG.md")).env("LD_LIBRARY_PATH", &lib))?;
+    let told =
+        output(Command::new(&hello).arg(repository().join("CHANGELOG.md")).env("LD_LIBRARY_PATH", &lib))?;
     if !told.ends_with(b"1 hits\n") {
         return Err(Failure::new("the example in C says something else with the package's library"));
     }

@@ -35,7 +35,11 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        Self::below(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+    }
+
+    fn below(parent: &Path, name: &str) -> Self {
+        let folder = parent.join(format!("quinion-{name}-{}", std::process::id()));
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
         Self(folder)
     }
@@ -154,7 +158,7 @@ fn an_immutable_database_is_served_without_locks() {
 
 #[test]
 fn a_database_that_is_an_object_is_read_through_the_server() {
-    let folder = Folder::new("remote");
+    let folder = Folder::below(&std::env::temp_dir(), "remote"); // the path of a socket has at most 107 bytes
     let made = shell(
         &folder,
         "CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(900000)), (randomblob(7)); PRAGMA journal_mode = wal;",

@@ -181,7 +181,8 @@ impl Connection {
     fn unlocking(&mut self, level: c_int) {
         if self.lock == SQLITE_LOCK_EXCLUSIVE && level < self.lock {
             self.header = None;
-            let stamp = self.header_stamp();
+            // If there is a write-ahead log, others change the file without its change counter.
+            let stamp = self.header_stamp().filter(Stamp::is_rollback);
             self.database.end_writes(stamp);
             self.pages = Pages::Unasked;
         }

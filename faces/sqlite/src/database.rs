@@ -116,7 +116,7 @@ impl Database {
         now.generation.clone().filter(|_| stamp.is_some())
     }
 
-    /// The connection is about to give it back.
+    /// The connection is about to give it back. No stamp: nothing tells later that the file is still as it is.
     pub fn end_writes(&self, stamp: Option<Stamp>) {
         let mut now = self.now();
         now.writers -= 1;

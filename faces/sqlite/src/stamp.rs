@@ -9,7 +9,9 @@
 //! nothing is written to the file without that lock. A transaction that is rolled back, by its own process or by
 //! another after a crash, leaves the bytes as they were. So two stamps that are equal, both taken under a SHARED lock,
 //! have the same bytes behind them. It is what SQLite itself compares before it uses its own page cache again
-//! (<https://www.sqlite.org/fileformat2.html#file_change_counter>).
+//! (<https://www.sqlite.org/fileformat2.html#file_change_counter>). It holds while the header names no write-ahead log:
+//! a commit to the log leaves the counter as it is, and so does the checkpoint that copies it into the file. So the
+//! stamp of a header that names a log is compared with no other ([`Stamp::is_rollback`]).
 //!
 //! *Write-ahead log.* The file is written by checkpoints alone. A reader takes a page from the file only if the page
 //! has no frame in the log behind `nBackfill`, as that was when its transaction began; and a checkpoint copies frames

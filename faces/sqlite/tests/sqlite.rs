@@ -91,6 +91,28 @@ fn a_storm_with_the_largest_pages_sees_one_history() {
     storm("largest", &["--journal", "wal", "--kills", "2", "--page", "65536", "--memory", "32M"]);
 }
 
+fn case(name: &str) {
+    let folder = Folder::new(name);
+    let mut command = Command::new(python());
+    command
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases.py"))
+        .arg(extension())
+        .arg(&folder.0)
+        .arg(name);
+    let ended = command.output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+}
+
+#[test]
+fn a_log_between_two_journals_is_seen() {
+    case("a_log_between_two_journals");
+}
+
+#[test]
+fn logs_of_connections_that_exclude_others_are_seen() {
+    case("a_log_of_connections_that_exclude_others");
+}
+
 #[test]
 fn reads_of_the_shell_are_served() {
     let folder = Folder::new("shell");

@@ -87,7 +87,7 @@ def test_a_forked_child_is_told_that_it_has_no_cache(cache):
     pin = file.pin(0, 10)
     uses = [
         lambda: cache.open(URL), lambda: cache.stats(), lambda: file.read_at(0, 5), lambda: file.pin(0, 5),
-        lambda: file.read_ranges([(0, 5)]), lambda: file.size, lambda: cache._raw_cache.open(URL),
+        lambda: file.read_ranges([(0, 5)]), lambda: file.size, lambda: cache._raw_cache.open(URL, None),
         lambda: file._state[1].read_at(0, 5), lambda: file._state[1].pin(0, 5),
     ]  # fmt: skip
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   something is free           one hold of the arena's lock
-//!   nothing, and it may grow    the growth lock; look again, for another thread may have grown; populate an extent,
-//!                               publish it, hand out
+//!   nothing, and it may grow    the growth lock; look again, for another thread may have grown; populate as many
+//!                               extents as are missing, publish them, hand out
 //!   nothing, and it may not     None: the caller reclaims and asks again
 //! ```
 //!
@@ -17,7 +17,9 @@ use std::sync::atomic::Ordering;
 use super::buddy::FrameRun;
 use super::cells::CellFreed;
 use super::owner::Arena;
-use super::stock::{AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, is_nobodys};
+use super::stock::{
+    AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, STEP_EXTENTS_MAX, is_nobodys,
+};
 use crate::sync::LockWait;
 use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
 use quinion_view::arena::CellNumber;
@@ -50,6 +52,19 @@ pub(super) struct GrowRequest {
     pub locks: LockWait,
 }
 
+/// What can be had without evicting anything; a hint, as others take and give back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AvailableMemory {
+    /// Free pages, and those by which the arena may still grow.
+    pub pages: u64,
+    /// Whether so few extents are free as a whole that [`Arena::grow_ahead`] would grow.
+    pub is_growth_due: bool,
+}
+
+/// Pages of a request that have no frame yet; at least 1.
+#[derive(Clone, Copy, Debug)]
+struct MissingPages(u32);
+
 /// Whether it is worth looking again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GrowOutcome {
@@ -66,7 +81,9 @@ impl Arena {
     /// virtual machine has to fetch the memory first.
     pub fn alloc(&self, order: Order) -> Option<Frame> {
         assert!(order <= Order::MAX, "{order:?} is larger than an extent");
-        self.alloc_growing(LockWait::Wait, |stock, _| stock.buddy.alloc(&self.view, order))
+        self.alloc_growing(LockWait::Wait, |stock, _| {
+            stock.buddy.alloc(&self.view, order).ok_or(MissingPages(order.pages()))
+        })
     }
 
     /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
@@ -81,15 +98,17 @@ impl Arena {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
         let (fit, wanted) =
             (FrameAlignment::anywhere(FrameStock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
-        self.alloc_growing(locks, |stock, policy| stock.take_run(&self.view, wanted, fit, policy))
+        self.alloc_growing(locks, |stock, policy| {
+            stock.take_run(&self.view, wanted, fit, policy).ok_or(MissingPages(pages))
+        })
     }
 
     /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
     /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
     /// already. Says how many pages more have one now: all, or with [`AllocAmount::Less`] fewer where there are no
     /// more. No run reaches over the end of a gap.
-    /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`], or with
-    /// [`LockWait::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
+    /// One hold of the arena's lock, and one more for each step by which it is grown. Otherwise as [`Arena::alloc`], or
+    /// with [`LockWait::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
     pub fn alloc_runs(
         &self,
         gaps: &[(PageIndex, u32)],
@@ -102,14 +121,15 @@ impl Arena {
         let (wanted, mut got) = (wanted_pages(gaps) - had, had);
         self.alloc_growing(locks, |stock, policy| {
             if policy == AllocPolicy::Pieces && !stock.has_for(had + wanted - got, amount) {
-                return None;
+                return Err(MissingPages(had + wanted - got));
             }
             while let Some(next) = next_wanted(gaps, got) {
-                let run = stock.take_run(&self.view, next, fit, policy)?;
+                let run = stock.take_run(&self.view, next, fit, policy);
+                let run = run.ok_or(MissingPages(had + wanted - got))?;
                 got += run.pages;
                 runs.push(run);
             }
-            Some(())
+            Ok(())
         });
         self.all_or(amount, got - had, wanted, before, runs)
     }
@@ -130,12 +150,17 @@ impl Arena {
         0
     }
 
-    /// Pages that can be had without evicting anything: free ones, and those by which the arena may still grow.
-    /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
-    pub fn available_pages(&self, locks: LockWait) -> Option<u64> {
+    /// What can be had without evicting anything. `None` if the lock of the lists is busy and `locks` does not wait.
+    pub fn available(&self, locks: LockWait) -> Option<AvailableMemory> {
         let stock = self.stock.lock_as(locks)?;
         let growable = u64::from(stock.growable(ExtentPurpose::Data)) * u64::from(EXTENT_PAGES);
-        Some(stock.buddy.free_pages() + growable)
+        let pages = stock.buddy.free_pages() + growable;
+        Some(AvailableMemory { pages, is_growth_due: growable > 0 && stock.extents_ahead() > 0 })
+    }
+
+    /// The pages of [`Arena::available`].
+    pub fn available_pages(&self, locks: LockWait) -> Option<u64> {
+        self.available(locks).map(|available| available.pages)
     }
 
     /// The first extent of data at or after `from`, or else the first of all; `None` if there is none.
@@ -196,28 +221,34 @@ impl Arena {
         }
     }
 
-    /// Asks `take` for the whole run, again after each extent that could be grown, and for pieces in the end.
-    /// Growing goes before pieces: frames that follow each other make large requests. `None` also where a lock
-    /// is busy and `locks` does not wait.
+    /// Asks `take` for the whole run, again after each step by which the arena could be grown, and for pieces in the
+    /// end. Growing goes before pieces: frames that follow each other make large requests. A step is as large as what
+    /// is missing: for each request the kernel has all processors give up the pages that they set aside. `None` also
+    /// where a lock is busy and `locks` does not wait.
     fn alloc_growing<T>(
         &self,
         locks: LockWait,
-        mut take: impl FnMut(&mut FrameStock, AllocPolicy) -> Option<T>,
+        mut take: impl FnMut(&mut FrameStock, AllocPolicy) -> Result<T, MissingPages>,
     ) -> Option<T> {
         loop {
-            let seen = {
+            let (seen, MissingPages(missing)) = {
                 let mut stock = self.stock.lock_as(locks)?;
-                let taken = take(&mut stock, AllocPolicy::Whole);
-                if taken.is_some() {
-                    return taken;
-                }
+                let missing = match take(&mut stock, AllocPolicy::Whole) {
+                    Ok(taken) => return Some(taken),
+                    Err(missing) => missing,
+                };
                 if stock.growable(ExtentPurpose::Data) == 0 {
-                    return take(&mut stock, AllocPolicy::Pieces); // the usual way of a full arena: one lock
+                    return take(&mut stock, AllocPolicy::Pieces).ok(); // the usual way of a full arena: one lock
                 }
-                stock.growths
+                (stock.growths, missing)
             };
-            if self.grow(ExtentPurpose::Data, seen, locks) == GrowOutcome::No {
-                return take(&mut *self.stock.lock_as(locks)?, AllocPolicy::Pieces);
+            let extents = match locks {
+                LockWait::Wait => missing.div_ceil(EXTENT_PAGES).clamp(1, STEP_EXTENTS_MAX),
+                LockWait::Try => 1,
+            };
+            let request = GrowRequest { wanted: ExtentPurpose::Data, seen, locks };
+            if self.grow_by(extents, request) == GrowOutcome::No {
+                return take(&mut *self.stock.lock_as(locks)?, AllocPolicy::Pieces).ok();
             }
         }
     }
@@ -302,8 +333,8 @@ impl Arena {
         head.clear();
     }
 
-    /// Grows before an allocation needs it, if little is free and the bound allows it: by some extents, which takes
-    /// some milliseconds. Says whether it did. Locks: Growth, Arena.
+    /// Grows before an allocation needs it, if few extents are free as a whole and the bound allows it: by one step,
+    /// which takes some milliseconds. Says whether it did. Locks: Growth, Arena.
     pub fn grow_ahead(&self) -> bool {
         let (extents, seen) = {
             let stock = self.stock.lock();
@@ -313,24 +344,13 @@ impl Arena {
         extents > 0 && self.grow_by(extents, GrowRequest { wanted, seen, locks }) == GrowOutcome::Yes
     }
 
-    /// Whether an allocation has grown the arena since this was asked last: then the next may soon have to.
-    #[inline]
-    pub fn take_has_grown(&self) -> bool {
-        // A hint: a growth that is missed here is followed by another.
-        self.has_grown.load(Ordering::Relaxed) && self.has_grown.swap(false, Ordering::Relaxed)
-    }
-
-    /// Grows by an extent for `wanted`, unless it has grown since it had `seen` times. A thread that must not
-    /// wait does not grow while another does.
+    /// Grows by an extent for `wanted`; as [`Arena::grow_by`].
     pub(super) fn grow(&self, wanted: ExtentPurpose, seen: u64, locks: LockWait) -> GrowOutcome {
-        let outcome = self.grow_by(1, GrowRequest { wanted, seen, locks });
-        if outcome == GrowOutcome::Yes {
-            self.has_grown.store(true, Ordering::Relaxed);
-        }
-        outcome
+        self.grow_by(1, GrowRequest { wanted, seen, locks })
     }
 
-    /// Grows by up to `extents` extents that follow each other.
+    /// Grows by up to `extents` extents that follow each other, unless it has grown since it was `seen`. A thread that
+    /// must not wait does not grow while another does.
     pub(super) fn grow_by(&self, extents: u32, request: GrowRequest) -> GrowOutcome {
         let GrowRequest { wanted, seen, locks } = request;
         // 1 one at a time; a thread that waited here may find it done

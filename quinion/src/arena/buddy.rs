@@ -82,6 +82,8 @@ pub struct Buddy<const TOP: u8> {
     heads: [u32; ORDERS],
     /// Frames of the runs that are listed.
     listed_pages: u64,
+    /// Runs of the top order that are listed.
+    whole_extents: u32,
     /// Single frames that came back last, the newest last; the first `recent_pages` of these.
     recent: [u32; RECENT_MAX],
     recent_pages: usize,
@@ -101,12 +103,23 @@ impl<const TOP: u8> Buddy<TOP> {
 
     /// Nothing is free.
     pub const fn new() -> Self {
-        Self { heads: [NIL; ORDERS], listed_pages: 0, recent: [NIL; RECENT_MAX], recent_pages: 0 }
+        Self {
+            heads: [NIL; ORDERS],
+            listed_pages: 0,
+            whole_extents: 0,
+            recent: [NIL; RECENT_MAX],
+            recent_pages: 0,
+        }
     }
 
     /// How many frames are free.
     pub fn free_pages(&self) -> u64 {
         self.listed_pages + self.recent_pages as u64
+    }
+
+    /// How many runs of the top order are free; those that are whole only once what waits is merged do not count.
+    pub fn whole_extents(&self) -> u32 {
+        self.whole_extents
     }
 
     /// Frames that are free and in no run, the oldest first.
@@ -247,6 +260,7 @@ impl<const TOP: u8> Buddy<TOP> {
         links.set_link(frame, PREVIOUS, before);
         self.link(links, order, before, frame.0, after);
         self.listed_pages += u64::from(order.pages());
+        self.whole_extents += u32::from(order == Self::TOP_ORDER);
     }
 
     /// Takes a run out of the list of its order.
@@ -262,6 +276,7 @@ impl<const TOP: u8> Buddy<TOP> {
         }
         links.set_free(frame, None);
         self.listed_pages -= u64::from(order.pages());
+        self.whole_extents -= u32::from(order == Self::TOP_ORDER);
     }
 
     /// Makes the neighbours of `frame` in the list of `order` point to it.
@@ -331,6 +346,7 @@ impl<const TOP: u8> Buddy<TOP> {
     /// Follows every list and counts its runs.
     fn check_lists(&self, links: &impl FreeLinks, frames: &Range<u32>) -> Result<usize, String> {
         let (mut listed, mut pages) = (0, 0);
+        let mut whole = 0;
         for order in (0..=TOP).map(Order) {
             let (mut previous, mut at) = (NIL, self.heads[order.0 as usize]);
             while at != NIL {
@@ -342,16 +358,18 @@ impl<const TOP: u8> Buddy<TOP> {
                     return Err(format!("{frame:?} is listed at {order:?} and marked otherwise"));
                 }
                 (listed, pages) = (listed + 1, pages + u64::from(order.pages()));
+                whole += u32::from(order == Self::TOP_ORDER);
                 if pages > self.listed_pages {
                     return Err(format!("the lists hold more than the {} free frames", self.listed_pages));
                 }
                 (previous, at) = (at, links.links(frame)[NEXT]);
             }
         }
-        if pages == self.listed_pages {
+        if (pages, whole) == (self.listed_pages, self.whole_extents) {
             Ok(listed)
         } else {
-            Err(format!("{pages} frames are listed, {} counted", self.listed_pages))
+            let counted = (self.listed_pages, self.whole_extents);
+            Err(format!("frames and whole extents: {:?} are listed, {counted:?} counted", (pages, whole)))
         }
     }
 }

@@ -86,8 +86,6 @@ pub struct Arena {
     viewer_extents: AtomicU32,
     pub(super) growth: RankedMutex<GrowthParams>,
     pub(super) stock: RankedMutex<FrameStock>,
-    /// Whether an allocation has grown it lately; see [`Arena::take_has_grown`].
-    pub(super) has_grown: AtomicBool,
     page_locks: PageLocks,
     // The views above are not used once these are dropped.
     pub(super) arena_segment: Segment,
@@ -151,7 +149,6 @@ impl Arena {
             viewer_extents: AtomicU32::new(0),
             growth: RankedMutex::new(Rank::Growth, growth),
             stock: RankedMutex::new(Rank::Arena, stock),
-            has_grown: AtomicBool::new(false),
             page_locks: PageLocks::new(),
             arena_segment,
             control_segment,

@@ -26,9 +26,11 @@ use super::tables::Tables;
 use crate::units::{EXTENT_PAGES, Frame, Order, Orders, PageIndex};
 use quinion_view::arena::{CellNumber, View};
 
-/// Grown ahead: one part in so many of what is grown, and so many extents at most, 16 MiB.
+/// Kept whole and free ahead of need: one part in so many of what is grown, and so many extents at most, 32 MiB.
 const AHEAD_SHARE: u32 = 8;
-const AHEAD_EXTENTS_MAX: u32 = 8;
+const AHEAD_EXTENTS_MAX: u32 = 16;
+/// Grown in one step at most, 16 MiB: an allocation that waits for a step waits for some milliseconds.
+pub(super) const STEP_EXTENTS_MAX: u32 = 8;
 /// After the machine refused memory, as many further requests to grow are refused without asking it.
 pub(super) const GROWTHS_REFUSED: u32 = 64;
 
@@ -178,12 +180,16 @@ impl FrameStock {
         Some(first..first + 1 + more.count() as u32)
     }
 
-    /// How many extents are worth growing before they are needed: a part of what there is, and none as long as half of
-    /// that is free.
+    /// How many extents are worth growing before they are needed, in one step: a part of what there is, and none as
+    /// long as half of that is free. Only extents that are free as a whole count: the ends of files and the first
+    /// windows of streams leave many parts of extents, and a large folio is made of none of them.
     pub(super) fn extents_ahead(&self) -> u32 {
         let ahead = (self.extents_grown / AHEAD_SHARE).min(AHEAD_EXTENTS_MAX);
-        let free = self.buddy.free_pages() / u64::from(EXTENT_PAGES);
-        if free > u64::from(ahead / 2) { 0 } else { ahead.min(self.growable(ExtentPurpose::Data)) }
+        let free = self.buddy.whole_extents();
+        if free > ahead / 2 {
+            return 0;
+        }
+        (ahead - free).min(STEP_EXTENTS_MAX).min(self.growable(ExtentPurpose::Data))
     }
 
     /// `extent` has memory now.

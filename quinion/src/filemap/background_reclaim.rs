@@ -10,10 +10,11 @@
 //! thread evicts, by the policy, until the high watermark is reached. This is an optimisation: with no page free the
 //! reader evicts by itself (**direct reclaim**), and a cache without the thread is just as correct.
 //!
-//! A cache that is not full yet **grows** instead: it takes memory of the machine, 2 MiB at a time, and a reader that
-//! finds no page free waits for that. After a reader has, the thread grows ahead, by an eighth of what there is and at
-//! most 16 MiB, in one request of the kernel; and looks again a moment later, as long as what it grew was used. So a
-//! stream that fills a cache waits for the kernel's pages once in a while, and not for each 2 MiB.
+//! A cache that is not full yet **grows** instead: it takes memory of the machine, in extents of 2 MiB, which the
+//! kernel fills with zeros. A reader that finds none waits for that, and its next request to the device with it. So the
+//! thread grows ahead: an eighth of what there is and at most 32 MiB are kept free, in whole extents, since large
+//! folios are made of no others. It is woken when half of that is left, grows by 16 MiB at most in one request of the
+//! kernel, and looks again a moment later.
 //!
 //! **Streams** do not use these pages. A sequential stream reuses the pages it has already passed, which is better than
 //! what the policy would choose.
@@ -122,15 +123,15 @@ impl FrameSupply {
         self.arena.available_pages(LockWait::Try).is_none_or(|available| available < wanted)
     }
 
-    /// Asks for background reclaim if little memory is free, and `window` is not a stream's; and for memory ahead if an
-    /// allocation has just grown the cache. Does not wait.
+    /// Asks for background reclaim if little memory is free, and `window` is not a stream's; and for memory ahead if
+    /// little of what is grown is left. Does not wait.
     pub(super) fn wake_background_reclaim(&self, window: Window) {
         let low = self.watermarks().low;
-        let is_low = || {
-            window.stream.is_none()
-                && self.arena.available_pages(LockWait::Try).is_some_and(|available| available < low)
-        };
-        if low > 0 && (self.arena.take_has_grown() || is_low()) {
+        if low == 0 {
+            return;
+        }
+        let Some(available) = self.arena.available(LockWait::Try) else { return };
+        if available.is_growth_due || (window.stream.is_none() && available.pages < low) {
             self.background.poke();
         }
     }

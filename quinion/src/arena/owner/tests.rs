@@ -217,33 +217,55 @@ fn a_thread_that_waited_for_growth_does_not_grow_again() {
     assert_eq!(arena.stock.lock().growths, seen + 1);
 }
 
-/// Ahead it grows by an eighth of what there is, by 16 MiB at most, and not as long as half of that is free.
+/// An eighth of what there is, and 32 MiB at most, is kept whole and free; a step is 16 MiB at most.
 #[test]
 fn an_arena_that_is_used_up_grows_ahead() {
-    const EXTENTS: u64 = 128;
+    const EXTENTS: u64 = 256;
     let arena = arena(EXTENTS * EXTENT_SIZE as u64);
-    assert!(!arena.take_has_grown() && !arena.grow_ahead(), "a small one is grown as it is needed");
+    let is_due = || arena.available(LockWait::Wait).unwrap().is_growth_due;
+    assert!(!arena.grow_ahead() && !is_due(), "a small one is grown as it is needed");
     let (mut frames, mut steps) = (Vec::new(), Vec::new());
     while let Some(frame) = arena.alloc(Order::MAX) {
         frames.push(frame);
         let grown = || arena.stats().grown_bytes / EXTENT_SIZE as u64;
-        let before = grown();
-        assert!(arena.take_has_grown() || !steps.is_empty(), "the first ones are grown as they are needed");
+        let free = || arena.stats().free_pages / u64::from(EXTENT_PAGES);
+        let (before, free_before, due) = (grown(), free(), is_due());
         if arena.grow_ahead() {
-            steps.push(grown() - before);
+            let step = grown() - before;
+            steps.push(step);
+            let wanted = (before / 8).min(16);
+            assert!(due && free_before <= wanted / 2, "{free_before} of {before}: {steps:?}");
             let room = EXTENTS - 1 - u64::from(arena.stock.lock().reserve()) - before;
             // Fewer where those that follow are not to be had together.
-            let wanted = (before / 8).min(8);
-            assert!(grown() - before == wanted || before + 2 * wanted > EXTENTS, "{before}: {steps:?}");
-            assert!(grown() - before <= room, "{before}: {steps:?}");
-            let free = arena.stats().free_pages / u64::from(EXTENT_PAGES);
-            assert!(free <= wanted + wanted / 2, "{free} of {before}: {steps:?}");
+            assert!(
+                step == (wanted - free_before).min(8) || before + 2 * wanted > EXTENTS,
+                "{before}: {steps:?}"
+            );
+            assert!(step <= room && free() <= wanted, "{before}: {steps:?}");
+        } else {
+            assert!(!due, "{before}: {steps:?}");
         }
         arena.check().unwrap();
     }
     assert!(steps.starts_with(&[1]) && steps.contains(&8), "{steps:?}");
-    assert!(!arena.grow_ahead(), "the bound is reached");
+    assert!(!arena.grow_ahead() && !is_due(), "the bound is reached");
     frames.into_iter().for_each(|frame| arena.free(frame, Order::MAX));
+    arena.check().unwrap();
+}
+
+/// The ends of files leave parts of extents, of which no large folio is made.
+#[test]
+fn parts_of_extents_are_no_reason_not_to_grow_ahead() {
+    let arena = arena(64 * EXTENT_SIZE as u64);
+    let halves: Vec<_> =
+        (0..32).map(|_| (arena.alloc(Order(8)).unwrap(), arena.alloc(Order(8)).unwrap())).collect();
+    while arena.grow_ahead() {}
+    while arena.stock.lock().buddy.whole_extents() > 1 {
+        arena.alloc(Order::MAX).unwrap();
+    }
+    halves.iter().for_each(|(first, _)| arena.free(*first, Order(8)));
+    assert!(arena.stats().free_pages > u64::from(8 * EXTENT_PAGES));
+    assert!(arena.available(LockWait::Wait).unwrap().is_growth_due && arena.grow_ahead());
     arena.check().unwrap();
 }
 

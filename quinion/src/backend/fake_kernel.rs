@@ -22,10 +22,12 @@ use std::time::Duration;
 
 use super::doubles::Request;
 use super::open_file::OpenFile;
-use super::ring::{Kernel, PLACES_PER_PART, RingDriver};
+use super::ring::{Kernel, LARGE_SHARE, PLACES_PER_PART, RingDriver};
 use super::work::Work;
 use super::{Attributes, Backend, Fill, ReapMode, ReapOutcome, WaitQueue};
-use crate::sys::ring::{Buffer, Completion, CompletionWait, EnterRefused, Request as KernelRequest};
+use crate::sys::ring::{
+    Buffer, Completion, CompletionWait, EnterRefused, Entries, Request as KernelRequest, SENT_AT_ONCE,
+};
 use crate::units::PAGE_SIZE;
 
 /// Bytes of the file that may be asked for; it is longer than that.
@@ -46,6 +48,8 @@ struct FakeKernelState {
     changed: Condvar,
     dice: AtomicU64,
     refuses: AtomicBool,
+    /// Whether all reads are large ones, which are not to be merged.
+    reads_are_large: bool,
 }
 
 /// What has been taken.
@@ -139,6 +143,7 @@ impl FakeKernelState {
 
     /// One system call: how many entries it took.
     fn call(&self, entries: usize) -> io::Result<usize> {
+        assert!(entries <= SENT_AT_ONCE || !self.reads_are_large, "the kernel would merge large reads");
         let _taking = self.taking.lock().unwrap();
         if self.refuses.load(Ordering::Relaxed) && self.roll(4) == 0 {
             return Err(io::Error::from_raw_os_error(libc::EPERM));
@@ -182,11 +187,15 @@ impl Kernel for FakeKernel {
         assert!(unread.len() < half.places, "no more are pushed than fit");
         unread.push_back(Entry(request));
     }
-    fn enter(gate: &Arc<FakeKernelState>, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
-        let mut left = entries;
+    fn enter(
+        gate: &Arc<FakeKernelState>,
+        entries: Entries,
+        wait: CompletionWait,
+    ) -> Result<(), EnterRefused> {
+        let mut left = entries.count;
         gate.delay();
         while left > 0 {
-            left -= gate.call(left).map_err(|error| EnterRefused { left, error })?;
+            left -= gate.call(left.min(entries.at_a_time)).map_err(|error| EnterRefused { left, error })?;
         }
         match wait {
             CompletionWait::Awaited => gate.wait(),
@@ -245,10 +254,12 @@ impl Stage {
             changed: Condvar::new(),
             dice: AtomicU64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d)),
             refuses: AtomicBool::new(false),
+            reads_are_large: part_pages(seed) <= LARGE_SHARE,
         });
         let wait_queue = Arc::new(WaitQueue::new());
         let halves = [(); 3].map(|()| Arc::clone(&kernel_state)).into();
-        let driver = RingDriver::over(Arc::clone(&wait_queue), halves, queue_depth, 2 * PAGE_SIZE);
+        let driver =
+            RingDriver::over(Arc::clone(&wait_queue), halves, queue_depth, part_pages(seed) * PAGE_SIZE);
         // The driver asks it for its size and alignment; its bytes come from elsewhere.
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
         Self { driver, kernel_state, file, wait_queue, deferred: Mutex::default() }
@@ -335,6 +346,11 @@ impl Stage {
 struct Asked {
     page: u64,
     request: Arc<Request>,
+}
+
+/// Pages of the largest request: so few that each read is a large one, or so many that few are.
+fn part_pages(seed: u64) -> usize {
+    if seed.is_multiple_of(2) { 2 } else { 16 }
 }
 
 /// Readers over one ring, whose kernel refuses from some moment on if `refuses`. How many fills went well.

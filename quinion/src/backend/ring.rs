@@ -23,6 +23,11 @@
 //! claims them when it leads, and one system call is both. Another thread that comes to lead claims them as well; it
 //! does not matter which one does.
 //!
+//! **Large reads** are not merged. The kernel would make one request of many parts that follow each other in a file, if
+//! it is told of them in one system call, and the first bytes came with the last: a reader that has caught up with its
+//! stream waited for 4 MiB in place of 512 KiB. So it is told of two at a time. The device is as fast with parts of
+//! half a MiB, several of which are in its hands; what they take together is measured by `bench readseq` and `cold`.
+//!
 //! A kernel that refuses a claim takes nothing more, from any thread. But others may be on their way into it with
 //! claims of their own, and it takes the oldest entries first: only when all claims are back it is known which parts it
 //! never took. The last to come back fails those.
@@ -83,7 +88,8 @@ use super::work::{Direction, Work};
 use super::{FlushError, PagesRead, ReapMode, ReapOutcome, WaitQueue};
 use crate::sync::{Rank, RankedGuard, RankedMutex};
 use crate::sys::ring::{
-    Buffer, Completion, CompletionWait, EnterRefused, Gate, ReapHalf, Request, RingRefused, SubmitHalf,
+    Buffer, Completion, CompletionWait, EnterRefused, Entries, Gate, ReapHalf, Request, RingRefused,
+    SENT_AT_ONCE, SubmitHalf,
 };
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
@@ -94,6 +100,8 @@ const TRIES_MAX: u32 = 1000;
 /// their parts may have ended by then, on threads of the kernel's, and have been fetched, and others been pushed
 /// instead. It takes for one caller at a time, and a claim has no more parts than may exist.
 pub(super) const PLACES_PER_PART: usize = 2;
+/// A read is a large one if it is at least so large a part of the largest request, 128 KiB.
+pub(super) const LARGE_SHARE: usize = 4;
 /// How long a leader pauses when the kernel does not let it wait.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
@@ -119,7 +127,7 @@ pub(super) trait Kernel: fmt::Debug {
     /// As there.
     unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: Request);
     /// See [`Gate::enter`].
-    fn enter(gate: &Self::Gate, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused>;
+    fn enter(gate: &Self::Gate, entries: Entries, wait: CompletionWait) -> Result<(), EnterRefused>;
     /// See [`ReapHalf::drain`].
     fn drain(half: &mut Self::Reap, completed: &mut Vec<Completion>);
 }
@@ -146,7 +154,7 @@ impl Kernel for Uring {
         // SAFETY: the caller's promise.
         unsafe { half.push(file, request) };
     }
-    fn enter(gate: &Gate, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
+    fn enter(gate: &Gate, entries: Entries, wait: CompletionWait) -> Result<(), EnterRefused> {
         gate.enter(entries, wait)
     }
     fn drain(half: &mut ReapHalf, completed: &mut Vec<Completion>) {
@@ -201,6 +209,7 @@ impl<K: Kernel> RingDriver<K> {
             parts: Slab::new(),
             jobs: Slab::new(),
             backlog: VecDeque::new(),
+            has_large_reads: false,
             queue_depth,
             io_bytes_max,
             news: Vec::new(),
@@ -355,24 +364,25 @@ impl<K: Kernel> RingDriver<K> {
     /// then is failed by the last to come back.
     fn claim(&self, submission: &mut SubmissionState<K>) -> SubmitClaim {
         if submission.refusal.is_some() {
-            return SubmitClaim { parts: 0 };
+            return SubmitClaim::NOTHING;
         }
         let parts = self.unclaimed.load(Ordering::Relaxed);
         self.unclaimed.store(0, Ordering::Relaxed);
         self.claimed.fetch_add(parts, Ordering::Relaxed);
-        SubmitClaim { parts }
+        SubmitClaim { parts, has_large_reads: std::mem::take(&mut submission.has_large_reads) }
     }
 
     /// As [`RingDriver::claim`], for callers that have pushed nothing just now. Mostly a claim to nothing, without
     /// taking a lock.
     fn claim_left(&self) -> SubmitClaim {
-        if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim { parts: 0 } }
+        if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim::NOTHING }
     }
 
     /// Has the kernel take what was claimed, and waits for a completion if `wait` says so. Holds no lock.
     fn enter(&self, claim: SubmitClaim, wait: CompletionWait) {
-        let SubmitClaim { parts } = claim;
-        let refused = K::enter(&self.gate, parts, wait).err();
+        let SubmitClaim { parts, has_large_reads } = claim;
+        let at_a_time = if has_large_reads { SENT_AT_ONCE } else { usize::MAX };
+        let refused = K::enter(&self.gate, Entries { count: parts, at_a_time }, wait).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
         self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
         match refused {
@@ -421,9 +431,13 @@ impl<K: Kernel> RingDriver<K> {
 #[must_use = "nobody else will tell the kernel of these parts"]
 struct SubmitClaim {
     parts: usize,
+    /// Whether some of them, or of those that were claimed before, are large reads.
+    has_large_reads: bool,
 }
 
 impl SubmitClaim {
+    const NOTHING: Self = Self { parts: 0, has_large_reads: false };
+
     fn is_empty(&self) -> bool {
         self.parts == 0
     }
@@ -662,6 +676,8 @@ struct SubmissionState<K: Kernel> {
     jobs: Slab<RingJob>,
     /// Jobs not wholly cut, oldest first. May name jobs that have ended.
     backlog: VecDeque<Key>,
+    /// Whether some of what is unclaimed are large reads.
+    has_large_reads: bool,
     queue_depth: usize,
     io_bytes_max: usize,
     /// Pages read of jobs that continue, not reported yet.
@@ -723,6 +739,8 @@ impl<K: Kernel> SubmissionState<K> {
             Work::Fill(fill) => Buffer::Into(fill.as_ptr().wrapping_add(at)),
             Work::Flush(flush) => Buffer::From(flush.as_ptr().wrapping_add(at)),
         };
+        let is_large = part.transfer.len() >= self.io_bytes_max / LARGE_SHARE;
+        self.has_large_reads |= is_large && job.work.direction() == Direction::Read;
         let position = job.work.position() + at as u64;
         let request = Request { position, buffer, len: len as u32, key: key.0 };
         // SAFETY: the job owns the work and the file and is removed only when all its parts have ended.
@@ -850,6 +868,7 @@ mod tests {
             parts: Slab::new(),
             jobs: Slab::new(),
             backlog: VecDeque::new(),
+            has_large_reads: false,
             queue_depth: 100,
             io_bytes_max: part_pages * PAGE_SIZE,
             news: Vec::new(),

@@ -94,6 +94,19 @@ pub enum RingRefused {
     NoRead,
 }
 
+/// What the kernel is told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entries {
+    /// How many entries of the queue.
+    pub count: usize,
+    /// Of how many at most in one system call; at least 1. Up to [`SENT_AT_ONCE`] go to the device one by one; more are
+    /// held back until the kernel has looked at all, and those that follow each other become one large request.
+    pub at_a_time: usize,
+}
+
+/// So many entries of one system call go to the device as they are (`IO_PLUG_THRESHOLD` of Linux's io_uring).
+pub const SENT_AT_ONCE: usize = 2;
+
 /// The kernel took not all that it was told of, or does not let the caller wait.
 #[derive(Debug)]
 pub struct EnterRefused {
@@ -155,20 +168,22 @@ impl SubmitHalf {
 }
 
 impl Gate {
-    /// Has the kernel take `entries` entries of the queue, and waits for a completion if `wait` says so: after
-    /// it has taken them, in the same system call.
+    /// Has the kernel take `entries` of the queue, and waits for a completion if `wait` says so: after it has taken
+    /// them, in the last system call.
     ///
     /// # Errors
     /// The kernel refuses for good, for instance because a sandbox now forbids the system call.
-    pub fn enter(&self, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
+    pub fn enter(&self, entries: Entries, wait: CompletionWait) -> Result<(), EnterRefused> {
         let (least, flags) = match wait {
             CompletionWait::NotAwaited => (0, 0),
             CompletionWait::Awaited => (1, EnterFlags::GETEVENTS.bits()),
         };
-        let mut left = entries;
+        let mut left = entries.count;
         while left > 0 || least > 0 {
+            let now = left.min(entries.at_a_time);
+            let (least, flags) = if now < left { (0, 0) } else { (least, flags) };
             // SAFETY: the arguments are counts and flags, and no pointer.
-            match unsafe { self.ring.submitter().enter::<()>(left as u32, least, flags, None) } {
+            match unsafe { self.ring.submitter().enter::<()>(now as u32, least, flags, None) } {
                 // It does not wait if it did not take all.
                 Ok(taken) if taken < left => left -= taken,
                 Ok(_) => break,

@@ -121,12 +121,11 @@ impl Connection {
 
     fn wal_stamp(&self) -> Option<Stamp> {
         let words = NonNull::new(self.wal_index.cast_mut())?;
-        let word = |at: usize| {
+        Stamp::of_wal_index(|at| {
             // SAFETY: the first part of the wal-index, of 32 KiB, is mapped. Other processes write it, too.
             // Acquire, partner: the barriers of SQLite's checkpoint, which has written the file before these words.
             unsafe { words.add(at).as_ref() }.load(Ordering::Acquire)
-        };
-        Stamp::of_wal_index(std::array::from_fn::<_, WAL_INDEX_WORDS, _>(word))
+        })
     }
 
     /// The pages that a page may be read from now.

@@ -22,6 +22,12 @@
 //! reads `nBackfill` after it has its lock, so the stamp is taken later still, when it first reads a page: a stamp of
 //! before would let it use pages of before the copy.
 //!
+//! The words are of one moment. A process that restarts the log writes the second copy of the header, the first, and
+//! then zero to `nBackfill`. New salts with the old `nBackfill` would be a stamp that the new log has once more; old
+//! salts with the new `nBackfill`, one that the old log had before. So the first copy is read, what was copied back,
+//! and then the second copy: if it is the same, all is of before or all of after, but for an `nBackfill` that is above
+//! the number of frames, which is not taken.
+//!
 //! Invariant: a stamp is only made under the lock that is named above.
 
 /// The part of a database's header that is looked at, in bytes: its place and its length.
@@ -35,8 +41,10 @@ const PAGE_LARGEST: u32 = 65536;
 
 /// The version of the wal-index that is understood, which all releases of SQLite since 3.7 have.
 const WAL_INDEX_VERSION: u32 = 3_007_000;
-/// Bytes of the wal-index that are read: two copies of its header, and what checkpoints keep.
+/// Words of the wal-index that are read: two copies of its header, and what checkpoints keep.
 pub const WAL_INDEX_WORDS: usize = 34;
+const WAL_HEADER_WORDS: usize = 12;
+const FRAMES: usize = 4;
 const SALTS: usize = 8;
 const BACKFILLED: usize = 24;
 const ATTEMPTED: usize = 32;
@@ -64,17 +72,22 @@ impl Stamp {
         Some(Self { page_bytes, content: Content::Rollback(bytes) })
     }
 
-    /// By the first words of the wal-index, which other processes may be writing. `None` if pages of this size are not
-    /// cached, or the wal-index is another than we know.
-    pub fn of_wal_index(words: [u32; WAL_INDEX_WORDS]) -> Option<Self> {
-        if words[0] != WAL_INDEX_VERSION {
+    /// By the words of the wal-index, which other processes may be writing. `None` if pages of this size are not cached,
+    /// if the wal-index is another than we know, or if a process is just restarting the log.
+    pub fn of_wal_index(word: impl Fn(usize) -> u32) -> Option<Self> {
+        let header: [u32; WAL_HEADER_WORDS] = std::array::from_fn(&word);
+        let (backfilled, attempted) = (word(BACKFILLED), word(ATTEMPTED));
+        let second: [u32; WAL_HEADER_WORDS] = std::array::from_fn(|at| word(WAL_HEADER_WORDS + at));
+        if header != second || header[0] != WAL_INDEX_VERSION {
+            return None;
+        }
+        if backfilled.max(attempted) > header[FRAMES] {
             return None;
         }
         // Byte 12: whether it is initialised, the order of bytes in checksums, and two bytes of the page's size.
-        let [_, _, low, high] = words[3].to_ne_bytes();
+        let [_, _, low, high] = header[3].to_ne_bytes();
         let page_bytes = page_bytes(u16::from_ne_bytes([low, high]))?;
-        let salts = [words[SALTS], words[SALTS + 1]];
-        let (backfilled, attempted) = (words[BACKFILLED], words[ATTEMPTED]);
+        let salts = [header[SALTS], header[SALTS + 1]];
         Some(Self { page_bytes, content: Content::Wal { salts, backfilled, attempted } })
     }
 
@@ -110,8 +123,15 @@ mod tests {
     fn wal_index(page: u16) -> [u32; WAL_INDEX_WORDS] {
         let mut words = [7; WAL_INDEX_WORDS];
         let [low, high] = page.to_ne_bytes();
-        (words[0], words[3]) = (WAL_INDEX_VERSION, u32::from_ne_bytes([1, 0, low, high]));
+        for header in words[..2 * WAL_HEADER_WORDS].chunks_mut(WAL_HEADER_WORDS) {
+            (header[0], header[3]) = (WAL_INDEX_VERSION, u32::from_ne_bytes([1, 0, low, high]));
+            header[FRAMES] = 9;
+        }
         words
+    }
+
+    fn of_words(words: [u32; WAL_INDEX_WORDS]) -> Option<Stamp> {
+        Stamp::of_wal_index(|at| words[at])
     }
 
     #[test]
@@ -129,7 +149,7 @@ mod tests {
         assert_eq!(Stamp::of_header(header(2048, 1, 7)), None);
         assert_eq!(Stamp::of_header(header(0, 1, 7)), None);
         assert_eq!(Stamp::of_header(header(4097, 1, 7)), None);
-        assert_eq!(Stamp::of_wal_index(wal_index(1024)), None);
+        assert_eq!(of_words(wal_index(1024)), None);
         let largest = Stamp::of_header(header(1, 1, 7)).unwrap();
         assert_eq!((largest.page_bytes, largest.order()), (65536, 4));
     }
@@ -137,19 +157,49 @@ mod tests {
     #[test]
     fn a_checkpoint_and_a_restart_of_the_log_change_the_stamp() {
         let words = wal_index(4096);
-        let before = Stamp::of_wal_index(words).unwrap();
+        let before = of_words(words).unwrap();
         assert!(!before.is_rollback());
         assert_eq!(before.page_bytes, 4096);
-        for at in [SALTS, SALTS + 1, BACKFILLED, ATTEMPTED] {
+        let add = |at: &[usize]| {
             let mut after = words;
-            after[at] += 1;
-            assert_ne!(Stamp::of_wal_index(after), Some(before), "word {at}");
+            at.iter().for_each(|&at| after[at] += 1);
+            of_words(after)
+        };
+        for at in [[SALTS, SALTS + WAL_HEADER_WORDS], [SALTS + 1, SALTS + 1 + WAL_HEADER_WORDS]] {
+            assert!(add(&at).is_some_and(|after| after != before), "words {at:?}");
+        }
+        for at in [BACKFILLED, ATTEMPTED] {
+            assert!(add(&[at]).is_some_and(|after| after != before), "word {at}");
         }
         // Frames that are appended change nothing in the file.
-        let mut after = words;
-        after[4] += 1;
-        assert_eq!(Stamp::of_wal_index(after), Some(before));
-        let unknown = [1; WAL_INDEX_WORDS];
-        assert_eq!(Stamp::of_wal_index(unknown), None);
+        assert_eq!(add(&[FRAMES, FRAMES + WAL_HEADER_WORDS]), Some(before));
+        assert_eq!(of_words([1; WAL_INDEX_WORDS]), None);
+    }
+
+    #[test]
+    fn a_log_that_is_just_restarted_has_no_stamp() {
+        let old = wal_index(4096);
+        // In the order in which SQLite writes: the second copy of the header, the first, what was copied back.
+        let mut new = old;
+        for first in [WAL_HEADER_WORDS, 0] {
+            (new[first + FRAMES], new[first + SALTS]) = (0, 8);
+            assert_eq!(of_words(new), None, "the copy at {first} is written");
+        }
+        new[BACKFILLED] = 0;
+        new[ATTEMPTED] = 0;
+        assert!(of_words(new).is_some_and(|stamp| Some(stamp) != of_words(old)));
+        // A reader of the words that is overtaken after any number of them.
+        for overtaken in 0..=WAL_INDEX_WORDS {
+            let read = std::cell::Cell::new(0);
+            let word = |at: usize| {
+                read.set(read.get() + 1);
+                if read.get() > overtaken { new[at] } else { old[at] }
+            };
+            let stamp = Stamp::of_wal_index(word);
+            assert!(
+                stamp.is_none() || stamp == of_words(old) || stamp == of_words(new),
+                "{overtaken}: {stamp:?}"
+            );
+        }
     }
 }

@@ -52,6 +52,8 @@ struct Connection {
     /// What its transaction may read from.
     pages: Pages,
     lock: c_int,
+    /// Whether it has written to the file with the lock that it has, and SQLite has not said yet that this is committed.
+    is_uncommitted: bool,
     /// By the URI, no process changes the file, and SQLite takes no locks.
     is_immutable: bool,
     /// Bytes of the header, read under the lock that it has.
@@ -158,6 +160,7 @@ impl Connection {
     /// Bytes were written, or cut off.
     fn written(&mut self, position: u64, len: u64) {
         self.header = None;
+        self.is_uncommitted = true;
         let pages = self.database.written(position, len);
         if matches!(self.pages, Pages::Some(_)) {
             self.pages = pages.into();
@@ -171,6 +174,7 @@ impl Connection {
         }
         if level == SQLITE_LOCK_EXCLUSIVE && self.lock < level {
             let stamp = self.header_stamp();
+            self.is_uncommitted = false;
             self.pages = self.database.begin_writes(stamp).into();
         }
         self.lock = self.lock.max(level);
@@ -180,8 +184,10 @@ impl Connection {
     fn unlocking(&mut self, level: c_int) {
         if self.lock == SQLITE_LOCK_EXCLUSIVE && level < self.lock {
             self.header = None;
-            // If there is a write-ahead log, others change the file without its change counter.
-            let stamp = self.header_stamp().filter(Stamp::is_rollback);
+            // If there is a write-ahead log, others change the file without its change counter. What is not committed
+            // is rolled back, by others if it was not here, and the change counter may be in use again then.
+            let is_uncommitted = std::mem::take(&mut self.is_uncommitted);
+            let stamp = self.header_stamp().filter(|stamp| stamp.is_rollback() && !is_uncommitted);
             self.database.end_writes(stamp);
             self.pages = Pages::Unasked;
         }
@@ -258,6 +264,7 @@ pub unsafe fn adopt(file: *mut sqlite3_file, database: Arc<Database>, is_immutab
         database,
         pages: if is_immutable { Pages::Unasked } else { Pages::None },
         lock: SQLITE_LOCK_NONE,
+        is_uncommitted: false,
         is_immutable,
         header: None,
         wal_index: ptr::null(),
@@ -433,6 +440,10 @@ unsafe extern "C" fn file_control(file: *mut sqlite3_file, operation: c_int, arg
             // SAFETY: the argument of this operation is a number of 64 bits.
             unsafe { argument.cast::<i64>().write(0) };
             SQLITE_OK
+        }
+        SQLITE_FCNTL_COMMIT_PHASETWO => {
+            connection.is_uncommitted = false;
+            real!(connection, xFileControl, SQLITE_NOTFOUND, operation, argument)
         }
         SQLITE_FCNTL_VFSNAME => {
             let code = real!(connection, xFileControl, SQLITE_NOTFOUND, operation, argument);

@@ -8,6 +8,7 @@ A row is `old` or `new`; `changed` counts the new ones. The end of each case say
 """
 
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -92,6 +93,29 @@ def a_log_of_connections_that_exclude_others():
         connection.close()
         other(change("a = 300"))
     keeper.close()
+
+
+def a_transaction_that_another_process_rolls_back():
+    """A disk that is full, or here a limit, leaves a hot journal. What was written before is cached, and taken back."""
+    make("delete")
+    keeper, writer = idle(), connect()
+    writer.execute("BEGIN")
+    writer.execute(change("a < 200"))
+    expect(changed(writer), 199, "in the transaction")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(DATABASE), limit[1]))
+    try:
+        writer.execute("UPDATE t SET b = zeroblob(9000)")
+        sys.exit("nothing was over the limit")
+    except sqlite3.OperationalError:
+        pass
+    if writer.in_transaction:
+        writer.execute("ROLLBACK")
+    if not os.path.exists(DATABASE + "-journal"):
+        sys.exit("the journal is not hot")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    other("SELECT count(*) FROM t")
+    expect(changed(keeper), 0, "after the rollback")
 
 
 loader = sqlite3.connect(":memory:")

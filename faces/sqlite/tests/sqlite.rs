@@ -114,6 +114,11 @@ fn logs_of_connections_that_exclude_others_are_seen() {
 }
 
 #[test]
+fn what_another_process_rolls_back_is_not_seen() {
+    case("a_transaction_that_another_process_rolls_back");
+}
+
+#[test]
 fn reads_of_the_shell_are_served() {
     let folder = Folder::new("shell");
     let made = shell(

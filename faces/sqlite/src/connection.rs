@@ -22,8 +22,9 @@ use libsqlite3_sys::*;
 
 use crate::border::guarded;
 use crate::database::{Database, Generation};
-use crate::stamp::{HEADER_AT, HEADER_BYTES, Stamp, WAL_INDEX_WORDS};
-use crate::{pages, pragma, process};
+use crate::place::{Place, Times};
+use crate::stamp::{HEADER_AT, HEADER_BYTES, Stamp};
+use crate::{pages, pragma, process, stamp};
 
 /// The lock that copies frames to the file, and the first lock of readers, by their numbers in the wal-index.
 const CHECKPOINT_LOCK: c_int = 1;
@@ -49,10 +50,12 @@ pub const REAL_AT: usize = size_of::<MainFile>().next_multiple_of(16);
 struct Connection {
     real: NonNull<sqlite3_file>,
     database: Arc<Database>,
+    /// Where the file lies, if that is known.
+    place: Option<Place>,
     /// What its transaction may read from.
     pages: Pages,
     lock: c_int,
-    /// Whether it has written to the file with the lock that it has, and SQLite has not said yet that this is committed.
+    /// Whether it has written to the file with the lock that it has, and SQLite has not yet said that it is committed.
     is_uncommitted: bool,
     /// By the URI, no process changes the file, and SQLite takes no locks.
     is_immutable: bool,
@@ -117,6 +120,10 @@ impl Connection {
         self.header
     }
 
+    fn times(&self) -> Option<Times> {
+        self.place.as_ref().and_then(Place::times)
+    }
+
     fn header_stamp(&mut self) -> Option<Stamp> {
         self.read_header().and_then(Stamp::of_header)
     }
@@ -139,7 +146,7 @@ impl Connection {
                 0 => self.header_stamp().filter(Stamp::is_rollback),
                 _ => self.wal_stamp(),
             };
-            self.pages = stamp.and_then(|stamp| self.database.begin(stamp)).into();
+            self.pages = stamp.and_then(|stamp| self.database.begin(stamp, || self.times())).into();
         }
         match &self.pages {
             Pages::Some(pages) => Some(pages),
@@ -175,7 +182,7 @@ impl Connection {
         if level == SQLITE_LOCK_EXCLUSIVE && self.lock < level {
             let stamp = self.header_stamp();
             self.is_uncommitted = false;
-            self.pages = self.database.begin_writes(stamp).into();
+            self.pages = self.database.begin_writes(stamp, || self.times()).into();
         }
         self.lock = self.lock.max(level);
     }
@@ -188,7 +195,7 @@ impl Connection {
             // is rolled back, by others if it was not here, and the change counter may be in use again then.
             let is_uncommitted = std::mem::take(&mut self.is_uncommitted);
             let stamp = self.header_stamp().filter(|stamp| stamp.is_rollback() && !is_uncommitted);
-            self.database.end_writes(stamp);
+            self.database.end_writes(stamp, self.times());
             self.pages = Pages::Unasked;
         }
         if level == SQLITE_LOCK_NONE {
@@ -203,7 +210,7 @@ impl Connection {
             self.read_locks |= 1 << first;
             self.pages = Pages::Unasked;
         } else if flags & SQLITE_SHM_EXCLUSIVE != 0 && may_write(first, count) {
-            self.database.begin_writes(self.wal_stamp());
+            self.database.begin_writes(self.wal_stamp(), || self.times());
             self.write_locks |= 1 << first;
         }
     }
@@ -215,7 +222,7 @@ impl Connection {
             self.pages = Pages::None;
         } else if flags & SQLITE_SHM_EXCLUSIVE != 0 && self.write_locks & bit != 0 {
             self.write_locks &= !bit;
-            self.database.end_writes(self.wal_stamp());
+            self.database.end_writes(self.wal_stamp(), self.times());
         }
     }
 
@@ -223,7 +230,7 @@ impl Connection {
     fn shm_gone(&mut self) {
         while self.write_locks != 0 {
             self.write_locks &= self.write_locks - 1;
-            self.database.end_writes(self.wal_stamp());
+            self.database.end_writes(self.wal_stamp(), self.times());
         }
         if self.read_locks != 0 {
             self.pages = Pages::None;
@@ -252,7 +259,13 @@ pub unsafe fn real_of(file: *mut sqlite3_file) -> *mut sqlite3_file {
 ///
 /// # Safety
 /// As SQLite calls xOpen; the real file is open.
-pub unsafe fn adopt(file: *mut sqlite3_file, database: Arc<Database>, is_immutable: bool) {
+pub unsafe fn adopt(
+    file: *mut sqlite3_file,
+    database: Arc<Database>,
+    place: Option<Place>,
+    is_immutable: bool,
+) {
+    database.opened(place.as_ref().and_then(Place::times));
     // SAFETY: the caller's contract.
     let (real, has_shm) = unsafe {
         let real = NonNull::new_unchecked(real_of(file));
@@ -262,6 +275,7 @@ pub unsafe fn adopt(file: *mut sqlite3_file, database: Arc<Database>, is_immutab
     let connection = Box::new(Connection {
         real,
         database,
+        place,
         pages: if is_immutable { Pages::Unasked } else { Pages::None },
         lock: SQLITE_LOCK_NONE,
         is_uncommitted: false,
@@ -340,11 +354,16 @@ unsafe extern "C" fn close(file: *mut sqlite3_file) -> c_int {
         connection.unlocking(SQLITE_LOCK_NONE);
     };
     guarded((), leave);
-    let code = real!(connection, xClose, SQLITE_OK);
+    let real = connection.real;
     // SAFETY: `adopt` has made it, and nothing uses it after this.
     let gone = unsafe { Box::from_raw(addr_of_mut!(*connection)) };
+    // First: once the file is closed, another may get its inode, and would find the pages of this one.
     guarded((), || drop(gone));
-    code
+    // SAFETY: as SQLite calls it. The real file is open, and its methods stay.
+    unsafe {
+        let close = real.as_ref().pMethods.as_ref().and_then(|methods| methods.xClose);
+        close.map_or(SQLITE_OK, |close| close(real.as_ptr()))
+    }
 }
 
 unsafe extern "C" fn read(file: *mut sqlite3_file, to: *mut c_void, len: c_int, position: i64) -> c_int {
@@ -477,7 +496,7 @@ unsafe extern "C" fn shm_map(
     // SAFETY: as SQLite calls it.
     let connection = unsafe { connection(file) };
     let code = real!(connection, xShmMap, SQLITE_IOERR, region, bytes, extend, place);
-    if code == SQLITE_OK && region == 0 && bytes as usize >= WAL_INDEX_WORDS * size_of::<u32>() {
+    if code == SQLITE_OK && region == 0 && bytes as usize >= stamp::WAL_INDEX_WORDS * size_of::<u32>() {
         // SAFETY: SQLite's place for the address.
         connection.wal_index = unsafe { *place }.cast_const().cast();
     }

@@ -1,6 +1,7 @@
 //! Database: the cached pages of one database file, for all connections of the process.
 //!
 //! ```text
+//!   opened(times)         a connection was opened          pages of a file that was changed unseen are dropped
 //!   begin(stamp)          a transaction's first read       pages to read from, if they are what the stamp says
 //!   begin_writes(stamp)   the right to write was taken     the same, and from now on no stamp is compared
 //!   written(range)        bytes were written to the file   they are not cached any more
@@ -15,6 +16,11 @@
 //! to the file, or restart the log. One process has it at a time, so all that is written meanwhile is told by
 //! [`Database::written`], and no stamp has to be compared.
 //!
+//! What another program than SQLite does to the file, as `cp` over it, no stamp tells for certain: the new bytes may
+//! have the old ones' change counter. A connection that was open before has SQLite's own page cache to be wrong by. One
+//! that is opened later reads what is there: the file's *times* are compared then. They are looked at whenever the
+//! stamp becomes another, and when own writes end.
+//!
 //! Invariants:
 //!  1. What is in the present generation is what the file has, except for pages that are being written, which no
 //!     transaction may read (see `stamp.rs`).
@@ -25,6 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use quinion::{Cache, Coherence, File, Hint, OpenOptions};
 
 use crate::pages::{PageSource, SOURCE_BYTES};
+use crate::place::Times;
 use crate::stamp::Stamp;
 
 /// The cached pages of a database as one series of transactions may read them.
@@ -82,7 +89,8 @@ impl Drop for Generation {
 /// One database file.
 #[derive(Debug)]
 pub struct Database {
-    cache: Cache,
+    /// None if the system refuses one.
+    cache: Option<Cache>,
     now: Mutex<Now>,
 }
 
@@ -90,37 +98,54 @@ pub struct Database {
 struct Now {
     /// What the bytes were when the generation was last known to be right.
     stamp: Option<Stamp>,
+    /// The file's times then.
+    times: Option<Times>,
     generation: Option<Arc<Generation>>,
     /// Rights to write that connections of this process have.
     writers: u32,
 }
 
 impl Database {
-    /// With no pages yet.
-    pub fn new(cache: Cache) -> Self {
+    /// With no pages yet. Without a cache it never has any.
+    pub fn new(cache: Option<Cache>) -> Self {
         Self { cache, now: Mutex::default() }
     }
 
-    /// The pages that a transaction may read which begins with this stamp. `None`: it reads by itself.
-    pub fn begin(&self, stamp: Stamp) -> Option<Arc<Generation>> {
+    /// A connection was opened, when these were the times. `None`: they are not known.
+    pub fn opened(&self, times: Option<Times>) {
         let mut now = self.now();
-        self.validate(&mut now, Some(stamp));
+        // While a connection of this process writes, they change, and it tells them in the end.
+        if now.writers == 0 && (times.is_none() || now.times != times) {
+            now.generation = None;
+            now.times = times;
+        }
+    }
+
+    /// The pages that a transaction may read which begins with this stamp. `None`: it reads by itself. `times` is asked
+    /// if the stamp is another than before.
+    pub fn begin(&self, stamp: Stamp, times: impl FnOnce() -> Option<Times>) -> Option<Arc<Generation>> {
+        let mut now = self.now();
+        self.validate(&mut now, Some(stamp), times);
         now.generation.clone()
     }
 
     /// A connection has got the right to write. No stamp: the file is empty, or has pages that are not cached.
-    pub fn begin_writes(&self, stamp: Option<Stamp>) -> Option<Arc<Generation>> {
+    pub fn begin_writes(
+        &self,
+        stamp: Option<Stamp>,
+        times: impl FnOnce() -> Option<Times>,
+    ) -> Option<Arc<Generation>> {
         let mut now = self.now();
-        self.validate(&mut now, stamp);
+        self.validate(&mut now, stamp, times);
         now.writers += 1;
         now.generation.clone().filter(|_| stamp.is_some())
     }
 
     /// The connection is about to give it back. No stamp: nothing tells later that the file is still as it is.
-    pub fn end_writes(&self, stamp: Option<Stamp>) {
+    pub fn end_writes(&self, stamp: Option<Stamp>, times: Option<Times>) {
         let mut now = self.now();
         now.writers -= 1;
-        now.stamp = stamp;
+        (now.stamp, now.times) = (stamp, times);
         if stamp.is_none() {
             now.generation = None;
         }
@@ -131,23 +156,28 @@ impl Database {
     pub fn written(&self, position: u64, len: u64) -> Option<Arc<Generation>> {
         let mut now = self.now();
         if now.generation.as_ref().is_some_and(|generation| !generation.forget(position, len)) {
-            now.generation = now.stamp.and_then(|stamp| Generation::new(&self.cache, &stamp));
+            now.generation = now.stamp.and_then(|stamp| self.generation(&stamp));
         }
         now.generation.clone()
     }
 
     /// Has the present generation be one of this stamp.
-    fn validate(&self, now: &mut Now, stamp: Option<Stamp>) {
+    fn validate(&self, now: &mut Now, stamp: Option<Stamp>, times: impl FnOnce() -> Option<Times>) {
         if now.writers == 0 && now.stamp != stamp {
             now.generation = None;
-            now.stamp = stamp;
+            (now.stamp, now.times) = (stamp, times());
         }
         let Some(stamp) = stamp else {
             return;
         };
         if now.generation.as_ref().is_none_or(|generation| generation.page_bytes != stamp.page_bytes) {
-            now.generation = Generation::new(&self.cache, &stamp);
+            now.generation = self.generation(&stamp);
         }
+    }
+
+    /// One with no pages.
+    fn generation(&self, stamp: &Stamp) -> Option<Arc<Generation>> {
+        Generation::new(self.cache.as_ref()?, stamp)
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {

@@ -6,7 +6,8 @@
 //!   .open file:x?vfs=quinion&url=s3://b/x.db     an object, through the server of a node; read only
 //!
 //!   lib ---> vfs ---> connection ---> database ---> pages ---> the cache (crate `quinion`)
-//!             |           |              `-- stamp
+//!             |           |              |-- stamp
+//!             |           |              `-- place
 //!             |           `-- pragma
 //!             `---> object ---> the node's server (crate `quinion-service`)
 //!   process: the cache and the open databases, for all of these
@@ -26,16 +27,22 @@ mod connection;
 mod database;
 mod object;
 mod pages;
+mod place;
 mod pragma;
 mod process;
 mod stamp;
 mod vfs;
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libsqlite3_sys::{SQLITE_ERROR, SQLITE_OK_LOAD_PERMANENTLY, sqlite3, sqlite3_api_routines};
 
 use crate::border::{guarded, text_of_sqlite};
+
+/// What a second copy of SQLite in the process is told: the first would go on with the functions of the second.
+const ANOTHER: &CStr = c"another copy of SQLite in this process has loaded this extension, which serves one";
 
 /// Called by SQLite when it loads `quinion_vfs`: registers the VFS `quinion`, which stays until the process ends.
 ///
@@ -68,6 +75,18 @@ pub unsafe extern "C" fn sqlite3_quinionvfsdefault_init(
 /// # Safety
 /// As the entry points.
 unsafe fn load(message: *mut *mut c_char, functions: *mut sqlite3_api_routines, as_default: bool) -> c_int {
+    static FIRST: AtomicPtr<sqlite3_api_routines> = AtomicPtr::new(null_mut());
+    // Relaxed: what it points to is SQLite's, and never written.
+    let first = FIRST.compare_exchange(null_mut(), functions, Ordering::Relaxed, Ordering::Relaxed);
+    if first.is_err_and(|first| first != functions) {
+        // SAFETY: the caller's contract. The text is made, and later freed, by the SQLite that calls.
+        unsafe {
+            if let (Some(message), Some(print)) = (message.as_mut(), (*functions).mprintf) {
+                *message = print(ANOTHER.as_ptr());
+            }
+        }
+        return SQLITE_ERROR;
+    }
     let register = || {
         // SAFETY: the caller's contract.
         unsafe { libsqlite3_sys::rusqlite_extension_init2(functions) }.map_err(|error| error.to_string())?;

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use libsqlite3_sys::{SQLITE_ERROR, SQLITE_OK, sqlite3_free};
 
 use crate::border::text_of_sqlite;
-use crate::process::{DIRECT_READS, Process, size_of_text};
+use crate::process::{DIRECT_READS, Process, memory_of_text};
 
 /// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is
 /// not ours.
@@ -46,7 +46,7 @@ fn memory(wanted: Option<&CStr>) -> Result<String, String> {
         return Err("the cache could not be made; see SQLite's error log".to_owned());
     };
     if let Some(wanted) = wanted {
-        let bytes = size_of_text(&wanted.to_string_lossy())?;
+        let bytes = memory_of_text(&wanted.to_string_lossy())?;
         cache.resize(bytes).map_err(|error| error.to_string())?;
     }
     Ok(cache.stats().memory_bytes.to_string())

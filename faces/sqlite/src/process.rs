@@ -8,12 +8,17 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use libsqlite3_sys::SQLITE_WARNING;
 use quinion::Cache;
 
+use crate::border::log;
 use crate::database::Database;
+use crate::place::Inode;
 
 /// Memory of the cache unless told, in bytes.
 const MEMORY: u64 = 256 << 20;
+/// A bound of less is refused, in bytes.
+const MEMORY_LEAST: u64 = 16 << 20;
 /// Tells it to a process that cannot say it by a URI.
 const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
 
@@ -30,7 +35,17 @@ pub static DIRECT_READS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug, Default)]
 struct Shared {
     cache: Option<Cache>,
-    databases: HashMap<(u64, u64), Weak<Database>>,
+    databases: HashMap<Key, Weak<Database>>,
+}
+
+/// What connections must have in common to share pages: the file, and whether by the URI no process changes it. If that
+/// is said and not so, those who said it read what they read, and no other connection does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    /// The file.
+    pub inode: Inode,
+    /// Whether it is said that no process changes it.
+    pub is_immutable: bool,
 }
 
 impl Process {
@@ -54,19 +69,19 @@ impl Process {
         }
     }
 
-    /// The database of this device and inode, which is made if no connection has it. `memory` is what a cache gets that
-    /// is made for it.
+    /// The database of this key, which is made if no connection has it. `memory` is what a cache gets that is made for
+    /// it.
     ///
     /// # Errors
-    /// There is no memory for a cache, in words.
-    pub fn database(&self, inode: (u64, u64), memory: Option<u64>) -> Result<Arc<Database>, String> {
+    /// The bound is none, in words.
+    pub fn database(&self, key: Key, memory: Option<u64>) -> Result<Arc<Database>, String> {
         let mut shared = self.shared();
-        if let Some(database) = shared.databases.get(&inode).and_then(Weak::upgrade) {
+        if let Some(database) = shared.databases.get(&key).and_then(Weak::upgrade) {
             return Ok(database);
         }
         let database = Arc::new(Database::new(shared.cache(memory)?));
         shared.databases.retain(|_, database| database.strong_count() > 0);
-        shared.databases.insert(inode, Arc::downgrade(&database));
+        shared.databases.insert(key, Arc::downgrade(&database));
         Ok(database)
     }
 
@@ -90,29 +105,47 @@ impl Process {
 }
 
 impl Shared {
-    /// The cache, which is made with `memory` bytes if there is none.
-    fn cache(&mut self, memory: Option<u64>) -> Result<Cache, String> {
-        if let Some(cache) = &self.cache {
-            return Ok(cache.clone());
+    /// The cache, which is made with `memory` bytes if there is none. `None`: the system refuses it, and databases are
+    /// read without.
+    ///
+    /// # Errors
+    /// The bound is none, in words.
+    fn cache(&mut self, memory: Option<u64>) -> Result<Option<Cache>, String> {
+        if self.cache.is_none() {
+            let memory = memory.map_or_else(memory_by_default, Ok)?;
+            let built = Cache::builder().memory(memory).build();
+            self.cache = built
+                .inspect_err(|error| {
+                    log(SQLITE_WARNING, &format!("databases are read without a cache: {error}"))
+                })
+                .ok();
         }
-        let memory = memory.map_or_else(memory_by_default, Ok)?;
-        let cache = Cache::builder().memory(memory).build().map_err(|error| error.to_string())?;
-        Ok(self.cache.insert(cache).clone())
+        Ok(self.cache.clone())
     }
 }
 
 fn memory_by_default() -> Result<u64, String> {
     match std::env::var(MEMORY_VARIABLE) {
-        Ok(text) => size_of_text(&text).map_err(|wrong| format!("{MEMORY_VARIABLE}: {wrong}")),
+        Ok(text) => memory_of_text(&text).map_err(|wrong| format!("{MEMORY_VARIABLE}: {wrong}")),
         Err(_) => Ok(MEMORY),
     }
+}
+
+/// A bound of the cache, in bytes.
+///
+/// # Errors
+/// It is none, in words.
+pub fn memory_of_text(text: &str) -> Result<u64, String> {
+    let memory = size_of_text(text)?;
+    let too_few = || format!("{memory} bytes are too few for the cache, which has {MEMORY_LEAST} at least");
+    (memory >= MEMORY_LEAST).then_some(memory).ok_or_else(too_few)
 }
 
 /// A size in bytes: a number, which K, M or G may follow.
 ///
 /// # Errors
 /// It is none, in words.
-pub fn size_of_text(text: &str) -> Result<u64, String> {
+fn size_of_text(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB") {
         "" => Some(0),
@@ -141,15 +174,25 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_below_the_least_is_none() {
+        assert_eq!(memory_of_text("16M"), Ok(MEMORY_LEAST));
+        assert!(memory_of_text("16777215").is_err_and(|why| why.contains("too few")));
+        assert!(memory_of_text("much").is_err_and(|why| why.contains("512M")));
+    }
+
+    #[test]
     fn connections_of_one_file_share_its_pages() {
         let process = Process { pid: 0, ..Process::default() };
-        let one = process.database((1, 1), Some(16 << 20)).unwrap();
-        let same = process.database((1, 1), None).unwrap();
+        let key = |number, is_immutable| Key { inode: (1, number), is_immutable };
+        let one = process.database(key(1, false), Some(16 << 20)).unwrap();
+        let same = process.database(key(1, false), None).unwrap();
         assert!(Arc::ptr_eq(&one, &same));
-        let other = process.database((1, 2), None).unwrap();
+        let other = process.database(key(2, false), None).unwrap();
         assert!(!Arc::ptr_eq(&one, &other));
+        let immutable = process.database(key(1, true), None).unwrap();
+        assert!(!Arc::ptr_eq(&one, &immutable));
         drop((one, same));
-        let again = process.database((1, 1), None).unwrap();
+        let again = process.database(key(1, false), None).unwrap();
         assert_eq!(Arc::strong_count(&again), 1);
     }
 }

@@ -72,8 +72,8 @@ impl Stamp {
         Some(Self { page_bytes, content: Content::Rollback(bytes) })
     }
 
-    /// By the words of the wal-index, which other processes may be writing. `None` if pages of this size are not cached,
-    /// if the wal-index is another than we know, or if a process is just restarting the log.
+    /// By the words of the wal-index, which other processes may be writing. `None` if pages of this size are not
+    /// cached, if the wal-index is another than we know, or if a process is just restarting the log.
     pub fn of_wal_index(word: impl Fn(usize) -> u32) -> Option<Self> {
         let header: [u32; WAL_HEADER_WORDS] = std::array::from_fn(&word);
         let (backfilled, attempted) = (word(BACKFILLED), word(ATTEMPTED));

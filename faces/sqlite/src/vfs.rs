@@ -11,16 +11,14 @@
 //! (`SQLITE_FCNTL_HAS_MOVED`); if it is not, or not a regular file, or changes while we look, the connection reads past
 //! the cache.
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null;
 
 use libsqlite3_sys::*;
 
 use crate::border::{guarded, log};
-use crate::process::{Process, size_of_text};
+use crate::place::Place;
+use crate::process::{Key, Process, memory_of_text};
 use crate::{connection, object};
 
 const NAME: &CStr = c"quinion";
@@ -127,7 +125,7 @@ unsafe extern "C" fn open(
         return guarded(SQLITE_CANTOPEN, || unsafe { object::open(file, url, server, out_flags) });
     }
     // SAFETY: the name of a main database.
-    let before = guarded(None, || unsafe { inode_of(name) });
+    let before = guarded(None, || Place::of_name(unsafe { CStr::from_ptr(name) }));
     // SAFETY: the memory behind ours has as many bytes as it wants.
     let inner = unsafe { connection::real_of(file) };
     // SAFETY: as SQLite calls us.
@@ -162,28 +160,30 @@ unsafe fn wrap(
     name: *const c_char,
     file: *mut sqlite3_file,
     inner: *mut sqlite3_file,
-    before: Option<(u64, u64)>,
+    before: Option<Place>,
 ) -> c_int {
     // SAFETY: the name of a main database.
     let memory = unsafe { parameter(name, c"quinion_memory") };
-    let memory = match memory.map(|text| size_of_text(&text.to_string_lossy())).transpose() {
+    let memory = match memory.map(|text| memory_of_text(&text.to_string_lossy())).transpose() {
         Ok(memory) => memory,
         Err(wrong) => {
             log(SQLITE_CANTOPEN, &format!("quinion_memory of the URI: {wrong}"));
             return SQLITE_CANTOPEN;
         }
     };
+    // SAFETY: the name of a main database.
+    let is_immutable = unsafe { sqlite3_uri_boolean(name, c"immutable".as_ptr(), 0) != 0 };
     // SAFETY: as above. A new file has been made by the open.
-    let inode = unsafe { own_inode(name, inner) }.filter(|&inode| before.is_none_or(|was| was == inode));
-    let database = match inode {
-        Some(inode) => Process::get().database(inode, memory),
+    let place = unsafe { own_place(name, inner) };
+    let place = place.filter(|place| before.is_none_or(|before| before.inode() == place.inode()));
+    let database = match &place {
+        Some(place) => Process::get().database(Key { inode: place.inode(), is_immutable }, memory),
         None => Process::get().lone_database(memory),
     };
     match database {
         // SAFETY: as above.
         Ok(database) => unsafe {
-            let is_immutable = sqlite3_uri_boolean(name, c"immutable".as_ptr(), 0) != 0;
-            connection::adopt(file, database, is_immutable);
+            connection::adopt(file, database, place, is_immutable);
             SQLITE_OK
         },
         Err(wrong) => {
@@ -193,29 +193,20 @@ unsafe fn wrap(
     }
 }
 
-/// Device and inode, if there is a regular file of this name.
-///
-/// # Safety
-/// `name` is a text.
-unsafe fn inode_of(name: *const c_char) -> Option<(u64, u64)> {
-    // SAFETY: the caller's contract.
-    let path = unsafe { CStr::from_ptr(name) };
-    let known = fs::metadata(OsStr::from_bytes(path.to_bytes())).ok().filter(fs::Metadata::is_file)?;
-    Some((known.dev(), known.ino()))
-}
-
-/// Device and inode of an open file, if its path still leads to it.
+/// The place of an open file, if its path still leads to it.
 ///
 /// # Safety
 /// `name` is the name of the open file `inner`.
-unsafe fn own_inode(name: *const c_char, inner: *mut sqlite3_file) -> Option<(u64, u64)> {
+unsafe fn own_place(name: *const c_char, inner: *mut sqlite3_file) -> Option<Place> {
     // SAFETY: the caller's contract.
     unsafe {
-        let inode = inode_of(name)?;
+        let name = CStr::from_ptr(name);
+        let place = Place::of_name(name)?;
         let mut has_moved: c_int = 1;
         let control = (*inner).pMethods.as_ref()?.xFileControl?;
         let code = control(inner, SQLITE_FCNTL_HAS_MOVED, (&raw mut has_moved).cast());
-        (code == SQLITE_OK && has_moved == 0 && inode_of(name) == Some(inode)).then_some(inode)
+        let again = Place::of_name(name)?;
+        (code == SQLITE_OK && has_moved == 0 && again.inode() == place.inode()).then_some(place)
     }
 }
 

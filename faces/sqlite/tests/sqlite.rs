@@ -114,8 +114,33 @@ fn logs_of_connections_that_exclude_others_are_seen() {
 }
 
 #[test]
-fn what_another_process_rolls_back_is_not_seen() {
+fn an_immutable_connection_shares_its_pages_with_no_other() {
+    case("an_immutable_reader_of_what_is_not_committed");
+}
+
+#[test]
+fn a_file_that_was_copied_over_is_seen_by_connections_of_after() {
+    case("a_file_that_was_copied_over");
+}
+
+#[test]
+fn a_connection_that_is_opened_after_own_writes_finds_the_pages() {
+    case("a_connection_that_is_opened_after_own_writes");
+}
+
+#[test]
+fn a_transaction_that_another_process_rolls_back_is_not_seen() {
     case("a_transaction_that_another_process_rolls_back");
+}
+
+#[test]
+fn a_process_without_memory_reads_without_a_cache() {
+    case("a_process_without_memory");
+}
+
+#[test]
+fn a_second_copy_of_sqlite_is_refused() {
+    case("two_copies_of_sqlite");
 }
 
 #[test]

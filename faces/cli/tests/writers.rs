@@ -21,6 +21,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+mod disk;
+
 use quinion::internals::arena::Validation;
 use quinion::internals::serve::Owner;
 use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
@@ -365,6 +367,39 @@ fn a_viewers_open_for_writing_is_not_refused() {
             a.tell("close a");
         }
     }
+}
+
+/// Opens a file for writing and without waiting, while threads open and read it; prints how often that is refused.
+const NONBLOCKING: &str = r"
+import os, sys, threading
+path = sys.argv[1]
+with open(path, 'wb') as file: file.write(b'old' * 3000)
+is_over, refused = threading.Event(), 0
+def read():
+    while not is_over.is_set():
+        file = os.open(path, os.O_RDONLY)
+        for _ in range(5): assert os.pread(file, 3, 3) == b'old'
+        os.close(file)
+readers = [threading.Thread(target=read) for _ in range(3)]
+for thread in readers: thread.start()
+for _ in range(300):
+    try: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except BlockingIOError: refused += 1
+is_over.set()
+for thread in readers: thread.join()
+print(refused)
+";
+
+/// 1. The owner is told of an open for writing, and gives its lease up.
+/// 2. Before that open begins, another thread attaches the file anew.
+#[test]
+fn an_open_that_does_not_wait_is_not_refused_while_threads_attach_the_file() {
+    let folder = disk::scratch();
+    let mut command = disk::quinion();
+    command
+        .args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--", "python3", "-c"]);
+    let output = command.arg(NONBLOCKING).arg(folder.path().join("file")).output().expect("it starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{output:?}");
 }
 
 /// 1. A's reads bring the file into the cache.

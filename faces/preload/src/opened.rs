@@ -26,6 +26,13 @@ fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
     fd
 }
 
+/// Runs a call that opens what a path names.
+fn opening(at: c_int, path: *const c_char, flags: c_int, call: impl Fn() -> c_int) -> c_int {
+    let before = process::forks();
+    let fd = written::opening(at, path as usize, flags, call);
+    opened(fd, flags, before)
+}
+
 fn classify(fd: c_int, flags: c_int, forks: u64) {
     const UNREADABLE: c_int = kernel::O_TRUNC | kernel::O_TMPFILE_BIT; // or empty, and about to be written
     const LEFT_ALONE: c_int = kernel::O_DIRECTORY | kernel::O_PATH;
@@ -148,15 +155,15 @@ fn temporary(fd: c_int) -> c_int {
 names! {
     /// Opens; a candidate if it can only read.
     open | __open (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        written::before_open(kernel::AT_FDCWD, path as usize, flags);
-        let forks = process::forks();
-        opened(call_real!(open(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
+        opening(kernel::AT_FDCWD, path, flags, || {
+            call_real!(open(path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
+        })
     }
     /// As `open`.
     open64 | __open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        written::before_open(kernel::AT_FDCWD, path as usize, flags);
-        let forks = process::forks();
-        opened(call_real!(open64(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
+        opening(kernel::AT_FDCWD, path, flags, || {
+            call_real!(open64(path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
+        })
     }
     /// The C library's own `open`, which is no cancellation point.
     __open_nocancel(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
@@ -172,41 +179,35 @@ names! {
     }
     /// Opens; a candidate if it can only read.
     openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        written::before_open(at, path as usize, flags);
-        let forks = process::forks();
-        let fd = call_real!(openat(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
-        opened(fd, flags, forks)
+        opening(at, path, flags, || {
+            call_real!(openat(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
+        })
     }
     /// Opens; a candidate if it can only read.
     openat64(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        written::before_open(at, path as usize, flags);
-        let forks = process::forks();
-        let fd = call_real!(openat64(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
-        opened(fd, flags, forks)
+        opening(at, path, flags, || {
+            call_real!(openat64(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
+        })
     }
     /// Opens; a candidate if it can only read.
     __open_2(path: *const c_char, flags: c_int) -> c_int {
-        written::before_open(kernel::AT_FDCWD, path as usize, flags);
-        let forks = process::forks();
-        opened(call_real!(__open_2(path => *const c_char, flags => c_int) -> c_int), flags, forks)
+        opening(kernel::AT_FDCWD, path, flags, || call_real!(__open_2(path => *const c_char, flags => c_int) -> c_int))
     }
     /// Opens; a candidate if it can only read.
     __open64_2(path: *const c_char, flags: c_int) -> c_int {
-        written::before_open(kernel::AT_FDCWD, path as usize, flags);
-        let forks = process::forks();
-        opened(call_real!(__open64_2(path => *const c_char, flags => c_int) -> c_int), flags, forks)
+        opening(kernel::AT_FDCWD, path, flags, || {
+            call_real!(__open64_2(path => *const c_char, flags => c_int) -> c_int)
+        })
     }
     /// Opens; a candidate if it can only read.
     __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
-        written::before_open(at, path as usize, flags);
-        let forks = process::forks();
-        opened(call_real!(__openat_2(at => c_int, path => *const c_char, flags => c_int) -> c_int), flags, forks)
+        opening(at, path, flags, || call_real!(__openat_2(at => c_int, path => *const c_char, flags => c_int) -> c_int))
     }
     /// Opens; a candidate if it can only read.
     __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
-        written::before_open(at, path as usize, flags);
-        let forks = process::forks();
-        opened(call_real!(__openat64_2(at => c_int, path => *const c_char, flags => c_int) -> c_int), flags, forks)
+        opening(at, path, flags, || {
+            call_real!(__openat64_2(at => c_int, path => *const c_char, flags => c_int) -> c_int)
+        })
     }
     /// Opens for writing.
     creat(path: *const c_char, mode: c_uint) -> c_int {

@@ -598,6 +598,10 @@ fn cut_by_call(number: usize, [a, b, c, d]: [usize; 4]) -> isize {
     real::answer(answer)
 }
 
+fn opens(at: c_int, path: usize, flags: c_int) {
+    let _ = written::before_open(at, path, flags); // if it fails because of the owner it is not tried again
+}
+
 fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
     match number {
         // Also of a process that is not served.
@@ -619,12 +623,12 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::CLOSE => table::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
         // A descriptor that we do not see opened is not in the table, so it is the kernel's.
-        number::OPEN => written::before_open(kernel::AT_FDCWD, a, b as c_int),
-        number::OPENAT => written::before_open(a as c_int, b, c as c_int),
-        number::CREAT => written::before_open(kernel::AT_FDCWD, a, kernel::O_WRONLY | kernel::O_TRUNC),
+        number::OPEN => opens(kernel::AT_FDCWD, a, b as c_int),
+        number::OPENAT => opens(a as c_int, b, c as c_int),
+        number::CREAT => opens(kernel::AT_FDCWD, a, kernel::O_WRONLY | kernel::O_TRUNC),
         number::OPENAT2 => {
             if let Some(flags) = flags_of_open(number, b, c) {
-                written::before_open(a as c_int, b, flags);
+                opens(a as c_int, b, flags);
             }
         }
         number::OPEN_BY_HANDLE_AT => {}

@@ -57,6 +57,12 @@ pub fn answer(answer: isize) -> isize {
     answer
 }
 
+/// What the calling thread's last call failed with, if one did.
+pub fn last_error() -> c_int {
+    // SAFETY: as in `answer`.
+    unsafe { *__errno_location() }
+}
+
 /// The descriptor of a stream; negative if it has none.
 pub fn stream_fd(stream: *mut c_void) -> c_int {
     // SAFETY: the caller got the stream from the C library; the errno is the calling thread's. A stream without a

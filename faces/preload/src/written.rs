@@ -23,10 +23,11 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use quinion_view::arena::control::{Operation, place_of};
+use quinion_view::viewer::sys::{Errno, clock_millis};
 use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
-use crate::{owed, process, table};
+use crate::{owed, process, real, table};
 
 /// Tells the owner of a file and waits until it has answered; whether it has, or has ended.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
@@ -53,16 +54,17 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
 
 /// The file is about to be opened for writing; or `cut`, without that. Of a cut the kernel tells no owner: one that is
 /// too late to be told is to hear of it when it goes on, and until then this process shows no bytes of before.
-fn expect_writer(stat: &Stat, cut: bool) {
-    if process::is_attached(stat.device, stat.inode)
-        && let Some(viewer) = process::join()
-    {
+/// Whether the owner has the file, as far as is known.
+fn expect_writer(stat: &Stat, cut: bool) -> bool {
+    let is_attached = process::is_attached(stat.device, stat.inode);
+    if is_attached && let Some(viewer) = process::join() {
         let is_told = ask(viewer, Operation::WriterOpened, stat, cut.into());
         if cut && !is_told {
             table::leave_file(stat.device, stat.inode);
             viewer.leave_word(Operation::WriterOpened, [stat.device, stat.inode, 1]);
         }
     }
+    is_attached
 }
 
 /// Whether an open with these flags cuts the file and is not said to be one for writing.
@@ -70,18 +72,48 @@ pub fn truncates_unnoticed(flags: c_int) -> bool {
     flags & kernel::O_TRUNC != 0 && flags & kernel::O_ACCMODE == 0 && flags & kernel::O_PATH == 0
 }
 
-/// Before an open that may write, or cut.
-pub fn before_open(at: c_int, path: usize, flags: c_int) {
+/// Runs an open. One that does not wait (`O_NONBLOCK`) fails where it meets a lease, as when the owner was late or a
+/// thread has attached the file anew since it was told. The kernel has the lease given up by then, and so it is tried
+/// again, for some milliseconds.
+pub fn opening(at: c_int, path: usize, flags: c_int, open: impl Fn() -> c_int) -> c_int {
+    const MILLIS_MAX: u64 = 300;
+    let mut was_attached = before_open(at, path, flags);
+    let mut until = None;
+    let mut turn = 0;
+    loop {
+        let answer = open();
+        if answer >= 0 || flags & kernel::O_NONBLOCK == 0 || real::last_error() != Errno::AGAIN.0 {
+            return answer;
+        }
+        let is_attached = is_attached_at(at, path);
+        let now = clock_millis();
+        if !is_attached && !was_attached || now >= *until.get_or_insert(now + MILLIS_MAX) {
+            return answer;
+        }
+        was_attached = is_attached;
+        kernel::wait(turn);
+        turn += 1;
+    }
+}
+
+/// Whether the owner has the file that a path names, as far as is known.
+fn is_attached_at(at: c_int, path: usize) -> bool {
+    let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return false };
+    let stat = kernel::stat_at(at, path).filter(Stat::is_regular);
+    stat.is_some_and(|stat| process::is_attached(stat.device, stat.inode))
+}
+
+/// Before an open that may write, or cut; whether the owner has the file.
+pub fn before_open(at: c_int, path: usize, flags: c_int) -> bool {
     const NEW: c_int = kernel::O_CREAT | kernel::O_EXCL;
     let writes = flags & kernel::O_ACCMODE != 0 || flags & kernel::O_TRUNC != 0;
     let concerns = writes && flags & kernel::O_PATH == 0 && flags & NEW != NEW;
     if !concerns {
-        return;
+        return false;
     }
-    let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return };
-    if let Some(stat) = kernel::stat_at(at, path).filter(Stat::is_regular) {
-        expect_writer(&stat, truncates_unnoticed(flags));
-    }
+    let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return false };
+    let stat = kernel::stat_at(at, path).filter(Stat::is_regular);
+    stat.is_some_and(|stat| expect_writer(&stat, truncates_unnoticed(flags)))
 }
 
 /// After an open: again, for a thread that attached the file meanwhile.

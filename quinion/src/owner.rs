@@ -471,9 +471,11 @@ impl CacheOwner {
         // What never changes is looked at once, here: it may be another file of the same number.
         let coherence =
             if without_lease == Validation::Immutable { Coherence::Check } else { Coherence::Lease };
-        // Where times are looked at, writers come and go: each would be a notice.
-        let is_by_lease_alone = without_lease == Validation::Kernel;
-        let watch = if is_by_lease_alone { self.cuts.watch(path) } else { None };
+        // No watch, no service: a lease does not tell of all changes.
+        let watch = match without_lease {
+            Validation::Immutable => None,
+            _ => Some(self.cuts.watch(path).ok_or_else(|| unserved(Unserved::Unwatched))?),
+        };
         let mut options = OpenOptions::new();
         options.coherence(coherence).unseen();
         let file = Arc::new(self.cache.open_with(path, &options).map_err(|error| errno(&error))?);

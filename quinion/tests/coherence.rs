@@ -676,6 +676,28 @@ fn no_lease_is_left_when_the_last_is_closed_and_unchanged_bytes_are_kept() {
     assert_eq!(leases_on(&path), 0);
 }
 
+/// 1. A file is cut by an open that breaks no lease.
+/// 2. The last handle is closed. It is empty then, and so young that it may be no other.
+/// 3. It is opened anew, and is empty still.
+#[test]
+fn a_cut_under_a_lease_is_seen_when_the_file_is_opened_anew() {
+    for folder in folders() {
+        let (path, cache) = (file_in(&folder, PAGES), cache());
+        for is_open_meanwhile in [false, true] {
+            fs::write(&path, content(PAGES, 0)).unwrap();
+            let file = leased(&cache, &path);
+            assert_eq!(all_generations(&file, PAGES), (0, 0));
+            let cut = OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path).unwrap();
+            drop(file);
+            let _other = is_open_meanwhile.then_some(cut);
+            let file = leased(&cache, &path);
+            let mut byte = [1];
+            assert_eq!(file.read_at(&mut byte, 5000).unwrap(), 0, "it is empty");
+            assert_eq!(file.len(), 0);
+        }
+    }
+}
+
 // ---- the process ----------------------------------------------------------------------------
 
 #[test]

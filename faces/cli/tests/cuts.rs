@@ -9,8 +9,10 @@
 //! While the owner is stopped the parent may read the old bytes. When it goes on, and has a processor, it may not.
 #![cfg(target_os = "linux")]
 
+use std::process::Command;
+
 mod disk;
-use disk::{quinion, scratch};
+use disk::{plain, quinion, scratch};
 
 /// Cuts files in one of some ways, and prints how many show their old bytes for good.
 const CUTS: &str = r"
@@ -27,8 +29,12 @@ def served(path):
 def cut(): [os.close(os.open(path, os.O_RDONLY | os.O_TRUNC)) for path in paths]
 def stop(): os.kill(owner, signal.SIGSTOP)
 def go_on(): os.kill(owner, signal.SIGCONT)
-files, (told, tells) = [served(path) for path in paths], os.pipe()
-if way == 'outside':
+files = [served(path) for path in paths]
+if way == 'written before':
+    with open(paths[0], 'r+b') as file: file.write(b'old')
+    time.sleep(0.3) # times are so old then that they are believed
+    for _ in range(50): [os.pread(file, 10, at) for file in files for at in range(0, 9000, 1000)]
+if way in ('outside', 'written before'):
     plain = {name: value for name, value in os.environ.items() if 'QUINION' not in name and name != 'LD_PRELOAD'}
     code = 'import os, sys; os.open(sys.argv[1], os.O_RDONLY | os.O_TRUNC)'
     subprocess.run([sys.executable, '-c', code, *paths], env=plain, check=True)
@@ -59,11 +65,17 @@ print(len(old))
 
 #[track_caller]
 fn nothing_old_is_left(way: &str) {
+    nothing_old_is_left_by(quinion(), &[], way);
+}
+
+/// The same, by a command that starts Quinion, and with these options of `run`.
+#[track_caller]
+fn nothing_old_is_left_by(mut command: Command, options: &[&str], way: &str) {
     let folder = scratch();
-    let mut command = quinion();
     command.env_remove("QUINION_WAIT_MS"); // an answer is late as soon as anywhere
-    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--"]);
-    let output = command.args(["python3", "-c", CUTS, way]).arg(folder.path()).output().expect("it starts");
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none"]).args(options);
+    command.args(["--", "python3", "-c", CUTS, way]).arg(folder.path());
+    let output = command.output().expect("it starts");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{output:?}");
 }
 
@@ -98,4 +110,28 @@ fn an_owner_hears_of_a_cut_by_a_child_for_which_it_was_late() {
 #[test]
 fn an_owner_hears_of_a_cut_by_a_process_that_is_not_under_run() {
     nothing_old_is_left("outside");
+}
+
+/// Where times are looked at they are not as long as there is a lease.
+#[test]
+fn an_owner_that_looks_at_times_hears_of_a_cut_under_a_lease() {
+    nothing_old_is_left_by(quinion(), &["--coherence", "times"], "outside");
+    nothing_old_is_left_by(quinion(), &["--coherence", "times"], "written before");
+}
+
+/// The user may have no watch, or no descriptor for them. A cut could not be heard, so nothing is served.
+#[test]
+fn an_owner_that_can_watch_no_file_shows_no_old_bytes() {
+    for limit in ["watches", "instances"] {
+        let script = format!("echo 0 > /proc/sys/user/max_inotify_{limit} && exec \"$@\"");
+        let unshared = |program: &Command| {
+            let mut command = plain("unshare");
+            command.args(["--user", "--map-root-user", "sh", "-c", &script, "sh"]).arg(program.get_program());
+            command
+        };
+        if !unshared(&Command::new("true")).status().is_ok_and(|status| status.success()) {
+            return println!("SKIPPED: there are no name spaces of users here");
+        }
+        nothing_old_is_left_by(unshared(&quinion()), &[], "outside");
+    }
 }

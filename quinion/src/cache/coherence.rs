@@ -59,7 +59,8 @@
 //!     it was declared immutable                  any     Immutable          stays, if the file is as it was
 //! ```
 //!
-//! `Looked` is set only if the owner was asked to serve files by a look at their times.
+//! `Looked` is set only if the owner was asked to serve files by a look at their times. `Sure` is said at an attach
+//! alone, as a lease does not tell of each cut: an owner that attaches a file has it watched for these first.
 //!
 //! After a lease was given up it is not asked for again for a second, so that a process that got `EAGAIN` finds it
 //! open when it tries again. While another process writes, it is asked for at each open, and fifty times a second at
@@ -288,6 +289,8 @@ impl CoherenceState {
         // The attributes of the file while it cannot change. The lease is checked again afterwards: if this thread
         // was delayed in between, the kernel may have revoked the lease, and the attributes may be of any time.
         let looked = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
+        // Of another size it was cut under the lease.
+        let looked = looked.filter(|file| file.size == self.mapping.size());
         state.left = looked.filter(|_| state.lease.as_ref().is_some_and(Lease::stands));
         self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
         state.lease = None;
@@ -332,13 +335,14 @@ impl CoherenceState {
     }
 
     /// The file has changed a moment ago. If there is a lease on it, that was a cut of which it does not tell, and no
-    /// reader gets what was cached when this returns. If there is none, a process writes that had to wait for its end.
+    /// reader gets what was cached when this returns. If there is none, a process writes that had to wait for its end,
+    /// or cut it before that.
     pub(crate) fn hear_of_change(&self) {
         let mut state = self.state.lock();
         if state.lease.is_some() {
             self.end(&mut state);
-            state.left = None;
         }
+        state.left = None;
     }
 
     /// Whether the file has not changed since what is cached of it was read, and cannot: without a system call.
@@ -450,9 +454,7 @@ impl CoherenceState {
         state.doubtful = false;
         // 3
         state.lease = Some(lease);
-        if self.mapping.record().validation() == Validation::Looked {
-            self.mapping.record().set_validation(Validation::Sure); // viewers need not look any more
-        }
+        // Viewers that look at times do so until one attaches the file: it is watched from then on (`owner/cuts.rs`).
         self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `is_sure`
         Ok(())
     }

@@ -24,12 +24,10 @@
 //! guard, may have been given that one, and tries again: the count of ended watches tells.
 //!
 //! Invariants:
-//!  1. A file that was attached is watched from before it was looked at, until its last handle is closed or a notice
-//!     came; unless none could be had.
+//!  1. A file that is attached and may change is watched from before it was looked at, until its last handle is closed
+//!     or a notice came. One for which no watch can be had is not attached: the system bounds how many a user may have,
+//!     and we take one in eight of them.
 //!  2. No lock of this room is held while the kernel is given a path, or what was cached is forgotten.
-//!
-//! Not an invariant: that there is a watch. The system bounds how many a user may have, and we take one in eight
-//! of them. Files beyond are as exact as their viewers tell.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;

@@ -7,6 +7,7 @@
 //!     memory without a name (memfd): the kernel does not count who writes it ---------> left to the kernel
 //!     nobody can write it: fs-verity, a file system that is read only by its nature --> Immutable
 //!     below a folder that was declared never to change -------------------------------> Immutable
+//!     the system gives no watch of its changes (inotify): a lease does not tell of all -> left to the kernel
 //!     any other --------------------------------------------------------------------> opened, and asked for a lease
 //!   opened
 //!     a part of it was allocated and never written -----------------------------------> left to the kernel
@@ -71,6 +72,7 @@ pub(super) enum Unserved {
     NoContent,
     AccessTimes,
     Nameless,
+    Unwatched,
     Unwritten,
 }
 
@@ -85,6 +87,10 @@ impl fmt::Display for Unserved {
             Self::NoContent => "its bytes are made anew at each read",
             Self::AccessTimes => "its mount (strictatime) wants each read to move the time of the last access",
             Self::Nameless => "it is memory without a name (memfd), which is written past all leases",
+            Self::Unwatched => {
+                "no watch for it could be had (inotify), which would tell of a cut that breaks no lease; see \
+                 /proc/sys/fs/inotify/max_user_watches and max_user_instances"
+            }
             Self::Unwritten => {
                 "a part of it was allocated and never written: what SEEK_HOLE says there depends on the kernel's reads"
             }

@@ -20,7 +20,13 @@
 //!   warm          read once before, by the same cache, and then measured
 //!     quinion       quinion run -- sh: db_bench .. and again db_bench ..
 //!     kernel        db_bench .. and again db_bench ..
+//!
+//!   cold and warm, a thread a core: the same by as many threads as there are cores, so that none waits for another
 //! ```
+//!
+//! **Percentiles of more threads than cores** are the scheduler's. The mean is threads / throughput whatever we do, and
+//! what is above 100 us is time in a run queue: so fewer waits are longer ones. What a reader waits for us and for the
+//! device show the cases with a thread a core.
 //!
 //! Every thread reads every database from its first key to its last, so the bytes that one thread reads from a file are
 //! in a cache for another. Throughput and percentiles are from db_bench's output. CPU seconds are those of all
@@ -108,16 +114,31 @@ pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
     let shape = Shape::of_the_original(settings, options);
     let [databases, short] = [Shape::of(settings, options), shape].map(shared);
     let counted = COUNTED_STREAMS.map(counted);
-    let cases = vec![cold(&databases), warm(&databases)];
+    let many = Readers { name: "", threads: None };
+    let few = Readers { name: ", a thread a core", threads: Some(cores()) };
+    let cases =
+        vec![cold(&databases, many), warm(&databases, many), cold(&databases, few), warm(&databases, few)];
     let short = ORDERS.map(|(name, orders)| short_of_memory(&short, shape, name, orders));
     cases.into_iter().chain(short).chain(counted).collect()
 }
 
-fn cold(databases: &Shared<Databases>) -> Case {
+/// How many read in a case, and what its name says of that.
+#[derive(Clone, Copy, Debug)]
+struct Readers {
+    name: &'static str,
+    /// As many as the databases' shape says if it is `None`.
+    threads: Option<u32>,
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+}
+
+fn cold(databases: &Shared<Databases>, readers: Readers) -> Case {
     let databases = databases.clone();
-    let case = Case::new("cold", &METRICS, move || {
+    let case = Case::new(format!("cold{}", readers.name), &METRICS, move || {
         let databases = databases.get()?;
-        let of = |name, run: Run| databases.alternative(name, run);
+        let of = |name, run: Run| databases.alternative(name, move |databases| run(databases, readers));
         Ok(vec![of(OURS, Databases::ours_cold), of(KERNEL, Databases::kernel_cold)])
     });
     let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(COLD_GOAL)).compare(
@@ -176,11 +197,11 @@ fn counted((name, batched, singly): (&'static str, &'static str, &'static str)) 
     COUNTED.iter().fold(case.once(), |case, metric| case.compare(metric.name, batched, singly, None))
 }
 
-fn warm(databases: &Shared<Databases>) -> Case {
+fn warm(databases: &Shared<Databases>, readers: Readers) -> Case {
     let databases = databases.clone();
-    let case = Case::new("warm", &METRICS, move || {
+    let case = Case::new(format!("warm{}", readers.name), &METRICS, move || {
         let databases = databases.get()?;
-        let of = |name, run: Run| databases.alternative(name, run);
+        let of = |name, run: Run| databases.alternative(name, move |databases| run(databases, readers));
         Ok(vec![of(OURS, Databases::ours_warm), of(KERNEL, Databases::kernel_warm)])
     });
     let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(WARM_GOAL)).compare(P99, OURS, KERNEL, None);
@@ -199,7 +220,7 @@ struct Databases {
     drops: Drops,
 }
 
-type Run = fn(&Databases) -> Result<Measured, Unmeasured>;
+type Run = fn(&Databases, Readers) -> Result<Measured, Unmeasured>;
 
 /// The results and costs of a run.
 struct Measured {
@@ -246,8 +267,9 @@ impl Databases {
         })
     }
 
-    fn words(&self) -> Vec<String> {
-        self.shape.read(self.folder.path())
+    fn words(&self, readers: Readers) -> Vec<String> {
+        let shape = readers.threads.map_or(self.shape, |threads| self.shape.with_threads(threads));
+        shape.read(self.folder.path())
     }
 
     /// Room for all of the databases.
@@ -270,13 +292,13 @@ impl Databases {
         db_bench::look_for_it()
     }
 
-    fn ours_cold(&self) -> Result<Measured, Unmeasured> {
-        self.cold_by(self.run(&self.words())?)
+    fn ours_cold(&self, readers: Readers) -> Result<Measured, Unmeasured> {
+        self.cold_by(self.run(&self.words(readers))?)
     }
 
     /// `quinion run` with `memory` bytes, by a cache that inserts by `insertion` in folios of `orders`.
     fn tuned(&self, insertion: &str, orders: &str, memory: u64) -> Result<Command, Unmeasured> {
-        let program = self.words().into_iter().map(OsString::from).collect();
+        let program = self.shape.read(self.folder.path()).into_iter().map(OsString::from).collect();
         let run = TunedRun { choices: format!("{insertion},{orders}"), memory, program };
         let mut command = tuned::command(&run)?;
         command.env(WAIT, WAIT_MS);
@@ -290,7 +312,7 @@ impl Databases {
         self.make_cold()?;
         let command = match ours {
             Some((insertion, orders)) => self.tuned(insertion, orders, memory)?,
-            None => command(&self.words()),
+            None => command(&self.shape.read(self.folder.path())),
         };
         let measured = limit.explain_end(measure(limit.inside(&command), |_| Some(0.0)))?;
         if ours.is_some() {
@@ -307,24 +329,24 @@ impl Databases {
         Ok(measured)
     }
 
-    fn kernel_cold(&self) -> Result<Measured, Unmeasured> {
+    fn kernel_cold(&self, readers: Readers) -> Result<Measured, Unmeasured> {
         self.make_cold()?;
-        measure(command(&self.words()), |_| Some(0.0))
+        measure(command(&self.words(readers)), |_| Some(0.0))
     }
 
-    fn ours_warm(&self) -> Result<Measured, Unmeasured> {
+    fn ours_warm(&self, readers: Readers) -> Result<Measured, Unmeasured> {
         self.make_cold()?;
         let shell = ["sh", "-c", TWICE].map(str::to_owned);
-        let words: Vec<String> = shell.into_iter().chain(self.words()).collect();
+        let words: Vec<String> = shell.into_iter().chain(self.words(readers)).collect();
         let measured = measure(self.run(&words)?, first_reading)?;
         self.check_ours()?;
         Ok(Measured { device_bytes: None, ..measured })
     }
 
-    fn kernel_warm(&self) -> Result<Measured, Unmeasured> {
-        finish(command(&self.words()))?;
+    fn kernel_warm(&self, readers: Readers) -> Result<Measured, Unmeasured> {
+        finish(command(&self.words(readers)))?;
         check_warm(&self.files)?;
-        measure(command(&self.words()), |_| Some(0.0))
+        measure(command(&self.words(readers)), |_| Some(0.0))
     }
 
     /// Checks that the kernel has not cached what was just read. Where a file's first reads are the kernel's, since the

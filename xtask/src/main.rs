@@ -11,6 +11,7 @@
 //!   bench          the benchmark, with the command that it measures beside it
 //!   capi           the C library, built, installed and tested
 //!   package        a package for Debian                   page   what a browser makes of a benchmark's page
+//!   dependencies   what may be linked, and what is published
 //! ```
 //!
 //! A plan is plain data, so that what continuous integration does can be read
@@ -20,6 +21,7 @@
 mod api;
 mod bench;
 mod capi;
+mod dependencies;
 mod instructions;
 mod package;
 mod page;

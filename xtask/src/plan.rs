@@ -13,7 +13,7 @@ use std::process::Command;
 
 use crate::step::{Action, Failure, Step};
 use crate::tools::{cargo, flagged, is_installed, repository, rustc_line, target_folder, with};
-use crate::{api, capi, instructions, package, page, python, suites};
+use crate::{api, capi, dependencies, instructions, package, page, python, suites};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
@@ -62,15 +62,14 @@ const README_TEST: &str = "cargo xtask test";
 pub fn test() -> Vec<Step> {
     vec![
         Step::new("format", Action::Run(cargo("fmt --all --check"))),
-        Step::new("clippy", Action::Run(cargo("clippy --workspace --all-targets -- -D warnings"))),
+        // The benchmark with its peers is compiled once, here and in `tests`; without them it is only looked at.
         Step::new(
-            "peers",
-            Action::Run(cargo("clippy -p quinion-bench --features peers --all-targets -- -D warnings")),
+            "clippy",
+            Action::Run(cargo(
+                "clippy --workspace --all-targets --features quinion-bench/peers -- -D warnings",
+            )),
         ),
-        Step::new(
-            "peers-tests",
-            Action::Run(cargo("test -p quinion-bench --features peers --bin quinion-bench")),
-        ),
+        Step::new("without-peers", Action::Run(cargo("clippy -p quinion-bench -- -D warnings"))),
         apart("preload-fmt", "faces/preload", "fmt --check"),
         apart("preload", "faces/preload", "clippy --release -- -D warnings"),
         apart("fuzz-fmt", "fuzz", "fmt --check"),
@@ -96,7 +95,10 @@ pub fn test() -> Vec<Step> {
         ),
         Step::new("tokio-tests", Action::Run(cargo("test -p quinion --features tokio --test async_file"))),
         Step::new("no-std", Action::Run(cargo("check -p quinion-view"))),
-        Step::new("tests", Action::Run(cargo("test --workspace --no-fail-fast"))),
+        Step::new(
+            "tests",
+            Action::Run(cargo("test --workspace --features quinion-bench/peers --no-fail-fast")),
+        ),
         Step::new(
             "portable",
             Action::Run(portable("test -p quinion -p quinion-view --lib folio --target-dir target/portable")),
@@ -150,6 +152,8 @@ pub fn nightly() -> Vec<Step> {
             Action::Run(cargo("install --locked --path faces/cli --root target/installed --force")),
         ),
         Step::new("package", Action::Call(package::build)),
+        dependencies::deny(),
+        dependencies::publish(),
         page::step(),
     ]
 }

@@ -8,6 +8,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use smallvec::SmallVec;
+
 use crate::arena::Arena;
 use crate::sys::adjacent::AdjacentMapping;
 use crate::sys::fork::ForkGuard;
@@ -22,8 +24,9 @@ pub struct Pinned(Arc<Pins>);
 /// What the clones of a [`Pinned`] share.
 struct Pins {
     arena: Arc<Arena>,
-    frames: Vec<Frame>,
-    extents: Vec<PinnedExtent>,
+    /// One folio, most often: it takes no memory beside this.
+    frames: SmallVec<[Frame; 1]>,
+    extents: SmallVec<[PinnedExtent; 1]>,
     len: usize,
     /// Pages of folios that were pinned by this value first, and are not counted yet.
     uncounted_pages: u64,
@@ -118,8 +121,8 @@ unsafe impl Sync for Pins {}
 
 impl Pinned {
     pub(crate) fn new(arena: Arc<Arena>, process: ForkGuard) -> Self {
-        let frames = Vec::new();
-        let (extents, mapped, copied) = (Vec::new(), OnceLock::new(), OnceLock::new());
+        let frames = SmallVec::new();
+        let (extents, mapped, copied) = (SmallVec::new(), OnceLock::new(), OnceLock::new());
         let (len, uncounted_pages, after) = (0, 0, None);
         let pins = Pins { arena, frames, extents, len, uncounted_pages, process, after, mapped, copied };
         Self(Arc::new(pins))

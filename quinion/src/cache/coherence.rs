@@ -573,3 +573,41 @@ impl File {
         self.handle.watch.assure(self.handle.access.coherence)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cache, OpenOptions};
+
+    /// 1. A viewer is about to open a file for writing, and its lease is given up. What is cached stays.
+    /// 2. A notice of a change of the file comes, which may be a cut of before that.
+    /// 3. At the next lease what is cached is forgotten, though the file's times are as they were.
+    #[test]
+    fn pages_kept_beyond_a_lease_are_forgotten_after_a_notice_of_a_change() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, [7; 40_000]).expect("it has room");
+        let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
+        let leased = || loop {
+            let file =
+                cache.open_with(&path, OpenOptions::new().coherence(Coherence::Lease)).expect("a file");
+            let is_old = file.handle.mapping.backend().attributes().expect("it is there").version.settled;
+            // As long as a child of another test starts it may have the file open for writing.
+            if is_old && file.coherence().expect("it is asked").in_force == Coherence::Lease {
+                return file;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        for is_notified in [false, true] {
+            let file = leased();
+            file.read_exact_at(&mut [0; 40_000], 0).expect("it is there");
+            let cached = file.cached_pages();
+            file.expect_writer(Validation::Kernel);
+            if is_notified {
+                file.coherence_state().hear_of_change();
+            }
+            let again = leased();
+            assert_eq!(again.cached_pages(), if is_notified { 0 } else { cached });
+        }
+    }
+}

@@ -11,10 +11,11 @@
 //!
 //! A round is one of these for a second or two. Rounds follow each other for `QUINION_CHAOS_SECONDS` in all, half of
 //! the time for each mode. The default of 120 seconds runs each kind of round at least once in each mode, and delays
-//! every merge by two minutes; `cargo xtask nightly chaos` sets 3600. A round that fails is reported with its seed, its
-//! class and its last operations; `QUINION_CHAOS_SEED` repeats the rounds of one seed. The seed decides the operations,
-//! not how threads are interleaved: a difference that one twin causes alone can be repeated, a race may take some
-//! rounds.
+//! every merge by two minutes; `cargo xtask nightly chaos` sets 3600, and so does `chaos-late`, which also has programs
+//! wait for the owner no longer than users' programs do, so that many of its answers come too late. A round that fails
+//! is reported with its seed, its class and its last operations; `QUINION_CHAOS_SEED` repeats the rounds of one seed.
+//! The seed decides the operations, not how threads are interleaved: a difference that one twin causes alone can be
+//! repeated, a race may take some rounds.
 //!
 //! The harness itself is tested here, too: without the cache on both sides nothing differs, and each kind of round
 //! finds a change that is recorded and not made.
@@ -440,8 +441,10 @@ fn rounds(mode: Mode, time: Duration) {
             Ok(bytes) => served += bytes,
             Err((class, words)) => {
                 println!("chaos: {mode:?} seed {seed}: {class}\n{words}");
+                let wait = std::env::var("QUINION_WAIT_MS").unwrap_or_default();
                 println!(
-                    "again: QUINION_CHAOS_SEED={seed} cargo test -p quinion-cli --test chaos {mode:?}\n"
+                    "again: QUINION_WAIT_MS={wait} QUINION_CHAOS_SEED={seed} \
+                     cargo test -p quinion-cli --test chaos {mode:?}\n"
                 );
                 failures.entry(class).or_default().push(seed);
             }
@@ -455,7 +458,9 @@ fn rounds(mode: Mode, time: Duration) {
         "chaos: {mode:?}: {count} rounds, {served} bytes served in the calm ones, failures {failures:?}"
     );
     assert!(failures.is_empty(), "{mode:?}: of {count} rounds, by class, the seeds: {failures:#?}");
-    assert!(mode == Mode::Alone || count < 8 || served > 0, "nothing was served in {count} rounds");
+    // One seed may have no calm rounds, which alone are counted.
+    let is_any_calm = asked.is_none() && count >= 8;
+    assert!(mode == Mode::Alone || !is_any_calm || served > 0, "nothing was served in {count} rounds");
 }
 
 #[test]

@@ -221,6 +221,34 @@ fn a_program_that_watches_its_memory_runs_as_without_us() {
     assert!(said.contains("Available flags for AddressSanitizer"), "its user's options are heard: {said}");
 }
 
+/// Starts programs that read a file while the process that started it, the cache's owner, is stopped.
+const STARTS_BESIDE_A_STOPPED_OWNER: &str = r"
+import os, signal, subprocess, sys, time
+path, owner = sys.argv[1], os.getppid()
+os.kill(owner, signal.SIGSTOP)
+begun = time.monotonic()
+for _ in range(40):
+    subprocess.run(['cmp', path, path + '.same'], check=True)
+passed = time.monotonic() - begun
+os.kill(owner, signal.SIGCONT)
+print('all the same', 'at once' if passed < 60 else passed)
+";
+
+/// 1. The owner is stopped.
+/// 2. Each new program waits for it for two to four and a half seconds, to be welcomed and to be answered. (The bound
+///    is less than forty of these waits, and more than forty programs take on a busy machine.)
+#[test]
+fn a_stopped_owner_costs_new_programs_no_seconds() {
+    let folder = scratch();
+    let path = folder.path().join("file");
+    for name in [&path, &path.with_extension("same")] {
+        std::fs::write(name, vec![b'x'; 1 << 20]).expect("the disk has room");
+    }
+    let mut command = run(&["python3", "-c", STARTS_BESIDE_A_STOPPED_OWNER]);
+    let output = command.arg(&path).env_remove("QUINION_WAIT_MS").output().expect("it starts");
+    assert_silent(&output, "all the same at once\n");
+}
+
 /// 1. A program reads a file by a lease of the cache's.
 /// 2. Both are stopped, as by Ctrl-Z.
 /// 3. Another process opens the file for writing, and does not wait for the stopped processes.

@@ -170,8 +170,10 @@ static void c_bad_arrays(void) {
     int places = bad_places(place), fd = warm();
     static struct iovec good[1025];
     for (int i = 0; i < 1025; i++) good[i] = (struct iovec){buf + 100 * i, 100 - i % 3};
-    for (int i = 0; i < places; i++)
+    for (int i = 0; i < places; i++) {
         for (int count = 1; count < 70; count += 17) arrays(fd, place[i].name, (void *)place[i].at, count);
+        arrays(999, "not open", (void *)place[i].at, 1);
+    }
     /* Only two of the vectors can be read. */
     struct iovec *end = (struct iovec *)edge(1);
     memcpy(end - 2, good, 2 * sizeof *good);
@@ -219,6 +221,7 @@ static void c_bad_messages(void) {
         say("by number", syscall(SYS_sendmsg, pair[0], bad, 0));
         say("recvmsg", recvmsg(pair[1], bad, MSG_DONTWAIT));
         say("not a socket", sendmsg(fd, bad, 0));
+        say("not a socket", sendmmsg(fd, (struct mmsghdr *)bad, 1, 0));
         say("not open", sendmsg(999, bad, 0));
         say("not open", sendmmsg(999, (struct mmsghdr *)bad, 1, 0));
         m.msg_control = bad, m.msg_controllen = 24;
@@ -263,9 +266,11 @@ static void exec_by(int how, char **arguments, char **environment) {
     case 2: syscall(SYS_execveat, program, "", arguments, environment, AT_EMPTY_PATH); break;
     case 3: execvpe("true", arguments, environment); break;
     case 4: syscall(SYS_execve, "/bin/true", arguments, environment); break;
+    case 5: execve("/bin/there-is-none", arguments, environment); break;
+    case 6: fexecve(999, arguments, environment); break;
     }
 }
-enum { EXECS = 5 };
+enum { EXECS = 7 };
 /* Also in a child that runs in its parent's memory, with the default signal handlers. */
 static void exec_both(const char *name, char **arguments, char **environment) {
     for (int how = 0; how < EXECS; how++)

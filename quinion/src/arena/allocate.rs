@@ -57,7 +57,7 @@ pub(super) struct GrowRequest {
 pub struct AvailableMemory {
     /// Free pages, and those by which the arena may still grow.
     pub pages: u64,
-    /// Whether so few extents are free as a whole that [`Arena::grow_ahead`] would grow.
+    /// Whether so few extents are free as a whole that [`Arena::grow_ahead`] would ask for more.
     pub is_growth_due: bool,
 }
 
@@ -77,7 +77,7 @@ pub(super) enum GrowOutcome {
 impl Arena {
     /// Takes a naturally aligned run of `order` (at most 9). Its bytes are arbitrary, its descriptors odd.
     /// `None`: nothing is free and the arena may not grow; reclaim and ask again.
-    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
+    /// Locks: Growth, Arena. May wait while extents are grown: half a millisecond for each of up to 8, or some where a
     /// virtual machine has to fetch the memory first.
     pub fn alloc(&self, order: Order) -> Option<Frame> {
         assert!(order <= Order::MAX, "{order:?} is larger than an extent");
@@ -155,7 +155,7 @@ impl Arena {
         let stock = self.stock.lock_as(locks)?;
         let growable = u64::from(stock.growable(ExtentPurpose::Data)) * u64::from(EXTENT_PAGES);
         let pages = stock.buddy.free_pages() + growable;
-        Some(AvailableMemory { pages, is_growth_due: growable > 0 && stock.extents_ahead() > 0 })
+        Some(AvailableMemory { pages, is_growth_due: stock.extents_ahead() > 0 })
     }
 
     /// The pages of [`Arena::available`].
@@ -266,8 +266,7 @@ impl Arena {
     }
 
     /// Takes a cell: its slots and its node head are all zeros. `None` as for [`Arena::alloc`].
-    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
-    /// virtual machine has to fetch the memory first.
+    /// Locks: Growth, Arena. May wait while extents are grown; as [`Arena::alloc`].
     pub fn alloc_cell(&self) -> Option<CellNumber> {
         let mut one = Vec::with_capacity(1);
         self.alloc_cells(1, &mut one, LockWait::Wait);
@@ -349,8 +348,8 @@ impl Arena {
         self.grow_by(1, GrowRequest { wanted, seen, locks })
     }
 
-    /// Grows by up to `extents` extents that follow each other, unless it has grown since it was `seen`. A thread that
-    /// must not wait does not grow while another does.
+    /// Grows by up to `extents` extents that follow each other, unless it has grown since the request was
+    /// made. A thread that must not wait does not grow while another does.
     pub(super) fn grow_by(&self, extents: u32, request: GrowRequest) -> GrowOutcome {
         let GrowRequest { wanted, seen, locks } = request;
         // 1 one at a time; a thread that waited here may find it done
@@ -371,9 +370,10 @@ impl Arena {
             self.make_entries(tables, fresh)?;
             self.arena_segment.populate_many(extents.clone())
         });
-        let Some(sizes) = sizes else { return GrowOutcome::No };
         // 3 known to viewers, then handed out
         let mut stock = self.stock.lock();
+        stock.is_refused = sizes.is_none();
+        let Some(sizes) = sizes else { return GrowOutcome::No };
         let grown = || extents.clone().zip(&sizes);
         grown().for_each(|(extent, &size)| stock.add_grown(extent, size));
         // A reader that sees the new number finds memory there, which the kernel gave above, and

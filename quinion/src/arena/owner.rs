@@ -128,6 +128,7 @@ impl Arena {
             extents_meta: extents_grown,
             extents_all: layout.frames_max / EXTENT_PAGES,
             growths: 0,
+            is_refused: false,
             buddy: Buddy::new(),
             cells: Cells::new(),
             huge: BTreeSet::new(),

@@ -102,7 +102,7 @@ pub(super) fn is_pinned(view: &View, extent: u32) -> bool {
 impl Arena {
     /// Changes the bound, at once: nothing is grown beyond it from now on. What is grown already goes by
     /// [`Arena::choose_emptying`] and [`Arena::punch_empty`].
-    /// Locks: Growth, Arena; may wait while an extent is grown.
+    /// Locks: Growth, Arena; may wait while extents are grown.
     pub fn set_bound(&self, memory: u64) -> Result<(), ArenaError> {
         if memory < self.memory_min() {
             return Err(ArenaError::TooSmall { asked: memory, min: self.memory_min() });

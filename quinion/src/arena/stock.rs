@@ -112,6 +112,8 @@ pub(super) struct FrameStock {
     pub(super) extents_all: u32,
     /// How often an extent was grown.
     pub(super) growths: u64,
+    /// Whether the machine had no memory when it was asked last.
+    pub(super) is_refused: bool,
     pub(super) buddy: Buddy<{ Order::MAX.0 }>,
     pub(super) cells: Cells,
     /// Extents that are one page of 2 MiB.
@@ -182,11 +184,12 @@ impl FrameStock {
 
     /// How many extents are worth growing before they are needed, in one step: a part of what there is, and none as
     /// long as half of that is free. Only extents that are free as a whole count: the ends of files and the first
-    /// windows of streams leave many parts of extents, and a large folio is made of none of them.
+    /// windows of streams leave many parts of extents, and a large folio is made of none of them. And none after the
+    /// machine refused memory, until an allocation that needed it was given some.
     pub(super) fn extents_ahead(&self) -> u32 {
         let ahead = (self.extents_grown / AHEAD_SHARE).min(AHEAD_EXTENTS_MAX);
         let free = self.buddy.whole_extents();
-        if free > ahead / 2 {
+        if free > ahead / 2 || self.is_refused {
             return 0;
         }
         (ahead - free).min(STEP_EXTENTS_MAX).min(self.growable(ExtentPurpose::Data))

@@ -20,8 +20,8 @@
 //! takes long, the device's driver included, and the leader, woken by a completion, would wait for the lock
 //! meanwhile. So the thread that pushed takes a [`SubmitClaim`] to what is in the queue, and enters the kernel with
 //! it. A thread that submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries unclaimed: it
-//! claims them when it leads, and one system call is both. Another thread that comes to lead claims them as well; it
-//! does not matter which one does.
+//! claims them when it leads, and one system call is both, or the last of several. Another thread that comes to
+//! lead claims them as well; it does not matter which one does.
 //!
 //! **Large reads** are not merged. The kernel would make one request of many parts that follow each other in a file, if
 //! it is told of them in one system call, and the first bytes came with the last: a reader that has caught up with its
@@ -100,7 +100,7 @@ const TRIES_MAX: u32 = 1000;
 /// their parts may have ended by then, on threads of the kernel's, and have been fetched, and others been pushed
 /// instead. It takes for one caller at a time, and a claim has no more parts than may exist.
 pub(super) const PLACES_PER_PART: usize = 2;
-/// A read is a large one if it is at least so large a part of the largest request, 128 KiB.
+/// A read is a large one if it is at least so large a part of the largest request: 128 KiB by default.
 pub(super) const LARGE_SHARE: usize = 4;
 /// How long a leader pauses when the kernel does not let it wait.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
@@ -209,7 +209,7 @@ impl<K: Kernel> RingDriver<K> {
             parts: Slab::new(),
             jobs: Slab::new(),
             backlog: VecDeque::new(),
-            has_large_reads: false,
+            large_reads: 0,
             queue_depth,
             io_bytes_max,
             news: Vec::new(),
@@ -369,7 +369,7 @@ impl<K: Kernel> RingDriver<K> {
         let parts = self.unclaimed.load(Ordering::Relaxed);
         self.unclaimed.store(0, Ordering::Relaxed);
         self.claimed.fetch_add(parts, Ordering::Relaxed);
-        SubmitClaim { parts, has_large_reads: std::mem::take(&mut submission.has_large_reads) }
+        SubmitClaim { parts, large_reads: std::mem::take(&mut submission.large_reads) }
     }
 
     /// As [`RingDriver::claim`], for callers that have pushed nothing just now. Mostly a claim to nothing, without
@@ -380,8 +380,9 @@ impl<K: Kernel> RingDriver<K> {
 
     /// Has the kernel take what was claimed, and waits for a completion if `wait` says so. Holds no lock.
     fn enter(&self, claim: SubmitClaim, wait: CompletionWait) {
-        let SubmitClaim { parts, has_large_reads } = claim;
-        let at_a_time = if has_large_reads { SENT_AT_ONCE } else { usize::MAX };
+        let SubmitClaim { parts, large_reads } = claim;
+        // Of many small requests one system call is worth more.
+        let at_a_time = if 2 * large_reads > parts { SENT_AT_ONCE } else { usize::MAX };
         let refused = K::enter(&self.gate, Entries { count: parts, at_a_time }, wait).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
         self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
@@ -431,12 +432,13 @@ impl<K: Kernel> RingDriver<K> {
 #[must_use = "nobody else will tell the kernel of these parts"]
 struct SubmitClaim {
     parts: usize,
-    /// Whether some of them, or of those that were claimed before, are large reads.
-    has_large_reads: bool,
+    /// How many of them are large reads. The kernel takes the oldest entries first, so those of another claim may go
+    /// as this says: they are merged then, or not, and that is all.
+    large_reads: usize,
 }
 
 impl SubmitClaim {
-    const NOTHING: Self = Self { parts: 0, has_large_reads: false };
+    const NOTHING: Self = Self { parts: 0, large_reads: 0 };
 
     fn is_empty(&self) -> bool {
         self.parts == 0
@@ -676,8 +678,8 @@ struct SubmissionState<K: Kernel> {
     jobs: Slab<RingJob>,
     /// Jobs not wholly cut, oldest first. May name jobs that have ended.
     backlog: VecDeque<Key>,
-    /// Whether some of what is unclaimed are large reads.
-    has_large_reads: bool,
+    /// How many large reads are unclaimed.
+    large_reads: usize,
     queue_depth: usize,
     io_bytes_max: usize,
     /// Pages read of jobs that continue, not reported yet.
@@ -740,7 +742,7 @@ impl<K: Kernel> SubmissionState<K> {
             Work::Flush(flush) => Buffer::From(flush.as_ptr().wrapping_add(at)),
         };
         let is_large = part.transfer.len() >= self.io_bytes_max / LARGE_SHARE;
-        self.has_large_reads |= is_large && job.work.direction() == Direction::Read;
+        self.large_reads += usize::from(is_large && job.work.direction() == Direction::Read);
         let position = job.work.position() + at as u64;
         let request = Request { position, buffer, len: len as u32, key: key.0 };
         // SAFETY: the job owns the work and the file and is removed only when all its parts have ended.
@@ -868,7 +870,7 @@ mod tests {
             parts: Slab::new(),
             jobs: Slab::new(),
             backlog: VecDeque::new(),
-            has_large_reads: false,
+            large_reads: 0,
             queue_depth: 100,
             io_bytes_max: part_pages * PAGE_SIZE,
             news: Vec::new(),

@@ -31,7 +31,7 @@
 //!
 //! Not an invariant: that free pages stay above a watermark. A burst of misses is faster than the thread.
 //!
-//! In Linux: kswapd and its watermarks. Difference: only random misses wake it.
+//! In Linux: kswapd and its watermarks. Difference: only random misses wake it to reclaim.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -49,7 +49,7 @@ const HIGH_SHARE: u64 = 128;
 const HIGH_PAGES_MAX: u64 = 8192;
 /// A cache of fewer pages than that, 64 MiB, has no marks.
 const CACHE_PAGES_MIN: u64 = 16384;
-/// After growing it is looked so much later whether that was used.
+/// After a step of growing it is looked so much later whether another is due.
 const GROWN_PAUSE: Duration = Duration::from_millis(1);
 /// Pages evicted from one look to the next.
 const AT_A_TIME: u64 = 256;

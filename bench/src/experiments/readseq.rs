@@ -25,8 +25,8 @@
 //! ```
 //!
 //! **Percentiles of more threads than cores** are the scheduler's. The mean is threads / throughput whatever we do, and
-//! what is above 100 us is time in a run queue: so fewer waits are longer ones. What a reader waits for us and for the
-//! device show the cases with a thread a core.
+//! what is above 100 us is time in a run queue: so fewer waits are longer ones. The cases with a thread a core show how
+//! long a reader waits for us and for the device.
 //!
 //! Every thread reads every database from its first key to its last, so the bytes that one thread reads from a file are
 //! in a cache for another. Throughput and percentiles are from db_bench's output. CPU seconds are those of all
@@ -114,7 +114,7 @@ pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
     let shape = Shape::of_the_original(settings, options);
     let [databases, short] = [Shape::of(settings, options), shape].map(shared);
     let counted = COUNTED_STREAMS.map(counted);
-    let many = Readers { name: "", threads: None };
+    let many = Readers::AS_SAID;
     let few = Readers { name: ", a thread a core", threads: Some(cores()) };
     let cases =
         vec![cold(&databases, many), warm(&databases, many), cold(&databases, few), warm(&databases, few)];
@@ -128,6 +128,10 @@ struct Readers {
     name: &'static str,
     /// As many as the databases' shape says if it is `None`.
     threads: Option<u32>,
+}
+
+impl Readers {
+    const AS_SAID: Self = Self { name: "", threads: None };
 }
 
 fn cores() -> u32 {
@@ -298,7 +302,7 @@ impl Databases {
 
     /// `quinion run` with `memory` bytes, by a cache that inserts by `insertion` in folios of `orders`.
     fn tuned(&self, insertion: &str, orders: &str, memory: u64) -> Result<Command, Unmeasured> {
-        let program = self.shape.read(self.folder.path()).into_iter().map(OsString::from).collect();
+        let program = self.words(Readers::AS_SAID).into_iter().map(OsString::from).collect();
         let run = TunedRun { choices: format!("{insertion},{orders}"), memory, program };
         let mut command = tuned::command(&run)?;
         command.env(WAIT, WAIT_MS);
@@ -312,7 +316,7 @@ impl Databases {
         self.make_cold()?;
         let command = match ours {
             Some((insertion, orders)) => self.tuned(insertion, orders, memory)?,
-            None => command(&self.shape.read(self.folder.path())),
+            None => command(&self.words(Readers::AS_SAID)),
         };
         let measured = limit.explain_end(measure(limit.inside(&command), |_| Some(0.0)))?;
         if ours.is_some() {

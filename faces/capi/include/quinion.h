@@ -226,7 +226,7 @@ typedef struct qn_cache_options {
    */
   const char *disk_folder;
   /**
-   * The most that the disk tier may take, in bytes.
+   * The most that the disk tier may take, in bytes. 0 without a folder.
    */
   uint64_t disk_bytes;
   /**
@@ -234,7 +234,7 @@ typedef struct qn_cache_options {
    */
   const char *spill_path;
   /**
-   * The most that this file may take, in bytes.
+   * The most that this file may take, in bytes. 0 without a path.
    */
   uint64_t spill_bytes;
   /**

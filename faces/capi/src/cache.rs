@@ -54,11 +54,11 @@ pub struct qn_cache_options {
     pub readahead: u64,
     /// A folder for a disk tier, or NULL. It takes pages of backends whose bytes never change.
     pub disk_folder: *const c_char,
-    /// The most that the disk tier may take, in bytes.
+    /// The most that the disk tier may take, in bytes. 0 without a folder.
     pub disk_bytes: u64,
     /// A file to which cold pages of memory files may go, or NULL. It is made, and removed.
     pub spill_path: *const c_char,
-    /// The most that this file may take, in bytes.
+    /// The most that this file may take, in bytes. 0 without a path.
     pub spill_bytes: u64,
     /// QN_CACHE_... flags.
     pub flags: u32,
@@ -107,13 +107,22 @@ unsafe fn builder_of(options: &qn_cache_options) -> Result<Builder> {
         // SAFETY: as the caller's.
         let folder = unsafe { path_of(options.disk_folder, "the disk tier's folder") }?;
         builder = builder.disk(DiskOptions::new(folder, options.disk_bytes));
+    } else if options.disk_bytes > 0 {
+        return Err(size_without_place("disk_bytes", options.disk_bytes, "disk_folder"));
     }
     if !options.spill_path.is_null() {
         // SAFETY: as the caller's.
         let path = unsafe { path_of(options.spill_path, "the spill file's path") }?;
         builder = builder.spill(SpillOptions::new(path, options.spill_bytes));
+    } else if options.spill_bytes > 0 {
+        return Err(size_without_place("spill_bytes", options.spill_bytes, "spill_path"));
     }
     Ok(builder)
+}
+
+/// A caller that says how much expects to get it.
+fn size_without_place(size: &str, bytes: u64, place: &str) -> Failure {
+    Failure::invalid(format!("{size} is {bytes} and {place} is NULL; say where, or leave {size} at 0"))
 }
 
 /// Builds a cache.

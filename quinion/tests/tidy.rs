@@ -73,6 +73,7 @@ const UNSAFE_FILES: &[&str] = &[
     "faces/cli/src/run/keep/sys.rs",
     "faces/cli/src/run/signals.rs",
     "faces/cli/tests/",
+    "fuzz/fuzz_targets/capi_ops.rs",
     "fuzz/fuzz_targets/serve.rs",
     "service/src/pin.rs",
     "faces/serve/src/activation.rs",

@@ -3,17 +3,21 @@
 //! ```text
 //!   cargo xtask nightly deny       licences, forbidden crates and sources of each lock file, by cargo-deny
 //!   cargo xtask nightly publish    each library is packed, and built from what was packed
-//!   target/tools/cargo/bin         cargo-deny, installed when it is first needed
+//!   cargo xtask nightly sbom       target/sbom/NAME.cdx.json: what is linked into each thing that users install, as a
+//!                                  software bill of materials (CycloneDX 1.5), by cargo-cyclonedx
+//!   target/tools/cargo/bin         cargo-deny and cargo-cyclonedx, installed when they are first needed
 //! ```
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::step::{Action, Failure, Step, execute};
 use crate::tools::{cargo, repository, target_folder};
 
-/// The version whose answers were read.
+/// The versions whose answers were read.
 const DENY: &str = "0.20.2";
+const CYCLONEDX: &str = "0.5.9";
 
 /// The workspaces, each with a lock file of its own.
 const MANIFESTS: [&str; 5] = [
@@ -28,6 +32,17 @@ const MANIFESTS: [&str; 5] = [
 const LIBRARIES: [&str; 6] =
     ["quinion-view", "quinion", "quinion-disk", "quinion-object", "quinion-service", "quinion-vm"];
 
+/// What users install and has a bill of materials: the workspace it is of, its folder, its package.
+const INSTALLED: [[&str; 3]; 7] = [
+    ["Cargo.toml", "faces/cli", "quinion-cli"],
+    ["Cargo.toml", "faces/serve", "quinion-serve"],
+    ["Cargo.toml", "faces/s3", "quinion-s3"],
+    ["Cargo.toml", "faces/capi", "quinion-capi"],
+    ["faces/preload/Cargo.toml", "faces/preload", "quinion-preload"],
+    ["faces/python/Cargo.toml", "faces/python", "quinion-python"],
+    ["faces/sqlite/Cargo.toml", "faces/sqlite", "quinion-sqlite"],
+];
+
 pub fn deny() -> Step {
     Step::new("deny", Action::Call(check))
 }
@@ -37,8 +52,12 @@ pub fn publish() -> Step {
     Step::new("publish", Action::Run(cargo(&format!("package --locked --allow-dirty {packages}"))))
 }
 
+pub fn sbom() -> Step {
+    Step::new("sbom", Action::Call(bills))
+}
+
 fn check() -> Result<(), Failure> {
-    let program = installed()?;
+    let program = installed("cargo-deny", DENY)?;
     MANIFESTS.iter().try_for_each(|manifest| {
         let mut deny = Command::new(&program);
         deny.current_dir(repository()).args([
@@ -53,13 +72,97 @@ fn check() -> Result<(), Failure> {
     })
 }
 
-/// The program, which is built if it is not there.
-fn installed() -> Result<PathBuf, Failure> {
+/// Writes the bills of materials.
+fn bills() -> Result<(), Failure> {
+    let folder = target_folder().join("sbom");
+    fs::create_dir_all(&folder).map_err(|error| Failure::of(&folder, &error))?;
+    let program = installed("cargo-cyclonedx", CYCLONEDX)?;
+    let mut manifests = INSTALLED.map(|[manifest, ..]| manifest).to_vec();
+    manifests.dedup();
+    for manifest in manifests {
+        let mut write = Command::new(&program);
+        write.current_dir(repository()).args(["cyclonedx", "--quiet", "--manifest-path", manifest]);
+        write.args(["--format", "json", "--spec-version", "1.5", "--no-build-deps"]);
+        // Without a time of its own, so that the same tree gives the same bill.
+        execute(write.env("SOURCE_DATE_EPOCH", commit_time()?))?;
+    }
+    for [_, place, name] in INSTALLED {
+        let written = repository().join(place).join(format!("{name}.cdx.json"));
+        let bill = fs::read_to_string(&written).map_err(|error| Failure::of(&written, &error))?;
+        let to = folder.join(format!("{name}.cdx.json"));
+        fs::write(&to, without_folder(&bill, &repository())).map_err(|error| Failure::of(&to, &error))?;
+        println!("{}: {} components", to.display(), components(&bill));
+    }
+    remove_bills(&repository())
+}
+
+/// The time of the last commit, in seconds since 1970.
+fn commit_time() -> Result<String, Failure> {
+    let output = Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repository()).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        }
+        _ => Err(Failure::new("git does not say when the last commit was made")),
+    }
+}
+
+/// The bill without the folder that it was made in: packages of the repository are named by their place in it.
+fn without_folder(bill: &str, repository: &Path) -> String {
+    bill.replace(&format!("file://{}/", repository.display()), "file:///")
+}
+
+fn components(bill: &str) -> usize {
+    bill.matches("\"purl\": ").count()
+}
+
+/// The program writes a bill beside each manifest of a workspace, wanted or not.
+fn remove_bills(folder: &Path) -> Result<(), Failure> {
+    let entries = fs::read_dir(folder).map_err(|error| Failure::of(folder, &error))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !path.is_symlink() && name != "target" && !name.starts_with('.') {
+            remove_bills(&path)?;
+        } else if name.ends_with(".cdx.json") {
+            fs::remove_file(&path).map_err(|error| Failure::of(&path, &error))?;
+        }
+    }
+    Ok(())
+}
+
+/// A program of cargo's, which is built if it is not there, or if it is of another version.
+fn installed(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let root = target_folder().join("tools/cargo");
-    let program = root.join("bin/cargo-deny");
-    if !program.exists() {
-        println!("cargo-deny is missing; it is built in some minutes");
-        execute(cargo("install --locked --root").arg(&root).arg(format!("cargo-deny@{DENY}")))?;
+    let program = root.join("bin").join(name);
+    let says = Command::new(&program).arg("--version").output();
+    let is_there = says.is_ok_and(|says| String::from_utf8_lossy(&says.stdout).contains(version));
+    if !is_there {
+        println!("{name} {version} is missing; it is built in some minutes");
+        execute(cargo("install --locked --root").arg(&root).arg(format!("{name}@{version}")))?;
     }
     Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bills_name_no_folder_of_the_machine() {
+        let bill = "\"bom-ref\": \"path+file:///src/of/quinion/view#quinion-view@0.1.0\", \
+            \"purl\": \"pkg:cargo/quinion-view@0.1.0?download_url=file:///src/of/quinion/view\"";
+        let bill = without_folder(bill, Path::new("/src/of/quinion"));
+        assert!(bill.starts_with("\"bom-ref\": \"path+file:///view#quinion-view@0.1.0\""), "{bill}");
+        assert!(!bill.contains("/src/of"), "{bill}");
+        assert_eq!(components(&bill), 1);
+    }
+
+    #[test]
+    fn installed_packages_are_in_their_folders() {
+        for [manifest, folder, name] in INSTALLED {
+            assert!(repository().join(manifest).exists());
+            let text = fs::read_to_string(repository().join(folder).join("Cargo.toml")).unwrap();
+            assert!(text.contains(&format!("name = \"{name}\"")), "{folder}");
+        }
+    }
 }

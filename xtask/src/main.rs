@@ -33,11 +33,13 @@ mod tools;
 
 use std::process::ExitCode;
 
-use step::{Failure, OnFailure};
+use step::{BuildFiles, Failure, OnFailure};
 
 const USAGE: &str = "\
-cargo xtask test [--keep-going] [STEP...]      all that must pass before a change is merged
-cargo xtask nightly [--keep-going] [STEP...]   the longer runs
+cargo xtask test [--keep-going] [--lean] [STEP...]
+                                               all that must pass before a change is merged
+cargo xtask nightly [--keep-going] [--lean] [STEP...]
+                                               the longer runs
 cargo xtask suites [--json] [--quick] [SUITE...]
                                                other people's tests, with the cache and without
 cargo xtask bench [ARGUMENT...]                builds and runs the benchmark; --help says what it takes
@@ -49,6 +51,7 @@ cargo xtask setup                              installs the system packages the 
 
 STEP names a step of the plan, as the run announces it; without one, all run.
 --keep-going goes on after a failure and fails at the end.
+--lean removes what a step has built and no later step uses: for a machine with a small disk, and no second run.
 Exit codes: 0 all passed, 1 a step failed, 2 the command line was not understood.";
 
 fn main() -> ExitCode {
@@ -65,7 +68,7 @@ fn main() -> ExitCode {
         Ok(Request::Package) => exit_code(package::build()),
         Ok(Request::Record) => exit_code(plan::setup_if_needed().and_then(|()| instructions::record())),
         Ok(Request::RecordApi) => exit_code(api::record()),
-        Ok(Request::Run { plan, names, on_failure }) => exit_code(run(plan, &names, on_failure)),
+        Ok(Request::Run { plan, names, how }) => exit_code(run(plan, &names, how)),
         Err(wrong) => {
             eprintln!("{wrong}\n\n{USAGE}");
             ExitCode::from(2)
@@ -84,7 +87,7 @@ fn exit_code(result: Result<(), Failure>) -> ExitCode {
 }
 
 /// Runs the steps of `plan` that `names` lists, or all of them.
-fn run(plan: Plan, names: &[String], on_failure: OnFailure) -> Result<(), Failure> {
+fn run(plan: Plan, names: &[String], how: How) -> Result<(), Failure> {
     let all = match plan {
         Plan::Test => plan::test(),
         Plan::Nightly => plan::nightly(),
@@ -96,7 +99,7 @@ fn run(plan: Plan, names: &[String], on_failure: OnFailure) -> Result<(), Failur
     }
     plan::setup_if_needed()?;
     let is_wanted = |step: &step::Step| names.is_empty() || names.iter().any(|name| name == step.name());
-    step::run_all(all.into_iter().filter(is_wanted).collect(), on_failure)
+    step::run_all(all.into_iter().filter(is_wanted).collect(), how.on_failure, how.build_files)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,7 +119,14 @@ enum Request {
     Suites(Vec<String>),
     Bench(Vec<String>),
     Capi(Vec<String>),
-    Run { plan: Plan, names: Vec<String>, on_failure: OnFailure },
+    Run { plan: Plan, names: Vec<String>, how: How },
+}
+
+/// How the steps of a plan are run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct How {
+    on_failure: OnFailure,
+    build_files: BuildFiles,
 }
 
 impl Request {
@@ -137,11 +147,15 @@ impl Request {
         };
         let (options, names): (Vec<&String>, Vec<&String>) =
             rest.iter().partition(|word| word.starts_with('-'));
-        if let Some(option) = options.iter().find(|option| option.as_str() != "--keep-going") {
-            return Err(format!("`{option}` is not an option of `{verb}`"));
+        let mut how = How { on_failure: OnFailure::Stop, build_files: BuildFiles::Keep };
+        for option in options {
+            match option.as_str() {
+                "--keep-going" => how.on_failure = OnFailure::GoOn,
+                "--lean" => how.build_files = BuildFiles::Remove,
+                _ => return Err(format!("`{option}` is not an option of `{verb}`")),
+            }
         }
-        let on_failure = if options.is_empty() { OnFailure::Stop } else { OnFailure::GoOn };
-        Ok(Self::Run { plan, names: names.into_iter().cloned().collect(), on_failure })
+        Ok(Self::Run { plan, names: names.into_iter().cloned().collect(), how })
     }
 }
 
@@ -156,7 +170,8 @@ mod tests {
     #[test]
     fn requests_are_understood() {
         let run = |plan, names: &[&str], on_failure| {
-            Ok(Request::Run { plan, names: names.iter().map(|name| name.to_string()).collect(), on_failure })
+            let names = names.iter().map(|name| name.to_string()).collect();
+            Ok(Request::Run { plan, names, how: How { on_failure, build_files: BuildFiles::Keep } })
         };
         assert_eq!(parse(""), Ok(Request::Help));
         assert_eq!(parse("setup"), Ok(Request::Setup));
@@ -168,6 +183,12 @@ mod tests {
         assert_eq!(parse("capi --prefix x"), Ok(Request::Capi(vec!["--prefix".to_owned(), "x".to_owned()])));
         assert_eq!(parse("test"), run(Plan::Test, &[], OnFailure::Stop));
         assert_eq!(parse("test model --keep-going"), run(Plan::Test, &["model"], OnFailure::GoOn));
+        let lean = How { on_failure: OnFailure::GoOn, build_files: BuildFiles::Remove };
+        let names = Vec::new();
+        assert_eq!(
+            parse("test --lean --keep-going"),
+            Ok(Request::Run { plan: Plan::Test, names, how: lean })
+        );
         assert_eq!(parse("nightly soak"), run(Plan::Nightly, &["soak"], OnFailure::Stop));
     }
 

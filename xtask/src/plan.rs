@@ -80,7 +80,8 @@ pub fn test() -> Vec<Step> {
         apart("python-fmt", "faces/python", "fmt --check"),
         apart("sqlite-fmt", "faces/sqlite", "fmt --check"),
         apart("sqlite", "faces/sqlite", "clippy --all-targets -- -D warnings"),
-        apart("sqlite-tests", "faces/sqlite", "test --no-fail-fast"),
+        apart("sqlite-tests", "faces/sqlite", "test --no-fail-fast")
+            .leaving(repository().join("faces/sqlite/target")),
         Step::new(
             "docs",
             Action::Run(with(
@@ -92,7 +93,7 @@ pub fn test() -> Vec<Step> {
                 ),
             )),
         ),
-        api::step(),
+        api::step().leaving(repository().join("target/api")),
         Step::new(
             "tokio",
             Action::Run(cargo("clippy -p quinion --features tokio --lib --test async_file -- -D warnings")),
@@ -102,26 +103,30 @@ pub fn test() -> Vec<Step> {
         Step::new(
             "tests",
             Action::Run(cargo("test --workspace --features quinion-bench/peers --no-fail-fast")),
-        ),
+        )
+        .leaving(target_folder().join("debug")),
         Step::new(
             "portable",
             Action::Run(portable("test -p quinion -p quinion-view --lib folio --target-dir target/portable")),
-        ),
+        )
+        .leaving(repository().join("target/portable")),
         Step::new(
             "model",
             Action::Run(model(
                 "test -p quinion --release --test model_hit --test model_descriptor --test xarray_model \
                  --test errseq_model --test doorbells_model --target-dir target/model",
             )),
-        ),
+        )
+        .leaving(repository().join("target/model")),
         fuzz("fuzz", "xarray_ops", FUZZ_SECONDS),
         fuzz("fuzz-cache", "cache_ops", FUZZ_SECONDS),
+        fuzz("fuzz-capi", "capi_ops", FUZZ_SECONDS),
         fuzz("fuzz-serve", "serve", FUZZ_SECONDS),
-        fuzz("fuzz-restore", "restore", FUZZ_SECONDS),
+        fuzz("fuzz-restore", "restore", FUZZ_SECONDS).leaving(repository().join("target/fuzz")),
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
-        python::step(),
+        python::step().leaving(target_folder().join("python")),
         capi::step(),
         instructions::step(),
     ]
@@ -149,6 +154,7 @@ pub fn nightly() -> Vec<Step> {
         python::nightly_step(),
         fuzz("fuzz-hour", "xarray_ops", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
+        fuzz("fuzz-capi-hour", "capi_ops", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-serve-hour", "serve", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-restore-hour", "restore", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
@@ -160,6 +166,7 @@ pub fn nightly() -> Vec<Step> {
         Step::new("package", Action::Call(package::build)),
         dependencies::deny(),
         dependencies::publish(),
+        dependencies::sbom(),
         page::step(),
     ]
 }

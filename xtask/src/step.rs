@@ -8,8 +8,9 @@
 //! Invariant: a run fails if any step failed, whatever it printed.
 
 use std::fmt;
-use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,12 +32,20 @@ pub enum Action {
 pub struct Step {
     name: &'static str,
     action: Action,
+    /// A folder that no later step uses.
+    leaves: Option<PathBuf>,
 }
 
 impl Step {
     pub fn new(name: &'static str, action: Action) -> Self {
-        Self { name, action }
+        Self { name, action, leaves: None }
     }
+
+    /// Says that no later step uses `folder`.
+    pub fn leaving(self, folder: PathBuf) -> Self {
+        Self { leaves: Some(folder), ..self }
+    }
+
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -47,6 +56,15 @@ impl Step {
 pub enum OnFailure {
     Stop,
     GoOn,
+}
+
+/// What becomes of folders that no later step uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BuildFiles {
+    /// They stay, so that the next run builds less.
+    Keep,
+    /// They are removed, so that a run takes less of the disk.
+    Remove,
 }
 
 /// Why something did not work.
@@ -130,7 +148,7 @@ struct Line {
 }
 
 /// Runs `steps` in order, prints a summary, and fails if any of them failed.
-pub fn run_all(steps: Vec<Step>, on_failure: OnFailure) -> Result<(), Failure> {
+pub fn run_all(steps: Vec<Step>, on_failure: OnFailure, build_files: BuildFiles) -> Result<(), Failure> {
     let (planned, mut total, mut lines) = (steps.len(), Count::default(), Vec::new());
     for (number, step) in steps.into_iter().enumerate() {
         println!("\n== {}/{planned} {}", number + 1, step.name);
@@ -138,6 +156,9 @@ pub fn run_all(steps: Vec<Step>, on_failure: OnFailure) -> Result<(), Failure> {
         let (tests, outcome) = run_one(step.action);
         let line = Line { name: step.name, outcome, time: start.elapsed() };
         println!("== {line}");
+        if let (BuildFiles::Remove, Some(folder)) = (build_files, step.leaves) {
+            remove(&folder);
+        }
         total.add(Count::of_step(tests, &line.outcome));
         let stop = matches!(line.outcome, Outcome::Failed(_)) && on_failure == OnFailure::Stop;
         lines.push(line);
@@ -146,6 +167,15 @@ pub fn run_all(steps: Vec<Step>, on_failure: OnFailure) -> Result<(), Failure> {
         }
     }
     summarize(&lines, planned, total)
+}
+
+/// What cannot be removed costs room on the disk, and fails no run.
+fn remove(folder: &Path) {
+    match fs::remove_dir_all(folder) {
+        Ok(()) => println!("   removed {}, which no later step uses", folder.display()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => println!("   {} cannot be removed: {error}", folder.display()),
+    }
 }
 
 fn summarize(lines: &[Line], planned: usize, total: Count) -> Result<(), Failure> {
@@ -278,9 +308,23 @@ mod tests {
     #[test]
     fn a_run_stops_at_the_first_failure_unless_asked_otherwise() {
         let steps = || ["exit 1", "true"].map(|script| Step::new("x", Action::Run(shell(script)))).into();
-        assert!(run_all(steps(), OnFailure::Stop).is_err());
-        assert!(run_all(steps(), OnFailure::GoOn).is_err());
-        assert!(run_all(vec![Step::new("x", Action::Skip(String::new()))], OnFailure::Stop).is_ok());
+        assert!(run_all(steps(), OnFailure::Stop, BuildFiles::Keep).is_err());
+        assert!(run_all(steps(), OnFailure::GoOn, BuildFiles::Keep).is_err());
+        let skipped = vec![Step::new("x", Action::Skip(String::new()))];
+        assert!(run_all(skipped, OnFailure::Stop, BuildFiles::Keep).is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_no_later_step_uses_is_removed_if_asked_for() {
+        let folder = std::env::temp_dir().join(format!("quinion-xtask-{}", std::process::id()));
+        let run = |build_files| {
+            fs::create_dir_all(folder.join("inner")).unwrap();
+            let step = Step::new("x", Action::Run(shell("true"))).leaving(folder.clone());
+            assert!(run_all(vec![step], OnFailure::Stop, build_files).is_ok());
+            folder.exists()
+        };
+        assert!(run(BuildFiles::Keep));
+        assert!(!run(BuildFiles::Remove));
     }
 
     #[test]

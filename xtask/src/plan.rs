@@ -52,7 +52,7 @@ const CHAOS_SECONDS_NIGHTLY: &str = "3600";
 /// No number: programs wait for the cache's owner as long as they do by default. `.cargo/config.toml` has tests wait
 /// longer, where the variable is not there.
 const WAIT_MS_BY_DEFAULT: &str = "";
-const FUZZ_SECONDS: u32 = 60;
+const FUZZ_SECONDS: u32 = 40;
 const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
 
 /// What ThreadSanitizer reports and is no race, with reasons.
@@ -66,11 +66,11 @@ const README_TEST: &str = "cargo xtask test";
 pub fn test() -> Vec<Step> {
     vec![
         Step::new("format", Action::Run(cargo("fmt --all --check"))),
-        // The benchmark with its peers is compiled once, here and in `tests`; without them it is only looked at.
+        // Every feature is compiled once, here and in `tests`; the benchmark without its peers is only looked at.
         Step::new(
             "clippy",
             Action::Run(cargo(
-                "clippy --workspace --all-targets --features quinion-bench/peers -- -D warnings",
+                "clippy --workspace --all-targets --features quinion-bench/peers,quinion/tokio -- -D warnings",
             )),
         ),
         Step::new("without-peers", Action::Run(cargo("clippy -p quinion-bench -- -D warnings"))),
@@ -94,15 +94,12 @@ pub fn test() -> Vec<Step> {
             )),
         ),
         api::step().leaving(repository().join("target/api")),
-        Step::new(
-            "tokio",
-            Action::Run(cargo("clippy -p quinion --features tokio --lib --test async_file -- -D warnings")),
-        ),
-        Step::new("tokio-tests", Action::Run(cargo("test -p quinion --features tokio --test async_file"))),
         Step::new("no-std", Action::Run(cargo("check -p quinion-view"))),
         Step::new(
             "tests",
-            Action::Run(cargo("test --workspace --features quinion-bench/peers --no-fail-fast")),
+            Action::Run(cargo(
+                "test --workspace --features quinion-bench/peers,quinion/tokio --no-fail-fast",
+            )),
         )
         .leaving(target_folder().join("debug")),
         Step::new(

@@ -23,12 +23,16 @@ use libsqlite3_sys::*;
 use crate::border::guarded;
 use crate::database::{Database, Generation};
 use crate::place::{Place, Times};
+use crate::process::Process;
 use crate::stamp::{HEADER_AT, HEADER_BYTES, Stamp};
 use crate::{pages, pragma, process, stamp};
 
 /// The lock that copies frames to the file, and the first lock of readers, by their numbers in the wal-index.
 const CHECKPOINT_LOCK: c_int = 1;
 const READ_LOCKS: c_int = 3;
+/// The locks of the wal-index, as bits, each of which keeps other processes from writing to the file: of the readers
+/// that take no frame from the log, and of checkpoints.
+const FIXING_LOCKS: u8 = 1 << READ_LOCKS | 1 << CHECKPOINT_LOCK;
 /// Reads of a part of a page, a property that this VFS has not: whole pages are cached. (Since SQLite 3.48.)
 const IOCAP_SUBPAGE_READ: c_int = 0x8000;
 /// What SQLite's pager reads to see whether its own cache is right still: place and length.
@@ -106,18 +110,23 @@ impl Connection {
         header[(CHANGE_AT as u64 - HEADER_AT) as usize..].try_into().ok()
     }
 
-    /// Bytes 16 to 39 of the file.
+    /// Bytes 16 to 39 of the file, as they are since the connection has its lock on the file.
     fn read_header(&mut self) -> Option<[u8; HEADER_BYTES]> {
         if self.header.is_none() {
-            let mut bytes = [0; HEADER_BYTES];
-            // SAFETY: the file is open, and the buffer has so many bytes.
-            let code = unsafe {
-                let read = self.methods().xRead?;
-                read(self.real.as_ptr(), bytes.as_mut_ptr().cast(), HEADER_BYTES as c_int, HEADER_AT as i64)
-            };
-            self.header = (code == SQLITE_OK).then_some(bytes);
+            self.header = self.present_header();
         }
         self.header
+    }
+
+    /// Bytes 16 to 39 of the file.
+    fn present_header(&self) -> Option<[u8; HEADER_BYTES]> {
+        let mut bytes = [0; HEADER_BYTES];
+        // SAFETY: the file is open, and the buffer has so many bytes.
+        let code = unsafe {
+            let read = self.methods().xRead?;
+            read(self.real.as_ptr(), bytes.as_mut_ptr().cast(), HEADER_BYTES as c_int, HEADER_AT as i64)
+        };
+        (code == SQLITE_OK).then_some(bytes)
     }
 
     fn times(&self) -> Option<Times> {
@@ -128,13 +137,24 @@ impl Connection {
         self.read_header().and_then(Stamp::of_header)
     }
 
-    fn wal_stamp(&self) -> Option<Stamp> {
+    /// By the log, under these locks of the wal-index.
+    fn wal_stamp(&self, locks: u8) -> Option<Stamp> {
         let words = NonNull::new(self.wal_index.cast_mut())?;
-        Stamp::of_wal_index(|at| {
+        let word = |at: usize| {
             // SAFETY: the first part of the wal-index, of 32 KiB, is mapped. Other processes write it, too.
             // Acquire, partner: the barriers of SQLite's checkpoint, which has written the file before these words.
             unsafe { words.add(at).as_ref() }.load(Ordering::Acquire)
-        })
+        };
+        let stamp = Stamp::of_wal_index(word);
+        let is_idle = || locks & FIXING_LOCKS != 0 && stamp::is_idle(word);
+        if stamp.is_none() && is_idle() { self.idle_stamp() } else { stamp }
+    }
+
+    /// The stamp of a log without frames, while no other process can be writing to the file.
+    fn idle_stamp(&self) -> Option<Stamp> {
+        let place = self.place.as_ref().filter(|place| place.is_clocked())?;
+        let times = Process::get().clock().settled(place.times()?)?;
+        Stamp::of_idle(self.present_header()?, times)
     }
 
     /// The pages that a page may be read from now.
@@ -144,7 +164,7 @@ impl Connection {
                 0 if self.is_immutable => self.header_stamp(),
                 // By the header it has a write-ahead log, which is not open yet: others may be writing to the file.
                 0 => self.header_stamp().filter(Stamp::is_rollback),
-                _ => self.wal_stamp(),
+                locks => self.wal_stamp(locks),
             };
             self.pages = stamp.and_then(|stamp| self.database.begin(stamp, || self.times())).into();
         }
@@ -210,8 +230,9 @@ impl Connection {
             self.read_locks |= 1 << first;
             self.pages = Pages::Unasked;
         } else if flags & SQLITE_SHM_EXCLUSIVE != 0 && may_write(first, count) {
-            self.database.begin_writes(self.wal_stamp(), || self.times());
-            self.write_locks |= 1 << first;
+            let locks = self.write_locks | 1 << first;
+            self.database.begin_writes(self.wal_stamp(locks), || self.times());
+            self.write_locks = locks;
         }
     }
 
@@ -221,16 +242,18 @@ impl Connection {
             self.read_locks &= !bit;
             self.pages = Pages::None;
         } else if flags & SQLITE_SHM_EXCLUSIVE != 0 && self.write_locks & bit != 0 {
+            let stamp = self.wal_stamp(self.write_locks);
             self.write_locks &= !bit;
-            self.database.end_writes(self.wal_stamp(), self.times());
+            self.database.end_writes(stamp, self.times());
         }
     }
 
     /// Before the wal-index goes, and with it all locks on it.
     fn shm_gone(&mut self) {
         while self.write_locks != 0 {
+            let stamp = self.wal_stamp(self.write_locks);
             self.write_locks &= self.write_locks - 1;
-            self.database.end_writes(self.wal_stamp(), self.times());
+            self.database.end_writes(stamp, self.times());
         }
         if self.read_locks != 0 {
             self.pages = Pages::None;

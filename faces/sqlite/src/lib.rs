@@ -6,7 +6,7 @@
 //!   .open file:x?vfs=quinion&url=s3://b/x.db     an object, through the server of a node; read only
 //!
 //!   lib ---> vfs ---> connection ---> database ---> pages ---> the cache (crate `quinion`)
-//!             |           |              |-- stamp
+//!             |           |              |-- stamp -- clock
 //!             |           |              `-- place
 //!             |           `-- pragma
 //!             `---> object ---> the node's server (crate `quinion-service`)
@@ -23,6 +23,7 @@
 //! Not here: pages of less than 4 KiB, which are read past the cache; memory maps (`PRAGMA mmap_size` is 0).
 
 mod border;
+mod clock;
 mod connection;
 mod database;
 mod object;

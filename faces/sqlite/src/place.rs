@@ -1,8 +1,9 @@
 //! Place: where a database file lies, and what the file system says of it.
 //!
 //! ```text
-//!   path --stat--> inode   which file it is: device and number
-//!                  times   which tell that it may have been changed
+//!   path --stat----> inode   which file it is: device and number
+//!                    times   which tell that it may have been changed
+//!        --statfs--> whether this kernel alone changes the file, and sets its times at each write
 //! ```
 //!
 //! Only paths are asked. The process has no descriptor of the file but SQLite's own, and gets none here: the close of
@@ -14,8 +15,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::statfs;
+
 /// Device and inode.
 pub type Inode = (u64, u64);
+
+/// ext2 to ext4, XFS, Btrfs, F2FS and tmpfs, by the numbers that `statfs` tells: each write sets a file's times, by
+/// this kernel's clock. Not among them: those of networks and FUSE, whose files change elsewhere, and overlayfs, whose
+/// lower files do.
+const CLOCKED: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
 /// What the file system says of a file, which tells that it may have been changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,11 +34,24 @@ pub struct Times {
     changed: (i64, i64),
 }
 
+impl Times {
+    #[cfg(test)]
+    pub(crate) fn of_change(changed: (i64, i64)) -> Self {
+        Self { bytes: 0, modified: changed, changed }
+    }
+
+    /// When anything of the file was changed last, in seconds and nanoseconds.
+    pub fn changed(&self) -> (i64, i64) {
+        self.changed
+    }
+}
+
 /// A path, and the file to which it led.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
     inode: Inode,
+    is_clocked: bool,
 }
 
 impl Place {
@@ -38,12 +59,18 @@ impl Place {
     pub fn of_name(name: &CStr) -> Option<Self> {
         let path = Path::new(OsStr::from_bytes(name.to_bytes())).to_owned();
         let known = regular(&path)?;
-        Some(Self { path, inode: inode(&known) })
+        let is_clocked = statfs(&path).is_ok_and(|system| CLOCKED.contains(&(system.f_type as u32)));
+        Some(Self { path, inode: inode(&known), is_clocked })
     }
 
     /// The file that it is.
     pub fn inode(&self) -> Inode {
         self.inode
+    }
+
+    /// Whether each write sets the file's times by this kernel's clock.
+    pub fn is_clocked(&self) -> bool {
+        self.is_clocked
     }
 
     /// The file's times. `None`: the path leads to it no longer.
@@ -63,4 +90,21 @@ fn regular(path: &Path) -> Option<fs::Metadata> {
 
 fn inode(known: &fs::Metadata) -> Inode {
     (known.dev(), known.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_whose_times_tell_of_each_write_is_known() {
+        let path = format!("/dev/shm/quinion-place-{}\0", std::process::id());
+        let name = CStr::from_bytes_with_nul(path.as_bytes()).unwrap();
+        fs::write(path.trim_end_matches('\0'), "x").unwrap();
+        let place = Place::of_name(name).unwrap();
+        fs::remove_file(path.trim_end_matches('\0')).unwrap();
+        assert!(place.is_clocked(), "tmpfs");
+        assert_eq!(place.times(), None, "it is gone");
+        assert!(!Place::of_name(c"/proc/self/status").unwrap().is_clocked());
+    }
 }

@@ -12,6 +12,7 @@ use libsqlite3_sys::SQLITE_WARNING;
 use quinion::Cache;
 
 use crate::border::log;
+use crate::clock::Clock;
 use crate::database::Database;
 use crate::place::Inode;
 
@@ -26,6 +27,7 @@ const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
 #[derive(Debug, Default)]
 pub struct Process {
     pid: u32,
+    clock: Clock,
     shared: Mutex<Shared>,
 }
 
@@ -92,6 +94,11 @@ impl Process {
     /// As [`Process::database`].
     pub fn lone_database(&self, memory: Option<u64>) -> Result<Arc<Database>, String> {
         Ok(Arc::new(Database::new(self.shared().cache(memory)?)))
+    }
+
+    /// What is known of the time of day.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// The cache, once a database was opened.

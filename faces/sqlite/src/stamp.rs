@@ -3,6 +3,7 @@
 //! ```text
 //!   rollback journal   bytes 16..40 of the file, read under the SHARED lock: page size, modes, change counter, pages
 //!   write-ahead log    words of the wal-index, read under a read lock: salts, and how far frames were copied back
+//!   the log is idle    bytes 16..40 and the times of the file, read under the read lock 0 or the lock of checkpoints
 //! ```
 //!
 //! *Rollback.* A commit changes the change counter (bytes 24 to 27 of the file) while it holds the EXCLUSIVE lock, and
@@ -28,7 +29,20 @@
 //! and then the second copy: if it is the same, all is of before or all of after, but for an `nBackfill` that is above
 //! the number of frames, which is not taken.
 //!
+//! *Idle.* A log that its last connection has deleted, and that readers alone have opened since, has no frame. Its
+//! wal-index was made from nothing: it has no salts and no size of pages, and would be the same again after any number
+//! of commits, checkpoints and deletions. So the stamp is made of the file. A reader of such a log has the read lock 0
+//! (`walTryBeginRead`), and a checkpoint has it alone while it writes to the file (`walCheckpoint`); a process that
+//! writes to it without locks of the wal-index has the EXCLUSIVE lock, and the reader has SHARED. So the file's bytes
+//! are fixed while the stamp is made. The first write after that gives the file other times, since they are settled
+//! (`clock.rs`). And no log is deleted, truncated or begun anew before all of it was copied, which ends with a
+//! truncation of the file (`walCheckpoint` again), and a truncation sets the times also if it cuts off nothing: by that
+//! they tell even of writes through a map (`SQLITE_MMAP_READWRITE`). The header is compared for the sake of commits by
+//! such a map with a rollback journal, which change the change counter.
+//!
 //! Invariant: a stamp is only made under the lock that is named above.
+
+use crate::clock::Settled;
 
 /// The part of a database's header that is looked at, in bytes: its place and its length.
 pub const HEADER_AT: u64 = 16;
@@ -63,6 +77,8 @@ enum Content {
     Rollback([u8; HEADER_BYTES]),
     /// Words of the wal-index.
     Wal { salts: [u32; 2], backfilled: u32, attempted: u32 },
+    /// Bytes of the header, and times.
+    Idle([u8; HEADER_BYTES], Settled),
 }
 
 impl Stamp {
@@ -75,20 +91,16 @@ impl Stamp {
     /// By the words of the wal-index, which other processes may be writing. `None` if pages of this size are not
     /// cached, if the wal-index is another than we know, or if a process is just restarting the log.
     pub fn of_wal_index(word: impl Fn(usize) -> u32) -> Option<Self> {
-        let header: [u32; WAL_HEADER_WORDS] = std::array::from_fn(&word);
-        let (backfilled, attempted) = (word(BACKFILLED), word(ATTEMPTED));
-        let second: [u32; WAL_HEADER_WORDS] = std::array::from_fn(|at| word(WAL_HEADER_WORDS + at));
-        if header != second || header[0] != WAL_INDEX_VERSION {
-            return None;
-        }
-        if backfilled.max(attempted) > header[FRAMES] {
-            return None;
-        }
-        // Byte 12: whether it is initialised, the order of bytes in checksums, and two bytes of the page's size.
-        let [_, _, low, high] = header[3].to_ne_bytes();
-        let page_bytes = page_bytes(u16::from_ne_bytes([low, high]))?;
-        let salts = [header[SALTS], header[SALTS + 1]];
+        let WalIndex { page, salts, backfilled, attempted, .. } = WalIndex::read(word)?;
+        let page_bytes = page_bytes(page)?;
         Some(Self { page_bytes, content: Content::Wal { salts, backfilled, attempted } })
+    }
+
+    /// Of a log that [`is_idle`], by the header's bytes at [`HEADER_AT`] and the file's times. `None` if pages of this
+    /// size are not cached.
+    pub fn of_idle(bytes: [u8; HEADER_BYTES], times: Settled) -> Option<Self> {
+        let Self { page_bytes, .. } = Self::of_header(bytes)?;
+        Some(Self { page_bytes, content: Content::Idle(bytes, times) })
     }
 
     /// Whether, by the header, the database has no write-ahead log.
@@ -102,6 +114,42 @@ impl Stamp {
     }
 }
 
+/// Whether, by the words of the wal-index, no frame was committed to the log since the wal-index was made.
+pub fn is_idle(word: impl Fn(usize) -> u32) -> bool {
+    // A commit notes the size of its pages, and it stays when the log begins anew.
+    WalIndex::read(word).is_some_and(|index| index.frames == 0 && index.page == 0)
+}
+
+/// Words of the wal-index.
+struct WalIndex {
+    /// Bytes of a page, as two bytes say it.
+    page: u16,
+    frames: u32,
+    salts: [u32; 2],
+    backfilled: u32,
+    attempted: u32,
+}
+
+impl WalIndex {
+    /// `None` if it is another than we know, or if a process is just restarting the log.
+    fn read(word: impl Fn(usize) -> u32) -> Option<Self> {
+        let header: [u32; WAL_HEADER_WORDS] = std::array::from_fn(&word);
+        let (backfilled, attempted) = (word(BACKFILLED), word(ATTEMPTED));
+        let second: [u32; WAL_HEADER_WORDS] = std::array::from_fn(|at| word(WAL_HEADER_WORDS + at));
+        if header != second || header[0] != WAL_INDEX_VERSION {
+            return None;
+        }
+        if backfilled.max(attempted) > header[FRAMES] {
+            return None;
+        }
+        // Byte 12: whether it is initialised, the order of bytes in checksums, and two bytes of the page's size.
+        let [_, _, low, high] = header[3].to_ne_bytes();
+        let page = u16::from_ne_bytes([low, high]);
+        let salts = [header[SALTS], header[SALTS + 1]];
+        Some(Self { page, frames: header[FRAMES], salts, backfilled, attempted })
+    }
+}
+
 /// What the two bytes of a page's size mean, of a size that is cached.
 fn page_bytes(written: u16) -> Option<u32> {
     let bytes = if written == 1 { PAGE_LARGEST } else { written.into() };
@@ -111,6 +159,7 @@ fn page_bytes(written: u16) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::Times;
 
     fn header(page: u16, mode: u8, counter: u32) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -174,6 +223,43 @@ mod tests {
         // Frames that are appended change nothing in the file.
         assert_eq!(add(&[FRAMES, FRAMES + WAL_HEADER_WORDS]), Some(before));
         assert_eq!(of_words([1; WAL_INDEX_WORDS]), None);
+    }
+
+    #[test]
+    fn a_log_without_frames_is_idle_until_the_first_commit() {
+        // As a recovery from nothing leaves it.
+        let mut words = [0; WAL_INDEX_WORDS];
+        for first in [0, WAL_HEADER_WORDS] {
+            (words[first], words[first + 3]) = (WAL_INDEX_VERSION, u32::from_ne_bytes([1, 0, 0, 0]));
+        }
+        let is_idle = |words: [u32; WAL_INDEX_WORDS]| super::is_idle(|at| words[at]);
+        assert!(is_idle(words));
+        assert_eq!(of_words(words), None, "it says nothing of the file");
+        assert!(!is_idle(wal_index(4096)) && !is_idle(wal_index(1024)));
+        assert!(!is_idle([0; WAL_INDEX_WORDS]), "it is not made yet");
+        let set = |at: &[usize], word: u32| {
+            let mut words = words;
+            at.iter().for_each(|&at| words[at] = word);
+            is_idle(words)
+        };
+        assert!(!set(&[FRAMES, FRAMES + WAL_HEADER_WORDS], 1), "it has a frame");
+        assert!(!set(&[FRAMES], 1) && !set(&[FRAMES + WAL_HEADER_WORDS], 1), "it is just written");
+        assert!(!set(&[BACKFILLED], 1) && !set(&[ATTEMPTED], 1), "frames were copied");
+        let page = u32::from_ne_bytes([1, 0, 0, 16]);
+        assert!(!set(&[3, 3 + WAL_HEADER_WORDS], page), "it had frames");
+    }
+
+    #[test]
+    fn the_stamp_of_an_idle_log_is_the_header_and_the_times() {
+        let times = |at| Settled::of_times(Times::of_change((at, 5)));
+        let before = Stamp::of_idle(header(4096, 2, 7), times(1000)).unwrap();
+        assert_eq!(before.page_bytes, 4096);
+        assert!(!before.is_rollback());
+        assert_eq!(Stamp::of_idle(header(4096, 2, 7), times(1000)), Some(before));
+        assert_ne!(Stamp::of_idle(header(4096, 2, 7), times(1001)), Some(before));
+        assert_ne!(Stamp::of_idle(header(4096, 2, 8), times(1000)), Some(before));
+        assert_ne!(Stamp::of_header(header(4096, 2, 7)), Some(before));
+        assert_eq!(Stamp::of_idle(header(1024, 2, 7), times(1000)), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 
 EXTENSION, FOLDER, NAME = sys.argv[1:]
 DATABASE = os.path.join(FOLDER, "x.db")
@@ -134,7 +135,7 @@ def a_connection_that_is_opened_after_own_writes():
             os.unlink(DATABASE)
         make(journal)
         keeper = connect()
-        keeper.execute(change("a = 300"))  # a log that has nothing is not served
+        keeper.execute(change("a = 300"))  # a file that was written just now is not served, if its log has nothing
         changed(keeper)
         keeper.execute(change("a = 301"))
         keeper.execute("PRAGMA wal_checkpoint").fetchall()
@@ -144,6 +145,103 @@ def a_connection_that_is_opened_after_own_writes():
         if missed > ROWS // 10:
             sys.exit(f"{missed} pages were read again, with journal mode {journal}")
         keeper.close()
+
+
+def numbers(connection):
+    """What was read so far: of the cache, into it, and past it."""
+    stats = json.loads(connection.execute("PRAGMA quinion_stats").fetchone()[0])
+    return stats["hits"], stats["misses"], stats["direct_reads"]
+
+
+def is_served(connection, wanted, when):
+    """Whether a transaction that reads all rows, of which `wanted` are new, has them from the cache."""
+    before = numbers(connection)
+    expect(changed(connection), wanted, when)
+    hits, misses, direct = (after - before for after, before in zip(numbers(connection), before))
+    return hits + misses > ROWS // 2 and direct < ROWS // 10
+
+
+def served(connection, wanted, when):
+    """Waits until all is served, and cached: the file's last change has to be some time ago. Each read finds `wanted`."""
+    end = time.monotonic() + 60
+    while not is_served(connection, wanted, when):
+        if time.monotonic() > end:
+            sys.exit(f"{NAME}: nothing is served, {when}")
+        time.sleep(0.01)
+    misses = numbers(connection)[1]
+    expect(changed(connection), wanted, when)
+    if numbers(connection)[1] - misses > ROWS // 10:
+        sys.exit(f"{NAME}: pages were read again, {when}")
+
+
+def a_log_that_readers_alone_have_opened():
+    """It has no frame, and nothing in its index tells of the file. A checkpoint of it changes nothing."""
+    make("wal")
+    connection, second = connect(), connect()
+    served(connection, 0, "at first")
+    misses = numbers(connection)[1]
+    for kind in ["PASSIVE", "FULL", "RESTART", "TRUNCATE"]:
+        connection.execute(f"PRAGMA wal_checkpoint({kind})").fetchall()
+        expect(changed(second), 0, f"after a checkpoint, {kind}")
+    if numbers(connection)[1] - misses > ROWS // 10:
+        sys.exit("pages were read again after checkpoints of nothing")
+    second.execute(change("a = 300"))
+    expect(changed(connection), 1, "after the first commit")
+    other(change("a = 301"))
+    expect(changed(connection), 2, "after another's commit")
+
+
+def a_log_that_is_deleted_between_two_readers():
+    """Another process is there while ours closes, and the last to close. The index is the same before and after."""
+    make("wal")
+    late = idle()
+    for wanted in [0, 1]:
+        before = idle()
+        last = other("SELECT count(*) FROM t", change("a = 300"), pause=True)
+        connection = connect()
+        served(connection, wanted, "before the log is deleted")
+        connection.close()
+        last.communicate()
+        if os.path.exists(DATABASE + "-wal"):
+            sys.exit("the log is not deleted")
+        maker = other("SELECT count(*) FROM t", "SELECT 1", pause=True)  # it makes the index, which no lock tells us
+        before.execute("PRAGMA cache_size = 5")  # it looks at the database, and so not before
+        served(before, 1, "after the log was deleted")
+        before.close()
+        maker.communicate()
+    late.execute("PRAGMA cache_size = 5")
+    served(late, 1, "in the end")
+
+
+def an_index_that_is_made_anew_from_nothing():
+    """The log is copied and truncated, and a crash breaks its index. The one that another process makes is the first."""
+    make("wal")
+    connection = connect()
+    served(connection, 0, "at first")
+    other(change("a = 100"), "PRAGMA wal_checkpoint(TRUNCATE)")
+    index = DATABASE + "-shm"
+    subprocess.check_call(["dd", "if=/dev/zero", f"of={index}", "bs=48", "count=1", "conv=notrunc", "status=none"])
+    other("SELECT count(*) FROM t")
+    # This process closes no descriptor of the index: that would end its locks.
+    words = subprocess.check_output(["od", "-An", "-tx4", "-N48", index], text=True).split()
+    if words[3:10] != ["00000001"] + 6 * ["00000000"]:
+        sys.exit(f"the index is not that of a log without frames: {words}")
+    served(connection, 1, "after the index was made anew")
+
+
+def a_file_that_was_written_just_now():
+    """The next write may give it the same times: nothing of it is cached."""
+    make("wal")
+    keeper = idle()
+    for number in range(1, 9):
+        other(change(f"a = {number}"))
+        connection = connect()
+        is_cached = is_served(connection, number, "after a commit")
+        age = time.time() - os.stat(DATABASE).st_ctime
+        connection.close()
+        if is_cached and age < 0.1:
+            sys.exit(f"a file that was written {age:.3f} s ago is served")
+    keeper.close()
 
 
 def a_transaction_that_another_process_rolls_back():

@@ -92,7 +92,15 @@ fn a_storm_with_the_largest_pages_sees_one_history() {
 }
 
 fn case(name: &str) {
-    let folder = Folder::new(name);
+    case_in(&Folder::new(name), name);
+}
+
+/// A case of a log without frames, on a file system whose times tell of each write. The tests' own may be another.
+fn idle_case(name: &str) {
+    case_in(&Folder::below(Path::new("/dev/shm"), name), name);
+}
+
+fn case_in(folder: &Folder, name: &str) {
     let mut command = Command::new(python());
     command
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases.py"))
@@ -111,6 +119,26 @@ fn a_log_between_two_journals_is_seen() {
 #[test]
 fn logs_of_connections_that_exclude_others_are_seen() {
     case("a_log_of_connections_that_exclude_others");
+}
+
+#[test]
+fn a_log_that_readers_alone_have_opened_is_served() {
+    idle_case("a_log_that_readers_alone_have_opened");
+}
+
+#[test]
+fn a_log_that_is_deleted_between_two_readers_is_seen() {
+    idle_case("a_log_that_is_deleted_between_two_readers");
+}
+
+#[test]
+fn an_index_that_is_made_anew_from_nothing_is_seen() {
+    idle_case("an_index_that_is_made_anew_from_nothing");
+}
+
+#[test]
+fn a_file_that_was_written_just_now_is_read_past_the_cache() {
+    idle_case("a_file_that_was_written_just_now");
 }
 
 #[test]

@@ -1,0 +1,126 @@
+//! Clock: whether a file's times tell of its next write.
+//!
+//! ```text
+//!   --- written at M ---- the clock steps, 10 ms at most ---- looked at, 100 ms or more after M ---- written again
+//!                                                             the times are settled                  not at M
+//! ```
+//!
+//! A write gives the file the time of the kernel's clock, which goes in steps: two writes of one step leave the same
+//! times. So times tell of the next write once the clock has left the step of the last one, and they are *settled*
+//! then. This holds while the clock is not set back. The clock of the machine's uptime never is, and both run equally
+//! fast, so the difference of both falls only if the time of day is set back. Each fall is counted, and the count is a
+//! part of what is compared.
+//!
+//! Not told: a clock that is set back, and forward again before we look. A write between would have to come at the very
+//! nanosecond at which the clock once stepped to be taken for the old one.
+
+use std::sync::{Mutex, PoisonError};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::place::Times;
+
+/// How old a change must be, in nanoseconds, before a later one is sure to have another time.
+const SETTLING: i64 = 100_000_000;
+
+/// The time of day, and how often it was set back while we looked.
+#[derive(Debug)]
+pub struct Clock(Mutex<Setbacks>);
+
+#[derive(Debug)]
+struct Setbacks {
+    /// The most that the time of day was known to be ahead of the uptime.
+    ahead: i64,
+    count: u64,
+}
+
+/// Times of a file that tell of its next write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settled {
+    times: Times,
+    setbacks: u64,
+}
+
+#[cfg(test)]
+impl Settled {
+    pub(crate) fn of_times(times: Times) -> Self {
+        Self { times, setbacks: 0 }
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Mutex::new(Setbacks { ahead: i64::MIN, count: 0 }))
+    }
+}
+
+impl Clock {
+    /// `times` of a file that is not written now, nor was since they were asked for. `None` if they do not tell of its
+    /// next write.
+    pub fn settled(&self, times: Times) -> Option<Settled> {
+        let (before, now, after) = (uptime(), nanoseconds(ClockId::Realtime), uptime());
+        let mut setbacks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let setbacks = setbacks.looked(before, now, after);
+        is_settled(times.changed(), now).then_some(Settled { times, setbacks })
+    }
+}
+
+impl Setbacks {
+    /// The time of day was `now` between two times of the uptime. Returns how often it was set back until then.
+    fn looked(&mut self, before: i64, now: i64, after: i64) -> u64 {
+        let (least, most) = (now.saturating_sub(after), now.saturating_sub(before));
+        if most < self.ahead {
+            (self.ahead, self.count) = (least, self.count + 1);
+        }
+        self.ahead = self.ahead.max(least);
+        self.count
+    }
+}
+
+/// Whether a file that was changed at this time, in seconds and nanoseconds, gets another by a write after `now`. (A
+/// program may set the time of a file's bytes to what it likes; that of a change is the clock's.)
+fn is_settled((seconds, nanoseconds): (i64, i64), now: i64) -> bool {
+    // A file system of whole seconds, as ext4 with inodes of 128 bytes is one, has no nanoseconds.
+    let changed = seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds);
+    nanoseconds != 0 && now.saturating_sub(changed) >= SETTLING
+}
+
+fn uptime() -> i64 {
+    nanoseconds(ClockId::Boottime)
+}
+
+fn nanoseconds(clock: ClockId) -> i64 {
+    let time = clock_gettime(clock);
+    time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    #[test]
+    fn a_change_settles_once_the_clock_has_left_its_step() {
+        let changed = (1000, 5);
+        let at = 1000 * SECOND + 5;
+        assert!(is_settled(changed, at + SETTLING));
+        assert!(!is_settled(changed, at + SETTLING - 1), "the next write may have the same time");
+        assert!(!is_settled(changed, at - SECOND), "a time in the future comes again");
+        assert!(!is_settled((1000, 0), at + 100 * SECOND), "whole seconds");
+        assert!(!is_settled((i64::MAX, 5), at));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_is_counted() {
+        let mut setbacks = Setbacks { ahead: i64::MIN, count: 0 };
+        let day = 50 * SECOND;
+        assert_eq!(setbacks.looked(100, day + 100, 100), 0);
+        assert_eq!(setbacks.looked(200, day + 200, 200), 0, "it goes on");
+        assert_eq!(setbacks.looked(300, day + 400, 900), 0, "the thread waited between the looks");
+        assert_eq!(setbacks.looked(1000, day + 999, 1000), 1, "back by a nanosecond");
+        assert_eq!(setbacks.looked(1100, day + 1099, 1100), 1);
+        assert_eq!(setbacks.looked(1200, day + SECOND, 1200), 1, "forward");
+        assert_eq!(setbacks.looked(1300, day + 1300, 1300), 2, "and back again");
+    }
+}

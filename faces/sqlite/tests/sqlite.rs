@@ -91,6 +91,11 @@ fn a_storm_with_the_largest_pages_sees_one_history() {
     storm("largest", &["--journal", "wal", "--kills", "2", "--page", "65536", "--memory", "32M"]);
 }
 
+#[test]
+fn a_storm_of_connections_that_come_and_go_sees_one_history() {
+    storm("visits", &["--journal", "wal", "--kills", "3", "--visits"]);
+}
+
 fn case(name: &str) {
     case_in(&Folder::new(name), name);
 }

@@ -9,7 +9,8 @@ the number in a second table. So in each transaction that reads
   - a row's number is the one that was noted for it, in another tree of pages,
   - its contents are those of its number,
   - no number is above the counter, and the counter is not below what a connection without the cache saw before.
-A page from before any change would break one of these. The database is larger than the cache. The last line says how
+With `--visits` connections come and go, mostly to read, with pauses in which there may be none: logs are deleted, and
+readers alone open the next one. A page from before any change would break one of these. The database is larger than the cache. The last line says how
 many reads the cache answered, so that a storm that went past it can be told.
 """
 
@@ -35,7 +36,15 @@ def contents(row, number):
 
 
 def connect(options, vfs):
-    connection = sqlite3.connect(f"file:{options.database}?vfs={vfs}", uri=True, isolation_level=None, timeout=30)
+    return prepare(idle(options, vfs))
+
+
+def idle(options, vfs):
+    """A connection that has read nothing, and so has no lock."""
+    return sqlite3.connect(f"file:{options.database}?vfs={vfs}", uri=True, isolation_level=None, timeout=30)
+
+
+def prepare(connection):
     connection.execute("PRAGMA cache_size = 20")  # pages: SQLite's own cache is not what is looked at
     connection.execute("PRAGMA synchronous = OFF")
     return connection
@@ -75,6 +84,8 @@ class Worker:
         self.options, self.vfs, self.random = options, vfs, random.Random(seed)
         self.connection = connect(options, vfs)
         self.plain = connect(options, "unix")
+        self.idle = 0  # transactions that read while the log had no frame
+        self.coming = []
 
     def write(self):
         """A transaction that is kept, or given up after more than SQLite's own cache holds was written."""
@@ -95,9 +106,11 @@ class Worker:
         execute("BEGIN")
         try:
             counter = execute("SELECT number FROM counter").fetchone()[0]
+            log = self.options.database + "-wal"
+            self.idle += os.path.exists(log) and os.path.getsize(log) == 0
             if counter < floor:
                 raise Wrong(f"the counter is {counter}, and was {floor} before")
-            if self.random.random() < 0.1:
+            if self.random.random() < (0.02 if self.options.visits else 0.1):
                 found = execute("SELECT data.row, data.number, contents, noted.number FROM data JOIN noted USING (row)")
                 self.check(found.fetchall(), counter, ROWS)
             for row in self.random.sample(range(ROWS), SOME):
@@ -136,10 +149,26 @@ class Worker:
             if found != [("ok",)]:
                 raise Wrong(f"integrity_check: {found[:3]}")
 
-    def step(self):
+    def visit(self):
+        """A connection that was opened some time ago comes, reads mostly, and goes."""
+        time.sleep(self.random.uniform(0, 0.4))
+        if not self.coming:
+            self.coming = [idle(self.options, self.vfs) for _ in range(10)]
+        self.plain = connect(self.options, "unix")  # first: the cache does not hear that it makes the index
+        self.connection = prepare(self.coming.pop())
+        # What one process has cached, another changes, and leaves.
+        for _ in range(self.random.randrange(1, 4)):
+            self.step(writes=0.02 if self.vfs == "quinion" else 0.15)
+        self.leave()
+
+    def leave(self):
+        self.connection.close()
+        self.plain.close()
+
+    def step(self, writes=0.3):
         choice = self.random.random()
         try:
-            if choice < 0.3:
+            if choice < writes:
                 self.write()
             elif choice < 0.95:
                 self.read()
@@ -155,19 +184,22 @@ class Worker:
 def work(options):
     """A worker process."""
     load(options)
-    end, wrong = time.monotonic() + options.seconds, []
+    end, wrong, ended = time.monotonic() + options.seconds, [], []
 
     def thread(number):
         try:
             worker = Worker(options, options.vfs, options.seed * 100 + number)
+            if options.visits:
+                worker.leave()
             while time.monotonic() < end and not wrong:
-                worker.step()
-            worker.connection.close()
-            worker.plain.close()
+                worker.visit() if options.visits else worker.step()
+            worker.leave()
+            ended.append(worker)
         except Exception as error:  # noqa: BLE001: whatever it is ends the storm
             wrong.append(f"{type(error).__name__}: {error}")
 
-    last = connect(options, options.vfs)
+    # The pages stay as long as it is open. It has no lock, unless it reads.
+    last = idle(options, options.vfs)
     threads = [threading.Thread(target=thread, args=(number,)) for number in range(options.threads)]
     for each in threads:
         each.start()
@@ -175,7 +207,7 @@ def work(options):
         each.join()
     stats = json.loads(last.execute("PRAGMA quinion_stats").fetchone()[0]) if options.vfs == "quinion" else {}
     print(json.dumps({"vfs": options.vfs, "wrong": wrong, "hits": stats.get("hits", 0), "misses": stats.get("misses", 0),
-                      "direct": stats.get("direct_reads", 0)}), flush=True)
+                      "idle": sum(worker.idle for worker in ended), "direct": stats.get("direct_reads", 0)}), flush=True)
     return 1 if wrong else 0
 
 
@@ -189,6 +221,7 @@ def storm(options):
         words = [sys.executable, __file__, options.extension, options.folder, "--worker", vfs]
         words += ["--seconds", str(left), "--seed", str(next(seeds)), "--threads", str(options.threads)]
         words += ["--switch"] if options.switch else []
+        words += ["--visits"] if options.visits else []
         environment = {**os.environ, "QUINION_SQLITE_MEMORY": options.memory}
         return vfs, subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -228,6 +261,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", default="16M")
     parser.add_argument("--switch", action="store_true", help="other journal modes now and then")
+    parser.add_argument("--visits", action="store_true", help="connections that come and go")
     options = parser.parse_args()
     options.database = os.path.join(options.folder, "storm.db")
     return work(options) if options.vfs else storm(options)

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libsqlite3_sys::*;
 
 use crate::border::guarded;
-use crate::database::{Database, Generation};
+use crate::database::{Counters, Database, Generation};
 use crate::place::{Place, Times};
 use crate::process::Process;
 use crate::stamp::{HEADER_AT, HEADER_BYTES, Stamp};
@@ -71,7 +71,12 @@ struct Connection {
     read_locks: u8,
     /// Rights to write that it has by locks of the wal-index: the numbers of the first locks.
     write_locks: u8,
+    /// Why the last transaction that asked for pages got none, in words, or that it got them.
+    past: &'static str,
 }
+
+/// The last transaction read from the cache.
+const SERVED: &str = "cached";
 
 /// The pages of a transaction.
 enum Pages {
@@ -167,11 +172,41 @@ impl Connection {
                 locks => self.wal_stamp(locks),
             };
             self.pages = stamp.and_then(|stamp| self.database.begin(stamp, || self.times())).into();
+            self.past = match (&self.pages, stamp) {
+                (Pages::Some(_), _) => SERVED,
+                (_, Some(_)) => "the cache could not be made, or has no room for it",
+                (_, None) => self.why_past(),
+            };
         }
         match &self.pages {
             Pages::Some(pages) => Some(pages),
             Pages::None | Pages::Unasked => None,
         }
+    }
+
+    /// Why a transaction that begins now has no stamp, in words.
+    fn why_past(&self) -> &'static str {
+        // In the words, an old header is as good: only its size of pages counts.
+        let header = self.header.or_else(|| self.present_header());
+        match header.and_then(Stamp::of_header) {
+            None => "it is empty, or its pages have less than 4 KiB",
+            Some(_) if self.read_locks == 0 => "its write-ahead log is not open yet",
+            Some(_) if self.wal_index.is_null() => "the index of its log is read only, or not shared",
+            Some(_) if self.place.as_ref().is_none_or(|place| !place.is_clocked()) => {
+                "its log has no commit yet, and times of its file system do not tell of writes"
+            }
+            Some(_) => "its log is new, and the file was written just now",
+        }
+    }
+
+    /// Counters of the database, as one object of JSON.
+    fn counters(&self) -> String {
+        let Counters { hits, misses, direct, bytes } = self.database.counters();
+        let past = self.past;
+        format!(
+            "{{\"hits\":{hits},\"misses\":{misses},\"direct_reads\":{direct},\"cached_bytes\":{bytes},\
+             \"last_transaction\":\"{past}\"}}"
+        )
     }
 
     /// Reads a page from the pages. Returns whether the buffer has it.
@@ -307,6 +342,7 @@ pub unsafe fn adopt(
         wal_index: ptr::null(),
         read_locks: 0,
         write_locks: 0,
+        past: "none has read a page",
     });
     let methods: &'static _ = if has_shm { &METHODS_WITH_SHM } else { &METHODS };
     let base = sqlite3_file { pMethods: methods };
@@ -401,8 +437,10 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, to: *mut c_void, len: c_int, 
             return Some(());
         }
         if connection.read_page(buffer, at) {
+            connection.database.served.fetch_add(1, Ordering::Relaxed);
             return Some(());
         }
+        connection.database.direct.fetch_add(1, Ordering::Relaxed);
         process::DIRECT_READS.fetch_add(1, Ordering::Relaxed);
         None
     };
@@ -475,7 +513,9 @@ unsafe extern "C" fn file_control(file: *mut sqlite3_file, operation: c_int, arg
     match operation {
         SQLITE_FCNTL_PRAGMA => {
             // SAFETY: as SQLite calls it with this operation.
-            let ours = guarded(Some(SQLITE_ERROR), || unsafe { pragma::answer(argument.cast()) });
+            let ours = guarded(Some(SQLITE_ERROR), || unsafe {
+                pragma::answer(argument.cast(), || Some(connection.counters()))
+            });
             ours.unwrap_or_else(|| real!(connection, xFileControl, SQLITE_NOTFOUND, operation, argument))
         }
         SQLITE_FCNTL_MMAP_SIZE => {

@@ -26,6 +26,7 @@
 //!     transaction may read (see `stamp.rs`).
 //!  2. A page is cached whole, by one read of exactly this page, by a transaction that may read it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quinion::{Cache, Coherence, File, Hint, OpenOptions};
@@ -33,6 +34,9 @@ use quinion::{Cache, Coherence, File, Hint, OpenOptions};
 use crate::pages::{PageSource, SOURCE_BYTES};
 use crate::place::Times;
 use crate::stamp::Stamp;
+
+/// Bytes of the cache's own pages.
+const CACHE_PAGE_BYTES: u64 = 4096;
 
 /// The cached pages of a database as one series of transactions may read them.
 #[derive(Debug)]
@@ -43,10 +47,10 @@ pub struct Generation {
 
 impl Generation {
     /// No pages yet. `None` if the cache has no room for a file, or the process was forked.
-    fn new(cache: &Cache, stamp: &Stamp) -> Option<Arc<Self>> {
+    fn new(cache: &Cache, stamp: &Stamp, fills: Arc<AtomicU64>) -> Option<Arc<Self>> {
         let mut options = OpenOptions::new();
         options.coherence(Coherence::Immutable);
-        let file = cache.open_backend_with(Arc::new(PageSource::new()), &options).ok()?;
+        let file = cache.open_backend_with(Arc::new(PageSource::new(fills)), &options).ok()?;
         // No readahead: what is read while no lock is held may be half written.
         file.advise(Hint::Random).ok()?;
         file.set_folio_orders(stamp.order(), stamp.order()).ok()?;
@@ -92,6 +96,25 @@ pub struct Database {
     /// None if the system refuses one.
     cache: Option<Cache>,
     now: Mutex<Now>,
+    /// Reads that the cache answered, and others.
+    pub served: AtomicU64,
+    /// See `served`.
+    pub direct: AtomicU64,
+    /// Of those that were served, how many were read from the file.
+    fills: Arc<AtomicU64>,
+}
+
+/// Counters of one database, of all connections of the process since it was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Counters {
+    /// Reads of pages that the cache had.
+    pub hits: u64,
+    /// Reads of pages that it read from the file.
+    pub misses: u64,
+    /// Reads past it, those of a part of a page among them.
+    pub direct: u64,
+    /// Memory of its pages, in bytes.
+    pub bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -108,7 +131,27 @@ struct Now {
 impl Database {
     /// With no pages yet. Without a cache it never has any.
     pub fn new(cache: Option<Cache>) -> Self {
-        Self { cache, now: Mutex::default() }
+        Self {
+            cache,
+            now: Mutex::default(),
+            served: AtomicU64::new(0),
+            direct: AtomicU64::new(0),
+            fills: Arc::default(),
+        }
+    }
+
+    /// What was read so far, and what is cached now.
+    pub fn counters(&self) -> Counters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let generation = self.now().generation.clone();
+        let cached = generation.and_then(|generation| generation.file.residency(0, SOURCE_BYTES).ok());
+        let misses = read(&self.fills);
+        Counters {
+            hits: read(&self.served).saturating_sub(misses),
+            misses,
+            direct: read(&self.direct),
+            bytes: cached.map_or(0, |cached| cached.cached_pages * CACHE_PAGE_BYTES),
+        }
     }
 
     /// A connection was opened, when these were the times. `None`: they are not known.
@@ -177,7 +220,7 @@ impl Database {
 
     /// One with no pages.
     fn generation(&self, stamp: &Stamp) -> Option<Arc<Generation>> {
-        Generation::new(self.cache.as_ref()?, stamp)
+        Generation::new(self.cache.as_ref()?, stamp, self.fills.clone())
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {

@@ -167,7 +167,7 @@ unsafe extern "C" fn file_control(
     match operation {
         SQLITE_FCNTL_PRAGMA => {
             // SAFETY: as SQLite calls it with this operation.
-            let ours = guarded(Some(SQLITE_ERROR), || unsafe { pragma::answer(argument.cast()) });
+            let ours = guarded(Some(SQLITE_ERROR), || unsafe { pragma::answer(argument.cast(), || None) });
             ours.unwrap_or(SQLITE_NOTFOUND)
         }
         SQLITE_FCNTL_VFSNAME => {

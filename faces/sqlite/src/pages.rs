@@ -16,6 +16,7 @@
 use std::cell::Cell;
 use std::io;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libsqlite3_sys::{SQLITE_OK, sqlite3_file};
@@ -45,16 +46,18 @@ pub unsafe fn read(real: NonNull<sqlite3_file>, file: &File, buffer: &mut [u8], 
 #[derive(Debug)]
 pub struct PageSource {
     identity: Identity,
+    /// Counts the pages that are read from the file, of all generations of a database.
+    fills: Arc<AtomicU64>,
 }
 
 impl PageSource {
     /// One that is equal to no other of this process.
-    pub fn new() -> Self {
+    pub fn new(fills: Arc<AtomicU64>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut digest = *b"quinion-sqlite-\0........";
         digest[16..].copy_from_slice(&number.to_le_bytes());
-        Self { identity: Identity::of_digest(digest) }
+        Self { identity: Identity::of_digest(digest), fills }
     }
 }
 
@@ -77,6 +80,7 @@ impl Backend for PageSource {
     }
 
     fn fill_here(&self, fill: Fill) {
+        self.fills.fetch_add(1, Ordering::Relaxed);
         let filled = fill_from(READER.get(), &fill);
         fill.complete(filled);
     }

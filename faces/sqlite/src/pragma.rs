@@ -3,7 +3,8 @@
 //! ```text
 //!   PRAGMA quinion_memory             the bound of the cache, in bytes
 //!   PRAGMA quinion_memory = '512M'    another bound, for all connections of the process
-//!   PRAGMA quinion_stats              counters, as one object of JSON
+//!   PRAGMA quinion_stats              counters of the process, as one object of JSON
+//!   PRAGMA quinion_database           those of the database, and why its last transaction was not served
 //! ```
 
 use std::ffi::{CStr, c_char, c_int};
@@ -16,11 +17,11 @@ use crate::border::text_of_sqlite;
 use crate::process::{DIRECT_READS, Process, memory_of_text};
 
 /// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is
-/// not ours.
+/// not ours. `database` has the counters of the database, if it has any.
 ///
 /// # Safety
 /// As the argument of `SQLITE_FCNTL_PRAGMA`.
-pub unsafe fn answer(words: *mut *mut c_char) -> Option<c_int> {
+pub unsafe fn answer(words: *mut *mut c_char, database: impl FnOnce() -> Option<String>) -> Option<c_int> {
     // SAFETY: the caller's contract.
     let (name, argument) = unsafe {
         let argument = *words.add(2);
@@ -29,6 +30,7 @@ pub unsafe fn answer(words: *mut *mut c_char) -> Option<c_int> {
     let answer = match name.to_str().ok()?.to_ascii_lowercase().as_str() {
         "quinion_memory" => memory(argument),
         "quinion_stats" => Ok(stats()),
+        "quinion_database" => Ok(database()?),
         _ => return None,
     };
     let (text, code) = match &answer {

@@ -191,6 +191,38 @@ def a_log_that_readers_alone_have_opened():
     expect(changed(connection), 2, "after another's commit")
 
 
+def two_databases_that_are_counted_apart():
+    """Each tells what was read of it, and why if it is read past the cache."""
+    make("wal")
+    another = DATABASE + ".delete"
+    make("delete", database=another)
+    names = {DATABASE: "wal", another: "delete"}
+    for path in names:
+        connection = sqlite3.connect(f"file:{path}?vfs=quinion", uri=True, isolation_level=None)
+        told = lambda: json.loads(connection.execute("PRAGMA quinion_database").fetchone()[0])
+        if told()["hits"] + told()["misses"] + told()["direct_reads"] > 1:  # SQLite reads a part of the header
+            sys.exit(f"{told()} is not of {names[path]} alone")
+        if told()["last_transaction"] != "none has read a page":
+            sys.exit(f"{told()} before the first transaction")
+        connection.execute("PRAGMA cache_size = 5")
+        served(connection, 0, names[path])
+        found = told()
+        if found["last_transaction"] != "cached" or min(found["hits"], found["misses"]) < ROWS // 2:
+            sys.exit(f"{found} of {names[path]}")
+        if not ROWS // 2 * 4096 < found["cached_bytes"] <= os.path.getsize(path):
+            sys.exit(f"{found} of {names[path]}, whose file has {os.path.getsize(path)} bytes")
+        connection.close()
+    small = sqlite3.connect(f"file:{DATABASE}.small?vfs=quinion", uri=True, isolation_level=None)
+    small.executescript("PRAGMA page_size = 1024; PRAGMA cache_size = 5; CREATE TABLE t (a);")
+    small.execute("INSERT INTO t VALUES (zeroblob(90000))")
+    small.close()
+    small = sqlite3.connect(f"file:{DATABASE}.small?vfs=quinion", uri=True, isolation_level=None)
+    small.execute("SELECT hex(a) FROM t").fetchall()
+    found = json.loads(small.execute("PRAGMA quinion_database").fetchone()[0])
+    if "4 KiB" not in found["last_transaction"] or found["hits"] != 0:
+        sys.exit(f"{found} of small pages")
+
+
 def a_log_that_is_deleted_between_two_readers():
     """Another process is there while ours closes, and the last to close. The index is the same before and after."""
     make("wal")

@@ -132,6 +132,11 @@ fn a_log_that_readers_alone_have_opened_is_served() {
 }
 
 #[test]
+fn two_databases_are_counted_apart() {
+    idle_case("two_databases_that_are_counted_apart");
+}
+
+#[test]
 fn a_log_that_is_deleted_between_two_readers_is_seen() {
     idle_case("a_log_that_is_deleted_between_two_readers");
 }

@@ -73,7 +73,12 @@ struct Connection {
     write_locks: u8,
     /// Why the last transaction that asked for pages got none, in words, or that it got them.
     past: &'static str,
+    /// Reads that were served and are not yet counted by the database, whose counter all threads share.
+    served: u64,
 }
+
+/// Reads that a connection counts by itself, at most.
+const SERVED_ALONE_MAX: u64 = 256;
 
 /// The last transaction read from the cache.
 const SERVED: &str = "cached";
@@ -199,8 +204,14 @@ impl Connection {
         }
     }
 
+    /// Has the database count the reads that were served.
+    fn count(&mut self) {
+        self.database.served.fetch_add(std::mem::take(&mut self.served), Ordering::Relaxed);
+    }
+
     /// Counters of the database, as one object of JSON.
-    fn counters(&self) -> String {
+    fn counters(&mut self) -> String {
+        self.count();
         let Counters { hits, misses, direct, bytes } = self.database.counters();
         let past = self.past;
         format!(
@@ -256,6 +267,7 @@ impl Connection {
         if level == SQLITE_LOCK_NONE {
             self.header = None;
             self.pages = Pages::None;
+            self.count();
         }
         self.lock = self.lock.min(level);
     }
@@ -276,6 +288,7 @@ impl Connection {
         if flags & SQLITE_SHM_SHARED != 0 && self.read_locks & bit != 0 {
             self.read_locks &= !bit;
             self.pages = Pages::None;
+            self.count();
         } else if flags & SQLITE_SHM_EXCLUSIVE != 0 && self.write_locks & bit != 0 {
             let stamp = self.wal_stamp(self.write_locks);
             self.write_locks &= !bit;
@@ -343,6 +356,7 @@ pub unsafe fn adopt(
         read_locks: 0,
         write_locks: 0,
         past: "none has read a page",
+        served: 0,
     });
     let methods: &'static _ = if has_shm { &METHODS_WITH_SHM } else { &METHODS };
     let base = sqlite3_file { pMethods: methods };
@@ -437,7 +451,10 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, to: *mut c_void, len: c_int, 
             return Some(());
         }
         if connection.read_page(buffer, at) {
-            connection.database.served.fetch_add(1, Ordering::Relaxed);
+            connection.served += 1;
+            if connection.served == SERVED_ALONE_MAX {
+                connection.count();
+            }
             return Some(());
         }
         connection.database.direct.fetch_add(1, Ordering::Relaxed);

@@ -864,16 +864,17 @@ impl<'v> Scanned<'v> {
 }
 
 /// Victims in the order of their mappings and indices. What is sorted is a number for each, as it is moved often: the
-/// mapping, the index, and the place among the victims.
+/// index, and the place among the victims. The order of their mappings comes second, by a sort that keeps the first:
+/// where all are of one mapping, it finds nothing to be done.
 fn by_page(victims: &[Victim]) -> Vec<Victim> {
     const PLACE_BITS: u32 = BATCH.ilog2() + 1;
     assert!(victims.len() <= BATCH, "a batch has {BATCH} victims at most");
-    let key = |(place, victim): (usize, &Victim)| {
-        u128::from(victim.mapping.0) << 96 | u128::from(victim.index.0) << PLACE_BITS | place as u128
-    };
-    let mut keys: Vec<u128> = victims.iter().enumerate().map(key).collect();
+    let key = |(place, victim): (usize, &Victim)| victim.index.0 << PLACE_BITS | place as u64;
+    let victim = |key: u64| victims[key as usize & ((1 << PLACE_BITS) - 1)];
+    let mut keys: Vec<u64> = victims.iter().enumerate().map(key).collect();
     keys.sort_unstable();
-    keys.into_iter().map(|key| victims[key as usize & ((1 << PLACE_BITS) - 1)]).collect()
+    keys.sort_by_key(|&key| victim(key).mapping.0);
+    keys.into_iter().map(victim).collect()
 }
 
 /// Whether a folio is live, filled, neither locked nor held, and in its file.

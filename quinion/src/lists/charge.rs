@@ -131,6 +131,7 @@ impl<'a> Charge<'a> {
 }
 
 impl Drop for Charge<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.keep(0);
     }

@@ -88,6 +88,7 @@ pub struct ListReservation<'a> {
 impl<'a> ListReservation<'a> {
     /// The same reservation, with a charge for what is listed by it.
     #[must_use]
+    #[inline]
     pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
         self.charge = charge;
         self

@@ -304,25 +304,34 @@ impl Mapping {
     /// May wait: for the arena before the lock, if nodes are missing.
     pub fn lock_to_add(&self, index: PageIndex, pages: u64, locks: LockWait) -> Option<MappingGuard<'_>> {
         let (needed, spare) = (self.nodes_needed(index, pages), self.index().stock.count());
+        if spare >= needed {
+            return self.lock_keeping(locks); // as a rule
+        }
         let goal = needed.max(SPARE_MAX.min(2 * needed)); // a few for the next ones
-        let wanted = if spare < needed { goal - spare } else { 0 };
-        let nodes = self.take_nodes(wanted, locks);
+        let nodes = self.take_nodes(goal - spare, locks);
         self.lock_with(nodes, locks)
+    }
+
+    /// Takes the lock; the spare nodes that are left over by an insertion stay.
+    #[inline]
+    fn lock_keeping(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
+        let mut guard = self.lock_as(locks)?;
+        guard.keep = match self.index().tuning.node_reserve {
+            NodeReserve::Enough => SPARE_MAX,
+            NodeReserve::AtMost(_) => 0,
+        };
+        Some(guard)
     }
 
     /// Takes the lock and puts `nodes` in stock; if the lock cannot be had, they go back.
     fn lock_with(&self, nodes: Vec<CellNumber>, locks: LockWait) -> Option<MappingGuard<'_>> {
-        let Some(mut guard) = self.lock_as(locks) else {
+        let Some(guard) = self.lock_keeping(locks) else {
             self.arena().free_cells(nodes);
             return None;
         };
         for node in nodes {
             self.index().stock.put(self.view().grown(), node);
         }
-        guard.keep = match self.index().tuning.node_reserve {
-            NodeReserve::Enough => SPARE_MAX,
-            NodeReserve::AtMost(_) => 0,
-        };
         Some(guard)
     }
 

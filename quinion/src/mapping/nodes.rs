@@ -169,14 +169,21 @@ impl<'a> Surplus<'a> {
         self.first = next(self.arena.view().grown(), cell).0;
         Some(cell)
     }
-}
-
-impl Drop for Surplus<'_> {
-    fn drop(&mut self) {
+    #[inline(never)]
+    fn give_back(&mut self) {
         while self.count > 0 {
             // Each is asked for its next before the arena has it.
             let arena = self.arena;
             arena.free_cells(std::iter::from_fn(|| self.pop()).take(GIVE_BACK_BATCH));
+        }
+    }
+}
+
+impl Drop for Surplus<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.count > 0 {
+            self.give_back(); // apart, because every hold of a tree's lock ends here, mostly with none
         }
     }
 }

@@ -194,7 +194,7 @@ impl Arena {
         if runs.is_empty() {
             return;
         }
-        runs.iter().for_each(|&(frame, order)| self.forget_pages_read(frame, order));
+        self.forget_pages_read(runs);
         let mut stock = self.stock.lock();
         let mut ended = false;
         for &(frame, order) in runs {
@@ -214,10 +214,13 @@ impl Arena {
         }
     }
 
-    /// What has arrived in the frames of a folio is forgotten with it; see `pages_read.rs`.
-    fn forget_pages_read(&self, frame: Frame, order: Order) {
-        if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::PARTIAL_UPTODATE)) {
-            self.view.clear_pages_read(frame, order.pages());
+    /// What has arrived in the frames of folios is forgotten with them; see `pages_read.rs`.
+    fn forget_pages_read(&self, folios: &[(Frame, Order)]) {
+        let grown = self.view.grown();
+        for &(frame, order) in folios {
+            if grown.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::PARTIAL_UPTODATE)) {
+                self.view.clear_pages_read(frame, order.pages());
+            }
         }
     }
 

@@ -30,12 +30,12 @@
 //! | the look without a lock, the call and its counters, the bytes copied out | 760 |
 //! | readahead decides that the page is read alone, and looks whether it has come | 820 |
 //! | victims found, a 64th of a batch | 400 |
-//! | victims evicted, a 64th of a batch: sorted, located, retired, a shadow for each, frames given back | 790 |
+//! | victims evicted, a 64th of a batch: sorted, located, retired, a shadow for each, frames given back | 760 |
 //! | charge, place in the rings, frame, invalidation held off | 520 |
 //! | into the tree: nodes and lock 170, the way down 450, the rest 310 | 930 |
 //! | nodes that only remember are forgotten, a 64th of a batch | 170 |
 //! | listed | 380 |
-//! | the fill is made 330, given to the backend and ended 710, waited for and let go 640 | 1,680 |
+//! | the fill is made 300, given to the backend and ended 710, waited for and let go 640 | 1,650 |
 //!
 //! Two allocations are left in it, the fills of the window and their list: some 300 instructions.
 //!
@@ -410,10 +410,7 @@ impl Filemap {
     /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<WindowFills>, runs: &[FillRun], fills: &mut Vec<Fill>) {
         self.supply.fills_begin(batch.pool, runs.len() as u64);
-        match fills.capacity() {
-            0 => *fills = Vec::with_capacity(runs.len()), // growing a list that has no memory takes twice as long
-            _ => fills.reserve(runs.len()),
-        }
+        fills.reserve_exact(runs.len()); // of just that length, if there is more than one
         for &run in runs {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
@@ -445,9 +442,9 @@ pub(super) struct SubmitBatch<'m> {
 }
 
 impl<'m> SubmitBatch<'m> {
-    /// None yet, for a reader of `pool`; with `behind`, of an uncached read.
+    /// None yet, for a reader of `pool`; with `behind`, of an uncached read. There is room for one, as a miss has.
     pub fn of(mapping: &'m Arc<Mapping>, pool: PoolNumber, behind: Option<&'m DropBehindState>) -> Self {
-        Self { mapping, pool, behind, fills: Vec::new(), held_off: None }
+        Self { mapping, pool, behind, fills: Vec::with_capacity(1), held_off: None }
     }
 
     /// How long what they make is to stay.

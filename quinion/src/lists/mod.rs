@@ -424,7 +424,14 @@ impl<'a> ListsGuard<'a> {
 
     /// Takes the folio that `frame` heads out of its ring, if it is in one, and its pages off the pool's charge. It is
     /// retired under this lock, or was before; its frames are not free yet.
+    #[inline]
     pub fn remove(&mut self, frame: Frame) {
+        if self.holds(frame) {
+            self.remove_held(frame); // what reclaim has popped is in none
+        }
+    }
+
+    fn remove_held(&mut self, frame: Frame) {
         let places = self.places();
         if let Some((ring, order)) = self.rings.remove(&places, frame) {
             self.tally(self.pool_of(ring), -i64::from(order.pages()), 0);

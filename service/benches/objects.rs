@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStore, ObjectStoreExt, path::Path as Key};
-use quinion::Cache;
+use quinion::{Cache, DiskOptions};
 use quinion_object::{ObjectCache, Options};
 use quinion_service::{Client, ClientFile, RangeRead, Server};
 use quinion_testing_s3 as s3;
@@ -35,6 +35,8 @@ const AHEAD: u64 = BARE.0 * BARE.1 as u64;
 const MIB: u64 = 1 << 20;
 /// Scattered ranges: their length, how many at a time, and how often.
 const SCATTERED: (u64, usize, usize) = (64 << 10, 32, 16);
+/// Rounds of scattered ranges that one reader reads one after the other.
+const ONE_BY_ONE: usize = 4;
 const HITS: u64 = 200_000;
 
 fn key(object: usize) -> String {
@@ -70,8 +72,12 @@ fn main() {
         bench.cold(row, &["bare-streams", "client-streams"]);
         bench.store.control.set_bandwidth(0);
     }
-    let rows: [Row; 3] =
-        [("warm scan", Bench::warm), ("hit of 4 KiB", Bench::hits), ("GETs of workers", Bench::workers)];
+    let rows: [Row; 4] = [
+        ("warm scan", Bench::warm),
+        ("hit of 4 KiB", Bench::hits),
+        ("GETs of workers", Bench::workers),
+        ("restart with a warm disk tier", Bench::restart),
+    ];
     rows.iter().filter(|(row, _)| is_wanted(row)).for_each(|(_, run)| run(&bench));
 }
 
@@ -104,22 +110,7 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
         }
         "client-scan" => {
             let files = open();
-            timed(|| {
-                let mut buffer = vec![0; MIB as usize];
-                let place = |at: u64| ((at / OBJECT_BYTES) as usize, at % OBJECT_BYTES);
-                let prefetch = |at: u64| {
-                    let (object, begin) = place(at);
-                    files.get(object).map(|file| file.prefetch(begin..begin + BARE.0).unwrap())
-                };
-                (0..AHEAD).step_by(BARE.0 as usize).filter_map(prefetch).for_each(|()| {});
-                for at in (0..DATA_BYTES).step_by(MIB as usize) {
-                    if at % BARE.0 == 0 {
-                        prefetch(at + AHEAD);
-                    }
-                    let (object, begin) = place(at);
-                    files[object].read_exact_at(&mut buffer, begin).unwrap();
-                }
-            })
+            timed(|| scan_files(&files))
         }
         "bare-scattered" => timed(|| runtime.block_on(async { scattered(|at| get_all(&bare, at)).await })),
         "client-scattered" => {
@@ -137,6 +128,15 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
                 }
             })
         }
+        "client-one" => {
+            let file = open().swap_remove(0);
+            timed(|| {
+                let mut buffer = vec![0; SCATTERED.0 as usize];
+                for at in (0..ONE_BY_ONE).flat_map(places_of) {
+                    file.read_exact_at(&mut buffer, at).unwrap();
+                }
+            })
+        }
         "bare-readers" => timed(|| runtime.block_on(readers_of(&*bare))),
         "client-threads" => {
             let file = open().swap_remove(0);
@@ -147,6 +147,24 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
             timed_hits(|buffer, at| file.read_exact_at(buffer, at).unwrap())
         }
         role => panic!("no reader is {role}"),
+    }
+}
+
+/// All files, one after the other, each part of them asked for ahead.
+fn scan_files(files: &[ClientFile]) {
+    let mut buffer = vec![0; MIB as usize];
+    let place = |at: u64| ((at / OBJECT_BYTES) as usize, at % OBJECT_BYTES);
+    let prefetch = |at: u64| {
+        let (object, begin) = place(at);
+        files.get(object).map(|file| file.prefetch(begin..begin + BARE.0).unwrap())
+    };
+    (0..AHEAD).step_by(BARE.0 as usize).filter_map(prefetch).for_each(|()| {});
+    for at in (0..DATA_BYTES).step_by(MIB as usize) {
+        if at % BARE.0 == 0 {
+            prefetch(at + AHEAD);
+        }
+        let (object, begin) = place(at);
+        files[object].read_exact_at(&mut buffer, begin).unwrap();
     }
 }
 
@@ -242,8 +260,18 @@ async fn get_all(store: &impl ObjectStore, places: Vec<u64>) {
 
 impl Bench {
     fn server(&self) -> Server {
-        let cache = Cache::builder().memory(DATA_BYTES + (64 << 20)).build().unwrap();
-        let server = Server::builder(cache).store("s3://bucket", self.store.store(), Options::new());
+        self.server_on(None)
+    }
+
+    /// With a disk tier in that folder, which is as it was left.
+    fn server_on(&self, tier: Option<&std::path::Path>) -> Server {
+        let mut cache = Cache::builder().memory(DATA_BYTES + (64 << 20));
+        if let Some(tier) = tier {
+            cache = cache.disk(DiskOptions::new(tier, 2 * DATA_BYTES));
+        }
+        let options = Options::new().store_name("the store of the benchmark");
+        let server =
+            Server::builder(cache.build().unwrap()).store("s3://bucket", self.store.store(), options);
         server.start(self.socket().to_str().unwrap()).unwrap()
     }
 
@@ -328,6 +356,37 @@ impl Bench {
         self.count("GETs of one worker", one as f64);
         self.count("GETs of eight workers, to one's", eight as f64 / one as f64);
         self.count("memory of the data for eight, to the data", resident as f64 / DATA_BYTES as f64);
+    }
+
+    /// A server that starts with a disk tier that another one has left, beside one that starts with nothing.
+    fn restart(&self) {
+        // Past the kernel's page cache: what is read is read from the disk.
+        let tier = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let server = self.server_on(Some(tier.path()));
+        self.run("client-scan");
+        drop(server);
+        for (row, role, bandwidth) in [
+            ("restart, scan", "client-scan", 0),
+            ("restart, scan, of 80 MB/s a connection", "client-scan", CONNECTION_BYTES),
+            ("restart, 64 KiB one after the other", "client-one", 0),
+        ] {
+            self.store.control.set_bandwidth(bandwidth);
+            let mut gets = 0;
+            let times = rotated(&["cold", "warm"], |way| {
+                let server = self.server_on((way == "warm").then_some(tier.path()));
+                let before = self.store.control.gets();
+                let time = self.run(role);
+                gets += if way == "warm" { self.store.control.gets() - before } else { 0 };
+                drop(server);
+                time
+            });
+            for (way, theirs) in ["cold", "warm"].iter().zip(&times) {
+                self.count(&format!("{row}, {way}, ms"), median(theirs) / 1e6);
+            }
+            self.say(row, "warm disk tier beside cold", &ratios(&times[0], &times[1]));
+            self.count(&format!("{row}, GETs with a warm tier"), gets as f64);
+        }
+        self.store.control.set_bandwidth(0);
     }
 
     fn say(&self, row: &str, what: &str, ratios: &[f64]) {

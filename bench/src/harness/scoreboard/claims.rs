@@ -82,8 +82,9 @@ const MEMORY: &str = "memory files by the batch";
 const UNCACHED: &str = "uncached reads";
 const GRABS: &str = "grabbed folios";
 
-const WAITS: &str = "probably the device, the copy and the scheduler of 2 processors are most of an operation, and few \
-    wait for the lock: the insertion alone gains, by time and by instructions; waits were not traced";
+const WAITS: &str = "by a profile (4 GiB, half of it in the cache, order 0) insertion one by one is 0.3 % of the \
+    processor's time, batched 0.1 %; db_bench itself is 90 %, clearing memory 6 %. Readers do not insert: the owner's \
+    few threads do, and all waits of theirs for locks are 0.1 %";
 const WALKS: &str = "the walks that are saved are a small part of a miss; the device and threads that sleep take \
     most of it";
 const COUNTS: &str =

@@ -7,9 +7,12 @@
 //!
 //! A write gives the file the time of the kernel's clock, which goes in steps: two writes of one step leave the same
 //! times. So times tell of the next write once the clock has left the step of the last one, and they are *settled*
-//! then. This holds while the clock is not set back. The clock of the machine's uptime never is, and both run equally
-//! fast, so the difference of both falls only if the time of day is set back. Each fall is counted, and the count is a
-//! part of what is compared.
+//! then. It is that clock which is asked, `CLOCK_REALTIME_COARSE`, and not the exact time of day: where the processor
+//! of a virtual machine that moves the clock is not run for a while, a step lasts as long, and others write meanwhile.
+//!
+//! This holds while the clock is not set back. The clock of the machine's uptime never is, and both run equally fast,
+//! so the difference of both falls only if the time of day is set back. Each fall is counted, and the count is a part
+//! of what is compared.
 //!
 //! Not told: a clock that is set back, and forward again before we look. A write between would have to come at the very
 //! nanosecond at which the clock once stepped to be taken for the old one.
@@ -58,16 +61,38 @@ impl Clock {
     /// `times` of a file that is not written now, nor was since they were asked for. `None` if they do not tell of its
     /// next write.
     pub fn settled(&self, times: Times) -> Option<Settled> {
+        let look = Look::now();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).settled(times, look)
+    }
+}
+
+/// What the clocks say, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// The time that a write would give to its file.
+    step: i64,
+    /// The time of day, and the uptime before and after it was asked.
+    now: i64,
+    before: i64,
+    after: i64,
+}
+
+impl Look {
+    fn now() -> Self {
+        let step = nanoseconds(ClockId::RealtimeCoarse);
         let (before, now, after) = (uptime(), nanoseconds(ClockId::Realtime), uptime());
-        let mut setbacks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let setbacks = setbacks.looked(before, now, after);
-        is_settled(times.changed(), now).then_some(Settled { times, setbacks })
+        Self { step, now, before, after }
     }
 }
 
 impl Setbacks {
-    /// The time of day was `now` between two times of the uptime. Returns how often it was set back until then.
-    fn looked(&mut self, before: i64, now: i64, after: i64) -> u64 {
+    fn settled(&mut self, times: Times, look: Look) -> Option<Settled> {
+        let setbacks = self.looked(look);
+        is_settled(times.changed(), look.step).then_some(Settled { times, setbacks })
+    }
+
+    /// Returns how often the time of day was set back until this look.
+    fn looked(&mut self, Look { before, now, after, .. }: Look) -> u64 {
         let (least, most) = (now.saturating_sub(after), now.saturating_sub(before));
         if most < self.ahead {
             (self.ahead, self.count) = (least, self.count + 1);
@@ -77,12 +102,12 @@ impl Setbacks {
     }
 }
 
-/// Whether a file that was changed at this time, in seconds and nanoseconds, gets another by a write after `now`. (A
+/// Whether a file that was changed at this time, in seconds and nanoseconds, gets another by a write from `step` on. (A
 /// program may set the time of a file's bytes to what it likes; that of a change is the clock's.)
-fn is_settled((seconds, nanoseconds): (i64, i64), now: i64) -> bool {
+fn is_settled((seconds, nanoseconds): (i64, i64), step: i64) -> bool {
     // A file system of whole seconds, as ext4 with inodes of 128 bytes is one, has no nanoseconds.
     let changed = seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds);
-    nanoseconds != 0 && now.saturating_sub(changed) >= SETTLING
+    nanoseconds != 0 && step.saturating_sub(changed) >= SETTLING
 }
 
 fn uptime() -> i64 {
@@ -96,6 +121,9 @@ fn nanoseconds(clock: ClockId) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     const SECOND: i64 = 1_000_000_000;
@@ -112,15 +140,44 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_lasts_settles_nothing() {
+        let (times, at) = (Times::of_change((1000, 5)), 1000 * SECOND + 5);
+        let mut setbacks = Setbacks { ahead: i64::MIN, count: 0 };
+        let mut is_settled = |step| {
+            let look = Look { step, now: at + SECOND, before: 0, after: 0 };
+            setbacks.settled(times, look).is_some()
+        };
+        assert!(!is_settled(at), "a write would get the same time, whatever the time of day is");
+        assert!(is_settled(at + SETTLING));
+    }
+
+    #[test]
+    fn a_write_after_a_look_has_no_time_of_before() {
+        let folder = format!("/dev/shm/quinion-clock-{}", std::process::id());
+        fs::create_dir(&folder).unwrap();
+        let went_back = (0..200).find(|number| {
+            // A new file: to one that was looked at the kernel gives a finer time.
+            let path = format!("{folder}/{number}");
+            let look = Look::now();
+            fs::write(&path, "x").unwrap();
+            let known = fs::metadata(&path).unwrap();
+            known.ctime() * SECOND + known.ctime_nsec() < look.step
+        });
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(went_back, None);
+    }
+
+    #[test]
     fn a_clock_that_is_set_back_is_counted() {
         let mut setbacks = Setbacks { ahead: i64::MIN, count: 0 };
+        let mut looked = |before, now, after| setbacks.looked(Look { step: now, now, before, after });
         let day = 50 * SECOND;
-        assert_eq!(setbacks.looked(100, day + 100, 100), 0);
-        assert_eq!(setbacks.looked(200, day + 200, 200), 0, "it goes on");
-        assert_eq!(setbacks.looked(300, day + 400, 900), 0, "the thread waited between the looks");
-        assert_eq!(setbacks.looked(1000, day + 999, 1000), 1, "back by a nanosecond");
-        assert_eq!(setbacks.looked(1100, day + 1099, 1100), 1);
-        assert_eq!(setbacks.looked(1200, day + SECOND, 1200), 1, "forward");
-        assert_eq!(setbacks.looked(1300, day + 1300, 1300), 2, "and back again");
+        assert_eq!(looked(100, day + 100, 100), 0);
+        assert_eq!(looked(200, day + 200, 200), 0, "it goes on");
+        assert_eq!(looked(300, day + 400, 900), 0, "the thread waited between the looks");
+        assert_eq!(looked(1000, day + 999, 1000), 1, "back by a nanosecond");
+        assert_eq!(looked(1100, day + 1099, 1100), 1);
+        assert_eq!(looked(1200, day + SECOND, 1200), 1, "forward");
+        assert_eq!(looked(1300, day + 1300, 1300), 2, "and back again");
     }
 }

@@ -54,6 +54,8 @@ const CHAOS_SECONDS_NIGHTLY: &str = "3600";
 const WAIT_MS_BY_DEFAULT: &str = "";
 const FUZZ_SECONDS: u32 = 40;
 const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
+/// Where inputs are left that failed.
+const FUZZ_FAILURES: &str = "target/fuzz/failures/";
 
 /// What ThreadSanitizer reports and is no race, with reasons.
 const TSAN_SUPPRESSIONS: &str = "tsan.suppressions";
@@ -119,7 +121,7 @@ pub fn test() -> Vec<Step> {
         fuzz("fuzz-cache", "cache_ops", FUZZ_SECONDS),
         fuzz("fuzz-capi", "capi_ops", FUZZ_SECONDS),
         fuzz("fuzz-serve", "serve", FUZZ_SECONDS),
-        fuzz("fuzz-restore", "restore", FUZZ_SECONDS).leaving(repository().join("target/fuzz")),
+        fuzz_builds().into_iter().fold(fuzz("fuzz-restore", "restore", FUZZ_SECONDS), Step::leaving),
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
@@ -320,8 +322,8 @@ fn fuzz(name: &'static str, target: &str, seconds: u32) -> Step {
     let Some(host) = rustc_line("-vV", "host: ") else {
         return step(Action::Skip("rustc does not say what it runs on".to_owned()));
     };
-    let (corpus, failures) = (&*format!("target/fuzz/corpus/{target}"), "target/fuzz/failures/");
-    for folder in [corpus, failures] {
+    let corpus = &*format!("target/fuzz/corpus/{target}");
+    for folder in [corpus, FUZZ_FAILURES] {
         if let Err(error) = fs::create_dir_all(repository().join(folder)) {
             return step(Action::Fail(Failure::new(format!("{folder} cannot be made: {error}"))));
         }
@@ -329,9 +331,16 @@ fn fuzz(name: &'static str, target: &str, seconds: u32) -> Step {
     let arguments = format!(
         "run --release --locked --manifest-path fuzz/Cargo.toml --bin {target} --target {host} \
          --target-dir target/fuzz -- -max_total_time={seconds} -rss_limit_mb=1024 -verbosity=0 \
-         -print_final_stats=1 -artifact_prefix={failures} {corpus}"
+         -print_final_stats=1 -artifact_prefix={FUZZ_FAILURES} {corpus}"
     );
     step(Action::Run(flagged(COVERAGE, &arguments)))
+}
+
+/// What was built for the targets. What they learned stays, and above all the inputs that failed.
+fn fuzz_builds() -> Vec<PathBuf> {
+    let folder = repository().join("target/fuzz");
+    let host = rustc_line("-vV", "host: ").map(|host| folder.join(host));
+    host.into_iter().chain([folder.join("release")]).collect()
 }
 
 fn oldest_compiler() -> Step {
@@ -383,6 +392,16 @@ mod tests {
             fs::read_to_string(sample().expect("the target folder can be written")).expect("it was written");
         assert_eq!(text.lines().filter(|line| line.contains("the")).count(), SAMPLE_THES);
         assert_ne!(text.len() % 4096, 0);
+    }
+
+    #[test]
+    fn inputs_that_failed_outlast_a_lean_run() {
+        let failures = repository().join(FUZZ_FAILURES);
+        for step in test() {
+            let removed = step.leaves().iter().find(|folder| failures.starts_with(folder));
+            assert_eq!(removed, None, "{}", step.name());
+        }
+        assert!(fuzz_builds().len() == 2, "nothing that was built is removed");
     }
 
     #[test]

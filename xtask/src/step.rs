@@ -32,18 +32,24 @@ pub enum Action {
 pub struct Step {
     name: &'static str,
     action: Action,
-    /// A folder that no later step uses.
-    leaves: Option<PathBuf>,
+    /// Folders that no later step uses.
+    leaves: Vec<PathBuf>,
 }
 
 impl Step {
     pub fn new(name: &'static str, action: Action) -> Self {
-        Self { name, action, leaves: None }
+        Self { name, action, leaves: Vec::new() }
     }
 
     /// Says that no later step uses `folder`.
-    pub fn leaving(self, folder: PathBuf) -> Self {
-        Self { leaves: Some(folder), ..self }
+    pub fn leaving(mut self, folder: PathBuf) -> Self {
+        self.leaves.push(folder);
+        self
+    }
+
+    #[cfg(test)]
+    pub fn leaves(&self) -> &[PathBuf] {
+        &self.leaves
     }
 
     pub fn name(&self) -> &'static str {
@@ -156,8 +162,8 @@ pub fn run_all(steps: Vec<Step>, on_failure: OnFailure, build_files: BuildFiles)
         let (tests, outcome) = run_one(step.action);
         let line = Line { name: step.name, outcome, time: start.elapsed() };
         println!("== {line}");
-        if let (BuildFiles::Remove, Some(folder)) = (build_files, step.leaves) {
-            remove(&folder);
+        if build_files == BuildFiles::Remove {
+            step.leaves.iter().for_each(|folder| remove(folder));
         }
         total.add(Count::of_step(tests, &line.outcome));
         let stop = matches!(line.outcome, Outcome::Failed(_)) && on_failure == OnFailure::Stop;

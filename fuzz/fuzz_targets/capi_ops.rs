@@ -11,7 +11,8 @@
 //!
 //! The model of a file is a vector of bytes. A file of the system is shared by the handles of one cache; a memory file
 //! and a backend's file are of one handle. A pin has the bytes of the moment at which it was taken, whatever is written
-//! later. What a caller must not do (use a closed handle, pass an address of nothing) is not done here.
+//! later. What was made durable is compared with what lies behind the cache. What a caller must not do (use a closed
+//! handle, pass an address of nothing) is not done here.
 #![no_main]
 
 mod report;
@@ -19,6 +20,9 @@ mod report;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -42,7 +46,11 @@ const MEMORY: u64 = 32 << 20;
 const RELEASED_WITHIN: Duration = Duration::from_secs(20);
 
 /// What a wrong call returns.
-const INVALID: i64 = -(Errno::INVAL.raw_os_error() as i64);
+const INVALID: i64 = negative(Errno::INVAL);
+
+const fn negative(error: Errno) -> i64 {
+    -(error.raw_os_error() as i64)
+}
 
 fuzz_target!(|data: &[u8]| {
     let calls: Vec<Call> = Input(data).take(CALLS_MAX).collect();
@@ -124,6 +132,12 @@ struct File {
     content: Content,
     kind: Kind,
     can_write: bool,
+    /// Of which cache.
+    cache: usize,
+    /// The bytes of a backend.
+    store: Option<Arc<Store>>,
+    /// Of a file of the system.
+    name: usize,
 }
 
 struct Pin {
@@ -192,6 +206,7 @@ impl World {
             23 => self.unpin(call),
             24 => self.look_at_pin(call),
             25 | 26 => self.read_batch(call),
+            27 => self.allocate(call),
             _ => self.read(call),
         }
     }
@@ -214,11 +229,13 @@ impl World {
             4 => set(&mut options.reserved, 1),
             5 => set(&mut options.size, usize::MAX),
             6 => set(&mut options.disk_bytes, 1 << 20),
+            7 => set(&mut options.spill_bytes, 1 << 20),
             _ => false,
         };
-        let mut handle = dangling();
+        let (options, asks_more) = newer(options, |options| &mut options.size, call);
+        let (is_wrong, mut handle) = (is_wrong || asks_more, dangling());
         // SAFETY: a struct that says its size, and a place for a handle.
-        let result = unsafe { qn_cache_open(&raw const options, &raw mut handle) };
+        let result = unsafe { qn_cache_open((&raw const options).cast(), &raw mut handle) };
         if is_opened(result, handle, is_wrong) {
             self.caches[place] = Some(OpenCache { handle, number: self.caches_so_far });
             self.caches_so_far += 1;
@@ -227,9 +244,26 @@ impl World {
 
     fn close_cache(&mut self, call: &Call) {
         let place = call.slot % self.caches.len();
+        let number = self.number(place);
         let handle = self.caches[place].take().map_or(null_mut(), |cache| cache.handle);
         // SAFETY: NULL, or an open handle that is forgotten here.
         expect(unsafe { qn_cache_close(handle) }, !handle.is_null());
+        self.assert_durable(number);
+    }
+
+    /// What was written to files of this cache is behind it, also of those that are closed.
+    fn assert_durable(&self, cache: Option<usize>) {
+        for ((number, name), content) in &self.contents {
+            if Some(*number) == cache {
+                let bytes = fs::read(self.path(*number, *name)).unwrap();
+                assert!(bytes == *content.borrow(), "the file {number}-{name} has other bytes");
+            }
+        }
+        self.files.iter().flatten().filter(|file| Some(file.cache) == cache).for_each(File::assert_stored);
+    }
+
+    fn path(&self, cache: usize, name: usize) -> PathBuf {
+        self.folder.path().join(format!("{cache}-{name}"))
     }
 
     fn use_cache(&mut self, call: &Call) {
@@ -237,7 +271,7 @@ impl World {
         let is_open = !cache.is_null();
         // SAFETY: here and below: NULL, or an open handle.
         match call.flags % 6 {
-            0 => expect(unsafe { qn_cache_sync(cache) }, is_open),
+            0 => self.sync_cache(call.slot),
             1 => expect(unsafe { qn_cache_check(cache) }, is_open),
             2 => expect(unsafe { qn_cache_resize(cache, MEMORY) }, is_open),
             3 => expect(unsafe { qn_cache_resize(cache, u64::MAX - call.offset) }, false),
@@ -247,24 +281,35 @@ impl World {
                 // SAFETY: as above, with a text and a place for a number.
                 let result = unsafe { qn_cache_stat(cache, name.as_ptr(), &raw mut value) };
                 match (is_open, call.slot & 1) {
-                    (true, 1) => assert_eq!(i64::from(result), -i64::from(Errno::NOENT.raw_os_error())),
+                    (true, 1) => assert_eq!(i64::from(result), negative(Errno::NOENT)),
                     (is_open, _) => expect(result, is_open),
                 }
             }
         }
     }
 
+    fn sync_cache(&self, slot: usize) {
+        let cache = self.cache(slot);
+        // SAFETY: NULL, or an open handle.
+        expect(unsafe { qn_cache_sync(cache) }, !cache.is_null());
+        self.assert_durable(self.number(slot));
+    }
+
     /// The struct of an older or newer caller: nothing behind it is written.
     fn stats(&self, cache: *const qn_cache, call: &Call) {
         const WORDS: usize = 200;
-        let size = usize::from(call.other as u8) * 8;
+        let known = size_of::<qn_stats>() / 8;
+        let words = if call.flags < 128 { call.other * 2 } else { call.length as usize % WORDS };
         let mut room = [u64::MAX; WORDS];
-        room[0] = size as u64;
+        room[0] = words as u64 * 8;
         // SAFETY: NULL or an open handle; a struct of `WORDS` words, which says that it has no more.
         let result = unsafe { qn_cache_stats(cache, room.as_mut_ptr().cast()) };
-        assert!(result == 0 || i64::from(result) == INVALID, "{result}");
-        assert!(result != 0 || !cache.is_null());
-        assert!(room[(size / 8).max(1)..].iter().all(|word| *word == u64::MAX), "written behind the struct");
+        let is_right = !cache.is_null() && words >= 2;
+        expect(result, is_right);
+        let end = if is_right { words } else { 1 };
+        assert!(room[1..end.min(known)].iter().all(|word| *word != u64::MAX), "numbers are missing");
+        assert!(room[end.min(known)..end].iter().all(|word| *word == 0), "what is not known is not 0");
+        assert!(room[end..].iter().all(|word| *word == u64::MAX), "written behind the struct");
     }
 
     fn pool(&mut self, call: &Call) {
@@ -304,39 +349,65 @@ impl World {
 
     // Files.
 
-    /// A file of the system: each cache has two of them, which nothing else writes.
+    /// A file of the system: each cache has two of them, which nothing else writes. By its path, or by a descriptor.
     fn open_file(&mut self, call: &Call) {
         let place = call.slot % self.files.len();
         if self.files[place].is_some() {
             return;
         }
         let (cache, name) = (self.cache(call.other), call.other / 4 % 2);
+        let number = self.number(call.other).unwrap_or(usize::MAX);
+        let is_there = self.contents.contains_key(&(number, name));
+        let can_write = call.flags & 64 == 0 || !is_there;
+        let cuts = can_write && call.flags & 16 != 0;
         let mut options = open_options();
-        let can_write = call.flags & 64 == 0;
-        options.flags = QN_OPEN_CREATE | QN_OPEN_WRITE;
+        options.flags = [
+            (can_write && call.flags & 32 == 0, QN_OPEN_WRITE),
+            (can_write && call.flags & 32 != 0, QN_OPEN_APPEND),
+            (can_write, QN_OPEN_CREATE),
+            (cuts, QN_OPEN_TRUNCATE),
+            (call.flags & 128 != 0, QN_OPEN_UNCACHED),
+        ]
+        .iter()
+        .fold(0, |flags, (is_set, flag)| flags | if *is_set { *flag } else { 0 });
+        (options.durability, options.coherence) = ((call.length % 3) as u32, (call.length / 3 % 2) as u32);
         let is_wrong = match call.flags {
             0 => set(&mut options.size, 1),
             1 => set(&mut options.flags, 1 << 20),
             2 => set(&mut options.coherence, 77),
             3 => set(&mut options.durability, 77),
             4 => set(&mut options.reserved, 1),
+            5 => set(&mut options.flags, QN_OPEN_TRUNCATE),
             _ => false,
         } || cache.is_null();
-        let number = self.number(call.other).unwrap_or(usize::MAX);
-        let has_content = self.contents.contains_key(&(number, name));
-        if !is_wrong && has_content && !can_write {
-            options.flags = 0;
-        }
-        let (can_write, pool) = (options.flags & QN_OPEN_WRITE != 0, self.pool_of(number));
-        options.pool = if call.flags & 8 == 0 { null() } else { pool };
-        let path = self.folder.path().join(format!("{number}-{name}"));
+        options.pool = if call.flags & 8 == 0 { null() } else { self.pool_of(number) };
+        let (options, asks_more) = newer(options, |options| &mut options.size, call);
+        let (is_wrong, mut handle) = (is_wrong || asks_more, dangling());
+        let path = self.path(number, name);
+        let opened = fs::File::open(&path).ok().filter(|_| is_there && call.other & 8 != 0);
         let path = CString::new(path.to_str().unwrap()).unwrap();
-        let mut handle = dangling();
-        // SAFETY: NULL or an open handle, a text, a struct that says its size, and a place for a handle.
-        let result = unsafe { qn_open(cache, path.as_ptr(), &raw const options, &raw mut handle) };
+        let options = (&raw const options).cast();
+        let result = match &opened {
+            // SAFETY: NULL or an open handle, a descriptor that is open, a struct that says its size, and a place for a
+            // handle.
+            Some(file) => unsafe { qn_open_fd(cache, file.as_raw_fd(), options, &raw mut handle) },
+            // SAFETY: the same with a text.
+            None => unsafe { qn_open(cache, path.as_ptr(), options, &raw mut handle) },
+        };
         if is_opened(result, handle, is_wrong) {
             let content = Rc::clone(self.contents.entry((number, name)).or_default());
-            self.files[place] = Some(File { handle, content, kind: Kind::System, can_write });
+            if cuts {
+                content.borrow_mut().clear();
+            }
+            self.files[place] = Some(File {
+                handle,
+                content,
+                kind: Kind::System,
+                can_write,
+                cache: number,
+                store: None,
+                name,
+            });
         }
     }
 
@@ -356,12 +427,15 @@ impl World {
             3 => set(&mut options.name, c"\xff".as_ptr()),
             _ => false,
         } || cache.is_null();
-        let mut handle = dangling();
+        let (options, asks_more) = newer(options, |options| &mut options.size, call);
+        let (is_wrong, mut handle) = (is_wrong || asks_more, dangling());
         // SAFETY: as in `open_file`.
-        let result = unsafe { qn_memory_file(cache, &raw const options, &raw mut handle) };
+        let result = unsafe { qn_memory_file(cache, (&raw const options).cast(), &raw mut handle) };
         if is_opened(result, handle, is_wrong) {
             let content = Rc::new(RefCell::new(vec![0; call.length as usize]));
-            self.files[place] = Some(File { handle, content, kind: Kind::Memory, can_write: true });
+            let (kind, cache) = (Kind::Memory, self.number(call.other).unwrap());
+            let file = File { handle, content, kind, can_write: true, cache, store: None, name: 0 };
+            self.files[place] = Some(file);
         }
     }
 
@@ -393,7 +467,9 @@ impl World {
             unsafe { qn_open_backend(cache, &raw const functions, &raw const options, &raw mut handle) };
         if is_opened(result, handle, is_wrong) {
             let content = Rc::new(RefCell::new(call.bytes()));
-            self.files[place] = Some(File { handle, content, kind: Kind::Backend, can_write: true });
+            let (kind, cache) = (Kind::Backend, self.number(call.other).unwrap());
+            let file = File { handle, content, kind, can_write: true, cache, store: Some(store), name: 0 };
+            self.files[place] = Some(file);
         } else {
             // SAFETY: the open failed, so the context is the caller's again.
             unsafe { release(context) };
@@ -413,24 +489,36 @@ impl World {
         let (file, mut buffer) = (self.file(call.slot), vec![0; call.length as usize]);
         let handle = raw(file);
         let address = if call.flags == 1 { null_mut() } else { buffer.as_mut_ptr().cast::<c_void>() };
-        let takes_flags = call.flags & 1 == 0 && file.is_none_or(|file| file.kind != Kind::Memory);
-        let flags = if call.flags == 0 { 1 << 9 } else { 0 };
+        let takes_flags = call.flags & 1 == 0;
+        let flags = match call.flags {
+            _ if !takes_flags => 0,
+            0 => 1 << 9,
+            flags => u32::from(flags) >> 1 & (QN_READ_NOWAIT | QN_READ_CACHED_ONLY | QN_READ_UNCACHED),
+        };
         // SAFETY: NULL or an open handle; NULL or a buffer of that length.
         let result = if takes_flags {
             unsafe { qn_pread_with(handle, address, buffer.len(), call.offset, flags) }
         } else {
             unsafe { qn_pread(handle, address, buffer.len(), call.offset) }
         };
-        let is_wrong = address.is_null() && call.length > 0 || takes_flags && flags != 0;
-        match file {
-            Some(file) if !is_wrong && (call.length == 0 || !call.is_too_far()) => {
-                let content = file.content.borrow();
-                let expected = part(&content, call.offset, call.length);
-                assert_eq!(result, expected.len() as i64, "{}", message());
-                assert!(buffer[..expected.len()] == *expected, "other bytes");
-            }
-            _ => assert_invalid(result),
+        let is_right = call.length == 0 || !address.is_null() && !call.is_too_far();
+        let Some(file) = file.filter(|_| is_right && call.flags != 0) else { return assert_invalid(result) };
+        if file.kind == Kind::Memory && flags != 0 {
+            return assert_eq!(result, negative(Errno::OPNOTSUPP), "{}", message());
         }
+        let content = file.content.borrow();
+        let mut expected = part(&content, call.offset, call.length);
+        if flags & (QN_READ_NOWAIT | QN_READ_CACHED_ONLY) != 0 {
+            // What is not there is not waited for.
+            if result == negative(Errno::AGAIN) && !expected.is_empty() {
+                return;
+            }
+            let some = usize::try_from(result).unwrap_or_else(|_| panic!("{result}: {}", message()));
+            assert!(some > 0 || expected.is_empty(), "nothing was read, and the file has not ended");
+            expected = &expected[..some.min(expected.len())];
+        }
+        assert_eq!(result, expected.len() as i64, "{}", message());
+        assert!(buffer[..expected.len()] == *expected, "other bytes");
     }
 
     /// Three reads, of one file or several, of one cache or two.
@@ -477,8 +565,8 @@ impl World {
         let result = unsafe { qn_pwrite(raw(file), bytes.as_ptr().cast(), bytes.len(), call.offset) };
         match file {
             None => assert_invalid(result),
-            Some(file) if !file.can_write => assert!(result < 0 || call.length == 0, "{result}"),
             Some(_) if call.length > 0 && call.is_too_far() => assert_invalid(result),
+            Some(file) if !file.can_write => assert_refused(result, call.length),
             Some(file) => {
                 assert_eq!(result, call.length as i64, "{}", message());
                 write_at(&file.content, &bytes, call.offset);
@@ -495,7 +583,7 @@ impl World {
         let result = unsafe { qn_append(raw(file), bytes.as_ptr().cast(), bytes.len()) };
         match file {
             None => assert_invalid(result),
-            Some(file) if !file.can_write => assert!(result < 0 || call.length == 0, "{result}"),
+            Some(file) if !file.can_write => assert_refused(result, call.length),
             Some(file) => {
                 let end = file.content.borrow().len() as u64;
                 assert_eq!(result, end as i64, "{}", message());
@@ -506,11 +594,16 @@ impl World {
 
     fn truncate(&self, call: &Call) {
         let file = self.file(call.slot);
+        let has_end = call.offset <= i64::MAX as u64;
+        if has_end && call.offset > LENGTH_MAX && file.is_some_and(|file| file.can_write) {
+            return; // a file may be as long, and the model may not
+        }
         // SAFETY: NULL or an open handle.
         let result = unsafe { qn_truncate(raw(file), call.offset) };
         match file {
             None => assert_invalid(result.into()),
-            Some(file) if !file.can_write || call.offset > LENGTH_MAX => assert!(result < 0, "{result}"),
+            Some(_) if !has_end => assert_invalid(result.into()),
+            Some(file) if !file.can_write => assert_refused(result.into(), 1),
             Some(file) => {
                 expect(result, true);
                 file.content.borrow_mut().resize(call.offset as usize, 0);
@@ -530,12 +623,10 @@ impl World {
         let result = unsafe { qn_punch_hole(raw(file), call.offset, call.length) };
         match file {
             None => assert_invalid(result.into()),
-            // A backend may have no holes; the range of no bytes may be refused, as fallocate(2) does.
-            Some(file) if !file.can_write || call.is_too_far() || call.length == 0 || result != 0 => {
-                assert!(result <= 0, "{result}");
-                assert!(result == 0 || file.kind != Kind::Memory || call.is_too_far() || call.length == 0);
-            }
+            Some(_) if call.is_too_far() => assert_invalid(result.into()),
+            Some(file) if !file.can_write => assert_refused(result.into(), call.length),
             Some(file) => {
+                expect(result, true);
                 let mut content = file.content.borrow_mut();
                 let end = content.len() as u64;
                 let range = call.offset.min(end) as usize..(call.offset + call.length).min(end) as usize;
@@ -544,27 +635,56 @@ impl World {
         }
     }
 
+    /// Space is reserved, and the length stays.
+    fn allocate(&self, call: &Call) {
+        let file = self.file(call.slot);
+        // SAFETY: NULL or an open handle.
+        let result = unsafe { qn_allocate(raw(file), call.offset, call.length) };
+        let Some(file) = file.filter(|_| !call.is_too_far()) else { return assert_invalid(result.into()) };
+        let length = file.content.borrow().len() as u64;
+        match file.kind {
+            Kind::Memory => expect(result, call.offset + call.length <= length),
+            _ if !file.can_write => assert_refused(result.into(), call.length),
+            Kind::System => expect(result, true),
+            Kind::Backend => assert_eq!(i64::from(result), negative(Errno::OPNOTSUPP)),
+        }
+        // SAFETY: an open handle.
+        assert_eq!(unsafe { qn_length(file.handle) }, length as i64);
+    }
+
     fn sync(&self, call: &Call) {
         let (file, kind) = (self.file(call.slot), u32::from(call.flags % 3));
         // SAFETY: NULL or an open handle.
         expect(unsafe { qn_sync(raw(file), kind) }, file.is_some() && kind < 2);
+        if let Some(file) = file.filter(|_| kind < 2) {
+            file.assert_stored();
+            if file.kind == Kind::System {
+                let bytes = fs::read(self.path(file.cache, file.name)).unwrap();
+                assert!(bytes == *file.content.borrow(), "the file has other bytes");
+            }
+        }
     }
 
     /// What may do something or nothing, and changes no byte.
     fn hint(&self, call: &Call) {
         let file = self.file(call.slot);
-        let handle = raw(file);
+        let (handle, what) = (raw(file), call.flags % 4);
         // SAFETY: here and below: NULL or an open handle.
-        let result = match call.flags % 4 {
+        let result = match what {
             0 => unsafe { qn_will_need(handle, call.offset, call.length) },
             1 => unsafe { qn_dont_need(handle, call.offset, call.length) },
             2 => unsafe { qn_advise(handle, call.other as u32) }.into(),
             _ => unsafe { qn_revalidate(handle) }.into(),
         };
+        let is_wrong = what < 2 && call.is_too_far() || what == 2 && call.other as u32 > QN_ADVICE_NO_REUSE;
         match file {
             None => assert_invalid(result),
-            Some(file) if file.kind == Kind::Memory => assert!(result < 0, "{result}"),
-            Some(_) => assert!(result >= -4095, "{result}"),
+            Some(_) if is_wrong => assert_invalid(result),
+            Some(file) if file.kind == Kind::Memory => assert_eq!(result, negative(Errno::OPNOTSUPP)),
+            Some(_) => {
+                let most = [i64::MAX, i64::MAX, 0, 1][usize::from(what)];
+                assert!((0..=most).contains(&result), "{result}: {}", message());
+            }
         }
     }
 
@@ -579,7 +699,7 @@ impl World {
         // SAFETY: NULL or an open handle, and a place for a handle.
         let result = unsafe { qn_pin_range(raw(file), call.offset, call.length as usize, &raw mut handle) };
         // Folios are pinned whole, and there is a bound.
-        let is_refused = i64::from(result) == -i64::from(Errno::NOBUFS.raw_os_error());
+        let is_refused = i64::from(result) == negative(Errno::NOBUFS);
         let is_wrong = file.is_none() || call.length > 0 && call.is_too_far();
         if is_refused && !is_wrong {
             assert!(handle.is_null());
@@ -669,6 +789,15 @@ impl World {
     }
 }
 
+impl File {
+    /// A backend has what was written.
+    fn assert_stored(&self) {
+        if let Some(store) = &self.store {
+            assert!(*store.bytes.lock().unwrap() == *self.content.borrow(), "the backend has other bytes");
+        }
+    }
+}
+
 fn raw(file: Option<&File>) -> *const qn_file {
     file.map_or(null(), |file| file.handle.cast_const())
 }
@@ -712,6 +841,11 @@ fn assert_invalid(result: i64) {
     assert!(!message().is_empty());
 }
 
+/// Compares the result of a write by a handle that was opened for reading. One of nothing may be 0.
+fn assert_refused(result: i64, length: u64) {
+    assert!(result == negative(Errno::BADF) || length == 0 && result == 0, "{result}: {}", message());
+}
+
 /// Compares the result of a call that has no other than 0 and -EINVAL here.
 fn expect(result: c_int, is_right: bool) {
     if is_right {
@@ -726,6 +860,24 @@ fn is_opened<T>(result: c_int, handle: *mut T, is_wrong: bool) -> bool {
     expect(result, !is_wrong);
     assert_eq!(handle.is_null(), is_wrong, "a failure leaves NULL, and nothing else does");
     !is_wrong
+}
+
+/// An option struct, and behind it the fields of a newer release.
+#[repr(C)]
+struct Newer<T> {
+    known: T,
+    more: [u64; 2],
+}
+
+/// Options of a caller of this release or, sometimes, of a newer one, and whether it asks for what is not known.
+fn newer<T>(mut known: T, size: impl Fn(&mut T) -> &mut usize, call: &Call) -> (Newer<T>, bool) {
+    let place = size(&mut known);
+    let is_newer = *place == size_of::<T>() && call.length.is_multiple_of(4);
+    if is_newer {
+        *place = size_of::<Newer<T>>();
+    }
+    let asks = is_newer && call.length.is_multiple_of(64);
+    (Newer { known, more: [0, u64::from(asks)] }, asks)
 }
 
 fn open_options() -> qn_open_options {

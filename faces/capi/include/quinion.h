@@ -56,7 +56,8 @@
 #define QN_OPEN_WRITE 1
 
 /**
- * qn_open_options.flags: each write goes to the end, as with O_APPEND. Implies QN_OPEN_WRITE.
+ * qn_open_options.flags: the same as QN_OPEN_WRITE. qn_append() goes to the end by every handle that may write, and
+ * qn_pwrite() to its offset, by this one, too; pwrite(2) with O_APPEND would not.
  */
 #define QN_OPEN_APPEND 2
 
@@ -815,10 +816,11 @@ int qn_punch_hole(const struct qn_file *file,
                   uint64_t length);
 
 /**
- * Reserves space for length bytes at byte offset: on the file system, as fallocate(2), or in memory for a memory file.
- * Makes the file longer if they lie behind its end. Blocks for the device.
+ * Reserves space for length bytes at byte offset: on the file system, as fallocate(2) with FALLOC_FL_KEEP_SIZE, or in
+ * memory for a memory file. Neither bytes nor length change. Blocks for the device.
  *
- * Errors: those of qn_pwrite().
+ * Errors: those of qn_pwrite(); -EINVAL also if the bytes are not all of a memory file: qn_truncate() makes it longer;
+ * -EOPNOTSUPP (a backend of functions, or a file system that reserves nothing).
  */
 int qn_allocate(const struct qn_file *file,
                 uint64_t offset,

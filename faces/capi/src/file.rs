@@ -57,7 +57,8 @@ impl qn_file {
 
 /// qn_open_options.flags: the file may be written as well.
 pub const QN_OPEN_WRITE: u32 = 1;
-/// qn_open_options.flags: each write goes to the end, as with O_APPEND. Implies QN_OPEN_WRITE.
+/// qn_open_options.flags: the same as QN_OPEN_WRITE. qn_append() goes to the end by every handle that may write, and
+/// qn_pwrite() to its offset, by this one, too; pwrite(2) with O_APPEND would not.
 pub const QN_OPEN_APPEND: u32 = 2;
 /// qn_open_options.flags: make the file if there is none.
 pub const QN_OPEN_CREATE: u32 = 4;
@@ -470,10 +471,11 @@ pub unsafe extern "C" fn qn_punch_hole(file: *const qn_file, offset: u64, length
     })
 }
 
-/// Reserves space for length bytes at byte offset: on the file system, as fallocate(2), or in memory for a memory file.
-/// Makes the file longer if they lie behind its end. Blocks for the device.
+/// Reserves space for length bytes at byte offset: on the file system, as fallocate(2) with FALLOC_FL_KEEP_SIZE, or in
+/// memory for a memory file. Neither bytes nor length change. Blocks for the device.
 ///
-/// Errors: those of qn_pwrite().
+/// Errors: those of qn_pwrite(); -EINVAL also if the bytes are not all of a memory file: qn_truncate() makes it longer;
+/// -EOPNOTSUPP (a backend of functions, or a file system that reserves nothing).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_allocate(file: *const qn_file, offset: u64, length: u64) -> c_int {
     border(|| {

@@ -218,7 +218,7 @@ static void writes(void) {
     CHECK(stat(path, &status) == 0 && status.st_size == 100003);
     FAILS(qn_sync(file, 2), EINVAL, "kind of sync 2");
     FAILS(qn_sync(NULL, 0), EINVAL, "is NULL");
-    CHECK(qn_truncate(file, 50) == 0 && qn_length(file) == 50 && qn_allocate(file, 0, 100) == 0);
+    CHECK(qn_truncate(file, 50) == 0 && qn_length(file) == 50 && qn_allocate(file, 0, 100) == 0 && qn_length(file) == 50);
     CHECK(qn_punch_hole(file, 0, 10) == 0 && qn_pread(file, buffer, 1, 3) == 1 && buffer[0] == 0);
     FAILS(qn_truncate(file, UINT64_MAX), EINVAL, "2^63 - 1");
     FAILS(qn_truncate(NULL, 0), EINVAL, "is NULL");

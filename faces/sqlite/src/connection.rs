@@ -71,8 +71,8 @@ struct Connection {
     read_locks: u8,
     /// Rights to write that it has by locks of the wal-index: the numbers of the first locks.
     write_locks: u8,
-    /// Why the last transaction that asked for pages got none, in words, or that it got them.
-    past: &'static str,
+    /// What the last transaction got that asked for pages.
+    last: Answer,
     /// Reads that were served and are not yet counted by the database, whose counter all threads share.
     served: u64,
 }
@@ -80,8 +80,17 @@ struct Connection {
 /// Reads that a connection counts by itself, at most.
 const SERVED_ALONE_MAX: u64 = 256;
 
-/// The last transaction read from the cache.
-const SERVED: &str = "cached";
+/// What a transaction got that asked for pages.
+#[derive(Clone, Copy)]
+enum Answer {
+    /// None has asked.
+    Unasked,
+    Pages,
+    /// There was a stamp, and no cache, or no room in it.
+    NoRoom,
+    /// With these read locks of the wal-index.
+    NoStamp(u8),
+}
 
 /// The pages of a transaction.
 enum Pages {
@@ -177,10 +186,10 @@ impl Connection {
                 locks => self.wal_stamp(locks),
             };
             self.pages = stamp.and_then(|stamp| self.database.begin(stamp, || self.times())).into();
-            self.past = match (&self.pages, stamp) {
-                (Pages::Some(_), _) => SERVED,
-                (_, Some(_)) => "the cache could not be made, or has no room for it",
-                (_, None) => self.why_past(),
+            self.last = match (&self.pages, stamp) {
+                (Pages::Some(_), _) => Answer::Pages,
+                (_, Some(_)) => Answer::NoRoom,
+                (_, None) => Answer::NoStamp(self.read_locks),
             };
         }
         match &self.pages {
@@ -189,13 +198,19 @@ impl Connection {
         }
     }
 
-    /// Why a transaction that begins now has no stamp, in words.
-    fn why_past(&self) -> &'static str {
-        // In the words, an old header is as good: only its size of pages counts.
+    /// Whether the last transaction was served, or why not, in words.
+    fn last_in_words(&self) -> &'static str {
+        let locks = match self.last {
+            Answer::Unasked => return "none has read a page",
+            Answer::Pages => return "cached",
+            Answer::NoRoom => return "the cache could not be made, or has no room for it",
+            Answer::NoStamp(locks) => locks,
+        };
+        // In the words, another header is as good: only its size of pages counts. No transaction pays for them.
         let header = self.header.or_else(|| self.present_header());
         match header.and_then(Stamp::of_header) {
             None => "it is empty, or its pages have less than 4 KiB",
-            Some(_) if self.read_locks == 0 => "its write-ahead log is not open yet",
+            Some(_) if locks == 0 => "its write-ahead log is not open yet",
             Some(_) if self.wal_index.is_null() => "the index of its log is read only, or not shared",
             Some(_) if self.place.as_ref().is_none_or(|place| !place.is_clocked()) => {
                 "its log has no commit yet, and times of its file system do not tell of writes"
@@ -213,7 +228,7 @@ impl Connection {
     fn counters(&mut self) -> String {
         self.count();
         let Counters { hits, misses, direct, bytes } = self.database.counters();
-        let past = self.past;
+        let past = self.last_in_words();
         format!(
             "{{\"hits\":{hits},\"misses\":{misses},\"direct_reads\":{direct},\"cached_bytes\":{bytes},\
              \"last_transaction\":\"{past}\"}}"
@@ -355,7 +370,7 @@ pub unsafe fn adopt(
         wal_index: ptr::null(),
         read_locks: 0,
         write_locks: 0,
-        past: "none has read a page",
+        last: Answer::Unasked,
         served: 0,
     });
     let methods: &'static _ = if has_shm { &METHODS_WITH_SHM } else { &METHODS };

@@ -730,9 +730,10 @@ fn nanoseconds(time: rustix::fs::StatxTimestamp) -> i64 {
     time.tv_sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.tv_nsec))
 }
 
-/// Nanoseconds since 1970.
+/// Nanoseconds since 1970, as a write would give them to its file now: by the clock that goes in steps. The exact one
+/// may be ahead of it, in a virtual machine for as long as the processor that keeps the time does not run.
 fn now() -> i64 {
-    let now = clock_gettime(ClockId::Realtime);
+    let now = clock_gettime(ClockId::RealtimeCoarse);
     now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
 }
 
@@ -793,3 +794,23 @@ const PSEUDO_FILE_SYSTEMS: [(u64, &str); 20] = [
     (0x6573_5543, "fusectl"),
     (0x6c6f_6f70, "binderfs"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn now_is_never_ahead_of_the_time_that_a_file_gets() {
+        let folder = std::path::Path::new("/dev/shm");
+        for number in 0..200 {
+            let path = folder.join(format!("quinion-now-{}-{number}", std::process::id()));
+            let before = now();
+            std::fs::write(&path, "x").unwrap();
+            let known = std::fs::metadata(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            let changed = std::os::unix::fs::MetadataExt::ctime(&known) * 1_000_000_000
+                + std::os::unix::fs::MetadataExt::ctime_nsec(&known);
+            assert!(before <= changed, "{before} is after {changed}");
+        }
+    }
+}

@@ -410,7 +410,7 @@ impl Filemap {
     /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<WindowFills>, runs: &[FillRun], fills: &mut Vec<Fill>) {
         self.supply.fills_begin(batch.pool, runs.len() as u64);
-        fills.reserve_exact(runs.len()); // of just that length, if there is more than one
+        fills.reserve(runs.len());
         for &run in runs {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::step::{Action, Failure, Step, execute};
-use crate::tools::{cargo, repository, target_folder};
+use crate::tools::{cargo, commit_time, repository, target_folder};
 
 /// The versions whose answers were read.
 const DENY: &str = "0.20.2";
@@ -94,17 +94,6 @@ fn bills() -> Result<(), Failure> {
         println!("{}: {} components", to.display(), components(&bill));
     }
     remove_bills(&repository())
-}
-
-/// The time of the last commit, in seconds since 1970.
-fn commit_time() -> Result<String, Failure> {
-    let output = Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repository()).output();
-    match output {
-        Ok(output) if output.status.success() => {
-            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        }
-        _ => Err(Failure::new("git does not say when the last commit was made")),
-    }
 }
 
 /// The bill without the folder that it was made in: packages of the repository are named by their place in it.

@@ -21,7 +21,7 @@ use std::process::Command;
 
 use crate::capi;
 use crate::step::{Failure, execute};
-use crate::tools::{cargo, repository, target_folder};
+use crate::tools::{cargo, commit_time, output, repository, target_folder};
 
 const MAINTAINER: &str = "The Quinion maintainers <maintainers@quinion.example>";
 const HOMEPAGE: &str = "https://github.com/quinion/quinion";
@@ -225,9 +225,8 @@ impl Package {
     }
 
     fn pack(&self, tree: &Path, built: &Path) -> Result<(), Failure> {
-        let time = output(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repository()))?;
         let mut pack = Command::new("dpkg-deb");
-        pack.env("SOURCE_DATE_EPOCH", String::from_utf8_lossy(&time).trim());
+        pack.env("SOURCE_DATE_EPOCH", commit_time()?);
         execute(pack.args(["--root-owner-group", "-Zxz", "--build"]).arg(tree).arg(built))
     }
 
@@ -331,17 +330,6 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     fs::read(path).map_err(|error| Failure::of(path, &error))
-}
-
-/// What a command prints, if it succeeds.
-fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
-    let output =
-        command.output().map_err(|error| Failure::new(format!("{command:?} cannot be run: {error}")))?;
-    if output.status.success() {
-        return Ok(output.stdout);
-    }
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(Failure::new(format!("{command:?} ended with {}: {told}", output.status)))
 }
 
 #[cfg(test)]

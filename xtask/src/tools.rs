@@ -7,6 +7,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::step::Failure;
+
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
 }
@@ -44,4 +46,22 @@ pub fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
     let output = Command::new("rustc").arg(argument).output().ok()?;
     let output = String::from_utf8_lossy(&output.stdout).into_owned();
     output.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned)
+}
+
+/// What a command prints, if it succeeds.
+pub fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
+    let output =
+        command.output().map_err(|error| Failure::new(format!("{command:?} cannot be run: {error}")))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(Failure::new(format!("{command:?} ended with {}: {told}", output.status)))
+}
+
+/// The time of the last commit, in seconds since 1970: the time of what is made of it, so that the same tree gives the
+/// same bytes.
+pub fn commit_time() -> Result<String, Failure> {
+    let time = output(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repository()))?;
+    Ok(String::from_utf8_lossy(&time).trim().to_owned())
 }

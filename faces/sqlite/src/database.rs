@@ -33,10 +33,7 @@ use quinion::{Cache, Coherence, File, Hint, OpenOptions};
 
 use crate::pages::{PageSource, SOURCE_BYTES};
 use crate::place::Times;
-use crate::stamp::Stamp;
-
-/// Bytes of the cache's own pages.
-const CACHE_PAGE_BYTES: u64 = 4096;
+use crate::stamp::{PAGE_LEAST, Stamp};
 
 /// The cached pages of a database as one series of transactions may read them.
 #[derive(Debug)]
@@ -150,7 +147,7 @@ impl Database {
             hits: read(&self.served).saturating_sub(misses),
             misses,
             direct: read(&self.direct),
-            bytes: cached.map_or(0, |cached| cached.cached_pages * CACHE_PAGE_BYTES),
+            bytes: cached.map_or(0, |cached| cached.cached_pages * u64::from(PAGE_LEAST)),
         }
     }
 

@@ -49,8 +49,9 @@ pub const HEADER_AT: u64 = 16;
 /// See [`HEADER_AT`].
 pub const HEADER_BYTES: usize = 24;
 
-/// Pages smaller than the cache's own would share one with their neighbours, which may be written meanwhile.
-const PAGE_LEAST: u32 = 4096;
+/// Bytes of a page of the cache. Smaller ones of a database would share it with their neighbours, which may be written
+/// meanwhile.
+pub const PAGE_LEAST: u32 = 4096;
 const PAGE_LARGEST: u32 = 65536;
 
 /// The version of the wal-index that is understood, which all releases of SQLite since 3.7 have.

@@ -797,19 +797,22 @@ const PSEUDO_FILE_SYSTEMS: [(u64, &str); 20] = [
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
     use super::*;
 
     #[test]
     fn now_is_never_ahead_of_the_time_that_a_file_gets() {
-        let folder = std::path::Path::new("/dev/shm");
+        let folder = Path::new("/dev/shm");
         for number in 0..200 {
             let path = folder.join(format!("quinion-now-{}-{number}", std::process::id()));
             let before = now();
-            std::fs::write(&path, "x").unwrap();
-            let known = std::fs::metadata(&path).unwrap();
-            std::fs::remove_file(&path).unwrap();
-            let changed = std::os::unix::fs::MetadataExt::ctime(&known) * 1_000_000_000
-                + std::os::unix::fs::MetadataExt::ctime_nsec(&known);
+            fs::write(&path, "x").unwrap();
+            let known = fs::metadata(&path).unwrap();
+            fs::remove_file(&path).unwrap();
+            let changed = known.ctime() * 1_000_000_000 + known.ctime_nsec();
             assert!(before <= changed, "{before} is after {changed}");
         }
     }

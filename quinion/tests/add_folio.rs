@@ -32,6 +32,8 @@ fn added(shadow: Option<Value>) -> AddedFolio {
     AddedFolio::Added { shadow }
 }
 
+/// A07: of two threads that add folios at one index, one inserts its folio; the other is told so, and its frame is as
+/// before.
 #[test]
 fn a07_one_of_two_folios_at_an_index_goes_in_and_the_other_keeps_its_frame() {
     let stage = Stage::new();
@@ -58,11 +60,14 @@ fn a07_one_of_two_folios_at_an_index_goes_in_and_the_other_keeps_its_frame() {
     stage.finish();
 }
 
+/// A08: two threads that add pages at different indices of one shadow both succeed, and no index loses its entry.
 #[test]
 fn a08_two_in_one_shadow_lose_no_index() {
     in_one_shadow(0, 40);
 }
 
+/// A16: readers without a lock, beside two threads that add pages in one shadow, see no folio at an index or the right
+/// one.
 #[test]
 fn a16_readers_of_a_shadow_that_is_taken_apart_see_no_folio_of_another_page() {
     in_one_shadow(2, 40);
@@ -156,6 +161,8 @@ fn with_a_gap(stage: &Stage, gap: impl FnOnce()) -> (NewFolio, AddedFolio) {
     (folio, got)
 }
 
+/// A09: a folio inserted at the index while the lock is let go for nodes refuses the insertion, and spare nodes go
+/// back.
 #[test]
 fn a09_a_folio_that_came_while_nodes_were_fetched_is_present() {
     let stage = short(1);
@@ -172,6 +179,8 @@ fn a09_a_folio_that_came_while_nodes_were_fetched_is_present() {
     stage.finish();
 }
 
+/// A10: when the shadow is removed while the lock is let go for nodes, the folio is stored plainly and no shadow is
+/// returned.
 #[test]
 fn a10_a_shadow_that_went_while_nodes_were_fetched_is_not_reported() {
     let stage = short(1);
@@ -182,6 +191,8 @@ fn a10_a_shadow_that_went_while_nodes_were_fetched_is_not_reported() {
     stage.finish();
 }
 
+/// A11: when a shadow of another order takes the place of the first while the lock is let go for nodes, that one is
+/// split and returned.
 #[test]
 fn a11_a_shadow_that_came_while_nodes_were_fetched_is_the_one_that_is_split() {
     let stage = short(1);
@@ -200,6 +211,7 @@ fn a11_a_shadow_that_came_while_nodes_were_fetched_is_the_one_that_is_split() {
     stage.finish();
 }
 
+/// A12: when no node can be had, the folio is as before and still the caller's, and each index loads what it did.
 #[test]
 fn a12_a_folio_without_nodes_stays_its_callers_as_it_was() {
     for order in [1u8, 9, 15] {
@@ -226,6 +238,7 @@ fn a12_a_folio_without_nodes_stays_its_callers_as_it_was() {
     }
 }
 
+/// A12: when fewer nodes can be had than are needed, those that were fetched go back.
 #[test]
 fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
     let stage = Stage::new();
@@ -243,6 +256,7 @@ fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
     stage.finish();
 }
 
+/// A14: a folio too large, or not aligned, is refused before the lock is taken.
 #[test]
 fn a14_an_impossible_folio_is_refused_before_anything_is_done() {
     let stage = Stage::new();
@@ -265,6 +279,7 @@ fn a14_an_impossible_folio_is_refused_before_anything_is_done() {
     stage.free(good);
 }
 
+/// A15: an insertion for a write consumes the shadow and reports none, so that nothing is activated.
 #[test]
 fn a15_an_insertion_for_a_write_takes_the_shadow_and_says_nothing() {
     let stage = Stage::new();
@@ -304,6 +319,7 @@ fn cost(stage: &Stage, order: u8) -> [u64; 3] {
     [after.descents - before.descents, after.locks - before.locks, after.refills - before.refills]
 }
 
+/// A18: an insertion costs one descent under one lock, with a split or without; the naive way costs three descents.
 #[test]
 fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
     assert_eq!(cost(&Stage::new(), 9), [1, 1, 0]);
@@ -324,6 +340,7 @@ fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
     assert_eq!(cost(&short(1), 15), [2, 2, 1], "a short reserve: once more from the root");
 }
 
+/// A18: an insertion into a node that is there allocates nothing, and spare nodes are given back on demand.
 #[test]
 fn a18_a_folio_in_a_node_that_is_there_allocates_nothing() {
     let stage = Stage::new();

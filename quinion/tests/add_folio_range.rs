@@ -9,8 +9,8 @@
 //!
 //! The letters are those of the specification's statements; B01, B03, B04, B06, B07 are the tree's
 //! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the lock
-//! that truncation will take. B20, whether a window met shadows of its own working set, is checked where
-//! shadows are.
+//! that truncation takes; for a punched hole it is in `truncate.rs`. B20, whether a window met shadows of its own
+//! working set, is checked where shadows are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,6 +61,7 @@ fn free_rest(stage: &Stage, run: FillRun, added: u32) {
     }
 }
 
+/// B02: a run over an empty range goes in whole: each page finds its frame, and the count of pages grows by the run's.
 #[test]
 fn b02_every_frame_of_a_run_stands_at_its_page() {
     for (start, pages, min) in
@@ -80,6 +81,7 @@ fn b02_every_frame_of_a_run_stands_at_its_page() {
     }
 }
 
+/// B05: each folio of a run reports one shadow, that at the highest index of those it replaces.
 #[test]
 fn b05_a_folio_hears_once_of_its_shadows_of_the_highest() {
     let stage = Stage::new();
@@ -100,6 +102,7 @@ fn b05_a_folio_hears_once_of_its_shadows_of_the_highest() {
     stage.finish();
 }
 
+/// B08: a run for which nodes are fetched in its middle is completed, and what is in before can be found meanwhile.
 #[test]
 fn b08_a_run_whose_nodes_run_out_is_completed_all_the_same() {
     for reserve in 1..4 {
@@ -124,6 +127,8 @@ fn b08_a_run_whose_nodes_run_out_is_completed_all_the_same() {
     }
 }
 
+/// B09: when no more nodes can be had the prefix stays, and the frames of the rest are as before and still the
+/// caller's.
 #[test]
 fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_rest() {
     let stage = Stage::new();
@@ -157,6 +162,7 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
     stage.finish();
 }
 
+/// B10: a folio that another thread inserts while nodes are fetched ends the prefix there, and is not touched.
 #[test]
 fn b10_a_folio_that_comes_while_nodes_are_fetched_ends_the_prefix() {
     let (stage, start) = (short(1), 1u64 << 24);
@@ -177,6 +183,7 @@ fn b10_a_folio_that_comes_while_nodes_are_fetched_ends_the_prefix() {
     stage.finish();
 }
 
+/// B15: of the folios of a run, the one that has the marked page carries the marker, and no other.
 #[test]
 fn b15_exactly_the_folio_of_the_marked_page_carries_the_marker() {
     for marker in [0u64, 1, 63, 64, 130] {
@@ -194,6 +201,7 @@ fn b15_exactly_the_folio_of_the_marked_page_carries_the_marker() {
     }
 }
 
+/// B15: when the marked page is cached already, no folio carries the marker.
 #[test]
 fn b15_a_page_that_is_there_already_gets_no_marker() {
     let stage = Stage::new();
@@ -214,6 +222,7 @@ fn b15_a_page_that_is_there_already_gets_no_marker() {
     stage.finish();
 }
 
+/// B18: a reader without a lock beside the insertion of a run sees the folio of its page or none, and never another's.
 #[test]
 fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
     let (stage, stop, seen) = (Stage::new(), AtomicBool::new(false), AtomicU64::new(0));
@@ -349,6 +358,7 @@ fn small() -> quinion::Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap()
 }
 
+/// B11: an invalidation waits for an insertion that is under way, and leaves no folio of it.
 #[test]
 fn b11_an_invalidation_waits_for_an_insertion_and_leaves_nothing_of_it() {
     let (stage, entered) = (Stage::new(), AtomicBool::new(false));
@@ -376,6 +386,7 @@ fn b11_an_invalidation_waits_for_an_insertion_and_leaves_nothing_of_it() {
     stage.finish();
 }
 
+/// B12: a read under memory pressure fetches as many pages at a time as memory allows, and each once.
 #[test]
 fn b12_a_window_under_memory_pressure_reads_as_much_as_memory_allows() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).pinned_max(Cache::MEMORY_MIN);
@@ -407,6 +418,7 @@ fn b12_a_window_under_memory_pressure_reads_as_much_as_memory_allows() {
     cache.check().unwrap();
 }
 
+/// B13: a window of which every page is cached makes no I/O, inserts nothing and keeps no memory.
 #[test]
 fn b13_a_window_of_which_all_is_cached_asks_for_nothing() {
     for insertion in [Insertion::Batched, Insertion::OneByOne] {
@@ -435,6 +447,7 @@ fn b13_a_window_of_which_all_is_cached_asks_for_nothing() {
     }
 }
 
+/// B16: with a smallest folio order, what is read is rounded to whole folios, and a cached one is skipped whole.
 #[test]
 fn b16_a_smallest_folio_rounds_what_is_read_to_itself() {
     for insertion in [Insertion::Batched, Insertion::OneByOne] {
@@ -456,6 +469,7 @@ fn b16_a_smallest_folio_rounds_what_is_read_to_itself() {
     }
 }
 
+/// B16: a sequential scan with a smallest folio order reads each page once, in aligned requests.
 #[test]
 fn b16_a_stream_of_smallest_folios_reads_each_page_once() {
     for (min, max) in [(1, 1), (2, 5), (4, 9), (9, 9)] {
@@ -479,6 +493,7 @@ fn b16_a_stream_of_smallest_folios_reads_each_page_once() {
     }
 }
 
+/// B16: random reads with a smallest folio order and an eviction between them return the right bytes.
 #[test]
 fn b16_smallest_folios_are_evicted_and_found_again() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_min(3).build().unwrap();
@@ -529,6 +544,7 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
     (locks, u64::from(FILES) * FILE_PAGES as u64)
 }
 
+/// B19: 32 threads that scan a file each take the tree's lock for each window and not for each page.
 #[test]
 fn b19_locks_are_taken_for_windows_and_not_for_pages() {
     let (batched, pages) = locks_of_streams(Tuning::default());

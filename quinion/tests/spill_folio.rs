@@ -285,6 +285,7 @@ fn a_mapping_that_dies_with_a_folio_on_its_way_leaves_no_slot() {
     arena.check().unwrap();
 }
 
+/// G17: an insertion, of one folio or of a run, takes no place of a spilled folio, whatever its size or purpose.
 #[test]
 fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
     let stage = Stage::spilled();

@@ -156,6 +156,7 @@ fn pieces_are_what_the_whole_was() {
     rig.finish();
 }
 
+/// D17: when a flagged folio is split each piece is flagged, and the count of flagged dirty pages stays right.
 #[test]
 fn d17_every_piece_of_a_flagged_folio_is_flagged() {
     let rig = Rig::new();

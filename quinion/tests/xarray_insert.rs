@@ -35,6 +35,7 @@ fn pieces<const BITS: u32>(forest: &Forest<BITS>) -> Vec<(u64, u8)> {
     forest.tree().range(0, u64::MAX).map(|(first, _, order)| (first, order)).collect()
 }
 
+/// A01: a folio added to an empty range is loaded at each index that it covers, with its order, and at no other.
 #[test]
 fn a01_an_empty_slot_takes_a_folio_of_any_order() {
     for order in 0..=15 {
@@ -54,6 +55,7 @@ fn a01_an_empty_slot_takes_a_folio_of_any_order() {
     }
 }
 
+/// A02: a folio at any index of the range refuses the insertion, and the tree stays the same, node by node.
 #[test]
 fn a02_any_folio_in_the_way_refuses_and_nothing_changes() {
     for order in 0..=6 {
@@ -70,6 +72,7 @@ fn a02_any_folio_in_the_way_refuses_and_nothing_changes() {
     }
 }
 
+/// A02: a folio in the way refuses an insertion that would need a taller tree, and the tree does not grow.
 #[test]
 fn a02_a_folio_that_needs_a_taller_tree_is_refused_without_a_trace() {
     let forest = forest::<2>();
@@ -80,6 +83,7 @@ fn a02_a_folio_that_needs_a_taller_tree_is_refused_without_a_trace() {
     forest.check();
 }
 
+/// A03: a folio of order n over 2^n single shadows replaces them all, and returns the one at the highest index.
 #[test]
 fn a03_a_folio_takes_the_place_of_all_shadows_under_it_and_hears_of_the_last() {
     for order in 0..=9 {
@@ -97,6 +101,7 @@ fn a03_a_folio_takes_the_place_of_all_shadows_under_it_and_hears_of_the_last() {
     }
 }
 
+/// A04: a folio over any mix of shadows and holes replaces them all, and returns the shadow at the highest index.
 #[test]
 fn a04_holes_among_the_shadows_do_not_matter() {
     for holes in 0..1u32 << 8 {
@@ -153,6 +158,8 @@ fn load_every_index<const BITS: u32>(forest: &Forest<BITS>, base: u64, index: u6
     }
 }
 
+/// A05: a page added at any index of a shadow of any order lies there exactly, and the other indices still load the
+/// shadow.
 #[test]
 fn a05_a_page_at_every_index_of_a_shadow_of_every_order() {
     fn at_every_index<const BITS: u32>() {
@@ -165,6 +172,8 @@ fn a05_a_page_at_every_index_of_a_shadow_of_every_order() {
     at_every_index::<6>();
 }
 
+/// A06: a folio of any order smaller than a shadow lies exactly where it was put in it, and the other indices still
+/// load the shadow.
 #[test]
 fn a06_a_folio_of_every_smaller_order_at_every_place() {
     fn at_every_place<const BITS: u32>(order_max: u8) {
@@ -179,6 +188,7 @@ fn a06_a_folio_of_every_smaller_order_at_every_place() {
     at_every_place::<6>(ENTRY_ORDER_MAX);
 }
 
+/// A12: when nodes run out in a split, nothing is stored, and each index still loads the shadow's value.
 #[test]
 fn a12_pages_without_nodes_say_what_they_said() {
     for order in 1..=9u8 {
@@ -204,6 +214,7 @@ fn a12_pages_without_nodes_say_what_they_said() {
     }
 }
 
+/// A12: when nodes run out on the way to an empty place, the tree stays the same, node by node.
 #[test]
 fn a12_an_empty_place_without_nodes_stays_empty() {
     for budget in 0..6 {
@@ -218,6 +229,7 @@ fn a12_an_empty_place_without_nodes_stays_empty() {
     }
 }
 
+/// A13: the marks of a shadow that is split are copied to each piece, and the folio has none.
 #[test]
 fn a13_pieces_of_a_split_inherit_the_marks_and_a_folio_has_none() {
     for big in 1..=8u8 {
@@ -237,6 +249,7 @@ fn a13_pieces_of_a_split_inherit_the_marks_and_a_folio_has_none() {
     }
 }
 
+/// A13: a folio that replaces marked shadows has none of their marks.
 #[test]
 fn a13_a_store_over_marked_shadows_leaves_no_mark_anywhere() {
     let forest = forest::<2>();
@@ -250,24 +263,28 @@ fn a13_a_store_over_marked_shadows_leaves_no_mark_anywhere() {
     forest.check();
 }
 
+/// A14: an order larger than the tree stores is refused before anything is done.
 #[test]
 #[should_panic(expected = "the tree stores orders up to 15")]
 fn a14_an_order_beyond_the_largest_is_refused_up_front() {
     forest::<6>().tree().insert(0, 16, 1);
 }
 
+/// A14: an index that is not aligned to the order is refused before anything is done.
 #[test]
 #[should_panic(expected = "align it")]
 fn a14_so_is_an_index_that_is_not_aligned() {
     forest::<6>().tree().insert(4, 3, folio(1, 3));
 }
 
+/// A14: an index past the last one that the tree reaches is refused before anything is done.
 #[test]
 #[should_panic(expected = "the tree reaches to")]
 fn a14_so_is_an_index_beyond_the_end_of_all_files() {
     forest::<6>().tree().insert(1 << 52, 0, folio(1, 0));
 }
 
+/// A18: an insertion costs one descent. One that splits nothing, into a node that is there, needs no new node.
 #[test]
 fn a18_an_insertion_without_a_split_takes_one_way_down_and_no_node() {
     let forest = forest::<6>();
@@ -279,6 +296,7 @@ fn a18_an_insertion_without_a_split_takes_one_way_down_and_no_node() {
     assert_eq!(descents, 1);
 }
 
+/// A18: an insertion that splits a shadow needs one node for each level between the two orders, and no more.
 #[test]
 fn a18_a_split_takes_the_nodes_of_its_way_down_and_no_more() {
     fn from_every_order<const BITS: u32>() {
@@ -298,6 +316,7 @@ fn a18_a_split_takes_the_nodes_of_its_way_down_and_no_more() {
     from_every_order::<6>();
 }
 
+/// A19: a spilled entry is as much in the way as a folio, and is never split, replaced in part or erased in part.
 #[test]
 fn a19_a_spill_is_present_and_is_never_split() {
     fn of_every_order<const BITS: u32>() {

@@ -33,6 +33,7 @@ fn prefix(added: usize, order: u8, stop: RangeStop) -> AddedRange {
     AddedRange { added, pages: (added as u64) << order, stop }
 }
 
+/// B01: an empty batch inserts nothing, and is no error.
 #[test]
 fn b01_an_empty_batch_does_nothing() {
     let forest = forest::<6>();
@@ -40,6 +41,7 @@ fn b01_an_empty_batch_does_nothing() {
     assert!(forest.tree().is_empty());
 }
 
+/// B02: a batch over an empty range goes in whole, and each index loads its folio.
 #[test]
 fn b02_over_nothing_all_of_it_goes_in() {
     for (order, n, start) in [(0u8, 512u32, 0u64), (0, 700, 1 << 21), (4, 50, 16), (9, 8, 1 << 30), (2, 1, 4)]
@@ -59,6 +61,7 @@ fn b02_over_nothing_all_of_it_goes_in() {
     }
 }
 
+/// B02: a batch of folios of several orders over an empty range goes in whole.
 #[test]
 fn b02_orders_may_be_mixed() {
     let forest = forest::<3>();
@@ -75,6 +78,7 @@ fn b02_orders_may_be_mixed() {
     forest.check();
 }
 
+/// B03: a folio at the first index stops the batch, and nothing is inserted.
 #[test]
 fn b03_a_folio_at_the_start_stops_it_before_anything() {
     let forest = forest::<6>();
@@ -85,6 +89,7 @@ fn b03_a_folio_at_the_start_stops_it_before_anything() {
     assert_eq!(forest.tree().dump_nodes(), before);
 }
 
+/// B04: a folio further on stops the batch there: the prefix stays, and a second call from there inserts nothing.
 #[test]
 fn b04_a_folio_further_on_leaves_the_prefix_and_a_second_call_says_why() {
     for k in 1..200u64 {
@@ -98,6 +103,7 @@ fn b04_a_folio_further_on_leaves_the_prefix_and_a_second_call_says_why() {
     }
 }
 
+/// B05: shadows are no conflict: each is replaced, and is reported with the folio that took its place.
 #[test]
 fn b05_shadows_are_no_conflict_and_each_is_reported_with_its_taker() {
     let forest = forest::<2>();
@@ -114,6 +120,8 @@ fn b05_shadows_are_no_conflict_and_each_is_reported_with_its_taker() {
     forest.check();
 }
 
+/// B06: pages inserted at 77 to 79 of a shadow of order 9 lie there exactly, and all other indices still load the
+/// shadow.
 #[test]
 fn b06_a_run_inside_one_large_shadow_lies_exactly_where_it_was_put() {
     let forest = forest::<6>();
@@ -136,6 +144,7 @@ fn b06_a_run_inside_one_large_shadow_lies_exactly_where_it_was_put() {
     forest.check();
 }
 
+/// B07: a batch that ends in its middle inserts the prefix.
 #[test]
 fn b07_a_batch_that_ends_early_is_a_prefix() {
     // A hole among the folios cannot be written down: a batch is an iterator, and ends where it ends.
@@ -146,6 +155,7 @@ fn b07_a_batch_that_ends_early_is_a_prefix() {
     assert_eq!(forest.tree().load(12), Entry::EMPTY);
 }
 
+/// B09: when nodes run out for good the prefix stays, no node is lost, and the rest can be inserted later.
 #[test]
 fn b09_the_prefix_stays_and_nothing_leaks_when_nodes_run_out_for_good() {
     for budget in 0..12 {
@@ -164,6 +174,7 @@ fn b09_the_prefix_stays_and_nothing_leaks_when_nodes_run_out_for_good() {
     }
 }
 
+/// A18: a batch costs one descent as well, also when it splits a shadow.
 #[test]
 fn a18_a_batch_takes_one_way_down_as_well() {
     let forest = forest::<6>();
@@ -244,6 +255,7 @@ fn a_reserve_says_how_short_it_is() {
     assert_eq!(forest.keeper.live(), 0);
 }
 
+/// A14: a folio of a batch that is not aligned where it comes to lie is refused.
 #[test]
 #[should_panic(expected = "align it")]
 fn a14_a_folio_that_is_not_aligned_where_it_comes_to_lie_is_refused() {

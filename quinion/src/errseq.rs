@@ -135,6 +135,7 @@ mod tests {
     const EIO: i32 = 5;
     const ENOSPC: i32 = 28;
 
+    /// E01: an error recorded while two handles are open is reported once by each of them, and not again.
     #[test]
     fn e01_each_of_two_handles_reports_once() {
         let errors = ErrorSequence::new();
@@ -148,6 +149,7 @@ mod tests {
         }
     }
 
+    /// E02: a handle opened after an error that no handle has reported yet reports it, once.
     #[test]
     fn e02_an_open_after_an_unseen_error_reports_once() {
         let errors = ErrorSequence::new();
@@ -157,6 +159,7 @@ mod tests {
         assert_eq!(errors.check_and_advance(&handle), None);
     }
 
+    /// E03: a handle opened after another one has reported the error does not report it.
     #[test]
     fn e03_an_open_after_a_seen_error_reports_nothing() {
         let errors = ErrorSequence::new();
@@ -166,6 +169,7 @@ mod tests {
         assert_eq!(errors.check_and_advance(&errors.sample()), None);
     }
 
+    /// E04: the same error recorded twice, with no report between, is reported once.
     #[test]
     fn e04_the_same_error_twice_and_unseen_is_one_report() {
         let errors = ErrorSequence::new();
@@ -176,6 +180,8 @@ mod tests {
         assert_eq!(errors.check_and_advance(&handle), None);
     }
 
+    /// E05: the same error recorded twice, with a report between, is reported twice by the handle that reported
+    /// between. A handle that asked at neither time reports once.
     #[test]
     fn e05_the_same_error_twice_and_seen_between_is_two_reports() {
         let errors = ErrorSequence::new();
@@ -190,6 +196,7 @@ mod tests {
         assert_eq!(errors.check_and_advance(&late), None);
     }
 
+    /// E06: of different errors recorded with no report between, the last is reported, once.
     #[test]
     fn e06_the_last_of_different_unseen_errors_wins() {
         let errors = ErrorSequence::new();
@@ -200,6 +207,8 @@ mod tests {
         assert_eq!(errors.check_and_advance(&handle), None);
     }
 
+    /// E07: an error that the open handle never reported, because it was closed first, is reported by the next one
+    /// opened.
     #[test]
     fn e07_a_handle_that_goes_without_asking_leaves_the_error_to_the_next() {
         let errors = ErrorSequence::new();
@@ -211,7 +220,8 @@ mod tests {
         assert_eq!(errors.check_and_advance(&errors.sample()), None);
     }
 
-    /// Where the kernel's counter has come round, ours has not.
+    /// E08: a handle that missed 2^19 errors, each reported by another handle, still reports. The kernel's counter has
+    /// come round there, and may miss the last; ours has not.
     #[test]
     fn e08_a_handle_that_slept_through_any_number_of_errors_reports() {
         let errors = ErrorSequence::new();

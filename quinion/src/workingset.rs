@@ -257,6 +257,7 @@ mod tests {
         set.age.fetch_add(pages, Ordering::Relaxed);
     }
 
+    /// W01: a refault at a distance up to the reach is recent, and one page further it is not.
     #[test]
     fn w01_a_distance_up_to_what_the_cache_holds_is_recent_and_one_more_is_not() {
         for distance in [1, 2, 99, 100, 101, 1000] {
@@ -268,6 +269,7 @@ mod tests {
         }
     }
 
+    /// W02: a distance is right to within one bucket when the age counter wraps between eviction and refault.
     #[test]
     fn w02_the_counter_wraps_in_the_middle_of_a_distance() {
         for pages in [100, 1 << 16, 1 << 20, 1 << 28] {
@@ -284,6 +286,7 @@ mod tests {
         }
     }
 
+    /// W06: a folio of order n ages the working set by 2^n pages, when it is evicted and when it is activated.
     #[test]
     fn w06_a_folio_of_order_n_counts_its_pages() {
         let set = WorkingSet::new(1000);

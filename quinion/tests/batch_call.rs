@@ -289,6 +289,8 @@ fn a_batch_larger_than_the_cache_does_not_evict_itself() {
     cache.check().unwrap();
 }
 
+/// S03: a batch of reads without waiting returns what is cached, starts each other device read once, and waits for
+/// none.
 #[test]
 fn s03_batch_nowait_starts_all_and_waits_for_none() {
     let (cache, device) = (exact(), Device::new(64 * PAGE));

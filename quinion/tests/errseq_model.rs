@@ -20,7 +20,7 @@ fn asks(errors: &ErrorSequence, cursor: &ErrorCursor, times: usize) -> Vec<i32> 
     (0..times).filter_map(|_| errors.check_and_advance(cursor)).collect()
 }
 
-/// While two errors are recorded a handle asks twice, and once more at the end.
+/// E06: of two errors recorded while a handle asks, the last is reported, and the first before it or not at all.
 #[test]
 fn e06_an_error_is_reported_once_or_replaced_by_the_last() {
     loom::model(|| {
@@ -40,7 +40,8 @@ fn e06_an_error_is_reported_once_or_replaced_by_the_last() {
     });
 }
 
-/// The same error is recorded twice while a handle asks.
+/// E04, E05: the same error recorded twice while a handle asks is reported twice if the handle asked between, and else
+/// once.
 #[test]
 fn e04_e05_the_same_error_is_reported_once_or_twice_and_the_last_is_never_lost() {
     loom::model(|| {
@@ -63,7 +64,7 @@ fn e04_e05_the_same_error_is_reported_once_or_twice_and_the_last_is_never_lost()
     });
 }
 
-/// Two handles ask while an error is recorded, and again: each is told once.
+/// E01: two handles that ask while an error is recorded, and again after that, report it once each.
 #[test]
 fn e01_each_handle_reports_once() {
     loom::model(|| {
@@ -100,7 +101,8 @@ fn one_handle_reports_once_whichever_thread_asks() {
     });
 }
 
-/// One handle opens while another reports: it reports as well, or was opened after.
+/// E02, E03: a handle that is opened while another reports the error reports it too if it was opened before that, and
+/// else does not; the other reports it in any case.
 #[test]
 fn e02_e03_a_handle_opened_meanwhile_reports_at_most_once_and_never_in_place_of_the_other() {
     loom::model(|| {

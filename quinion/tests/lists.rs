@@ -81,6 +81,7 @@ fn pages_read_once_or_twice_are_no_hot_set() {
     assert_eq!(left_after_scan(1 << 20, 2, PAGE), 0);
 }
 
+/// D11: a scan promotes nothing, plain reads of 64 bytes included: the reads of one pass over a folio are one access.
 #[test]
 fn d11_a_scan_by_64_byte_reads_promotes_nothing() {
     assert_eq!(left_after_scan(0, 1, 64), 0, "a miss and 63 hits in each folio");
@@ -344,6 +345,7 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
     rings.check();
 }
 
+/// D12: a folio of an uncached read leaves no shadow when a cache that shrinks evicts it; a folio of a plain read does.
 #[test]
 fn d12_a_folio_of_an_uncached_read_leaves_no_shadow_when_the_cache_shrinks_either() {
     let rings = Rings::new();

@@ -82,6 +82,7 @@ fn writes_and_reads_of_pieces_are_those_of_all_of_them_together() {
     assert_eq!(c[15_005 - 7010..], [9; 12_005], "what lies behind the end is not touched");
 }
 
+/// R01: an empty range is empty and no error: reads, writes, pins and punches of no bytes change nothing.
 #[test]
 fn r01_empty_reads_writes_and_pins_do_nothing() {
     let cache = cache(16);
@@ -94,6 +95,7 @@ fn r01_empty_reads_writes_and_pins_do_nothing() {
     file.punch_hole(10, 0).unwrap();
 }
 
+/// R02 to R05: a read that begins and ends anywhere in folios of any order returns each byte of its range once.
 #[test]
 fn r02_to_r05_reads_of_any_part_of_folios_of_any_size_are_right() {
     let cache = cache(32);
@@ -117,6 +119,8 @@ fn r02_to_r05_reads_of_any_part_of_folios_of_any_size_are_right() {
     cache.check().unwrap();
 }
 
+/// R12, T01: readers of a file that is truncated and grows meanwhile see its own bytes or zeros, and none of another
+/// file.
 #[test]
 fn r12_t01_a_reader_of_a_file_that_is_cut_and_grows_sees_no_byte_behind_its_end_and_no_other_files() {
     let cache = cache(32);
@@ -181,6 +185,8 @@ fn check_cut_page(bytes: &[u8], position: u64, cut: u64) {
     }
 }
 
+/// R14: a read at or past the end of the file returns 0 bytes and no error. Sizes and writes past the largest size are
+/// refused.
 #[test]
 fn r14_reads_at_and_behind_the_end_give_nothing_and_no_error() {
     let cache = cache(16);
@@ -205,6 +211,7 @@ fn r14_reads_at_and_behind_the_end_give_nothing_and_no_error() {
     assert_eq!(file.len(), 5000);
 }
 
+/// R16: a hole of any length reads as zeros in one step, and takes no memory.
 #[test]
 fn r16_a_hole_of_any_length_is_zeros_in_one_step_and_takes_no_memory() {
     let cache = cache(16);
@@ -229,6 +236,7 @@ fn r16_a_hole_of_any_length_is_zeros_in_one_step_and_takes_no_memory() {
     assert_eq!(pages(&file), (0, 1 << 38));
 }
 
+/// R16: a pin of a hole lends zeros that are shared, allocates nothing, and is not changed by a later write.
 #[test]
 fn r16_a_pin_of_a_hole_lends_shared_zeros_and_allocates_nothing() {
     let cache = cache(16);
@@ -256,6 +264,7 @@ fn r16_a_pin_of_a_hole_lends_shared_zeros_and_allocates_nothing() {
     cache.check().unwrap();
 }
 
+/// R16: a pin of a hole keeps no more memory the longer the hole is.
 #[test]
 fn r16_a_pin_of_a_hole_of_any_length_takes_no_memory_for_being_long() {
     let cache = cache(16);
@@ -274,6 +283,7 @@ fn r16_a_pin_of_a_hole_of_any_length_takes_no_memory_for_being_long() {
     assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 1);
 }
 
+/// R18: reads and pins leave no hold: a truncation frees every page after them.
 #[test]
 fn r18_reads_and_pins_give_back_all_that_they_held() {
     let cache = cache(16);
@@ -291,6 +301,8 @@ fn r18_reads_and_pins_give_back_all_that_they_held() {
     cache.check().unwrap();
 }
 
+/// T04, T06: a punched hole reads as zeros to its last byte, frees the whole pages in it, and leaves the bytes outside,
+/// also of the folio of order 9 in which it lies.
 #[test]
 fn t04_t06_a_punch_zeroes_the_parts_of_pages_frees_what_lies_between_and_leaves_the_rest() {
     let cache = Cache::builder().memory(64 * MIB).folio_order_max(9).build().unwrap();

@@ -33,6 +33,7 @@ fn read(file: &File, device: &Device, position: u64, len: usize) -> usize {
     bytes
 }
 
+/// R14: a read of no bytes, or at or past the end of the file, returns 0 bytes and no error.
 #[test]
 fn r14_reads_at_and_past_the_end_return_nothing_and_no_error() {
     let (cache, device) = (cache(), Device::new(10_000));
@@ -46,6 +47,7 @@ fn r14_reads_at_and_past_the_end_return_nothing_and_no_error() {
     cache.check().unwrap();
 }
 
+/// Q03: a file of no bytes is read without I/O.
 #[test]
 fn q03_an_empty_file_is_read_without_a_device() {
     let (cache, device) = (cache(), Device::new(0));
@@ -55,6 +57,7 @@ fn q03_an_empty_file_is_read_without_a_device() {
     assert_eq!(device.reads(), []);
 }
 
+/// S01: several readers of one cold page make one device read, and all get its bytes.
 #[test]
 fn s01_two_readers_of_one_cold_page_make_one_device_read() {
     let (cache, device) = (exact(), Device::new(64 * PAGE));
@@ -71,6 +74,7 @@ fn s01_two_readers_of_one_cold_page_make_one_device_read() {
     assert_eq!(cache.stats().device_reads, 1, "each request is counted once");
 }
 
+/// S02: a reader that waits for a read which fails tries with a read of its own, and then reports the error of that.
 #[test]
 fn s02_a_waiter_of_a_failed_read_tries_itself_and_reports_its_own_error() {
     let (cache, device) = (exact(), Device::new(64 * PAGE));
@@ -105,6 +109,7 @@ fn a_bad_page_in_a_window_fails_its_own_readers_only() {
     cache.check().unwrap();
 }
 
+/// S06: bytes copied before an error are returned, and the next call reports the error.
 #[test]
 fn s06_bytes_before_an_error_are_returned_and_the_error_comes_with_the_next_call() {
     let (cache, device) = (exact(), Device::new(64 * PAGE));
@@ -114,6 +119,7 @@ fn s06_bytes_before_an_error_are_returned_and_the_error_comes_with_the_next_call
     assert_eq!(file.read_at(&mut [0; 4096], 2 * PAGE).unwrap_err().kind(), ErrorKind::Io);
 }
 
+/// S03: a read that does not wait returns the prefix that is ready, or is refused for now if there is none.
 #[test]
 fn s03_nowait_takes_the_ready_prefix_and_never_waits() {
     let (cache, device) = (exact(), Device::new(64 * PAGE));
@@ -168,6 +174,7 @@ fn cached_only_starts_nothing() {
     assert_eq!(device.reads(), started, "not even a marker starts a window");
 }
 
+/// Q05: a sequential scan by reads of any length reads each page from the device once.
 #[test]
 fn q05_a_forward_scan_reads_each_page_once() {
     for step in [1, 512, 4096, 10_000, 65_536, 1 << 20] {
@@ -186,6 +193,7 @@ fn q05_a_forward_scan_reads_each_page_once() {
     }
 }
 
+/// Q07: random reads within a page read that page from the device, and no other.
 #[test]
 fn q07_random_reads_ask_for_what_was_asked() {
     let (cache, device) = (cache(), Device::new(2048 * PAGE));
@@ -201,6 +209,7 @@ fn q07_random_reads_ask_for_what_was_asked() {
     assert_eq!(device.times_read().iter().sum::<u32>(), pages);
 }
 
+/// B14: where cached and uncached pages alternate, each uncached page is a run of its own and one device read.
 #[test]
 fn b14_every_uncached_stretch_is_one_device_read() {
     let (cache, device) = (exact(), Device::new(32 * PAGE));
@@ -215,6 +224,7 @@ fn b14_every_uncached_stretch_is_one_device_read() {
     cache_all.check().unwrap();
 }
 
+/// B17: pages of a run that the device did not deliver leave the cache, and no read returns bytes of them.
 #[test]
 fn b17_pages_the_device_did_not_deliver_are_not_in_the_cache() {
     let (cache, device) = (cache(), Device::new(100 * PAGE));

@@ -8,9 +8,11 @@
 //! | R13 a file that grows during a read | `tests/write.rs` |
 //! | R14 reads at and past the end | `tests/read.rs` |
 //! | R15 a destination that faults | a destination is a `&mut [u8]`: it does not fault |
-//! | R16 a hole of many pages is zeroes in one step | owed to memory files, part 6; a file's hole is the device's to fill |
-//! | R17 a folio that was allocated and never written | owed to memory files, part 6 |
-//! | R19 truncation while a batch is held | `tests/write.rs`; for invalidation: `tests/read.rs` |
+//! | R16 a hole of many pages is zeroes in one step | `tests/mem_file.rs`; a file's hole is the device's to fill |
+//! | R17 a folio that was allocated and never written | `src/shmem/tests.rs` |
+//! | R19 truncation while a batch is held | `tests/write.rs`, `src/shmem/tests.rs`; for invalidation: `tests/read.rs` |
+//! | R21 pages that were spilled | `tests/spill.rs` |
+//! | R22 a lookup that allocates nothing | `src/shmem/tests.rs` |
 //!
 //! Slot reads are counted, not believed: the batch is gathered over a keeper of nodes that sees each of
 //! them, and that can take folios out and put others in between two of them. Trees here have two levels,
@@ -54,6 +56,7 @@ fn ones(pages: impl IntoIterator<Item = u64>) -> Vec<Shape> {
 
 // ---- what is in -----------------------------------------------------------------------------------------
 
+/// R01: a batch of a range that ends before it begins is empty.
 #[test]
 fn r01_a_range_that_ends_before_it_begins_is_empty() {
     let stage = stage_of(0..4);
@@ -67,6 +70,7 @@ fn r01_a_range_that_ends_before_it_begins_is_empty() {
     stage.check();
 }
 
+/// R02: a batch of one cached page costs its descent and one slot read after it.
 #[test]
 fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
     let stage = stage_of(0..64);
@@ -81,6 +85,8 @@ fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
     }
 }
 
+/// R03: a batch holds as many cached folios as it has places, and the next goes on behind it: none skipped, none
+/// repeated.
 #[test]
 fn r03_a_read_of_many_folios_is_batches_that_join() {
     let stage = stage_of(0..100);
@@ -101,6 +107,7 @@ fn r03_a_read_of_many_folios_is_batches_that_join() {
     }
 }
 
+/// R04: a range that begins within a large folio gets that folio first and once, and the bytes from there.
 #[test]
 fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
     for order in [1u8, 4, 6] {
@@ -120,6 +127,7 @@ fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
     }
 }
 
+/// R05: a range that ends within a large folio includes it, and reads no slot behind it.
 #[test]
 fn r05_a_range_that_ends_inside_a_folio_ends_with_it() {
     let stage = stage_of([15, 32]);
@@ -135,6 +143,7 @@ fn r05_a_range_that_ends_inside_a_folio_ends_with_it() {
     assert_eq!((end, folios, reads), (BatchEnd::Covered, vec![(64, 6)], 1 + CONFIRM));
 }
 
+/// R06: a batch ends before a hole or a shadow.
 #[test]
 fn r06_a_hole_or_a_shadow_ends_a_batch_before_it() {
     let stage = stage_of([0, 1, 2, 8, 9]);
@@ -153,6 +162,8 @@ fn r06_a_hole_or_a_shadow_ends_a_batch_before_it() {
     }
 }
 
+/// R07: a folio that is not ready ends a batch. It is waited for only if it is the first; else the batch is what came
+/// before it.
 #[test]
 fn r07_a_folio_that_is_not_ready_is_left_out_unless_it_is_the_first() {
     let stage = stage_of([0, 1, 2, 4]);
@@ -174,6 +185,7 @@ fn r07_a_folio_that_is_not_ready_is_left_out_unless_it_is_the_first() {
     assert_eq!(stage.gather(0, 4, BatchRules::READ).1, ones(0..5));
 }
 
+/// R08: a folio with the readahead marker is the last of its batch.
 #[test]
 fn r08_a_folio_with_the_marker_is_the_last() {
     let stage = stage_of([0, 1, 4, 5]);
@@ -210,6 +222,7 @@ fn gather_while<'s>(
     (end, batch, watch.reads.get())
 }
 
+/// R09: a folio that leaves between the read of its slot and the hold on it is sought again, and is not held.
 #[test]
 fn r09_a_folio_that_leaves_between_slot_and_hold_is_sought_again_and_never_held() {
     // The first folio, and then one that was reached by a step within the leaf.
@@ -227,6 +240,7 @@ fn r09_a_folio_that_leaves_between_slot_and_hold_is_sought_again_and_never_held(
     }
 }
 
+/// R09: when the page has come back meanwhile, in another frame, the new folio is the one that is found.
 #[test]
 fn r09_a_folio_that_came_back_meanwhile_is_found_where_it_is_now() {
     let stage = stage_of(1..4);
@@ -241,6 +255,7 @@ fn r09_a_folio_that_came_back_meanwhile_is_found_where_it_is_now() {
     assert_eq!(batch.iter().next().map(|held| held.frame()), new.get());
 }
 
+/// R10: a folio that is replaced between the two reads of its slot is sought again, and the newer one is returned.
 #[test]
 fn r10_a_folio_replaced_between_the_two_looks_at_its_slot_is_sought_again() {
     for (page, confirm_read) in [(0, DESCENT + CONFIRM), (2, DESCENT + 2 * STEP + 3 * CONFIRM)] {
@@ -262,6 +277,7 @@ fn r10_a_folio_replaced_between_the_two_looks_at_its_slot_is_sought_again() {
     }
 }
 
+/// R10: a folio that leaves between the two reads of its slot, and is not replaced, is not returned.
 #[test]
 fn r10_a_folio_that_only_left_between_the_two_looks_is_not_handed_out() {
     let stage = stage_of(0..4);
@@ -270,6 +286,8 @@ fn r10_a_folio_that_only_left_between_the_two_looks_is_not_handed_out() {
     stage.check();
 }
 
+/// R11: when a large folio becomes small ones before it is held, the folio that is returned contains the index asked
+/// for.
 #[test]
 fn r11_a_folio_always_contains_its_index() {
     let stage = stage_of([]);
@@ -291,6 +309,7 @@ fn r11_a_folio_always_contains_its_index() {
 
 // ---- what it leaves behind ------------------------------------------------------------------------------
 
+/// R18: whatever ends a batch and however it is used up, each folio has as many holds as before.
 #[test]
 fn r18_every_way_out_gives_every_hold_back() {
     let stage = stage_of([]);
@@ -327,6 +346,7 @@ fn r18_every_way_out_gives_every_hold_back() {
     assert_eq!(holds(), before);
 }
 
+/// R18: a folio that has all the holds it can have ends a batch before it.
 #[test]
 fn r18_a_folio_without_a_hold_to_spare_ends_a_batch_and_says_so() {
     let stage = stage_of(0..3);
@@ -337,6 +357,7 @@ fn r18_a_folio_without_a_hold_to_spare_ends_a_batch_and_says_so() {
     assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::Covered);
 }
 
+/// R18: no read and no pin leaves a hold, whether it fails, would have to wait, or ends well.
 #[test]
 fn r18_no_way_out_of_a_read_or_of_a_pin_leaves_a_hold() {
     let cache = quinion::Cache::builder().memory(quinion::Cache::MEMORY_MIN).readahead(0).build().unwrap();
@@ -369,6 +390,7 @@ fn r18_no_way_out_of_a_read_or_of_a_pin_leaves_a_hold() {
     cache.check().unwrap();
 }
 
+/// R20: eviction passes over the folios of a held batch and evicts others; given back, they can be evicted too.
 #[test]
 fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     let mut reclaim = None;
@@ -401,6 +423,7 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
 
 // ---- the walker -----------------------------------------------------------------------------------------
 
+/// C01: a step moves a cursor that was never walked or was reset, and from within a large entry goes behind it.
 #[test]
 fn c01_a_step_moves_a_walker_that_was_never_walked_or_was_reset() {
     let stage = stage_of([]);

@@ -111,6 +111,7 @@ fn the_hint_random_reads_exactly_and_the_hint_sequential_starts_at_once() {
     assert_eq!(file.readahead_report().unwrap().pages_max, 512);
 }
 
+/// Q04: after a failed read the largest window is a quarter of what it was; reads that succeed let it grow again.
 #[test]
 fn q04_a_failed_read_makes_windows_smaller_and_only_its_readers_see_it() {
     let (cache, device) = (cache(), Device::new(PAGES * PAGE));

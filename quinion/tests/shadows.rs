@@ -92,6 +92,8 @@ fn evict(mapping: &Mapping, index: u64, leave: Replacement) -> Order {
     order
 }
 
+/// B05: each folio of a run reports one shadow, the one at the highest index that it replaces, and consumes all of
+/// them.
 #[test]
 fn b05_a_refault_is_reported_once_per_folio_through_the_mapping() {
     let arena = arena();
@@ -140,6 +142,7 @@ fn a_mapping_of_one_evicted_page_remembers_it_without_a_node() {
     assert_eq!(add(&mapping, 0, 1, 0).len(), 1);
 }
 
+/// W03: a shadow of what no longer exists counts for nothing: a mapping that the cache let go has none and leaves none.
 #[test]
 fn w03_a_mapping_that_was_let_go_has_no_shadows_and_leaves_none() {
     let arena = arena();
@@ -425,6 +428,7 @@ impl Scan {
     }
 }
 
+/// W04: a hot set that a scan evicted is activated when it refaults, and outlives pages that are new beside it.
 #[test]
 fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
     let cache = cache();
@@ -460,6 +464,8 @@ fn a_page_that_comes_back_late_is_kept_where_nothing_has_proved_itself() {
     assert_eq!(stats.shadowed_pages, stats.evicted_pages, "nothing here leaves without");
 }
 
+/// B20: a window remembers that a folio of it was of the working set, and a wait for such a window counts as a stall
+/// for memory.
 #[test]
 fn b20_a_window_remembers_that_a_folio_of_it_was_of_the_working_set() {
     let cache = cache();
@@ -512,6 +518,7 @@ fn shadow_bytes_max(stats: &Stats) -> u64 {
     stats.memory_bytes * 18 / 1000
 }
 
+/// W05: the memory of shadows is bounded, and the nodes that have had nothing but shadows for longest are freed first.
 #[test]
 fn w05_shadow_memory_is_bounded_and_the_oldest_is_forgotten() {
     let cache = cache();
@@ -549,6 +556,7 @@ fn cached(file: &File, page: u64) -> usize {
     file.read_at_with(&mut [0; PAGE as usize], page * PAGE, only).unwrap_or(0)
 }
 
+/// W05: when nodes run short, those with nothing but shadows are freed before data is evicted for more of them.
 #[test]
 fn w05_nodes_that_only_remember_go_before_data_does() {
     let cache = cache();
@@ -566,6 +574,7 @@ fn w05_nodes_that_only_remember_go_before_data_does() {
     cache.check().unwrap();
 }
 
+/// W07: when all pages of a mapping are removed its shadows are removed too, and no page leaves one.
 #[test]
 fn w07_emptying_a_mapping_takes_the_shadows_and_leaves_none() {
     let cache = cache();

@@ -77,6 +77,7 @@ fn read_all(file: &MemFile, generation: u32) {
     }
 }
 
+/// R21: reads and pins of spilled pages bring them back with their bytes.
 #[test]
 fn r21_reads_and_pins_bring_spilled_pages_back() {
     let (cache, _disk) = in_memory(64);
@@ -105,6 +106,8 @@ fn r21_reads_and_pins_bring_spilled_pages_back() {
     cache.check().unwrap();
 }
 
+/// G17: a spilled folio that is preallocated, pinned or populated in part is brought back first, so that no byte is
+/// lost.
 #[test]
 fn g17_a_grabbed_folio_is_brought_back_first() {
     let (cache, _disk) = in_memory(64);

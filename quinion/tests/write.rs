@@ -436,7 +436,8 @@ fn a_reader_sees_each_page_whole_while_it_is_written() {
     });
 }
 
-/// The size, after the data is held: what lies behind a smaller one is not shown.
+/// R12: a reader of a file that shrinks meanwhile sees bytes of the file or zeros, and after the cut nothing past the
+/// new end: the size is read again after the data is held.
 #[test]
 fn r12_no_byte_behind_a_new_end_is_read_whoever_shrinks_the_file_meanwhile() {
     let (pair, stop) = (Pair::new(0), AtomicBool::new(false));
@@ -461,7 +462,7 @@ fn r12_no_byte_behind_a_new_end_is_read_whoever_shrinks_the_file_meanwhile() {
     });
 }
 
-/// What a reader sees of a file that grows is what was appended, or an end.
+/// R13: a reader of a file that grows sees what was appended, or an end, and never other bytes.
 #[test]
 fn r13_a_reader_of_a_growing_file_sees_new_bytes_or_none_and_never_others() {
     let (pair, stop) = (Pair::new(0), AtomicBool::new(false));
@@ -490,8 +491,8 @@ fn r13_a_reader_of_a_growing_file_sees_new_bytes_or_none_and_never_others() {
     });
 }
 
-/// Held bytes stay readable when the file is cut, and the cut does not wait for ever; what is read anew ends at the new
-/// end.
+/// R19: bytes of a held batch stay readable when the file is cut, and the cut does not wait for them; what is read anew
+/// ends at the new end.
 #[test]
 fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).expect("an arena"));
@@ -588,7 +589,7 @@ fn a_write_reports_pins_that_stay_and_goes_on_when_they_end() {
     assert_eq!(ten, [2; 10]);
 }
 
-/// Not durable without a sync, and gone from the cache when it is in the file.
+/// D14: the pages of an uncached write are dropped once they are written back; what was cached before stays.
 #[test]
 fn d14_an_uncached_write_leaves_nothing_once_it_is_written_back() {
     let mut pair = Pair::new(64 * PAGE);
@@ -603,7 +604,7 @@ fn d14_an_uncached_write_leaves_nothing_once_it_is_written_back() {
     pair.check();
 }
 
-/// A plain overwrite before it is written back keeps it.
+/// D15: a page of an uncached write that a plain write changes before its write-back stays cached after it.
 #[test]
 fn d15_an_uncached_write_that_is_overwritten_stays() {
     let (cache, memory) = (cache(), Arc::new(MemoryFile::new(vec![0; 64 * PAGE])));

@@ -581,6 +581,8 @@ fn a_throttled_writer_hears_that_its_file_fails() {
     assert!(stage.writeback.throttle(&file.mapping, 1).is_ok());
 }
 
+/// D14: pages of an uncached write are dropped after a good write only. One whose write failed stays until it is
+/// written, and the failure is reported by a sync.
 #[test]
 fn d14_pages_of_an_uncached_writer_alone_leave_when_they_were_written_and_not_before() {
     let stage = Stage::new(by_hand());

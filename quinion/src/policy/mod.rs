@@ -284,6 +284,7 @@ mod tests {
         ring.iter().map(|folio| u64::from(folio.pages)).sum()
     }
 
+    /// W04: a scan of twice the cache's size evicts no page that was read four times before it.
     #[test]
     fn w04_a_scan_of_twice_the_cache_leaves_what_was_read_often() {
         for kind in KINDS {
@@ -296,6 +297,7 @@ mod tests {
         }
     }
 
+    /// W04: a page that a scan has evicted is activated when it refaults soon after.
     #[test]
     fn w04_pages_that_a_scan_pushed_out_are_activated_when_they_come_back() {
         for kind in KINDS {

@@ -90,6 +90,8 @@ mod tests {
         Weights { pages: [0, 0, probation, main] }
     }
 
+    /// W01: a refault is recent up to a distance of as many pages as the active list has, and a recent one is
+    /// activated.
     #[test]
     fn w01_up_to_the_pages_of_the_active_list_a_return_is_recent() {
         assert_eq!(TwoList::new().reach(&held(70, 30)), 30);

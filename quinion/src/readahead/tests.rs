@@ -32,18 +32,23 @@ fn read_steps(simulator: &mut Simulator, first: u64, pages: u64, reads: u64) -> 
 
 // The kernel's windows.
 
+/// Q01, V01: with folios of one page, the windows of a sequential scan by single pages are those of the kernel.
 #[test]
 fn q01_v01_small_folios_one_page_at_a_time() {
     let log = read_each(&mut kernel(0), 0..93);
     assert_eq!(log, "0+4(3) 4+8(8) 12+16(16) 28+32(32) 60+32(32) 92+32(32) 124+32(32)");
 }
 
+/// Q01, V02: with folios of one page, the windows of a sequential scan by four pages are those of the kernel, eight
+/// first.
 #[test]
 fn q01_v02_small_folios_four_pages_at_a_time() {
     let log = read_steps(&mut kernel(0), 0, 4, 15);
     assert_eq!(log, "0+8(4) 8+16(16) 24+32(32) 56+32(32) 88+32(32)");
 }
 
+/// Q01, V03: with large folios, the windows of a sequential scan end at aligned pages and grow more slowly, as the
+/// kernel's do; so do the folios in them.
 #[test]
 fn q01_v03_large_folios_trim_the_ramp() {
     let mut simulator = kernel(9);
@@ -53,6 +58,8 @@ fn q01_v03_large_folios_trim_the_ramp() {
     assert_eq!(simulator.folios_log(), "4xo0 3xo2 2xo3 2xo4 2xo5");
 }
 
+/// Q01, V04: a scan that begins in the middle of a file reads one page alone, and its windows then grow as the
+/// kernel's.
 #[test]
 fn q01_v04_large_folios_from_the_middle() {
     let mut simulator = kernel(9);
@@ -64,6 +71,7 @@ fn q01_v04_large_folios_from_the_middle() {
     assert!(folios.starts_with("6xo0 1xo1 2xo2 1xo3 1xo4 2xo3"), "{folios}");
 }
 
+/// Q01, V05: a scan by sixteen pages begins with the largest window, and its folios grow from window to window.
 #[test]
 fn q01_v05_sixteen_pages_at_a_time() {
     let mut simulator = kernel(9);
@@ -71,6 +79,8 @@ fn q01_v05_sixteen_pages_at_a_time() {
     assert_eq!(simulator.folios_log(), "32xo0 8xo2 2xo4 1xo5");
 }
 
+/// Q01, V06: a read larger than the largest window is fetched whole, and meets its own marker, which fetches as much
+/// again.
 #[test]
 fn q01_v06_a_read_larger_than_the_window() {
     let mut simulator = kernel(9);
@@ -79,6 +89,7 @@ fn q01_v06_a_read_larger_than_the_window() {
     assert_eq!(simulator.folios_log(), "256xo0 64xo2");
 }
 
+/// Q01, V07: random reads of one page and of eight fetch exactly those pages.
 #[test]
 fn q01_v07_random_reads() {
     let mut simulator = kernel(9);
@@ -88,17 +99,20 @@ fn q01_v07_random_reads() {
     assert_eq!(simulator.log(), "80000+8 40004+8");
 }
 
+/// Q01, V08: a scan backwards by single pages fetches one page at a time.
 #[test]
 fn q01_v08_backward() {
     assert_eq!(read_each(&mut kernel(9), (96..=100).rev()), "100+1 99+1 98+1 97+1 96+1");
 }
 
+/// Q01, V09: reads of every second page pass for sequential, and each miss fetches a window of four pages.
 #[test]
 fn q01_v09_every_second_page_looks_like_a_stream() {
     let log = read_each(&mut kernel(0), (5000..5012).step_by(2));
     assert_eq!(log, "5000+1 5002+4(3) 5006+4(3) 5010+4(3)");
 }
 
+/// Q01, V10: two streams that take turns on one handle fetch two single pages each, and then windows each.
 #[test]
 fn q01_v10_two_streams_that_take_turns() {
     let log = read_each(&mut kernel(9), (0..6).flat_map(|i| [2000 + i, 8000 + i]));
@@ -106,6 +120,7 @@ fn q01_v10_two_streams_that_take_turns() {
     assert_eq!(log, expected);
 }
 
+/// Q01, V11: under the hint for random access, reads of any length fetch exactly what they ask for.
 #[test]
 fn q01_v11_the_hint_random() {
     let mut simulator = kernel(9);
@@ -116,6 +131,8 @@ fn q01_v11_the_hint_random() {
     assert_eq!(simulator.log(), "100+1 104+4 2000+64");
 }
 
+/// Q01, V12: page faults fetch 32 pages around the page, one page under the hint for random access, and 32 from the
+/// page on under that for sequential access.
 #[test]
 fn q01_v12_page_faults() {
     let log = |hint: Hint, pages: &[u64]| {
@@ -140,6 +157,7 @@ fn page_faults_that_keep_missing_get_no_windows_any_more() {
 
 // The statements, for the default policy.
 
+/// Q02: no window reaches past the page of the file's last byte, which a scan to the end does fetch.
 #[test]
 fn q02_windows_end_with_the_file() {
     for (config, name) in [(Config::new(64), "ours"), (Config::kernel_like(32, 320, Order(9)), "kernel")] {
@@ -152,6 +170,7 @@ fn q02_windows_end_with_the_file() {
     }
 }
 
+/// Q02: no window starts at the end of the file, neither for a miss nor for a marker.
 #[test]
 fn q02_no_window_starts_at_the_end() {
     let mut simulator = ours(64, 16);
@@ -161,6 +180,8 @@ fn q02_no_window_starts_at_the_end() {
     assert!(simulator.state.on_marker(asked, &simulator.pages).is_empty());
 }
 
+/// Q04: a failed read cuts the largest window to a quarter. Ours never falls below four pages, and reads that succeed
+/// let it grow again, which the kernel's does not.
 #[test]
 fn q04_windows_shrink_to_a_quarter_after_a_failed_read_and_grow_again() {
     for (config, later) in [(Config::new(1024), 1024), (Config::kernel_like(1024, 1024, Order::ZERO), 16)] {
@@ -181,6 +202,7 @@ fn q04_windows_shrink_to_a_quarter_after_a_failed_read_and_grow_again() {
     assert_eq!(least.report().pages_max, 4);
 }
 
+/// Q05, Q06: a sequential scan fetches each page once, and has at most two misses.
 #[test]
 fn q05_q06_a_forward_scan_misses_at_its_start_only_and_fetches_each_page_once() {
     for pages in [1, 2, 4, 16, 32, 256, 1000, 1024, 3000] {
@@ -192,6 +214,7 @@ fn q05_q06_a_forward_scan_misses_at_its_start_only_and_fetches_each_page_once() 
     }
 }
 
+/// Q06: the windows of a sequential scan grow to the largest, and each but the first is fetched ahead as a whole.
 #[test]
 fn q06_the_ramp() {
     let mut simulator = ours(1024, 1 << 20);
@@ -202,6 +225,7 @@ fn q06_the_ramp() {
     );
 }
 
+/// Q07: random reads fetch the pages they ask for, and no others.
 #[test]
 fn q07_random_reads_fetch_what_was_asked() {
     let mut simulator = ours(1024, 1 << 30);
@@ -216,6 +240,7 @@ fn q07_random_reads_fetch_what_was_asked() {
     assert_eq!(simulator.state.report().prefetched_pages, 0);
 }
 
+/// Q07: a random read longer than the largest window is fetched in pieces, and ends where it was asked to.
 #[test]
 fn q07_a_long_random_read_is_read_in_pieces_and_no_further() {
     for hint in [Hint::Normal, Hint::Random] {
@@ -227,6 +252,8 @@ fn q07_a_long_random_read_is_read_in_pieces_and_no_further() {
     }
 }
 
+/// Q08: a stream whose marked folio was evicted before use misses there, and is a stream again after three misses at
+/// most.
 #[test]
 fn q08_a_marker_that_was_evicted_costs_a_miss_and_the_stream_goes_on() {
     for config in [Config::new(256), Config::kernel_like(32, 320, Order::ZERO)] {
@@ -242,6 +269,7 @@ fn q08_a_marker_that_was_evicted_costs_a_miss_and_the_stream_goes_on() {
     }
 }
 
+/// Q08: a window evicted before use is fetched again, and halves the largest window.
 #[test]
 fn q08_a_window_evicted_before_it_is_read_makes_windows_smaller() {
     let mut simulator = ours(1024, 1 << 20);
@@ -254,6 +282,7 @@ fn q08_a_window_evicted_before_it_is_read_makes_windows_smaller() {
     assert_eq!((simulator.state.report().pages_max, simulator.state.report().lost_windows), (512, 1));
 }
 
+/// Q09: two streams on one handle each get a window by their third read, and then grow to the largest window.
 #[test]
 fn q09_two_streams_on_one_handle_both_reach_full_windows() {
     let mut simulator = ours(256, 1 << 20);
@@ -266,6 +295,7 @@ fn q09_two_streams_on_one_handle_both_reach_full_windows() {
     assert!(full(2000) && full(8000));
 }
 
+/// Q09: eight streams on one handle, with random reads between them, have sixteen misses at most.
 #[test]
 fn q09_eight_streams_with_random_reads_between_them() {
     let mut simulator = ours(256, 1 << 30);
@@ -278,6 +308,8 @@ fn q09_eight_streams_with_random_reads_between_them() {
     assert!(stream_misses <= 8 * 2, "{stream_misses}");
 }
 
+/// Q10: with a largest window of no pages, nothing is fetched ahead: the kernel's way reads page by page, ours what a
+/// read asks for.
 #[test]
 fn q10_only_the_pages_asked_for_are_read_without_windows() {
     let mut kernel = Simulator::new(Config::kernel_like(0, 320, Order::ZERO), FILE);
@@ -291,6 +323,7 @@ fn q10_only_the_pages_asked_for_are_read_without_windows() {
     assert_eq!(simulator.state.report().prefetched_pages, 0);
 }
 
+/// Q11, Q12: a page of a window that is cached already is not read again, and does not get the marker.
 #[test]
 fn q11_q12_cached_pages_are_not_read_again_and_get_no_marker() {
     let mut simulator = ours(64, FILE);
@@ -457,7 +490,8 @@ fn configs() -> impl Strategy<Value = Config> {
 }
 
 proptest! {
-    /// The simulator asserts the invariants of each window; every read is served.
+    /// Q02: in any sequence of reads, evictions, failures and hints, each window lies in the file, covers its marker
+    /// and is bounded (the simulator asserts the first two); every read is served.
     #[test]
     fn q02_windows_hold_their_invariants(config in configs(), file_pages in 1u64..400, steps in steps()) {
         let mut simulator = Simulator::new(config, file_pages);
@@ -473,6 +507,7 @@ proptest! {
         }
     }
 
+    /// Q05: a sequential scan of any step, start and largest window fetches each page once, with two misses at most.
     #[test]
     fn q05_a_pure_scan_fetches_each_page_once(
         pages in 1u64..300, first in 0u64..3000, file_pages in 3001u64..6000, pages_max in 8u32..2000,

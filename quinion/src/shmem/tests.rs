@@ -142,6 +142,7 @@ fn bytes_of(pinned: &Pinned) -> Vec<u8> {
     pinned.chunks().flatten().copied().collect()
 }
 
+/// R17: a folio that was allocated and never written reads as zeros, and reads leave it so.
 #[test]
 fn r17_an_allocated_folio_of_any_order_reads_as_zeros_and_stays_allocated() {
     let stage = Stage::of(2048);
@@ -156,6 +157,7 @@ fn r17_an_allocated_folio_of_any_order_reads_as_zeros_and_stays_allocated() {
     stage.check();
 }
 
+/// R17: the first write to a part of an allocated folio zeroes the rest of it, and replaces no frame.
 #[test]
 fn r17_the_first_write_to_an_allocated_folio_zeroes_what_it_leaves() {
     let stage = Stage::of(600);
@@ -188,6 +190,8 @@ fn a_write_over_allocated_and_holes_and_data_at_once_is_read_back() {
     stage.check();
 }
 
+/// T06: a hole punched within an allocated folio of order 9 frees the whole pages in it and leaves the others as they
+/// are.
 #[test]
 fn t06_a_punch_in_the_middle_of_an_allocated_folio_leaves_the_rest_of_it_allocated() {
     let stage = Stage::of(1024);
@@ -228,6 +232,7 @@ fn an_allocated_folio_that_is_held_gives_way_to_allocated_pages() {
     assert_eq!(stage.read(0, 64 * PAGE_SIZE), vec![0; 64 * PAGE_SIZE]);
 }
 
+/// R22: on a hole, a lookup that allocates nothing finds no folio and a read finds zeros; neither is an error.
 #[test]
 fn r22_a_lookup_that_allocates_nothing_finds_nothing_on_a_hole_and_a_read_finds_zeros_and_neither_an_error() {
     let stage = Stage::of(100);
@@ -249,6 +254,7 @@ fn r22_a_lookup_that_allocates_nothing_finds_nothing_on_a_hole_and_a_read_finds_
     assert_eq!(stage.pages(), (1, 0));
 }
 
+/// R06: a batch ends before a hole. The read goes on behind it after one locked lookup for the whole hole.
 #[test]
 fn r06_a_batch_ends_before_a_hole_and_the_read_goes_on_with_one_look_for_each_hole() {
     let stage = Stage::of(1000);
@@ -268,6 +274,7 @@ fn r06_a_batch_ends_before_a_hole_and_the_read_goes_on_with_one_look_for_each_ho
     }
 }
 
+/// R07: a folio that is being filled is the last of its batch, and reads of the folios before it do not wait for it.
 #[test]
 fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
     let stage = Stage::of(8);
@@ -292,6 +299,7 @@ fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
     stage.check();
 }
 
+/// T08: a thread that waits for a folio which is removed meanwhile looks the page up again.
 #[test]
 fn t08_a_waiter_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
     let stage = Stage::of(8);
@@ -353,6 +361,7 @@ fn t01_a_read_that_met_the_end_within_a_page_does_not_go_on_in_a_longer_file() {
     stage.check();
 }
 
+/// R18: after reads and pins, each folio has as many holds as before.
 #[test]
 fn r18_no_hold_is_left_behind_by_reads_and_pins() {
     let stage = Stage::of(64);
@@ -374,6 +383,8 @@ fn r18_no_hold_is_left_behind_by_reads_and_pins() {
     assert_eq!((holds(), before), (0, 0), "each hold that is counted has been given back when it is");
 }
 
+/// R19: a batch that is held while the file is truncated stays readable memory, and no later read returns bytes of it
+/// that lie past the new end.
 #[test]
 fn r19_a_batch_that_is_held_across_a_cut_stays_readable_and_nothing_of_it_is_delivered() {
     let stage = Stage::of(64);
@@ -424,6 +435,7 @@ fn seeking_passes_over_what_is_allocated() {
     assert_eq!(seek(100 * BYTES, SeekTarget::Hole), None);
 }
 
+/// T03: a thread that would add a page waits while another holds off all insertions; readers go on.
 #[test]
 fn t03_a_thread_that_adds_pages_waits_while_another_is_alone_with_the_file() {
     let stage = Stage::of(8);

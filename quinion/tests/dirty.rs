@@ -281,7 +281,8 @@ fn write_back_holds_a_folio_that_has_all_the_holds_others_can_have() {
 
 // ---- leaving ------------------------------------------------------------------------------------------
 
-/// T09 write-back of a detached folio is skipped: what has left is not taken, and what is under way ends in peace.
+/// T09: write-back skips a folio that has left the index. The frames of one that is being written are freed when the
+/// device has ended.
 #[test]
 fn t09_a_folio_out_of_the_index_is_not_written_and_its_frames_wait_for_the_device() {
     let rig = Rig::new();
@@ -331,7 +332,7 @@ fn pages_that_are_forgotten_are_not_written() {
 
 // ---- drop-behind ----------------------------------------------------------------------------------------
 
-/// D06 dirty or writeback folio with flag -> not dropped by a read; data not lost.
+/// D06: a flagged folio that is dirty or under write-back is not dropped, and keeps its flag until it is written.
 #[test]
 fn d06_a_dirty_folio_or_one_under_writeback_is_not_dropped_and_stays_flagged() {
     let rig = Rig::new();
@@ -348,7 +349,7 @@ fn d06_a_dirty_folio_or_one_under_writeback_is_not_dropped_and_stays_flagged() {
     rig.finish();
 }
 
-/// D07 race: reader tests clean, writer dirties, reader locks -> must not drop.
+/// D07: a flagged folio that is dirtied between a reader's check and the reader's lock is not dropped.
 ///
 /// 1. a reader has passed a flagged folio, and sees that it is clean;
 /// 2. a writer changes it and marks it;
@@ -364,7 +365,7 @@ fn d07_a_folio_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
     rig.finish();
 }
 
-/// The same by two threads: what the writer was told is dirty is there, until it is written.
+/// D07: a page that a writer was told is dirty is there until it is written, while another thread drops and evicts it.
 #[test]
 fn d07_no_dirty_page_is_lost_to_threads_that_drop_and_evict() {
     /// Says so when it goes, however it goes.
@@ -418,7 +419,7 @@ fn d07_no_dirty_page_is_lost_to_threads_that_drop_and_evict() {
     rig.finish();
 }
 
-/// D14, as far as the mapping goes: a failed write keeps the folio, flagged and dirty; a good one lets it go.
+/// D14: as far as the mapping goes, a failed write keeps the folio, flagged and dirty; the last good one lets it go.
 #[test]
 fn d14_a_folio_is_offered_to_be_dropped_after_its_last_good_write_only() {
     let rig = Rig::new();
@@ -436,7 +437,7 @@ fn d14_a_folio_is_offered_to_be_dropped_after_its_last_good_write_only() {
     rig.finish();
 }
 
-/// D15 overwrite of a flagged dirty folio by a plain write before writeback -> stays cached after writeback.
+/// D15: a flagged dirty folio that a plain write adopts before its write-back stays cached after it.
 #[test]
 fn d15_a_folio_adopted_by_a_plain_write_stays_after_its_write_back() {
     let rig = Rig::new();
@@ -456,7 +457,8 @@ fn d15_a_folio_adopted_by_a_plain_write_stays_after_its_write_back() {
 /// Something after which a folio's pages are not dirty, or do not drop behind.
 type EndsBeingDirty = fn(&Rig, NewFolio);
 
-/// D16 flagged-dirty counter returns to 0 after: writeback, truncate, plain overwrite, split, file deletion.
+/// D16: the counter of flagged dirty pages returns to 0 however they stop being dirty or flagged: by write-back,
+/// truncation, a change from outside, a plain overwrite, a plain read or deletion. Splits are in `split_folio.rs`.
 #[test]
 fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing() {
     let ends: [(&str, EndsBeingDirty); 7] = [

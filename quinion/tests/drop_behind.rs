@@ -74,6 +74,7 @@ impl Backend for Once {
     }
 }
 
+/// D01: an uncached read of a backend that cannot drop behind is refused as unsupported, and transfers nothing.
 #[test]
 fn d01_a_backend_that_does_not_support_it_says_so_and_transfers_nothing() {
     let (cache, device) = (cache(0, 0), Device::new(8 * PAGE));
@@ -92,6 +93,7 @@ fn d01_a_backend_that_does_not_support_it_says_so_and_transfers_nothing() {
     assert_eq!(file.cached_pages(), 1);
 }
 
+/// D02: when an uncached read of a cold range returns, no page of the range is cached.
 #[test]
 fn d02_a_fully_read_range_is_dropped_when_the_call_returns() {
     for order in 0..=4 {
@@ -107,6 +109,7 @@ fn d02_a_fully_read_range_is_dropped_when_the_call_returns() {
     }
 }
 
+/// D02: the last folio is dropped when the read reaches the end of the file in it.
 #[test]
 fn d02_the_last_folio_goes_with_the_end_of_the_file() {
     let (cache, device) = (cache(0, 3), Device::new(10 * PAGE + 5));
@@ -115,6 +118,7 @@ fn d02_the_last_folio_goes_with_the_end_of_the_file() {
     assert_eq!(file.cached_pages(), 0);
 }
 
+/// D03: a page that a plain reader cached before is used by uncached reads, and neither dropped nor flagged.
 #[test]
 fn d03_pages_that_others_cached_are_used_and_neither_dropped_nor_flagged() {
     let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
@@ -137,6 +141,7 @@ fn with_left_overs(cache: &Cache, device: &Arc<Device>) -> File {
     file
 }
 
+/// D04: pages fetched ahead that no read reached are dropped when the handle is closed, or is uncached no longer.
 #[test]
 fn d04_left_overs_go_when_the_handle_is_closed() {
     for order in [0, 3] {
@@ -152,6 +157,7 @@ fn d04_left_overs_go_when_the_handle_is_closed() {
     }
 }
 
+/// D04: pages whose fills are in flight when the handle is closed are dropped, and their frames come back.
 #[test]
 fn d04_fills_in_flight_at_the_close_are_dropped_and_their_frames_come_back() {
     let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
@@ -173,6 +179,7 @@ fn d04_fills_in_flight_at_the_close_are_dropped_and_their_frames_come_back() {
     cache.check().unwrap();
 }
 
+/// D04: a handle remembers what a bounded number of streams left over, and drops that of the oldest first.
 #[test]
 fn d04_a_handle_keeps_so_many_trails_and_the_oldest_goes() {
     let (cache, device) = (cache(0, 0), Device::new(4096 * PAGE));
@@ -187,6 +194,7 @@ fn d04_a_handle_keeps_so_many_trails_and_the_oldest_goes() {
     assert_eq!(plain.cached_pages(), 0);
 }
 
+/// D04: what a stream left over is dropped when it pauses, and the stream goes on as it began.
 #[test]
 fn d04_a_stream_that_pauses_leaves_nothing() {
     let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
@@ -198,6 +206,7 @@ fn d04_a_stream_that_pauses_leaves_nothing() {
     assert!(file.cached_pages() > 0, "and goes on as it began");
 }
 
+/// D05: a plain read of a left-over clears its flag, and the page stays cached.
 #[test]
 fn d05_a_plain_reader_of_a_left_over_adopts_it() {
     let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
@@ -212,11 +221,13 @@ fn d05_a_plain_reader_of_a_left_over_adopts_it() {
     assert!(device.times_read().iter().all(|&times| times <= 1));
 }
 
+/// D08: the first uncached reader to pass a folio drops it, though another has read a part of it; the next one to want
+/// it reads the device.
 #[test]
 fn d08_two_uncached_readers_of_a_folio_and_a_third() {
     let (cache, device) = (cache(0, 2), Device::new(16 * PAGE));
     let (one, two) = (uncached(&cache, &device), uncached(&cache, &device));
-    // The second has it in its hands while the first drops it.
+    // The second has read a part of it when the first drops it.
     let pinned = open(&cache, &device);
     read(&two, &device, 0, 100);
     read(&one, &device, 0, 4 * 4096);
@@ -228,6 +239,8 @@ fn d08_two_uncached_readers_of_a_folio_and_a_third() {
     cache.check().unwrap();
 }
 
+/// D08: of uncached readers that wait for one fill, the first to pass the folio drops it and the others still get their
+/// bytes.
 #[test]
 fn d08_all_readers_that_wait_for_one_fill_get_their_bytes() {
     let (cache, device) = (cache(0, 4), Device::new(16 * PAGE));
@@ -245,6 +258,7 @@ fn d08_all_readers_that_wait_for_one_fill_get_their_bytes() {
     cache.check().unwrap();
 }
 
+/// D09: a folio that is being filled when it is to be dropped is skipped, and is dropped later.
 #[test]
 fn d09_a_folio_locked_when_it_is_passed_is_skipped_and_dropped_later() {
     let (cache, device) = (cache(0, 0), Device::new(64 * PAGE));
@@ -309,6 +323,7 @@ impl Backend for Parts {
     }
 }
 
+/// D09: a folio whose own pages have all come and been read is dropped, though the fill that it is a part of goes on.
 #[test]
 fn d09_a_passed_folio_that_is_fully_read_is_dropped_before_its_fill_ends() {
     let (cache, device) = (cache(0, 2), Device::new(64 * PAGE));
@@ -332,6 +347,7 @@ fn d09_a_passed_folio_that_is_fully_read_is_dropped_before_its_fill_ends() {
     cache.check().unwrap();
 }
 
+/// D09: a folio of which some pages are still to come is skipped when it is passed, and is dropped later.
 #[test]
 fn d09_a_passed_folio_that_is_partially_read_stays_and_is_dropped_later() {
     let (cache, device) = (cache(0, 3), Device::new(64 * PAGE));
@@ -350,6 +366,7 @@ fn d09_a_passed_folio_that_is_partially_read_stays_and_is_dropped_later() {
     cache.check().unwrap();
 }
 
+/// D10: a flagged folio that a plain handle has pinned is not dropped; its flag is cleared, and it stays cached.
 #[test]
 fn d10_a_pinned_folio_stays_and_is_its_users() {
     let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
@@ -364,6 +381,7 @@ fn d10_a_pinned_folio_stays_and_is_its_users() {
     assert_eq!(cache.stats().adopted_pages, 1);
 }
 
+/// D10: a folio pinned by an uncached handle is dropped when the pin is gone and the stream has passed it.
 #[test]
 fn d10_a_folio_pinned_uncached_is_dropped_with_the_pin_or_the_stream_whichever_is_later() {
     let (cache, device) = (cache(0, 2), Device::new(256 * PAGE));
@@ -386,6 +404,8 @@ fn d10_a_folio_pinned_uncached_is_dropped_with_the_pin_or_the_stream_whichever_i
     cache.check().unwrap();
 }
 
+/// D11, D12: an uncached scan of ten times the cache evicts nothing and leaves no shadow; a page that it dropped is a
+/// plain miss when it is read again.
 #[test]
 fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
     let (cache, device) = (cache(512 << 10, 0), Device::new(10 * Cache::MEMORY_MIN));
@@ -405,7 +425,8 @@ fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
     assert_eq!(cache.stats().refaulted_pages, 0, "what comes back is a stranger");
 }
 
-/// Streams whose windows together are larger than the free part, and are all on their way:
+/// D11: uncached streams whose windows together are larger than the free part, and are all on their way, take no page
+/// that others cached:
 ///  1 A file is read once, and kept; three quarters of the cache are free.
 ///  2 Readers that leave nothing begin, each a stream of its own, at a device that takes its time.
 ///  3 Nothing is free, fills in flight cannot be evicted, and the next window takes frames of the file that was kept.
@@ -451,7 +472,8 @@ fn d11_windows_on_their_way_take_nothing_of_what_others_cached() {
     }
 }
 
-/// A reader that does not wait takes nothing of others beyond the share, and begins with as much as there is:
+/// D11: an uncached reader that does not wait takes nothing of others beyond the share, and begins with as much as
+/// there is:
 ///  1 The pages of uncached reads are pinned, and are an eighth of the pool; the rest is another file's.
 ///  2 Three pages of that are evicted.
 ///  3 A read of sixteen that waits for nothing begins three.
@@ -474,6 +496,7 @@ fn d11_a_reader_that_does_not_wait_takes_no_more_than_there_is() {
     drop(pins);
 }
 
+/// D13: reads of parts of a large flagged folio leave it cached until one has reached its end.
 #[test]
 fn d13_a_part_of_a_large_folio_leaves_it_until_its_end_is_reached() {
     let (cache, device) = (cache(0, 4), Device::new(64 * PAGE));
@@ -489,6 +512,7 @@ fn d13_a_part_of_a_large_folio_leaves_it_until_its_end_is_reached() {
     assert!(device.times_read()[..32].iter().all(|&times| times == 1));
 }
 
+/// D13: a folio within which a stream began is dropped when the stream turns out to go upwards.
 #[test]
 fn d13_a_folio_in_which_a_stream_began_goes_when_it_has_gone_up_from_it() {
     let (cache, device) = (cache(0, 2), Device::new(64 * PAGE));
@@ -499,6 +523,7 @@ fn d13_a_folio_in_which_a_stream_began_goes_when_it_has_gone_up_from_it() {
     assert_eq!(file.cached_pages(), 4, "it went up");
 }
 
+/// D13: a stream that goes downwards reads each page from the device once, and leaves a bounded number of pages.
 #[test]
 fn d13_a_stream_that_goes_down_reads_each_page_once() {
     for order in 0..=4 {
@@ -513,6 +538,7 @@ fn d13_a_stream_that_goes_down_reads_each_page_once() {
     }
 }
 
+/// D18: an uncached read that fails reports its error once, and leaves no page cached.
 #[test]
 fn d18_an_error_is_reported_once_and_nothing_is_cached() {
     let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
@@ -526,6 +552,8 @@ fn d18_an_error_is_reported_once_and_nothing_is_cached() {
     cache.check().unwrap();
 }
 
+/// D19: an uncached read of a cold page that does not wait is refused for now, and leaves no page once its handle is
+/// closed.
 #[test]
 fn d19_nowait_on_a_cold_page_says_again_and_leaves_nothing() {
     let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
@@ -546,6 +574,8 @@ fn d19_nowait_on_a_cold_page_says_again_and_leaves_nothing() {
     cache.check().unwrap();
 }
 
+/// D20: folios that any kind of uncached read creates are flagged from the start, so that all are dropped with the
+/// handle.
 #[test]
 fn d20_folios_of_every_route_are_born_with_the_flag() {
     // By a miss with its window, by the marker's window, by a batch, by a future and by its errand.
@@ -570,7 +600,8 @@ fn d20_folios_of_every_route_are_born_with_the_flag() {
     cache.check().unwrap();
 }
 
-/// The kernel's direct reads want all three aligned; these are of a file that is read directly.
+/// D20: an uncached read works at any offset, for any length and any alignment of the buffer. The kernel's direct reads
+/// want all three aligned; these are of a file that is read directly.
 #[test]
 fn d20_any_offset_length_and_alignment_of_the_buffer_works() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -825,8 +856,8 @@ fn a_crowd_reads_right_bytes_and_leaves_only_what_plain_readers_wanted() {
     assert_eq!(behind, Vec::<u64>::new(), "nobody wanted these to stay");
 }
 
-/// A cache that is full of what others read gives an eighth to uncached streams, however many they are, and each of
-/// them gets on. A pool at its limit is as a cache.
+/// D11: a cache that is full of what others read gives an eighth to uncached streams, however many they are, and each
+/// of them gets on. A pool at its limit is as a cache.
 #[test]
 fn d11_many_streams_in_a_full_cache_take_an_eighth_of_it() {
     const STREAMS: u64 = 16;

@@ -219,6 +219,8 @@ fn byte_at(stage: &Stage, position: u64) -> u8 {
     byte[0]
 }
 
+/// G01: a grab of no pages is empty. One longer than a round is split inside, has one result, and waits for memory only
+/// while nothing is locked.
 #[test]
 fn g01_an_empty_range_grabs_nothing_and_a_long_one_is_split_inside() {
     for way in WAYS {
@@ -245,6 +247,7 @@ fn g01_an_empty_range_grabs_nothing_and_a_long_one_is_split_inside() {
     }
 }
 
+/// G02: absent folios are created, and come locked, held and in rising order.
 #[test]
 fn g02_absent_folios_are_created_locked_held_and_rising() {
     for way in WAYS {
@@ -264,6 +267,7 @@ fn g02_absent_folios_are_created_locked_held_and_rising() {
     }
 }
 
+/// G03: a grab of pages that are all cached locks and returns those very folios, and allocates nothing.
 #[test]
 fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
     for way in WAYS {
@@ -292,6 +296,7 @@ fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
     }
 }
 
+/// G04: whichever of eight pages are cached, the grab returns all eight, and the cached ones are the same folios.
 #[test]
 fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
     for way in WAYS {
@@ -319,6 +324,7 @@ fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
     }
 }
 
+/// G05: a folio that another thread inserts at the first page is no error, and is found in the next round.
 /// 1 G has seen that pages 0 to 7 are absent, and has frames for them.
 /// 2 Another inserts page 0.
 /// 3 G inserts none of its frames, and looks again.
@@ -344,6 +350,7 @@ fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
     }
 }
 
+/// G06: after a conflict in the middle the prefix is kept and the rest is tried again, until all pages are grabbed.
 #[test]
 fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
     for way in WAYS {
@@ -378,6 +385,7 @@ fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
     }
 }
 
+/// G07: when no frame can be had for a page the grab ends before it, and no folio behind it is left locked or held.
 #[test]
 fn g07_the_prefix_ends_where_memory_ends_and_nothing_behind_is_locked_or_held() {
     for way in WAYS {
@@ -403,6 +411,7 @@ fn g07_the_prefix_ends_where_memory_ends_and_nothing_behind_is_locked_or_held() 
     }
 }
 
+/// G08: when no frame can be had for the first page the grab is empty, and its end says why.
 #[test]
 fn g08_no_memory_at_all_is_nothing_and_says_so() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
@@ -421,6 +430,7 @@ fn g08_no_memory_at_all_is_nothing_and_says_so() {
     nothing_leaks(&stage, free);
 }
 
+/// G09: a page truncated during a grab is looked up again, and no detached folio is handed out.
 /// 1 G has seen page 3, and page 6.
 /// 2 Page 3 is truncated, before G locks it or after.
 /// 3 G looks again there, and creates it.
@@ -448,6 +458,7 @@ fn g09_a_page_truncated_on_the_way_is_looked_up_again_and_nothing_detached_is_ha
     }
 }
 
+/// G09: when the file is truncated during a grab, no folio is created past its new end.
 #[test]
 fn g09_nothing_is_created_behind_the_end_of_a_truncated_file() {
     for step in [GrabStep::Framed, GrabStep::Locked, GrabStep::Inserted] {
@@ -475,6 +486,7 @@ fn g09_nothing_is_created_behind_the_end_of_a_truncated_file() {
     }
 }
 
+/// G10: a grab that does not wait ends before a locked folio, and creates nothing from there on.
 #[test]
 fn g10_a_grab_that_does_not_wait_ends_before_a_locked_folio_and_creates_nothing_behind() {
     for way in WAYS {
@@ -499,6 +511,7 @@ fn g10_a_grab_that_does_not_wait_ends_before_a_locked_folio_and_creates_nothing_
     }
 }
 
+/// G11: a shadow in the range is consumed by the folio that takes its place, and is no error.
 #[test]
 fn g11_the_shadow_of_an_eviction_is_consumed() {
     for way in WAYS {
@@ -518,6 +531,7 @@ fn g11_the_shadow_of_an_eviction_is_consumed() {
     }
 }
 
+/// G12: a large folio that covers a part of the range is grabbed whole, as one entry, wherever the range meets it.
 #[test]
 fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
     for way in WAYS {
@@ -543,6 +557,7 @@ fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
     }
 }
 
+/// G12: a large folio that another thread inserts meanwhile is grabbed as it is.
 /// 1 G has seen that pages 0 to 7 are absent.
 /// 2 Another inserts a folio of pages 4 to 7, or of 0 to 7.
 #[test]
@@ -566,6 +581,7 @@ fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
     }
 }
 
+/// G12: each new folio is as large as the range, the alignment and the allowed orders permit.
 #[test]
 fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
@@ -576,6 +592,7 @@ fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
     all_locked(&stage, &grabbed);
 }
 
+/// G13: whatever ends a grab, each folio is unlocked and each hold given back: a commit, a drop, a panic, a removal.
 #[test]
 fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
     for (nth, way) in (0..8).flat_map(|nth| WAYS.map(|way| (nth, way))) {
@@ -641,6 +658,7 @@ fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
     }
 }
 
+/// G13: a commit that keeps holds is refused where a folio has all the holds it can have.
 #[test]
 fn g13_a_folio_that_has_all_its_holds_is_an_error_for_a_caller_that_keeps_one() {
     let stage = stage();
@@ -658,6 +676,7 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_a_caller_that_keeps_one() 
     stage.check();
 }
 
+/// G17: a grab ends before a spilled folio, and asks for it to be brought back only when it has nothing locked.
 #[test]
 fn g17_a_spilled_folio_is_brought_back_by_a_thread_with_nothing_locked() {
     let (stage, wait_queue) = (memory(Grabbing::Batched), WaitQueue::new());
@@ -675,7 +694,8 @@ fn g17_a_spilled_folio_is_brought_back_by_a_thread_with_nothing_locked() {
     stage.check();
 }
 
-/// Another thread holds the tree lock in the middle of a change of the page, for as long as it takes.
+/// G09: a grab that meets a page which is being removed waits for that, and creates the page anew. Another thread holds
+/// the tree lock in the middle of a change of the page, for as long as it takes.
 #[test]
 fn g09_a_grab_that_meets_a_page_on_its_way_out_waits_for_that_and_ends() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
@@ -709,6 +729,7 @@ fn g09_a_grab_that_meets_a_page_on_its_way_out_waits_for_that_and_ends() {
     });
 }
 
+/// G13: a thread that waits for locked folios gets their locks when the grab is dropped.
 #[test]
 fn g13_the_next_thread_that_wants_the_lock_gets_it() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
@@ -730,6 +751,7 @@ fn g13_the_next_thread_that_wants_the_lock_gets_it() {
     });
 }
 
+/// G14: a reader that waits for a folio wakes when that one is filled and no earlier, and all bytes are the source's.
 #[test]
 fn g14_a_reader_that_waits_for_a_folio_wakes_when_that_one_is_filled() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
@@ -763,6 +785,8 @@ fn g14_a_reader_that_waits_for_a_folio_wakes_when_that_one_is_filled() {
     assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), 8, "what was touched is to be written");
 }
 
+/// G15: when the source fails, folios that it has begun to fill are kept, with zeros for the rest, and others are
+/// absent.
 #[test]
 fn g15_pages_before_a_failure_of_the_source_are_kept_and_the_rest_is_absent() {
     for (order_max, at) in [(0, 5 * 4096), (0, 5 * 4096 + 100), (2, 5 * 4096 + 100), (4, 0), (4, 1)] {
@@ -786,6 +810,7 @@ fn g15_pages_before_a_failure_of_the_source_are_kept_and_the_rest_is_absent() {
     }
 }
 
+/// G16: a grab of a whole round takes the tree lock once, and its commit takes it once more at most.
 #[test]
 fn g16_a_round_takes_the_tree_lock_once() {
     for (pages, order) in [(128, 0), (512, 0), (512, 9), (300, 3)] {

@@ -112,6 +112,7 @@ fn a_slice_takes_the_bytes_that_fit_and_says_where_it_is() {
     assert_same(&read(&file, 0, 5 * MIB), &want);
 }
 
+/// G15: when the source fails after k bytes, the call returns k, those bytes are there, and the rest is as it was.
 #[test]
 fn g15_a_reader_that_faults_at_page_k_leaves_k_pages_and_holes() {
     for order in [0, 9] {
@@ -138,6 +139,7 @@ fn g15_a_reader_that_faults_at_page_k_leaves_k_pages_and_holes() {
     }
 }
 
+/// G13: a source that panics leaves no folio locked, and what it has put stays.
 #[test]
 fn g13_a_source_that_panics_leaves_nothing_locked() {
     let cache = cache(32 << 20);
@@ -164,6 +166,7 @@ fn g13_a_source_that_panics_leaves_nothing_locked() {
     assert_eq!(file.stats().unwrap().memory_bytes(), 0);
 }
 
+/// G14: a reader of a page that is being populated sees none of it before it is filled, and then all of it.
 #[test]
 fn g14_a_reader_waits_for_the_page_that_is_being_populated_and_gets_it() {
     let cache = cache(32 << 20);
@@ -283,7 +286,8 @@ fn memory_that_ends_ends_a_populate_and_says_so_when_nothing_came() {
     assert_eq!(file.populate_from_reader(0..1 << 20, io::repeat(6)).unwrap(), 1 << 20);
 }
 
-/// A memory file of 40 MiB in a cache of 16: most of it is spilled.
+/// G17: pinning, populating and preallocating bring spilled folios back with their bytes. A memory file of 40 MiB in a
+/// cache of 16: most of it is spilled.
 #[test]
 fn g17_a_spilled_folio_is_brought_back_by_its_grab() {
     let disk = Arc::new(MemoryFile::new(Vec::new()));

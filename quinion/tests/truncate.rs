@@ -172,6 +172,7 @@ impl Pair {
 
 // ---- one after the other ----------------------------------------------------------------------------------------
 
+/// T02: when a truncation returns, no page past the new end is cached, and each one before it still is.
 #[test]
 fn t02_nothing_behind_a_new_end_is_cached() {
     for len in [0, 1, PAGE, 5 * PAGE + 17, 2 * MIB, 2 * MIB + PAGE - 1, 3 * MIB + 300 * PAGE + 5] {
@@ -187,6 +188,7 @@ fn t02_nothing_behind_a_new_end_is_cached() {
     }
 }
 
+/// T04: the parts of pages at the edges of a punched hole read as zeros, whether they were cached, dirty or neither.
 #[test]
 fn t04_the_edges_of_a_hole_read_as_zeros() {
     for (start, end) in
@@ -208,6 +210,7 @@ fn t04_the_edges_of_a_hole_read_as_zeros() {
     }
 }
 
+/// T06: a hole within a folio of order 9 leaves the bytes outside as they were: cached, and dirty if they were.
 #[test]
 fn t06_a_hole_in_a_folio_of_2_mib_leaves_what_is_around_it() {
     let mut pair = Pair::new(2 * MIB);
@@ -222,6 +225,7 @@ fn t06_a_hole_in_a_folio_of_2_mib_leaves_what_is_around_it() {
     pair.check();
 }
 
+/// T07: when a file is shortened and then lengthened, by a cut or by a write, the bytes between read as zeros.
 #[test]
 fn t07_bytes_between_a_shorter_and_a_longer_end_are_zero() {
     for (shorter, longer) in
@@ -434,7 +438,8 @@ fn t03_no_page_is_added_while_a_file_is_being_truncated() {
     cache.check().unwrap();
 }
 
-/// T05: while a cut waits for a flush, who reads what is cached goes on, and no late write makes the file longer.
+/// T05: a cut waits for pages under write-back. Readers of cached pages go on meanwhile, and no late write makes the
+/// file longer.
 #[test]
 fn t05_a_cut_waits_for_what_is_being_written() {
     let (cache, memory, device, file) = slow();
@@ -477,7 +482,8 @@ fn t05_a_cut_waits_for_what_is_being_written() {
     cache.check().unwrap();
 }
 
-/// T08: who waits for a page that is cut off looks again, and finds the end.
+/// T08: a reader that waits for a page which is cut off or punched meanwhile returns its bytes of before, or finds the
+/// end or the hole.
 #[test]
 fn t08_a_waiter_for_a_truncated_page_finds_the_end() {
     for cut in [true, false] {
@@ -509,7 +515,7 @@ fn t08_a_waiter_for_a_truncated_page_finds_the_end() {
     }
 }
 
-/// T09: what was dirty and has left is not written.
+/// T09: pages that were dirty when they were cut off or punched are not written.
 #[test]
 fn t09_nothing_is_written_of_what_was_cut_off() {
     let (cache, memory, device, file) = slow();
@@ -539,7 +545,8 @@ fn is_page(bytes: &[u8], was: &[u8]) -> Option<bool> {
     }
 }
 
-/// The kernel's folio_split_race_test: five folios of 2 MiB, holes of three pages in every fifty, sixteen readers.
+/// A17: readers of the tail of a live folio that is split never see bytes of another page. The shape is that of the
+/// kernel's folio_split_race_test: five folios of 2 MiB, holes of three pages in every fifty, sixteen readers.
 #[test]
 fn a17_live_folios_are_split_under_readers_of_their_tails() {
     const PAGES: usize = 5 * 512;
@@ -592,7 +599,7 @@ fn a17_live_folios_are_split_under_readers_of_their_tails() {
     }
 }
 
-/// T01: what is read while the file is cut is the file's, and does not reach behind an end that was told.
+/// T01: a read that races with cuts returns bytes of the file alone, and none past an end that a finished cut has set.
 #[test]
 fn t01_reads_that_race_with_cuts_end_where_the_file_does() {
     const PAGES: usize = 600;
@@ -714,7 +721,8 @@ macro_rules! storable {
 storable!(File);
 storable!(quinion::MemFile);
 
-/// T01: the page in which a read met the end of a file is of one moment.
+/// T01: the page in which a read meets the end of a file is of one moment, though the file is cut and written
+/// meanwhile.
 #[test]
 fn t01_no_read_of_a_file_joins_two_writings_of_the_page_with_its_end() {
     let pair = Pair::new(2 * PAGE);
@@ -722,15 +730,16 @@ fn t01_no_read_of_a_file_joins_two_writings_of_the_page_with_its_end() {
     storm_of_cuts_within_a_page(&pair.file);
 }
 
-/// T01: the same of a memory file.
+/// T01: the page in which a read meets the end of a memory file is of one moment, though it is cut and written
+/// meanwhile.
 #[test]
 fn t01_no_read_of_a_memory_file_joins_two_writings_of_the_page_with_its_end() {
     let cache = Cache::builder().memory(16 * MIB as u64).build().unwrap();
     storm_of_cuts_within_a_page(&cache.mem_file(quinion::MemFileOptions::new()).unwrap());
 }
 
-/// B11: pages that readers bring in while a range is punched are not what it held before.
-/// A pin of two pages, that of the edge among them, beside a cut: the bytes that were, as many as are lent.
+/// T01: a pin that races with a cut lends bytes of before the cut, and none that the cut has zeroed. The pin is of two
+/// pages, that of the new end among them.
 #[test]
 fn t01_pins_that_race_with_cuts_lend_nothing_that_was_zeroed() {
     let rounds = rounds(20_000, 100_000);
@@ -770,6 +779,7 @@ fn t01_pins_that_race_with_cuts_lend_nothing_that_was_zeroed() {
     pair.check();
 }
 
+/// B11: no page that readers bring in while a range is punched is in the hole afterwards: all of it reads as zeros.
 #[test]
 fn b11_no_page_from_before_a_hole_comes_back_into_it() {
     const PAGES: usize = 2048;

@@ -14,6 +14,7 @@
 //!   text        line length, tabs, trailing blanks, ASCII, words and paths that do not belong here
 //!   ratchet     long functions do not become more
 //!   names       a lettered test name is given once; a test's name has a subject; a type has a name of the field
+//!   statements  the comment of a lettered test begins with its letter and the statement that it tests
 //!   prose       a comment names the one that acts, in plain words and sentences that end
 //!   readme      its example is the example that is compiled
 //!   tables      ARCHITECTURE.md lists the modules and the lock order there are
@@ -646,6 +647,51 @@ fn check_lettered_names(sources: &[Source]) -> Vec<Complaint> {
     complaints
 }
 
+/// The letters and numbers that a test's name begins with, as its comment writes them, and the rest of the name:
+/// `r12_t01_cuts_are_seen` is ("R12, T01", `cuts_are_seen`), and `r02_to_r05_reads` is ("R02 to R05", `reads`).
+fn letters_of(name: &str) -> (String, &str) {
+    let (mut letters, mut rest, mut between) = (String::new(), name, "");
+    while is_lettered(rest) {
+        letters += between;
+        letters += &rest[..3].to_uppercase();
+        rest = &rest[4..];
+        between = match rest.strip_prefix("to_") {
+            Some(last) if is_lettered(last) => {
+                rest = last;
+                " to "
+            }
+            _ => ", ",
+        };
+    }
+    (letters, rest)
+}
+
+/// The first line of the `///` comment right above the item that the `fn` at `at` is of, or nothing if it has none.
+fn first_doc_line(source: &Source, at: usize) -> String {
+    let begins = (0..at).rev().find(|&at| matches!(source.word(at), "{" | "}" | ";")).map_or(0, |at| at + 1);
+    let above: Vec<&str> = source.text.lines().take(source.tokens[begins].line - 1).collect();
+    let doc = above.iter().rev().map_while(|line| line.trim_start().strip_prefix("///"));
+    doc.last().unwrap_or_default().trim().to_owned()
+}
+
+/// The comment of a statement's test says the statement, behind its letter: its source is not in the repository.
+fn check_statements(source: &Source) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "fn" && is_test(source, at)) {
+        let name = source.word(at + 1);
+        let (letters, _) = letters_of(name);
+        let first = first_doc_line(source, at);
+        let has_statement = first.strip_prefix(&format!("{letters}: ")).is_some();
+        if !letters.is_empty() && !has_statement {
+            let wrong =
+                format!("the comment of `{name}` does not begin with `{letters}: ` and the statement");
+            let remedy = "say in one to three lines of `///`, right above its attributes, what the test holds to be so";
+            complaints.push(complaint(source, source.tokens[at].line, wrong, remedy));
+        }
+    }
+    complaints
+}
+
 /// How names begin that are clauses without a subject: a report of a failure has nothing but the name to say what
 /// failed.
 const HEADLESS: [&str; 6] = ["who_", "what_", "whoever_", "whatever_", "nobody_", "somebody_"];
@@ -668,10 +714,7 @@ fn check_test_subjects(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "fn" && is_test(source, at)) {
         let (name, line) = (source.word(at + 1), source.tokens[at].line);
-        let mut sentence = name;
-        while is_lettered(sentence) {
-            sentence = &sentence[4..];
-        }
+        let (_, sentence) = letters_of(name);
         if HEADLESS.iter().any(|head| sentence.starts_with(head)) {
             let wrong = format!("`{name}` is the name of a test without a subject");
             let remedy = "name the handle, page, viewer, server ... that does what the test checks";
@@ -888,6 +931,11 @@ fn lettered_test_names_are_given_once() {
 }
 
 #[test]
+fn comments_of_lettered_tests_say_the_statement() {
+    expect_tidy(rust_files().iter().flat_map(check_statements).collect());
+}
+
+#[test]
 fn test_names_have_a_subject() {
     let sources = rust_files();
     let tests = |source: &Source| {
@@ -1100,6 +1148,25 @@ mod a_rule_can_fail {
         let sources = ["fn a01_one() {}\nfn a01_two() {}\nfn x() {}", "fn x() {}\nfn a01_one() {}"];
         let sources = sources.map(|text| Source::new("x.rs", text));
         expect(check_lettered_names(&sources), &[(2, "`a01_one`")]);
+    }
+
+    #[test]
+    fn lettered_tests_without_their_statement_are_seen() {
+        let check = |text| check_statements(&Source::new("quinion/tests/x.rs", text));
+        let right = "fn a01_of_no_test() {}\n#[test]\nfn no_letter() {}\n/// A01: it is so.\n///\n/// 1. More.\n\
+                     #[test]\n#[should_panic(expected = \"no\")]\nfn a01_one() {}\nproptest! {\n    \
+                     /// Q02: it is so.\n    #[test]\n    fn q02_any(a: u8) {}\n}\n\
+                     /// E04, E05: it is so.\n#[test]\nfn e04_e05_both() {}\n\
+                     /// R02 to R05: it is so.\n#[tokio::test(flavor = \"x\")]\nasync fn r02_to_r05_all() {}";
+        expect(check(right), &[]);
+        let wrong = "#[test]\nfn a01_none() {}\n// A02: it is so.\n#[test]\nfn a02_plain() {}\n\
+                     /// A03 it is so.\n#[test]\nfn a03_colon() {}\n/// A05: of another.\n#[test]\nfn a04_other() {}\n\
+                     /// It is so.\n/// A06: late.\n#[test]\nfn a06_late() {}\n\
+                     /// E04: one.\n#[test]\nfn e04_e05_both() {}\n\
+                     /// B01: it is so.\n\n#[test]\nfn b01_apart() {}\n/// B02:\n#[test]\nfn b02_empty() {}";
+        let lines = [(2, "A01"), (5, "A02"), (8, "A03"), (11, "A04"), (15, "A06"), (18, "E04, E05")];
+        let expected: Vec<_> = lines.into_iter().chain([(22, "B01"), (25, "B02")]).collect();
+        expect(check(wrong), &expected);
     }
 
     #[test]

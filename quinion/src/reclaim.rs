@@ -60,7 +60,8 @@ use crate::backend::Backend;
 use crate::lists::{ListReservation, Lists, ListsGuard};
 use crate::mapping::{AgeLimit, Mapping, Replacement, ShadowNodes};
 use crate::policy::{
-    ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, PoolTurns, READS_MAX, Weights,
+    ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, PoolTurns, READS_MAX, SOON_PART,
+    Weights,
 };
 use crate::readahead::StreamProgress;
 use crate::spill::Spill;
@@ -297,11 +298,12 @@ impl Reclaim {
         let pool = reservation.pool();
         let (mut policies, mut lists) = (self.policies.lock(), self.lists.lock());
         let (policy, mut held) = (policies.policy(pool), weights(&lists, pool));
-        let grown = self.arena.view().grown();
+        let (grown, mut returned_soon) = (self.arena.view().grown(), self.state(pool).take_returned_soon());
         for (frame, came) in folios {
             let word = grown.descriptor(frame).expect("a folio of ours has its frame").word();
             let refault = word.has(Flags::WORKINGSET).then_some(Refault::Recent);
-            let arrival = ArrivingFolio { pages: word.order().pages(), came, refault };
+            let returned_soon = std::mem::take(&mut returned_soon);
+            let arrival = ArrivingFolio { pages: word.order().pages(), came, refault, returned_soon };
             let class = policy.admit(arrival, &held) as usize;
             held.pages[class] += lists.list(frame, ring(pool, class), &mut reservation);
         }
@@ -363,8 +365,12 @@ impl Reclaim {
             PoolNumber::DEFAULT => grown.min(self.arena.pages_max()).saturating_sub(self.charged_by_others()),
             _ => self.lists.charged(pool),
         };
-        self.refaults.add(state.workingset.distance(memory), held, u64::from(order.pages()));
-        state.workingset.refault(memory, order, state.reach.load(Ordering::Relaxed))
+        let (distance, pages) = (state.workingset.distance(memory), u64::from(order.pages()));
+        self.refaults.add(distance, held, pages);
+        if distance <= held / SOON_PART {
+            state.note_returned_soon(pages);
+        }
+        state.workingset.refault_after(distance, order, state.reach.load(Ordering::Relaxed))
     }
 
     /// Refaults so far, by what would have kept the page.

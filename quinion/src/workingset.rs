@@ -168,7 +168,12 @@ impl WorkingSet {
     /// A folio of `order` comes back to where `memory` was left, in a cache that holds `held` pages.
     /// The age grows by its pages if it is to be activated, that is, if it is [`Refault::Recent`].
     pub fn refault(&self, memory: ShadowInfo, order: Order, held: u64) -> Refault {
-        if self.distance(memory) > held {
+        self.refault_after(self.distance(memory), order, held)
+    }
+
+    /// As [`WorkingSet::refault`], of a folio whose [`WorkingSet::distance`] is known.
+    pub fn refault_after(&self, distance: u64, order: Order, held: u64) -> Refault {
+        if distance > held {
             return Refault::Old;
         }
         self.age.fetch_add(u64::from(order.pages()), Ordering::Relaxed);

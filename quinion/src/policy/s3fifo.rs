@@ -24,12 +24,20 @@
 //! than one and a half caches has not shown what Main is of use for: what it lacks of them counts as read. Without
 //! this, a Main that was pressed small turns fast, is not read for that, and never grows again.
 //!
+//! And where what Probation evicts comes back soon, it gets as much as one page more of it is worth beside one page of
+//! Main: `recency.rs`.
+//!
 //! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`): it
 //! would leave unread else, and so would the folio in whose place it came. A loop a little larger than the cache is
 //! kept in part that way, where it would pass through Main for nothing; and nothing has to recognise it. A full Main
 //! is reached from one and a half caches away at most: of folios away for longer most came back by chance. Where Main
 //! lacks pages, Probation being larger than its share, folios come from as far as Main takes to come round, and six
 //! pages further away for each page lacking. So an empty Main takes any, which begins a loop of several caches.
+//!
+//! **Beside a Main whose pages are read in their turn, the reach is shorter**: it falls from three quarters of them
+//! on, to four tenths of the turn where 95 % are. Of a loop, each page away comes back just as the turn ends. One that
+//! is taken pushes out another of the loop, so the turn becomes short, and all of them are taken. A page has to be
+//! clearly nearer than those it replaces (LIRS asks the same, with the last two reads of each page).
 //!
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
 //! would cost one of a folio that could not be scanned yet.
@@ -40,13 +48,15 @@
 //! stream, close behind the first. What an uncached read brought leaves first, and is new like others if
 //! another reader has read it meanwhile.
 //!
-//! Tried and left out: a share moved by what the shadows say, as ARC's border is (up to 14 points below a fixed
-//! one on these traces: each return of a page that a scan pushed out moves it the wrong way; and, weighed against the
-//! reads of Main, up to 35 below on loops); promotion by one read (better on large caches, below Linux on small ones);
-//! a second round through Probation for what leaves Main; a reach of one cache (up to a point less where caches are
-//! small), or of a turn however long (a point less where reads follow a Zipf law); one lap more in Main however often a
-//! folio was read (3 points more where popular pages drift fast, 1 less elsewhere); and to take one in 2 to 16 of what
-//! comes back to a Main that lacks pages (1 to 7 less on loops).
+//! Tried and left out: a share moved by what the shadows say alone, as ARC's border is (up to 14 points below a fixed
+//! one on these traces: each return of a page that a scan pushed out moves it the wrong way); a share that climbs by
+//! trial (up to 23 points less on loops: a trial destroys what it would measure); Main's credit halved everywhere
+//! (half a point more where popularity moves, half a point less on P3); a second round through a large Probation for
+//! pages read once (up to 1.3 points less), and through a small one for what leaves Main; promotion by one read
+//! (better on large caches, below Linux on small ones); a reach of one cache (up to a point less where caches are
+//! small), or of a turn however long (a point less where reads follow a Zipf law); one lap more in Main however often
+//! a folio was read (3 points more where popular pages drift fast, 1 less elsewhere); and to take one in 2 to 16 of
+//! what comes back to a Main that lacks pages (1 to 7 less on loops).
 //!
 //! Sources: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction",
 //! SOSP 2023. We differ: ghosts are shadows compared by distance instead of a queue, the share moves, and
@@ -55,6 +65,8 @@
 //! LeCaR (HotStorage 2018) and Cacheus (FAST 2021), and of W-TinyLFU's hill climber (G. Einziger et al., Middleware
 //! 2018); where they move a weight step by step, here two measured shares are the answer.
 
+use super::moving_share::{MovingShare, ONE};
+use super::recency::{MainUse, ProbationUse, Recency};
 use super::turn::Turn;
 use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights};
 use crate::workingset::Refault;
@@ -62,8 +74,6 @@ use crate::workingset::Refault;
 /// Reads beyond the first by which a folio proves itself.
 const PROVEN_AT: u8 = 2;
 
-/// A share of one.
-const ONE: u64 = 1 << 40;
 /// A share that is multiplied has so many parts, of so many of [`ONE`] each.
 const PARTS: u64 = 1 << 20;
 const PART: u64 = ONE / PARTS;
@@ -75,37 +85,27 @@ const SHARE_MAX: u64 = ONE / 100 * 40;
 const SHARE_MAX_ALONE: u64 = ONE / 100 * 90;
 /// Streams have one part in so many of the cache before they are the first to give.
 const STREAM_SHARE: u64 = 8;
-/// The shares follow what was scanned lately: as many pages as the cache has, and at least some.
-const LATELY_PAGES_MIN: u64 = 64;
 /// How much further a return reaches for each page that Main lacks.
 const REACH_PER_LACKING: u64 = 6;
-
-/// Of the pages scanned lately, the share that had been read; in parts of [`ONE`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct ReadShare(u64);
-
-impl ReadShare {
-    /// Another `pages` pages were scanned.
-    fn note(&mut self, reads: u8, pages: u32, held: &Weights) {
-        let lately = held.total().max(LATELY_PAGES_MIN);
-        let pages = u64::from(pages).min(lately);
-        // A moving average: a part of the old is replaced by the new.
-        self.0 -= self.0 / lately * pages;
-        if reads > 0 {
-            self.0 = (self.0 + ONE / lately * pages).min(ONE);
-        }
-    }
-}
+/// In per cent of Main's pages: up to so many that are read in their turn, a return reaches as far as the turn is long.
+const REACH_WHOLE_UP_TO: u64 = 75;
+/// In per cent of the turn: how much less for each per cent above, and what is left at least.
+const REACH_FALL: u64 = 3;
+const REACH_PERCENT_MIN: u64 = 40;
+/// Turns that a folio of Main has to its credit at most, while there is a floor of Probation's share.
+const TURNS_LEFT_MOVING: u8 = 1;
 
 /// Ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct S3Fifo {
     /// Of Probation: read again.
-    read_again: ReadShare,
+    read_again: MovingShare,
     /// Of Main: read since its last scan.
-    read_on: ReadShare,
+    read_on: MovingShare,
     /// How long Main takes to come round.
     turn: Turn,
+    /// What comes back soon.
+    recency: Recency,
     /// Grows by the pages of streams with each look, up to all pages: then it is a stream's turn.
     streams_turn: u64,
 }
@@ -119,8 +119,8 @@ const fn and_a_half(pages: u64) -> u64 {
 impl S3Fifo {
     /// Nothing has happened yet.
     pub const fn new() -> Self {
-        let (read_again, read_on) = (ReadShare(SHARE_FIRST), ReadShare(ONE));
-        Self { read_again, read_on, turn: Turn::new(), streams_turn: 0 }
+        let (read_again, read_on) = (MovingShare::of(SHARE_FIRST), MovingShare::of(ONE));
+        Self { read_again, read_on, turn: Turn::new(), recency: Recency::new(), streams_turn: 0 }
     }
 
     /// Pages that Probation is meant to have.
@@ -130,10 +130,16 @@ impl S3Fifo {
     }
 
     /// Probation's share, in parts of [`PARTS`]: what was read again there, while half of Main or more is read in a
-    /// turn. Below that its odds grow as Main's use, squared, falls.
+    /// turn. Below that its odds grow as Main's use, squared, falls. Never less than what comes back soon is worth.
+    #[inline]
     fn share(&self, held: &Weights) -> u64 {
-        let share = self.read_again.0.clamp(SHARE_MIN, SHARE_MAX) / PART;
-        if self.read_on.0 >= ONE / 2 { share } else { self.share_beside_idle_main(share, held.total()) }
+        let share = self.read_again.get().clamp(SHARE_MIN, SHARE_MAX) / PART;
+        let share = if self.read_on.get() >= ONE / 2 {
+            share
+        } else {
+            self.share_beside_idle_main(share, held.total())
+        };
+        share.max(self.recency.floor() / PART)
     }
 
     /// As [`S3Fifo::share`], where less than half of Main is read, in a cache of `pages` pages.
@@ -141,12 +147,20 @@ impl S3Fifo {
     fn share_beside_idle_main(&self, share: u64, pages: u64) -> u64 {
         // What a turn lacks of one and a half caches counts as read.
         let lacking = and_a_half(pages).saturating_sub(self.turn.pages());
-        let used_twice = 2 * (self.read_on.0 + ONE / pages.max(1) * lacking) / PART;
+        let used_twice = 2 * (self.read_on.get() + ONE / pages.max(1) * lacking) / PART;
         if used_twice >= PARTS {
             return share;
         }
         let main = used_twice * used_twice / PARTS * (PARTS - share) / PARTS;
         (share * PARTS / (share + main)).min(SHARE_MAX_ALONE / PART)
+    }
+
+    /// Of a distance, the part that a return reaches beside a Main whose pages are read in their turn: all of it up to
+    /// three quarters of them, and 3 % less for each per cent above, to [`REACH_PERCENT_MIN`].
+    fn near_part(&self, distance: u64) -> u64 {
+        let busy = (self.read_on.get() / (ONE / 100)).saturating_sub(REACH_WHOLE_UP_TO);
+        let percent = 100_u64.saturating_sub(REACH_FALL * busy).max(REACH_PERCENT_MIN);
+        distance.saturating_mul(percent) / 100
     }
 
     /// Whether a stream's folio goes next, though there are others. Above their share streams go first. Below it they
@@ -182,12 +196,27 @@ impl S3Fifo {
 
     /// A folio of Main has come round: it goes, or comes round once more.
     fn come_round(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
-        self.read_on.note(reads, pages, held);
+        let scanned = u64::from(pages);
+        self.read_on.note(scanned, if reads > 0 { scanned } else { 0 }, held);
+        self.recency.scan(scanned);
         if reads == 0 {
             return self.evict(pages, false);
         }
-        self.turn.join(u64::from(pages), held.of(Class::Main));
-        PolicyVerdict::Keep { class: Class::Main, reads: reads - 1 }
+        self.turn.join(scanned, held.of(Class::Main));
+        let turns_left = if self.recency.floor() > 0 { TURNS_LEFT_MOVING } else { READS_MAX };
+        PolicyVerdict::Keep { class: Class::Main, reads: (reads - 1).min(turns_left) }
+    }
+
+    /// The floor of Probation's share follows what came back since the last step.
+    #[cold]
+    fn move_floor(&mut self, held: &Weights) {
+        if self.recency.end_step(held) {
+            let share = self.share(held) * PART;
+            let probation =
+                ProbationUse { read: self.read_again.get(), share, pages: held.of(Class::Probation) };
+            let main = MainUse { read: self.read_on.get(), turn: self.turn.pages() };
+            self.recency.step(probation, main, held);
+        }
     }
 }
 
@@ -204,6 +233,10 @@ impl Policy for S3Fifo {
 
     fn admit(&mut self, arrival: ArrivingFolio, held: &Weights) -> Class {
         let pages = u64::from(arrival.pages);
+        let is_new = matches!(arrival.came, FetchOrigin::Asked | FetchOrigin::Ahead);
+        if is_new && self.recency.arrive(pages, arrival.returned_soon) {
+            self.move_floor(held);
+        }
         if arrival.refault == Some(Refault::Recent) {
             self.turn.pass(pages);
         }
@@ -221,7 +254,7 @@ impl Policy for S3Fifo {
     fn reach(&self, held: &Weights) -> u64 {
         let turn = self.turn.pages();
         match held.of(Class::Probation).saturating_sub(self.probation_pages(held)) {
-            0 => turn.min(and_a_half(held.total())),
+            0 => self.near_part(turn.min(and_a_half(held.total()))),
             lacking => turn.max(lacking * REACH_PER_LACKING),
         }
     }
@@ -244,7 +277,8 @@ impl Policy for S3Fifo {
         let reads = reads.min(READS_MAX);
         match class {
             Class::Probation => {
-                self.read_again.note(reads, pages, held);
+                let scanned = u64::from(pages);
+                self.read_again.note(scanned, if reads > 0 { scanned } else { 0 }, held);
                 self.prove(reads, pages, held)
             }
             Class::Stream => self.prove(reads, pages, held),
@@ -307,7 +341,8 @@ mod tests {
     #[test]
     fn the_ring_of_a_folio_depends_on_its_origin_and_its_shadow() {
         let class = |came, refault| {
-            S3Fifo::new().admit(ArrivingFolio { pages: 1, came, refault }, &Weights::default())
+            S3Fifo::new()
+                .admit(ArrivingFolio { pages: 1, came, refault, returned_soon: 0 }, &Weights::default())
         };
         assert_eq!(class(FetchOrigin::Asked, None), Class::Probation);
         assert_eq!(class(FetchOrigin::Ahead, Some(Refault::Old)), Class::Probation);
@@ -332,7 +367,7 @@ mod tests {
         let mut policy = after(5000, 4);
         let listed = held(0, 0, 100, 900);
         for page in 0..9000 {
-            policy.read_on.note(u8::from(page % nth == 0), 1, &listed);
+            policy.read_on.note(1, u64::from(page % nth == 0), &listed);
             policy.turn.join(1, 900);
             policy.turn.pass((page + 1) * turn / 900 - page * turn / 900);
         }
@@ -342,7 +377,7 @@ mod tests {
     #[test]
     fn a_return_reaches_as_far_as_main_turns_and_further_where_main_lacks_pages() {
         let listed = held(0, 0, 100, 900);
-        let reach = |turn| turned(turn, 1).reach(&held(0, 0, 240, 760));
+        let reach = |turn| turned(turn, 2).reach(&held(0, 0, 240, 760));
         for turn in [100, 500, 1000, 1400] {
             let reached = reach(turn);
             assert!((turn * 14 / 15..=turn * 18 / 15).contains(&reached), "{turn}: {reached}");
@@ -352,6 +387,39 @@ mod tests {
         assert!((345..=355).contains(&lacking), "{lacking} pages");
         assert!(turned(5000, 1).reach(&held(0, 0, 300, 700)) >= 5000, "as far as Main turns, at least");
         assert_eq!(S3Fifo::new().reach(&listed), 0, "there was no turn yet, and no page is lacking");
+    }
+
+    #[test]
+    fn a_return_reaches_less_far_beside_a_main_that_is_read() {
+        let of_turn = |distance: u64, read: u64| {
+            let policy = S3Fifo { read_on: MovingShare::of(ONE / 100 * read), ..S3Fifo::new() };
+            policy.near_part(distance)
+        };
+        assert_eq!([10, 75].map(|read| of_turn(1000, read)), [1000, 1000]);
+        assert_eq!([76, 85, 95, 100].map(|read| of_turn(1000, read)), [970, 700, 400, 400]);
+        assert_eq!(of_turn(u64::MAX, 100), u64::MAX / 100, "no product overflows");
+    }
+
+    #[test]
+    fn a_floor_makes_probation_larger_and_turns_to_a_folios_credit_fewer() {
+        let (mut policy, listed) = (turned(1000, 2), held(0, 0, 250, 750));
+        policy.recency.scan(1000);
+        let credit = |policy: &mut S3Fifo| policy.decide(Class::Main, 3, 1, &listed);
+        assert_eq!(credit(&mut policy), PolicyVerdict::Keep { class: Class::Main, reads: 2 });
+        let before = policy.probation_pages(&listed);
+        for _ in 0..4000 {
+            let back = ArrivingFolio { pages: 1, came: FetchOrigin::Asked, refault: None, returned_soon: 1 };
+            policy.admit(back, &listed);
+        }
+        assert!(policy.probation_pages(&listed) > before + 100, "{}", policy.probation_pages(&listed));
+        assert_eq!(credit(&mut policy), PolicyVerdict::Keep { class: Class::Main, reads: 1 });
+        let mut streams = turned(1000, 2);
+        streams.recency.scan(1000);
+        for _ in 0..4000 {
+            let back = ArrivingFolio { pages: 1, came: FetchOrigin::Stream, refault: None, returned_soon: 1 };
+            streams.admit(back, &listed);
+        }
+        assert_eq!(streams.probation_pages(&listed), before, "streams have a ring of their own");
     }
 
     #[test]
@@ -378,7 +446,7 @@ mod tests {
     fn a_large_folio_counts_its_pages_and_never_more_than_all() {
         let mut policy = S3Fifo::new();
         policy.decide(Class::Probation, 1, 512, &held(0, 0, 512, 0));
-        assert!(policy.read_again.0 <= ONE && policy.probation_pages(&held(0, 0, 512, 0)) > 200);
+        assert!(policy.read_again.get() <= ONE && policy.probation_pages(&held(0, 0, 512, 0)) > 200);
         policy.decide(Class::Probation, 0, 512, &held(0, 0, 512, 0));
         assert_eq!(policy.probation_pages(&held(0, 0, 100, 0)), 1);
     }

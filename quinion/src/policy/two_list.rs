@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn w01_up_to_the_pages_of_the_active_list_a_return_is_recent() {
         assert_eq!(TwoList::new().reach(&held(70, 30)), 30);
-        let came = |refault| ArrivingFolio { pages: 1, came: FetchOrigin::Asked, refault };
+        let came = |refault| ArrivingFolio { pages: 1, came: FetchOrigin::Asked, refault, returned_soon: 0 };
         assert_eq!(TwoList::new().admit(came(Some(Refault::Recent)), &held(1, 1)), Class::Main);
         assert_eq!(TwoList::new().admit(came(Some(Refault::Old)), &held(1, 1)), Class::Probation);
         assert_eq!(TwoList::new().admit(came(None), &held(1, 1)), Class::Probation);

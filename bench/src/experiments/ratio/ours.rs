@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 
 use quinion::internals::policy::{
-    ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights,
+    ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, SOON_PART, Weights,
 };
 use quinion::internals::reclaim::shadow_nodes_max;
 use quinion::internals::units::{Order, PAGE_SIZE};
@@ -65,12 +65,13 @@ impl Ours {
         }
     }
 
-    /// Takes the shadow of `page`, and returns what it says.
-    fn refault(&mut self, page: u32) -> Option<Refault> {
-        let memory = self.shadows.take(page)?;
+    /// Takes the shadow of `page`, and returns what it says; and whether the page was away for a short time.
+    fn refault(&mut self, page: u32) -> (Option<Refault>, bool) {
+        let Some(memory) = self.shadows.take(page) else { return (None, false) };
+        let is_soon = self.ages.distance(memory) <= self.pages_max / SOON_PART;
         let refault = self.ages.refault(memory, Order::ZERO, self.reach);
         // As in the cache, a page that has aged in Main counts as new.
-        Some(refault).filter(|_| memory.standing == EvictedState::Plain)
+        (Some(refault).filter(|_| memory.standing == EvictedState::Plain), is_soon)
     }
 
     fn put(&mut self, page: u32, class: Class, reads: u8) {
@@ -133,11 +134,12 @@ impl Simulated for Ours {
             *reads = (*reads + 1).min(READS_MAX);
             return true;
         }
-        let refault = self.refault(page);
+        let (refault, is_soon) = self.refault(page);
         self.evict_one();
         let came_back = refault == Some(Refault::Recent);
         self.standing[page as usize] = if came_back { EvictedState::WorkingSet } else { EvictedState::Plain };
-        let class = self.policy.admit(ArrivingFolio { pages: 1, came: self.came, refault }, &self.held);
+        let arrival = ArrivingFolio { pages: 1, came: self.came, refault, returned_soon: u64::from(is_soon) };
+        let class = self.policy.admit(arrival, &self.held);
         self.shadows.enter(page);
         self.put(page, class, 0);
         false

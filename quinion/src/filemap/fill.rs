@@ -29,12 +29,12 @@
 //! |---|---|
 //! | the look without a lock, the call and its counters, the bytes copied out | 760 |
 //! | readahead decides that the page is read alone, and looks whether it has come | 820 |
-//! | victims found, a 64th of a batch | 400 |
+//! | victims found, a 64th of a batch | 420 |
 //! | victims evicted, a 64th of a batch: sorted, located, retired, a shadow for each, frames given back | 760 |
 //! | charge, place in the rings, frame, invalidation held off | 520 |
 //! | into the tree: nodes and lock 170, the way down 450, the rest 310 | 930 |
 //! | nodes that only remember are forgotten, a 64th of a batch | 170 |
-//! | listed | 380 |
+//! | listed | 400 |
 //! | the fill is made 300, given to the backend and ended 710, waited for and let go 640 | 1,650 |
 //!
 //! Two allocations are left in it, the fills of the window and their list: some 300 instructions.

@@ -117,6 +117,11 @@ impl Staging {
         })
     }
 
+    /// How many segments could be opened now, beside the open one.
+    pub fn free_segments(&self) -> usize {
+        self.free.len() + self.buffers_left
+    }
+
     /// Where the next extent goes: the segment, and the page in its data. A segment is open, see
     /// [`Staging::reserve_pages`].
     pub fn place(&self) -> Option<(u32, u16)> {

@@ -175,6 +175,12 @@ impl DiskStore {
         end - page - refused
     }
 
+    /// How many segments could be filled now, beside the open one, before the disk is behind: for a caller that puts
+    /// what can wait, and leaves room for what cannot. A hint: other threads put as well.
+    pub fn free_segments(&self) -> usize {
+        lock(&self.shared.staging).free_segments()
+    }
+
     /// Whether all these pages are here.
     pub fn has(&self, key: &ContentKey, page: u64, pages: u32) -> bool {
         self.trouble().is_none() && lock(&self.shared.index).gap(key, page, pages.into()).is_none()

@@ -16,6 +16,13 @@ pub struct DiskStats {
     pub put_pages: u64,
     /// Pages that were not put, as the disk was behind or is off.
     pub refused_pages: u64,
+    /// Of these, pages that wait in memory to be put later. Counted by the cache above, as the next two are; 0 for a
+    /// store alone.
+    pub owed_pages: u64,
+    /// Of these, pages that were put later.
+    pub late_pages: u64,
+    /// Of these, pages that will not be put before they arrive again: they had left memory, or were too many.
+    pub missed_pages: u64,
     /// Pages that were read.
     pub hit_pages: u64,
     /// Pages that moved to the newest segment, as they had been read.
@@ -54,6 +61,9 @@ impl Counters {
             extents,
             put_pages: of(&self.put_pages),
             refused_pages: of(&self.refused_pages),
+            owed_pages: 0,
+            late_pages: 0,
+            missed_pages: 0,
             hit_pages: of(&self.hit_pages),
             kept_pages: of(&self.kept_pages),
             written_bytes: of(&self.written_bytes),

@@ -115,6 +115,16 @@ const DISK_NUMBERS: &[DiskNumber] = &[
     ("refused_pages", "Pages that were not: it was behind, or is off.", Kind::Count, |disk| {
         disk.refused_pages
     }),
+    ("owed_pages", "Of these, pages that wait in memory to be put later.", Kind::Gauge, |disk| {
+        disk.owed_pages
+    }),
+    ("late_pages", "Of these, pages that were put later.", Kind::Count, |disk| disk.late_pages),
+    (
+        "missed_pages",
+        "Of these, pages that had left memory by then, or were too many.",
+        Kind::Count,
+        |disk| disk.missed_pages,
+    ),
     ("hit_pages", "Pages that were read from there.", Kind::Count, |disk| disk.hit_pages),
     ("written_bytes", "Bytes written, tables and padding included.", Kind::Count, |disk| disk.written_bytes),
     ("corrupt_extents", "Extents without their checksum.", Kind::Count, |disk| disk.corrupt_extents),

@@ -20,30 +20,42 @@
 //! push out what is read again and again. A table of fingerprints, of a size that follows the disk's, says what has
 //! arrived before.
 //!
+//! **What arrives while the disk is behind is owed.** A backend may be faster than the disk writes. Then the disk
+//! refuses what arrives, and the arrival does not wait: it notes which folios it has filled (`owed.rs`). A task of the
+//! cache copies them from memory when the disk has room again ([`DiskTier::copy_owed`]), oldest first, and leaves a
+//! buffer of the disk's to what arrives meanwhile. What has left memory by then is kept at its second arrival. So after
+//! a first pass the disk has all that memory held long enough, whatever the backend's speed.
+//!
 //! A fill is read from the disk whole or not at all.
 //!
 //! Invariants:
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
-//!  2. What is copied to the disk is what the backend delivered, before anybody else could write there: the fill's
-//!     folios are locked until its sink is told.
+//!  2. What is copied to the disk is what the backend delivered: before anybody else could write there, since the
+//!     fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
+//!  3. A page that was owed is put late, missed, or owed still. A disk that is left alone owes nothing.
 //!
-//! Locks: the store's own, and a mutex of the table of fingerprints, which is a leaf. None is held at a device.
+//! Locks: the store's own, and two mutexes, of the table of fingerprints and of what is owed, which are leaves. None is
+//! held at a device, or while memory is copied.
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStats, DiskStore};
 
+use super::owed::{OWED_MAX, OwedList, OwedPages};
 use super::threads::Source;
 use super::work::Work;
 use super::{
     Attributes, Backend, Fill, FillRun, FillSink, Flush, Leasable, ParkedBackend, ReapMode, ReapOutcome,
     SyncKind, ThreadPool, WaitQueue,
 };
-use crate::sync::lock::Mutex;
+use crate::arena::Arena;
+use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
 /// Threads that read from the disk: as many requests as a disk likes to have at a time, in part.
@@ -56,28 +68,65 @@ const FULL_PERCENT: u64 = 90;
 const FINGERPRINT_PAGES: u64 = 16;
 /// Fingerprints at least, and at most: 16 KiB to 16 MiB of heap.
 const FINGERPRINTS: Range<usize> = 1 << 12..1 << 22;
+/// Pages that are copied late in one piece, and pieces in one call.
+const LATE_PAGES: u64 = 256;
+const LATE_PIECES: usize = 8;
+/// Free segments of the disk with which something is copied late: one is left to what arrives.
+const LATE_SEGMENTS: usize = 2;
 
 /// A store on a disk, and the threads that read it.
-#[derive(Debug)]
 pub(crate) struct DiskTier {
     store: DiskStore,
     pool: ThreadPool,
+    /// Where fills' folios are.
+    arena: Arc<Arena>,
     /// Pages from which on the store counts as full.
     full_pages: u64,
     arrived: Mutex<ArrivedTable>,
+    owed: Mutex<OwedList>,
+    /// Is called when something is owed and nothing was.
+    on_owed: Box<dyn Fn() + Send + Sync>,
+    late_pages: AtomicU64,
+    missed_pages: AtomicU64,
+}
+
+/// What a call of [`DiskTier::copy_owed`] leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CopyOutcome {
+    /// Nothing is owed. `on_owed` is called when something is.
+    Nothing,
+    /// Something is owed, and the disk has no room: come again a little later.
+    Behind,
+    /// Something is owed, and the disk has room.
+    More,
 }
 
 impl DiskTier {
-    /// Opens or makes the store. Reads the tables of what is in it.
-    pub(crate) fn open(options: &DiskOptions, wait_queue: &Arc<WaitQueue>) -> Result<Self, DiskError> {
-        let store = DiskStore::open_with(options, crate::sys::signal::block_all)?;
+    /// Opens or makes the store of that name. Reads the tables of what is in it.
+    pub(crate) fn open_store(options: &DiskOptions) -> Result<DiskStore, DiskError> {
+        DiskStore::open_with(options, crate::sys::signal::block_all)
+    }
+
+    /// A tier of `store`, which was opened with `options`, for a cache whose folios are in `arena`. `on_owed` is called
+    /// when something is owed and nothing was; it waits for nothing.
+    pub(crate) fn new(
+        store: DiskStore,
+        options: &DiskOptions,
+        (arena, wait_queue): (&Arc<Arena>, &Arc<WaitQueue>),
+        on_owed: Box<dyn Fn() + Send + Sync>,
+    ) -> Self {
         let pages = options.bytes / PAGE_SIZE as u64;
-        Ok(Self {
+        Self {
             store,
             pool: ThreadPool::new(Arc::clone(wait_queue), THREADS_MAX, QUEUE_MAX),
+            arena: Arc::clone(arena),
             full_pages: pages / 100 * FULL_PERCENT,
             arrived: Mutex::new(ArrivedTable::for_pages(pages)),
-        })
+            owed: Mutex::new(OwedList::new(OWED_MAX)),
+            on_owed,
+            late_pages: AtomicU64::new(0),
+            missed_pages: AtomicU64::new(0),
+        }
     }
 
     /// `inner` behind this disk, if its bytes have a name that lasts; else itself.
@@ -86,7 +135,7 @@ impl DiskTier {
         let size = inner.attributes().map(|attributes| attributes.size);
         match (key, size) {
             (Some(key), Ok(size)) => Arc::new(TieredBackend {
-                source: Arc::new(TierSource { tier: Arc::clone(self), inner, key, size }),
+                source: Arc::new(TierSource { tier: Arc::clone(self), inner, key: Arc::new(key), size }),
             }),
             _ => inner,
         }
@@ -94,7 +143,11 @@ impl DiskTier {
 
     /// What the store has done and holds.
     pub(crate) fn stats(&self) -> DiskStats {
-        self.store.stats()
+        let mut stats = self.store.stats();
+        stats.owed_pages = self.owed().pages();
+        stats.late_pages = self.late_pages.load(Ordering::Relaxed);
+        stats.missed_pages = self.missed_pages.load(Ordering::Relaxed);
+        stats
     }
 
     /// Why the disk is left alone, if it is.
@@ -102,16 +155,108 @@ impl DiskTier {
         self.store.trouble().map(ToString::to_string)
     }
 
-    /// Keeps what has arrived, if it is worth it.
-    fn keep(&self, key: &ContentKey, page: u64, bytes: &[u8]) {
-        let was_here = {
+    /// Keeps what has arrived in `run`, if it is worth it; what the disk has no room for now is owed. For the sink of
+    /// the run's fill, before it is ended.
+    fn keep(&self, key: &Arc<ContentKey>, run: FillRun, bytes: &[u8]) {
+        let (first, pages) = (run.index.0, (bytes.len() / PAGE_SIZE) as u64);
+        let is_known = {
             let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-            let pages = (bytes.len() / PAGE_SIZE) as u64;
-            arrived.note(key, page..page + pages)
+            arrived.note(key, first..first + pages)
         };
-        if was_here || self.store.stats().pages < self.full_pages {
-            self.store.put(key, page, bytes);
+        if !is_known && !self.has_space() {
+            return;
         }
+        let kept = self.store.put(key, first, bytes);
+        if kept < pages && self.store.trouble().is_none() {
+            let owed =
+                OwedPages::of_arrival(self.arena.view(), key, run, kept as u32..pages as u32, is_known);
+            self.owe(owed);
+        }
+    }
+
+    /// Whether the disk has room for what has not arrived before.
+    fn has_space(&self) -> bool {
+        self.store.stats().pages < self.full_pages
+    }
+
+    fn owe(&self, owed: impl Iterator<Item = OwedPages>) {
+        let mut list = self.owed();
+        let was_empty = list.is_empty();
+        let missed = owed.map(|owed| list.push(owed)).sum();
+        let is_first = was_empty && !list.is_empty();
+        drop(list);
+        self.note_missed(missed);
+        if is_first {
+            (self.on_owed)();
+        }
+    }
+
+    /// Copies some of what is owed from memory to the disk, some MiB at most, as far as the disk has room for it.
+    /// Waits for no device.
+    pub(crate) fn copy_owed(&self) -> CopyOutcome {
+        let mut buffer = Vec::new();
+        for _ in 0..LATE_PIECES {
+            if self.store.trouble().is_some() {
+                let missed = self.owed().clear();
+                self.note_missed(missed);
+                return CopyOutcome::Nothing;
+            }
+            if self.owed().is_empty() {
+                return CopyOutcome::Nothing;
+            }
+            if self.store.free_segments() < LATE_SEGMENTS {
+                return CopyOutcome::Behind;
+            }
+            let taken = self.owed().take(LATE_PAGES);
+            self.copy(taken, &mut buffer);
+        }
+        CopyOutcome::More
+    }
+
+    /// Copies `taken`, which are neighbours, as far as they are in memory still; owes again what is refused again.
+    fn copy(&self, mut taken: Vec<OwedPages>, buffer: &mut Vec<u8>) {
+        let has_space = self.has_space();
+        while !taken.is_empty() {
+            buffer.clear();
+            let is_copied = |owed: &&OwedPages| {
+                let start = buffer.len();
+                buffer.resize(start + owed.bytes(), 0);
+                let is_worth = has_space || owed.is_known();
+                let is_copied = is_worth && owed.peek(self.arena.view(), &mut buffer[start..]);
+                buffer.truncate(if is_copied { start + owed.bytes() } else { start });
+                is_copied
+            };
+            let copied = taken.iter().take_while(is_copied).count();
+            if copied == 0 {
+                let missed = taken.remove(0);
+                self.note_missed(missed.pages());
+                continue;
+            }
+            let first = taken[0].first();
+            let end = first.plus(self.store.put(taken[0].key(), first.0, buffer));
+            let is_kept = |owed: &&OwedPages| owed.first().plus(owed.pages()) <= end;
+            let kept = taken.iter().take(copied).take_while(is_kept).count();
+            let late = taken.drain(..kept).map(|owed| owed.pages()).sum();
+            self.late_pages.fetch_add(late, Ordering::Relaxed);
+            if kept < copied {
+                let missed = self.owed().put_back(taken.drain(..));
+                self.note_missed(missed);
+            }
+        }
+    }
+
+    fn note_missed(&self, pages: u64) {
+        self.missed_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    fn owed(&self) -> MutexGuard<'_, OwedList> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for DiskTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskTier").field("store", &self.store).finish_non_exhaustive()
     }
 }
 
@@ -157,7 +302,7 @@ struct TieredBackend {
 struct TierSource {
     tier: Arc<DiskTier>,
     inner: Arc<dyn Backend>,
-    key: ContentKey,
+    key: Arc<ContentKey>,
     size: u64,
 }
 
@@ -176,7 +321,7 @@ impl TierSource {
 
     /// The same fill, whose bytes are copied to the disk before its sink is told of their arrival.
     fn kept_on_arrival(&self, mut fill: Fill) -> Fill {
-        let (tier, key, size) = (Arc::clone(&self.tier), self.key, self.size);
+        let (tier, key, size) = (Arc::clone(&self.tier), Arc::clone(&self.key), self.size);
         if let Some(sink) = fill.sink.take() {
             let buffer = FillBuffer(fill.buffer);
             fill.sink = Some(Arc::new(ArrivalSink { sink, tier, key, size, buffer }));
@@ -223,7 +368,7 @@ unsafe impl Sync for FillBuffer {}
 struct ArrivalSink {
     sink: Arc<dyn FillSink>,
     tier: Arc<DiskTier>,
-    key: ContentKey,
+    key: Arc<ContentKey>,
     size: u64,
     buffer: FillBuffer,
 }
@@ -241,7 +386,7 @@ impl FillSink for ArrivalSink {
             // SAFETY: the run's frames begin here and are so many pages at least. They hold the file's bytes, zeroed
             // behind its end, and are not written before the sink below is told: their folios are locked.
             let arrived = unsafe { std::slice::from_raw_parts(self.buffer.0.as_ptr(), pages * PAGE_SIZE) };
-            self.tier.keep(&self.key, run.index.0, arrived);
+            self.tier.keep(&self.key, run, arrived);
         }
         self.sink.fill_completed(run, result);
     }

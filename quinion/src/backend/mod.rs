@@ -64,6 +64,7 @@ use std::sync::Arc;
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
 mod disk_tier;
+mod owed;
 mod registration;
 mod waker_registry;
 mod engine;
@@ -91,7 +92,7 @@ mod fake_kernel;
 pub(crate) mod doubles;
 mod work;
 
-pub(crate) use disk_tier::DiskTier;
+pub(crate) use disk_tier::{CopyOutcome, DiskTier};
 pub use engine::Mechanism;
 #[doc(hidden)]
 pub use engine::{ChosenMechanism, Engine, EngineOptions};

@@ -73,6 +73,7 @@ use quinion_disk::{DiskOptions, DiskStats};
 
 mod batch;
 mod blocking;
+mod disk_copies;
 mod file;
 mod future;
 mod guest;
@@ -98,6 +99,7 @@ use blocking::BlockingCalls;
 pub(crate) use coherence::CoherenceState;
 use coherence::ObservedTimes;
 pub use coherence::{Coherence, CoherenceInForce};
+use disk_copies::{DiskCopies, StoreOpener};
 pub use file::{File, ReadOptions};
 pub use future::{PinFuture, ReadFuture};
 pub use guest::{GuestMemory, Image, ImageStats};
@@ -162,7 +164,7 @@ pub(crate) struct CacheInner {
     parks: AtomicBool,
     tuning: Tuning,
     /// What is kept on a local disk as well, if there is one for it.
-    disk: Option<Arc<DiskTier>>,
+    disk: Option<Arc<DiskCopies>>,
     /// Follows what is read, if a miss-ratio curve is wanted.
     sampler: Option<Sampler>,
     /// Makes calls that wait, for futures.
@@ -359,9 +361,11 @@ impl Builder {
     }
     /// A disk tier: bytes of backends that have a name for them that lasts, such as versions of objects in a store
     /// ([`Backend::content_key`]), are kept on a local disk as well, and read from there when memory has them no more;
-    /// also after this process has ended, however it did. One process at a time uses a folder. Memory for it is not
-    /// part of the bound: its buffers ([`DiskOptions::buffer_bytes`]), some MiB for reads, up to 16 MiB for admission,
-    /// and about 80 bytes for each extent of 4 to 64 KiB that it holds.
+    /// also after this process has ended, however it did. One process at a time uses a folder. What arrives faster than
+    /// the disk writes is copied to it later, as long as it is in memory; the end of the cache goes on with that for
+    /// half a second at most. Memory for it is not part of the bound: its buffers ([`DiskOptions::buffer_bytes`]),
+    /// some MiB for reads and late copies, up to 16 MiB for admission, and about 80 bytes for each extent of 4 to 64
+    /// KiB that it holds.
     #[must_use]
     pub fn disk(mut self, options: DiskOptions) -> Self {
         self.disk = Some(options);
@@ -391,6 +395,11 @@ impl Builder {
     /// [`ErrorKind::Build`](crate::ErrorKind::Build) if `memory` is below the minimum or above what can be
     /// numbered, if `memory_max` is below `memory`, or if the system refuses memory or to lock it.
     pub fn build(self) -> Result<Cache> {
+        self.build_with(Box::new(DiskTier::open_store))
+    }
+
+    /// As [`Builder::build`]; the store of the disk tier, if there is to be one, is opened by `store`.
+    fn build_with(self, store: StoreOpener) -> Result<Cache> {
         let process = ForkGuard::new();
         let memory = self.memory.unwrap_or_else(|| default_memory().max(Cache::MEMORY_MIN));
         let reservation = Reservation { memory_max: self.memory_max.unwrap_or(memory), swap: self.swap };
@@ -409,8 +418,8 @@ impl Builder {
             }
         };
         let spill = spill.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
-        let disk = self.disk.map(|options| DiskTier::open(&options, &wait_queue).map(Arc::new));
-        let disk = disk.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
+        let disk = self.disk.map(|options| DiskCopies::open(&options, store, &arena, &wait_queue));
+        let disk = disk.transpose().map_err(|e| Repr::Build(Box::new(e)))?.map(Arc::new);
         let filemap = Filemap::new(arena, wait_queue, orders, self.tuning).with_spill(spill);
         let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
@@ -1096,7 +1105,7 @@ impl Drop for CacheInner {
             return;
         }
         let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
-        let leases = Arc::clone(&self.leases);
+        let (leases, disk) = (Arc::clone(&self.leases), self.disk.clone());
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
             leases.close();
@@ -1109,6 +1118,7 @@ impl Drop for CacheInner {
             filemap.wait_queue.close();
             // Requests in flight write into the arena: it ends before anything else does.
             engine.drain();
+            disk.iter().for_each(|disk| disk.end(disk_copies::END_MAX));
             files.values().for_each(|known| filemap.supply.reclaim.remove_mapping(known.mapping.id()));
         };
         if is_waking() {

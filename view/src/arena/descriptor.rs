@@ -211,6 +211,11 @@ impl Ticket {
     pub fn order(&self) -> Order {
         self.word.order()
     }
+    /// The folio's sequence: which folio of this frame, and whether it had been written.
+    #[inline]
+    pub fn sequence(&self) -> u32 {
+        self.word.sequence()
+    }
     /// Whether the folio carries the readahead marker.
     #[inline]
     pub fn has_marker(&self) -> bool {

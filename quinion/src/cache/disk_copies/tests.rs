@@ -1,0 +1,468 @@
+//! A disk that is slower than the backend, as slow as a test wants: what it refused is there later, and is never other
+//! bytes than what arrived.
+//!
+//! The disk is a device in memory whose writes can be held back. All bytes follow from the content's number and the
+//! place, so each page that is found on the disk, now or by a cache that opens it next, is compared.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use quinion_disk::{Device, DiskOptions, DiskStats, DiskStore};
+
+use crate::backend::{
+    Attributes, BlockingSource, ContentKey, Identity, ReadAt, SyncKind, ThreadPool, Version, WaitQueue,
+    WriteAt,
+};
+use crate::{Builder, Cache, File, OpenOptions};
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+const PIECE: u64 = 64 << 10;
+/// How long a test waits for what must come before it says that it never will.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A disk in memory.
+#[derive(Clone, Debug)]
+struct SlowDisk(Arc<SlowDiskState>);
+
+#[derive(Debug)]
+struct SlowDiskState {
+    bytes: Mutex<Vec<u8>>,
+    holds: (Mutex<bool>, Condvar),
+    fails: AtomicBool,
+}
+
+impl SlowDisk {
+    fn new(mib: u64) -> (Self, DiskOptions) {
+        let bytes = Mutex::new(vec![0; (mib * MIB) as usize]);
+        let state = SlowDiskState { bytes, holds: Default::default(), fails: AtomicBool::new(false) };
+        (Self(Arc::new(state)), DiskOptions::new("", mib * MIB).buffer_bytes(3 << 20))
+    }
+    /// Its writes are held back from now on, or go on.
+    fn hold(&self, holds: bool) {
+        *self.0.holds.0.lock().unwrap() = holds;
+        self.0.holds.1.notify_all();
+    }
+}
+
+impl Device for SlowDisk {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        buffer.copy_from_slice(&self.0.bytes.lock().unwrap()[offset as usize..][..buffer.len()]);
+        Ok(())
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        drop(self.0.holds.1.wait_while(self.0.holds.0.lock().unwrap(), |holds| *holds).unwrap());
+        if self.0.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("no such device"));
+        }
+        self.0.bytes.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One content of a store that counts what is fetched of it.
+#[derive(Debug)]
+struct Content {
+    number: u64,
+    size: u64,
+    is_named: bool,
+    fetched: Arc<AtomicU64>,
+}
+
+/// The eight bytes at that word of a content.
+fn word(number: u64, at: u64) -> [u8; 8] {
+    ((at + 1) ^ number << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+}
+
+fn content(number: u64, from: u64, len: usize) -> Vec<u8> {
+    let (first, end) = (from / 8, (from + len as u64).div_ceil(8));
+    let bytes: Vec<u8> = (first..end).flat_map(|at| word(number, at)).collect();
+    bytes[(from - first * 8) as usize..][..len].to_vec()
+}
+
+fn key(number: u64) -> ContentKey {
+    let mut key = [9; 32];
+    key[..8].copy_from_slice(&number.to_le_bytes());
+    ContentKey(key)
+}
+
+impl ReadAt for Content {
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        let bytes = self.size.saturating_sub(position).min(buffer.len() as u64) as usize;
+        buffer[..bytes].copy_from_slice(&content(self.number, position, bytes));
+        self.fetched.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        let version = Version { modified: 0, changed: 0, settled: true, steps: true };
+        let mut digest = [7; 24];
+        digest[..8].copy_from_slice(&self.number.to_le_bytes());
+        Ok(Attributes { identity: Identity::of_digest(digest), version, size: self.size })
+    }
+    fn content_key(&self) -> Option<ContentKey> {
+        self.is_named.then(|| key(self.number))
+    }
+}
+
+/// A second handle of the same file that may write, and whose writes are lost.
+impl WriteAt for Content {
+    fn write_at(&self, bytes: &[u8], _position: u64) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+    fn sync(&self, _kind: SyncKind, _range: std::ops::Range<u64>) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A cache on a slow disk.
+struct Node {
+    cache: Cache,
+    pool: Arc<ThreadPool>,
+    fetched: Arc<AtomicU64>,
+    disk: SlowDisk,
+}
+
+/// The end of the cache waits for the disk, also that of a test that has failed.
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.disk.hold(false);
+    }
+}
+
+impl Node {
+    fn new(memory_mib: u64, disk: &SlowDisk, options: &DiskOptions) -> Self {
+        Self::built(Cache::builder().memory(memory_mib * MIB), disk, options)
+    }
+    fn built(builder: Builder, disk: &SlowDisk, options: &DiskOptions) -> Self {
+        let device = Box::new(disk.clone());
+        let store = Box::new(|options: &DiskOptions| DiskStore::open_on(device, options));
+        let cache = builder.disk(options.clone()).build_with(store).expect("a cache");
+        let pool = Arc::new(ThreadPool::new(Arc::new(WaitQueue::new()), 2, 64));
+        Self { cache, pool, fetched: Arc::default(), disk: disk.clone() }
+    }
+    fn content(&self, number: u64, size: u64) -> Content {
+        Content { number, size, is_named: true, fetched: Arc::clone(&self.fetched) }
+    }
+    fn open(&self, number: u64, size: u64) -> File {
+        let source = BlockingSource::new(self.content(number, size), Arc::clone(&self.pool));
+        self.cache.open_backend(Arc::new(source)).expect("it opens")
+    }
+    fn open_unnamed(&self, number: u64, size: u64) -> File {
+        let content = Content { is_named: false, ..self.content(number, size) };
+        let source = BlockingSource::new(content, Arc::clone(&self.pool));
+        self.cache.open_backend(Arc::new(source)).expect("it opens")
+    }
+    fn open_for_writing(&self, number: u64, size: u64) -> File {
+        let source = BlockingSource::for_writing(self.content(number, size), Arc::clone(&self.pool));
+        let options = *OpenOptions::new().write(true);
+        self.cache.open_backend_with(Arc::new(source), &options).expect("it opens")
+    }
+    fn stats(&self) -> DiskStats {
+        self.cache.disk_stats().unwrap()
+    }
+    /// Waits until nothing is owed, and nothing of it is being copied.
+    fn wait_until_paid(&self) -> DiskStats {
+        let begun = Instant::now();
+        while self.stats().owed_pages > 0 {
+            assert!(begun.elapsed() < LONG, "{:?}", self.stats());
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.cache.shared.disk.as_ref().unwrap().thread.close();
+        self.stats()
+    }
+}
+
+fn read_checked(file: &File, number: u64, from: u64, len: usize) {
+    let mut buffer = vec![0; len];
+    let bytes = file.read_at(&mut buffer, from).expect("it is read");
+    assert_eq!(bytes as u64, file.len().saturating_sub(from).min(len as u64));
+    assert!(buffer[..bytes] == content(number, from, bytes), "content {number} from byte {from}");
+}
+
+fn read_all(file: &File, number: u64) {
+    for from in (0..file.len()).step_by(MIB as usize) {
+        read_checked(file, number, from, MIB as usize);
+    }
+}
+
+/// Compares all pages of a content that are on the disk with what they should be. Returns how many there are.
+fn check_disk(store: &DiskStore, number: u64, size: u64) -> u64 {
+    let is_right = |page: u64| {
+        let mut got = Vec::new();
+        store.read(&key(number), page, 1, &mut |_, bytes| got.extend_from_slice(bytes)).ok()?;
+        let mut wanted = content(number, page * PAGE, (size - page * PAGE).min(PAGE) as usize);
+        wanted.resize(PAGE as usize, 0);
+        assert!(got == wanted, "content {number}: page {page} has bytes of something else");
+        Some(())
+    };
+    (0..size.div_ceil(PAGE)).filter_map(is_right).count() as u64
+}
+
+#[test]
+fn pages_that_a_slow_disk_refused_are_copied_later_and_a_restart_asks_for_nothing() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::new(64, &disk, &options);
+    let size = 20 * MIB + 4095;
+    disk.hold(true);
+    let file = node.open(1, size);
+    read_all(&file, 1);
+    let stats = node.stats();
+    assert!(stats.refused_pages > 1000, "{stats:?}");
+    assert!(stats.owed_pages > 1000 && stats.late_pages + stats.missed_pages == 0, "{stats:?}");
+    drop(file);
+    disk.hold(false);
+    let stats = node.wait_until_paid();
+    assert_eq!((stats.pages, stats.missed_pages), (20 * 256 + 1, 0), "{stats:?}");
+    assert!(stats.late_pages > 1000, "{stats:?}");
+    drop(node);
+    let node = Node::new(64, &disk, &options);
+    read_all(&node.open(1, size), 1);
+    assert_eq!(node.fetched.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn pages_that_have_left_memory_are_missed_and_others_in_their_frames_are_not_taken_for_them() {
+    let (disk, options) = SlowDisk::new(128);
+    let node = Node::new(16, &disk, &options);
+    disk.hold(true);
+    read_all(&node.open(1, 10 * MIB), 1);
+    let owed = node.stats().owed_pages;
+    assert!(owed > 1000);
+    // In another order than the file's, and twice: as a stream it would evict itself.
+    let file = node.open_unnamed(2, 40 * MIB);
+    let pieces = 40 * MIB / PIECE;
+    (0..2 * pieces).for_each(|at| read_checked(&file, 2, at * 7 % pieces * PIECE, PIECE as usize));
+    disk.hold(false);
+    let stats = node.wait_until_paid();
+    assert_eq!(stats.late_pages + stats.missed_pages, owed, "{stats:?}");
+    assert!(stats.missed_pages > 1000, "{stats:?}");
+    drop(node);
+    let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
+    assert_eq!(check_disk(&store, 1, 10 * MIB), 10 * 256 - stats.missed_pages);
+}
+
+/// 1 What arrives of a content is owed.
+/// 2 A second handle of the same file, which may write, changes pages, cuts the file and makes it longer.
+/// 3 The pages are cached, up to date and of the same file: and they are not the content's.
+#[test]
+fn pages_that_were_written_or_cut_meanwhile_are_not_copied() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::new(64, &disk, &options);
+    let size = 16 * MIB;
+    disk.hold(true);
+    let file = node.open(1, size);
+    read_all(&file, 1);
+    assert!(node.stats().owed_pages > 2000);
+    let writer = node.open_for_writing(1, size);
+    for page in (0..size / PAGE).step_by(3) {
+        writer.write_all_at(b"not the content's", page * PAGE + 100).unwrap();
+    }
+    writer.set_len(12 * MIB).unwrap();
+    writer.set_len(size).unwrap();
+    writer.write_all_at(&vec![1; MIB as usize], 14 * MIB).unwrap();
+    writer.sync_all().unwrap();
+    disk.hold(false);
+    node.wait_until_paid();
+    drop((file, writer, node));
+    let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
+    assert!(check_disk(&store, 1, size) < 3000);
+}
+
+#[test]
+fn pages_that_were_let_go_and_fetched_again_are_not_copied_twice() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::new(64, &disk, &options);
+    let size = 16 * MIB;
+    disk.hold(true);
+    let file = node.open(1, size);
+    read_all(&file, 1);
+    let first = node.stats().owed_pages;
+    file.dont_need(0, size).unwrap();
+    read_all(&file, 1);
+    let both = node.stats().owed_pages;
+    assert!(both > first, "they arrived again");
+    disk.hold(false);
+    let stats = node.wait_until_paid();
+    assert_eq!((stats.pages, stats.missed_pages), (16 * 256, first), "{stats:?}");
+}
+
+/// What stays in memory after some reading and evicting, and what the cache counted.
+fn outcome_of(copies: bool) -> (Vec<(u64, u64)>, [u64; 6]) {
+    let (disk, options) = SlowDisk::new(64);
+    let builder = Cache::builder().memory(16 * MIB).background_reclaim(false).readahead(0);
+    let node = Node::built(builder, &disk, &options);
+    disk.hold(true);
+    let file = node.open(1, 60 * MIB);
+    let mut state = 1_u64;
+    let mut read = |pages: u64, reads: u64| {
+        for _ in 0..reads {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            read_checked(&file, 1, (state >> 33) % pages * PAGE, 64);
+        }
+    };
+    read(2500, 6000);
+    assert!(node.stats().owed_pages > 1000, "{:?}", node.stats());
+    if copies {
+        disk.hold(false);
+        let stats = node.wait_until_paid();
+        assert!(stats.late_pages > 1000, "{stats:?}");
+    }
+    // From here on nothing comes from the disk: what is cached is read, or what was not yet.
+    let all: Vec<_> =
+        file.residents(0, u64::MAX).unwrap().map(|range| (range.bytes.start, range.pages)).collect();
+    let mut fresh = 5000;
+    for round in 0..3000 {
+        let (at, _) = all[round % (all.len() / 3)];
+        if file.residency(at, 1).unwrap().cached_pages == 1 {
+            read_checked(&file, 1, at, 64);
+        }
+        read_checked(&file, 1, fresh * PAGE, 64);
+        fresh += 1;
+    }
+    let left = file.residents(0, u64::MAX).unwrap().map(|range| (range.bytes.start, range.pages)).collect();
+    let stats = node.cache.stats();
+    disk.hold(false);
+    (
+        left,
+        [
+            stats.reads,
+            stats.hits,
+            stats.misses,
+            stats.evicted_pages,
+            stats.activated_pages,
+            stats.cached_pages,
+        ],
+    )
+}
+
+#[test]
+fn late_copies_change_neither_what_is_evicted_nor_what_is_counted() {
+    assert_eq!(outcome_of(true), outcome_of(false));
+}
+
+#[test]
+fn a_disk_that_fails_owes_nothing_any_more() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::new(64, &disk, &options);
+    disk.hold(true);
+    let file = node.open(1, 16 * MIB);
+    read_all(&file, 1);
+    let owed = node.stats().owed_pages;
+    assert!(owed > 2000);
+    disk.0.fails.store(true, Ordering::Relaxed);
+    disk.hold(false);
+    let stats = node.wait_until_paid();
+    assert!(node.cache.disk_trouble().is_some());
+    assert_eq!(stats.late_pages + stats.missed_pages, owed);
+    file.dont_need(0, 16 * MIB).unwrap();
+    read_all(&file, 1);
+    assert_eq!(node.stats().owed_pages, 0);
+}
+
+#[test]
+fn the_end_copies_what_is_owed_and_does_not_wait_for_a_disk_that_hangs() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::new(64, &disk, &options);
+    disk.hold(true);
+    read_all(&node.open(1, 16 * MIB), 1);
+    let copies = Arc::clone(node.cache.shared.disk.as_ref().unwrap());
+    assert!(copies.stats().owed_pages > 2000);
+    copies.end(Duration::ZERO);
+    assert!(copies.stats().owed_pages > 2000, "there was no time, and no room");
+    disk.hold(false);
+    copies.end(LONG);
+    assert_eq!((copies.stats().owed_pages, copies.stats().missed_pages), (0, 0));
+    drop((copies, node));
+    let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
+    assert_eq!(check_disk(&store, 1, 16 * MIB), 16 * 256);
+}
+
+#[test]
+fn nothing_that_is_owed_keeps_a_file_alive() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::built(Cache::builder().memory(64 * MIB).idle_files_max(0), &disk, &options);
+    disk.hold(true);
+    let file = node.open(1, 16 * MIB);
+    read_all(&file, 1);
+    let mapping = Arc::downgrade(&file.handle.mapping);
+    drop(file);
+    assert!(mapping.upgrade().is_none());
+    disk.hold(false);
+    let stats = node.wait_until_paid();
+    assert!(stats.missed_pages > 2000 && stats.late_pages == 0, "{stats:?}");
+}
+
+/// Threads that read, write by second handles, let go and reopen; memory and disk too small; the disk stops and goes
+/// on. Then all that is on the disk is compared.
+#[test]
+fn a_storm_leaves_no_wrong_byte_on_the_disk() {
+    let (disk, options) = SlowDisk::new(24);
+    let size = |number: u64| 3 * MIB + number * 1111;
+    for round in 0..3 {
+        let node = Node::new(16, &disk, &options);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let readers: Vec<_> = (0..3)
+                .map(|thread| {
+                    let node = &node;
+                    scope.spawn(move || storm(node, round << 8 | thread | 1 << 20, size))
+                })
+                .collect();
+            let switch = scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    disk.hold(true);
+                    thread::sleep(Duration::from_millis(3));
+                    disk.hold(false);
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+            is_over.store(true, Ordering::Relaxed);
+            switch.join().unwrap();
+        });
+        let stats = node.wait_until_paid();
+        assert!(stats.late_pages > 0 && stats.missed_pages > 0, "{stats:?}");
+        node.cache.check().unwrap();
+        drop(node);
+        let store = DiskStore::open_on(Box::new(disk.clone()), &options).unwrap();
+        let found: u64 = (0..12).map(|number| check_disk(&store, number, size(number))).sum();
+        assert!(found > 0);
+    }
+}
+
+/// What one thread of the storm does. Contents from 8 on are written as well, so what is read of them is not compared.
+fn storm(node: &Node, seed: u64, size: impl Fn(u64) -> u64) {
+    let mut state = seed;
+    let mut random = move |end: u64| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 33) % end
+    };
+    for _ in 0..800 {
+        let number = random(12);
+        let (file, from, len) = (node.open(number, size(number)), random(size(number)), 1 + random(300_000));
+        if number < 8 {
+            read_checked(&file, number, from, len as usize);
+        } else {
+            file.read_at(&mut vec![0; len as usize], from).expect("it is read");
+        }
+        match random(10) {
+            0 => drop(file.dont_need(from, len)),
+            1 => drop(file.revalidate()),
+            2 if number >= 8 => {
+                let writer = node.open_for_writing(number, size(number));
+                let bytes = vec![0xee; len.min(size(number) - from) as usize];
+                writer.write_all_at(&bytes, from).expect("it is written");
+            }
+            _ => {}
+        }
+    }
+}

@@ -319,14 +319,12 @@ fn outcome_of(copies: bool) -> (Vec<(u64, u64)>, [u64; 6]) {
     // From here on nothing comes from the disk: what is cached is read, or what was not yet.
     let all: Vec<_> =
         file.residents(0, u64::MAX).unwrap().map(|range| (range.bytes.start, range.pages)).collect();
-    let mut fresh = 5000;
-    for round in 0..3000 {
+    for (round, fresh) in (5000..8000).enumerate() {
         let (at, _) = all[round % (all.len() / 3)];
         if file.residency(at, 1).unwrap().cached_pages == 1 {
             read_checked(&file, 1, at, 64);
         }
         read_checked(&file, 1, fresh * PAGE, 64);
-        fresh += 1;
     }
     let left = file.residents(0, u64::MAX).unwrap().map(|range| (range.bytes.start, range.pages)).collect();
     let stats = node.cache.stats();

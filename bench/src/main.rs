@@ -37,10 +37,10 @@ use fixtures::caches::Drops;
 use fixtures::tuned::TunedRun;
 use fixtures::{callgrind, counted, limit, tuned, worker};
 use harness::bar::Bar;
-use harness::kept::Kept;
 use harness::page::Section;
 use harness::recorded::RecordedRun;
 use harness::rows::{self, Row};
+use harness::saved_run::Kept;
 use harness::{
     About, CacheStart, Experiment, Extent, NotMeasured, Repeat, Settings, Unmeasured, folder, hit_ratios,
     machine, markdown, scoreboard, sentences,

@@ -48,7 +48,7 @@ pub mod charts;
 pub mod escape;
 pub mod folder;
 pub mod hit_ratios;
-pub mod kept;
+pub mod saved_run;
 pub mod machine;
 pub mod markdown;
 pub mod page;
@@ -337,7 +337,7 @@ impl Case {
         Self { usual_min: repetitions, ..self }
     }
 
-    /// Each side is estimator by its better quartile: where other processes can only make a run slower.
+    /// Each side is judged by its better quartile: where other processes can only make a run slower.
     pub fn by_lower_quartile(self) -> Self {
         Self { estimator: Estimator::LowerQuartile, ..self }
     }

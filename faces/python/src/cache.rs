@@ -205,7 +205,7 @@ impl RawCache {
         freshness: Option<String>,
     ) -> PyResult<()> {
         let opener = self.opener()?;
-        waiter.start(number, move || opener.open(&url, freshness.as_deref()).map(Answer::File))
+        waiter.start(number, move || opener.open(&url, freshness.as_deref()).map(RawFile::into_answer))
     }
 
     /// What the cache has done, and has.

@@ -24,7 +24,7 @@
 //!
 //! Invariants:
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
-//!  2. What is copied to the disk is what the backend delivered, before anybody else could write there: the fill's
+//!  2. What is copied to the disk is what the backend delivered, before another thread could write there: the fill's
 //!     folios are locked until its sink is told.
 //!
 //! Locks: the store's own, and a mutex of the table of fingerprints, which is a leaf. None is held at a device.

@@ -253,7 +253,7 @@ fn programs_that_cannot_be_started() {
     assert_complains(
         &output(&mut run(&["--memroy", "1G", "true"])),
         127,
-        &["--memroy", "no option", "--help"],
+        &["--memroy", "not an option", "--help"],
     );
     assert_complains(&output(&mut run(&["db", "--", "true"])), 127, &["db", "--keep=NAME"]);
     assert_complains(&output(&mut run(&[text(&path)])), 126, &[text(&path), "executed"]);
@@ -278,7 +278,7 @@ fn too_few_open_files() {
         let said = with(limit);
         if !said.status.success() {
             refused += 1;
-            let allowed = format!("may have {limit} open");
+            let allowed = format!("may have {limit} files open");
             assert_complains(&said, 1, &["Too many open files", &allowed, "`ulimit -n 256`"]);
         }
     }

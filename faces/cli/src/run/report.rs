@@ -624,8 +624,9 @@ fn why_nothing(reasons: &[u64]) -> Option<String> {
     counted.sort_by_key(|&(count, _)| std::cmp::Reverse(count));
     counted.first()?;
     let remedy = if counted.iter().any(|&(_, reason)| reason == Reason::Left) {
-        "; a file is copied into the cache when a program opens it for the third time, or when twice its size has \
-         been read; `--attach at-once` serves every file at its first read"
+        "; a file of 4 MiB or more is copied into the cache, in the background, when it is opened for the third time, \
+         and any file when reads of it have come to twice its size; `--attach at-once` serves every file at its first \
+         read"
     } else {
         ""
     };

@@ -28,7 +28,7 @@ use crate::file::{RawFile, ReadCounters, freshness_of};
 use crate::source::{CachedFile, CachedObject, KernelFile, Source};
 use crate::stores::{self, StoreRequest};
 use crate::wait::interruptible;
-use crate::waiter::{Answer, RawWaiter};
+use crate::waiter::RawWaiter;
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -108,6 +108,11 @@ pub(crate) struct RawFile {
 }
 
 impl RawFile {
+    /// What a job brings that opened this file.
+    pub(crate) fn into_answer(self) -> Answer {
+        Answer::Object(Box::new(move |py| Ok(Py::new(py, self)?.into_any())))
+    }
+
     pub(crate) fn new(source: Arc<dyn Source>, counters: Arc<ReadCounters>) -> Self {
         Self { source, counters }
     }
@@ -215,11 +220,6 @@ fn missing(ranges: &[Range<u64>], ready: &[Option<Bytes>]) -> Vec<Range<u64>> {
 
 #[pymethods]
 impl RawFile {
-    /// What a job brings that opened this file.
-    pub(crate) fn into_answer(self) -> Answer {
-        Answer::Object(Box::new(move |py| Ok(Py::new(py, self)?.into_any())))
-    }
-
     #[getter]
     fn size(&self) -> u64 {
         self.source.size()

@@ -5,7 +5,7 @@
 //!     Hello    ------------>  whose process? of our domain? --> a seat, a page of its own
 //!     Welcome  <------------  arena, control, page
 //!
-//!   viewer's page                workers (4, more if they hang)    Owner
+//!   viewer's page                workers (more if they hang)       Owner
 //!     slot PENDING --take-->  whose? a handle of that viewer's? --> attach, fill, advance, ..
 //!     slot DONE    <--------  answer, wake                      <--
 //!

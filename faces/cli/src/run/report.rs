@@ -659,3 +659,24 @@ fn words(reason: Reason) -> &'static str {
         Reason::Wrapped => "in programs where another object wraps the functions that are served",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_note_names_a_reason_that_a_user_can_act_on() {
+        let mut reasons = [0; Reason::ALL.len()];
+        assert_eq!(why_nothing(&reasons), None);
+        reasons[Reason::Mapped as usize] = 13;
+        let note = why_nothing(&reasons).expect("a reason");
+        assert!(note.ends_with("13 mapped"), "{note}");
+        (reasons[Reason::Left as usize], reasons[Reason::NotRegular as usize]) = (2, 1);
+        let note = why_nothing(&reasons).expect("a reason");
+        assert!(note.contains(": 2 read too few times") && note.contains("`--attach at-once`"), "{note}");
+        assert!(!note.contains("mapped") && !note.contains("regular"), "{note}");
+        reasons[Reason::Writable as usize] = 3;
+        let note = why_nothing(&reasons).expect("a reason");
+        assert!(note.contains(": 3 open for writing") && note.contains("`--attach at-once`"), "{note}");
+    }
+}

@@ -37,13 +37,13 @@ use fixtures::caches::Drops;
 use fixtures::tuned::TunedRun;
 use fixtures::{callgrind, counted, limit, tuned, worker};
 use harness::bar::Bar;
-use harness::kept::Kept;
 use harness::page::Section;
 use harness::recorded::RecordedRun;
 use harness::rows::{self, Row};
+use harness::saved_run::Kept;
 use harness::{
-    About, CacheStart, Experiment, Extent, NotMeasured, Repeat, Settings, Unmeasured, folder, hit_ratios,
-    machine, markdown, scoreboard, sentences,
+    CacheStart, Experiment, ExperimentDescription, Extent, MissingRuns, Repeat, Settings, Unmeasured, folder,
+    hit_ratios, machine, markdown, scoreboard, sentences,
 };
 
 /// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
@@ -285,7 +285,7 @@ impl Bench {
 
     /// The rows of all cases that could be measured, and the cases that could not.
     fn measure(&mut self, experiment: &Experiment) -> Section {
-        let About { name, question, .. } = *experiment.about;
+        let ExperimentDescription { name, question, .. } = *experiment.about;
         let mut section = Section { name, question, rows: Vec::new(), unmeasured: Vec::new() };
         let cases = (experiment.cases)(&self.settings);
         let [mut ready, each] = experiment.takes_of(&self.settings, cases.len());
@@ -312,7 +312,7 @@ impl Bench {
     }
 
     /// Which ways of a case are missing, or missing in a part.
-    fn say(&self, experiment: &Experiment, case: &str, excuses: &[NotMeasured]) {
+    fn say(&self, experiment: &Experiment, case: &str, excuses: &[MissingRuns]) {
         for sentence in sentences(excuses) {
             self.bar.aside(|| eprintln!("quinion: {}: {case}: {sentence}", experiment.about.name));
         }

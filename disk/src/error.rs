@@ -26,7 +26,7 @@ pub enum DiskError {
         folder: PathBuf,
     },
     /// The file has bytes that this crate did not write.
-    #[error("{path} is there and is no disk tier of Quinion's; move it away, or name another folder")]
+    #[error("{path} exists and is not a disk tier of Quinion; move it away, or name another folder")]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -80,6 +80,6 @@ pub struct DiskTrouble {
 impl fmt::Display for DiskTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { action, error } = self;
-        write!(f, "the disk tier is off, as its disk failed to {action}: {error}; nothing is lost")
+        write!(f, "the disk tier is off because its disk failed to {action}: {error}; nothing is lost")
     }
 }

@@ -378,7 +378,7 @@ fn read_superblock(device: &dyn Device) -> Result<u64, DiskError> {
     match Superblock::decode(page.bytes()) {
         SuperblockState::Valid(found) => return Ok(found.store),
         SuperblockState::Foreign => {
-            let words = "it holds what is no disk tier of Quinion's";
+            let words = "it is not a disk tier of Quinion";
             return Err(failed("use")(io::Error::new(io::ErrorKind::InvalidData, words)));
         }
         SuperblockState::Empty | SuperblockState::Outdated => {}

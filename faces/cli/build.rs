@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What the outer cargo, or whoever called it, set for the outer build.
+/// What the outer cargo, or its caller, set for the outer build.
 const NOT_INHERITED: [&str; 12] = [
     "RUSTFLAGS",
     "CARGO_ENCODED_RUSTFLAGS",

@@ -57,7 +57,7 @@ enum Op {
     Ask { slot: u8, operation: u8, arguments: [u64; 3], file: Option<u8>, pending: u8 },
     /// Moves a slot to another state.
     State { slot: u8, state: u8 },
-    /// Says something at the door.
+    /// Sends bytes to the socket.
     Say { message: Vec<u8>, descriptor: u8 },
     /// Sends a descriptor as viewers do.
     Offer { descriptor: u8 },
@@ -112,14 +112,14 @@ impl Iterator for Bytes<'_> {
 
 /// The real owner, and what it must not be asked.
 #[derive(Debug)]
-struct Watched {
+struct CheckedOwner {
     owner: CacheOwner,
     readable: OnceLock<HashSet<FileName>>,
     given: Mutex<HashSet<u64>>,
     is_wrong: AtomicBool,
 }
 
-impl Watched {
+impl CheckedOwner {
     fn must(&self, is_right: bool) {
         if !is_right {
             self.is_wrong.store(true, Ordering::Relaxed); // a panic here would be caught
@@ -130,7 +130,7 @@ impl Watched {
     }
 }
 
-impl Owner for Watched {
+impl Owner for CheckedOwner {
     fn arena(&self) -> ArenaShare<'_> {
         self.owner.arena()
     }
@@ -146,11 +146,11 @@ impl Owner for Watched {
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         self.owner.leaves_to_kernel(file, name, spent)
     }
-    fn prepare(&self, house: &dyn ServiceHandle) {
-        self.owner.prepare(house);
+    fn prepare(&self, service: &dyn ServiceHandle) {
+        self.owner.prepare(service);
     }
-    fn sure_for(&self) -> Duration {
-        self.owner.sure_for()
+    fn leases_valid_for(&self) -> Duration {
+        self.owner.leases_valid_for()
     }
     fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
         self.owner.writer_opened(device, inode, cuts);
@@ -189,7 +189,7 @@ impl Owner for Watched {
 struct Stage {
     _folder: tempfile::TempDir,
     service: Service,
-    owner: Arc<Watched>,
+    owner: Arc<CheckedOwner>,
     socket: std::path::PathBuf,
     liar: Child,
     /// What the liar has at 0, 1 and 2, as descriptors of ours; and their names.
@@ -230,7 +230,7 @@ impl Stage {
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
         let rules =
             ServeRules { immutable: vec![folder.path().canonicalize().unwrap()], ..ServeRules::default() };
-        let owner = Arc::new(Watched {
+        let owner = Arc::new(CheckedOwner {
             owner: CacheOwner::new(cache).with_rules(rules),
             readable: OnceLock::new(),
             given: Mutex::default(),
@@ -286,7 +286,7 @@ impl Stage {
         }
     }
 
-    /// Says something at the door, and waits for no answer.
+    /// Sends bytes to the socket, and waits for no answer.
     fn say(&self, message: &[u8], descriptor: Option<&File>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();

@@ -15,7 +15,7 @@
 //!
 //! When a fetch has failed, all of its readers wake at once, and each would ask again, one after the other, each for as
 //! long as a deadline. So a range that has failed is remembered for a moment, and refused with the same error. If it
-//! has failed since the object is another by now, opens that believe in this version are told so (`known.rs`).
+//! has failed since the object is another by now, opens that believe in this version are told so (`metadata_cache.rs`).
 //!
 //! [`ObjectFile`]: crate::ObjectFile
 //!
@@ -36,7 +36,7 @@ use quinion::backend::{Attributes, Backend, ContentKey, Fill};
 
 use crate::error::FetchError;
 use crate::fetch::{Fetcher, FetcherSlot};
-use crate::known::{Known, KnownVersion};
+use crate::metadata_cache::{KnownVersion, MetadataCache};
 use crate::plan::{JoinLimits, join};
 use crate::stats::add;
 use crate::version::{VersionNames, is_same};
@@ -56,7 +56,7 @@ pub(crate) struct ObjectBackend {
     plugs: Mutex<Vec<Plug>>,
     failed: Arc<Mutex<VecDeque<FailedRange>>>,
     /// What opens believe.
-    known: Arc<Known<KnownVersion>>,
+    known: Arc<MetadataCache<KnownVersion>>,
     /// The answer to a GET that was sent before the version was known.
     answered: Mutex<Option<GetResult>>,
 }
@@ -147,7 +147,7 @@ impl ObjectBackend {
         fetcher: Arc<FetcherSlot>,
         meta: Arc<ObjectMeta>,
         names: VersionNames,
-        known: Arc<Known<KnownVersion>>,
+        known: Arc<MetadataCache<KnownVersion>>,
     ) -> Self {
         let VersionNames { attributes, content_key } = names;
         Self {

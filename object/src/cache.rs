@@ -6,8 +6,8 @@
 //!                                               quinion::Cache <---+   one mapping for all handles
 //! ```
 //!
-//! What a store has told of an object is kept (`known.rs`), as long as its answer may be taken for current by an open
-//! that allows that ([`Freshness`]); it is metadata alone, and keeps no page.
+//! What a store has told of an object is kept (`metadata_cache.rs`), as long as its answer may be taken for current by
+//! an open that allows that ([`Freshness`]); it is metadata alone, and keeps no page.
 //!
 //! The registry keeps no backend alive: a version that the cache has let go of is forgotten here as well. It is there
 //! so that all handles of a version plug the very backend that fills their pages.
@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::fetch::{Fetcher, FetcherSlot, wait_for};
 use crate::file::ObjectFile;
 use crate::first_byte::FirstByte;
-use crate::known::{Known, KnownVersion, Question};
+use crate::metadata_cache::{KnownVersion, MetadataCache, Question};
 use crate::options::{Freshness, Options};
 use crate::stats::FetchStats;
 use crate::version;
@@ -65,7 +65,7 @@ struct Shared {
     /// An object's first bytes have come, or will not.
     opened: Condvar,
     /// What the store has told of objects.
-    known: Arc<Known<KnownVersion>>,
+    known: Arc<MetadataCache<KnownVersion>>,
 }
 
 /// The backends of versions that the cache may know.
@@ -190,7 +190,7 @@ impl ObjectCache {
         let fetcher = Arc::new(FetcherSlot::new(fetcher));
         let (backends, opened) = (Mutex::default(), Condvar::new());
         // Each open says how fresh it is to be.
-        let known = Arc::new(Known::new(Freshness::Always));
+        let known = Arc::new(MetadataCache::new(Freshness::Always));
         let shared = Shared { cache, fetcher, store_name, backends, opened, known };
         Ok(Self { shared: Arc::new(shared), freshness: None })
     }
@@ -296,7 +296,7 @@ impl ObjectCache {
         let result = match self.shared.note(path, StoreAnswer { answer, question }) {
             Ok(result) => result,
             Err(error @ Error::Open { source: StoreError::NotFound { .. }, .. }) => return Err(error),
-            // It has no bytes, or the store has a bad time.
+            // It has no bytes, or the store fails for the moment.
             Err(_) => return self.open_with_attributes(path),
         };
         let (attributes, end) = (result.attributes.clone(), result.range.end);

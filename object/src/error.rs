@@ -154,7 +154,7 @@ pub enum FetchFailure {
     /// The code of the store panicked.
     #[error("the store panicked: {0}")]
     Panicked(String),
-    /// The deadline passed while bytes came, or while it waited for its turn and no byte came to anybody.
+    /// The deadline passed while bytes came, or while it waited for its turn and no byte came to any fetch.
     #[error("it was not done before the deadline; allow more GETs at a time, or a later Options::deadline")]
     Deadline,
 }

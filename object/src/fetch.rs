@@ -139,7 +139,7 @@ impl Fetcher {
         Some(runtime.spawn(task))
     }
 
-    /// Asks what the object is now, under the conditions of `options`; again, if the store has a bad time.
+    /// Asks what the object is now, under the conditions of `options`; again, if the store fails for the moment.
     pub(crate) async fn head(
         &self,
         path: &Path,

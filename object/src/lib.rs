@@ -48,7 +48,7 @@ mod fetch;
 mod file;
 mod first_byte;
 mod options;
-mod known;
+mod metadata_cache;
 mod plan;
 mod retry;
 mod stats;
@@ -67,7 +67,7 @@ pub use store::{CachedStore, cached, cached_with};
 #[doc(hidden)]
 pub mod internals {
     pub use crate::bare::{exactly, get as bare_get, get_ranges as bare_get_ranges};
-    pub use crate::known::{
-        Known, NoteWrites, Question, Upload, Written, is_to_be_asked, noting_deletions, resolve,
+    pub use crate::metadata_cache::{
+        MetadataCache, NoteWrites, Question, Upload, Written, is_to_be_asked, noting_deletions, resolve,
     };
 }

@@ -268,7 +268,7 @@ impl FromStr for Freshness {
                 Some(Duration::ZERO) => Ok(Self::Always),
                 Some(time) => Ok(Self::For(time)),
                 None => Err(format!(
-                    "{text:?} is no freshness; write `always`, `immutable`, or seconds such as 30"
+                    "{text:?} is not a freshness; write `always`, `immutable`, or seconds such as 30"
                 )),
             },
         }

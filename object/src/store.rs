@@ -12,7 +12,8 @@
 //! What is **known** of an object is its open handle and its attributes. How long that is believed is
 //! [`Freshness`]; by default not at all: each call asks, and its conditions go to the store with the question.
 //!
-//! What a HEAD tells is kept by the rules of `known.rs`; the call itself may use it, since it is as old as the call.
+//! What a HEAD tells is kept by the rules of `metadata_cache.rs`; the call itself may use it, since it is as old as the
+//! call.
 //!
 //! Extensions of a request go with the HEAD; the GETs behind it carry none, since many callers may wait for one.
 //!
@@ -39,7 +40,9 @@ use crate::bare;
 use crate::cache::ObjectCache;
 use crate::error::{Error, Result};
 use crate::file::ObjectFile;
-use crate::known::{Known, NoteWrites, Upload, Written, is_to_be_asked, noting_deletions, resolve};
+use crate::metadata_cache::{
+    MetadataCache, NoteWrites, Upload, Written, is_to_be_asked, noting_deletions, resolve,
+};
 use crate::options::{Freshness, Options};
 
 /// A long stream gives its bytes in parts of this many at most, cut where this is a divisor.
@@ -63,7 +66,7 @@ pub fn cached(store: Arc<dyn ObjectStore>, cache: Cache) -> Result<CachedStore> 
 
 /// The store of `objects`, read through its cache, with answers as old as `freshness` allows.
 pub fn cached_with(objects: ObjectCache, freshness: Freshness) -> CachedStore {
-    CachedStore { shared: Arc::new(Shared { objects, known: Known::new(freshness) }) }
+    CachedStore { shared: Arc::new(Shared { objects, known: MetadataCache::new(freshness) }) }
 }
 
 /// An `ObjectStore` whose reads come from a page cache. Cheap to clone; clones share what is known.
@@ -74,7 +77,7 @@ pub struct CachedStore {
 
 struct Shared {
     objects: ObjectCache,
-    known: Known<KnownObject>,
+    known: MetadataCache<KnownObject>,
 }
 
 /// What a HEAD has told.
@@ -127,7 +130,7 @@ impl Shared {
                 | Err(error @ Error::Open { source: StoreError::NotModified { .. }, .. }) => {
                     return Err(error);
                 }
-                // It has no bytes, or the store has a bad time.
+                // It has no bytes, or the store fails for the moment.
                 Err(_) => {}
             }
         }

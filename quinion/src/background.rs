@@ -1,31 +1,31 @@
 //! Background: a thread of a cache that does work that no caller waits for.
 //!
 //! ```text
-//!   memory runs low      --poke-->  +--------+  run()   reclaim: evicts until enough is free
-//!   a stream has paused  --poke-->  | thread |  run()   uncached: drops what it left behind
+//!   memory runs low      --wake-->  +--------+  run()   reclaim: evicts until enough is free
+//!   a stream has paused  --wake-->  | thread |  run()   uncached: drops what it left behind
 //!                        <-sleep--  +--------+  run()   pressure: looks whether the machine is short
-//!                         until the first time a task named, or a poke
+//!                         until the first time a task named, or a wake-up
 //! ```
 //!
 //! A **task** is work that can be done late or not at all: the thread that needs it
 //! done now does it itself, on its own thread. So nothing depends on this
 //! thread being there: a cache that the system gives no thread is as right as
-//! any, and a little slower. It starts with the first poke and ends with the
+//! any, and a little slower. It starts with the first wake-up and ends with the
 //! cache.
 //!
 //! Tasks are known weakly. One whose owner is gone is forgotten, and while it
 //! runs, its owner lives.
 //!
 //! Invariants:
-//!  1. A change that was made before a poke is seen by a run of every task that begins after that poke.
+//!  1. A change that was made before a wake-up is seen by a run of every task that begins after that wake-up.
 //!  2. Tasks run one after another, with no lock of this module held.
 //!  3. A task that panics takes neither the thread nor another task with it.
 //!  4. When [`BackgroundThread::close`] has returned to a thread that is not the background thread itself, no task runs
 //!     any more.
 //!
-//! Not an invariant: that a task runs only when it asked to. Each poke reaches every task.
+//! Not an invariant: that a task runs only when it asked to. Each wake-up reaches every task.
 //!
-//! Cost: a poke is one atomic step, and a lock and a wake-up if the thread sleeps.
+//! Cost: a wake-up is one atomic step, and a lock and a wake-up if the thread sleeps.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,8 +56,8 @@ pub struct BackgroundThread {
 struct Shared {
     /// What the thread is called.
     name: &'static str,
-    /// Whether a thread called `poke` since the thread last began its round.
-    poked: AtomicBool,
+    /// Whether a thread called `wake` since the thread last began its round.
+    woken: AtomicBool,
     list: Mutex<TaskList>,
     wakeup: Condvar,
 }
@@ -81,7 +81,7 @@ enum Thread {
 }
 
 impl TaskList {
-    /// Adds a task; and forgets those whose owners are gone before the list grows, as there may never be a poke.
+    /// Adds a task; and forgets those whose owners are gone before the list grows, as there may never be a wake-up.
     fn add(&mut self, task: Weak<dyn BackgroundTask>) {
         if self.tasks.len() == self.tasks.capacity() {
             self.prune_dead();
@@ -104,25 +104,25 @@ impl BackgroundThread {
 
     /// The same, with another name for the thread, of 15 characters at most.
     pub fn named(name: &'static str) -> Self {
-        let (poked, list, wakeup) = (AtomicBool::new(false), Mutex::default(), Condvar::default());
-        Self { shared: Arc::new(Shared { name, poked, list, wakeup }), process: ForkGuard::new() }
+        let (woken, list, wakeup) = (AtomicBool::new(false), Mutex::default(), Condvar::default());
+        Self { shared: Arc::new(Shared { name, woken, list, wakeup }), process: ForkGuard::new() }
     }
 
-    /// Adds a task. It runs from the next poke on.
+    /// Adds a task. It runs from the next wake-up on.
     pub fn add(&self, task: Weak<dyn BackgroundTask>) {
         self.shared.lock().add(task);
     }
 
     /// Has every task run soon. Waits for nothing but a lock that is held for a few steps, and the start of the
-    /// thread if this is the first poke. In a forked child, and after [`BackgroundThread::close`], it does nothing.
-    pub fn poke(&self) {
+    /// thread if this is the first wake-up. In a forked child, and after [`BackgroundThread::close`], it does nothing.
+    pub fn wake(&self) {
         if self.process.is_forked() {
             return;
         }
-        // Release, partner: the Acquire in `begin_round`: what we did is seen by the round that takes this poke.
-        // The exchange is needed also where it says that another thread's `poke` is pending: a plain load could
+        // Release, partner: the Acquire in `begin_round`: what we did is seen by the round that takes this wake-up.
+        // The exchange is needed also where it says that another thread's `wake` is pending: a plain load could
         // read one that the thread has taken already.
-        if !self.shared.poked.swap(true, Ordering::Release) {
+        if !self.shared.woken.swap(true, Ordering::Release) {
             self.shared.ensure_thread();
             self.shared.wakeup.notify_one();
         }
@@ -152,9 +152,8 @@ impl BackgroundThread {
 }
 
 impl BackgroundThread {
-    /// Ends the thread after the task it is at, and has it do `last` then; waits for nothing. `last` comes
-    /// back if there
-    /// is no thread.
+    /// Ends the thread after the task it is at, and has it do `last` then; waits for nothing. `last` comes back if
+    /// there is no thread.
     pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
         let mut list = self.shared.lock();
         if self.process.is_forked() || !matches!(list.thread, Thread::Running(..)) {
@@ -192,7 +191,7 @@ impl Shared {
                     let id = handle.thread().id();
                     Thread::Running(handle, id)
                 }
-                Err(_) => Thread::Never, // who needs something done now does it himself
+                Err(_) => Thread::Never, // a thread that needs work done now does it itself
             };
         }
     }
@@ -212,13 +211,13 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a call of `poke` or until `again`; the tasks then. `None`: it is closed.
+    /// Sleeps until a call of `wake` or until `again`; the tasks then. `None`: it is closed.
     fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn BackgroundTask>>> {
         let mut list = self.lock();
         while !list.is_closed {
             let left = again.map(|again| again.saturating_duration_since(Instant::now()));
-            // Acquire, partner: the Release in `poke`.
-            if self.poked.swap(false, Ordering::Acquire) || left == Some(Duration::ZERO) {
+            // Acquire, partner: the Release in `wake`.
+            if self.woken.swap(false, Ordering::Acquire) || left == Some(Duration::ZERO) {
                 list.prune_dead();
                 return Some(list.tasks.clone());
             }
@@ -291,10 +290,10 @@ mod tests {
         let background = BackgroundThread::new();
         let (task, runs_seen) = recording(None, false);
         add(&background, &task);
-        assert!(matches!(background.shared.lock().thread, Thread::None), "no poke, no thread");
+        assert!(matches!(background.shared.lock().thread, Thread::None), "no wake-up, no thread");
         for turn in 1..=100 {
-            background.poke();
-            // Calls of `poke` may be taken together, but never one that comes after its round began.
+            background.wake();
+            // Calls of `wake` may be taken together, but never one that comes after its round began.
             assert!(runs_seen.recv_timeout(LONG).unwrap() >= turn);
         }
     }
@@ -314,11 +313,11 @@ mod tests {
         background.add(weak);
         for turn in 1..=1000 {
             task.0.store(turn, Ordering::Relaxed);
-            background.poke();
+            background.wake();
         }
         let begun = Instant::now();
         while task.1.load(Ordering::Relaxed) != 1000 {
-            assert!(begun.elapsed() < LONG, "the last poke was lost");
+            assert!(begun.elapsed() < LONG, "the last wake-up was lost");
             std::thread::yield_now();
         }
     }
@@ -330,7 +329,7 @@ mod tests {
         let (good, good_runs) = recording(Some(Duration::from_millis(1)), false);
         add(&background, &bad);
         add(&background, &good);
-        background.poke();
+        background.wake();
         for _ in 0..5 {
             good_runs.recv_timeout(LONG).unwrap();
         }
@@ -342,9 +341,9 @@ mod tests {
         let background = BackgroundThread::new();
         let (task, runs_seen) = recording(Some(Duration::MAX), false);
         add(&background, &task);
-        background.poke();
+        background.wake();
         assert_eq!(runs_seen.recv_timeout(LONG).unwrap(), 1);
-        background.poke();
+        background.wake();
         assert!(runs_seen.recv_timeout(LONG).unwrap() >= 2, "the thread is there");
     }
 
@@ -354,7 +353,7 @@ mod tests {
         assert!(background.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
         let (task, runs_seen) = recording(None, true);
         add(&background, &task);
-        background.poke();
+        background.wake();
         runs_seen.recv_timeout(LONG).unwrap();
         let (done, ended) = channel();
         let (theirs, runs) = (Arc::clone(&background.shared), Arc::clone(&task));
@@ -364,7 +363,7 @@ mod tests {
         };
         assert!(background.close_with(Box::new(last)).is_ok());
         let runs = ended.recv_timeout(LONG).unwrap();
-        background.poke();
+        background.wake();
         background.close();
         assert_eq!(task.count.load(Ordering::Relaxed), runs, "no task runs any more");
         assert!(background.close_with(Box::new(|| ())).is_err(), "it is gone");
@@ -378,13 +377,13 @@ mod tests {
         add(&background, &gone);
         add(&background, &kept);
         drop(gone);
-        background.poke();
+        background.wake();
         kept_runs.recv_timeout(LONG).unwrap();
         assert!(dead_runs.try_recv().is_err());
         assert_eq!(background.shared.lock().tasks.len(), 1);
         background.close();
         let runs = kept.count.load(Ordering::Relaxed);
-        background.poke();
+        background.wake();
         background.close();
         assert_eq!(kept.count.load(Ordering::Relaxed), runs);
     }
@@ -396,7 +395,7 @@ mod tests {
         kept.iter().for_each(|task| add(&background, task));
         (0..1000).for_each(|_| add(&background, &recording(None, false).0));
         let list = background.shared.lock();
-        assert!(matches!(list.thread, Thread::None), "nobody poked");
+        assert!(matches!(list.thread, Thread::None), "nobody woken");
         assert!(list.tasks.len() < 50, "{} are known", list.tasks.len());
         assert_eq!(list.tasks.iter().filter(|task| task.strong_count() > 0).count(), 10);
     }
@@ -417,7 +416,7 @@ mod tests {
         let weak: Weak<Ends> = Arc::downgrade(&task);
         background.add(weak);
         let mut place = task.0.lock().unwrap();
-        background.poke();
+        background.wake();
         *place = Some(background);
         drop(place);
         runs_seen.recv_timeout(LONG).unwrap();

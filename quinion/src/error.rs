@@ -30,8 +30,7 @@ pub enum ErrorKind {
     /// The bytes are not there and the call was told not to wait.
     WouldBlock,
     /// No page can be had: all are pinned, held or in flight, in the cache or in a pool that is at its limit; or
-    /// pins keep as much as
-    /// they may.
+    /// pins keep as much as they may.
     NoMemory,
     /// The cache belongs to the parent process.
     Forked,
@@ -69,7 +68,7 @@ pub(crate) enum Repr {
         "cannot read {len} bytes at byte {position}: {source}; nothing was cached, a later read tries again"
     )]
     Read { position: u64, len: usize, source: io::Error },
-    #[error("cannot look at the file again: {0}")]
+    #[error("cannot read the file's size and times again: {0}; close it and open it again")]
     Attributes(#[source] io::Error),
     #[error(
         "the bytes at byte {position} are not in the cache and the call was told not to wait; \
@@ -104,8 +103,8 @@ pub(crate) enum Repr {
     #[error("cannot resize the cache: {0}")]
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
-        "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, of which so much is not to be \
-         had in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or \
+        "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, and that much is not free \
+         in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or \
          with a memory_max that is larger than memory by as much"
     )]
     NoSpaceForGuest { bytes: u64, memory: u64 },
@@ -128,7 +127,10 @@ pub(crate) enum Repr {
          or use the calls that wait"
     )]
     NoThread(#[source] io::Error),
-    #[error("the file's backend panicked while a read waited for it; what it said then tells why")]
+    #[error(
+        "cannot read: the file's backend panicked while a read waited for it; \
+         see its panic message on standard error"
+    )]
     Panicked,
     #[error("{0}")]
     InvalidInput(String),

@@ -15,7 +15,7 @@
 //! the kernel revokes the lease. (An `open` with `O_NONBLOCK` fails with `EAGAIN` instead and may be
 //! repeated; the holder is notified all the same.)
 //!
-//! This room takes leases, and tells their **holders** to look at them. It knows no mapping and forgets nothing by
+//! This module takes leases, and tells their **holders** to look at them. It knows no mapping and forgets nothing by
 //! itself; that is the holder's part, and the order in which it has to be done is at [`LeaseHolder::look`].
 //!
 //! **Two threads**, started with the first lease and ended with the cache. The *fetcher* waits for the signal, which
@@ -35,11 +35,11 @@
 //! The same look finds breaks of which the signal was lost.
 //!
 //! Invariants:
-//!  1. A lease is in the book before the kernel knows of it, and leaves it before it is given up: no signal comes for
+//!  1. A lease is in the table before the kernel knows of it, and leaves it before it is given up: no signal comes for
 //!     a lease that the book does not have, unless it is given up anyway.
 //!  2. [`Leases::are_seen_at`] is true only at a time up to which no lease can have been taken away that its holder
 //!     has not looked at.
-//!  3. No lock of this room is held while a holder looks.
+//!  3. No lock of this module is held while a holder looks.
 //!  4. A forked child gives up no lease: it would be the parent's.
 //!
 //! Not an invariant: that a look finds something. One is enough for many signals, and a signal may be
@@ -82,17 +82,20 @@ pub enum NoLease {
     OpenForWriting,
     /// This cache has it open for writing.
     #[error("this cache has the file open for writing itself; read it by a cache that does not write it")]
-    WeWrite,
+    WrittenHere,
     /// It was given up, because another process wants to write.
     #[error(
-        "the lease was given up to somebody who writes; it will be asked for again when the file is read"
+        "the lease was given up because another process opened the file for writing; it is asked for again at the \
+         next read"
     )]
     GivenUp,
     /// It is another user's file, and this process has no `CAP_LEASE`.
     #[error("the file is another user's; run as its owner, or with CAP_LEASE")]
     NotPermitted,
     /// It is no regular file, its file system has no leases, or others than this kernel may write it.
-    #[error("there are no leases on such a file: it is no regular file of a local file system that has them")]
+    #[error(
+        "there are no leases on such a file: it is not a regular file of a local file system that has them"
+    )]
     NotSupported,
     /// The system has no thread to wait with.
     #[error("no thread can be started that waits for the lease's end; allow this process two more")]
@@ -113,7 +116,7 @@ impl NoLease {
     }
 
     /// Whether this may change soon without any action on our side.
-    pub fn passes(self) -> bool {
+    pub fn is_transient(self) -> bool {
         matches!(self, Self::OpenForWriting | Self::GivenUp)
     }
 }

@@ -65,7 +65,7 @@ extern crate self as quinion;
 #[doc(hidden)]
 #[path = "."]
 pub mod internals {
-    // Ground floor: numbers, errors, locks, system calls, memory.
+    // Lowest layer: numbers, errors, locks, system calls, memory.
     pub use quinion_view::units;
     pub mod tuning;
     #[cfg(not(quinion_model))]
@@ -82,7 +82,7 @@ pub mod internals {
     pub mod arena;
     #[cfg(quinion_model)]
     pub use ::quinion_view::arena;
-    // Stuff: a run of pages, and where bytes come from.
+    // Data: a run of pages, and where bytes come from.
     #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]
     pub mod folio;
@@ -128,7 +128,7 @@ pub mod internals {
     #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
     pub mod guest;
-    // Door.
+    // Public API, and viewers in other processes.
     #[cfg(not(quinion_model))]
     pub(crate) mod cache;
     pub use quinion_view::fdstate;

@@ -41,7 +41,7 @@ use crate::viewer::sys::Errno;
 
 mod guarantee;
 mod cuts;
-mod heat;
+mod hot_files;
 mod background_copy;
 mod named;
 mod still_open;
@@ -51,8 +51,8 @@ use background_copy::{BackgroundCopies, CopyBudget, CopyRequest};
 use cuts::{Cuts, SinceWatched};
 use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
-use heat::Heat;
-pub use heat::HotFile;
+use hot_files::Heat;
+pub use hot_files::HotFile;
 use named::no_pins;
 pub use named::{NameOpener, NamedObject};
 use still_open::StillOpen;
@@ -73,7 +73,7 @@ pub struct CacheOwner {
     /// If memory is too small, for what.
     short: RankedMutex<ShortageState>,
     /// Files that programs watch.
-    watched: RankedMutex<Watched>,
+    watched: RankedMutex<WatchedFiles>,
     /// Files that no viewer has, until they are closed.
     still_open: StillOpen,
     /// What tells of cuts that no viewer told of.
@@ -89,13 +89,13 @@ pub struct CacheOwner {
 
 /// Files that programs watch, or have watched: they are left to the kernel for good, as nothing says when a watch ends.
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchedFiles {
     files: BTreeSet<(u64, u64)>,
     /// Too many, or what they watch is no file.
     all: bool,
 }
 
-impl Watched {
+impl WatchedFiles {
     const FILES_MAX: usize = 4096;
 
     fn add(&mut self, inode: (u64, u64)) {
@@ -192,7 +192,7 @@ impl CacheOwner {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
         let short = RankedMutex::new(Rank::Viewer, ShortageState::default());
-        let watched = RankedMutex::new(Rank::Viewer, Watched::default());
+        let watched = RankedMutex::new(Rank::Viewer, WatchedFiles::default());
         let (rules, last) = (ServeRules::default(), AtomicU64::new(0));
         Self {
             cache,
@@ -247,7 +247,7 @@ impl CacheOwner {
 
     /// Closes a file that no viewer has. A question for it that is being answered still, or a copy, keeps it a moment
     /// longer.
-    fn close_what_nobody_has(&self, device: u64, inode: u64) {
+    fn close_unattached(&self, device: u64, inode: u64) {
         for _ in 0..LET_GO_LOOKS {
             if self.cache.forget_idle(device, inode) {
                 return;
@@ -269,12 +269,12 @@ impl CacheOwner {
         Shortage { files, bytes, memory: if files > 0 { short.memory } else { 0 } }
     }
 
-    /// The files that viewers read most, of those they attached last; at most `most`, hottest first. For who watches:
-    /// it costs some ten nanoseconds for each folio that is cached of these files.
+    /// The files that viewers read most, of those they attached last; at most `most`, hottest first. Meant for people
+    /// who watch: it costs some ten nanoseconds for each folio that is cached of these files.
     pub fn hottest(&self, most: usize) -> Vec<HotFile> {
         let hottest = self.heat.hottest(most).into_iter();
         hottest
-            .map(|(id, name, heard)| HotFile { name, heard, cached_bytes: self.cached_bytes(id) })
+            .map(|(id, name, requests)| HotFile { name, requests, cached_bytes: self.cached_bytes(id) })
             .collect()
     }
 
@@ -361,7 +361,7 @@ impl CacheOwner {
             stays
         });
         if let Some(known) = gone.first() {
-            known.file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
+            known.file.drop_before_cut(); // a viewer that looks from here on finds that it may believe nothing
             self.note_mode(&known.path, known.inode, Validation::Kernel, why.into());
         }
         gone
@@ -374,7 +374,7 @@ impl CacheOwner {
         if let Some(copies) = &self.copies {
             copies.forget((device, inode));
         }
-        self.close_what_nobody_has(device, inode);
+        self.close_unattached(device, inode);
         self.settle_still_open();
     }
 
@@ -388,14 +388,14 @@ impl CacheOwner {
             // First, so that a viewer that attaches it from here on is refused; see `open`.
             self.note_short(chosen.inode, RefusedFile { bytes: chosen.bytes, is_refused: true });
             if let Some(file) = self.of_inode(chosen.inode) {
-                file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
+                file.drop_before_cut(); // a viewer that looks from here on finds that it may believe nothing
             }
         }
     }
 
     /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, without a viewer: what
     /// is copied is not believed when the lease has ended. Whether all of it was.
-    fn copy(&self, request: &CopyRequest, house: &dyn ServiceHandle) -> bool {
+    fn copy(&self, request: &CopyRequest, service: &dyn ServiceHandle) -> bool {
         let path = format!("/proc/self/fd/{}", request.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
         let Ok((handle, file)) = self.open_and_note(&path, name, request.name(), |_| true) else {
@@ -403,9 +403,9 @@ impl CacheOwner {
         };
         let done = request.steps().all(|step| {
             let begun = Instant::now();
-            let goes_on = house.goes_on() && !request.is_over() && self.valid_file(handle).is_ok();
+            let goes_on = service.goes_on() && !request.is_over() && self.valid_file(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
-            if done && house.has_viewers() {
+            if done && service.has_viewers() {
                 sleep(background_copy::rest_after(begun.elapsed()));
             }
             done
@@ -420,8 +420,9 @@ impl CacheOwner {
     /// through the kernel's page cache.
     ///
     /// A viewer that says in between that the file is cut does not find it noted, and must not be passed over: no lease
-    /// tells of that. So who notes it looks afterwards whether anybody has said so of any file, and gives it up. Either
-    /// that is seen here, or the file was noted before it was looked for: both are done under the lock of the files.
+    /// tells of that. So the thread that notes it checks afterwards whether a cut of any file was told, and gives it
+    /// up. Either that is seen here, or the file was noted before it was looked for: both are done under the lock of
+    /// the files.
     fn open_and_note(
         &self,
         path: &str,
@@ -446,7 +447,7 @@ impl CacheOwner {
         let known = files.remove(&handle);
         drop(files);
         drop(known); // outside the lock
-        file.give_way_to_cut();
+        file.drop_before_cut();
         Err(Errno::TXTBSY)
     }
 
@@ -488,25 +489,27 @@ impl CacheOwner {
         let (validation, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
         // After it was admitted: the thread that leaves it to the kernel says so first, and takes its record back then.
         if is_watched() {
-            file.give_way_to_cut();
+            file.drop_before_cut();
             return Err(Errno::BUSY);
         }
         if self.is_refused(inode) {
-            file.give_way_to_cut();
+            file.drop_before_cut();
             self.note_mode(&name, inode, Validation::Kernel, TOO_SMALL.into());
             return Err(Errno(libc::ENOMEM));
         }
-        let why = if matches!(validation, Validation::Sure | Validation::Immutable) {
+        let why = if matches!(validation, Validation::Leased | Validation::Immutable) {
             String::new()
         } else {
             no_lease.to_string()
         };
         self.note_mode(&name, inode, validation, why);
         match validation {
-            Validation::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
+            Validation::Kernel if no_lease.is_transient() || no_lease == NoLease::WrittenHere => {
+                Err(Errno::TXTBSY)
+            }
             Validation::Kernel => Err(Errno::OPNOTSUPP),
             _ if watch.is_some_and(|watch| watch.arm(file.coherence_state()) == SinceWatched::Cut) => {
-                file.give_way_to_cut();
+                file.drop_before_cut();
                 Err(Errno::TXTBSY)
             }
             _ => Ok(Attachment { file, inode, path: name, fills: 0, object: None, pins: no_pins() }),
@@ -560,7 +563,7 @@ impl Owner for CacheOwner {
             copies.close((device, inode));
         }
         if !self.files.lock().values().any(|known| known.inode == (device, inode)) {
-            self.close_what_nobody_has(device, inode);
+            self.close_unattached(device, inode);
         }
         self.settle_still_open();
     }
@@ -580,7 +583,7 @@ impl Owner for CacheOwner {
         Ok(Attached { handle, cell, id })
     }
 
-    fn sure_for(&self) -> Duration {
+    fn leases_valid_for(&self) -> Duration {
         self.cache.leases_seen_for() // records say that they are sure only where there is a lease
     }
 
@@ -591,7 +594,7 @@ impl Owner for CacheOwner {
         let file = self.of_inode((device, inode)).filter(|_| device & NAMED_DEVICE == 0);
         let Some(file) = file else { return };
         if cuts {
-            file.give_way_to_cut();
+            file.drop_before_cut();
         } else {
             file.expect_writer(self.rules.without_lease());
         }
@@ -632,7 +635,7 @@ impl Owner for CacheOwner {
         }
         self.settle_still_open();
         let Some(copies) = &self.copies else {
-            return; // whoever wants each file served has it so, however small the cache is
+            return; // with `--attach at-once` each file is served, however small the cache is
         };
         copies.close_overdue();
         let stats = self.cache.stats();
@@ -665,12 +668,12 @@ impl Owner for CacheOwner {
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let (copies, inode) = (self.copies.as_ref()?, (name.device, name.inode));
         if self.watched.lock().has(inode) {
-            return None; // who attaches it is told
+            return None; // the viewer that attaches it is told
         }
         // What is not served anyway is not opened; a viewer that attaches it is told why.
         self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), inode).ok()?;
         if self.is_refused(inode) {
-            return None; // who attaches it is told
+            return None; // the viewer that attaches it is told
         }
         let bound = self.cache.arena().bound();
         let budget = CopyBudget { file: bound / background_copy::FILES_MIN, all: thrash::capacity_of(bound) };
@@ -685,12 +688,12 @@ impl Owner for CacheOwner {
         Some(left.credit)
     }
 
-    fn prepare(&self, house: &dyn ServiceHandle) {
+    fn prepare(&self, service: &dyn ServiceHandle) {
         let Some(copies) = &self.copies else { return };
         while let Some(request) = copies.next_request() {
             let (device, inode) = request.name();
             let mut done = false;
-            house.while_attached(device, inode, &mut || done = self.copy(&request, house));
+            service.while_attached(device, inode, &mut || done = self.copy(&request, service));
             copies.end(request, done);
             if done {
                 self.cache.share().control().control().note_taken(device, inode);

@@ -22,7 +22,7 @@
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.
 //!
-//! A stream that needs room makes it of what its own reader has **passed**, before anybody else has to give: the
+//! A stream that needs room makes it of what its own reader has **passed**, before others have to give: the
 //! neighbours leave together, and their frames are the next window's.
 //!
 //! Each folio that goes leaves a **shadow** with the cache's age, if the policy wants it. A page that comes back to a
@@ -136,7 +136,7 @@ impl PoolPolicies {
     }
 }
 
-/// Of whom room is made.
+/// Whose folios are evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReclaimTarget {
     /// Of the pool whose turn it is; this one asks, and if nothing else is to be had it gets what is protected.
@@ -319,7 +319,7 @@ impl Reclaim {
     }
 
     /// Pages that are not scanned, of all pools.
-    pub fn kept_pages(&self) -> u64 {
+    pub fn unevictable_pages(&self) -> u64 {
         let lists = self.lists.lock();
         (0..lists.pools()).map(|pool| kept(&lists, PoolNumber(pool as u8))).sum()
     }
@@ -472,8 +472,7 @@ impl Reclaim {
 
     /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
     /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more
-    /// are near. They leave no
-    /// shadow. Returns the pages freed. Waits for locks as `locks` says.
+    /// are near. They leave no shadow. Returns the pages freed. Waits for locks as `locks` says.
     ///
     /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
     /// laps: what it keeps of the first lap is there in all others. Of what it has just passed a part

@@ -5,7 +5,7 @@
 //!     Hello    ------------>  whose process? of our domain? --> a seat, a page of its own
 //!     Welcome  <------------  arena, control, page
 //!
-//!   viewer's page                workers (4, more if they hang)    Owner
+//!   viewer's page                workers (more if they hang)       Owner
 //!     slot PENDING --take-->  whose? a handle of that viewer's? --> attach, fill, advance, ..
 //!     slot DONE    <--------  answer, wake                      <--
 //!
@@ -42,8 +42,8 @@
 //! and not slept for (`ring_limit.rs`). When no viewer is left in the last groups, their extents are given back
 //! (`release_empty_groups`); their watchers stay, and sleep.
 //!
-//! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
-//! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that
+//! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded time
+//! (`SETTLE_WAIT_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that
 //! was waited for in vain is not waited for again.
 //!
 //! A viewer that dies is noticed by its process descriptor, so a new process
@@ -90,7 +90,7 @@ use crate::arena::control::{
     OPENED_ENTRIES, Operation, Patching, REQUEST_SLOTS, RING_ENTRIES, Reason, Request, SENT, SyscallAudit,
     TO_BE_SENT, UNCACHED, VIEWERS_MAX, ViewerPage, place_of, state,
 };
-use crate::arena::doorbells::{Doorbells, Found, Watched};
+use crate::arena::doorbells::{Doorbells, Found, WatchedViewers};
 use crate::arena::{ArenaError, ArenaShare, CellNumber, OWNER_ENDED, Validation};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::death_notice::{DeathNotice, ENDED};
@@ -129,7 +129,7 @@ pub const VIEWERS: usize = 1024;
 /// Words of the doorbells of all viewers.
 const DOORBELL_WORDS: usize = (GROUPS_MAX * GROUP_VIEWERS).div_ceil(64);
 /// Up to so many viewers, what they opened is added up before another joins; with more at the next beat.
-const HEARD_AT_ONCE: usize = 64;
+const VIEWERS_SUMMED_AT_JOIN: usize = 64;
 /// The time between two heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
 /// Heartbeats of a window, after which the owner is told what viewers did.
@@ -137,15 +137,15 @@ const WINDOW_BEATS: u32 = 5;
 /// The run of viewers that said none.
 const NO_RUN: u64 = 0;
 /// How long a worker sleeps at most, in milliseconds, if no viewer rings.
-const NAP_MILLIS: u32 = 1000;
+const WORKER_SLEEP_MILLIS: u32 = 1000;
 /// The same where it cannot sleep on all futexes at once.
-const GLANCE_MILLIS: u32 = 2;
+const WORKER_POLL_MILLIS: u32 = 2;
 /// Files that one viewer has attached at most: each takes some memory of ours. More are left to the kernel.
 const HANDLES_MAX: usize = 4096;
 /// Processes that may wait to be heard at a time.
 pub const LISTEN_MAX: i32 = 128;
-/// How long one who is about to unmount something waits for what others are at.
-const HEAR_MAX: Duration = Duration::from_millis(200);
+/// How long a viewer that is about to unmount waits for requests of others.
+const SETTLE_WAIT_MAX: Duration = Duration::from_millis(200);
 /// How often what is under way for one viewer is waited for in vain.
 const DELAYS_MAX: u32 = 4;
 /// Workers that are at work for one viewer at most.
@@ -230,14 +230,14 @@ pub trait Owner: Send + Sync + fmt::Debug {
         None
     }
     /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
-    /// better done when no viewer waits for it. It ends soon after `house` says that it is not to go on.
-    fn prepare(&self, house: &dyn ServiceHandle) {
-        let _ = house;
+    /// better done when no viewer waits for it. It ends soon after `service` says that it must not go on.
+    fn prepare(&self, service: &dyn ServiceHandle) {
+        let _ = service;
     }
-    /// How long from now on viewers may be sure of files of which their records say so ([`Validation::Sure`]), if
+    /// How long from now on viewers may be sure of files of which their records say so ([`Validation::Leased`]), if
     /// nothing else comes from this owner, as when it is stopped. Asked ten times a second, and when a file was
     /// admitted.
-    fn sure_for(&self) -> Duration {
+    fn leases_valid_for(&self) -> Duration {
         Duration::ZERO
     }
     /// A viewer asked for a file of a file system whose files are served only if the options say so
@@ -525,7 +525,7 @@ struct Shared {
     /// How often what others are at was waited for in vain.
     waits_in_vain: AtomicU64,
     workers: Workers,
-    door: Listener,
+    listener: Listener,
     /// For what may wait as long as another process likes.
     queues: SerialQueues,
 }
@@ -609,8 +609,8 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts `workers` threads (at least one) that answer, and one that keeps the house. Processes are not examined,
-    /// and none joins by a socket.
+    /// Starts `workers` threads (at least one) that answer, and one that does the housekeeping (the keeper). Processes
+    /// are not examined, and none joins by a socket.
     pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
         Self::start_with(owner, ServiceOptions { workers, ..ServiceOptions::default() })
     }
@@ -624,7 +624,7 @@ impl Service {
         let viewers_max = viewers_max.clamp(1, VIEWERS_MAX);
         owner.arena().populate_control().map_err(std::io::Error::other)?;
         let queues = SerialQueues::default();
-        let door = Listener::new(owner.arena(), listener, &queues)?;
+        let listener = Listener::new(owner.arena(), listener, &queues)?;
         // Last of what is refused without a trace: a caller whose socket was at fault may try another.
         if !owner.arena().claim_service() {
             let text =
@@ -648,7 +648,7 @@ impl Service {
             taken: AtomicU64::new(0),
             waits_in_vain: AtomicU64::new(0),
             workers: Workers::default(),
-            door,
+            listener,
             queues,
             owner,
         });
@@ -674,14 +674,14 @@ impl Service {
         let number = Pid::from_raw(process as i32).ok_or_else(|| error(Errno::SRCH))?;
         let alive = pidfd_open(number, PidfdFlags::empty())?;
         let (viewer, page) = self.shared.admit(process, alive).map_err(error)?;
-        let [arena, control] = self.shared.door.files()?;
+        let [arena, control] = self.shared.listener.files()?;
         let token = self.shared.owner.arena().token();
         Ok(Admission { arena, control, page, viewer, token })
     }
 
     /// Keeps a plan for viewers that ask for it by its number, which this gives.
     pub fn add_plan(&self, plan: OwnedFd) -> u32 {
-        self.shared.door.add_plan(plan)
+        self.shared.listener.add_plan(plan)
     }
 
     /// What viewers did so far.
@@ -759,7 +759,7 @@ impl Service {
         let control = self.shared.control();
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
         self.shared.wake_all();
-        self.shared.door.wake();
+        self.shared.listener.wake();
         self.ends.join_within(workers::END_MAX, self.threads.drain(..));
         self.shared.workers.end();
         self.shared.wake_waiters();
@@ -836,7 +836,7 @@ impl Shared {
             drop(seat);
             self.free_soon(viewer);
         }
-        if self.present().nth(HEARD_AT_ONCE).is_none() {
+        if self.present().nth(VIEWERS_SUMMED_AT_JOIN).is_none() {
             self.drain_opened();
         }
         let name = ProcessName::of(number, &alive);
@@ -850,7 +850,7 @@ impl Shared {
                     continue; // another thread was faster
                 }
                 let page = self.owner.arena().make_viewer_page(viewer).map_err(|_| Errno(libc::ENOMEM))?;
-                self.door.await_end(viewer, &process.alive)?;
+                self.listener.await_end(viewer, &process.alive)?;
                 seat.process = Some(process);
                 self.joins[viewer].fetch_add(1, Ordering::Relaxed); // the next store orders it
                 // Release, partner: the Acquire in `process`.
@@ -994,9 +994,9 @@ impl Shared {
             self.workers.rest(wake_count, || {
                 // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
                 control.sleepers.fetch_add(1, Ordering::SeqCst);
-                if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.nap_millis) {
+                if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
                     // This kernel waits for one word at a time: viewers are looked at again and again.
-                    futex_wait(wake_futex, wake_futex.load(Ordering::Relaxed), GLANCE_MILLIS);
+                    futex_wait(wake_futex, wake_futex.load(Ordering::Relaxed), WORKER_POLL_MILLIS);
                 }
                 control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
             });
@@ -1007,7 +1007,7 @@ impl Shared {
     fn watch(self: &Arc<Self>, group: usize) {
         let viewers = self.seats.of_group(group);
         let joined = self.seats.joined(viewers.start);
-        let mut watched = [Watched::default(); GROUP_VIEWERS];
+        let mut watched = [WatchedViewers::default(); GROUP_VIEWERS];
         let mut limits = [RingLimit::default(); GROUP_VIEWERS];
         while !self.is_closed() {
             let (control, mut futexes) = (self.control(), FutexList::new());
@@ -1029,9 +1029,9 @@ impl Shared {
             }
             // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
             control.sleepers.fetch_add(1, Ordering::SeqCst);
-            if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.nap_millis) {
+            if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
                 // This kernel waits for one word at a time: viewers are looked at again and again.
-                futex_wait(joined, joined.load(Ordering::Relaxed), GLANCE_MILLIS);
+                futex_wait(joined, joined.load(Ordering::Relaxed), WORKER_POLL_MILLIS);
             }
             control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
         }
@@ -1318,8 +1318,8 @@ impl Shared {
             return Err(Errno::ACCES);
         }
         let examine = self.examiner.as_ref();
-        let conduct = examine.map_or(SyscallAudit::Restricted, |examine| examine(job.process.number));
-        Ok([conduct as u64, 0])
+        let audit = examine.map_or(SyscallAudit::Restricted, |examine| examine(job.process.number));
+        Ok([audit as u64, 0])
     }
 
     /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
@@ -1333,11 +1333,11 @@ impl Shared {
         let last = self.taken.load(Ordering::Relaxed);
         loop {
             let late: Vec<usize> = self.present().filter(|&viewer| self.holds_files(viewer, last)).collect();
-            let is_heard = late.is_empty() && self.queues.waiting_for_devices(HEAR_MAX) == 0;
+            let is_heard = late.is_empty() && self.queues.waiting_for_devices(SETTLE_WAIT_MAX) == 0;
             if is_heard || !matters() {
                 return;
             }
-            if begun.elapsed() >= HEAR_MAX {
+            if begun.elapsed() >= SETTLE_WAIT_MAX {
                 self.waits_in_vain.fetch_add(1, Ordering::Relaxed);
                 return late.into_iter().for_each(|viewer| self.seat(viewer).lock().delays += 1);
             }
@@ -1462,7 +1462,9 @@ impl Shared {
         let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
         let file = file.map_err(|error| match error {
             // Not to us: the process may be none that we have started.
-            rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.door.is_open() => Errno(TO_BE_SENT),
+            rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.listener.is_open() => {
+                Errno(TO_BE_SENT)
+            }
             error => Errno(error.raw_os_error()),
         })?;
         self.check_mount(job, file, name)
@@ -1557,7 +1559,7 @@ impl Shared {
                 self.beat();
                 beat = Instant::now() + BEAT;
             }
-            self.door.wait(beat, self);
+            self.listener.wait(beat, self);
         }
         drop(ended);
     }
@@ -1595,7 +1597,7 @@ impl Shared {
     /// does who says an older one a moment later.
     fn vouch(&self) {
         let from = ticks();
-        let time = catch_unwind(AssertUnwindSafe(|| self.owner.sure_for())).unwrap_or(Duration::ZERO);
+        let time = catch_unwind(AssertUnwindSafe(|| self.owner.leases_valid_for())).unwrap_or(Duration::ZERO);
         // Release, partner: the Acquire in `Viewer::validation`.
         self.control().sure_until.store(from.saturating_add(ticks_within(time)), Ordering::Release);
     }
@@ -1669,7 +1671,7 @@ impl Shared {
         let gone = std::mem::replace(&mut *seat, ViewerSlot { past, ..ViewerSlot::default() });
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
-        gone.process.iter().for_each(|process| self.door.forget_end(&process.alive));
+        gone.process.iter().for_each(|process| self.listener.forget_end(&process.alive));
         self.let_go_in_queues(gone.handles);
         true
     }
@@ -1759,7 +1761,8 @@ enum AnswerDelivery {
     No,
 }
 
-/// Writes the answer and wakes who waits for it. Of a question that no thread waits for, only the slot is freed.
+/// Writes the answer and wakes the thread that waits for it. Of a question that no thread waits for, only the slot is
+/// freed.
 fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) -> AnswerDelivery {
     if attended {
         match result {
@@ -1787,7 +1790,7 @@ fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errn
     AnswerDelivery::No
 }
 
-/// Whether who has this descriptor can read the file by it.
+/// Checks that this descriptor is open for reading.
 /// That it is the file of that name, and can be read.
 fn check_file(file: &OwnedFd, name: FileName) -> Result<(), Errno> {
     check_readable(file)?;
@@ -1815,17 +1818,21 @@ struct FutexList<'a> {
     words: [FutexWait<'a>; FUTEXES_MAX],
     count: usize,
     /// How long the thread may sleep on them.
-    nap_millis: u32,
+    sleep_millis: u32,
 }
 
 impl<'a> FutexList<'a> {
     fn new() -> Self {
         static NOTHING: AtomicU32 = AtomicU32::new(0);
-        Self { words: [FutexWait::new(&NOTHING, 0); FUTEXES_MAX], count: 0, nap_millis: NAP_MILLIS }
+        Self {
+            words: [FutexWait::new(&NOTHING, 0); FUTEXES_MAX],
+            count: 0,
+            sleep_millis: WORKER_SLEEP_MILLIS,
+        }
     }
     /// The thread is to sleep no longer than that, in whole milliseconds.
     fn wake_within(&mut self, time: Duration) {
-        self.nap_millis = self.nap_millis.min(time.as_micros().div_ceil(1000) as u32);
+        self.sleep_millis = self.sleep_millis.min(time.as_micros().div_ceil(1000) as u32);
     }
     fn push(&mut self, word: FutexWait<'a>) {
         self.words[self.count] = word;

@@ -1,4 +1,4 @@
-//! Tuning: choices of how a cache works inside, each with the answer that is right for almost everybody.
+//! Tuning: switches for ablations in benchmarks and tests. A cache that ships has the defaults.
 //!
 //! What a choice is for: a benchmark that shows what a mechanism is worth runs
 //! the same cache without it, and a test that needs the rare makes it happen

@@ -4,7 +4,7 @@
 //!   a shadow of order 15, a folio for page 77, one node at a time
 //!
 //!   hold 1    15 -> 12 -> [node] 11 -> 6 -> no node          the lock is let go, and here the test steps in:
-//!   gap       somebody inserts page 77 (A09) | the shadow goes (A10) | another shadow comes (A11)
+//!   gap       a thread inserts page 77 (A09) | the shadow goes (A10) | another shadow comes (A11)
 //!   hold 2    from the root, with what is there now
 //! ```
 //!

@@ -386,7 +386,7 @@ impl Backend for Tardy {
     }
 }
 
-/// Has its file looked at again, which waits for whoever is between insertion and submission.
+/// Has its file looked at again, which waits for a thread that is between insertion and submission.
 struct Revalidates {
     file: File,
     outcome: Mutex<Option<Result<bool>>>,

@@ -53,7 +53,7 @@ fn forget(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-/// A house without viewers.
+/// A service without viewers.
 struct Alone;
 
 impl ServiceHandle for Alone {
@@ -110,7 +110,7 @@ fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
     assert_eq!(ask(&owner, &file, false), None);
 }
 
-/// A house with a viewer, which counts how often that was asked.
+/// A service with a viewer, which counts how often that was asked.
 #[derive(Default)]
 struct Busy(Cell<u32>);
 
@@ -133,9 +133,9 @@ fn a_copy_looks_after_each_step_whether_a_program_runs() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), 4 << 20);
     assert_eq!(ask(&owner, &file, false), Some(4 << 20));
-    let house = Busy::default();
-    owner.prepare(&house);
-    assert_eq!((house.0.get(), owner.cache().stats().device_bytes), (4, 4 << 20));
+    let service = Busy::default();
+    owner.prepare(&service);
+    assert_eq!((service.0.get(), owner.cache().stats().device_bytes), (4, 4 << 20));
     assert_eq!(ask(&owner, &file, false), None);
 }
 
@@ -263,9 +263,9 @@ fn a_copy_ends_for_an_unmount() {
     let (folder, owner) = (folder(), owner());
     let (file, path) = (file(folder.path(), 8 << 20), folder.path().join("file"));
     assert_eq!(ask(&owner, &file, false), Some(8 << 20));
-    let house = Unmounting(&owner, Cell::new(0));
-    owner.prepare(&house);
-    assert_eq!(house.1.get(), 1, "it was called off after a step");
+    let service = Unmounting(&owner, Cell::new(0));
+    owner.prepare(&service);
+    assert_eq!(service.1.get(), 1, "it was called off after a step");
     assert_eq!(descriptors_of(&path), 1, "our own");
     let copied = owner.cache().stats().device_bytes;
     assert!(copied < 8 << 20, "{copied}");

@@ -25,7 +25,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use quinion::internals::arena::{Descriptor, FillEnd, PutOutcome, RetireOutcome, Ticket};
+use quinion::internals::arena::{Descriptor, FillEnd, FolioStamp, PutOutcome, RetireOutcome};
 use quinion::internals::folio::copy::{copy_in, copy_out};
 use quinion::internals::units::{MappingId, Order, PageIndex};
 
@@ -85,9 +85,9 @@ impl Stage {
         unsafe { self.bytes.as_ptr().add(frame * PAGE) }
     }
     /// Copies what a folio holds from byte `position` of its file on, as much as `buf` takes.
-    fn copy<'a>(&self, frame: usize, ticket: Ticket, position: u64, buf: &'a mut [u8]) -> &'a [u8] {
-        let inside = (position - ticket.first.first_byte()) as usize;
-        let bytes = buf.len().min(ticket.order().bytes() - inside);
+    fn copy<'a>(&self, frame: usize, stamp: FolioStamp, position: u64, buf: &'a mut [u8]) -> &'a [u8] {
+        let inside = (position - stamp.first.first_byte()) as usize;
+        let bytes = buf.len().min(stamp.order().bytes() - inside);
         assert!(frame * PAGE + inside + bytes <= FRAMES * PAGE, "a folio lies in the arena");
         // SAFETY: the source lies in the arena by the assertion, the destination in `buf`.
         unsafe { copy_out(self.address(frame).add(inside), buf.as_mut_ptr(), bytes) };
@@ -209,7 +209,7 @@ impl Owner<'_> {
 // ---- readers ------------------------------------------------------------------------------------------
 
 /// A range to read, and what is known of it before.
-struct Wanted {
+struct PlannedRead {
     file: usize,
     position: u64,
     bytes: usize,
@@ -218,7 +218,7 @@ struct Wanted {
     frame: usize,
 }
 
-fn find(stage: &Stage, dice: &mut Dice) -> Option<Wanted> {
+fn find(stage: &Stage, dice: &mut Dice) -> Option<PlannedRead> {
     let file = dice.below(FILES as u64) as usize;
     let position = dice.below((PAGES * PAGE) as u64);
     let bytes = [64, 200, PAGE, 4 * PAGE][dice.below(4) as usize];
@@ -228,10 +228,10 @@ fn find(stage: &Stage, dice: &mut Dice) -> Option<Wanted> {
     let slot = stage.slots[file][page].load(Ordering::Acquire); // partner: `insert`
     // A hint may be anything. Slots are seldom stale for long, so now and then it is any frame at all.
     let frame = if dice.below(4) == 0 { dice.below(FRAMES as u64) as u32 } else { slot };
-    (frame != NOWHERE).then_some(Wanted { file, position, bytes, oldest, frame: frame as usize })
+    (frame != NOWHERE).then_some(PlannedRead { file, position, bytes, oldest, frame: frame as usize })
 }
 
-fn check_read(wanted: &Wanted, bytes: &[u8]) {
+fn check_read(wanted: &PlannedRead, bytes: &[u8]) {
     let met =
         generations(bytes, wanted.file as u32, wanted.position).unwrap_or_else(|wrong| panic!("{wrong}"));
     let Some(met) = met else { return };
@@ -245,12 +245,12 @@ fn read(stage: &Stage, dice: &mut Dice, buf: &mut [u8]) {
     let Some(wanted) = find(stage, dice) else { return };
     let descriptor = &stage.descriptors[wanted.frame];
     let index = PageIndex::of_byte(wanted.position);
-    let Ok(ticket) = descriptor.begin_read(mapping(wanted.file), index) else { return };
-    if wanted.frame + ticket.order().pages() as usize > FRAMES {
+    let Ok(stamp) = descriptor.begin_read(mapping(wanted.file), index) else { return };
+    if wanted.frame + stamp.order().pages() as usize > FRAMES {
         return;
     }
-    let bytes = stage.copy(wanted.frame, ticket, wanted.position, &mut buf[..wanted.bytes]);
-    if descriptor.end_read(ticket) {
+    let bytes = stage.copy(wanted.frame, stamp, wanted.position, &mut buf[..wanted.bytes]);
+    if descriptor.end_read(stamp) {
         stage.accepted.fetch_add(1, Ordering::Relaxed);
         check_read(&wanted, bytes);
     } else {
@@ -262,8 +262,8 @@ fn hold(stage: &Stage, dice: &mut Dice, buf: &mut [u8]) {
     let Some(wanted) = find(stage, dice) else { return };
     let descriptor = &stage.descriptors[wanted.frame];
     let index = PageIndex::of_byte(wanted.position);
-    let Ok(ticket) = descriptor.try_hold(mapping(wanted.file), index) else { return };
-    let bytes = stage.copy(wanted.frame, ticket, wanted.position, &mut buf[..wanted.bytes]);
+    let Ok(stamp) = descriptor.try_hold(mapping(wanted.file), index) else { return };
+    let bytes = stage.copy(wanted.frame, stamp, wanted.position, &mut buf[..wanted.bytes]);
     if let PutOutcome::Last(_) = descriptor.put() {
         stage.given_back[wanted.frame].store(true, Ordering::Release); // partner: `is_free`
     }

@@ -6,7 +6,7 @@
 //!     "open"    ---- line by line --->    open(2) for writing, which waits for the lease to be given up
 //!               <--------------------     "@ done"
 //!     "write"   --------------------->    generation 7 of the file's bytes
-//!               <--------------------     "@ done":  from here on whoever begins a read finds generation 7
+//!               <--------------------     "@ done":  a read that begins from here on finds generation 7
 //! ```
 //!
 //! Each page tells its generation (`common`), and readers note, before they begin, which one they may expect at least.
@@ -584,7 +584,10 @@ fn a_file_that_we_write_ourselves_has_no_lease_and_is_not_looked_at() {
         let writer = cache.open_with(&path, leasing().write(true)).unwrap();
         for file in [&reader, &writer] {
             let coherence = file.coherence().unwrap();
-            assert_eq!((coherence.in_force, coherence.no_lease), (Coherence::Check, Some(NoLease::WeWrite)));
+            assert_eq!(
+                (coherence.in_force, coherence.no_lease),
+                (Coherence::Check, Some(NoLease::WrittenHere))
+            );
         }
         assert_eq!(leases_on(&path), 0);
         for round in 1..20 {
@@ -632,7 +635,7 @@ fn each_policy_sees_what_it_says() {
     fs::write(&path, content(PAGES, 2)).unwrap();
     assert_eq!(generation(&rarely, 5), 1);
     assert_eq!(generation(&open(Coherence::Check), 5), 2);
-    // Longer by a page: who believes that it cannot be does not look where it ends.
+    // Longer by a page: a reader that believes that it cannot be does not look where it ends.
     OpenOptions::new().append(true).open(&path).unwrap().write_all(&[7; PAGE]).unwrap();
     let mut byte = [0];
     assert_eq!(immutable.read_at(&mut byte, (PAGES * PAGE) as u64).unwrap(), 0);

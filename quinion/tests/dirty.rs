@@ -578,8 +578,8 @@ fn a_page_that_is_tagged_and_being_written_is_waited_for() {
     rig.finish();
 }
 
-/// A to-write mark may only be removed by whoever clears dirty for I/O: a background round takes a tagged page, and the
-/// sync, who does not find it, finds it under write-back.
+/// A to-write mark may only be removed by the thread that clears dirty for I/O: a background round takes a tagged page,
+/// and the sync, who does not find it, finds it under write-back.
 #[test]
 fn a_tag_goes_with_the_last_dirty_page_and_not_before() {
     let rig = Rig::new();

@@ -6,20 +6,21 @@
 //!
 //! Without that cfg this file is empty. A viewer asks while the watcher of its group looks, and workers look for
 //! doorbells: the real code of `quinion::internals::arena::doorbells`. A thread's sleep is its end: it ends with the
-//! number that it would sleep on. What the kernel does then is done when all have ended: who would sleep on a number
-//! that is another by now looks again. When all sleep in the end, each question has been taken, once.
+//! number that it would sleep on. What the kernel does then is done when all have ended: a thread that would sleep on
+//! a number that is another by now looks again. When all sleep in the end, each question has been taken, once.
 //!
 //! # What the checker does not show
 //!
-//! That a sleeper is woken when the number changes behind its back: who changes it wakes, and the kernel compares. The
-//! viewer leaves that out where no thread sleeps, for which it needs sequential consistency (`wake_owner` in `viewer`).
+//! That a sleeper is woken when the number changes behind its back: the thread that changes it wakes, and the kernel
+//! compares. The viewer leaves that out where no thread sleeps, for which it needs sequential consistency (`wake_owner`
+//! in `viewer`).
 
 #![cfg(quinion_model)]
 
 use loom::sync::Arc;
 use loom::thread;
 use model_stage::{Needed, all_needed, explore};
-use quinion::internals::arena::doorbells::{Doorbells, Found, Watched};
+use quinion::internals::arena::doorbells::{Doorbells, Found, WatchedViewers};
 use quinion::internals::sync::Mutant;
 use quinion::internals::sync::atomic::{AtomicU32, Ordering};
 
@@ -50,7 +51,7 @@ impl Stage {
     }
 
     /// The watcher's half, until it would sleep: the number that it would sleep on.
-    fn watch(&self, watched: &mut Watched) -> u32 {
+    fn watch(&self, watched: &mut WatchedViewers) -> u32 {
         let mut is_rung = false;
         let number = watched.look(1, &self.futex, || {
             self.doorbells.put_up(VIEWER);
@@ -87,7 +88,7 @@ impl Stage {
 
     /// When all threads have ended: those whose number is another look again, until all sleep. Of the workers one is
     /// enough: `numbers` are what they sleep on.
-    fn settle(&self, watched: &mut Watched, mut number: u32, mut numbers: Vec<u32>) -> u32 {
+    fn settle(&self, watched: &mut WatchedViewers, mut number: u32, mut numbers: Vec<u32>) -> u32 {
         let mut taken = 0;
         loop {
             if self.futex.load(Ordering::SeqCst) != number {
@@ -123,7 +124,7 @@ fn one_question() {
             let stage = Arc::clone(&stage);
             thread::spawn(move || stage.work())
         };
-        let mut watched = Watched::default();
+        let mut watched = WatchedViewers::default();
         let number = stage.watch(&mut watched);
         viewer.join().unwrap();
         let (taken, slept) = worker.join().unwrap();
@@ -137,7 +138,7 @@ fn one_question() {
 fn a_question_behind_a_doorbell_that_is_up() {
     explore(Some(3), &["answered"], || {
         let stage = Stage::new();
-        let mut watched = Watched::default();
+        let mut watched = WatchedViewers::default();
         stage.watch(&mut watched); // the first look puts the doorbell up
         let asked = {
             let stage = Arc::clone(&stage);
@@ -170,7 +171,7 @@ fn two_questions_and_two_workers() {
             let stage = Arc::clone(&stage);
             thread::spawn(move || stage.work())
         };
-        let mut watched = Watched::default();
+        let mut watched = WatchedViewers::default();
         let number = stage.watch(&mut watched);
         let (ours, slept) = stage.work();
         viewer.join().unwrap();

@@ -578,7 +578,7 @@ fn d19_nowait_on_a_cold_page_says_again_and_leaves_nothing() {
 /// handle.
 #[test]
 fn d20_folios_of_every_route_are_born_with_the_flag() {
-    // By a miss with its window, by the marker's window, by a batch, by a future and by its errand.
+    // By a miss with its window, by the marker's window, by a batch, by a future and by its blocking task.
     let (cache, device) = (cache(256 << 10, 0), Device::new(2048 * PAGE));
     let (plain, file) = (open(&cache, &device), open(&cache, &device));
     let options = ReadOptions::new().uncached(true);

@@ -1,4 +1,4 @@
-//! Errseq under a model checker: who records against who asks, in every interleaving.
+//! Errseq under a model checker: threads that record against threads that ask, in every interleaving.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test errseq_model --target-dir target/model

@@ -138,7 +138,7 @@ fn each_request_in_turn(fault: Fault, way: Way) {
         let file = cache.open_backend(Arc::clone(&backend) as _).unwrap();
         let errors = read_all(&file, &device, way, || backend.deliver());
         backend.deliver();
-        // A request that is bad once is tried again by whoever needs its pages.
+        // A request that is bad once is tried again by the reads that need its pages.
         assert!(errors <= 1, "{fault:?} of request {number}: {errors} errors");
         assert_eq!(cache.stats().in_flight, 0);
         cache.check().unwrap_or_else(|what| panic!("{fault:?} of request {number}, {way:?}: {what}"));

@@ -1,6 +1,6 @@
 //! Files: whatever is done to a file, its handles read what `std::fs` reads.
 //!
-//! A random story is told to a file and, after each sentence, what the cache
+//! A random sequence of operations is applied to a file and, after each, what the cache
 //! gives is held against a plain read of the same file. The sizes sit on and
 //! around the edges of blocks and pages. Two handles take part: a fresh one,
 //! from an open after the last change, which must give the file as it is; and

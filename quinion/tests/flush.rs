@@ -305,7 +305,7 @@ fn a_source_that_misbehaves_fails_its_flush_and_says_how_far_it_came() {
         let content = bytes(1, 50_000);
         let failed = write(&wait_queue, &file, 0, &content).unwrap_err();
         assert!(failed.to_string().contains(words), "{failed}");
-        // Three calls took 1, 978 and 1955 bytes; who panics cannot say so.
+        // Three calls took 1, 978 and 1955 bytes; a call that panics cannot say so.
         let taken = 1 + 978 + 1955;
         assert_eq!(
             failed.written,
@@ -343,7 +343,7 @@ fn no_byte_is_written_behind_the_end() {
     }
 }
 
-/// Writes as who syncs next does: what is better made here is made here, and has ended then.
+/// Writes as the next sync does: what is better made here is made here, and has ended then.
 fn write_here(wait_queue: &Arc<WaitQueue>, file: &LocalFile, page: u64, bytes: &[u8]) {
     let (flush, run) = Run::flush(wait_queue, page, bytes);
     let is_here = file.flushes_here(&flush);

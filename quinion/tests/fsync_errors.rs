@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   handle 0..9   write       |  the device fails     |  sync    sync      |  sync
-//!                 (dirty)     |  (nobody waits)       |  Err, each once    |  Ok: it is durable now
+//!                 (dirty)     |  (no call waits)      |  Err, each once    |  Ok: it is durable now
 //! ```
 //!
 //! The background is the finding of 2018 that a database which repeated a failed fsync got a success, though the kernel
@@ -334,8 +334,8 @@ fn errors_of_syncs_have_a_remedy() {
     }
 }
 
-/// Ten handles, each with a thread, on a device that fails now and then: whoever is told `Ok` has everything that was
-/// written before durable; no error is told twice by one handle without a new failure.
+/// Ten handles, each with a thread, on a device that fails now and then: a handle that is told `Ok` has everything that
+/// was written before durable; no error is told twice by one handle without a new failure.
 #[test]
 fn ten_handles_at_once_report_the_truth() {
     let stage = Stage::new();

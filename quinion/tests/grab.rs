@@ -977,7 +977,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// A folio of the twin.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct TwinFolio {
     order: u8,
     has_bytes: bool,
 }
@@ -985,11 +985,11 @@ struct Known {
 /// The twin: which folios there are, found by looking at each page.
 #[derive(Default)]
 struct Twin {
-    folios: BTreeMap<u64, Known>,
+    folios: BTreeMap<u64, TwinFolio>,
 }
 
 impl Twin {
-    fn at(&self, index: u64) -> Option<(u64, Known)> {
+    fn at(&self, index: u64) -> Option<(u64, TwinFolio)> {
         let (first, known) = self.folios.range(..=index).next_back()?;
         (index < first + (1 << known.order)).then_some((*first, *known))
     }
@@ -997,7 +997,7 @@ impl Twin {
     fn put(&mut self, stage: &Stage, first: u64, order: u8) {
         if (first..first + (1 << order)).all(|index| self.at(index).is_none()) {
             put(stage, first, order);
-            self.folios.insert(first, Known { order, has_bytes: true });
+            self.folios.insert(first, TwinFolio { order, has_bytes: true });
         }
     }
     /// What a grab comes to: the folios, and why it ends.
@@ -1082,7 +1082,7 @@ fn play(way: Grabbing, ops: &[Op]) {
                 for (at, order, state) in want {
                     let has_bytes = state == LockedState::Data || touched.contains(&at);
                     if has_bytes || state == LockedState::Allocated || matches!(end, Ending::Allocated) {
-                        twin.folios.insert(at, Known { order, has_bytes });
+                        twin.folios.insert(at, TwinFolio { order, has_bytes });
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Lists: who stands in which ring, and what becomes of a hot set, of a scan and of small reads.
+//! Lists: which folio stands in which ring, and what becomes of a hot set, of a scan and of small reads.
 //!
 //! ```text
 //!   hot   a few hundred pages, read some times      scan   ten times the memory, each page once

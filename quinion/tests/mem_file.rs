@@ -387,7 +387,7 @@ fn a_pin_keeps_its_bytes_from_writes_punches_cuts_and_the_end_of_the_file() {
     cache.check().unwrap();
     assert!(bytes_of(&pinned) == lent, "pinned bytes outlive their file");
     let stats = cache.stats();
-    assert_eq!((stats.memory_files, stats.kept_pages, stats.cached_pages), (0, 0, 0));
+    assert_eq!((stats.memory_files, stats.unevictable_pages, stats.cached_pages), (0, 0, 0));
     drop(pinned);
     assert_eq!(taken(&cache), before);
     cache.check().unwrap();
@@ -427,12 +427,12 @@ fn handles_share_a_file_which_ends_with_the_last_of_them() {
     assert_eq!((one.len(), read(&one, 0, 20)), (12, b"0123456seven".to_vec()));
     assert!(one.seek(SeekFrom::Current(-11)).is_err());
     let stats = cache.stats();
-    assert_eq!((stats.memory_files, stats.kept_pages, stats.dirty_pages), (1, 1, 0));
+    assert_eq!((stats.memory_files, stats.unevictable_pages, stats.dirty_pages), (1, 1, 0));
     drop(one);
     assert_eq!(read(&two, 0, 7), b"0123456");
     drop(two);
     let stats = cache.stats();
-    assert_eq!((stats.memory_files, stats.kept_pages, stats.cached_pages), (0, 0, 0));
+    assert_eq!((stats.memory_files, stats.unevictable_pages, stats.cached_pages), (0, 0, 0));
     assert_eq!(taken(&cache), before);
     cache.check().unwrap();
 }
@@ -651,7 +651,7 @@ fn readers_writers_punches_and_appends_at_once_leave_each_page_of_one_piece() {
     let (data, holes) = pages(&file);
     assert_eq!(data + holes, PAGES);
     drop(file);
-    assert_eq!(cache.stats().kept_pages, 0);
+    assert_eq!(cache.stats().unevictable_pages, 0);
     cache.check().unwrap();
 }
 

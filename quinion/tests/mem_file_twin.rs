@@ -218,7 +218,7 @@ impl Pair {
         let stats = file.stats().unwrap();
         assert_eq!((stats.data_pages, stats.allocated_pages), (twin.data(), 0));
         assert_eq!(stats.hole_pages, twin.len.div_ceil(PAGE) as u64 - twin.data());
-        assert_eq!(self.cache.stats().kept_pages, twin.data());
+        assert_eq!(self.cache.stats().unevictable_pages, twin.data());
         for (pinned, right) in &self.pins {
             assert!(pinned_bytes(pinned) == *right, "what is pinned has changed");
         }
@@ -237,7 +237,7 @@ proptest! {
         }
         let Pair { cache, file, pins, .. } = pair;
         drop(file);
-        assert_eq!(cache.stats().kept_pages, 0);
+        assert_eq!(cache.stats().unevictable_pages, 0);
         drop(pins);
         let stats = cache.stats();
         assert_eq!((stats.cached_pages, stats.pinned_bytes), (0, 0));

@@ -37,7 +37,7 @@
 //! thread retired, prepared and filled. It does not when another takes the frame over, although the
 //! lock between them orders the two: the reader meets no release in the second thread, and there is
 //! nothing for its own fence to pair with (`taken_over_old`, `taken_over_new`, `filled_elsewhere`).
-//! So the fence is in `prepare`, and in [`before_bytes`](quinion::internals::arena::before_bytes) for whoever fills.
+//! So the fence is in `prepare`, and in [`before_bytes`](quinion::internals::arena::before_bytes) for a fill.
 //!
 //! A hold is one compare-and-exchange of the whole word. If it succeeds, the sequence is the one that was checked; and
 //! it succeeds before the folio can be retired unheld, so no later identity can have been seen. The word alone decides
@@ -121,16 +121,16 @@
 //! | `ReadableAcquire` | `wait_for_a_fill` | race: a holder is told "filled" and reads what is being filled |
 //! | `ReadableSequence` | `wait_for_a_removed_fill` | bytes of a removed folio pass for the file's |
 //! | `PagesReadRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have arrived |
-//! | | `page_of_a_partial_fill` | who holds nothing reads `[0, 0]` there |
+//! | | `page_of_a_partial_fill` | a reader without a hold reads `[0, 0]` there |
 //! | `PagesReadAcquire` | `page_of_a_fill` | race: the same |
 //! | `PagesReadClear` | `page_of_a_later_fill` | race: what arrived for the folio before passes for this one's |
-//! | | `partial_page_noted_elsewhere` | who holds nothing reads `[1, 1]` as file 2's |
+//! | | `partial_page_noted_elsewhere` | a reader without a hold reads `[1, 1]` as file 2's |
 //! | `ReaderPartialUptodate` | `page_of_a_partial_fill` | a page that has not arrived reads `[0, 0]` |
 //! | `ReaderWordAcquire` | `partial_page_noted_elsewhere` | file 2 reads `[1, 1]`: a bit from before its folio |
 //! | `ReaderSteady` | `later_write` | a page is accepted half written: `[2, 3]` |
 //! | `WrittenAcquire` | `written_folio_seen_first` | `[0, 0]`: a writer's word, and not the fill's bytes of another page |
-//! | `WrittenStep` | `first_write` | who found the folio steady accepts `[1, 2]` |
-//! | | `partial_page_is_written` | who read what had arrived accepts the same |
+//! | `WrittenStep` | `first_write` | a reader that found the folio steady accepts `[1, 2]` |
+//! | | `partial_page_is_written` | a reader of what had arrived accepts the same |
 //! | | `two_writers_of_two_pages` | the same |
 //! | `WriteOdd` | `later_write` | `[2, 3]` |
 //! | | `pin_against_later_write` | race: a user reads what is being written |
@@ -146,7 +146,7 @@
 //! | `QuietAcquire` | `pin_against_later_write` | race: the writer has left, and its bytes have not come |
 //! | `WritePins` | `pin_against_first_write` | race: what is lent is written |
 //! | `PinnedAcquire`, `UnpinRelease` | `pin_against_first_write` | race: the user's reads are not yet over |
-//! | `SplitStep` | `split_then_reuse` | who reads the whole accepts `[11, 20]`: half of it is another file's by now |
+//! | `SplitStep` | `split_then_reuse` | a reader of the whole accepts `[11, 20]`: half of it is another file's by now |
 //! | `PieceFence` | `piece_where_a_folio_was` | a piece's name, the word and the bytes of what its frame headed before |
 //! | `PieceRelease` | `piece_of_another_file` | `[21, 21]`: a piece's word, the name of what its frame headed before |
 //! | `RetireUnwritten` | `change_against_eviction` | a page is evicted that its writer was told is dirty |
@@ -156,8 +156,8 @@
 //!
 //! # What was found to be unnecessary
 //!
-//! * For a reader, Release on the word's store in `prepare`: who sees that word sees "not up to date" and
-//!   copies nothing, whatever identity it sees. It stands there for who holds a folio that is still being
+//! * For a reader, Release on the word's store in `prepare`: a reader that sees that word sees "not up to date" and
+//!   copies nothing, whatever identity it sees. It stands there for a holder of a folio that is still being
 //!   filled (`PrepareRelease`). Since it does stand there, a reader of the old page never meets "filling":
 //!   with the new word it sees the new identity.
 //! * A fence where a fill fails, beyond those of `retire` and `complete`, one after the other.
@@ -196,7 +196,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
 use quinion::internals::arena::{
-    Descriptor, FillEnd, Flags, LockRefused, NotReady, PutOutcome, ReadableState, RetireOutcome, Ticket,
+    Descriptor, FillEnd, Flags, FolioStamp, LockRefused, NotReady, PutOutcome, ReadableState, RetireOutcome,
     WriteRefused, before_bytes, dirty, pages_read, written,
 };
 use quinion::internals::sync::Mutant;
@@ -227,7 +227,7 @@ impl Bytes {
         before_bytes();
         self.0.iter().for_each(|word| word.store(content, Ordering::Relaxed));
     }
-    /// As `write`, by who has entered the page, and without the fence that `copy_in` has besides.
+    /// As `write`, by a thread that has entered the page, and without the fence that `copy_in` has besides.
     fn change(&self, content: u64) {
         self.0.iter().for_each(|word| word.store(content, Ordering::Relaxed));
     }
@@ -270,9 +270,9 @@ impl Frames {
     fn read(&self, head: usize, frame: usize, mapping: MappingId, index: PageIndex) -> Read {
         match self.descriptors[head].begin_read(mapping, index) {
             Err(reason) => Read::Refused(reason),
-            Ok(ticket) => {
+            Ok(stamp) => {
                 let bytes = self.bytes[frame].copy();
-                if self.descriptors[head].end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
+                if self.descriptors[head].end_read(stamp) { Read::Accepted(bytes) } else { Read::Changed }
             }
         }
     }
@@ -357,8 +357,8 @@ impl Held {
     }
     /// A grabber of what is up to date: changes what the lock guards, if it gets it.
     fn lock_and_add(&self) -> &'static str {
-        let ticket = self.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it stays");
-        let told = match self.descriptor.try_lock(ticket) {
+        let stamp = self.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it stays");
+        let told = match self.descriptor.try_lock(stamp) {
             Ok(_) => {
                 self.write(self.content() + 1);
                 self.descriptor.unlock();
@@ -372,8 +372,8 @@ impl Held {
     }
     /// A grabber of what was allocated: fills it, or looks at what the other has filled it with.
     fn lock_and_fill(&self, content: u64) -> String {
-        let ticket = self.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it stays");
-        match self.descriptor.try_lock(ticket) {
+        let stamp = self.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it stays");
+        match self.descriptor.try_lock(stamp) {
             Ok(word) if word.has(Flags::UPTODATE) => {
                 let seen = self.content();
                 self.descriptor.unlock();
@@ -650,9 +650,9 @@ fn hold_against_split() {
         frames.fill_pair(ONE, 10);
         let holder = spawn(&frames, |frames| match frames.descriptors[0].try_hold(ONE, PAGE_1) {
             Err(reason) => format!("{reason:?}"),
-            Ok(ticket) => {
+            Ok(stamp) => {
                 let bytes = frames.bytes[1].copy();
-                let same = frames.descriptors[0].is_readable(ticket) == ReadableState::Yes;
+                let same = frames.descriptors[0].is_readable(stamp) == ReadableState::Yes;
                 assert!(bytes == [11; 2] && same, "wrong bytes: accepted {bytes:?} under a hold");
                 assert_eq!(frames.descriptors[0].put(), PutOutcome::Kept);
                 "held".to_owned()
@@ -779,15 +779,15 @@ fn growth_after_a_cut_around_a_hit() {
     let outcomes =
         &["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)", "cut", "cut meanwhile"];
     growth_after_a_cut(outcomes, |frames, reaches| {
-        let ticket = match frames.descriptors[0].begin_read(ONE, PAGE_0) {
+        let stamp = match frames.descriptors[0].begin_read(ONE, PAGE_0) {
             Err(reason) => return format!("Refused({reason:?})"),
-            Ok(ticket) => ticket,
+            Ok(stamp) => stamp,
         };
         let bytes = frames.bytes[0].copy();
         fence(Ordering::Acquire); // partner: the Release fence of `before_bytes`
         match () {
             () if !reaches() => "cut meanwhile".into(),
-            () if frames.descriptors[0].end_read(ticket) => Read::Accepted(bytes).must_be(&[2]),
+            () if frames.descriptors[0].end_read(stamp) => Read::Accepted(bytes).must_be(&[2]),
             () => "Changed".into(),
         }
     });
@@ -798,14 +798,14 @@ fn growth_after_a_cut_around_a_hit() {
 fn growth_after_a_cut_under_a_hold() {
     let outcomes = &["Accepted([2, 2])", "Filling", "Mismatch", "cut", "cut meanwhile", "left"];
     growth_after_a_cut(outcomes, |frames, reaches| {
-        let ticket = match frames.descriptors[0].try_hold(ONE, PAGE_0) {
+        let stamp = match frames.descriptors[0].try_hold(ONE, PAGE_0) {
             Err(reason) => return format!("{reason:?}"),
-            Ok(ticket) => ticket,
+            Ok(stamp) => stamp,
         };
         let bytes = frames.bytes[0].copy();
         let outcome = match () {
             () if !reaches() => "cut meanwhile".into(),
-            () if frames.descriptors[0].is_attached(ticket) => Read::Accepted(bytes).must_be(&[2]),
+            () if frames.descriptors[0].is_attached(stamp) => Read::Accepted(bytes).must_be(&[2]),
             () => "left".into(),
         };
         frames.descriptors[0].put();
@@ -961,8 +961,8 @@ fn hold_against_failed_fill() {
             let held = Held::new();
             let holder = spawn(&held, |held| match held.descriptor.try_hold_unfilled(ONE, PAGE_0) {
                 Err(reason) => format!("{reason:?}"),
-                Ok(ticket) => {
-                    let readable = held.descriptor.is_readable(ticket);
+                Ok(stamp) => {
+                    let readable = held.descriptor.is_readable(stamp);
                     assert!(
                         readable != ReadableState::Yes,
                         "wrong answer: a folio that was never filled is readable"
@@ -996,8 +996,8 @@ fn unfilled_hold_of_a_later_folio() {
             let held = Held::filled();
             let holder = spawn(&held, |held| match held.descriptor.try_hold_unfilled(ONE, PAGE_0) {
                 Err(reason) => format!("{reason:?}"),
-                Ok(ticket) => {
-                    if held.descriptor.is_readable(ticket) == ReadableState::Yes {
+                Ok(stamp) => {
+                    if held.descriptor.is_readable(stamp) == ReadableState::Yes {
                         let content = held.content();
                         assert!(content == 1, "wrong bytes: {content} under a hold");
                     }
@@ -1017,10 +1017,10 @@ fn unfilled_hold_of_a_later_folio() {
 
 /// A reader holds a folio that is being filled, and reads it when it is told that it may.
 fn wait(held: &Held) -> (ReadableState, String) {
-    let Ok(ticket) = held.descriptor.try_hold_unfilled(ONE, PAGE_0) else {
+    let Ok(stamp) = held.descriptor.try_hold_unfilled(ONE, PAGE_0) else {
         return (ReadableState::Never, "Mismatch".into());
     };
-    let readable = held.descriptor.is_readable(ticket);
+    let readable = held.descriptor.is_readable(stamp);
     if readable == ReadableState::Yes {
         let content = held.content();
         assert!(content == 1, "wrong bytes: {content} under a hold");
@@ -1043,7 +1043,7 @@ fn wait_for_a_fill() {
     });
 }
 
-/// The folio leaves the index, then its fill ends: who held it before is not to take the bytes for the file's.
+/// The folio leaves the index, then its fill ends: an earlier holder must not take the bytes for the file's.
 #[test]
 fn wait_for_a_removed_fill() {
     explore(&["Never, Last(order 0)", "Never, Mismatch", "NotYet, Kept", "NotYet, Last(order 0)"], || {
@@ -1087,11 +1087,11 @@ impl PartialFill {
     }
     /// A reader holds the folio, and reads the first page when it is told that it may.
     fn wait(&self, mapping: MappingId, right: u64) -> String {
-        let Ok(ticket) = self.held.descriptor.try_hold_unfilled(mapping, PAGE_0) else {
+        let Ok(stamp) = self.held.descriptor.try_hold_unfilled(mapping, PAGE_0) else {
             return "Mismatch".into();
         };
         let descriptor = &self.held.descriptor;
-        let readable = descriptor.is_page_readable(ticket, || pages_read::load(&self.bits) & 1 != 0);
+        let readable = descriptor.is_page_readable(stamp, || pages_read::load(&self.bits) & 1 != 0);
         if readable == ReadableState::Yes {
             let content = self.held.content();
             assert!(content == right, "wrong bytes: {content} in a page that has been read");
@@ -1195,9 +1195,9 @@ impl Parts {
         let in_row = |place: u32, pages| (pages_read::load(&self.bits) >> place).trailing_ones().min(pages);
         match self.head().begin_read_partial(mapping, index, in_row) {
             Err(reason) => Read::Refused(reason),
-            Ok((ticket, _)) => {
+            Ok((stamp, _)) => {
                 let bytes = self.frames.bytes[index.0 as usize].copy();
-                if self.head().end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
+                if self.head().end_read(stamp) { Read::Accepted(bytes) } else { Read::Changed }
             }
         }
     }
@@ -1363,7 +1363,7 @@ impl Pages {
     /// The hit, by whichever way the first look says.
     fn read(&self, page: usize) -> Read {
         match self.head().begin_read(ONE, PageIndex(page as u64)) {
-            Ok(ticket) => self.end(ticket, self.frames.bytes[page].copy()),
+            Ok(stamp) => self.end(stamp, self.frames.bytes[page].copy()),
             Err(NotReady::Written) => self.read_written(page),
             Err(reason) => Read::Refused(reason),
         }
@@ -1371,8 +1371,8 @@ impl Pages {
     fn read_written(&self, page: usize) -> Read {
         match self.head().begin_read_written(ONE, PageIndex(page as u64)) {
             Err(reason) => Read::Refused(reason),
-            Ok(ticket) => match self.copy(page) {
-                Some(bytes) => self.end(ticket, bytes),
+            Ok(stamp) => match self.copy(page) {
+                Some(bytes) => self.end(stamp, bytes),
                 None => Read::Changed,
             },
         }
@@ -1383,8 +1383,8 @@ impl Pages {
         let bytes = self.frames.bytes[page].copy();
         written::is_still(&self.sequences[page], seen).then_some(bytes)
     }
-    fn end(&self, ticket: Ticket, bytes: [u64; 2]) -> Read {
-        if self.head().end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
+    fn end(&self, stamp: FolioStamp, bytes: [u64; 2]) -> Read {
+        if self.head().end_read(stamp) { Read::Accepted(bytes) } else { Read::Changed }
     }
     /// A holder's copy: first as if there were no writer, and if there was one, page by page; one try.
     fn hold_and_copy(&self, page: usize) -> Read {
@@ -1549,7 +1549,7 @@ fn hold_against_first_write() {
     });
 }
 
-/// A folio whose page is plain memory to who pins it and to who writes it.
+/// A folio whose page is plain memory to the thread that pins it and to the one that writes it.
 #[derive(Debug)]
 struct Lent {
     held: Arc<Held>,
@@ -1729,7 +1729,7 @@ fn change_against_write_back() {
     });
 }
 
-/// Two writers, of whom one may find the bit set by the other, and two rounds of write-back, one at a time.
+/// Two writers, of which one may find the bit set by the other, and two rounds of write-back, one at a time.
 #[test]
 fn changes_against_two_rounds() {
     let expected = [
@@ -1824,9 +1824,9 @@ fn one_marker_for_two() {
         let frames = Frames::new();
         frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
         frames.descriptors[0].complete(true);
-        let ticket = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
-        let other = spawn(&frames, move |frames| frames.descriptors[0].take_marker(ticket));
-        let taken = [frames.descriptors[0].take_marker(ticket), other.join().unwrap()];
+        let stamp = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
+        let other = spawn(&frames, move |frames| frames.descriptors[0].take_marker(stamp));
+        let taken = [frames.descriptors[0].take_marker(stamp), other.join().unwrap()];
         assert!(taken[0] != taken[1], "wrong count: {taken:?} took the marker");
         format!("{taken:?}")
     });
@@ -1838,8 +1838,8 @@ fn marker_of_a_later_folio() {
         let frames = Frames::new();
         frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
         frames.descriptors[0].complete(true);
-        let ticket = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
-        let reader = spawn(&frames, move |frames| frames.descriptors[0].take_marker(ticket));
+        let stamp = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
+        let reader = spawn(&frames, move |frames| frames.descriptors[0].take_marker(stamp));
         frames.retire(0);
         frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
         frames.descriptors[0].complete(true);

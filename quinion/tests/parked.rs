@@ -163,7 +163,7 @@ fn a_closed_file_has_no_descriptor_wherever_it_is() {
     cache.check().unwrap();
 }
 
-/// As ever: who reads for himself knows what he has open.
+/// As ever: a process that reads for itself knows what it has open.
 #[test]
 fn a_cache_that_reads_for_itself_keeps_its_descriptors() {
     let _alone = alone();
@@ -200,7 +200,7 @@ impl Backend for WithoutMount {
     }
 }
 
-/// It is open a second longer, and warm for who opens it again meanwhile; then it is forgotten.
+/// It is open a second longer, and warm for an open meanwhile; then it is forgotten.
 #[test]
 fn a_file_of_a_mount_without_a_number_is_closed_a_second_later() {
     let _alone = alone();

@@ -92,7 +92,7 @@ fn a_pool_loses_its_pages_above_the_minimum_and_not_one_more() {
     let (device, file) = open(&index, 1, 16 * MIB);
     read(&file, &device, 0, 16 * MIB, 64 << 10); // in large folios
     let (others, other) = open_default(&cache, 2, 5 * MEMORY);
-    // A stream takes nothing of anybody: it makes room of what it has passed.
+    // A stream takes nothing of others: it makes room of what it has passed.
     read(&other, &others, 0, 5 * MEMORY, 64 << 10);
     let before = file.cached_pages();
     assert!(before > 8 * MIB / PAGE, "{before}");

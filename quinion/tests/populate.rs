@@ -1,12 +1,12 @@
 //! Memory files filled, given memory, and lent, many pages at a time.
 //!
 //! ```text
-//!   source --Slice--> frames that nobody has seen --commit--> readers
+//!   source --Slice--> frames that no reader has seen --commit--> readers
 //!             |
 //!             +-- ends, fails, panics: what came stays, the rest is as it was
 //! ```
 //!
-//! G13, G14 and G15 once more, at the door, and G17; the other lettered statements are in `grab.rs`.
+//! G13, G14 and G15 once more, at the public API, and G17; the other lettered statements are in `grab.rs`.
 
 use std::io::{self, Cursor, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -94,7 +94,7 @@ impl Task {
 
 type Running = Pin<Box<dyn Future<Output = Result<()>>>>;
 
-/// The memory is for a fraction of what they ask for, so that errands are run; or for all, so that all wait
+/// The memory is for a fraction of what they ask for, so that blocking tasks are run; or for all, so that all wait
 /// at a time.
 fn ten_thousand_at_once(mechanism: Mechanism, memory: u64) {
     const READS: usize = 10_000;

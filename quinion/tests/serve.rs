@@ -83,10 +83,10 @@ impl<'a> Open<'a> {
         verify(file, position, &to[..outcome.bytes]);
         outcome.bytes / 8
     }
-    /// As [`Open::check`], and goes on after each read that was fruitless. A read gives up when its page was
-    /// gone four times before it was copied. With a cache of a few pages and others who want them, how often
-    /// that is depends on nothing but who runs when, and so does whether the owner has looked at all markers before
-    /// more is asked; what it must never give is a wrong word.
+    /// As [`Open::check`], and goes on after each read that was fruitless. A read gives up when its page was gone four
+    /// times before it was copied. With a cache of a few pages and others who want them, how often that is depends on
+    /// nothing but the order in which threads run, and so does whether the owner has looked at all markers before more
+    /// is asked; what it must never give is a wrong word.
     fn check_among_others(&self, file: u64, position: u64, bytes: usize) {
         let (mut to, mut done) = (vec![0u8; bytes], 0);
         loop {
@@ -671,7 +671,7 @@ fn a_late_answer_is_not_waited_for_and_leaves_nothing_behind() {
     owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
     assert_eq!(open.read(0, &mut [0; 100]).end, ReadEnd::Failed(RequestError::Late));
     owner.hung_device.store(0, Ordering::Relaxed);
-    // The heart beats on, so it is asked again; and what was late is there by then.
+    // The heartbeat rises on, so it is asked again; and what was late is there by then.
     while open.read(0, &mut [0; 100]).bytes != 100 {
         std::thread::yield_now();
     }
@@ -775,7 +775,7 @@ fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
     assert_ne!(elsewhere.as_file().metadata().unwrap().dev(), data.dev());
     std::fs::write(elsewhere.path(), std::fs::read(file.path()).unwrap()).unwrap();
     Open::of(&viewer, elsewhere.as_file()).check(1, 0, 100_000);
-    // And so is who asks for the hung one: he is told at once.
+    // And so is a viewer that asks for the hung one: it is told at once.
     let refused = RequestError::Errno(11);
     while viewer.request(Operation::Revalidate, [open.handle, 0, 0]) != Err(refused) {
         std::thread::yield_now();
@@ -807,7 +807,7 @@ fn notices_about_a_hanging_file_system_occupy_few_workers_and_are_done_in_the_en
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(10) {
         let answer = honest.request(Operation::Revalidate, [open.handle, 0, 0]);
-        answer.expect("who asks of another file system waited as long as he may");
+        answer.expect("a viewer that asks of another file system waited as long as it may");
         assert!(service.workers() < 40, "{} workers", service.workers());
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -1176,7 +1176,7 @@ fn a_process_of_another_domain_takes_no_place() {
     let options =
         ServiceOptions { viewers_max, listener: Some(listen(&path).unwrap()), ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
-    // As if the folder were not there: what is asked for here is what is checked of who comes.
+    // As if the folder were not there: what is tested here is what is checked of a process that connects.
     for (path, mode) in [(folder.path(), 0o755), (&path, 0o777)] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -1551,7 +1551,7 @@ fn silent_connections_keep_no_process_out() {
 /// 1. Processes wait for events of an epoll instance, into memory whose faults are never answered: a lock of it is
 ///    held.
 /// 2. They ask for it to be attached, again and again. What the kernel tells of it waits for that lock.
-/// 3. No worker is left for anybody else, and none can be killed.
+/// 3. No worker is left for other viewers, and none can be killed.
 #[test]
 fn a_descriptor_whose_lock_is_held_delays_no_other() {
     let Some(fault) = UnansweredFault::new() else {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   file        who changes it                   what every read of it must give
-//!   still       nobody                           the one content there is, to the exact last byte
+//!   still       no process                       the one content there is, to the exact last byte
 //!   replaced    rename over it, all the time     one generation for each handle, whichever was there at its open
 //!   rewritten   truncate and write, in place     after an open that follows the writer's close: the new content
 //!   growing     append, all the time             the right bytes as far as it gives any; never a zero
@@ -926,7 +926,7 @@ fn a_viewer_outlives_its_owner() {
     let view = hear(&mut lines, "owning ").expect("it owns");
     let mut viewers: Vec<_> = (1..4).map(|seed| start_viewer(&view, &stage.folder, u64::MAX, seed)).collect();
     for viewer in &mut viewers {
-        // A byte at a time: what it says later is for who waits for its end.
+        // A byte at a time: what it says later is for the thread that waits for its end.
         let mut lines = BufReader::with_capacity(1, viewer.stdout.as_mut().unwrap());
         hear(&mut lines, "reading ").expect("it reads before its owner goes");
     }

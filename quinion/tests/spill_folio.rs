@@ -1,4 +1,4 @@
-//! One folio on its way to the spill file and back, step by step: who comes in between, and what stands in the tree.
+//! One folio on its way to the spill file and back, step by step: what happens in between, and what stands in the tree.
 //!
 //! The device is simulated, and holds its requests until a thread waits for them: so between the submission of the
 //! folio and its end the test can hold it, write, lock or cut it, or end the mapping. Behind each test the tree, the
@@ -205,8 +205,8 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
     stage.send();
     let held = stage.mapping.try_hold(FIRST).unwrap();
     let descriptor = stage.arena.view().own(held.frame());
-    let ticket = descriptor.identify(stage.mapping.id(), FIRST).unwrap();
-    assert!(descriptor.try_lock(ticket).is_ok());
+    let stamp = descriptor.identify(stage.mapping.id(), FIRST).unwrap();
+    assert!(descriptor.try_lock(stamp).is_ok());
     stage.spill.drain();
     assert_eq!((stage.at(), stage.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
     assert_eq!(stage.reclaim.reclaim(1, LockWait::Wait), 0);

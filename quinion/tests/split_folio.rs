@@ -193,8 +193,8 @@ fn a_reader_of_a_folio_that_is_split_meanwhile_reads_anew() {
     assert_eq!(rig.mapping.split_at(page(20)), SplitOutcome::Done);
     assert!(!descriptor.end_read(early) && !descriptor.end_read(late));
     assert_eq!(descriptor.begin_read(MappingId(1), page(31)).unwrap_err(), NotReady::Mismatch);
-    let ticket = descriptor.begin_read(MappingId(1), page(19)).unwrap();
-    assert!(descriptor.end_read(ticket));
+    let stamp = descriptor.begin_read(MappingId(1), page(19)).unwrap();
+    assert!(descriptor.end_read(stamp));
     // A stale victim of the reclaimer's is not taken for a piece, written or not.
     let sequence = descriptor.word().sequence();
     rig.mapping.try_hold(page(16)).unwrap().writer().unwrap();

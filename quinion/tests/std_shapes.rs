@@ -176,6 +176,12 @@ fn stats_show_themselves_and_what_happened_in_an_interval() {
     assert!(described.iter().zip(cache.stats().numbers()).all(|(about, (name, _))| about.name == name));
     let about = |name| *described.iter().find(|about| about.name == name).unwrap();
     assert_eq!((about("reads").is_count, about("reads").help), (true, "Read calls."));
+    // A monitor shows one number without those beside it, and no links.
+    for about in &described {
+        let refers =
+            about.help.contains("](") || about.help.contains("Of these") || about.help.contains("[`");
+        assert!(!refers && about.help.ends_with('.') && !about.help.contains(". "), "{about:?}");
+    }
     assert!(
         !about("memory_bytes").is_count && about("failed_pages").help.contains("failed to read them; each")
     );
@@ -239,7 +245,7 @@ fn a_pin_that_may_not_wait_is_of_all_or_nothing() {
     assert_eq!((cache.stats().pinned_bytes, file.cached_pages()), (0, 1));
     let pinned = file.pin_with(8192, 4096, cached_only).unwrap();
     assert_eq!(pinned.as_ref(), &content[8192..12_288]);
-    // With `nowait` the read is under way, and whoever waits next finds it.
+    // With `nowait` the read is under way, and the next read that waits finds it.
     let nowait = ReadOptions::new().nowait(true);
     let error = file.pin_with(40_960, 4096, nowait).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");

@@ -15,7 +15,8 @@
 //!   ratchet     long functions do not become more
 //!   names       a lettered test name is given once; a test's name has a subject; a type has a name of the field
 //!   statements  the comment of a lettered test begins with its letter and the statement that it tests
-//!   prose       a comment names the one that acts, in plain words and sentences that end
+//!   subjects    no clause "who ..." without its noun, in comments, behind code and in tables
+//!   prose       a comment names the one that acts, in plain words and sentences that end; strings are not checked
 //!   readme      its example is the example that is compiled
 //!   tables      ARCHITECTURE.md lists the modules and the lock order there are
 //!   orphans     every file of the library is some module's
@@ -266,12 +267,14 @@ fn check_layers(layers: &Layers, source: &Source) -> Vec<Complaint> {
 }
 
 /// The packages, by the folders of their sources, and how many circles of imports each still has. They may only fall.
-const PACKAGES: [(&str, usize); 15] = [
+const PACKAGES: [(&str, usize); 17] = [
     ("quinion/src/", 0),
+    ("disk/src/", 0),
     ("faces/capi/src/", 0),
     ("faces/cli/src/", 0),
     ("faces/s3/src/", 0),
     ("faces/serve/src/", 0),
+    ("faces/python/src/", 0),
     ("faces/preload/src/", 1), // the viewer's state, and what is done when it changes: signals, forks, descriptors
     ("faces/sqlite/src/", 0),
     ("bench/src/", 0),
@@ -462,13 +465,17 @@ fn check_words(source: &Source) -> Vec<Complaint> {
 
 /// Names of types that say nothing to a reader who does not know their essay: metaphors, and verbs used as nouns. The
 /// field has terms for all of them; see the table of words in ARCHITECTURE.md.
-const PRIVATE_NAMES: [&str; 60] = [
+const PRIVATE_NAMES: [&str; 74] = [
+    "Asked",
     "Attendant",
     "Bed",
     "Beds",
     "Bell",
     "BellList",
+    "Bounced",
     "BringBack",
+    "Called",
+    "Came",
     "Chair",
     "Coming",
     "Departed",
@@ -487,16 +494,19 @@ const PRIVATE_NAMES: [&str; 60] = [
     "Judged",
     "Judges",
     "KeepingView",
+    "Known",
     "Lack",
     "Landing",
     "LastWord",
     "LeaseRoom",
     "LeftBehind",
     "Leftovers",
+    "Looked",
     "MakesRoom",
     "Manners",
     "Mended",
     "Mender",
+    "Met",
     "Mood",
     "Moody",
     "Noted",
@@ -505,11 +515,15 @@ const PRIVATE_NAMES: [&str; 60] = [
     "Polite",
     "Promise",
     "Room",
+    "Said",
+    "Saw",
+    "Seen",
     "Shelf",
     "Skies",
     "Sought",
     "Summoned",
     "Summons",
+    "Taken",
     "Talk",
     "Theirs",
     "Tidied",
@@ -520,7 +534,10 @@ const PRIVATE_NAMES: [&str; 60] = [
     "Upkeep",
     "Visit",
     "WaitRoom",
+    "Wanted",
+    "Watched",
     "Weather",
+    "Went",
     "Whims",
     "Whom",
 ];
@@ -544,25 +561,14 @@ fn check_type_names(source: &Source) -> Vec<Complaint> {
 
 /// A relative clause without the noun that it is of: "Who reads it waits", "for who asks".
 fn check_headless_who(source: &Source) -> Vec<Complaint> {
-    const AFTER: &[&str] = &[
-        "but", "so", "for", "than", "by", "to", "from", "with", "of", "as", "and", "or", "if", "until",
-        "because",
-    ];
     let is_headless = |line: &&str| {
-        let Some(comment) = line.trim_start().strip_prefix("//") else { return false };
+        let whole = line.trim_start().strip_prefix("//");
+        let Some(comment) = whole.or_else(|| line.split_once(" // ").map(|(_, behind)| behind)) else {
+            return false;
+        };
+        // A table's cells are looked at one by one; an opening bracket hides no clause.
         let comment = comment.trim_start_matches(['/', '!']).trim_start();
-        let text = comment.trim_start_matches(|c: char| c.is_ascii_digit()).trim_start_matches(['.', ' ']);
-        let words: Vec<&str> = text.split(' ').collect();
-        words.iter().enumerate().any(|(at, word)| {
-            let begins = match at.checked_sub(1).map(|before| words[before]) {
-                None => word.starts_with('W') || comment != text,
-                Some(before) => before.ends_with(['.', ':', ';']) || AFTER.contains(&before),
-            };
-            // Followed by a verb, and not in a table's or a drawing's column.
-            let verb =
-                words.get(at + 1).is_some_and(|next| next.starts_with(|c: char| c.is_ascii_lowercase()));
-            matches!(*word, "Who" | "Whoever" | "who" | "whoever") && begins && verb
-        })
+        comment.split('|').any(|part| is_headless_part(part.trim().trim_start_matches(['(', '"'])))
     };
     let lines = source.text.lines().enumerate().filter(|(_, line)| is_headless(line));
     let complain = |(at, line): (usize, &str)| {
@@ -570,6 +576,26 @@ fn check_headless_who(source: &Source) -> Vec<Complaint> {
         complaint(source, at + 1, wrong, "name the thread, process, caller or part that does")
     };
     lines.map(complain).collect()
+}
+
+fn is_headless_part(comment: &str) -> bool {
+    const AFTER: &[&str] = &[
+        "but", "so", "for", "than", "by", "to", "from", "with", "of", "as", "and", "or", "if", "until",
+        "because",
+    ];
+    let text = comment.trim_start_matches(|c: char| c.is_ascii_digit()).trim_start_matches(['.', ' ']);
+    let words: Vec<&str> = text.split(' ').collect();
+    words.iter().enumerate().any(|(at, word)| {
+        let begins = match at.checked_sub(1).map(|before| words[before]) {
+            None => word.starts_with('W') || comment != text,
+            Some(before) => {
+                before.ends_with(['.', ':', ';']) || AFTER.contains(&before.to_lowercase().as_str())
+            }
+        };
+        // Followed by a verb, and not in a table's or a drawing's column.
+        let verb = words.get(at + 1).is_some_and(|next| next.starts_with(|c: char| c.is_ascii_lowercase()));
+        matches!(*word, "Who" | "Whoever" | "who" | "whoever") && begins && verb
+    })
 }
 
 fn is_word_character(c: char) -> bool {
@@ -882,9 +908,10 @@ fn types_have_names_of_the_field() {
 
 #[test]
 fn comments_name_the_one_that_acts() {
-    let sources = rust_files();
-    let of_product = sources.iter().filter(|source| source.path.contains("/src/"));
-    expect_tidy(of_product.flat_map(check_headless_who).collect());
+    // Not this rule's own wrong texts.
+    let mut sources = rust_files();
+    sources.retain(|source| source.path != "quinion/tests/tidy.rs");
+    expect_tidy(sources.iter().flat_map(check_headless_who).collect());
 }
 
 #[test]
@@ -1043,6 +1070,9 @@ mod a_rule_can_fail {
         let wrong = "\n// Who waits is woken.\n//! 1. It is freed: who holds it waits.\n\
                      /// It is for whoever asks.\n/// 3 who ends";
         expect(check(wrong), &[(2, "nobody"), (3, "nobody"), (4, "nobody"), (5, "nobody")]);
+        let hidden =
+            "f(); // it wakes so who waits\n//! (Who holds it waits.)\n//! | F | Who reads it waits |";
+        expect(check(hidden), &[(1, "nobody"), (2, "nobody"), (3, "nobody")]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Files are cut, extended and punched while others read them: what is gone is gone for everybody, what stays stays.
+//! Files are cut, extended and punched while others read them: what is cut is cut for all readers, what stays stays.
 //!
 //! ```text
 //!   writers   cut, extend, punch, write                     a twin, a vector, is changed in the same way
@@ -564,7 +564,7 @@ fn a17_live_folios_are_split_under_readers_of_their_tails() {
                     let (mut dice, mut bytes) = (Dice::new(round * 16 + reader), vec![0; 3 * PAGE]);
                     ready.wait();
                     loop {
-                        let last = done.load(Ordering::Acquire); // partner: the Release of who punched the last hole
+                        let last = done.load(Ordering::Acquire); // partner: the Release behind the last hole
                         let page = dice.below(PAGES as u64 - 2) as usize;
                         let pages = 1 + dice.below(3) as usize;
                         let read = &mut bytes[..pages * PAGE];

@@ -71,7 +71,7 @@ impl Pair {
         self.twin.resize(self.twin.len().max(position + new.len()), 0);
         self.twin[position..][..new.len()].copy_from_slice(new);
     }
-    /// What the cache says is what the twin is; and so it is, when it was synced, to who reads past the cache.
+    /// What the cache says is what the twin is; and so it is, when it was synced, to a read past the cache.
     fn check(&self) {
         assert_same(&self.file, &self.twin);
         self.file.sync_data().expect("a sync");
@@ -528,7 +528,7 @@ fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     }
     assert!(done > end, "the batch reaches behind the cut");
     assert_eq!(held[..end], twin[..end]);
-    // What the cut has zeroed in place is zero; nothing is anybody else's.
+    // What the cut has zeroed in place is zero; nothing is another file's.
     let is_own = |at: usize| held[at] == twin[at] || held[at] == 0;
     assert_eq!((end..done).find(|&at| !is_own(at)), None);
     drop(batch);
@@ -778,7 +778,7 @@ fn a_flush_that_ends_while_others_look_does_not_make_the_file_shorter() {
     file.write_all_at(&twin, 0).expect("a write");
     file.write_back().expect("ours");
     assert_eq!(device.flushes.lock().expect("ours").len(), 1, "it is under way");
-    device.looks.store(2, Ordering::Relaxed); // by the look whether it has changed, and by who forgets it
+    device.looks.store(2, Ordering::Relaxed); // by the look whether it has changed, and by the thread that forgets it
     file.revalidate().expect("a look");
     assert_eq!(device.looks.load(Ordering::Relaxed), 0, "it happened");
     assert_same(&file, &twin);

@@ -117,7 +117,7 @@ fn written_bytes_are_read_by_all_readers() {
     stage.check();
 }
 
-/// The first write steps the folio's sequence; who holds it since before is not told that it has left.
+/// The first write steps the folio's sequence; an earlier holder is not told that it has left.
 #[test]
 fn a_holder_sees_its_folio_written_and_still_there() {
     let stage = Stage::new();

@@ -1,5 +1,5 @@
 //! Writeback: what is dirty reaches the file, in runs and no further than its end; what a sync has promised is there;
-//! and who cannot be promised anything is told, once.
+//! and a handle that cannot be promised durability is told, once.
 //!
 //! Files of a small cache whose pages are written by the test itself, over memory, devices with faults, disks that
 //! remember, and files.
@@ -23,7 +23,9 @@ use quinion::internals::writeback::WritebackOptions;
 use quinion_testing::doubles::{
     CompletionOrder, CrashDisk, FailureCount, Faults, SimulatedBackend, WriteFaults,
 };
-use quinion_testing::stages::writeback::{ALL, Early, Opened, Stage, Watched, content, generation_in, pages};
+use quinion_testing::stages::writeback::{
+    ALL, Early, Opened, RecordingBackend, Stage, content, generation_in, pages,
+};
 
 const EIO: i32 = libc::EIO;
 const ENOSPC: i32 = libc::ENOSPC;
@@ -64,7 +66,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn runs_follow_each_other_and_are_a_megabyte_at_most() {
     let stage = Stage::new(by_hand());
-    let device = Watched::new(memory(1000));
+    let device = RecordingBackend::new(memory(1000));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     // One by one from the back, so that frames do not follow each other by luck alone.
     for page in (0..600).rev() {
@@ -93,7 +95,7 @@ fn runs_follow_each_other_and_are_a_megabyte_at_most() {
 fn no_byte_is_written_behind_the_end() {
     let stage = Stage::new(by_hand());
     let inner = Arc::new(MemoryFile::new(Vec::new()));
-    let device = Watched::new(Arc::clone(&inner) as Arc<dyn Backend>);
+    let device = RecordingBackend::new(Arc::clone(&inner) as Arc<dyn Backend>);
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     file.set_size(2 * PAGE + 100);
     file.write(0..5, 3);
@@ -113,7 +115,7 @@ fn no_byte_is_written_behind_the_end() {
 #[test]
 fn later_dirtying_does_not_prolong_a_sync() {
     let stage = Arc::new(Stage::new(by_hand()));
-    let device = Watched::new(memory(2000));
+    let device = RecordingBackend::new(memory(2000));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     file.write(0..300, 1);
     let (theirs, mapping, generation) = (Arc::clone(&stage), Arc::clone(&file.mapping), AtomicU32::new(2));
@@ -272,7 +274,7 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
     for fails in [false, true] {
         let stage = Stage::new(by_hand());
         let inner = simulated(&disk(64), Faults::default());
-        let device = Watched::new(Arc::clone(&inner) as Arc<dyn Backend>);
+        let device = RecordingBackend::new(Arc::clone(&inner) as Arc<dyn Backend>);
         let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
         let one = file.handle();
         file.write(0..4, 1);
@@ -301,11 +303,11 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
     }
 }
 
-/// A backend is a stranger's. What it was to make durable is not, and whoever comes next has his turn.
+/// A backend is a stranger's. What it was to make durable is not, and the next sync has its turn.
 #[test]
 fn a_device_that_panics_in_a_sync_does_not_prevent_the_next() {
     let stage = Stage::new(by_hand());
-    let device = Watched::new(memory(64));
+    let device = RecordingBackend::new(memory(64));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let (one, other) = (file.handle(), file.handle());
     file.write(0..4, 1);
@@ -326,7 +328,7 @@ fn a_device_that_panics_in_a_sync_does_not_prevent_the_next() {
 fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
     let stage = Stage::new(by_hand());
     let early = Early::new(memory(64));
-    let device = Watched::new(Arc::clone(&early) as Arc<dyn Backend>);
+    let device = RecordingBackend::new(Arc::clone(&early) as Arc<dyn Backend>);
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
     stage.writeback.close(); // it would fetch what ends
@@ -347,7 +349,7 @@ fn many_syncs_at_once_share_the_devices_syncs() {
     const THREADS: u64 = 8;
     let stage = Stage::new(by_hand());
     let inner = memory(64);
-    let device = Watched::new(inner);
+    let device = RecordingBackend::new(inner);
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     // The first sync of the device in a round lasts until all threads have called, and for a moment more.
     let counted = Arc::clone(&stage.filemap);
@@ -399,7 +401,7 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
     }
 }
 
-/// The last partial page goes by calls that block, and who syncs makes them himself.
+/// The last partial page goes by calls that block, and the sync makes them itself.
 #[test]
 fn a_small_append_is_written_by_its_sync() {
     if !hazard::in_a_process_of_its_own("a_small_append_is_written_by_its_sync") {
@@ -744,7 +746,7 @@ fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end()
 #[test]
 fn our_own_flushes_are_not_taken_for_others_changes() {
     let stage = Stage::new(by_hand());
-    let device = Watched::new(memory(64));
+    let device = RecordingBackend::new(memory(64));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let looks = Arc::new(AtomicU32::new(0));
     let (mapping, inner, seen) = (Arc::clone(&file.mapping), Arc::clone(&device.inner), Arc::clone(&looks));
@@ -774,7 +776,7 @@ fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
     let options = by_hand().expire(Duration::from_millis(20)).interval(Duration::from_millis(5));
     let stage = Stage::new(options);
     let bytes = memory(64);
-    let bad = Watched::new(memory(64));
+    let bad = RecordingBackend::new(memory(64));
     bad.before_flush(|| panic!("this device panics once"));
     let files = [
         stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>),
@@ -832,7 +834,7 @@ fn steps() -> impl Strategy<Value = Step> {
 
 /// What a page may be on the disk: nothing older than was promised, and nothing that was never written.
 #[derive(Clone, Copy, Default, Debug)]
-struct Known {
+struct PageHistory {
     now: u32,
     synced: u32,
 }
@@ -849,7 +851,7 @@ proptest! {
         let device = simulated(&disk, faults);
         let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
         let handles: Vec<_> = (0..3).map(|_| file.handle()).collect();
-        let (mut known, mut generation, mut lost) = ([Known::default(); 64], 0, false);
+        let (mut known, mut generation, mut lost) = ([PageHistory::default(); 64], 0, false);
         for step in &story {
             match *step {
                 Step::Write(at, len) => {
@@ -904,7 +906,7 @@ proptest! {
 }
 
 /// Whether each byte of the page is of a generation that it may be of. (A device that fails may leave half a word.)
-fn is_right(state: &[u8], page: usize, known: Known) -> bool {
+fn is_right(state: &[u8], page: usize, known: PageHistory) -> bool {
     let number =
         |generation: u32| u64::from(generation) << 32 | if generation == 0 { 0 } else { page as u64 };
     let allowed: Vec<[u8; 8]> = (known.synced..=known.now).map(|of| number(of).to_le_bytes()).collect();
@@ -952,7 +954,7 @@ fn synced_pages_survive_writers_syncs_and_faults_at_once() {
             for sample in 0..4 {
                 let state = log.state(events, seed ^ sample);
                 for page in first..first + 40 {
-                    let known = Known { now: 30, synced: generation };
+                    let known = PageHistory { now: 30, synced: generation };
                     assert!(is_right(&state, page as usize, known), "page {page}, {known:?}, seed {seed}");
                 }
             }

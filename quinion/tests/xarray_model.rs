@@ -184,12 +184,12 @@ impl<const BITS: u32> Tree<BITS> {
         let Some(Folio { descriptor, bytes }) = self.folios.get(folio as usize) else {
             return "refused".into();
         };
-        let ticket = match descriptor.try_hold_unfilled(FILE, PageIndex(index)) {
-            Ok(ticket) => ticket,
+        let stamp = match descriptor.try_hold_unfilled(FILE, PageIndex(index)) {
+            Ok(stamp) => stamp,
             Err(HoldRefused::Mismatch) => return "refused".into(),
             Err(other) => panic!("nothing else can be refused here: {other:?}"),
         };
-        let readable = descriptor.is_readable(ticket);
+        let readable = descriptor.is_readable(stamp);
         if readable == ReadableState::Yes {
             // SAFETY: the model checks that no thread writes.
             let content = bytes.with(|bytes| unsafe { *bytes });
@@ -394,8 +394,8 @@ fn a_split_of_a_folio() {
                 assert!(folio < FOLIOS, "rubbish: index {index} of a node that was not prepared");
                 let descriptor = &tree.folios[folio as usize].descriptor;
                 match descriptor.begin_read(FILE, PageIndex(index)) {
-                    Ok(ticket) if ticket.order() == Order(2) => "whole".into(),
-                    Ok(ticket) => format!("piece {}", ticket.order().pages()),
+                    Ok(stamp) if stamp.order() == Order(2) => "whole".into(),
+                    Ok(stamp) => format!("piece {}", stamp.order().pages()),
                     Err(_) => "refused".to_owned(),
                 }
             }

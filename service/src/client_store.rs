@@ -12,7 +12,7 @@
 //! which runtime that is does not matter. What is cached and short is copied without them.
 //!
 //! What is **known** of an object is its open handle. How long that is believed is [`Freshness`]; by default not at
-//! all. It is kept and forgotten by the rules of `quinion_object`'s `known.rs`.
+//! all. It is kept and forgotten by the rules of `quinion_object`'s `metadata_cache.rs`.
 //!
 //! When the server has ended, reads go on at the one that listens in its place, as a client's do. Without one, or when
 //! it cannot be asked, a read is an error that says so; or, by [`Failover::Direct`], which waits for none, a GET
@@ -42,8 +42,8 @@ use object_store::{
 use quinion::internals::sys::fork::ForkGuard;
 use quinion_object::Freshness;
 use quinion_object::internals::{
-    Known, NoteWrites, Upload, Written, bare_get, bare_get_ranges, exactly, is_to_be_asked, noting_deletions,
-    resolve,
+    MetadataCache, NoteWrites, Upload, Written, bare_get, bare_get_ranges, exactly, is_to_be_asked,
+    noting_deletions, resolve,
 };
 use tokio::runtime::Runtime;
 
@@ -127,7 +127,7 @@ impl ClientStoreBuilder {
         let client = client.with_freshness(Freshness::Always);
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
-        let known = Known::new(freshness);
+        let known = MetadataCache::new(freshness);
         Ok(ClientStore { shared: Arc::new(Shared { store, client, prefix, failover, threads, known }) })
     }
 }
@@ -144,7 +144,7 @@ struct Shared {
     prefix: String,
     failover: Failover,
     threads: Threads,
-    known: Known<KnownObject>,
+    known: MetadataCache<KnownObject>,
 }
 
 /// What an open has told.
@@ -210,7 +210,7 @@ impl fmt::Display for ClientStore {
 }
 
 /// What came of asking the server.
-enum Asked<T> {
+enum ServerAnswer<T> {
     Answer(T),
     /// The object was replaced meanwhile.
     Replaced,
@@ -272,15 +272,15 @@ impl Shared {
     }
 
     /// What an error of a read of `path` leads to.
-    fn after<T>(&self, path: &Path, error: Error) -> StoreResult<Asked<T>> {
+    fn after<T>(&self, path: &Path, error: Error) -> StoreResult<ServerAnswer<T>> {
         match error.kind() {
             ErrorKind::Changed => {
                 self.forget(path);
-                Ok(Asked::Replaced)
+                Ok(ServerAnswer::Replaced)
             }
             _ if self.is_direct(&error) => {
                 self.forget(path);
-                Ok(Asked::Direct)
+                Ok(ServerAnswer::Direct)
             }
             _ => Err(store_error(path, error)),
         }
@@ -293,7 +293,11 @@ impl Shared {
     }
 
     /// A get, from the server's cache.
-    async fn get(self: &Arc<Self>, path: &Path, options: &GetOptions) -> StoreResult<Asked<GetResult>> {
+    async fn get(
+        self: &Arc<Self>,
+        path: &Path,
+        options: &GetOptions,
+    ) -> StoreResult<ServerAnswer<GetResult>> {
         let KnownObject { file, meta } = match self.look(path, options).await {
             Ok(object) => object,
             Err(error) => return self.after(path, error),
@@ -311,11 +315,17 @@ impl Shared {
             }
         };
         let payload = GetResultPayload::Stream(payload);
-        Ok(Asked::Answer(GetResult { payload, meta, range, attributes, extensions: Default::default() }))
+        Ok(ServerAnswer::Answer(GetResult {
+            payload,
+            meta,
+            range,
+            attributes,
+            extensions: Default::default(),
+        }))
     }
 
     /// Ranges, from the server's cache.
-    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Asked<Vec<Bytes>>> {
+    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<ServerAnswer<Vec<Bytes>>> {
         let KnownObject { file, meta } = match self.look(path, &GetOptions::new().with_head(true)).await {
             Ok(object) => object,
             Err(error) => return self.after(path, error),
@@ -323,7 +333,7 @@ impl Shared {
         let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), meta.size));
         let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;
         match self.threads.run(move || whole_ranges(&file, &resolved)).await {
-            Ok(bytes) => Ok(Asked::Answer(bytes)),
+            Ok(bytes) => Ok(ServerAnswer::Answer(bytes)),
             Err(error) => self.after(path, error),
         }
     }
@@ -544,9 +554,9 @@ impl ObjectStore for ClientStore {
                 break;
             }
             match self.shared.get(path, &options).await? {
-                Asked::Answer(result) => return Ok(result),
-                Asked::Replaced => {}
-                Asked::Direct => break,
+                ServerAnswer::Answer(result) => return Ok(result),
+                ServerAnswer::Replaced => {}
+                ServerAnswer::Direct => break,
             }
         }
         bare_get(&*self.shared.store, path, options).await
@@ -555,9 +565,9 @@ impl ObjectStore for ClientStore {
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
         for _ in 0..CHANGES_MAX {
             match self.shared.get_ranges(path, ranges).await? {
-                Asked::Answer(bytes) => return Ok(bytes),
-                Asked::Replaced => {}
-                Asked::Direct => break,
+                ServerAnswer::Answer(bytes) => return Ok(bytes),
+                ServerAnswer::Replaced => {}
+                ServerAnswer::Direct => break,
             }
         }
         bare_get_ranges(&*self.shared.store, path, ranges).await

@@ -37,7 +37,8 @@ use quinion::internals::viewer::{self, RequestError, Viewer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{About, OpenRequest};
 
-/// How long the heart of a server may stand still, in milliseconds: a machine that is busy must not look like an end.
+/// How long the heartbeat of a server may stand still, in milliseconds: a machine that is busy must not look like an
+/// end.
 const STILL_MILLIS_MAX: u32 = 5000;
 /// How long bytes and opens are waited for, as long as the server is well: longer than a fetch with all its retries.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
@@ -106,8 +107,8 @@ impl Connection {
     pub(crate) fn to(socket: &Path, time: Duration) -> Result<Arc<Self>> {
         let failed = |error: std::io::Error| {
             let hint = hint_for(error.raw_os_error());
-            let text = format!("cannot connect to the cache at {}; {hint}", socket.display());
-            Error::of_io(ErrorKind::Connect, text, error)
+            let text = format!("cannot connect to the server at {}", socket.display());
+            Error::of_io(ErrorKind::Connect, text, error).with_hint(hint)
         };
         let inode = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(socket).map_err(failed)?;
         let data = inode.metadata().map_err(failed)?;
@@ -189,9 +190,9 @@ impl Connection {
 
     /// Asks until there is an answer, for `time` at most.
     ///
-    /// A question that another thread waited for in vain has all questions refused until the server's heart beats
-    /// again, also when its thread waited for a moment alone. So one that may take longer than a heart stands still is
-    /// asked again for as long as that.
+    /// A question that another thread waited for in vain has all questions refused until the server's heartbeat rises
+    /// again, also when its thread waited for a moment alone. So one that may take longer than a heartbeat may stand
+    /// still is asked again for as long as that.
     pub(crate) fn ask(
         &self,
         operation: Operation,
@@ -305,11 +306,11 @@ fn locked(until: Instant) -> std::io::Result<MutexGuard<'static, Connections>> {
 fn hint_for(error: Option<i32>) -> &'static str {
     match error {
         Some(libc::EUSERS) => {
-            "it has as many clients as it admits; wait until one ends, or have the server admit more (clients_max)"
+            "it has as many clients as it admits: wait until one ends, or start it with a larger clients_max"
         }
-        Some(libc::ENOBUFS) => "its memory has no room for more clients; give the server more memory",
-        Some(libc::EPROTO) => "its server is of another version; start both of the same one",
-        _ => "is its server running?",
+        Some(libc::ENOBUFS) => "its memory has no room for more clients: give the server more memory",
+        Some(libc::EPROTO) => "the server has another version: use the same version for both",
+        _ => "is the server running? `quinion serve --name NAME` starts one",
     }
 }
 
@@ -373,7 +374,7 @@ mod tests {
     }
 
     /// 1. A thread waits for a moment for an answer, as for a local file, and none comes: all questions are refused
-    ///    until the heart of the server beats.
+    ///    until the heartbeat of the server rises.
     /// 2. Another thread's read of an object fails, of a server that is well.
     #[test]
     fn a_late_request_fails_no_other() {
@@ -410,7 +411,7 @@ mod tests {
         let no_handle = [1 << 40, 0, 1];
         let begun = Instant::now();
         while begun.elapsed() < DEADLINE {
-            // A question that is given up has all refused until the server's heart beats.
+            // A question that is given up has all refused until the server's heartbeat rises.
             let _ = connection.viewer.request_within(Operation::Fill, no_handle, 0);
             connection.give_back(Operation::Detach, no_handle);
             if owed() > 0 {

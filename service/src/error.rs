@@ -48,15 +48,21 @@ pub struct Error {
     source: Option<io::Error>,
     /// The error number that the server told with its words.
     errno: Option<i32>,
+    /// What to do about it, said behind the source.
+    hint: Option<&'static str>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), source: None, errno: None }
+        Self { kind, text: text.into(), source: None, errno: None, hint: None }
     }
 
     pub(crate) fn of_io(kind: ErrorKind, text: impl Into<String>, source: io::Error) -> Self {
-        Self { kind, text: text.into(), source: Some(source), errno: None }
+        Self { kind, text: text.into(), source: Some(source), errno: None, hint: None }
+    }
+
+    pub(crate) fn with_hint(self, hint: &'static str) -> Self {
+        Self { hint: Some(hint), ..self }
     }
 
     /// The server has refused to open something: in its words, with that error number.
@@ -136,7 +142,8 @@ fn kind_of(number: i32) -> ErrorKind {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)?;
-        self.source.iter().try_for_each(|source| write!(f, ": {source}"))
+        self.source.iter().try_for_each(|source| write!(f, ": {source}"))?;
+        self.hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
     }
 }
 

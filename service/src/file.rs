@@ -446,7 +446,7 @@ fn spans_of<'r>(ranges: impl Iterator<Item = &'r RangeRead<'r>>) -> Vec<Range<u6
 /// Whether what is cached is the file's.
 #[inline]
 fn is_believed(viewer: &Viewer, viewed: &Viewed) -> bool {
-    matches!(viewer.validation(&viewed.file()), Validation::Sure | Validation::Immutable)
+    matches!(viewer.validation(&viewed.file()), Validation::Leased | Validation::Immutable)
 }
 
 /// For the server's report.

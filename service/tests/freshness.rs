@@ -1,4 +1,4 @@
-//! How fresh clients want objects to be: who asks the store, what a handle reads when the object was replaced
+//! How fresh clients want objects to be: which calls ask the store, what a handle reads when the object was replaced
 //! meanwhile, and what a write through a client's store does to what the server knows.
 //!
 //! Each test counts what the store was asked: a HEAD that was saved is one that the store has not seen.

@@ -1,4 +1,4 @@
-//! Units: the numbers of this house, each with a type of its own.
+//! Units: the numbers of this crate, each with a type of its own.
 //!
 //! ```text
 //!   bytes   u64          a position or length in a file

@@ -77,7 +77,7 @@
 //!
 //! Invariants:
 //!  1. What a peer does harms no other: it is told, and closed or given up, alone.
-//!  2. No lock of this room is held while a file is read, a VM is answered, or an observer is called.
+//!  2. No lock of this module is held while a file is read, a VM is answered, or an observer is called.
 //!  3. A page is supplied from the snapshot once at most, and never after it was given back.
 //!  4. No memory of a VM is ever mapped here: nothing that a VM or its snapshot does can raise SIGBUS in this process.
 //!
@@ -303,7 +303,9 @@ pub enum PeerError {
     TooManyFaults,
     #[error("its userfaultfd cannot be read: {0}")]
     Descriptor(#[source] io::Error),
-    #[error("this server panicked while it answered; what it said then tells why")]
+    #[error(
+        "this server panicked while it answered a fault; see its panic message on standard error, and report it"
+    )]
     Panicked,
 }
 

@@ -16,7 +16,7 @@
 //!
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
 //! connection is, its **stage**, is taken out of its place by the worker that works on it, and put back: no lock is
-//! held meanwhile. A thread that finds it taken leaves word (`is_wanted`), and one that puts it back looks for that.
+//! held meanwhile. A thread that finds it taken sets `is_wanted`, and one that puts it back looks for that.
 //!
 //! **No worker touches what an unknown peer sent.** The close of a peer's descriptor may wait for ever; so
 //! may a receive (the kernel drops, in the thread that receives, descriptors for which there is no space),
@@ -133,7 +133,7 @@ const ENDING: Duration = Duration::from_secs(2);
 const SOCKET_PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Those for whom there was no room, and which are killed because their memory came with them: so many at a time.
+/// Peers for which there was no room, and which are killed because their memory came with them: so many at a time.
 const REFUSED_MAX: usize = 4;
 const _: () = assert!(REFUSED_MAX * DESCRIPTORS_REFUSED + DESCRIPTORS_OTHERS <= DESCRIPTORS_SPARE);
 /// The listener's number in `soon`: no connection has it.
@@ -210,7 +210,7 @@ impl Drop for PeerThread {
 #[derive(Default)]
 struct Table {
     connections: HashMap<u64, Arc<Connection>>,
-    /// Of these, those for whom there was no place.
+    /// Of these, those for which there was no place.
     refused: HashSet<u64>,
     /// Of the others, those that are a VM's: their message has come, or their memory did.
     vms: HashSet<u64>,
@@ -527,7 +527,7 @@ fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, u64)> {
         }
         match listens(path) {
             Ok(true) => {
-                let text = "somebody listens there already; name another place, or end that server";
+                let text = "another server listens there; name another path, or end that server";
                 return Err(failed(&text));
             }
             Ok(false) => fs::remove_file(path).map_err(|e| failed(&e))?,
@@ -564,7 +564,9 @@ fn file_of_socket(path: &Path) -> io::Result<(OwnedFd, u64)> {
     let file = rustix::fs::open(path, flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(io::Error::other("another program has put something else in its place"));
+        return Err(io::Error::other(
+            "another program replaced the socket; choose a folder that only you can write",
+        ));
     }
     Ok((file, stat.st_ino))
 }
@@ -610,7 +612,7 @@ impl Shared {
         let mut events = Vec::with_capacity(1);
         while !self.is_ending.load(Ordering::Relaxed) {
             events.clear();
-            let at_most = self.wait_policy();
+            let at_most = self.epoll_timeout();
             // An interrupted wait is one that found nothing.
             let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_most));
             match events.first().map(|event| of_token(event.data)) {
@@ -628,8 +630,8 @@ impl Shared {
         self.ring();
     }
 
-    /// How long nothing is to be done but what epoll tells.
-    fn wait_policy(&self) -> Timespec {
+    /// How long a worker may sleep in epoll: until work ahead of faults is due, or the next sweep.
+    fn epoll_timeout(&self) -> Timespec {
         let table = self.table();
         let sweep = if table.greets_until.is_some() { SWEEP } else { IDLE };
         timespec(if table.ahead.is_empty() { sweep } else { Duration::ZERO })
@@ -690,7 +692,7 @@ impl Shared {
 
     /// Accepts one waiting peer, on a thread of its own; see the head of this file.
     fn accept(self: &Arc<Self>) {
-        match self.door() {
+        match self.accept_state() {
             AcceptState::Open => {}
             AcceptState::Soon => return self.want_after(LISTENER, SOON),
             AcceptState::Crowded(why) => {
@@ -715,7 +717,7 @@ impl Shared {
         }
     }
 
-    fn door(&self) -> AcceptState {
+    fn accept_state(&self) -> AcceptState {
         let mut table = self.table();
         let taken = table.connections.len() - table.refused.len();
         let is_full = taken >= self.options.vms_max;
@@ -724,7 +726,7 @@ impl Shared {
         table.is_crowd_logged &= is_crowded || is_stuck;
         if is_stuck {
             return AcceptState::Crowded(
-                "the closes of hundreds of descriptors that peers sent do not end; end those peers",
+                "hundreds of descriptors that peers sent hang in close(2); kill those peers",
             );
         }
         if !is_full {
@@ -739,7 +741,7 @@ impl Shared {
         match () {
             () if has_one_ended(vms.iter().map(|vm| vm.end())) => AcceptState::Soon,
             () if is_crowded => AcceptState::Crowded(
-                "4 processes that were refused, and killed, have not ended yet; see why they cannot",
+                "4 refused processes were killed and have not ended; check why (uninterruptible sleep?)",
             ),
             () => AcceptState::Open,
         }

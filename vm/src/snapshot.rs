@@ -50,13 +50,13 @@ const SAMPLES: u64 = 32;
 pub(super) struct Snapshot {
     file: File,
     /// The file itself, if there is one; size and time of its last change, as they were in the beginning.
-    outside: Option<(fs::File, Known)>,
+    outside: Option<(fs::File, SnapshotVersion)>,
     identity: ImageIdentity,
     /// Whether the kernel's page cache held half of it or more, and says whether it holds a page still.
     is_held: AtomicBool,
 }
 
-type Known = (u64, i64, i64);
+type SnapshotVersion = (u64, i64, i64);
 
 /// The snapshot is not what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +84,7 @@ impl Snapshot {
     }
 
     /// One that is open already; `outside` is what others may change.
-    pub(super) fn of(file: File, outside: Option<(fs::File, Known)>) -> Result<Self> {
+    pub(super) fn of(file: File, outside: Option<(fs::File, SnapshotVersion)>) -> Result<Self> {
         let bytes = file.len();
         if bytes == 0 {
             let text = "the snapshot is empty; name the file with the VM's memory".to_owned();
@@ -154,7 +154,7 @@ impl Snapshot {
 }
 
 /// As [`known`], of a file whose last change is so long ago that the next one carries another time. Waits for that.
-fn settled(file: &fs::File) -> std::io::Result<Known> {
+fn settled(file: &fs::File) -> std::io::Result<SnapshotVersion> {
     let young = |time: SystemTime| time.elapsed().ok().and_then(|age| SETTLED.checked_sub(age));
     // Of a file from the future nothing can be waited for.
     if let Some(rest) = young(file.metadata()?.modified()?) {
@@ -163,7 +163,7 @@ fn settled(file: &fs::File) -> std::io::Result<Known> {
     known(file)
 }
 
-fn known(file: &fs::File) -> std::io::Result<Known> {
+fn known(file: &fs::File) -> std::io::Result<SnapshotVersion> {
     let metadata = file.metadata()?;
     Ok((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   demand    bytes of the image that a fault was answered with            device    bytes the cache read meanwhile
-//!   ahead     bytes that were supplied by a trace before anybody asked     zeros     pages of which no byte was copied
+//!   ahead     bytes that were supplied ahead of a fault, by a record       zeros     pages of which no byte was copied
 //!   latency   from the moment that a fault was read to its answer: what the kernel and the processor add is not in it
 //! ```
 //!
@@ -24,7 +24,7 @@ pub struct RestoreCounters {
     pub faults_present: u64,
     /// Bytes of the image that faults were answered with, and those around them; zeros included.
     pub demand_bytes: u64,
-    /// Bytes of the image that were supplied before anybody asked, zeros included.
+    /// Bytes of the image that were supplied ahead of a fault, zeros included.
     pub ahead_bytes: u64,
     /// Bytes for which the kernel gave zeros, of the image and of memory that was given back.
     pub zero_bytes: u64,
@@ -108,15 +108,25 @@ impl RestoreStats {
             ("peers_refused_total", "counter", "Peers that were refused", self.peers_refused),
             ("device_bytes_total", "counter", "Bytes read from devices", self.device_bytes),
             ("faults_total", "counter", "Faults that were answered", n.faults),
-            ("faults_present_total", "counter", "Faults of pages that were there", n.faults_present),
+            (
+                "faults_present_total",
+                "counter",
+                "Faults of pages that were already present",
+                n.faults_present,
+            ),
             ("demand_bytes_total", "counter", "Bytes that faults were answered with", n.demand_bytes),
-            ("ahead_bytes_total", "counter", "Bytes supplied before anybody asked", n.ahead_bytes),
+            ("ahead_bytes_total", "counter", "Bytes supplied ahead of a fault", n.ahead_bytes),
             ("zero_bytes_total", "counter", "Bytes for which zeros were given", n.zero_bytes),
             ("mapped_bytes_total", "counter", "Bytes mapped and not copied", n.mapped_bytes),
             ("removed_bytes_total", "counter", "Bytes that VMs have given back", n.removed_bytes),
-            ("stale_bytes_total", "counter", "Bytes of a trace that the snapshot has not", n.stale_bytes),
+            (
+                "stale_bytes_total",
+                "counter",
+                "Bytes of the record that differ from the snapshot",
+                n.stale_bytes,
+            ),
             ("poisoned_bytes_total", "counter", "Bytes that could not be read", n.poisoned_bytes),
-            ("retries_total", "counter", "Answers given again", n.retries),
+            ("retries_total", "counter", "Answers that were repeated", n.retries),
         ];
         for (name, kind, help, value) in rows {
             writeln!(out, "# HELP quinion_restore_{name} {help}.")?;

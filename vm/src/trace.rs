@@ -88,15 +88,15 @@ pub struct Trace {
 #[allow(missing_docs, reason = "each is said by its message")]
 #[non_exhaustive]
 pub enum TraceError {
-    #[error("cannot read the trace: {0}")]
+    #[error("cannot read the record: {0}")]
     Read(#[source] io::Error),
-    #[error("cannot write the trace: {0}")]
+    #[error("cannot write the record: {0}")]
     Write(#[source] io::Error),
-    #[error("this is no trace of page faults; name a file that was written by --record")]
+    #[error("this is not a record of page faults; name a file that `--record` wrote")]
     NotATrace,
-    #[error("the trace is of version {0}, and {VERSION} is known here; record it anew")]
+    #[error("the record has version {0}, and this release reads version {VERSION}; record again")]
     Version(u32),
-    #[error("the head of the trace is damaged; record it anew")]
+    #[error("the record's header is damaged; record again")]
     Damaged,
 }
 

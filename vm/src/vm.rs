@@ -95,7 +95,7 @@ const STRAYS_MAX: u32 = 256;
 /// How often one fault may find no memory for its page.
 const SHORTAGES_MAX: u32 = 5000;
 /// The page of a VM on which no thread waits.
-const NOBODY: u64 = u64::MAX;
+const NO_PAGE: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What is mapped at a time, where it is resident anyway, in bytes.
@@ -398,8 +398,8 @@ impl Vm {
         for addresses in std::mem::take(&mut self.spaces[at].beside) {
             for part in self.spaces[at].pages.absent_at(&addresses) {
                 let answer = match self.ready(part, common)? {
-                    Some(bytes) => self.supply(at, part, bytes, NOBODY, SupplyReason::Demand)?,
-                    None if self.is_mapped() => self.map(at, part, NOBODY, SupplyReason::Demand)?,
+                    Some(bytes) => self.supply(at, part, bytes, NO_PAGE, SupplyReason::Demand)?,
+                    None if self.is_mapped() => self.map(at, part, NO_PAGE, SupplyReason::Demand)?,
                     None if at == 0 => {
                         self.want_window(part.offset..part.offset + part.bytes);
                         continue;
@@ -900,7 +900,7 @@ impl Vm {
                 }
             });
         }
-        let is_there = page == NOBODY || there.iter().any(|range| range.contains(&wanted));
+        let is_there = page == NO_PAGE || there.iter().any(|range| range.contains(&wanted));
         match failed {
             Some(error) if !is_there && error.kind() == ErrorKind::NoMemory => Ok(FaultAnswer::Short),
             Some(error) if !is_there => {
@@ -969,10 +969,10 @@ impl Vm {
         let part = ImagePart { bytes: first.bytes.min(AHEAD_BYTES.max(unit)), ..first };
         let behind = part.offset + part.bytes;
         let answer = if self.is_mapped() {
-            self.map(0, part, NOBODY, SupplyReason::Ahead)?
+            self.map(0, part, NO_PAGE, SupplyReason::Ahead)?
         } else {
             match self.ready_ahead(part, common)? {
-                Ready::Yes(bytes) => self.supply(0, part, bytes, NOBODY, SupplyReason::Ahead)?,
+                Ready::Yes(bytes) => self.supply(0, part, bytes, NO_PAGE, SupplyReason::Ahead)?,
                 Ready::Later => return Ok((AheadStep::Later, part.offset)),
                 Ready::Never => return Ok((AheadStep::Done, behind)),
             }
@@ -1077,13 +1077,13 @@ impl Vm {
             stale += (same.len() - unchanged) as u64;
             for same in same_parts(part, &same, self.spaces[0].pages.unit()) {
                 let answer = match () {
-                    _ if self.is_mapped() => self.map(0, same, NOBODY, SupplyReason::Ahead)?,
+                    _ if self.is_mapped() => self.map(0, same, NO_PAGE, SupplyReason::Ahead)?,
                     // All of them, as a rule.
                     _ if same == part => {
-                        self.supply_chunks(0, part, bytes.chunks(), NOBODY, SupplyReason::Ahead)?
+                        self.supply_chunks(0, part, bytes.chunks(), NO_PAGE, SupplyReason::Ahead)?
                     }
                     _ => match self.ready(same, common)? {
-                        Some(bytes) => self.supply(0, same, bytes, NOBODY, SupplyReason::Ahead)?,
+                        Some(bytes) => self.supply(0, same, bytes, NO_PAGE, SupplyReason::Ahead)?,
                         None => FaultAnswer::Stray,
                     },
                 };

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! That a test passes is not asked: some fail here without the cache, for what this machine is. That it does the same
-//! is. A command's own end is a result, too, by the name `exit`. What fails in one of three runs without anybody's
+//! is. A command's own end is a result, too, by the name `exit`. What fails in one of three runs without a
 //! doing is not told from what the cache makes rarer: so what differs is run twice more, each way, and named if it
 //! differed each time.
 //!
@@ -72,7 +72,7 @@ struct Case {
     name: String,
     /// For a shell in an empty folder; `SOURCE` is this repository.
     script: String,
-    /// Whom it runs as if that is root who asks; the folder is his.
+    /// The user that it runs as where xtask is run by root; the folder is that user's.
     user: Option<&'static str>,
 }
 

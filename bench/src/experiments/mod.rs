@@ -23,107 +23,107 @@ mod write;
 
 use crate::fixtures::worker::Job;
 use crate::fixtures::{db_bench, disk};
-use crate::harness::{About, CacheStart, Estimate, Experiment, ListCases, hit_ratios};
+use crate::harness::{CacheStart, Estimate, Experiment, ExperimentDescription, ListCases, hit_ratios};
 
 /// What there is to say of each, in the order in which they run.
-pub const ABOUT: [About; 17] = [
-    About {
+pub const ABOUT: [ExperimentDescription; 17] = [
+    ExperimentDescription {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own and caches of values?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [1.5, 1.5], full: [15.0, 33.0] },
     },
-    About {
+    ExperimentDescription {
         name: "insert",
         question: "insert: what does it cost to put a folio into the index, alone and in batches?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.3, 0.3], full: [2.0, 2.5] },
     },
-    About {
+    ExperimentDescription {
         name: "split",
         question: "split: what does it cost to insert where a shadow is, which may be larger?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.02, 0.03], full: [0.2, 0.4] },
     },
-    About {
+    ExperimentDescription {
         name: "readbatch",
         question: "readbatch: what does it cost to find a few cached folios or many, and to look one too far?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [35.0, 1.5], full: [35.0, 3.0] },
     },
-    About {
+    ExperimentDescription {
         name: "cold",
         question: "cold: how fast is an uncached file read, beside the kernel?",
         starts: CacheStart::Cold,
         takes: Estimate { quick: [1.0, 4.0], full: [10.0, 55.0] },
     },
-    About {
+    ExperimentDescription {
         name: "readseq",
         question: "readseq: how fast does RocksDB, unmodified, read its databases from end to end?",
         starts: CacheStart::Cold,
         takes: Estimate { quick: [1.5, 3.0], full: [130.0, 140.0] },
     },
-    About {
+    ExperimentDescription {
         name: "programs",
         question: "programs: how fast are programs that people have, cold and warm, by `quinion run`?",
         starts: CacheStart::Cold,
         takes: Estimate { quick: [8.0, 13.0], full: [60.0, 90.0] },
     },
-    About {
+    ExperimentDescription {
         name: "evict",
         question: "evict: what does it cost to put a new page into a full cache, data included?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.1, 0.1], full: [2.5, 0.3] },
     },
-    About {
+    ExperimentDescription {
         name: "thrash",
         question: "thrash: what is left of a cache when the file is twice as large as it?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.3, 2.0], full: [10.0, 100.0] },
     },
-    About {
+    ExperimentDescription {
         name: "stream",
         question: "stream: what does it cost to read a large file once, and what is left of what was hot?",
         starts: CacheStart::Cold,
         takes: Estimate { quick: [0.6, 3.0], full: [20.0, 170.0] },
     },
-    About {
+    ExperimentDescription {
         name: "write",
         question: "write: what does a buffered write cost, and one that is synced, beside the kernel's own?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.2, 1.5], full: [7.0, 12.0] },
     },
-    About {
+    ExperimentDescription {
         name: "memfile",
         question: "memfile: what does a read of a file in memory cost, beside tmpfs?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.1, 0.4], full: [2.0, 4.0] },
     },
-    About {
+    ExperimentDescription {
         name: "populate",
         question: "populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.5, 5.0], full: [10.0, 75.0] },
     },
-    About {
+    ExperimentDescription {
         name: "restore",
         question: "restore: how soon has a virtual machine the memory of its snapshot?",
         starts: CacheStart::Cold,
         takes: Estimate { quick: [2.0, 6.5], full: [15.0, 95.0] },
     },
-    About {
+    ExperimentDescription {
         name: "tier",
         question: "tier: what do writes to a cache's disk tier and reads from it cost, beside foyer's?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [2.0, 1.5], full: [6.0, 4.0] },
     },
-    About {
+    ExperimentDescription {
         name: "endpoint",
         question: "endpoint: what does a warm GET of 1 MiB cost at quinion-s3, beside versitygw on the same files?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [3.0, 5.0], full: [3.0, 8.0] },
     },
-    About {
+    ExperimentDescription {
         name: hit_ratios::NAME,
         question: "ratio: how many reads does a cache answer, by which rules, on what people asked for?",
         starts: CacheStart::Anyhow,

@@ -36,7 +36,7 @@
 //!
 //! Not an invariant: that a repetition takes as long as another, or that an alternative gives every metric. A value
 //! that could not be measured is not a number, and is shown as such. If that holds for some repetitions only, the
-//! others count, and [`NotMeasured`] says how many were left out.
+//! others count, and [`MissingRuns`] says how many were left out.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -48,7 +48,7 @@ pub mod charts;
 pub mod escape;
 pub mod folder;
 pub mod hit_ratios;
-pub mod kept;
+pub mod saved_run;
 pub mod machine;
 pub mod markdown;
 pub mod page;
@@ -145,7 +145,7 @@ pub type ListCases = Box<dyn Fn(&Settings) -> Vec<Case>>;
 
 /// The description of an experiment, before it has cases.
 #[derive(Clone, Copy, Debug)]
-pub struct About {
+pub struct ExperimentDescription {
     /// Its name on the command line.
     pub name: &'static str,
     /// The question that it answers.
@@ -158,7 +158,7 @@ pub struct About {
 
 /// A question, and the situations in which it is asked.
 pub struct Experiment {
-    pub about: &'static About,
+    pub about: &'static ExperimentDescription,
     /// The situations.
     pub cases: ListCases,
 }
@@ -337,7 +337,7 @@ impl Case {
         Self { usual_min: repetitions, ..self }
     }
 
-    /// Each side is estimator by its better quartile: where other processes can only make a run slower.
+    /// Each side is judged by its better quartile: where other processes can only make a run slower.
     pub fn by_lower_quartile(self) -> Self {
         Self { estimator: Estimator::LowerQuartile, ..self }
     }
@@ -428,7 +428,7 @@ impl Case {
         experiment: &'static str,
         settings: &Settings,
         mut passed: impl FnMut(),
-    ) -> Result<(Vec<Row>, Vec<NotMeasured>), Unmeasured> {
+    ) -> Result<(Vec<Row>, Vec<MissingRuns>), Unmeasured> {
         let repetitions = self.repetitions(settings);
         let Self { name, metrics, comparisons, warm_ups, estimator, mut before_each, prepare, .. } = self;
         let mut taken: Vec<MeasuredRuns> = prepare()?.into_iter().map(MeasuredRuns::nothing).collect();
@@ -450,7 +450,7 @@ impl Case {
 
 /// Why an alternative could not be measured, or not in all repetitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NotMeasured {
+pub struct MissingRuns {
     /// The alternative.
     pub of: &'static str,
     /// The number of repetitions in which it is missing.
@@ -461,7 +461,7 @@ pub struct NotMeasured {
     pub why: String,
 }
 
-impl NotMeasured {
+impl MissingRuns {
     /// The reason, and which part is missing if not all is.
     pub fn reason(&self) -> String {
         let Self { missed, repetitions, why, .. } = self;
@@ -473,7 +473,7 @@ impl NotMeasured {
 }
 
 /// Excuses as sentences, one for each reason, with all alternatives that have it.
-pub fn sentences(excuses: &[NotMeasured]) -> Vec<String> {
+pub fn sentences(excuses: &[MissingRuns]) -> Vec<String> {
     let mut by_reason: Vec<(String, Vec<String>)> = Vec::new();
     for excuse in excuses {
         let (name, reason) = (format!("`{}`", excuse.of), excuse.reason());
@@ -512,10 +512,10 @@ impl MeasuredRuns {
     }
 
     /// Why it could not be measured, if so.
-    fn excuse(&self) -> Option<NotMeasured> {
+    fn excuse(&self) -> Option<MissingRuns> {
         let why = self.whys.last()?.clone();
         let (missed, repetitions) = (self.whys.len(), self.values.len());
-        Some(NotMeasured { of: self.alternative.name, missed, repetitions, why })
+        Some(MissingRuns { of: self.alternative.name, missed, repetitions, why })
     }
 
     /// The value of each repetition for one metric.
@@ -745,7 +745,7 @@ mod tests {
 
     #[test]
     fn a_reason_is_said_once_with_all_cases_that_have_it() {
-        let excuse = |of, missed, why: &str| NotMeasured { of, missed, repetitions: 3, why: why.to_owned() };
+        let excuse = |of, missed, why: &str| MissingRuns { of, missed, repetitions: 3, why: why.to_owned() };
         let said =
             sentences(&[excuse("a", 3, "no root"), excuse("b", 3, "no disk"), excuse("c", 3, "no root")]);
         assert_eq!(said, ["`a`, `c` were not measured: no root", "`b` was not measured: no disk"]);

@@ -1,11 +1,11 @@
-//! Verdict: whether a row's goal is met, missed, or cannot be estimator. The one place that decides.
+//! Verdict: whether a row's goal is met, missed, or cannot be judged. The one place that decides.
 //!
 //! ```text
 //!   repetitions   ours 2.1 2.2 2.0    peer 4.0 4.4 4.1    ratio 1.90 2.00 2.05     the goal is met or missed
 //!                 ours 0.4 5.1 0.5    peer 4.0 4.4 4.1    ratio 10.0 0.86 8.20     not steady
 //! ```
 //!
-//! A middle of numbers that lie far apart is the number of no run. So a row is estimator only if it is steady: neither
+//! A middle of numbers that lie far apart is the number of no run. So a row is judged only if it is steady: neither
 //! our repetitions, nor the peer's, nor their ratios differ by more than [`SWING_MAX`], largest over smallest.
 //!
 //! | by | a side's number is | the ratio is |
@@ -24,7 +24,7 @@ use super::statistics::Quartiles;
 /// How far a row's repetitions may lie apart: the largest over the smallest.
 pub const SWING_MAX: f64 = 2.0;
 
-/// By which number of its repetitions a side is estimator.
+/// By which number of its repetitions a side is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Estimator {
     /// The middle one.

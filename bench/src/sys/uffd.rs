@@ -93,7 +93,7 @@ const ADDRESS: usize = 16;
 /// Messages in one read.
 const MESSAGES: usize = 16;
 /// How long a poll for faults waits at most.
-const PATIENCE: Duration = Duration::from_millis(20);
+const WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// How a handler waits for faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,7 +179,7 @@ impl Uffd {
     fn wait(&self) -> io::Result<()> {
         let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the kernel reads and writes one entry, a local variable.
-        let result = unsafe { libc::poll(ptr::from_mut(&mut poll), 1, PATIENCE.as_millis() as libc::c_int) };
+        let result = unsafe { libc::poll(ptr::from_mut(&mut poll), 1, WAIT_MAX.as_millis() as libc::c_int) };
         ended(result.into()).map(drop)
     }
 }

@@ -5,7 +5,7 @@
  * Results. Functions return 0 or a count, or a negative errno. qn_error_message() tells more of the last failure of the
  * thread: what was asked, what is wrong, what to do. Handles are given by an out parameter, which is NULL after a
  * failure. No function ends the process, sets a signal handler, or lets a Rust panic or an exception out. (When memory
- * of a few bytes cannot be had, the process ends.) What errno holds after a call is not said.
+ * of a few bytes cannot be had, the process ends.) errno is unspecified after a call.
  *
  * Arguments. NULL, a size or flag that is not known, and a range that ends beyond 2^63 - 1 are -EINVAL. Structs begin
  * with their size, which the caller sets to sizeof; all other fields at 0 are the defaults. A struct of another release

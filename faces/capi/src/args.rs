@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use quinion::internals::sys::fork::ForkGuard;
 
-use crate::border::{Failure, Result};
+use crate::ffi::{Failure, Result};
 
 /// No struct of any release is larger: a larger size was never set.
 const STRUCT_BYTES_MAX: usize = 4096;

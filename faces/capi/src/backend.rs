@@ -27,8 +27,8 @@ use quinion::backend::{
 };
 
 use crate::args::{self, VersionedStruct};
-use crate::border::{Failure, border, guarded};
 use crate::cache::qn_cache;
+use crate::ffi::{Failure, ffi_call, guarded};
 use crate::file::{OpenRequest, QN_SYNC_ALL, QN_SYNC_DATA, qn_file, qn_open_options};
 
 /// What a backend's bytes are at one moment.
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn qn_open_backend(
     options: *const qn_open_options,
     file: *mut *mut qn_file,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let place = unsafe { args::out(file) }?;
         args::not_null(backend, "the backend")?;

@@ -13,7 +13,7 @@ use quinion::{BatchRead, File, ReadOptions};
 use quinion_service::ClientFile;
 
 use crate::args;
-use crate::border::{Failure, Result, border};
+use crate::ffi::{Failure, Result, ffi_call};
 use crate::file::{Source, qn_file, read_options};
 
 /// One read of a batch.
@@ -33,7 +33,7 @@ pub struct qn_read {
 }
 
 /// A read whose arguments were looked at.
-struct Wanted<'a> {
+struct BatchRequest<'a> {
     file: &'a qn_file,
     buffer: &'a mut [u8],
     offset: u64,
@@ -50,7 +50,7 @@ struct Wanted<'a> {
 /// and qn_pread_with().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_pread_batch(reads: *mut qn_read, count: usize, flags: u32) -> c_int {
-    border(|| {
+    ffi_call(|| {
         if count == 0 {
             return Ok(0);
         }
@@ -88,14 +88,14 @@ pub unsafe extern "C" fn qn_pread_batch(reads: *mut qn_read, count: usize, flags
 }
 
 /// The reads, if all can be made as they are. They do not borrow the structs, whose results are set beside them.
-unsafe fn wanted<'a>(reads: &[qn_read]) -> Result<Vec<Wanted<'a>>> {
+unsafe fn wanted<'a>(reads: &[qn_read]) -> Result<Vec<BatchRequest<'a>>> {
     check_apart(reads)?;
     let wanted = reads.iter().map(|read| {
         // SAFETY: as the caller's; the buffers do not overlap.
         unsafe {
             let file = args::handle(read.file, "the file of a read")?;
             let buffer = args::buffer(read.buffer, read.length, read.offset)?;
-            Ok(Wanted { file, buffer, offset: read.offset })
+            Ok(BatchRequest { file, buffer, offset: read.offset })
         }
     });
     wanted.collect()
@@ -117,12 +117,12 @@ fn check_apart(reads: &[qn_read]) -> Result<()> {
 }
 
 /// Makes the reads, and tells what came of each, in their order.
-fn answer(wanted: Vec<Wanted<'_>>, options: ReadOptions, mut tell: impl FnMut(usize, Result<i64>)) {
+fn answer(wanted: Vec<BatchRequest<'_>>, options: ReadOptions, mut tell: impl FnMut(usize, Result<i64>)) {
     let mut results: Vec<Option<Result<i64>>> = Vec::new();
     results.resize_with(wanted.len(), || None);
     let (mut batch, mut places) = (Vec::<(&File, BatchRead<'_>)>::new(), Vec::new());
     let (mut rest, mut cache) = (Vec::new(), None);
-    for (place, Wanted { file, buffer, offset }) in wanted.into_iter().enumerate() {
+    for (place, BatchRequest { file, buffer, offset }) in wanted.into_iter().enumerate() {
         match &file.source {
             Source::Cached(cached) => {
                 cache = cache.or(file.cache.as_ref());
@@ -132,7 +132,7 @@ fn answer(wanted: Vec<Wanted<'_>>, options: ReadOptions, mut tell: impl FnMut(us
             Source::Served(served) if is_ready(served, buffer, offset) => {
                 results[place] = Some(Ok(buffer.len() as i64))
             }
-            _ => rest.push((place, Wanted { file, buffer, offset })),
+            _ => rest.push((place, BatchRequest { file, buffer, offset })),
         }
     }
     if let Some(cache) = cache {
@@ -141,7 +141,7 @@ fn answer(wanted: Vec<Wanted<'_>>, options: ReadOptions, mut tell: impl FnMut(us
     for (place, (_, read)) in places.into_iter().zip(batch) {
         results[place] = Some(read.into_result().map(|bytes| bytes as i64).map_err(Failure::from));
     }
-    for (place, Wanted { file, buffer, offset }) in rest {
+    for (place, BatchRequest { file, buffer, offset }) in rest {
         results[place] = Some(file.read_with(buffer, offset, options));
     }
     for (place, result) in results.into_iter().enumerate() {

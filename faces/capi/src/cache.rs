@@ -10,7 +10,7 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::{Builder, Cache, DiskOptions, Mechanism, SpillOptions};
 
 use crate::args::{self, Handle, VersionedStruct, check_flags};
-use crate::border::{Failure, Result, border};
+use crate::ffi::{Failure, Result, ffi_call};
 
 /// A page cache of this process, made by qn_cache_open().
 pub struct qn_cache {
@@ -133,7 +133,7 @@ fn size_without_place(size: &str, bytes: u64, place: &str) -> Failure {
 /// Errors: -EINVAL (an argument, or options that do not fit each other), -ENOMEM and other numbers of the system.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_cache_open(options: *const qn_cache_options, cache: *mut *mut qn_cache) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (place, options) = unsafe { (args::out(cache)?, args::options(options)?) };
         // SAFETY: the caller's contract, for the texts.
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn qn_cache_open(options: *const qn_cache_options, cache: 
 /// Errors: those of qn_cache_sync(). In a forked child 0 is returned and nothing is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_cache_close(cache: *mut qn_cache) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         if let Some(qn_cache { cache, .. }) = unsafe { args::take_handle(cache, "the cache") }? {
             cache.close()?;
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn qn_cache_close(cache: *mut qn_cache) -> c_int {
 /// Errors: the first error: -EIO, -ENOSPC and other numbers of the system; -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_cache_sync(cache: *const qn_cache) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         unsafe { args::handle(cache, "the cache") }?.cache.sync_all()?;
         Ok(0)
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn qn_cache_sync(cache: *const qn_cache) -> c_int {
 /// Errors: -EINVAL (the bound is out of its range), -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_cache_resize(cache: *const qn_cache, memory: u64) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         unsafe { args::handle(cache, "the cache") }?.cache.resize(memory)?;
         Ok(0)
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn qn_cache_resize(cache: *const qn_cache, memory: u64) ->
 /// Errors: -EUCLEAN (the message says what does not fit), -EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_cache_check(cache: *const qn_cache) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let cache = unsafe { args::handle(cache, "the cache") }?;
         let wrong = |what| Failure::new(libc::EUCLEAN, format!("the cache is damaged: {what}; report this"));

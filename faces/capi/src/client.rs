@@ -9,7 +9,7 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion_service::Client;
 
 use crate::args::{self, Handle, VersionedStruct};
-use crate::border::{Failure, border};
+use crate::ffi::{Failure, ffi_call};
 use crate::file::{Source, qn_file};
 
 /// A connection to a server, made by qn_connect().
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn qn_connect(
     options: *const qn_connect_options,
     client: *mut *mut qn_client,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (place, server) = unsafe { (args::out(client)?, args::utf8(server, "the server's name")?) };
         // SAFETY: the caller's contract.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn qn_client_open(
     name: *const c_char,
     file: *mut *mut qn_file,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (place, client) = unsafe { (args::out(file)?, args::handle(client, "the client")?) };
         // SAFETY: the caller's contract.
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn qn_client_open(
 /// Errors: -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_client_is_connected(client: *const qn_client) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let client = unsafe { args::handle(client, "the client") }?;
         Ok(c_int::from(!client.client.owner_is_dead()?))
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn qn_client_is_connected(client: *const qn_client) -> c_i
 /// Errors: -EINVAL. In a forked child 0 is returned and nothing is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_client_close(client: *mut qn_client) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         drop(unsafe { args::take_handle(client, "the client") }?);
         Ok(0)

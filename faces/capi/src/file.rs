@@ -18,8 +18,8 @@ use quinion::{Cache, Coherence, Durability, File, Hint, MemFile, OpenOptions, Re
 use quinion_service::ClientFile;
 
 use crate::args::{self, Handle, VersionedStruct, check_flags, check_range, count};
-use crate::border::{Failure, Result, border};
 use crate::cache::{path_of, qn_cache};
+use crate::ffi::{Failure, Result, ffi_call};
 use crate::pool::qn_pool;
 
 /// An open file, made by qn_open(), qn_open_fd(), qn_open_backend(), qn_memory_file() or qn_client_open().
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn qn_open(
     options: *const qn_open_options,
     file: *mut *mut qn_file,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (place, path) = unsafe { (args::out(file)?, path_of(path, "the path")?) };
         // SAFETY: the caller's contract.
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn qn_open_fd(
     options: *const qn_open_options,
     file: *mut *mut qn_file,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let place = unsafe { args::out(file) }?;
         // SAFETY: the call takes any number.
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn qn_open_fd(
 /// Errors: -EINVAL. In a forked child 0 is returned and nothing is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_close(file: *mut qn_file) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         drop(unsafe { args::take_handle(file, "the file") }?);
         Ok(0)
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn qn_pread(
     length: usize,
     offset: u64,
 ) -> i64 {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (file, buffer) =
             unsafe { (args::handle(file, "the file")?, args::buffer(buffer, length, offset)?) };
@@ -328,7 +328,7 @@ pub unsafe extern "C" fn qn_pread_with(
     offset: u64,
     flags: u32,
 ) -> i64 {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (file, buffer) =
             unsafe { (args::handle(file, "the file")?, args::buffer(buffer, length, offset)?) };
@@ -353,7 +353,7 @@ pub unsafe extern "C" fn qn_pwrite(
     length: usize,
     offset: u64,
 ) -> i64 {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (file, bytes) =
             unsafe { (args::handle(file, "the file")?, args::bytes(buffer, length, offset)?) };
@@ -373,7 +373,7 @@ pub unsafe extern "C" fn qn_pwrite(
 /// Errors: those of qn_pwrite().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_append(file: *const qn_file, buffer: *const c_void, length: usize) -> i64 {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (file, bytes) = unsafe { (args::handle(file, "the file")?, args::bytes(buffer, length, 0)?) };
         Ok(count(match &file.source {
@@ -397,7 +397,7 @@ pub const QN_SYNC_ALL: u32 = 1;
 /// Errors: -EIO, -ENOSPC and other numbers of the system; -EOPNOTSUPP (a file of a server), -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_sync(file: *const qn_file, kind: u32) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         match (&file.source, kind) {
@@ -418,7 +418,7 @@ pub unsafe extern "C" fn qn_sync(file: *const qn_file, kind: u32) -> c_int {
 /// Errors: those of qn_pwrite(); the length is what it was then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_truncate(file: *const qn_file, length: u64) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         check_range(0, length)?;
@@ -436,7 +436,7 @@ pub unsafe extern "C" fn qn_truncate(file: *const qn_file, length: u64) -> c_int
 /// Errors: -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_length(file: *const qn_file) -> i64 {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         if file.process.is_forked() {
@@ -458,7 +458,7 @@ pub unsafe extern "C" fn qn_length(file: *const qn_file) -> i64 {
 /// Errors: those of qn_pwrite(); some of the bytes may read as zeros then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_punch_hole(file: *const qn_file, offset: u64, length: u64) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         check_range(offset, length)?;
@@ -478,7 +478,7 @@ pub unsafe extern "C" fn qn_punch_hole(file: *const qn_file, offset: u64, length
 /// -EOPNOTSUPP (a backend of functions, or a file system that reserves nothing).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_allocate(file: *const qn_file, offset: u64, length: u64) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         check_range(offset, length)?;
@@ -497,7 +497,7 @@ pub unsafe extern "C" fn qn_allocate(file: *const qn_file, offset: u64, length: 
 /// Errors: -EOPNOTSUPP (a memory file), -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_will_need(file: *const qn_file, offset: u64, length: u64) -> i64 {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         check_range(offset, length)?;
@@ -518,7 +518,7 @@ pub unsafe extern "C" fn qn_will_need(file: *const qn_file, offset: u64, length:
 /// Errors: -EOPNOTSUPP (a memory file, or one of a server), -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_dont_need(file: *const qn_file, offset: u64, length: u64) -> i64 {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         check_range(offset, length)?;
@@ -543,7 +543,7 @@ pub const QN_ADVICE_NO_REUSE: u32 = 3;
 /// Errors: -EOPNOTSUPP (a memory file, or one of a server), -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_advise(file: *const qn_file, advice: u32) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         let hint = match advice {
@@ -567,7 +567,7 @@ pub unsafe extern "C" fn qn_advise(file: *const qn_file, advice: u32) -> c_int {
 /// Errors: -EOPNOTSUPP (a memory file, or one of a server), -EIO and other numbers of the system, -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_revalidate(file: *const qn_file) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
         match &file.source {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   C, C++, Go, Python       qn_pread(file, buffer, length, offset)
-//!   border      catches panics; a failure becomes a negative errno and a message of the thread
+//!   ffi         catches panics; a failure becomes a negative errno and a message of the thread
 //!   args        pointers become references; option structs of other releases are understood or refused
 //!   cache, file, batch, pin, memory, pool, client, backend, stats      one file for each kind of handle
 //!   quinion, quinion-service
@@ -12,7 +12,7 @@
 //! that of its C declaration: it says units, ranges, errors, what blocks and what the caller owns, in terms of C.
 //!
 //! Invariants:
-//!  1. No panic leaves a function: each consists of one call of [`border::border`], and a test looks for that.
+//!  1. No panic leaves a function: each consists of one call of [`ffi::ffi_call`], and a test looks for that.
 //!  2. A pointer is dereferenced after it was compared with NULL, and an option struct only as far as its `size` says.
 //!  3. An out parameter is NULL after a failure.
 //!  4. A handle that was made before a fork is not freed in the child: locks in it may be held by threads that the
@@ -25,7 +25,7 @@
 #![allow(non_camel_case_types, reason = "these are C's names")]
 #![allow(clippy::missing_safety_doc, reason = "the contract is the same for all, and stands above")]
 
-mod border;
+mod ffi;
 mod args;
 mod pool;
 mod cache;
@@ -39,9 +39,9 @@ mod stats;
 
 pub use backend::{qn_attributes, qn_backend, qn_open_backend};
 pub use batch::{qn_pread_batch, qn_read};
-pub use border::{qn_error_message, qn_version};
 pub use cache::*;
 pub use client::*;
+pub use ffi::{qn_error_message, qn_version};
 pub use file::*;
 pub use memory::*;
 pub use pin::*;

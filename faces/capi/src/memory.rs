@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 use quinion::{MemFileOptions, OnPinned};
 
 use crate::args::{self, VersionedStruct, check_flags, check_range};
-use crate::border::{Result, border};
 use crate::cache::qn_cache;
+use crate::ffi::{Result, ffi_call};
 use crate::file::{Source, qn_file};
 use crate::pool::qn_pool;
 
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn qn_memory_file(
     options: *const qn_memory_file_options,
     file: *mut *mut qn_file,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (place, cache) = unsafe { (args::out(file)?, args::handle(cache, "the cache")?) };
         // SAFETY: the caller's contract.

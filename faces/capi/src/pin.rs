@@ -17,7 +17,7 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion_service::PinnedBytes;
 
 use crate::args::{self, Handle, check_range, count};
-use crate::border::{Failure, border};
+use crate::ffi::{Failure, ffi_call};
 use crate::file::{Source, qn_file};
 
 /// The most runs that a pin may have: 16 MiB of list.
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn qn_pin_range(
     length: usize,
     pin: *mut *mut qn_pin,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (place, file) = unsafe { (args::out(pin)?, args::handle(file, "the file")?) };
         check_range(offset, length as u64)?;
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn qn_pin_runs(
     runs: *mut *const qn_run,
     count: *mut usize,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let pin = unsafe { args::handle(pin, "the pin") }?;
         // SAFETY: the caller's contract: places for a pointer and a number.
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn qn_pin_runs(
 /// kernel refuses; use qn_pin_runs().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_pin_mapped(pin: *const qn_pin, data: *mut *const c_void) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let pin = unsafe { args::handle(pin, "the pin") }?;
         // SAFETY: the caller's contract: a place for a pointer.
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn qn_pin_mapped(pin: *const qn_pin, data: *mut *const c_v
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_pin_length(pin: *const qn_pin) -> i64 {
     // SAFETY: the caller's contract.
-    border(|| Ok(count(unsafe { args::handle(pin, "the pin") }?.length)))
+    ffi_call(|| Ok(count(unsafe { args::handle(pin, "the pin") }?.length)))
 }
 
 /// Gives a pin back; its bytes may be evicted or overwritten from then on. May block for the server of a file.
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn qn_pin_length(pin: *const qn_pin) -> i64 {
 /// Errors: -EINVAL. In a forked child 0 is returned and nothing is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_unpin(pin: *mut qn_pin) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         drop(unsafe { args::take_handle(pin, "the pin") }?);
         Ok(0)

@@ -10,8 +10,8 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::{Pool, PoolOptions};
 
 use crate::args::{self, Handle, VersionedStruct};
-use crate::border::{Result, border};
 use crate::cache::qn_cache;
+use crate::ffi::{Result, ffi_call};
 
 /// A share of a cache, made by qn_pool_add(); passed to opens by their options.
 pub struct qn_pool {
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn qn_pool_add(
     options: *const qn_pool_options,
     pool: *mut *mut qn_pool,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (place, cache) = unsafe { (args::out(pool)?, args::handle(cache, "the cache")?) };
         // SAFETY: the caller's contract.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn qn_pool_add(
 /// Errors: -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_pool_set_limit(pool: *const qn_pool, limit: u64) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let pool = unsafe { args::handle(pool, "the pool") }?;
         pool.pool.set_limit((limit > 0).then_some(limit))?;
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn qn_pool_set_limit(pool: *const qn_pool, limit: u64) -> 
 /// Errors: -EINVAL (more is protected in all than the cache has), -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_pool_set_protected(pool: *const qn_pool, protected_bytes: u64) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let pool = unsafe { args::handle(pool, "the pool") }?;
         pool.pool.set_protected(protected_bytes)?;
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn qn_pool_set_protected(pool: *const qn_pool, protected_b
 /// Errors: -EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_pool_stats(pool: *const qn_pool, usage: *mut qn_pool_usage) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let usage_now = usage_of(&unsafe { args::handle(pool, "the pool") }?.pool);
         // SAFETY: the caller's contract.
@@ -152,7 +152,7 @@ fn usage_of(pool: &Pool) -> qn_pool_usage {
 /// Errors: -EINVAL. In a forked child 0 is returned and nothing is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_pool_close(pool: *mut qn_pool) -> c_int {
-    border(|| -> Result<c_int> {
+    ffi_call(|| -> Result<c_int> {
         // SAFETY: the caller's contract.
         drop(unsafe { args::take_handle(pool, "the pool") }?);
         Ok(0)

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 use quinion::Stats;
 
 use crate::args::{self, VersionedStruct};
-use crate::border::{Failure, border};
 use crate::cache::qn_cache;
+use crate::ffi::{Failure, ffi_call};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -98,7 +98,7 @@ impl From<Stats> for qn_stats {
 /// Errors: -EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_cache_stats(cache: *const qn_cache, stats: *mut qn_stats) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let cache = unsafe { args::handle(cache, "the cache") }?;
         // SAFETY: the caller's contract.
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn qn_cache_stat(
     name: *const c_char,
     value: *mut u64,
 ) -> c_int {
-    border(|| {
+    ffi_call(|| {
         // SAFETY: the caller's contract.
         let (cache, name) =
             unsafe { (args::handle(cache, "the cache")?, args::utf8(name, "the number's name")?) };

@@ -1,4 +1,4 @@
-//! Backends that do wrong: what crosses the border of a callback is an error, and the cache stays usable.
+//! Backends that do wrong: what leaves a callback is an error, and the cache stays usable.
 //!
 //! The functions here are C's, called as C would call them; the backend is in Rust, because only Rust can panic.
 

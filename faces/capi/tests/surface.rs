@@ -3,7 +3,7 @@
 //! ```text
 //!   src/*.rs --cbindgen--> include/quinion.h       compared; QUINION_RECORD=1 writes it
 //!   the functions of src/  = quinion.map           the symbols of the shared library
-//!                          = border(..)            each body is one call of it
+//!                          = ffi_call(..)            each body is one call of it
 //!                          < tests/c/calls.c       each is called there, under sanitizers and valgrind
 //! ```
 //!
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// The files in the order of the header.
 const FILES: [&str; 11] =
-    ["border", "cache", "pool", "file", "batch", "pin", "memory", "backend", "client", "stats", "args"];
+    ["ffi", "cache", "pool", "file", "batch", "pin", "memory", "backend", "client", "stats", "args"];
 
 /// Functions that cannot fail, and have no number that could say so.
 const WITHOUT_BORDER: [&str; 2] = ["qn_error_message", "qn_version"];
@@ -83,10 +83,10 @@ fn every_function_is_one_call_of_the_border() {
     for Function { name, body } in functions() {
         let lines = body.lines().map(str::trim).filter(|line| !line.starts_with("//"));
         let code: String = lines.collect::<Vec<_>>().join("\n");
-        let is_behind = code.starts_with("border(") && code.ends_with(')');
+        let is_behind = code.starts_with("ffi_call(") && code.ends_with(')');
         assert!(
             is_behind || WITHOUT_BORDER.contains(&&*name),
-            "{name} does more than call `border`:\n{code}"
+            "{name} does more than call `ffi_call`:\n{code}"
         );
     }
 }

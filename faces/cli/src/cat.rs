@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use quinion::Cache;
 
 use crate::other_program::{AskedServer, ObjectVerb, is_url};
-use crate::progress::{Progress, Watched};
+use crate::progress::{BarPlace, Progress};
 use crate::size::Size;
 use crate::{EXIT_FAILED, build_cache, complain};
 use quinion_cli::output::{EXIT_BROKEN_PIPE, EXIT_NOT_UNDERSTOOD};
@@ -135,7 +135,7 @@ struct Output {
     file: fs::File,
     /// Device and inode, if it is a regular file.
     identity: Option<(u64, u64)>,
-    watched: Watched,
+    watched: BarPlace,
 }
 
 impl Output {
@@ -143,7 +143,7 @@ impl Output {
         let wrong = |error: io::Error| format!("standard output cannot be used: {error}; is it closed?");
         let file = fs::File::from(stdout().as_fd().try_clone_to_owned().map_err(wrong)?);
         let identity = identity(&file.metadata().map_err(wrong)?);
-        Ok(Self { file, identity, watched: Watched::now() })
+        Ok(Self { file, identity, watched: BarPlace::now() })
     }
 
     /// Whether this is the regular file at `path`, which would then never end.

@@ -96,7 +96,9 @@ impl fmt::Display for ElfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ElfError::Io(error) => write!(f, "it cannot be read: {error}"),
-            ElfError::Malformed(error) => write!(f, "it is no 64-bit ELF file, or a damaged one ({error})"),
+            ElfError::Malformed(error) => {
+                write!(f, "it is not a 64-bit ELF file, or a damaged one ({error})")
+            }
             ElfError::Machine(number) => {
                 write!(f, "it is made for machine {number}, and we know x86-64 (62) alone")
             }

@@ -28,7 +28,7 @@ use crate::{complain, print, size};
 /// Show the caches that `run --keep` left behind.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// One line of JSON.
+    /// Print one line of JSON.
     #[arg(long)]
     json: bool,
 }

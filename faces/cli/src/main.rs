@@ -15,7 +15,7 @@
 //!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
 //!
-//! This face holds no policy. It turns words into calls of the library, and
+//! This front end holds no policy. It turns words into calls of the library, and
 //! answers into lines.
 //!
 //! | exit code | means |
@@ -56,14 +56,14 @@ use quinion_cli::size::{self, Size};
 
 const AFTER_HELP: &str = "\
 Environment:
-  QUINION_IO  `threads` reads without io_uring, `ring` with it where the system lets us
+  QUINION_IO  `threads` reads without io_uring, `ring` with it where the system allows it
 
 Exit codes:
   0    all went well
   1    a file could not be read, or a cache not be built
   2    the command line was not understood
   3    doctor: nothing of the program can be served
-  141  the output has no reader any more
+  141  the reader of standard output ended (SIGPIPE)
 `run` ends with its program's code instead: 127 if there is no such program,
 126 if it cannot be run, 128 + n if signal n ended it.";
 
@@ -94,22 +94,22 @@ enum Command {
     Man(manual::ManArguments),
     Completions(manual::CompletionsArguments),
     /// Give a terminal's last rows back when standard input ends.
-    #[command(name = quinion_cli::run::MEND, hide = true)]
-    MendTerminal,
+    #[command(name = quinion_cli::run::REPAIR_VERB, hide = true)]
+    RepairTerminal,
 }
 
 /// What is said below the options of `run`.
 const ABOUT_KEEPING: &str = "\
 A cache that stays (--keep):
   quinion run --keep -- PROGRAM          the first run starts the cache `default`, and leaves it behind
-  quinion run --keep -- PROGRAM          the next ones find what is in it
+  quinion run --keep -- PROGRAM          the next runs find what is in it
   quinion run --keep=db --memory 2G --idle never -- PROGRAM        another one, with its own memory
-  quinion keeps                          which there are, and what they hold
+  quinion keeps                          show the caches, and what they hold
   quinion stop [NAME...] [--all]         end them; programs that use them go on without
 There is one of each name for each user, a process of its own, found in the user's folder, which
 `quinion man run` names. It has no terminal and no files of the run that started it; it has that run's mounts,
 limits and control group. It has no file open that every program has closed for some seconds.
---memory and --idle are said when it is started; a run that says others than it has is refused.";
+--memory and --idle are given when the cache is started; a run with other values is refused.";
 
 /// Run a program, unmodified, with its file reads served from a cache.
 #[derive(clap::Args, Debug)]
@@ -123,8 +123,8 @@ struct RunArguments {
     /// alone, off leaves the program as it is.
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     intercept: RunIntercept,
-    /// Which files are taken over from the kernel: those for which that pays (auto, which is so if nothing is
-    /// said), or each at its first read.
+    /// Which files are served: those that are read again and again (auto, the default), or each from its first read
+    /// (at-once).
     #[arg(long, value_enum, value_name = "WHEN")]
     attach: Option<Attach>,
     #[command(flatten)]
@@ -243,8 +243,8 @@ fn main() -> ExitCode {
         Command::Top(arguments) => watch::main(&arguments),
         Command::Man(arguments) => manual::man(arguments),
         Command::Completions(arguments) => manual::completions(arguments),
-        Command::MendTerminal => {
-            quinion_cli::run::mend().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
+        Command::RepairTerminal => {
+            quinion_cli::run::repair_terminal().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
         }
     }
 }
@@ -306,17 +306,17 @@ fn run_alone(
         return Ok(ended);
     }
     let planning = Planning::begin(options).map_err(|error| error.to_string())?;
-    let builder = giving_way(builder(memory.map(Size::Bytes)));
+    let builder = shrinking(builder(memory.map(Size::Bytes))?);
     let owner = attach.owner(&build(builder)?, rules);
-    let numbers = Watched(Arc::clone(&owner));
+    let numbers = OwnerStats(Arc::clone(&owner));
     let ended = quinion_cli::run::run(options, planning, owner, &numbers);
     ended.map_err(|error| open_files::said(&error, error.raw_os_error()))
 }
 
 /// A cache of ours, as `run` asks about it.
-struct Watched(Arc<quinion::CacheOwner>);
+struct OwnerStats(Arc<quinion::CacheOwner>);
 
-impl Numbers for Watched {
+impl Numbers for OwnerStats {
     fn numbers(&self) -> OwnerNumbers {
         OwnerNumbers::of(&self.0)
     }
@@ -338,11 +338,11 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let keeping = KeepOptions { folder, name, idle, attach: attach_word, rules: rule_words };
     let build_kept = || {
         let memory = memory.map(Size::Bytes);
-        let builder = giving_way(builder(memory));
+        let builder = shrinking(builder(memory)?);
         let cache = build(builder.idle_files_max(keep::files_max()))?;
         let owner = attach.owner(&cache, rules.into_rules());
-        let numbers = Box::new(Watched(Arc::clone(&owner)));
-        let tidy = Box::new(move || cache.let_go_of_removed(keep::TIDIED_AT_ONCE));
+        let numbers = Box::new(OwnerStats(Arc::clone(&owner)));
+        let tidy = Box::new(move || cache.let_go_of_removed(keep::REMOVED_FILES_CHECKED_MAX));
         Ok(keep::Cache { owner, numbers, tidy })
     };
     match keep::keep(&keeping, build_kept) {
@@ -353,7 +353,7 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
 
 /// A cache of `memory`, or of the library's default.
 fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
-    build(builder(memory))
+    build(builder(memory)?)
 }
 
 fn build(builder: quinion::Builder) -> Result<quinion::Cache, String> {
@@ -361,16 +361,27 @@ fn build(builder: quinion::Builder) -> Result<quinion::Cache, String> {
 }
 
 /// The cache becomes smaller while programs are short of memory.
-fn giving_way(builder: quinion::Builder) -> quinion::Builder {
+fn shrinking(builder: quinion::Builder) -> quinion::Builder {
     builder.pressure(Pressure::shrink_to(quinion::Cache::MEMORY_MIN))
 }
 
-fn builder(memory: Option<Size>) -> quinion::Builder {
+/// A builder with that bound. The library checks it as well; here it is refused in the units in which it was given.
+fn builder(memory: Option<Size>) -> Result<quinion::Builder, String> {
     let builder = quinion::Cache::builder();
-    match memory {
-        Some(size) => builder.memory(size.bytes(quinion::process_limit())),
-        None => builder,
+    let Some(size) = memory else { return Ok(builder) };
+    let (bytes, min, max) =
+        (size.bytes(quinion::process_limit()), quinion::Cache::MEMORY_MIN, quinion::process_limit());
+    if bytes < min {
+        return Err(format!("--memory {size} is too small: a cache needs at least {}", Size::Bytes(min)));
     }
+    if bytes > max {
+        return Err(format!(
+            "--memory {size} is more than this process may use ({}); give {}M or less",
+            size::shown(max),
+            max >> 20
+        ));
+    }
+    Ok(builder.memory(bytes))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use clap_complete::Shell;
 
 use crate::{CommandLine, complain, print};
 
-/// Print a manual page, or write all of them.
+/// Print a manual page in troff, or write all of them. `quinion man run | man -l -` shows one.
 #[derive(clap::Args, Debug)]
 pub struct ManArguments {
     /// Of which verb; of the command as a whole if not given.
@@ -33,7 +33,7 @@ pub struct ManArguments {
     out: Option<PathBuf>,
 }
 
-/// Print what a shell needs to complete this command's words.
+/// Print a completion script for a shell.
 #[derive(clap::Args, Debug)]
 pub struct CompletionsArguments {
     /// For which shell.
@@ -179,11 +179,11 @@ That of the program. If a signal ended it, that signal ends quinion, too (a shel
         "ENVIRONMENT",
         "\
 PATH             where the program is looked for
-QUINION_IO       `threads` reads without io_uring, `ring` with it where the system lets us
+QUINION_IO       `threads` reads without io_uring, `ring` with it where the system allows it
 XDG_RUNTIME_DIR, XDG_CACHE_HOME, HOME
-                 where the folder for what programs load and for caches is; see FILES
-The program gets all of the environment. LD_PRELOAD and ASAN_OPTIONS, of which all stays that is there, and
-QUINION_VIEW, QUINION_FILTERS and QUINION_RUN are set for it; --intercept off sets none.",
+                 the folder for the preload object and for kept caches; see FILES
+The program gets all of the environment. LD_PRELOAD and ASAN_OPTIONS are extended (what is in them stays), and
+QUINION_VIEW, QUINION_FILTERS and QUINION_RUN are set; --intercept off sets none.",
     ),
     (
         "FILES",
@@ -253,7 +253,7 @@ mod tests {
         for name in ["quinion.1", "quinion-run.1", "quinion-restore.1", "quinion-completions.1"] {
             assert!(names().any(|known| known == name), "{:?}", names().collect::<Vec<_>>());
         }
-        assert!(names().all(|name| !name.contains("mend")));
+        assert!(names().all(|name| !name.contains("repair")));
         let page = fs::read_to_string(folder.path().join("quinion-run.1")).unwrap();
         assert!(page.contains(".TH quinion-run 1"), "{page}");
         assert!(page.contains("quinion run") && page.contains(env!("CARGO_PKG_VERSION")), "{page}");
@@ -278,7 +278,7 @@ mod tests {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script_for(shell);
             assert!(script.contains("doctor") && script.contains("report-file"), "{script}");
-            assert!(!script.contains("keep-owner") && !script.contains("mend-terminal"), "{script}");
+            assert!(!script.contains("keep-owner") && !script.contains("repair-terminal"), "{script}");
         }
         let zsh = script_for(Shell::Zsh);
         assert!(zsh.contains("_cmdambivalent") && zsh.contains("_files -/"), "{zsh}");

@@ -8,23 +8,23 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Whether anybody can see a bar.
+/// Where a bar is drawn, if it is seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Watched {
+pub enum BarPlace {
     /// A terminal shows standard error and nothing else of ours.
-    Yes,
+    Terminal,
     /// Standard error is no terminal, or the bytes themselves are on the terminal.
-    No,
+    Hidden,
 }
 
-impl Watched {
+impl BarPlace {
     /// Looks where the standard streams of this process go.
     pub fn now() -> Self {
         Self::of_terminals(stdout().is_terminal(), stderr().is_terminal())
     }
 
     fn of_terminals(stdout_is_terminal: bool, stderr_is_terminal: bool) -> Self {
-        if stderr_is_terminal && !stdout_is_terminal { Self::Yes } else { Self::No }
+        if stderr_is_terminal && !stdout_is_terminal { Self::Terminal } else { Self::Hidden }
     }
 }
 
@@ -34,11 +34,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar for `bytes` bytes of `path`, hidden if `watched` says so.
-    pub fn new(watched: Watched, path: &Path, bytes: u64) -> Self {
-        let target = match watched {
-            Watched::Yes => ProgressDrawTarget::stderr(),
-            Watched::No => ProgressDrawTarget::hidden(),
+    /// A bar for `bytes` bytes of `path`, hidden if `place` says so.
+    pub fn new(place: BarPlace, path: &Path, bytes: u64) -> Self {
+        let target = match place {
+            BarPlace::Terminal => ProgressDrawTarget::stderr(),
+            BarPlace::Hidden => ProgressDrawTarget::hidden(),
         };
         let bar = ProgressBar::with_draw_target(Some(bytes), target);
         bar.set_style(style());
@@ -69,15 +69,15 @@ mod tests {
 
     #[test]
     fn a_bar_is_shown_only_beside_the_bytes() {
-        assert_eq!(Watched::of_terminals(false, true), Watched::Yes);
-        assert_eq!(Watched::of_terminals(true, true), Watched::No);
-        assert_eq!(Watched::of_terminals(true, false), Watched::No);
-        assert_eq!(Watched::of_terminals(false, false), Watched::No);
+        assert_eq!(BarPlace::of_terminals(false, true), BarPlace::Terminal);
+        assert_eq!(BarPlace::of_terminals(true, true), BarPlace::Hidden);
+        assert_eq!(BarPlace::of_terminals(true, false), BarPlace::Hidden);
+        assert_eq!(BarPlace::of_terminals(false, false), BarPlace::Hidden);
     }
 
     #[test]
     fn the_template_is_understood() {
-        let progress = Progress::new(Watched::No, Path::new("x"), 10);
+        let progress = Progress::new(BarPlace::Hidden, Path::new("x"), 10);
         progress.at(5);
         assert_eq!(progress.bar.position(), 5);
     }

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 /// Which files are served, and by what.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Arguments {
-    /// What says that a cached file is as it was: a read lease of the kernel's (leases), without which a file is left
-    /// to the kernel; or, where there is none, its times and size, looked at before each read (times). By times a
+    /// How changes by other processes are noticed: by a read lease of the kernel's (leases), without which a file is
+    /// left to the kernel; or, where there is none, by its times and size, checked before each read (times). By times a
     /// program may be shown old bytes, or some old and some new: of a file that one `write` has been changing for
     /// longer than 50 ms, during that and until the file is changed again; and of one that is stored to through a
     /// shared mapping, at any time until then. Do not use it for databases that others write.

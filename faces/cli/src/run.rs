@@ -44,6 +44,7 @@ pub mod syscall_scan;
 pub mod group;
 pub mod keep;
 pub(crate) mod live;
+mod modes;
 mod object;
 pub mod open_files;
 pub mod plan;
@@ -56,7 +57,7 @@ mod socket;
 mod user_folder;
 
 use keep::{CacheRequest, JoinedCache, Message};
-pub use live::{Hot, MEND, mend};
+pub use live::{Hot, REPAIR_VERB, repair_terminal};
 use live::{Live, RunSample};
 use plan::Plan;
 use plan_cache::PlanCache;
@@ -300,7 +301,9 @@ impl Planning {
 
     /// Waits for the plan, and `hand`s it to the part that shows it to programs. The error says why there is none.
     fn end(self, hand: impl FnOnce(&[u8]) -> io::Result<()>) -> Option<Result<Planned, String>> {
-        let plan = self.0?.join().unwrap_or_else(|_| Err("the plan failed; that is a defect of ours".into()));
+        let defect =
+            "planning the patches panicked; this is a defect of Quinion: report it, and use --intercept plt";
+        let plan = self.0?.join().unwrap_or_else(|_| Err(defect.into()));
         Some(plan.and_then(|plan| hand(&plan.bytes).map(|()| plan).map_err(|error| error.to_string())))
     }
 }

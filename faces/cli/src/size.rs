@@ -54,6 +54,31 @@ impl fmt::Display for SizeError {
 
 impl std::error::Error for SizeError {}
 
+impl fmt::Display for Size {
+    /// As it may be typed: in the largest unit of which it is a whole number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 8] = [
+            ("T", 1 << 40),
+            ("TB", 1_000_000_000_000),
+            ("G", 1 << 30),
+            ("GB", 1_000_000_000),
+            ("M", 1 << 20),
+            ("MB", 1_000_000),
+            ("K", 1 << 10),
+            ("KB", 1_000),
+        ];
+        match *self {
+            Self::Bytes(bytes) => {
+                match UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
+                    Some((name, unit)) => write!(f, "{}{name}", bytes / unit),
+                    None => write!(f, "{bytes}"),
+                }
+            }
+            Self::Millionths(share) => write!(f, "{}%", f64::from(share) / 1e4),
+        }
+    }
+}
+
 impl FromStr for Size {
     type Err = SizeError;
 
@@ -163,6 +188,13 @@ mod tests {
         ];
         for (text, expected) in cases {
             assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_shown_as_it_was_typed() {
+        for text in ["0", "17", "5M", "64MB", "2T", "1536M", "25%", "12.5%", "100%", "1K", "3GB"] {
+            assert_eq!(text.parse::<Size>().expect(text).to_string(), text);
         }
     }
 

@@ -112,12 +112,34 @@ fn identity(metadata: &fs::Metadata) -> Report {
     report
 }
 
-/// A time as seconds since 1970, with all the digits that make it an identity.
+/// A time in UTC, with all the digits that make it an identity.
 fn time(time: io::Result<std::time::SystemTime>) -> Value {
     let since = time.ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(Value::Unknown, |since| {
-        Value::Text(format!("{}.{:09} since 1970", since.as_secs(), since.subsec_nanos()))
+        let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+        let (year, month, day) = date(days);
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        let nanos = since.subsec_nanos();
+        Value::Text(format!("{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z"))
     })
+}
+
+/// The Gregorian date of a day, counted from the first of January 1970: year, month and day of the month.
+fn date(days: u64) -> (u64, u64, u64) {
+    let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    // 400 years have 146,097 days; the rest is counted year by year and month by month.
+    let (mut year, mut left) = (1970 + days / 146_097 * 400, days % 146_097);
+    while left >= 365 + u64::from(is_leap(year)) {
+        left -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let mut month = 0;
+    let months = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    while left >= months[month] {
+        left -= months[month];
+        month += 1;
+    }
+    (year, month as u64 + 1, left + 1)
 }
 
 /// How its pages would be fetched.
@@ -148,7 +170,7 @@ fn kernel(kept: Option<Residency>, pages: u64) -> Report {
     report.add("resident_pages", "pages", number(kept.map(|kept| kept.pages)));
     report.add("dirty_pages", "dirty pages", number(kept.and_then(|kept| kept.dirty_pages)));
     let method = kept.map_or(Value::Unknown, |kept| Value::Text(kept.method.to_owned()));
-    report.add("method", "asked by", method);
+    report.add("method", "method", method);
     report
 }
 
@@ -164,6 +186,21 @@ mod tests {
             printed.starts_with("{\"resident\":1.0000,\"resident_pages\":5,\"dirty_pages\":null"),
             "{printed}"
         );
+    }
+
+    #[test]
+    fn times_are_dates_with_nanoseconds() {
+        let cases = [
+            (0, 0, "1970-01-01T00:00:00.000000000Z"),
+            (951_782_400, 1, "2000-02-29T00:00:00.000000001Z"),
+            (1_795_793_523, 48_226_637, "2026-11-27T15:32:03.048226637Z"),
+            (4_102_444_799, 999_999_999, "2099-12-31T23:59:59.999999999Z"),
+            (13_574_563_200, 0, "2400-02-29T00:00:00.000000000Z"),
+        ];
+        for (seconds, nanos, expected) in cases {
+            let at = std::time::UNIX_EPOCH + std::time::Duration::new(seconds, nanos);
+            assert_eq!(time(Ok(at)), Value::Text(expected.into()));
+        }
     }
 
     #[test]

@@ -20,10 +20,10 @@ use crate::{EXIT_FAILED, complain, complain_only, print};
 /// End caches that `run --keep` left behind.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// Which; `default` if none is given.
+    /// The caches' names; `default` if none is given.
     #[arg(value_name = "NAME")]
     names: Vec<Name>,
-    /// All of this user's.
+    /// End all caches of this user.
     #[arg(long, conflicts_with = "names")]
     all: bool,
 }

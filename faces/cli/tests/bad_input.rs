@@ -224,7 +224,7 @@ fn memory_that_cannot_be_had() {
             all.arg(command[0]).args(["--memory", memory]).args(&command[1..]);
             output(if command.len() > 1 { all.arg("cat").arg(&path) } else { all.arg(&path) })
         };
-        assert_complains(&with("1M"), 1, &["memory", "16"]);
+        assert_complains(&with("1M"), 1, &["--memory 1M is too small: a cache needs at least 16M"]);
         assert_complains(&with("0"), 1, &["memory"]);
         assert_complains(&with("8000T"), 1, &["memory"]);
         assert_complains(&with("many"), 2, &["many", "such as 256M"]);
@@ -253,7 +253,7 @@ fn programs_that_cannot_be_started() {
     assert_complains(
         &output(&mut run(&["--memroy", "1G", "true"])),
         127,
-        &["--memroy", "no option", "--help"],
+        &["--memroy", "not an option", "--help"],
     );
     assert_complains(&output(&mut run(&["db", "--", "true"])), 127, &["db", "--keep=NAME"]);
     assert_complains(&output(&mut run(&[text(&path)])), 126, &[text(&path), "executed"]);
@@ -278,7 +278,7 @@ fn too_few_open_files() {
         let said = with(limit);
         if !said.status.success() {
             refused += 1;
-            let allowed = format!("may have {limit} open");
+            let allowed = format!("may have {limit} files open");
             assert_complains(&said, 1, &["Too many open files", &allowed, "`ulimit -n 256`"]);
         }
     }
@@ -380,13 +380,13 @@ fn streams_that_are_closed() {
 // ---- files that change ----------------------------------------------------------------------------------
 
 /// A program under `run` that reads commands from a pipe.
-struct Asked {
+struct CommandedProgram {
     child: Ended,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Asked {
+impl CommandedProgram {
     fn new() -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/asked.py");
         let mut command = run(&[text(python()), script]);
@@ -423,7 +423,7 @@ fn a_file_that_grows_is_read_to_its_new_end() {
     let path = scratch.path().join("log");
     let content = noise(300_000, 11);
     fs::write(&path, &content[..100_001]).expect("the disk has room");
-    let mut asked = Asked::new();
+    let mut asked = CommandedProgram::new();
     asked.ask(&format!("open {}", text(&path)));
     let mut end = 100_001;
     assert_eq!(asked.ask("rest"), answer(&content[..end]));
@@ -442,7 +442,7 @@ fn a_file_that_shrinks_gives_what_it_had_or_its_end() {
     let path = scratch.path().join("shrinks");
     let content = noise(400_000, 12);
     fs::write(&path, &content).expect("the disk has room");
-    let mut asked = Asked::new();
+    let mut asked = CommandedProgram::new();
     asked.ask(&format!("open {}", text(&path)));
     assert_eq!(asked.ask("read 0 100000"), answer(&content[..100_000]));
     OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(50_001)).expect("it is ours");
@@ -463,7 +463,7 @@ fn a_file_that_is_replaced_is_the_old_one_until_it_is_opened_again() {
     let (old, new) = (noise(200_000, 13), noise(200_000, 14));
     fs::write(&path, &old).expect("the disk has room");
     fs::write(&other, &new).expect("the disk has room");
-    let mut asked = Asked::new();
+    let mut asked = CommandedProgram::new();
     asked.ask(&format!("open {}", text(&path)));
     assert_eq!(asked.ask("read 0 10"), answer(&old[..10]));
     fs::rename(&other, &path).expect("both are ours");

@@ -428,7 +428,7 @@ fn runs_side_by_side_report_their_own_numbers() {
     assert_eq!((times(&first), times(&second)), (1, 2), "{first:?} {second:?}");
     for report in [&first, &second] {
         assert_eq!((report.number("kept", "other_runs"), after(&report.0, "\"processes\":")), (1, 1));
-        assert!(report.0.contains("served other runs meanwhile"), "{report:?}");
+        assert!(report.0.contains("served other runs at the same time"), "{report:?}");
     }
     assert_eq!(home.owner(), owner);
 }

@@ -19,7 +19,7 @@ const COLUMNS: u16 = 80;
 /// The beginning of a panel's first row.
 const MARK: &str = "- quinion: ";
 /// A machine that takes longer than this is stuck, not slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A terminal, and the programs that run on it.
 struct Terminal {
@@ -73,7 +73,7 @@ impl Terminal {
     fn wait_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
         let begun = Instant::now();
         while !is_so(&self.shown()) {
-            assert!(begun.elapsed() < PATIENCE, "never: {what}\n{}\n{:?}", self.shown(), self.written());
+            assert!(begun.elapsed() < WAIT_MAX, "never: {what}\n{}\n{:?}", self.shown(), self.written());
             let mut fds = [libc::pollfd { fd: self.master.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
             // SAFETY: one descriptor, which this process owns.
             if unsafe { libc::poll(fds.as_mut_ptr(), 1, 100) } == 1 {
@@ -340,7 +340,7 @@ fn top_draws_a_servers_numbers_until_it_is_interrupted() {
         assert!(has_line(&shown, line), "{line} is not in\n{shown}");
     }
     assert!(shown.contains("p50 20.0 p95 - p99 -"), "{shown}");
-    // The process that mends gives the rows back. The shell would end of Control-C as well, and the terminal with it.
+    // The repairer gives the rows back. The shell would end of Control-C as well, and the terminal with it.
     let shell = terminal.child.id();
     let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
     kill(children.trim().parse().unwrap(), libc::SIGINT);
@@ -359,7 +359,7 @@ fn top_ends_with_its_terminal() {
     terminal.master = File::open("/dev/null").unwrap();
     let begun = Instant::now();
     while terminal.child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < PATIENCE, "it draws on");
+        assert!(begun.elapsed() < WAIT_MAX, "it draws on");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -6,7 +6,7 @@
 //! | fio: posixaio | the same; it reads in threads of the C library's own | not asked |
 //! | fio: mmap, libaio, io_uring | the same | none: the kernel's, and not harmed |
 //! | db_bench: readseq, readrandom, multireadrandom | keys found and errors; it checks sums of blocks | all, or nearly |
-//! | sqlite3 and Python's sqlite3 | the answers | all of a database that nobody locks |
+//! | sqlite3 and Python's sqlite3 | the answers | all of a database without locks |
 //! | duckdb: Parquet, CSV | the answers | all |
 //! | duckdb: its own format | the answers | not asked |
 //!

@@ -219,7 +219,7 @@ fn programs_everybody_has_are_clean_and_the_c_library_is_not() {
     for program in ["/bin/cat", "/bin/sh", "/usr/bin/git"] {
         let Ok(bytes) = std::fs::read(program) else { continue };
         assert_eq!(
-            syscall_scan::scan(&bytes).map(|sites| syscall_scan::conduct(&sites)),
+            syscall_scan::scan(&bytes).map(|sites| syscall_scan::audit_of(&sites)),
             Ok(SyscallAudit::Clean),
             "{program}"
         );
@@ -232,14 +232,14 @@ fn programs_everybody_has_are_clean_and_the_c_library_is_not() {
     let sites = syscall_scan::scan(&std::fs::read(&old_files()[0]).unwrap()).unwrap();
     let known = sites.iter().filter(|site| site.number.is_some()).count();
     assert!(sites.len() > 300 && known > 200, "{known} of {}", sites.len());
-    assert_eq!(syscall_scan::conduct(&sites), SyscallAudit::Restricted);
+    assert_eq!(syscall_scan::audit_of(&sites), SyscallAudit::Restricted);
 }
 
 #[test]
 fn fio_enters_the_kernel_for_its_rings_alone() {
     let Ok(bytes) = std::fs::read("/usr/bin/fio") else { return println!("SKIPPED: fio is not installed") };
     let sites = syscall_scan::scan(&bytes).unwrap();
-    assert_eq!(syscall_scan::conduct(&sites), SyscallAudit::Harmless, "{sites:?}");
+    assert_eq!(syscall_scan::audit_of(&sites), SyscallAudit::Harmless, "{sites:?}");
 }
 
 #[test]

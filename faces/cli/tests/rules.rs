@@ -111,8 +111,8 @@ impl Owner for Hesitant {
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
         self.owner.attach(file, name)
     }
-    fn sure_for(&self) -> std::time::Duration {
-        self.owner.sure_for()
+    fn leases_valid_for(&self) -> std::time::Duration {
+        self.owner.leases_valid_for()
     }
     fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
         self.owner.writer_opened(device, inode, cuts);

@@ -82,7 +82,7 @@ fn is_root() -> bool {
 
 /// Whether only root and this user can change the file that `path` leads to, all the way from the root.
 #[track_caller]
-fn assert_nobody_else_can_change(path: &Path) {
+fn assert_only_the_user_can_change(path: &Path) {
     let us = rustix::process::geteuid().as_raw();
     assert!(path.is_absolute() && !path.starts_with("/proc"), "{}", path.display());
     let object = path.symlink_metadata().expect("it is there");
@@ -138,7 +138,7 @@ fn stale_preload() {
     assert_eq!(fs::read_to_string(&complaints).expect("it is there"), "");
     let out = fs::read_to_string(&out).expect("it is there");
     let (object, rest) = out.split_once('\n').expect("a line");
-    assert_nobody_else_can_change(Path::new(object));
+    assert_only_the_user_can_change(Path::new(object));
     // Another user's programs could not load it, and are not told to.
     assert_eq!(rest, format!("{object}\ntwo\n{}", "\nthree\n".repeat(others.len())));
 }
@@ -164,7 +164,7 @@ fn a_removed_or_replaced_object_is_not_handed_on() {
 fn a_planted_object_is_not_loaded() {
     let user = User::new();
     let object = user.object();
-    assert_nobody_else_can_change(&object);
+    assert_only_the_user_can_change(&object);
     let bytes = fs::read(&object).expect("it is ours");
     let elsewhere = user.home.path().join("elsewhere");
     let plant: [(&str, &dyn Fn()); 6] = [
@@ -192,7 +192,7 @@ fn a_planted_object_is_not_loaded() {
         fs::remove_file(&object).expect("it is there");
         plant();
         assert_eq!(user.object(), object, "{what}");
-        assert_nobody_else_can_change(&object);
+        assert_only_the_user_can_change(&object);
         assert_eq!(fs::read(&object).expect("it is ours"), bytes, "{what}");
         assert!(user.served() >= 1 << 20, "{what}");
     }
@@ -223,7 +223,7 @@ fn a_folder_that_others_can_write_is_refused() {
         set_mode(path, mode);
         let object = user.object();
         assert!(object.starts_with(&second), "{mode:o}: {}", object.display());
-        assert_nobody_else_can_change(&object);
+        assert_only_the_user_can_change(&object);
         set_mode(path, 0o700);
     }
     assert!(user.object().starts_with(&first));

@@ -71,7 +71,7 @@ impl Process {
         let leaves_out = self.step();
         let mut list = ThreadList::EMPTY;
         let listed = if leaves_out { before } else { self.threads.clone() };
-        listed.iter().for_each(|&thread| list.add(thread, BlockedBy::Nobody));
+        listed.iter().for_each(|&thread| list.add(thread, BlockedBy::None));
         if !leaves_out {
             list.add(BLOCKING, BlockedBy::Sleepers);
         }
@@ -94,7 +94,7 @@ proptest! {
     ) {
         let process = RefCell::new(Process::new(others, changes));
         let found = blocked_by(|| Some(process.borrow_mut().list()), || Some(process.borrow_mut().count()));
-        prop_assert_ne!(found, BlockedBy::Nobody);
+        prop_assert_ne!(found, BlockedBy::None);
     }
 }
 
@@ -105,7 +105,7 @@ fn a_count_behind_two_equal_lists_that_leave_a_thread_out_does_not_complete_them
     let listed = [[7, 8], [7, 8], [7, 8], [8, 9], [8, 9], [8, 9], [8, 9], [8, 9]];
     let mut lists = listed.iter().map(|threads| {
         let mut list = ThreadList::EMPTY;
-        threads.iter().for_each(|&thread| list.add(thread, BlockedBy::Nobody));
+        threads.iter().for_each(|&thread| list.add(thread, BlockedBy::None));
         list
     });
     let mut counts = [3, 3, 2, 3, 3, 3, 3].into_iter();

@@ -137,7 +137,7 @@ impl Stage {
     }
     /// Whether the kernel grants leases on files there: then much more can be promised.
     fn has_leases(&self, file: &Path) -> bool {
-        self.owner.modes().iter().any(|mode| mode.path == file && mode.validation == Validation::Sure)
+        self.owner.modes().iter().any(|mode| mode.path == file && mode.validation == Validation::Leased)
     }
     fn mode(&self, file: &Path) -> Validation {
         let mode = self.owner.modes().into_iter().find(|mode| mode.path == file);
@@ -196,7 +196,7 @@ fn a_file_opened_to_read_and_write_is_served_by_times_and_writes_are_read() {
     let (file, mut a) = (stage.file(), stage.viewer());
     a.open('a', &file, libc::O_RDWR);
     assert!(reads_right(&stage, &mut a, 'a', &file), "no process has written");
-    assert_eq!(stage.mode(&file), Validation::Looked);
+    assert_eq!(stage.mode(&file), Validation::CheckTimes);
     for byte in 1..20 {
         a.tell(&format!("pwrite a {byte} 5000 4000"));
         reads_right(&stage, &mut a, 'a', &file);

@@ -5,7 +5,7 @@
 //! never asked for. The owner answers with the file, with how much the kernel is
 //! to read before it is asked again, or with why not.
 //!
-//! A descriptor that can write is attached for reads that say where, and only by
+//! A descriptor that can write is attached for positional reads (`pread`), and only by
 //! an owner that looks at times: while it is open there is no lease on its file.
 //!
 //! The owner duplicates the descriptor from this process. Where the system does not let it, it says so, and the
@@ -24,13 +24,13 @@ use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::table::{self, Attachment, FdWord, State};
-use crate::{audit, owed, process, written};
+use crate::{audit, deferred_detach, process, written};
 
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 pub fn attach(fd: c_int, word: FdWord) {
     let Some(_inside) = process::enter() else { return };
-    owed::pay();
+    deferred_detach::pay();
     match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if table::give_credit(fd, word, bytes, true) && word.credit().is_none() {
@@ -48,7 +48,7 @@ pub fn attach(fd: c_int, word: FdWord) {
                     viewer.advise(&table::file(fd), advice, 0, u64::MAX);
                 }
             } else {
-                owed::give_back(to.handle); // another thread was faster
+                deferred_detach::give_back(to.handle); // another thread was faster
             }
         }
         Err(Reason::Restricted) => table::share(fd, Reason::Restricted),

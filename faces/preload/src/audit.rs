@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   UNKNOWN --ask--> CLEAN      as everywhere else in this object
-//!      ^    `------> RESTRICTED only reads that say where, each after a look at its descriptor; for good. So is a
+//!      ^    `------> RESTRICTED only positional reads, each after a check of its descriptor; for good. So is a
 //!                               process whose C library could not be patched: its own calls need not come to us
 //!      |
 //!      `-- dlopen: every offset goes back to the kernel first; while it is under way nothing is attached,
@@ -100,9 +100,7 @@ pub fn insist() {
 
 fn ask(viewer: &Viewer) -> Option<u64> {
     match viewer.request_long(Operation::Examine, [0; 3]) {
-        Ok([conduct, _])
-            if conduct == SyscallAudit::Clean as u64 || conduct == SyscallAudit::Harmless as u64 =>
-        {
+        Ok([audit, _]) if audit == SyscallAudit::Clean as u64 || audit == SyscallAudit::Harmless as u64 => {
             Some(CLEAN)
         }
         Err(error) if is_passing(&error) => None,

@@ -92,7 +92,7 @@ impl PartRead<'_> {
         let Self { viewer, position, to, .. } = self;
         let file = table::file(self.fd);
         if self.mode == ServeMode::Plain
-            && matches!(viewer.validation(&file), Validation::Sure | Validation::Immutable)
+            && matches!(viewer.validation(&file), Validation::Leased | Validation::Immutable)
         {
             // SAFETY: as in `look`.
             let hit = unsafe { viewer.read_hit(&file, position, to.base, to.len) };
@@ -116,7 +116,7 @@ impl PartRead<'_> {
             return self.transfer_slowly(Some(read));
         }
         match viewer.validation(&file) {
-            Validation::Sure | Validation::Immutable => {}
+            Validation::Leased | Validation::Immutable => {}
             validation => match look_at_times(viewer, fd, validation) {
                 TimesCheck::Right => {}
                 TimesCheck::Young if self.mode == ServeMode::Now => {
@@ -252,7 +252,7 @@ fn look_at_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesChe
         let ended = viewer.arena().owner_has_ended();
         return TimesCheck::Invalid(if ended { Reason::NoOwner } else { Reason::Writable });
     }
-    if validation == Validation::Unheard {
+    if validation == Validation::OwnerLate {
         return TimesCheck::Young;
     }
     let (device, inode) = table::identity(fd);

@@ -327,7 +327,7 @@ pub fn status(to: &mut [u8; STATUS_MAX]) -> Option<&[u8]> {
     (is_read && len < to.len()).then_some(&to[..len])
 }
 
-/// Overwrites memory of this process, which may be anybody's: if it cannot be written nothing happens.
+/// Overwrites memory of this process, which other code may use: if it cannot be written nothing happens.
 pub fn overwrite(at: *const u8, bytes: &[u8]) {
     let (ours, theirs) = ([bytes.as_ptr() as usize, bytes.len()], [at as usize, bytes.len()]);
     let [ours, theirs] = [&ours, &theirs].map(|part| core::ptr::from_ref(part) as usize);
@@ -335,7 +335,7 @@ pub fn overwrite(at: *const u8, bytes: &[u8]) {
     let _ = unsafe { call(number::PROCESS_VM_WRITEV, [process() as usize, ours, 1, theirs, 1, 0]) };
 }
 
-/// Reads memory of this process, which may be anybody's: how much of it from the first byte on. `parts` are addresses
+/// Reads memory of this process, which other code may use: how much of it from the first byte on. `parts` are addresses
 /// and lengths; one that cannot be read whole is not read at all.
 pub fn read_memory(parts: &[[usize; 2]], to: &mut [u8]) -> usize {
     let ours = [to.as_mut_ptr() as usize, to.len()];
@@ -576,7 +576,7 @@ fn list_threads(signal: i32) -> Option<ThreadList> {
             list.add(
                 number,
                 match other {
-                    None => BlockedBy::Nobody,
+                    None => BlockedBy::None,
                     Some(other) if other.sleeps => BlockedBy::Sleepers,
                     Some(_) => BlockedBy::Runner,
                 },

@@ -4,9 +4,9 @@
 //! Programs inherit that for as long as they like, and load the object also when its owner has ended; then it does
 //! nothing. But a program may become another user, or have another root, or the folder may be gone: what the name leads
 //! to then is nothing, or is not ours. The linker would say on the program's standard error that it cannot load it, for
-//! each such program, or would load what lies there. So whoever is about to become another program looks whether the
-//! name still leads to the very file that it has loaded itself, as the same user, and if not, takes the name out of the
-//! environment that it hands on.
+//! each such program, or would load what lies there. So a process that is about to become another program checks
+//! whether the name still leads to the very file that it has loaded itself, as the same user, and if not, takes the
+//! name out of the environment that it hands on.
 //!
 //! ```text
 //!   LD_PRELOAD=/usr/lib/other.so:/run/user/7/quinion/libquinion-HASH.so
@@ -86,7 +86,7 @@ pub fn withdraw() {
 
 /// Nothing is looked at any more: the calls that it takes may be forbidden from now on.
 pub fn look_no_more() {
-    LENGTH.store(0, Ordering::SeqCst); // partner: `name`, which who is counted comes by; he is waited for
+    LENGTH.store(0, Ordering::SeqCst); // partner: `name`, which a counted thread calls; it is waited for
 }
 
 /// The name with its zero, if it is known.

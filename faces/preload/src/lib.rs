@@ -5,20 +5,21 @@
 //! the cache does; every other passes the call on.
 //!
 //! ```text
-//!   program --read(fd)--> served.rs --> turn.rs --served--> bytes.rs --hit--> out of the arena, no system call
-//!                                        |   |                  `--miss--> ask the owner, look again
+//!   program --read(fd)--> served.rs --> serve_or_kernel.rs --served--> bytes.rs --hit--> out of the arena: no system
+//!                                        |   |                          |               call
+//!                                        |   |                          `--miss--> ask the owner, look again
 //!                                        |   `--it is time--> attach.rs: ask the owner for the file
 //!                                        `--not served--> real.rs --> the C library --> the kernel
-//!   program --dup, fork, mmap, ...--> passed.rs, opened.rs, exec.rs: give descriptors back first, then the real call
+//!   program --dup, fork, mmap, ...--> passthrough.rs, opened.rs, exec.rs: give descriptors back first, then call
 //!   the C library itself, and code that names do not lead to us from --> patch.rs --> the same wrappers
 //! ```
 //!
 //! The rule above all others is **never wrong**. Descriptors are the kernel's
 //! own. Reads at a descriptor's offset are served only while no process but this
-//! one can have that offset, and reads that say where only while no process
+//! one can have that offset, and positional reads only while no process
 //! can put another file behind the number unseen; neither while the file is
 //! open for writing here. Whatever leaves that narrow path goes back to the
-//! kernel for good, with the kernel's offset put right before anybody can look
+//! kernel for good, with the kernel's offset put right before it can be seen
 //! at it.
 //!
 //! What the interposer does not see: system calls by instructions of the
@@ -43,12 +44,12 @@ mod audit;
 mod exec;
 mod faults;
 mod ld_preload;
-mod harmless;
+mod harmless_syscalls;
 mod kernel;
 mod loaded;
 mod opened;
-mod owed;
-mod passed;
+mod deferred_detach;
+mod passthrough;
 mod patch;
 mod plan;
 mod process;
@@ -57,7 +58,7 @@ mod served;
 mod start;
 mod table;
 mod thread_list;
-mod turn;
+mod serve_or_kernel;
 mod written;
 
 /// No caller could be told; the program must not go on with half a step done.

@@ -1,12 +1,12 @@
 //! Opened: the calls that make descriptors, and the calls that make children.
 //!
 //! Opening for reading only makes a candidate. What can write as well keeps its
-//! offset with the kernel, so only reads that say where they begin may be served.
+//! offset with the kernel, so only positional reads may be served.
 //! Before an open that may write, the owner is told if it has the file (`written.rs`).
 //!
 //! A fork leaves every offset to the kernel first: the child has it too. So it
-//! is with a duplicate, and with a descriptor that arrives in a message: reads
-//! that say where they begin are served still.
+//! is with a duplicate, and with a descriptor that arrives in a message: positional
+//! reads are served still.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::offset_of;
@@ -16,7 +16,7 @@ use quinion_view::arena::control::Reason;
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
 use crate::table::{self, State};
-use crate::{faults, kernel, passed, patch, process, written};
+use crate::{faults, kernel, passthrough, patch, process, written};
 
 /// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
@@ -439,7 +439,7 @@ fn controlled(fd: c_int, command: c_int, argument: usize, call: impl FnOnce() ->
         // The lock may begin at the offset.
         F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW if process::is_on() => table::show_offset(fd),
         _ if is_for_lease(command as usize, argument) && process::is_on() => written::wants_lease(fd),
-        _ if is_for_accesses(command as usize, argument) => passed::accesses_are_watched(),
+        _ if is_for_accesses(command as usize, argument) => passthrough::accesses_are_watched(),
         _ => {}
     }
     call()

@@ -18,7 +18,7 @@
 //! | SERVING | attached |
 //! | STOPPING | something happened that we cannot follow: all descriptors go back, no new ones are served |
 //! | FORKED | a forked child that has made no call yet: what the tables say was its parent's |
-//! | CHILD | a forked child: the tables are its own, and it is nobody's viewer yet |
+//! | CHILD | a forked child: the tables are its own, and it is not a viewer yet |
 //! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on; or sends a descriptor to the owner |
 //! | LEFT | as INERT, for good |
 //!
@@ -37,8 +37,8 @@
 //! does in its child is the same, so it counts as a `vfork`.
 //!
 //! **Before system calls are forbidden** to the process no thread of it may be in the middle of one of ours: a filter
-//! may be set for all threads by one of them. So whoever may make one is counted ([`enter`]), and looks at the switch
-//! after that; a thread that is about to forbid them stops, and then waits until no call is counted any more
+//! may be set for all threads by one of them. So a thread that may make one is counted ([`enter`]), and looks at the
+//! switch after that; a thread that is about to forbid them stops, and then waits until no call is counted any more
 //! ([`confine`]). The count lies in the page of the switch, so a child begins with none. A hit makes no system call and
 //! is not counted.
 //!
@@ -72,7 +72,7 @@ use quinion_view::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 use crate::kernel::{self, Access, NoWelcome, SignalsHeld};
 use crate::start::{CacheLocation, ViewerMappings};
 use crate::thread_list::BlockedBy;
-use crate::{faults, owed, patch, start, table, written};
+use crate::{deferred_detach, faults, patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -106,9 +106,9 @@ static LATE_AT: AtomicU64 = AtomicU64::new(0);
 const LATE: u64 = 1 << 32;
 
 /// In place of the page's count before there is a page.
-static NOBODY: AtomicU32 = AtomicU32::new(0);
+static NO_COUNT: AtomicU32 = AtomicU32::new(0);
 /// How many threads are inside code of ours that may make system calls.
-static INSIDE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOBODY).cast_mut());
+static INSIDE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NO_COUNT).cast_mut());
 const PAGE: usize = 4096;
 
 struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
@@ -168,7 +168,7 @@ pub fn enter() -> Option<Inside> {
 
 /// Whether we are a child of `vfork`, or of `posix_spawn` before its program: nothing may be believed or written.
 #[inline]
-fn is_guest() -> bool {
+fn is_vfork_child() -> bool {
     VFORKS.load(Ordering::Relaxed) != 0 && is_other_process()
 }
 
@@ -188,7 +188,7 @@ fn mode() -> u32 {
     let mode = switch().load(Ordering::SeqCst);
     match mode {
         SERVING | STOPPING => {
-            if is_guest() {
+            if is_vfork_child() {
                 INERT
             } else {
                 mode
@@ -212,7 +212,7 @@ fn mode_of_child(mut mode: u32) -> u32 {
             INERT => settle(page),
             LEFT => return INERT,
             // A guest does not wait for a thread of the process it is in.
-            _ if is_guest() => return INERT,
+            _ if is_vfork_child() => return INERT,
             BUSY => {
                 kernel::wait(turn);
                 turn = turn.saturating_add(1);
@@ -313,7 +313,7 @@ pub fn join_to_read() -> Option<&'static Viewer> {
 }
 
 /// `millis`: how long the owner is waited for. A child that it refuses is no viewer for good. One for which it was too
-/// late may have something to tell when its heart has beaten; that is tried once.
+/// late may have something to tell when its heartbeat has risen; that is tried once.
 fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static Viewer> {
     if mode() == CHILD && !was_late_at(heartbeat()) {
         busy(switch(), CHILD, || {
@@ -342,7 +342,7 @@ fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static View
     viewer()
 }
 
-/// Whether this child has waited in vain for the owner when its heart had beaten so often.
+/// Whether this child has waited in vain for the owner at this heartbeat.
 fn was_late_at(beat: u32) -> bool {
     LATE_AT.load(Ordering::Relaxed) == LATE | u64::from(beat)
 }
@@ -388,9 +388,9 @@ pub fn is_attached(device: u64, inode: u64) -> bool {
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_attached(device, inode)
 }
 
-/// How often the owner's heart has beaten. Only while [`is_on`].
+/// The owner's heartbeat: how often it has counted. Only while [`is_on`].
 fn heartbeat() -> u32 {
-    // SAFETY: as in `attach_policy`; each viewer of the cache sees the same heart.
+    // SAFETY: as in `attach_policy`; each viewer of the cache sees the same heartbeat.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.heartbeat()
 }
 
@@ -473,34 +473,34 @@ fn memory() -> [Mapped; 2] {
 /// The memory of this process, for the caller alone until the first of the two is dropped: then there is none any more,
 /// unless it is said to stay. A child of `vfork` has its parent's, which goes on; and a forked one has not inherited
 /// it, whatever the word says: its parent's thread that took it is not here to give it back.
-fn take_memory() -> Option<(Taken, [Mapped; 2])> {
+fn take_memory() -> Option<(MappingsClaim, [Mapped; 2])> {
     let mut turn = 0;
     loop {
-        let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined, or took it before
+        let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of the thread that joined, or took it before
         if of == 0 || of & !TAKEN != kernel::process() {
             return None;
         }
         if of & TAKEN != 0 {
-            kernel::wait(turn); // who has taken it has its signals held back, and waits for no thread for long
+            kernel::wait(turn); // the thread that has taken it has its signals held back, and waits for none for long
             turn = turn.saturating_add(1);
             continue;
         }
         let held = SignalsHeld::new();
         // Acquire, partner: as above.
         if MEMORY_OF.compare_exchange(of, of | TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return Some((Taken { of, _held: held }, memory()));
+            return Some((MappingsClaim { of, _held: held }, memory()));
         }
     }
 }
 
 /// A process's memory that is being changed.
-struct Taken {
+struct MappingsClaim {
     /// Whose it is then.
     of: u32,
     _held: SignalsHeld,
 }
 
-impl Drop for Taken {
+impl Drop for MappingsClaim {
     fn drop(&mut self) {
         MEMORY_OF.store(self.of, Ordering::Release); // partner: `take_memory`
     }
@@ -564,8 +564,8 @@ fn stop_with(reason: Reason, actions: Actions) {
 fn tell_what_is_owed() {
     const TURNS_MAX: u32 = 100;
     for turn in 0..TURNS_MAX {
-        owed::pay();
-        if !owed::is_owing() {
+        deferred_detach::pay();
+        if !deferred_detach::is_owing() {
             return;
         }
         kernel::wait(turn);
@@ -597,7 +597,7 @@ pub fn confine() {
     /// More than the steps that are no wait for the owner take.
     const MARGIN_MILLIS: u32 = 500;
     static HAS_WAITED: AtomicBool = AtomicBool::new(false);
-    if is_guest() {
+    if is_vfork_child() {
         return; // it forbids them to itself alone, and nothing here is its own
     }
     let millis = viewer().map_or(LONG_MILLIS_MAX, Viewer::waits_at_most) + MARGIN_MILLIS;
@@ -673,7 +673,7 @@ pub fn give_addresses_back() {
     loop {
         let now = clock_millis();
         match kernel::other_threads_that_block(faults::SIGSEGV) {
-            BlockedBy::Nobody => break,
+            BlockedBy::None => break,
             BlockedBy::Sleepers if now < asleep_since + SLEEPERS_MILLIS_MAX => {}
             // One that is in our code is done soon, unless it waits for a processor.
             BlockedBy::Sleepers if counted_inside() > 1 && now < begun + RUNNERS_MILLIS_MAX => {}
@@ -694,7 +694,7 @@ pub fn give_addresses_back() {
 fn inherit_zeros() {
     let inside = INSIDE.load(Ordering::Acquire); // partner: `start`
     let of = MEMORY_OF.load(Ordering::Acquire); // partner: as in `take_memory`
-    if core::ptr::eq(inside, &raw const NOBODY) || of & TAKEN != 0 || !IS_COVERED.load(Ordering::Relaxed) {
+    if core::ptr::eq(inside, &raw const NO_COUNT) || of & TAKEN != 0 || !IS_COVERED.load(Ordering::Relaxed) {
         return;
     }
     // SAFETY: it is the second word of the page of the switch, which is never unmapped.
@@ -849,14 +849,14 @@ fn uncount_fork(copies: u32) {
 }
 
 /// As [`begin_fork`], before a child that will run in our memory.
-pub fn begin_guest() -> Option<Fork> {
+pub fn begin_vfork_child() -> Option<Fork> {
     let fork = begin_fork()?;
     VFORKS.fetch_add(1, Ordering::SeqCst); // before the child exists; partner: `mode`
     Some(fork)
 }
 
 /// That child has left our memory.
-pub fn end_guest(fork: Fork) {
+pub fn end_vfork_child(fork: Fork) {
     // As forks. SeqCst, partner: `mode`.
     let _ = VFORKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
     end_fork(fork);
@@ -869,9 +869,9 @@ pub struct Spawn {
     place: Option<&'static AtomicU32>,
 }
 
-/// As [`begin_guest`], before a `posix_spawn` of this thread.
+/// As [`begin_vfork_child`], before a `posix_spawn` of this thread.
 pub fn begin_spawn() -> Option<Spawn> {
-    let fork = begin_guest()?;
+    let fork = begin_vfork_child()?;
     let inside = enter();
     let thread = if inside.is_some() { kernel::thread() } else { 0 };
     let is_mine =
@@ -884,7 +884,7 @@ pub fn end_spawn(spawn: Spawn) {
     if let Some(place) = spawn.place {
         place.store(0, Ordering::Relaxed); // as at `SPAWNERS`
     }
-    end_guest(spawn.fork);
+    end_vfork_child(spawn.fork);
 }
 
 /// Whether this thread is inside `posix_spawn`; `false` of some, if very many are.
@@ -896,7 +896,7 @@ pub fn is_spawning() -> bool {
 
 /// Before a `vfork`.
 pub extern "C" fn begin_vfork() {
-    let _ = begin_guest(); // `end_vfork` finds out again
+    let _ = begin_vfork_child(); // `end_vfork` finds out again
 }
 
 /// After a `vfork`, in the parent only. `answer` is the kernel's.
@@ -904,7 +904,7 @@ pub extern "C" fn end_vfork(answer: isize) -> isize {
     // Only who is switched on counted: a child of `vfork` that calls it again did not. Our memory was not
     // forked meanwhile, so the depth is the same.
     if is_on() {
-        end_guest(Fork { depth: DEPTH.load(Ordering::Relaxed), copies: 0 });
+        end_vfork_child(Fork { depth: DEPTH.load(Ordering::Relaxed), copies: 0 });
     }
     crate::real::answer(answer)
 }

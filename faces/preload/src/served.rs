@@ -7,7 +7,7 @@
 //!              4 move the offset on, unless it changed meanwhile  else -> 1
 //! ```
 //!
-//! Step 1 is `turn.rs`, and `attach.rs`; steps 2 and 3 are `bytes.rs`.
+//! Step 1 is `serve_or_kernel.rs`, and `attach.rs`; steps 2 and 3 are `bytes.rs`.
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
@@ -26,8 +26,8 @@ use quinion_view::viewer::sys::Errno;
 
 use crate::bytes::{Part, READ_BYTES_MAX, ServeMode, Target, Unserved, transfer_all};
 use crate::real::{self, Real, test_cancel};
+use crate::serve_or_kernel::{PassedCall, Start, is_served, pass_on, served};
 use crate::table::{self, FdWord, State};
-use crate::turn::{PassedCall, Start, is_served, pass_on, served};
 use crate::{audit, faults, kernel, process};
 
 /// The most parts of a scattered read that is served: they are copied, and nothing here allocates.

@@ -2,12 +2,10 @@
 //!
 //! The environment says where the owner listens: `QUINION_VIEW=TOKEN:PLAN:SOCKET`, a number in hexadecimal that both of
 //! the owner's files have, the number of the plan by which the C library is to be patched, or `-` for none, and the
-//! path
-//! of a socket. `QUINION_WAIT_MS=NUMBER` says how long the owner is waited for, each time, in milliseconds: for tests
-//! on
-//! machines that are busy with something else. If the owner serves more than one run, `QUINION_RUN=NUMBER` says which
-//! this is; it is counted for that one. `QUINION_FILTERS=NUMBER` says under how many filters of system calls the run
-//! was: a process that is under more makes no call of ours, since that may end it.
+//! path of a socket. `QUINION_WAIT_MS=NUMBER` says how long the owner is waited for, each time, in milliseconds: for
+//! tests on machines that are busy with something else. If the owner serves more than one run, `QUINION_RUN=NUMBER`
+//! says which this is; it is counted for that one. `QUINION_FILTERS=NUMBER` says under how many filters of system calls
+//! the run was: a process that is under more makes no call of ours, since that may end it.
 //!
 //! ```text
 //!   connect --> is it our own user who listens? --Hello--> Welcome, and descriptors --> map them, close them
@@ -17,7 +15,7 @@
 //! all viewers see, both for reading alone, and a page that no other process has. A child inherits neither the arena
 //! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most, or
 //! longer by a child that has something to tell it. One for which it was too late joins once more, to tell, when the
-//! owner's heart has beaten.
+//! owner's heartbeat has risen.
 //!
 //! For that time some numbers of descriptors are ours. The constructor runs before the program does. A child joins to
 //! be served reads while it has no other thread, or not at all: a thread could close such a number, or open something

@@ -35,7 +35,7 @@ use quinion_view::viewer::sys::Errno;
 
 use crate::bytes::ServeMode;
 use crate::kernel::{self, SignalsHeld};
-use crate::{audit, owed, process};
+use crate::{audit, deferred_detach, process};
 
 /// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
@@ -210,7 +210,7 @@ pub fn is_first_refusal(fd: i32, page: u64) -> bool {
 /// call.
 pub fn opened(fd: i32, forks: u64) {
     let Some(_inside) = process::enter() else { return };
-    owed::pay();
+    deferred_detach::pay();
     see(fd);
     let Some(at) = at(fd) else { return };
     let opened = at.open_for_reading(|| !process::forked_since(forks));
@@ -252,7 +252,7 @@ fn was_opened(fd: i32, stale: Option<u64>) {
     if let Some(handle) = stale
         && let Some(_inside) = process::enter()
     {
-        owed::give_back(handle);
+        deferred_detach::give_back(handle);
         // It was closed by means we do not see, so no number is safe any more, unless each is looked at.
         if !audit::is_restricted() {
             process::stop(Reason::Passed);
@@ -284,7 +284,7 @@ pub fn forget(fd: i32) {
 }
 
 fn give_back_any(handle: Option<u64>) {
-    handle.into_iter().for_each(owed::give_back);
+    handle.into_iter().for_each(deferred_detach::give_back);
 }
 
 // ---- candidates that the kernel serves for a while ------------------------------------------------------
@@ -352,7 +352,7 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
 /// Whether the kernel takes reads with flags of a descriptor that was looked at. It is asked by `ask`, once while the
 /// descriptor is attached.
 pub fn accepts(fd: i32, word: FdWord, mode: ServeMode, ask: impl FnOnce() -> bool) -> bool {
-    const MANNERS_BITS: u32 = 6;
+    const MODE_BITS: u32 = 6;
     if !word.state().is_attached() {
         return ask();
     }
@@ -361,9 +361,9 @@ pub fn accepts(fd: i32, word: FdWord, mode: ServeMode, ask: impl FnOnce() -> boo
         ServeMode::Uncached => 2,
         ServeMode::Now => 4,
     };
-    let of = (file(fd).handle as u32) << MANNERS_BITS;
+    let of = (file(fd).handle as u32) << MODE_BITS;
     let known = ACCEPTS[fd as usize].load(Ordering::Relaxed); // one word, which says of what it is true
-    let bits = if known >> MANNERS_BITS << MANNERS_BITS == of { known } else { of };
+    let bits = if known >> MODE_BITS << MODE_BITS == of { known } else { of };
     if bits >> place & 1 != 0 {
         return bits >> place & 2 != 0;
     }
@@ -447,7 +447,7 @@ pub fn show_offset(fd: i32) {
 
 // ---- going back to the kernel ---------------------------------------------------------------------------
 
-/// Leaves the offset of `fd` to the kernel for good; it is right afterwards. Reads that say where are served
+/// Leaves the offset of `fd` to the kernel for good; it is right afterwards. Positional reads are served
 /// still.
 #[inline]
 pub fn share(fd: i32, reason: Reason) {
@@ -513,7 +513,7 @@ pub fn share_all(reason: Reason) {
 /// In a forked child, by its only thread that looks: all it inherited is its parent's too. What other threads of
 /// the parent were in the middle of they finish there, and the offset is the kernel's by then.
 pub fn settle_child() {
-    owed::forget();
+    deferred_detach::forget();
     let end = END.load(Ordering::Relaxed) as usize;
     WORDS.iter().take(end).for_each(FdCell::inherit);
 }

@@ -17,7 +17,7 @@
 /// Which of a process's other threads block a signal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum BlockedBy {
-    Nobody,
+    None,
     /// Threads that all sleep: a program that leaves its signals to one thread looks so, for as long as it lives.
     Sleepers,
     /// At least one that runs, or would if it had a processor: it may be new, or in a section of ours.
@@ -35,7 +35,7 @@ pub struct ThreadList {
 }
 
 impl ThreadList {
-    pub const EMPTY: Self = Self { count: 0, sum: 0, found: BlockedBy::Nobody };
+    pub const EMPTY: Self = Self { count: 0, sum: 0, found: BlockedBy::None };
 
     /// Adds the thread of this number, and by which kind of thread it has the signal blocked.
     pub fn add(&mut self, number: u32, blocked: BlockedBy) {

@@ -27,7 +27,7 @@ use quinion_view::viewer::sys::{Errno, clock_millis};
 use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
-use crate::{owed, process, real, table};
+use crate::{deferred_detach, process, real, table};
 
 /// Tells the owner of a file and waits until it has answered; whether it has, or has ended.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
@@ -61,7 +61,7 @@ fn expect_writer(stat: &Stat, cut: bool) -> bool {
         let is_told = ask(viewer, Operation::WriterOpened, stat, cut.into());
         if cut && !is_told {
             table::leave_file(stat.device, stat.inode);
-            viewer.leave_word(Operation::WriterOpened, [stat.device, stat.inode, 1]);
+            viewer.post_late(Operation::WriterOpened, [stat.device, stat.inode, 1]);
         }
     }
     is_attached
@@ -74,7 +74,7 @@ pub fn truncates_unnoticed(flags: c_int) -> bool {
 
 /// Runs an open. One that does not wait (`O_NONBLOCK`) fails where it meets a lease, as when the owner was late or a
 /// thread has attached the file anew since it was told. The kernel has the lease given up by then, and so it is tried
-/// again, for some milliseconds.
+/// again, for 300 ms at most.
 pub fn opening(at: c_int, path: usize, flags: c_int, open: impl Fn() -> c_int) -> c_int {
     const MILLIS_MAX: u64 = 300;
     let mut was_attached = before_open(at, path, flags);
@@ -147,7 +147,7 @@ pub fn before_removal(at: c_int, path: usize) {
         && let Some(viewer) = process::join()
     {
         table::give_back_unseen();
-        owed::pay();
+        deferred_detach::pay();
         ask(viewer, Operation::Removes, &stat, 0); // the owner hears before of what has been closed
     }
 }
@@ -211,7 +211,7 @@ pub fn maps(fd: c_int) {
     }
 }
 
-/// Whether this process, or one that it was forked from, may store to that file without anybody hearing of it.
+/// Whether this process, or one that it was forked from, may store to that file unseen.
 pub fn is_mapped(device: u64, inode: u64) -> bool {
     MAPPED.has(device, inode)
 }

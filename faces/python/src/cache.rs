@@ -28,7 +28,7 @@ use crate::file::{RawFile, ReadCounters, freshness_of};
 use crate::source::{CachedFile, CachedObject, KernelFile, Source};
 use crate::stores::{self, StoreRequest};
 use crate::wait::interruptible;
-use crate::waiter::{Answer, RawWaiter};
+use crate::waiter::RawWaiter;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -205,7 +205,7 @@ impl RawCache {
         freshness: Option<String>,
     ) -> PyResult<()> {
         let opener = self.opener()?;
-        waiter.start(number, move || opener.open(&url, freshness.as_deref()).map(Answer::File))
+        waiter.start(number, move || opener.open(&url, freshness.as_deref()).map(RawFile::into_answer))
     }
 
     /// What the cache has done, and has.

@@ -16,7 +16,7 @@ use quinion_service::{Client, Freshness};
 
 use crate::error::{Failure, Result};
 use crate::memory::{Pin, with_buffer};
-use crate::source::{Kind, ServedFile, ServedObject, Source, read_fully, room};
+use crate::source::{Kind, ServedFile, ServedObject, Source, allocate, read_fully};
 use crate::wait::{interruptible, is_main_thread};
 use crate::waiter::{Answer, RawWaiter};
 
@@ -92,7 +92,7 @@ impl RawClient {
         freshness: Option<String>,
     ) -> PyResult<()> {
         let opening = self.opening(url, freshness);
-        waiter.start(number, move || opening().map(Answer::File))
+        waiter.start(number, move || opening().map(RawFile::into_answer))
     }
 
     fn owner_is_dead(&self) -> PyResult<bool> {
@@ -108,6 +108,11 @@ pub(crate) struct RawFile {
 }
 
 impl RawFile {
+    /// What a job brings that opened this file.
+    pub(crate) fn into_answer(self) -> Answer {
+        Answer::Object(Box::new(move |py| Ok(Py::new(py, self)?.into_any())))
+    }
+
     pub(crate) fn new(source: Arc<dyn Source>, counters: Arc<ReadCounters>) -> Self {
         Self { source, counters }
     }
@@ -164,7 +169,7 @@ impl RawFile {
     fn reading(&self, offset: u64, len: usize) -> impl FnOnce() -> Result<Vec<u8>> + Send + 'static {
         let source = Arc::clone(&self.source);
         move || {
-            let mut bytes = room(len as u64, source.name())?;
+            let mut bytes = allocate(len as u64, source.name())?;
             let read = read_fully(&*source, &mut bytes, offset)?;
             bytes.truncate(read);
             Ok(bytes)
@@ -187,7 +192,7 @@ impl RawFile {
     /// Those of `ranges` that can be read without waiting.
     fn ready_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Option<Bytes>>> {
         let read = |range: &Range<u64>| {
-            let mut bytes = room(range.end - range.start, self.source.name())?;
+            let mut bytes = allocate(range.end - range.start, self.source.name())?;
             let read = self.source.read_ready(&mut bytes, range.start)?;
             Ok((read == bytes.len()).then(|| bytes.into()))
         };

@@ -93,7 +93,7 @@ pub(crate) fn read_fully(source: &dyn Source, buffer: &mut [u8], offset: u64) ->
 }
 
 /// So many bytes of memory, if there are so many.
-pub(crate) fn room(len: u64, name: &str) -> Result<Vec<u8>> {
+pub(crate) fn allocate(len: u64, name: &str) -> Result<Vec<u8>> {
     let no_memory = || Failure::no_memory(format!("no memory for {len} bytes of {name}"));
     let len = usize::try_from(len).map_err(|_| no_memory())?;
     let mut room = Vec::new();
@@ -105,7 +105,7 @@ pub(crate) fn room(len: u64, name: &str) -> Result<Vec<u8>> {
 /// The bytes of each range, by a read each.
 fn read_each(source: &dyn Source, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let read = |range: &Range<u64>| {
-        let mut buffer = room(range.end - range.start, source.name())?;
+        let mut buffer = allocate(range.end - range.start, source.name())?;
         let read = read_fully(source, &mut buffer, range.start)?;
         if read < buffer.len() {
             return Err(ends_early(source.name(), range));
@@ -123,7 +123,7 @@ fn ends_early(name: &str, range: &Range<u64>) -> Failure {
 /// The bytes of `range` that there are, copied.
 fn copied(source: &dyn Source, range: Range<u64>) -> Result<Held> {
     let len = range.end.min(source.size()).saturating_sub(range.start);
-    let mut buffer = room(len, source.name())?;
+    let mut buffer = allocate(len, source.name())?;
     let read = read_fully(source, &mut buffer, range.start)?;
     buffer.truncate(read);
     Ok(Held::Copied(buffer.into()))
@@ -159,7 +159,7 @@ impl Source for ServedObject {
         Ok(self.0.read_at(buffer, offset)?)
     }
     fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let room_of = |range: &Range<u64>| room(range.end - range.start, self.name());
+        let room_of = |range: &Range<u64>| allocate(range.end - range.start, self.name());
         let mut buffers = ranges.iter().map(room_of).collect::<Result<Vec<_>>>()?;
         let reads = ranges.iter().zip(&mut buffers);
         let mut reads: Vec<_> =
@@ -332,7 +332,7 @@ impl Source for CachedFile {
         self.file.read_at(buffer, offset).map_err(|error| self.failed(&error))
     }
     fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let room_of = |range: &Range<u64>| room(range.end - range.start, &self.path);
+        let room_of = |range: &Range<u64>| allocate(range.end - range.start, &self.path);
         let mut buffers = ranges.iter().map(room_of).collect::<Result<Vec<_>>>()?;
         let reads = ranges.iter().zip(&mut buffers);
         let mut reads: Vec<_> = reads.map(|(range, buffer)| BatchRead::new(buffer, range.start)).collect();

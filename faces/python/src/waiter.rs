@@ -30,7 +30,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::error::{Failure, Result};
-use crate::file::RawFile;
 use crate::memory::{Held, Pin};
 
 /// A thread waits for one job, so so many are waited for side by side.
@@ -43,8 +42,11 @@ pub(crate) enum Answer {
     Bytes(Vec<u8>),
     Ranges(Vec<Bytes>),
     Pin(Held),
-    File(RawFile),
+    /// An object of a type that this file does not know, made under the GIL.
+    Object(IntoObject),
 }
+
+type IntoObject = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
 impl Answer {
     fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
@@ -54,7 +56,7 @@ impl Answer {
                 PyList::new(py, ranges.iter().map(|range| PyBytes::new(py, range)))?.into_any().unbind()
             }
             Answer::Pin(held) => Py::new(py, Pin::from(held))?.into_any(),
-            Answer::File(file) => Py::new(py, file)?.into_any(),
+            Answer::Object(into_object) => into_object(py)?,
         })
     }
 }

@@ -74,7 +74,7 @@ def test_errors_are_those_of_python(client, server, tmp_path):
     assert refused.value.errno == errno.ENODEV
     with pytest.raises(FileNotFoundError):
         client.open(str(tmp_path / "none"))
-    with pytest.raises(ConnectionRefusedError, match="is its server running"):
+    with pytest.raises(ConnectionRefusedError, match="is the server running"):
         quinion.connect(str(tmp_path / "none.sock"))
     with pytest.raises(ValueError):
         client.open(URL).readinto(b"read only")

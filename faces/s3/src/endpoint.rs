@@ -3,7 +3,7 @@
 //! ```text
 //!   s3s: path, query, signature, chunks of a body          errors as S3 has them
 //!     -> is it a reader or a writer, and may it?           check_access
-//!     -> asked.rs -> read.rs: the cache
+//!     -> routing.rs -> read.rs: the cache
 //!                 -> upstream.rs: the store; what was written is forgotten before its writer is told
 //! ```
 //!
@@ -29,8 +29,8 @@ use s3s::dto::{Bucket as BucketName, ListBucketsInput, ListBucketsOutput};
 use s3s::route::S3Route;
 use s3s::{Body, S3, S3Request, S3Response, S3Result, s3_error};
 
-use crate::asked::{Access, Answer, Asked, Query, Target, asked, query_of};
 use crate::read::{self, Refusal};
+use crate::routing::{Access, Answer, Query, RoutedRequest, Target, asked, query_of};
 use crate::upload::{Fault, Trailer, checked};
 use crate::upstream::{self, Upstream};
 
@@ -149,23 +149,25 @@ impl Endpoint {
             target.key.as_deref().and_then(|key| Path::parse(key).ok().filter(|path| path.as_ref() == key));
         let path = path.filter(|_| !has_own_key(&request.headers));
         match (asked, &path) {
-            (Asked::Cached, Some(path)) => {
+            (RoutedRequest::Cached, Some(path)) => {
                 let S3Request { method, headers, .. } = &request;
                 let read = read::Request { method, path, query: &query, headers };
                 match read::read(bucket.cached.store(), read).await {
                     Ok(response) => Ok(response),
-                    Err(Refusal::Told(error)) => Err(error),
+                    Err(Refusal::Answer(error)) => Err(error),
                     Err(Refusal::Failed(error)) => {
                         self.log_failure(&target.bucket, &bucket.upstream, error.to_string()).await;
                         Err(s3_error!(ServiceUnavailable, "The object could not be read. Try again later."))
                     }
                 }
             }
-            (Asked::Cached, None) => self.pass_on(bucket, (request, &target, &query), Answer::Data).await,
-            (Asked::Store(Access::Reads, answer), _) => {
+            (RoutedRequest::Cached, None) => {
+                self.pass_on(bucket, (request, &target, &query), Answer::Data).await
+            }
+            (RoutedRequest::Store(Access::Reads, answer), _) => {
                 self.pass_on(bucket, (request, &target, &query), answer).await
             }
-            (Asked::Store(Access::Writes, answer), _) => {
+            (RoutedRequest::Store(Access::Writes, answer), _) => {
                 if self.0.rules.writes == Writes::Refused {
                     return Err(s3_error!(AccessDenied, "The endpoint only reads."));
                 }

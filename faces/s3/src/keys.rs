@@ -41,7 +41,9 @@ impl Keys {
         let file = File::open(path).map_err(|error| named(&error))?;
         let about = file.metadata().map_err(|error| named(&error))?;
         if !about.is_file() || about.len() > FILE_BYTES_MAX {
-            return Err(named(&"it is no regular file of at most 1 MiB; name one with a pair a line"));
+            return Err(named(
+                &"it is not a regular file of at most 1 MiB with \"ACCESS-KEY SECRET\" on each line",
+            ));
         }
         let owner = about.uid();
         if owner != rustix::process::geteuid().as_raw() && owner != 0 {
@@ -57,7 +59,7 @@ impl Keys {
         file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|error| named(&error))?;
         let keys = Self::of(&text).map_err(|why| named(&why))?;
         if keys.0.is_empty() {
-            Err(named(&"it has no pair; write one as ACCESS-KEY SECRET"))
+            Err(named(&"it has no line \"ACCESS-KEY SECRET\"; write one"))
         } else {
             Ok(keys)
         }
@@ -74,7 +76,7 @@ impl Keys {
             };
             let is_key = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
             let (true, Some(secret), None) = (is_key, secret, more) else {
-                return Err(format!("line {number} is no pair; write it as ACCESS-KEY SECRET"));
+                return Err(format!("line {number} is not \"ACCESS-KEY SECRET\""));
             };
             if keys.insert(key.to_owned(), SecretKey::from(secret)).is_some() {
                 return Err(format!("line {number} has an access key that is there already; give each once"));
@@ -125,7 +127,7 @@ mod tests {
             ("one secret more-hidden", "line 1"),
             ("hid/den secret", "line 1"),
             ("one hidden\none other", "line 2"),
-            ("# hidden", "no pair"),
+            ("# hidden", "it has no line"),
         ] {
             let error = read(text, 0o600).unwrap_err();
             assert!(error.contains(why) && !error.contains("hid"), "{error}");

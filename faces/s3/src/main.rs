@@ -19,7 +19,7 @@
 //! | 1 | it could not start; standard error says why |
 //! | 2 | the command line was not understood |
 
-mod asked;
+mod routing;
 mod endpoint;
 mod keys;
 mod listen;

@@ -18,7 +18,7 @@ use object_store::path::Path;
 use object_store::{Attribute, Error as StoreError, GetOptions, GetRange, GetResult, ObjectStore};
 use s3s::{Body, S3Error, S3Response, S3Result, s3_error};
 
-use crate::asked::{OVERRIDES, Query};
+use crate::routing::{OVERRIDES, Query};
 
 /// What S3 says of an object that was written without a type.
 const TYPE_OF_NONE: &str = "binary/octet-stream";
@@ -38,14 +38,14 @@ pub struct Request<'r> {
 /// Why there is no answer.
 pub enum Refusal {
     /// As S3 says it.
-    Told(S3Error),
+    Answer(S3Error),
     /// The store, or the server of the cache, has a bad time: what it says is for the log.
     Failed(StoreError),
 }
 
 impl From<S3Error> for Refusal {
     fn from(error: S3Error) -> Self {
-        Self::Told(error)
+        Self::Answer(error)
     }
 }
 
@@ -205,7 +205,8 @@ fn override_headers(headers: &mut HeaderMap, query: &Query) -> S3Result<()> {
     for (parameter, wanted) in query {
         let Some((_, name)) = OVERRIDES.iter().find(|(other, _)| other == parameter) else { continue };
         let wanted = HeaderValue::from_str(wanted);
-        let wanted = wanted.map_err(|_| s3_error!(InvalidArgument, "{parameter} is no header's value."))?;
+        let wanted =
+            wanted.map_err(|_| s3_error!(InvalidArgument, "{parameter} is not a header's value."))?;
         headers.insert(HeaderName::from_static(name), wanted);
     }
     Ok(())

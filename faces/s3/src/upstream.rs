@@ -27,7 +27,7 @@ use quinion_serve::config::StoreConfig;
 use quinion_serve::stores;
 use s3s::{Body, S3Error, S3ErrorCode, S3Response, S3Result, StdError, s3_error};
 
-use crate::asked::{Answer, Query};
+use crate::routing::{Answer, Query};
 
 /// Longer documents are no lists of a thousand keys.
 const DOCUMENT_BYTES_MAX: usize = 32 << 20;

@@ -159,7 +159,7 @@ impl std::str::FromStr for Disk {
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.rsplit_once(':').filter(|(folder, _)| !folder.is_empty());
         let (folder, size) =
-            parts.ok_or_else(|| format!("{text:?} is no disk tier; write it as FOLDER:SIZE"))?;
+            parts.ok_or_else(|| format!("{text:?} is not a disk tier; write it as FOLDER:SIZE"))?;
         Ok(Self { folder: folder.into(), size: size.parse()? })
     }
 }

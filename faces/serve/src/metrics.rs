@@ -71,9 +71,14 @@ impl Collector for Snapshot {
                 service.open_files as u64,
             ),
             ("pins", "Ranges that clients have pinned.", Kind::Gauge, service.pins as u64),
-            ("reads", "Reads of clients, by their own word.", Kind::Count, service.reads),
-            ("read_bytes", "Bytes that clients have read, by their own word.", Kind::Count, service.bytes),
-            ("asked_reads", "Of the reads, those that had to ask the server.", Kind::Count, service.asked),
+            ("reads", "Reads of clients, as the clients count them.", Kind::Count, service.reads),
+            (
+                "read_bytes",
+                "Bytes that clients have read, as the clients count them.",
+                Kind::Count,
+                service.bytes,
+            ),
+            ("asked_reads", "Reads of clients that had to ask the server.", Kind::Count, service.asked),
         ] {
             encode_one(&mut encoder, &Row { name: format!("quinion_service_{name}"), help, kind }, number)?;
         }
@@ -98,36 +103,41 @@ type FetchCount = (&'static str, &'static str, fn(&FetchStats) -> u64);
 const FETCH_COUNTS: &[FetchCount] = &[
     ("heads", "HEADs that were sent, with those that were sent again.", |fetches| fetches.heads),
     ("gets", "GETs that were sent, with those that were sent again.", |fetches| fetches.gets),
-    ("fetched_bytes", "Bytes of answers.", |fetches| fetches.bytes),
-    ("gap_bytes", "Of these, bytes between two wanted ranges, thrown away.", |fetches| fetches.gap_bytes),
-    ("retries", "Requests that were sent again.", |fetches| fetches.retries),
-    ("failures", "Fetches that failed for good.", |fetches| fetches.failures),
-    ("changes", "Of these, those whose object was replaced or deleted.", |fetches| fetches.changes),
+    ("fetched_bytes", "Bytes of the answers of stores.", |fetches| fetches.bytes),
+    ("gap_bytes", "Bytes of answers between two wanted ranges, thrown away.", |fetches| fetches.gap_bytes),
+    ("retries", "Requests to stores that were sent again.", |fetches| fetches.retries),
+    ("failures", "Fetches that failed after all retries.", |fetches| fetches.failures),
+    ("changes", "Fetches that failed because the object was replaced or deleted.", |fetches| fetches.changes),
     ("hedges", "GETs that were sent beside a late one.", |fetches| fetches.hedges),
-    ("hedges_won", "Of these, those whose answer began first.", |fetches| fetches.hedges_won),
+    ("hedges_won", "GETs sent beside a late one whose answer began first.", |fetches| fetches.hedges_won),
 ];
 
 type DiskNumber = (&'static str, &'static str, Kind, fn(&DiskStats) -> u64);
 
 const DISK_NUMBERS: &[DiskNumber] = &[
     ("pages", "Pages on the disk.", Kind::Gauge, |disk| disk.pages),
-    ("put_pages", "Pages that were put there.", Kind::Count, |disk| disk.put_pages),
-    ("refused_pages", "Pages that were not: it was behind, or is off.", Kind::Count, |disk| {
-        disk.refused_pages
+    ("put_pages", "Pages stored on the disk.", Kind::Count, |disk| disk.put_pages),
+    (
+        "refused_pages",
+        "Pages that were not stored: the disk was behind, or the tier is off.",
+        Kind::Count,
+        |disk| disk.refused_pages,
+    ),
+    ("hit_pages", "Pages read from the disk.", Kind::Count, |disk| disk.hit_pages),
+    ("written_bytes", "Bytes written to the disk, tables and padding included.", Kind::Count, |disk| {
+        disk.written_bytes
     }),
-    ("owed_pages", "Of these, pages that wait in memory to be put later.", Kind::Gauge, |disk| {
+    ("owed_pages", "Refused pages that wait in memory to be stored later.", Kind::Gauge, |disk| {
         disk.owed_pages
     }),
-    ("late_pages", "Of these, pages that were put later.", Kind::Count, |disk| disk.late_pages),
+    ("late_pages", "Refused pages that were stored later.", Kind::Count, |disk| disk.late_pages),
     (
         "missed_pages",
-        "Of these, pages that had left memory by then, or were too many.",
+        "Refused pages that had left memory before they could be stored, or were too many.",
         Kind::Count,
         |disk| disk.missed_pages,
     ),
-    ("hit_pages", "Pages that were read from there.", Kind::Count, |disk| disk.hit_pages),
-    ("written_bytes", "Bytes written, tables and padding included.", Kind::Count, |disk| disk.written_bytes),
-    ("corrupt_extents", "Extents without their checksum.", Kind::Count, |disk| disk.corrupt_extents),
+    ("corrupt_extents", "Extents whose checksum did not match.", Kind::Count, |disk| disk.corrupt_extents),
     ("errors", "Reads and writes that the disk refused.", Kind::Count, |disk| disk.errors),
 ];
 
@@ -177,7 +187,7 @@ fn encode_stores(
 
 fn encode_first_bytes(encoder: &mut DescriptorEncoder<'_>, times: &[(String, FirstByte)]) -> fmt::Result {
     let (name, help) =
-        ("quinion_store_first_byte_seconds", "Within which time so many of a store's answers began");
+        ("quinion_store_first_byte_seconds", "Time to the first byte of a store's answers, by quantile");
     let mut metrics = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for (prefix, FirstByte { p50, p95, p99, .. }) in times {
         for (quantile, time) in [("0.5", p50), ("0.95", p95), ("0.99", p99)] {

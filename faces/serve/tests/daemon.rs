@@ -646,7 +646,7 @@ fn an_object_is_written_whole_or_in_part_by_a_server_and_by_the_store() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && output.stdout == bytes, "{said}");
         assert!(said.contains("bucket/none") || said.contains("none"), "{said}");
-        assert!(said.contains("/etc/passwd is no URL"), "{said}");
+        assert!(said.contains("/etc/passwd is not the URL"), "{said}");
         assert_eq!(said.lines().count(), 3, "{said}");
         let output = cat(&["--range", &format!("{}..", len + 1), url]);
         assert!(output.status.code() == Some(1) && output.stdout.is_empty());

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libsqlite3_sys::*;
 
-use crate::border::guarded;
 use crate::database::{Counters, Database, Generation};
+use crate::ffi::guarded;
 use crate::place::{Place, Times};
 use crate::process::Process;
 use crate::stamp::{HEADER_AT, HEADER_BYTES, Stamp};

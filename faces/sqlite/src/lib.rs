@@ -22,7 +22,7 @@
 //!
 //! Not here: pages of less than 4 KiB, which are read past the cache; memory maps (`PRAGMA mmap_size` is 0).
 
-mod border;
+mod ffi;
 mod clock;
 mod connection;
 mod database;
@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libsqlite3_sys::{SQLITE_ERROR, SQLITE_OK_LOAD_PERMANENTLY, sqlite3, sqlite3_api_routines};
 
-use crate::border::{guarded, text_of_sqlite};
+use crate::ffi::{guarded, text_of_sqlite};
 
 /// What a second copy of SQLite in the process is told: the first would go on with the functions of the second.
 const ANOTHER: &CStr = c"another copy of SQLite in this process has loaded this extension, which serves one";

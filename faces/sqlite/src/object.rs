@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_int, c_void};
 use libsqlite3_sys::*;
 use quinion_service::{Client, ClientFile, ErrorKind};
 
-use crate::border::{guarded, log};
+use crate::ffi::{guarded, log};
 use crate::pragma;
 
 /// The server that is asked unless told.

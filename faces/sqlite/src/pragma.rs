@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use libsqlite3_sys::{SQLITE_ERROR, SQLITE_OK, sqlite3_free};
 
-use crate::border::text_of_sqlite;
+use crate::ffi::text_of_sqlite;
 use crate::process::{DIRECT_READS, Process, memory_of_text};
 
 /// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use libsqlite3_sys::SQLITE_WARNING;
 use quinion::Cache;
 
-use crate::border::log;
 use crate::clock::Clock;
 use crate::database::Database;
+use crate::ffi::log;
 use crate::place::Inode;
 
 /// Memory of the cache unless told, in bytes.
@@ -144,7 +144,7 @@ fn memory_by_default() -> Result<u64, String> {
 /// It is none, in words.
 pub fn memory_of_text(text: &str) -> Result<u64, String> {
     let memory = size_of_text(text)?;
-    let too_few = || format!("{memory} bytes are too few for the cache, which has {MEMORY_LEAST} at least");
+    let too_few = || format!("a cache of {memory} bytes is too small; give at least {MEMORY_LEAST}");
     (memory >= MEMORY_LEAST).then_some(memory).ok_or_else(too_few)
 }
 
@@ -163,7 +163,7 @@ fn size_of_text(text: &str) -> Result<u64, String> {
     };
     let bytes = digits.parse::<u64>().ok().zip(shift);
     let bytes = bytes.and_then(|(number, shift)| number.checked_mul(1 << shift)).filter(|&bytes| bytes > 0);
-    bytes.ok_or_else(|| format!("`{text}` is no size; write bytes, or a number with K, M or G, as 512M"))
+    bytes.ok_or_else(|| format!("`{text}` is not a size; write bytes, or a number with K, M or G, as 512M"))
 }
 
 #[cfg(test)]
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_bound_below_the_least_is_none() {
         assert_eq!(memory_of_text("16M"), Ok(MEMORY_LEAST));
-        assert!(memory_of_text("16777215").is_err_and(|why| why.contains("too few")));
+        assert!(memory_of_text("16777215").is_err_and(|why| why.contains("too small")));
         assert!(memory_of_text("much").is_err_and(|why| why.contains("512M")));
     }
 

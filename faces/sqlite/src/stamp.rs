@@ -143,7 +143,7 @@ impl WalIndex {
         if backfilled.max(attempted) > header[FRAMES] {
             return None;
         }
-        // Byte 12: whether it is initialised, the order of bytes in checksums, and two bytes of the page's size.
+        // Byte 12: whether it is initialized, the order of bytes in checksums, and two bytes of the page's size.
         let [_, _, low, high] = header[3].to_ne_bytes();
         let page = u16::from_ne_bytes([low, high]);
         let salts = [header[SALTS], header[SALTS + 1]];

@@ -16,7 +16,7 @@ use std::ptr::null;
 
 use libsqlite3_sys::*;
 
-use crate::border::{guarded, log};
+use crate::ffi::{guarded, log};
 use crate::place::Place;
 use crate::process::{Key, Process, memory_of_text};
 use crate::{connection, object};

@@ -18,7 +18,7 @@ use super::buddy::FrameRun;
 use super::cells::CellFreed;
 use super::owner::Arena;
 use super::stock::{
-    AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, STEP_EXTENTS_MAX, is_nobodys,
+    AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, STEP_EXTENTS_MAX, is_unclaimed,
 };
 use crate::sync::LockWait;
 use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
@@ -263,7 +263,7 @@ impl Arena {
         debug_assert!(!stock.cells.has_extent(frame.extent()), "{frame:?} holds cells");
         debug_assert!(!stock.punched.contains(&frame.extent()), "{frame:?} has no memory");
         debug_assert!(
-            (frame.0..frame.0 + pages).map(|f| self.view.own(Frame(f)).word()).all(is_nobodys),
+            (frame.0..frame.0 + pages).map(|f| self.view.own(Frame(f)).word()).all(is_unclaimed),
             "a folio at {frame:?} is freed while it lives or is held"
         );
     }

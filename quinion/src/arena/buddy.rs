@@ -10,7 +10,7 @@
 //! A free run is known by its first frame, the head: the order stands in the
 //! head's descriptor, and so do the links of the list of that order. There is
 //! nothing else, so a free frame costs no memory of its own. [`FreeLinks`] is what
-//! this room asks of the keeper of the descriptors; tests keep them in a
+//! this module needs of the descriptors' owner; tests keep them in a
 //! vector, with runs of at most 8 frames.
 //!
 //! **Recent frames.** A cache of single pages that is full frees one page for each that it takes. To merge each with

@@ -7,7 +7,7 @@
 //!
 //!   take    room for n extents within the bound, side by side, with no memory  ->  a sealed memfd over them
 //!   claim   page i of the guest is frame `first + i`, for one who asks at a time; its memory, if it has none yet
-//!   free    as any frame: it is unclaimed, and nobody else is ever given it
+//!   free    as any frame: it is unclaimed, and is never given to another
 //!   drop    no handle, and every frame unclaimed  ->  the arena's file over them again; they are punched extents
 //! ```
 //!

@@ -54,7 +54,7 @@ use super::options::{
 };
 use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing, create_sized, seal};
-use super::stock::{FrameStock, GrowthParams, is_nobodys};
+use super::stock::{FrameStock, GrowthParams, is_unclaimed};
 use super::tables::Tables;
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE};
@@ -462,7 +462,7 @@ impl Arena {
                 return Err(format!("{frame:?} is no data, or going, and yet free"));
             }
             let is_unused = taken || is_recent || frame.0 < free_until;
-            if is_unused && !is_nobodys(word) {
+            if is_unused && !is_unclaimed(word) {
                 return Err(format!("{frame:?} is no folio's, and its descriptor says {word:?}"));
             }
             if is_unused && self.view.is_page_read(frame) {

@@ -3,7 +3,7 @@
 //! ```text
 //!   set_bound     lower: nothing grows any more                        the bound
 //!   choose        which extents cost least to empty; their free        data -> emptying
-//!                 frames leave the buddy, so nobody gets one of them
+//!                 frames leave the buddy, so none of them is handed out
 //!      (reclaim evicts what they hold; what comes back is noted, and stays)
 //!   punch_empty   all 512 frames back: a hole in the file              emptying -> punched
 //!   sweep         late readers brought a page back: punched again

@@ -309,6 +309,6 @@ impl CellLinks for View {
 }
 
 /// Whether a descriptor's word is that of a frame that heads no folio and is not held.
-pub(super) fn is_nobodys(word: DescriptorWord) -> bool {
+pub(super) fn is_unclaimed(word: DescriptorWord) -> bool {
     !word.is_live() && word.holds() == 0
 }

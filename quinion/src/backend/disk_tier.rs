@@ -30,7 +30,7 @@
 //!
 //! Invariants:
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
-//!  2. What is copied to the disk is what the backend delivered: before anybody else could write there, since the
+//!  2. What is copied to the disk is what the backend delivered: before another thread could write there, since the
 //!     fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
 //!  3. A page that was owed is put late, missed, or owed still. A disk that is left alone owes nothing.
 //!

@@ -1,7 +1,7 @@
 //! Engine: how the files of one cache are read and written.
 //!
 //! One engine serves all files of a cache, so that one queue depth bounds what
-//! the devices are asked for at a time and one leader fetches everybody's
+//! the devices are asked for at a time and one leader fetches those of all
 //! completions. It reads and writes by io_uring ([`Mechanism::Ring`]) or, where the kernel
 //! refuses that, by a few threads ([`Mechanism::Threads`]).
 //!
@@ -218,7 +218,8 @@ impl EngineShared {
     }
 
     /// Writes flushes of a file. The last partial page of one that is written directly goes by a thread and the
-    /// kernel's cache, when the pages before it are written. (Who waits for such a page alone need not come here.)
+    /// kernel's cache, when the pages before it are written. (A caller that waits for such a page alone does not call
+    /// this.)
     pub(super) fn flush(&self, file: &Arc<OpenFile>, flushes: Vec<Flush>) {
         let mut straight = Vec::with_capacity(flushes.len());
         for flush in flushes {
@@ -227,8 +228,8 @@ impl EngineShared {
                 Some(0) => start_tail(&self.pool.sender(), file, flush),
                 Some(at) => {
                     // Nothing in flight may keep the engine or its pool: they wait for what is in flight.
-                    let (inlet, file) = (self.pool.sender(), Arc::clone(file));
-                    straight.push(flush.split(at, move |tail| start_tail(&inlet, &file, tail)));
+                    let (sender, file) = (self.pool.sender(), Arc::clone(file));
+                    straight.push(flush.split(at, move |tail| start_tail(&sender, &file, tail)));
                 }
             }
         }
@@ -292,9 +293,9 @@ impl Drop for EngineShared {
 }
 
 /// Has a thread write the last page of a file.
-fn start_tail(inlet: &PoolSender, file: &Arc<OpenFile>, tail: Flush) {
+fn start_tail(sender: &PoolSender, file: &Arc<OpenFile>, tail: Flush) {
     let by_cache: Arc<dyn Source> = Arc::new(BufferedFile(Arc::clone(file)));
-    inlet.submit(&by_cache, Work::Flush(tail));
+    sender.submit(&by_cache, Work::Flush(tail));
 }
 
 /// What is asked for: the environment's choice stands in for [`Mechanism::Auto`].

@@ -219,8 +219,8 @@ struct Stage {
     kernel_state: Arc<FakeKernelState>,
     file: Arc<OpenFile>,
     wait_queue: Arc<WaitQueue>,
-    /// Fills for anybody to wait for.
-    deferred: Mutex<Vec<Asked>>,
+    /// Fills that any thread may wait for.
+    deferred: Mutex<Vec<PendingFill>>,
 }
 
 impl Backend for Stage {
@@ -265,14 +265,14 @@ impl Stage {
         Self { driver, kernel_state, file, wait_queue, deferred: Mutex::default() }
     }
 
-    fn fill(&self) -> (Fill, Asked) {
+    fn fill(&self) -> (Fill, PendingFill) {
         let page = self.kernel_state.roll(PAGES - 12);
         let (fill, request) = Request::new(&self.wait_queue, page, self.kernel_state.roll(12) as u32 + 1);
-        (fill, Asked { page, request })
+        (fill, PendingFill { page, request })
     }
 
     /// Waits for a fill, and sees that it brought the file's bytes, or an error that there was. Whether it did.
-    fn check_fill(&self, asked: &Asked) -> bool {
+    fn check_fill(&self, asked: &PendingFill) -> bool {
         match asked.request.wait(self) {
             Ok(bytes) => {
                 let from = asked.page * PAGE_SIZE as u64;
@@ -343,7 +343,7 @@ impl Stage {
 }
 
 #[derive(Debug)]
-struct Asked {
+struct PendingFill {
     page: u64,
     request: Arc<Request>,
 }

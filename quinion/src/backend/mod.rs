@@ -186,9 +186,9 @@ pub struct Leasable<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileTimes {
     /// Any program that opens the file and changes it, by whatever way, changes them.
-    TellOfStores,
+    ChangedByStores,
     /// They may not tell of stores to the file's mapped memory.
-    TellOfWrites,
+    ChangedByWrites,
 }
 
 /// Where the bytes of one file come from.
@@ -442,7 +442,7 @@ pub trait FillSink: Send + Sync {
 }
 
 /// Notice that pages of a fill were read, for the threads that wait for them.
-#[must_use = "who waits for the pages has not been told"]
+#[must_use = "the readers of the pages have not been woken"]
 pub(crate) struct PagesRead {
     sink: Arc<dyn FillSink>,
     run: FillRun,

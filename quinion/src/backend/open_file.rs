@@ -656,10 +656,10 @@ impl TimestampClock {
     fn of(magic: u64) -> Self {
         let is_local = matches!(FileSystem::of(magic), FileSystem::Local | FileSystem::ReadOnly);
         if !FINE_CLOCKS.contains(&magic) {
-            let local = is_local.then_some(FileTimes::TellOfWrites);
+            let local = is_local.then_some(FileTimes::ChangedByWrites);
             return Self { settling: SETTLING_REMOTE, steps: false, local };
         }
-        let times = if magic == TMPFS { FileTimes::TellOfWrites } else { FileTimes::TellOfStores };
+        let times = if magic == TMPFS { FileTimes::ChangedByWrites } else { FileTimes::ChangedByStores };
         let steps = STEPPING_FILE_SYSTEMS.contains(&magic) && linux() >= STEPPING_LINUX;
         Self { settling: SETTLING_LOCAL, steps, local: is_local.then_some(times) }
     }

@@ -35,8 +35,8 @@ impl ParkedBackend {
     }
 }
 
-fn nobody_has_it() -> io::Error {
-    io::Error::other("nobody has the file open; open it, and read by that")
+fn not_open() -> io::Error {
+    io::Error::other("the file has no open handle; open it and read through that handle")
 }
 
 impl Backend for ParkedBackend {
@@ -47,10 +47,10 @@ impl Backend for ParkedBackend {
         self.engine.attach(wait_queue);
     }
     fn attributes(&self) -> io::Result<Attributes> {
-        Err(nobody_has_it())
+        Err(not_open())
     }
     fn submit(&self, fills: Vec<Fill>) {
-        fills.into_iter().for_each(|fill| fill.complete(Err(nobody_has_it())));
+        fills.into_iter().for_each(|fill| fill.complete(Err(not_open())));
     }
     fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.engine.reap(how, done)

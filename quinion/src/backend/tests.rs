@@ -434,7 +434,7 @@ fn fills_left_to_a_reap_go_with_the_next_caller() {
     }
 }
 
-/// A small fill that its reader reads by itself is done when the call returns, with nothing left for anybody to do.
+/// A small fill that its reader reads by itself is done when the call returns, with nothing left to do.
 #[test]
 fn a_small_fill_is_made_on_the_readers_thread_and_leaves_nothing_to_do() {
     for mechanism in MECHANISMS {
@@ -519,7 +519,7 @@ fn a_completion_may_drop_the_engine() {
     assert_eq!(request.take().unwrap(), content(0, 8192));
 }
 
-/// Someone above us has a flaw: it stays with whom it belongs to.
+/// A panic of code above the backend stays with the call that it belongs to.
 #[test]
 fn a_sink_that_panics_takes_no_other_fill_with_it() {
     struct Flawed(std::sync::Mutex<Option<Fill>>);

@@ -121,7 +121,7 @@ impl<R: ReadAt + 'static> BlockingSource<R> {
         self.writer.as_deref().ok_or_else(|| read_only(self.name()))
     }
     fn copied(&self) -> Arc<dyn Source> {
-        Arc::new(Bounced { source: Arc::clone(&self.source), writer: self.writer.clone() })
+        Arc::new(BounceBuffered { source: Arc::clone(&self.source), writer: self.writer.clone() })
     }
     /// What is read.
     pub fn source(&self) -> &R {
@@ -165,12 +165,12 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
 }
 
 /// A user's source, read and written by way of a buffer: the frames themselves may not be lent as a slice.
-struct Bounced<R> {
+struct BounceBuffered<R> {
     source: Arc<R>,
     writer: Option<Arc<dyn WriteAt>>,
 }
 
-impl<R: ReadAt> Source for Bounced<R> {
+impl<R: ReadAt> Source for BounceBuffered<R> {
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize> {
         bounce.resize(BOUNCE_BYTES, 0);
         let mut done = 0;

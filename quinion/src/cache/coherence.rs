@@ -44,23 +44,23 @@
 //! promise.
 //!
 //! **Viewers** in other processes hit without a message to the owner, so what they may believe stands in the file's
-//! record ([`Validation`]), and is changed under the same lock: it says `Sure` only while there is a lease, and says
+//! record ([`Validation`]), and is changed under the same lock: it says `Leased` only while there is a lease, and says
 //! otherwise before end.2. A viewer's process that is about to open the file for writing notifies the owner, if it
 //! can: then the owner gives the lease up by itself, so that the opener need not wait, and what is cached stays. One
 //! that does not is made to wait by the kernel, as any other process is.
 //!
 //! ```text
 //!   of a file that is attached                   lease   trust              what is cached
-//!     a lease was had                            yes     Sure               as begin.2 says
-//!     a viewer is about to open it for writing   no      Kernel, or Looked  stays, if the file is as it was
+//!     a lease was had                            yes     Leased             as begin.2 says
+//!     a viewer is about to open it for writing   no      Kernel, CheckTimes stays, if the file is as it was
 //!     another process opens it for writing       no      Kernel             is forgotten
 //!     a process cuts it, and opens it to read    no      Kernel             is forgotten
-//!     there is no lease                          no      Kernel, or Looked  stays, if the file is as it was
+//!     there is no lease                          no      Kernel, CheckTimes stays, if the file is as it was
 //!     it was declared immutable                  any     Immutable          stays, if the file is as it was
 //! ```
 //!
-//! `Looked` is set only if the owner was asked to serve files by a look at their times. `Sure` is said at an attach
-//! alone, as a lease does not tell of each cut: an owner that attaches a file has it watched for these first.
+//! `CheckTimes` is set only if the owner was asked to serve files by a look at their times. `Leased` is said at an
+//! attach alone, as a lease does not tell of each cut: an owner that attaches a file has it watched for these first.
 //!
 //! After a lease was given up it is not asked for again for a second, so that a process that got `EAGAIN` finds it
 //! open when it tries again. While another process writes, it is asked for at each open, and fifty times a second at
@@ -230,7 +230,7 @@ impl CoherenceState {
             }
             self.ask(&mut state);
         }
-        if policy == Coherence::Immutable || self.is_sure() {
+        if policy == Coherence::Immutable || self.holds_lease() {
             return Ok(());
         }
         self.looked.store(now(), Ordering::Relaxed);
@@ -245,7 +245,7 @@ impl CoherenceState {
         let mut state = self.state.lock();
         state.wanted -= 1;
         if state.wanted == 0 && self.confirm(&mut state) {
-            self.part(&mut state, Validation::Kernel);
+            self.release_lease(&mut state, Validation::Kernel);
             state.no_lease = NoLease::NotAsked;
         }
         let gone = if state.wanted == 0 { state.kept.take() } else { None };
@@ -283,7 +283,7 @@ impl CoherenceState {
     }
 
     /// Gives up a standing lease by itself; what is cached stays.
-    fn part(&self, state: &mut RankedGuard<'_, State>, validation: Validation) {
+    fn release_lease(&self, state: &mut RankedGuard<'_, State>, validation: Validation) {
         self.mapping.record().set_validation(validation);
         state.doubtful |= validation == Validation::Kernel;
         // The attributes of the file while it cannot change. The lease is checked again afterwards: if this thread
@@ -305,7 +305,7 @@ impl CoherenceState {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
         let validation = if is_leased && without_lease != Validation::Immutable {
-            Validation::Sure
+            Validation::Leased
         } else {
             without_lease
         };
@@ -322,13 +322,13 @@ impl CoherenceState {
     pub(super) fn expect_writer(&self, without_lease: Validation) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
-            self.part(&mut state, without_lease);
+            self.release_lease(&mut state, without_lease);
             (state.no_lease, state.again) = (NoLease::OpenForWriting, 0);
         }
     }
 
     /// A viewer cuts the file in a way that breaks no lease: no reader gets what was cached when this returns.
-    pub(super) fn give_way_to_cut(&self) {
+    pub(super) fn drop_before_cut(&self) {
         let mut state = self.state.lock();
         self.end(&mut state);
         state.left = None;
@@ -337,7 +337,7 @@ impl CoherenceState {
     /// The file has changed a moment ago. If there is a lease on it, that was a cut of which it does not tell, and no
     /// reader gets what was cached when this returns. If there is none, a process writes that had to wait for its end,
     /// or cut it before that.
-    pub(crate) fn hear_of_change(&self) {
+    pub(crate) fn note_change(&self) {
         let mut state = self.state.lock();
         if state.lease.is_some() {
             self.end(&mut state);
@@ -347,7 +347,7 @@ impl CoherenceState {
 
     /// Whether the file has not changed since what is cached of it was read, and cannot: without a system call.
     #[inline]
-    pub(super) fn is_sure(&self) -> bool {
+    pub(super) fn holds_lease(&self) -> bool {
         // Acquire, partner: the Release in `begin`: what was forgotten there is not found by a thread that sees this.
         self.is_leased.load(Ordering::Acquire) && self.leases.are_seen_at(now())
     }
@@ -357,7 +357,7 @@ impl CoherenceState {
     pub(super) fn assure(self: &Arc<Self>, policy: Coherence) -> Result<()> {
         match policy {
             Coherence::Check | Coherence::Immutable => Ok(()),
-            _ if self.is_sure() => Ok(()),
+            _ if self.holds_lease() => Ok(()),
             Coherence::Lease if self.we_write() => Ok(()),
             Coherence::Lease => self.assure_lease(),
             Coherence::CheckEvery(time) => self.look_after(time),
@@ -401,12 +401,12 @@ impl CoherenceState {
     fn in_force(&self, wanted: Coherence) -> CoherenceInForce {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
-        let why = if state.wanted > 0 && self.we_write() { NoLease::WeWrite } else { state.no_lease };
+        let why = if state.wanted > 0 && self.we_write() { NoLease::WrittenHere } else { state.no_lease };
         let no_lease = (!is_leased).then_some(why);
         let in_force = match wanted {
             Coherence::Immutable => wanted,
             _ if is_leased => Coherence::Lease,
-            Coherence::Lease if no_lease == Some(NoLease::WeWrite) => Coherence::Check,
+            Coherence::Lease if no_lease == Some(NoLease::WrittenHere) => Coherence::Check,
             Coherence::Lease => Coherence::CheckEvery(Duration::ZERO),
             Coherence::Check | Coherence::CheckEvery(_) => wanted,
         };
@@ -431,14 +431,14 @@ impl CoherenceState {
         }
         let holder: Weak<Self> = Arc::downgrade(self);
         let taken = match self.we_write() {
-            true => Err(NoLease::WeWrite),
+            true => Err(NoLease::WrittenHere),
             false => self.leases.take(&self.mapping.backend(), holder),
         };
         match taken.and_then(|lease| self.begin(state, lease)) {
             Ok(()) => {}
             Err(why) => {
                 state.no_lease = why;
-                let pause = if why.passes() { ASKED_AGAIN } else { LEFT_ALONE };
+                let pause = if why.is_transient() { ASKED_AGAIN } else { LEFT_ALONE };
                 state.again = now().saturating_add(pause.as_nanos() as u64);
             }
         }
@@ -455,7 +455,7 @@ impl CoherenceState {
         // 3
         state.lease = Some(lease);
         // Viewers that look at times do so until one attaches the file: it is watched from then on (`owner/cuts.rs`).
-        self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `is_sure`
+        self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `holds_lease`
         Ok(())
     }
 
@@ -470,7 +470,7 @@ impl CoherenceState {
 
     fn times_tell(&self) -> bool {
         let backend = self.mapping.backend();
-        backend.leasable().is_some_and(|leasable| leasable.times == FileTimes::TellOfStores)
+        backend.leasable().is_some_and(|leasable| leasable.times == FileTimes::ChangedByStores)
     }
 
     /// The lease is to be given up, or is gone.
@@ -499,7 +499,7 @@ impl LeaseHolder for CoherenceState {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
             // A thread that writes meanwhile may be any process, and times report its writes too late.
-            self.part(&mut state, Validation::Kernel);
+            self.release_lease(&mut state, Validation::Kernel);
             // Not before we have been stopped.
             state.again = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
             state.no_lease = NoLease::GivenUp;
@@ -529,9 +529,9 @@ impl File {
     pub(crate) fn expect_writer(&self, without_lease: Validation) {
         self.handle.watch.expect_writer(without_lease);
     }
-    /// See [`CoherenceState::give_way_to_cut`].
-    pub(crate) fn give_way_to_cut(&self) {
-        self.handle.watch.give_way_to_cut();
+    /// See [`CoherenceState::drop_before_cut`].
+    pub(crate) fn drop_before_cut(&self) {
+        self.handle.watch.drop_before_cut();
     }
     /// What all handles of the file know of the outside.
     pub(crate) fn coherence_state(&self) -> &Arc<CoherenceState> {
@@ -554,8 +554,8 @@ impl File {
     }
 
     /// Whether a lease says that what is cached is the file's.
-    pub(super) fn is_sure(&self) -> bool {
-        self.handle.watch.is_sure()
+    pub(super) fn holds_lease(&self) -> bool {
+        self.handle.watch.holds_lease()
     }
 
     /// Whether the file need not be looked at where a read meets its end.
@@ -563,7 +563,7 @@ impl File {
         match self.handle.access.coherence {
             Coherence::Immutable => true,
             Coherence::Check => false,
-            Coherence::CheckEvery(_) | Coherence::Lease => self.handle.watch.is_sure(),
+            Coherence::CheckEvery(_) | Coherence::Lease => self.handle.watch.holds_lease(),
         }
     }
 
@@ -604,7 +604,7 @@ mod tests {
             let cached = file.cached_pages();
             file.expect_writer(Validation::Kernel);
             if is_notified {
-                file.coherence_state().hear_of_change();
+                file.coherence_state().note_change();
             }
             let again = leased();
             assert_eq!(again.cached_pages(), if is_notified { 0 } else { cached });

@@ -1,7 +1,7 @@
 //! Disk copies: what a disk tier was too slow to take is copied to it from memory, on a thread of its own.
 //!
 //! ```text
-//!   an arrival that the disk refused --owed, poke--> the tier's thread: copies while the disk has room
+//!   an arrival that the disk refused --owed, wake--> the tier's thread: copies while the disk has room
 //!                                                        |  ^ 2 ms, while something is owed
 //!                                                        +--+
 //!   the end of the cache: copies what is owed still, half a second at most, then the disk writes what it has
@@ -54,8 +54,8 @@ impl DiskCopies {
         wait_queue: &Arc<WaitQueue>,
     ) -> Result<Self, DiskError> {
         let thread = Arc::new(BackgroundThread::named("quinion-tier"));
-        let poked = Arc::clone(&thread);
-        let on_owed = Box::new(move || poked.poke());
+        let woken = Arc::clone(&thread);
+        let on_owed = Box::new(move || woken.wake());
         let tier = Arc::new(DiskTier::new(store(options)?, options, (arena, wait_queue), on_owed));
         let task: Weak<DiskTier> = Arc::downgrade(&tier);
         thread.add(task);

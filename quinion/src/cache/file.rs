@@ -1,7 +1,7 @@
 //! File: what a program reads from, and in `write.rs` beside what it writes to.
 //!
 //! A [`File`] is one stream through one file: it has a position for
-//! [`Read`](std::io::Read)(std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is
+//! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is
 //! cheap and starts another stream at the same position; threads that each read their
 //! own way should each have a clone, though one `File` may be shared.
 
@@ -109,7 +109,7 @@ pub struct File {
     left_behind: DropBehindLeftovers,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    /// Where [`Read`](std::io::Read)(std::io::Read), [`Write`](std::io::Write) and [`Seek`](std::io::Seek) go on, in
+    /// Where [`Read`](std::io::Read), [`Write`](std::io::Write) and [`Seek`](std::io::Seek) go on, in
     /// bytes.
     pub(super) position: AtomicU64,
 }
@@ -348,7 +348,7 @@ impl File {
     #[inline]
     pub(super) fn looks_in_now(&self) -> CellNumber {
         match self.looks_in() {
-            WATCHED if self.is_sure() => self.handle.mapping.index().cell(),
+            WATCHED if self.holds_lease() => self.handle.mapping.index().cell(),
             cell => cell,
         }
     }
@@ -609,7 +609,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        if self.handle.watch.is_sure() { Ok(false) } else { shared.filemap.revalidate(mapping) }
+        if self.handle.watch.holds_lease() { Ok(false) } else { shared.filemap.revalidate(mapping) }
     }
 
     /// Whether a viewer that looks for what is pinned of this file finds it in the index, now and as long as it is
@@ -687,7 +687,7 @@ impl File {
 }
 
 impl fmt::Debug for File {
-    /// What a program knows of it, and nothing of the cache behind it, which would be a book.
+    /// The handle's own state; the cache behind it is left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("File");
         text.field("len", &self.len()).field("position", &self.position.load(Ordering::Relaxed));

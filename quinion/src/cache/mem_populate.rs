@@ -1,6 +1,6 @@
 //! Populate: memory given to a memory file, filled, and lent, many pages at a time.
 //!
-//! The work is in `shmem/populate.rs` and `shmem/grab.rs`; these are its faces.
+//! The work is in `shmem/populate.rs` and `shmem/grab.rs`; these are its public methods.
 
 use std::io::{self, Read};
 use std::ops::Range;

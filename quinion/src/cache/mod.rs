@@ -718,7 +718,7 @@ impl Cache {
         if self.shared.process.is_forked() { Stats::default() } else { self.shared.stats() }
     }
 
-    /// What became of the pages that were fetched before anybody asked for them. Looks at one byte for each page
+    /// What became of the pages that were fetched before a read asked for them. Looks at one byte for each page
     /// of the cache, some ten microseconds for each gigabyte, and takes no lock: while others read, the
     /// numbers may not quite add up.
     /// In a forked child all of them are 0.
@@ -872,7 +872,7 @@ impl CacheInner {
             known.handles += 1;
             let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
             if known.parked_on.take().is_some() {
-                // Before anybody else can find it: the pages are this file's, and a thread that asks it asks this
+                // Before another thread can find it: the pages are this file's, and a thread that asks it asks this
                 // backend.
                 drop(mapping.replace_backend(Arc::clone(&backend)));
             }
@@ -1047,7 +1047,7 @@ impl CacheInner {
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
             files: mappings,
             memory_files: self.shmem.files(),
-            kept_pages: self.filemap.supply.reclaim.kept_pages(),
+            unevictable_pages: self.filemap.supply.reclaim.unevictable_pages(),
             reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
             read_bytes: counters.sum(Count::Bytes),
             hits: counters.sum(Count::Hits),

@@ -337,8 +337,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the
-    /// cache
-    /// can hold beside other pools' minima. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    /// cache can hold beside other pools' minima. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn set_protected(&self, bytes: u64) -> Result<()> {
         let (shared, number) = (&self.share.shared, self.share.number);
         self.cache().check_process()?;

@@ -35,8 +35,14 @@ pub struct StatDescription {
     pub name: &'static str,
     /// Whether it has been rising since the cache was built; else it says how something is now.
     pub is_count: bool,
-    /// What it is, as the field's documentation says it.
+    /// What it is: the first sentence of the field's documentation, which stands alone and has no links.
     pub help: &'static str,
+}
+
+/// The first sentence of a text in one line.
+fn first_sentence(text: &'static str) -> &'static str {
+    let text = text.trim_ascii();
+    text.find(". ").map_or(text, |end| &text[..=end])
 }
 
 macro_rules! stats {
@@ -62,7 +68,7 @@ macro_rules! stats {
                 [$(StatDescription {
                     name: stringify!($name),
                     is_count: is_count!($kind),
-                    help: concat!($($doc),*).trim_ascii(),
+                    help: first_sentence(concat!($($doc),*)),
                 }),*]
             }
 
@@ -79,18 +85,19 @@ macro_rules! stats {
     };
 }
 
+// The first sentence of each is what monitors show: it names what is counted, without "of these" and without links.
 stats! {
     /// The bound in force.
     gauge memory_bytes,
-    /// The largest bound it can be given.
+    /// The largest bound that the cache can be given.
     gauge memory_max_bytes,
-    /// What is above a bound that was lowered, and still to be given back.
+    /// Memory above a bound that was lowered, still to be given back.
     gauge slack_bytes,
-    /// What was given back to the machine so far.
+    /// Memory that was given back to the machine.
     count returned_bytes,
-    /// What users' pins keep, folios counted whole.
+    /// Memory that users' pins keep, folios counted whole.
     gauge pinned_bytes,
-    /// What of the bound is in use by the system's account: tables, nodes, data, viewers' pages.
+    /// Memory in use, of the bound, as the system counts it: tables, nodes, data, viewers' pages.
     gauge grown_bytes,
     /// Memory for file data that has been grown so far, free pages included.
     gauge data_bytes,
@@ -98,16 +105,16 @@ stats! {
     gauge guest_bytes,
     /// Memory for index nodes and mapping records.
     gauge index_bytes,
-    /// Of `data_bytes`, pages that hold nothing.
+    /// Memory for file data in pages that hold nothing, of `data_bytes`.
     gauge free_bytes,
-    /// How much of the arena is in 2 MiB pages.
+    /// Memory of the arena that is in 2 MiB pages.
     gauge huge_bytes,
     /// Files known, open or idle.
     gauge files,
     /// Memory files.
     gauge memory_files,
     /// Pages of memory files that stay until they are taken out of their files.
-    gauge kept_pages,
+    gauge unevictable_pages,
     /// Read calls.
     count reads,
     /// Bytes given to readers.
@@ -120,7 +127,7 @@ stats! {
     count device_reads,
     /// Bytes that backends delivered.
     count device_bytes,
-    /// Requests that failed.
+    /// Requests to backends that failed.
     count device_errors,
     /// Pages that differ from their files now and are to be written.
     gauge dirty_pages,
@@ -132,35 +139,36 @@ stats! {
     count device_writes,
     /// Bytes that backends took.
     count device_written_bytes,
-    /// Writes that failed. Their pages are tried again.
+    /// Writes of backends that failed. Their pages are tried again.
     count device_write_errors,
     /// Calls that asked for something to be made durable, writes of handles that ask with each write included.
     count syncs,
-    /// Of these, those that told of an error.
+    /// Calls for durability that returned an error, of `syncs`.
     count sync_errors,
     /// Syncs of backends; one may serve several calls.
     count device_syncs,
-    /// Of these, those that failed. What they were to make durable is written anew, as far as it is cached.
+    /// Syncs of backends that failed. What they were to make durable is written anew, as far as it is cached.
     count device_sync_errors,
     /// Pages that may be lost: written and not durable when a backend's sync failed, and not cached any more then.
     count lost_pages,
     /// Microseconds that writers were held up because too much was dirty.
     count throttled_us,
-    /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::removed_pages`]. A page counts
-    /// as long as its file's index has it; while others read, a few may be counted that have just come or gone.
+    /// Pages in the cache now, or on their way into it. They are `inserted_pages` less [`Stats::removed_pages`]: a page
+    /// counts as long as its file's index has it; while others read, a few may be counted that have just come or gone.
     gauge cached_pages,
-    /// Pages put into the cache: the next three together.
+    /// Pages put into the cache. They are `asked_pages`, `guessed_pages` and `will_need_pages` together.
     count inserted_pages,
     /// Pages that came because they were asked for: those of folios of which a reader wanted a page.
     count asked_pages,
     /// Pages that came because readahead guessed that they will be asked for.
     count guessed_pages,
-    /// Pages that came because a program said that it will need them ([`File::will_need`](crate::File::will_need)).
+    /// Pages that came because a program said that it will need them. It calls
+    /// [`File::will_need`](crate::File::will_need) for that.
     count will_need_pages,
     /// Pages put into the cache that no reader had asked for yet: by readahead, or because a program said that it will
     /// need them. Refaults of pages that were evicted not long before are not among them: that it is wanted was known.
     count readahead_pages,
-    /// Of these, pages that left before anybody read them: evicted, dropped, forgotten because their file
+    /// Pages of `readahead_pages` that left before they were read: evicted, dropped, forgotten because their file
     /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) says what became of the others.
     count readahead_wasted_pages,
     /// Pages evicted to make room.
@@ -176,37 +184,37 @@ stats! {
     /// Pages forgotten with their file, which had no open handle when there were too many such files, or which was
     /// removed.
     count forgotten_pages,
-    /// Pages dropped behind uncached reads ([`ReadOptions::uncached`](crate::ReadOptions::uncached)).
+    /// Pages dropped behind uncached reads. See [`ReadOptions::uncached`](crate::ReadOptions::uncached).
     count dropped_behind_pages,
-    /// Of these, pages that no uncached read had passed: read ahead, or in part, when its stream ended.
+    /// Pages of `dropped_behind_pages` that no uncached read had passed: read ahead, or in part, when its stream ended.
     count left_over_pages,
     /// Pages that uncached reads had put into the cache and that stay, because another reader read them. They are
     /// counted when an uncached read passes them, or its stream ends.
     count adopted_pages,
-    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be classified.
+    /// Pages of `evicted_pages` that left a shadow entry, so that their return can be classified.
     count shadowed_pages,
-    /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
+    /// Pages of `inserted_pages` that had been evicted and found their shadow entry: refaults.
     count refaulted_pages,
-    /// Of these, pages that had not been away for long: a cache twice as large would have kept them.
+    /// Pages of `refaulted_pages` that had not been away for long: a cache twice as large would have kept them.
     count activated_pages,
-    /// Windows read that had such a page in them which had come back before: the working set does not fit.
+    /// Windows read with a page of `activated_pages` that had come back before: the working set does not fit.
     count workingset_windows,
-    /// Microseconds that readers waited for such windows: time lost for want of memory. What futures wait is not
-    /// counted.
+    /// Microseconds that readers waited for the windows of `workingset_windows`: time lost for want of memory. What
+    /// futures wait is not counted.
     count memory_stall_us,
-    /// Of `index_bytes`, nodes that hold nothing but shadows.
+    /// Memory of index nodes that hold nothing but shadow entries, of `index_bytes`.
     gauge shadow_bytes,
     /// Requests at the backends now.
     gauge in_flight,
     /// Pages of memory files that went to the spill file.
     count spilled_pages,
-    /// Pages that came back from there.
-    count brought_back_pages,
-    /// Pages that are there now.
+    /// Pages of memory files that came back from the spill file.
+    count spilled_in_pages,
+    /// Pages in the spill file now.
     gauge spill_pages,
-    /// Bytes of the file that these take.
+    /// Bytes of the spill file that its pages take.
     gauge spill_bytes,
-    /// Folios that could not be written there, and requests for some to come back that failed.
+    /// Folios that could not be written to the spill file, and requests to read some from it that failed.
     count spill_errors,
 }
 
@@ -230,7 +238,7 @@ impl Stats {
 
     pub(super) fn set_spill(&mut self, spill: &SpillStats) {
         self.spilled_pages = spill.spilled_pages;
-        self.brought_back_pages = spill.brought_back_pages;
+        self.spilled_in_pages = spill.spilled_in_pages;
         self.spill_pages = spill.pages;
         self.spill_bytes = spill.bytes;
         self.spill_errors = spill.write_errors + spill.read_errors;

@@ -1,4 +1,4 @@
-//! Ahead: what became of the pages that were fetched before anybody asked for them.
+//! Ahead: what became of the pages that were fetched before a read asked for them.
 //!
 //! ```text
 //!   fetched ahead  =  used  +  wasted  +  unread
@@ -22,7 +22,7 @@ use crate::units::Frame;
 
 use super::shared::Filemap;
 
-/// Pages that were fetched before anybody asked for them, since the cache was built, by what became of them.
+/// Pages that were fetched before a read asked for them, since the cache was built, by what became of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadaheadUse {
@@ -30,7 +30,7 @@ pub struct ReadaheadUse {
     pub pages: u64,
     /// Those that were read.
     pub used_pages: u64,
-    /// Those that left before anybody read them: evicted, dropped, forgotten because their file changed, or
+    /// Those that left before they were read: evicted, dropped, forgotten because their file changed, or
     /// not delivered.
     pub wasted_pages: u64,
     /// Those that are in the cache, or on their way, and have not been read.

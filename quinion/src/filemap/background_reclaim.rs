@@ -94,7 +94,7 @@ impl BackgroundTask for BackgroundReclaim {
         if marks.high > 0 && filemap.arena.grow_ahead() {
             return Some(GROWN_PAUSE); // what is not grown yet counts as available: there is nothing to evict
         }
-        // Every poke comes by here, and most are others'.
+        // Every wake-up comes by here, and most are others'.
         let is_low = |available: u64| available < marks.low;
         if !filemap.arena.available_pages(LockWait::Wait).is_some_and(is_low) {
             return None;
@@ -105,7 +105,7 @@ impl BackgroundTask for BackgroundReclaim {
         {
             let pages = (marks.high - available).min(AT_A_TIME) as u32;
             if filemap.supply.reclaim.reclaim_unprotected(pages, LockWait::Wait) == 0 {
-                break; // what is in flight or pinned cannot go; who needs it meets that himself
+                break; // what is in flight or pinned cannot go; a thread that needs the memory finds that out itself
             }
         }
         None
@@ -132,7 +132,7 @@ impl FrameSupply {
         }
         let Some(available) = self.arena.available(LockWait::Try) else { return };
         if available.is_growth_due || (window.stream.is_none() && available.pages < low) {
-            self.background.poke();
+            self.background.wake();
         }
     }
 }

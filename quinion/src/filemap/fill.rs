@@ -491,7 +491,7 @@ impl<'m> SubmitBatch<'m> {
     /// Gives them to the device, in one call. Waits for none of them; but a single small one, of which the caller
     /// waits for a page next, may be filled here. Returns whom they were given to.
     pub fn submit(mut self, next: AfterSubmit) -> Arc<dyn Backend> {
-        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        // A backend may complete inside the call, and a waker runs its owner's code, which may take locks held here.
         let wakes = DeferredWakes::new();
         self.end_behind_device();
         let backend = self.mapping.backend();
@@ -851,11 +851,11 @@ mod tests {
             let (window, wanted) =
                 (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
             let before = leaving.left.load(Ordering::Relaxed);
-            let mut together = SubmitBatch::of(&mapping, PoolNumber::DEFAULT, None);
+            let mut submit_batch = SubmitBatch::of(&mapping, PoolNumber::DEFAULT, None);
             let (urgency, wait_policy) = (FillUrgency::Asked, WaitPolicy::Wait);
             let request = FillRequest { window, wanted, urgency, wait_policy };
-            let filled = filemap.insert_window(&mut together, &request);
-            together.submit(next);
+            let filled = filemap.insert_window(&mut submit_batch, &request);
+            submit_batch.submit(next);
             assert!(matches!(filled, FillOutcome::Submitted(_)), "{filled:?}");
             leaving.left.load(Ordering::Relaxed) - before
         };

@@ -181,7 +181,7 @@ impl<'f> Reservation<'f> {
         Self { supply, pages: Cell::new(pages), is_asked }
     }
 
-    /// Whether a window of so many pages is worth its request: to whom asks, any; ahead, as many as these at least.
+    /// Whether a window of so many pages is worth its request: of a read, any; ahead, as many as these at least.
     fn is_content(&self, pages: u32, least: u32) -> bool {
         pages >= least || self.is_asked && pages > 0
     }
@@ -438,7 +438,7 @@ impl FrameSupply {
         if has >= least || !coming.may_press(locks) {
             return has;
         }
-        // 3 Of anybody.
+        // 3 From any pool.
         evict(least - has);
         take()
     }

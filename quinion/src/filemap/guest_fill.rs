@@ -58,11 +58,11 @@ impl Filemap {
     ) -> Result<(), Error> {
         let count = (pages.end.0 - pages.start.0) as u32;
         let window = Window { order: Order::fitting(count), ..Window::exact(pages.start, count) };
-        let mut together = SubmitBatch::of(mapping, PoolNumber::DEFAULT, None);
+        let mut submit_batch = SubmitBatch::of(mapping, PoolNumber::DEFAULT, None);
         let (wanted, wait_policy) = (pages.clone(), WaitPolicy::Wait);
         let request = FillRequest { window, wanted, urgency: need, wait_policy };
-        let filled = self.insert_window(&mut together, &request);
-        together.submit(AfterSubmit::Anything);
+        let filled = self.insert_window(&mut submit_batch, &request);
+        submit_batch.submit(AfterSubmit::Anything);
         match filled {
             FillOutcome::Submitted(_) | FillOutcome::Nothing => Ok(()),
             _ => Err(self.no_memory(pages.start.first_byte())),
@@ -71,7 +71,7 @@ impl Filemap {
 
     /// Waits until all of `pages` are there as whole folios, bringing what is not on its way.
     pub(crate) fn bring(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> FetchedPages {
-        // What waits inside reaps, and a waker, a stranger's, may want what the caller holds.
+        // What waits inside reaps, and a waker runs its owner's code, which may take locks that the caller holds.
         let _wakes = DeferredWakes::new();
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();

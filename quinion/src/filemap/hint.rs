@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   will_need   range -> pieces -> fill each, wait for none     until all of it, or half the memory, is on its way
-//!   dont_need   range -> pieces -> drop what nobody holds       whole folios inside the range only,
+//!   dont_need   range -> pieces -> drop what is not held        whole folios inside the range only,
 //!                                  and what is remembered there
 //! ```
 //!
@@ -82,11 +82,11 @@ impl Filemap {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
-            let mut together = SubmitBatch::of(mapping, pool, None);
+            let mut submit_batch = SubmitBatch::of(mapping, pool, None);
             let (urgency, wait_policy) = (FillUrgency::Hinted, WaitPolicy::Start);
             let request = FillRequest { window, wanted: from..from, urgency, wait_policy };
-            let _ = self.insert_window(&mut together, &request);
-            together.submit(AfterSubmit::Anything);
+            let _ = self.insert_window(&mut submit_batch, &request);
+            submit_batch.submit(AfterSubmit::Anything);
         }
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };
         Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }

@@ -4,7 +4,7 @@
 //!   from `position` on, batch by batch
 //!     1 hold     the folios that are ready; if the first is not, the way of a miss, and wait
 //!     2 touch    their referenced bytes; a marker starts the next window, as for a read
-//!     3 pin      each hold becomes a pin: from now on nobody changes these bytes
+//!     3 pin      each hold becomes a pin: from now on these bytes do not change
 //!     4 size     looked at after that, so that no byte past the end is lent; and what is of another file than this is
 //!                now is given back and sought anew
 //!     5 lend     the bytes join the last piece if they lie behind it

@@ -376,9 +376,10 @@ impl Filemap {
             FillOutcome::Submitted(batch) => {
                 // 3 Those that no reader waits for.
                 if !is_all {
-                    let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
-                    let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), wait_policy);
-                    together.submit(AfterSubmit::Anything);
+                    let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+                    let _ =
+                        self.insert_ahead(&mut submit_batch, &windows[1..], windows.wanted(), wait_policy);
+                    submit_batch.submit(AfterSubmit::Anything);
                 }
                 // 4 The page.
                 self.await_miss(missed, &BegunFill { batch: &batch, backend: &*backend, next })
@@ -398,10 +399,10 @@ impl Filemap {
         let MissWindow { window, wanted, readahead, next } = first;
         let mut request = FillRequest { window, wanted, urgency: FillUrgency::Ahead, wait_policy };
         let begin = |request: &FillRequest, readahead: Option<RankedGuard<'_, Readahead>>| {
-            let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
-            let filled = self.insert_window(&mut together, request);
-            drop(readahead); // a fill may end inside the call, and whoever it wakes may want it
-            (filled, together.submit(next))
+            let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+            let filled = self.insert_window(&mut submit_batch, request);
+            drop(readahead); // a fill may end inside the call, and a thread that it wakes may want this lock
+            (filled, submit_batch.submit(next))
         };
         match begin(&request, readahead) {
             (FillOutcome::NoMemory | FillOutcome::PoolFull, _) if wait_policy == WaitPolicy::Wait => {
@@ -481,27 +482,27 @@ impl Filemap {
         let before = *state;
         let asked = ReadRequest { index: page, pages: 1, file_pages: mapping.size_pages() };
         let windows = state.on_marker(asked, &**mapping);
-        let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
-        match self.insert_ahead(&mut together, &windows, windows.wanted(), wait_policy) {
+        let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+        match self.insert_ahead(&mut submit_batch, &windows, windows.wanted(), wait_policy) {
             ReadaheadOutcome::Started => {}
             ReadaheadOutcome::Refused => *state = before, // the stream goes on with a miss
         }
-        drop(state); // a fill may end inside the call, and whoever it wakes may want it
-        together.submit(AfterSubmit::Anything);
+        drop(state); // a fill may end inside the call, and a thread that it wakes may want this lock
+        submit_batch.submit(AfterSubmit::Anything);
     }
 
     /// Inserts windows that no reader waits for, until one finds no memory or a busy lock; they go to the device with
     /// the rest of `together`. The pages in `wanted` were asked for.
     pub(super) fn insert_ahead(
         self: &Arc<Self>,
-        together: &mut SubmitBatch<'_>,
+        submit_batch: &mut SubmitBatch<'_>,
         windows: &[Window],
         wanted: Range<PageIndex>,
         wait_policy: WaitPolicy,
     ) -> ReadaheadOutcome {
         for (at, &window) in windows.iter().enumerate() {
             let (wanted, urgency) = (wanted.clone(), FillUrgency::Ahead);
-            match self.insert_window(together, &FillRequest { window, wanted, urgency, wait_policy }) {
+            match self.insert_window(submit_batch, &FillRequest { window, wanted, urgency, wait_policy }) {
                 FillOutcome::Submitted(_) | FillOutcome::Nothing => {}
                 FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy if at == 0 => {
                     return ReadaheadOutcome::Refused;
@@ -677,7 +678,7 @@ struct MissWindow<'r> {
 /// A window that is on its way.
 struct BegunFill<'b> {
     batch: &'b WindowFills,
-    /// Whom it was given to, and was told that the reader does `next`.
+    /// The backend that has it, and knows that the reader does `next`.
     backend: &'b dyn Backend,
     next: AfterSubmit,
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   resize   1 bound      in force at once: up to it the cache may grow, above it nothing grows any more
 //!            2 forget     nodes that only remember, down to their share of the new bound
-//!            3 choose     extents to be emptied: nobody is given a frame of theirs
+//!            3 choose     extents to be emptied: no frame of theirs is handed out
 //!            4 evict      what of them can go; what is in flight or held for a moment is waited for,
 //!            5 punch      the empty ones          half a second in all;   3 to 5 until none is left
 //!            6 sweep      a moment later: what late readers took there
@@ -107,7 +107,7 @@ impl Filemap {
         in_force();
         if more > 0 {
             self.empty_extents(Instant::now() + WAIT_MAX);
-            self.supply.background.poke(); // late readers, and what is left
+            self.supply.background.wake(); // late readers, and what is left
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Filemap {
             self.empty_extents(Instant::now() + GUEST_WAIT_MAX);
             taken = self.arena.take_guest(extents, name, usage);
             self.arena.end_demand();
-            self.supply.background.poke(); // late readers
+            self.supply.background.wake(); // late readers
         }
         match taken {
             Ok(guest) => Ok(Arc::new(guest)),
@@ -184,7 +184,7 @@ impl Filemap {
         // Also of what earlier resizes gave back: a reader may have been late for them.
         let found = if stats.returned_bytes > 0 { self.arena.sweep() } else { 0 };
         if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
-            self.supply.background.poke();
+            self.supply.background.wake();
         }
         Ok(ResizeOutcome {
             memory_bytes: stats.bound_bytes,
@@ -293,7 +293,7 @@ impl DeferredShrink {
 impl BackgroundTask for DeferredShrink {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
-        // Every poke comes by here, and most are others': nothing was ever to be given back, or a moment ago.
+        // Every wake-up comes by here, and most are others': nothing was ever to be given back, or a moment ago.
         let stats = filemap.arena.stats();
         if stats.returned_bytes == 0 && stats.slack_bytes == 0 {
             return None;

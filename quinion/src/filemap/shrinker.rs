@@ -59,7 +59,7 @@ impl Shrinker {
         });
         let known: Weak<Self> = Arc::downgrade(&task);
         filemap.supply.background.add(known);
-        filemap.supply.background.poke();
+        filemap.supply.background.wake();
         task
     }
 }

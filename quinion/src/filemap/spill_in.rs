@@ -6,8 +6,8 @@
 //!
 //!   1 look      the tree lock: which values, as far as they follow each other
 //!   2 charge    and frames, as for a read; few frames: fewer pages, the wanted one among them
-//!   3 claim     the tree lock: the values still stand there; from now on their slots become nobody else's
-//!   4 fetch     into frames that nobody sees, and wait; each page is what was written, or it is an error
+//!   3 claim     the tree lock: the values still stand there; from now on their slots are this thread's
+//!   4 fetch     into frames that no reader sees, and wait; each page is what was written, or it is an error
 //!   5 restore   the tree lock: folios in the place of values, up to date, dirty; the slots are free
 //!   6 list      in the rings, and let go
 //! ```
@@ -21,8 +21,8 @@
 //! What is packed comes as a whole.
 //!
 //! Invariants:
-//!  1. No lock of the index is held while memory or the device is waited for. (Who cuts the file has Write and
-//!     Invalidate alone, as when it waits for a device.)
+//!  1. No lock of the index is held while memory or the device is waited for. (A thread that cuts the file
+//!     has Write and Invalidate alone, as when it waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
 //!  3. Nothing is put into a range that is being cut or punched, except by the thread that does that.
 //!  4. A thread that reads slots waits for the device and for locks from the tree's on: never for one who may wait for

@@ -7,7 +7,7 @@
 //! ```text
 //!   look      each read that was no plain hit: what the cache holds of it, as far as it goes
 //!   start     the first missing page of each and what follows it: neighbours join into one span;
-//!             readahead plans each span, once; the windows go to the device together  nobody waits
+//!             readahead plans each span, once; the windows go to the device together  no wait
 //!   finish    each read in order, the ordinary way: it finds its page there, on its way, or gone again
 //! ```
 //!
@@ -110,22 +110,22 @@ impl Filemap {
             return;
         }
         let Some(mut readahead) = reader.readahead().lock_as(wait_policy.locks()) else { return };
-        let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+        let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
         for &span in spans {
-            self.start_span(&mut together, &mut readahead, wait_policy, span);
+            self.start_span(&mut submit_batch, &mut readahead, wait_policy, span);
         }
-        drop(readahead); // a fill may end inside the call, and whoever it wakes may want it
-        together.submit(AfterSubmit::Anything);
+        drop(readahead); // a fill may end inside the call, and a thread that it wakes may want this lock
+        submit_batch.submit(AfterSubmit::Anything);
     }
 
     fn start_span(
         self: &Arc<Self>,
-        together: &mut SubmitBatch<'_>,
+        submit_batch: &mut SubmitBatch<'_>,
         readahead: &mut Readahead,
         wait_policy: WaitPolicy,
         span: Span,
     ) {
-        let mapping = together.mapping();
+        let mapping = submit_batch.mapping();
         let size_pages = mapping.size_pages();
         if span.first.0 >= size_pages {
             return;
@@ -137,12 +137,12 @@ impl Filemap {
         let Some((&window, ahead)) = windows.split_first() else { return };
         let wanted = windows.wanted();
         let (asked, urgency) = (wanted.clone(), FillUrgency::Ahead);
-        match self.insert_window(together, &FillRequest { window, wanted: asked, urgency, wait_policy }) {
+        match self.insert_window(submit_batch, &FillRequest { window, wanted: asked, urgency, wait_policy }) {
             FillOutcome::Submitted(_) | FillOutcome::Nothing => {
-                if together.fate() == FolioLifetime::Stays {
+                if submit_batch.fate() == FolioLifetime::Stays {
                     self.touch_asked(mapping, span.first, pages);
                 }
-                let _ = self.insert_ahead(together, ahead, wanted, wait_policy); // what is refused comes by a miss
+                let _ = self.insert_ahead(submit_batch, ahead, wanted, wait_policy); // what is refused comes by a miss
             }
             // The finish begins anew.
             FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy => *readahead = before,

@@ -10,7 +10,7 @@
 //! threads, where the last few reads ended. A read that begins there goes on with one of them, and the folio in whose
 //! middle it begins was counted then. A page that is read again and again from the same place does count.
 //!
-//! Only what is not saturated asks this room at all: a hot hit loads the folio's byte and is done.
+//! Only what is not saturated asks this module at all: a hot hit loads the folio's byte and is done.
 //!
 //! Not an invariant: that two threads have two places. There are eight; threads that share one forget each
 //! other's reads, as do more than seven scans that take turns, and then a read may count that should not.

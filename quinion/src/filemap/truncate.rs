@@ -1,8 +1,8 @@
 //! Truncate: a file is cut, extended or punched, and ranges of it are forgotten, while others read it.
 //!
 //! ```text
-//!   truncate to n    1 the write lock alone        nobody writes
-//!                    2 the invalidate lock alone   nobody adds folios, or hands fills and flushes to a backend
+//!   truncate to n    1 the write lock alone        no thread writes
+//!                    2 the invalidate lock alone   no thread adds folios, or hands fills and flushes to a backend
 //!                    3 quiet      fills and flushes of what goes, and of the page with the edge, end
 //!                    4 pins       OnPinned: detached, or waited for before anything is changed
 //!                    5 edges      a folio that reaches over the edge is split, or gives way to a copy of what is dirty
@@ -95,7 +95,7 @@ struct ExclusiveAccess<'m> {
     mapping: &'m Arc<Mapping>,
     version: RankedWriteGuard<'m, Version>,
     _write: Option<RankedWriteGuard<'m, ()>>,
-    // Last: a waker, a stranger's, may want what we hold. It is told when all is given back.
+    // Last: a waker runs its owner's code, which may take locks held here. It runs when all are given back.
     _wakes: DeferredWakes,
 }
 

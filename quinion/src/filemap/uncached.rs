@@ -10,13 +10,13 @@
 //!                       |        ^run     ^              ^
 //!                       |        |        here           read ahead
 //!                       |        a small read began in F
-//!                       somebody else's
+//!                       another reader's
 //!            trail:         [4 ------------------------------ 13)     may hold what we made and have not dropped
 //!
 //!   next read of 100 bytes in G     nothing: G is not passed
 //!   reads until page 12             G goes; so does F, since the stream went up from it
 //!   a read at page 900              a new trail; this one waits for its stream to come back
-//!   nobody comes for a second, or the handle is closed, or it has too many trails: all of it goes
+//!   no read comes for a second, or the handle is closed, or it has too many trails: all of it goes
 //! ```
 //!
 //! A **trail** is a range of pages in which this handle's uncached reads may have
@@ -50,8 +50,8 @@
 //! Not an invariant: that what is dropped is gone for good, or that trails do not overlap those of other handles.
 //! The reader that passes a flagged folio first drops it; another reader finishes from its hold.
 //!
-//! A folio that is dirty, or being written, is not dropped by those who read past it; it keeps its flag, and whoever
-//! ends its write-back drops it then (`mapping/dirty.rs`).
+//! A folio that is dirty, or being written, is not dropped by those who read past it; it keeps its flag, and
+//! the thread that ends its write-back drops it then (`mapping/dirty.rs`).
 //!
 //! A folio that is split while it lives hands its flag to every piece (D17, `mapping/split.rs`).
 //!
@@ -274,7 +274,7 @@ impl DropBehindState {
             self.drop_pages(pages, DropReason::LeftOver, locks);
         }
         if watch {
-            self.filemap.supply.background.poke();
+            self.filemap.supply.background.wake();
         }
     }
 
@@ -296,7 +296,7 @@ impl DropBehindState {
         let watch = trails.wants_watch();
         drop(trails);
         if watch {
-            self.filemap.supply.background.poke();
+            self.filemap.supply.background.wake();
         }
     }
 
@@ -322,7 +322,7 @@ impl DropBehindState {
     }
 }
 
-/// Whatever was noted after the handle was closed, by an errand of a future that was dropped, goes here.
+/// Whatever was noted after the handle was closed, by a blocking task of a future that was dropped, goes here.
 impl Drop for DropBehindState {
     fn drop(&mut self) {
         self.end();

@@ -7,7 +7,7 @@
 //!                cached         hold the folio, write page by page, in place            folio/writer.rs
 //!                               mark the pages dirty that are not; and the new size, in one hold of the tree's lock
 //!                pages, whole   frames; bytes and zeros into them; then into the tree: locked, dirty, the new size;
-//!                               unlocked. Nobody sees such a folio before its bytes are there, and nothing is read
+//!                               unlocked. No reader sees such a folio before its bytes are there, and nothing is read
 //!                a part of a page that the file has     that page is read, alone; then it is cached
 //!                pinned         its users keep it, and a copy takes its place, alone      truncate.rs
 //!            3 an uncached write starts its write-back
@@ -41,8 +41,8 @@
 //!  2. What is inserted here is complete before it is unlocked, and zeros behind the bytes.
 //!  3. No page that is overwritten as a whole is read from the device, and no other page but those at the two edges.
 //!  4. No lock but Write is held while the device or memory is waited for.
-//!  5. Only who has the Write lock alone makes the size larger; but a write that others have cut the file under gives
-//!     it back the size that its bytes need.
+//!  5. Only a thread that holds Write exclusively makes the file longer; but a write that others have cut the file
+//!     under gives it back the size that its bytes need.
 //!
 //! Not an invariant: that a write of several pages is seen whole, or in order. Nor, if it fails after some bytes, that
 //! none behind these was written.
@@ -256,7 +256,7 @@ impl Filemap {
         let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
         // 0
         self.throttle(mapping, piece)?;
-        // What waits inside reaps, and a waker, a stranger's, may want what we hold.
+        // What waits inside reaps, and a waker runs its owner's code, which may take locks held here.
         let wakes = DeferredWakes::new();
         let mut done = 0;
         let outcome = self.write_shared_or_alone(mapping, context, piece, &mut done);
@@ -434,7 +434,7 @@ impl Filemap {
         }
     }
 
-    /// Waits until a thread that fills the folio at `index` has done so, if anybody does.
+    /// Waits until a thread that fills the folio at `index` has done so, if there is one.
     fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
         if let Ok(held) = mapping.try_hold(index) {
             self.wait_queue.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
@@ -599,7 +599,7 @@ impl Filemap {
             let again = self.supply.make_nodes(pool);
             return if again { Ok(0) } else { Err(self.no_memory(piece.position).into()) };
         };
-        // 3 The bytes, before anybody can see them.
+        // 3 The bytes, before a reader can see them.
         runs.iter().for_each(|&run| self.put_bytes(run, piece));
         // 4 Into the tree and the rings, and unlocked, while invalidations are held off.
         let held_off = mapping.hold_off_invalidation();
@@ -696,7 +696,7 @@ impl Filemap {
         held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != MarkOutcome::Left)
     }
 
-    /// Ends what is a fill to everybody else: the folios of `run` may be read.
+    /// Ends what is a fill to all others: the folios of `run` may be read.
     fn unlock_new(&self, mapping: &Mapping, run: FillRun) {
         let view = self.arena.view();
         for (page, _) in folios_in(view, run).collect::<Vec<_>>() {

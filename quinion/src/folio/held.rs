@@ -6,9 +6,9 @@
 //!              +--into_pin--> a user's pin --unpin--> put
 //! ```
 //!
-//! The ticket is what the folio was when it was taken: its first index, its
+//! The stamp is what the folio was when it was taken: its first index, its
 //! order and its sequence. None of them changes while it is held, so they are
-//! read from the ticket and not from the descriptor.
+//! read from the stamp and not from the descriptor.
 //!
 //! Invariants:
 //!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
@@ -20,7 +20,7 @@
 //! readable. A fill may fail, and a change of the file detaches it.
 
 use crate::arena::written as arena_written;
-use crate::arena::{Arena, Descriptor, HoldRefused, PutOutcome, ReadableState, Ticket};
+use crate::arena::{Arena, Descriptor, FolioStamp, HoldRefused, PutOutcome, ReadableState};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
 use quinion_view::folio::{copy, written};
@@ -32,7 +32,7 @@ pub struct HeldFolio<'a> {
     /// Of `frame`.
     descriptor: &'a Descriptor,
     frame: Frame,
-    ticket: Ticket,
+    stamp: FolioStamp,
 }
 
 impl<'a> HeldFolio<'a> {
@@ -45,14 +45,14 @@ impl<'a> HeldFolio<'a> {
         index: PageIndex,
     ) -> Result<Self, HoldRefused> {
         let descriptor = arena.view().descriptor(frame).ok_or(HoldRefused::Mismatch)?;
-        let ticket = descriptor.try_hold_unfilled(mapping, index)?;
-        Ok(Self { arena, descriptor, frame, ticket })
+        let stamp = descriptor.try_hold_unfilled(mapping, index)?;
+        Ok(Self { arena, descriptor, frame, stamp })
     }
 
     /// The hold that came with the caller's own fill of the folio that `frame` heads, also if that has left the index.
     pub(super) fn of_fill(arena: &'a Arena, frame: Frame) -> Self {
         let descriptor = arena.view().own(frame);
-        Self { arena, descriptor, frame, ticket: descriptor.ticket_of_fill() }
+        Self { arena, descriptor, frame, stamp: descriptor.stamp_of_fill() }
     }
 
     /// Its parts; the hold is the caller's to give back.
@@ -61,8 +61,8 @@ impl<'a> HeldFolio<'a> {
         std::mem::forget(self);
         parts
     }
-    pub(super) fn ticket(&self) -> Ticket {
-        self.ticket
+    pub(super) fn stamp(&self) -> FolioStamp {
+        self.stamp
     }
 
     /// The folio's first frame.
@@ -73,12 +73,12 @@ impl<'a> HeldFolio<'a> {
     /// The folio's first index.
     #[inline]
     pub fn first(&self) -> PageIndex {
-        self.ticket.first
+        self.stamp.first
     }
     /// The folio's order.
     #[inline]
     pub fn order(&self) -> Order {
-        self.ticket.order()
+        self.stamp.order()
     }
     /// Whether a user has pinned it; a hint, as pins come and go.
     pub fn is_pinned(&self) -> bool {
@@ -86,12 +86,12 @@ impl<'a> HeldFolio<'a> {
     }
     /// Whether it carried the readahead marker when it was held.
     pub fn has_marker(&self) -> bool {
-        self.ticket.has_marker()
+        self.stamp.has_marker()
     }
     /// Whether it went, when it was held, as soon as an uncached reader or writer had passed.
     #[inline]
     pub fn drops_behind(&self) -> bool {
-        self.ticket.drops_behind()
+        self.stamp.drops_behind()
     }
     /// What may be done with its page at `index` now: while the folio is filled, pages become readable as their
     /// parts of it land.
@@ -101,17 +101,17 @@ impl<'a> HeldFolio<'a> {
     pub fn is_readable_at(&self, index: PageIndex) -> ReadableState {
         let view = self.arena.view();
         let frame = self.frame.plus(self.page_of(index));
-        self.descriptor.is_page_readable(self.ticket, || view.is_page_read(frame))
+        self.descriptor.is_page_readable(self.stamp, || view.is_page_read(frame))
     }
     /// Whether it has been in the index from when it was held until now.
     #[inline]
     pub fn is_attached(&self) -> bool {
-        self.descriptor.is_attached(self.ticket)
+        self.descriptor.is_attached(self.stamp)
     }
     /// What may be done with all of it now.
     #[inline]
     pub fn is_readable(&self) -> ReadableState {
-        self.descriptor.is_readable(self.ticket)
+        self.descriptor.is_readable(self.stamp)
     }
 
     /// Copies the folio's bytes from file position `position` on into `to`, as many as there are; returns

@@ -70,7 +70,7 @@ pub struct LockedFolio<'a> {
 impl<'a> LockedFolio<'a> {
     /// Locks what is held; if that cannot be done, says why and gives the hold back to the caller.
     pub fn lock(held: HeldFolio<'a>) -> Result<Self, (LockRefused, HeldFolio<'a>)> {
-        match held.arena().view().own(held.frame()).try_lock(held.ticket()) {
+        match held.arena().view().own(held.frame()).try_lock(held.stamp()) {
             Ok(word) => {
                 let state =
                     if word.has(Flags::UPTODATE) { LockedState::Data } else { LockedState::Allocated };

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   index    0   1   2   3   4   5   6   7   8   9         u  made by an uncached read, and flagged
-//!            [u] [p] [---- u ----] [u] [u] [s] [u]         p  somebody else's     s  a shadow
+//!            [u] [p] [---- u ----] [u] [u] [s] [u]         p  another reader's     s  a shadow
 //!    range   |---------------------------------|
-//!   looks     go  -     go          go  read    -          the one that somebody else has read is adopted:
+//!   looks     go  -     go          go  read    -          the one that another has read is adopted:
 //!   erased   [x]    [------ x ------]                      its flag goes, and it stays
 //! ```
 //!
@@ -15,10 +15,10 @@
 //! | the folio is | passed by its reader | left over |
 //! |---|---|---|
 //! | not flagged | is not looked at further | the same |
-//! | read by somebody else, as its referenced byte says | adopted | adopted |
+//! | read by another reader, as its referenced byte says | adopted | adopted |
 //! | pinned, by an uncached handle | left to it, flagged | the same |
-//! | being filled, and all of it has arrived, nobody holds it but its fill | goes; the fill frees it | goes; the fill frees it |
-//! | being filled otherwise | kept, flagged | goes if nobody holds it but its fill, else kept, flagged |
+//! | being filled, and all of it has arrived, and only its fill holds it | goes; the fill frees it | goes; the fill frees it |
+//! | being filled otherwise | kept, flagged | goes if only its fill holds it, else kept, flagged |
 //! | held by readers | goes; the last of them frees it | the same |
 //! | dirty, or being written back | left to the end of its write-back, flagged | the same |
 //!

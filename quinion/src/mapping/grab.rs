@@ -17,19 +17,18 @@
 //! for, and before spilled pages if there is a prefix already.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
-//! locks in rising order, and what it inserts is locked before anybody else can want it. So two that grab ranges that
+//! locks in rising order, and what it inserts is locked before another thread can want it. So two that grab ranges that
 //! overlap meet at the first folio of both, and one is through before the other goes on. While it waits it has none of
 //! the mapping's locks but Write. Memory is waited for, and what is spilled brought back, only while nothing is
-//! locked yet; later rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and
-//! grabs once more must keep
-//! the order itself, or use [`OnLocked::Again`].)
+//! locked yet; later rounds take what there is. Reclaim waits for no folio lock. (A thread that has a
+//! [`Grabbed`] and grabs once more must keep the order itself, or use [`OnLocked::Again`].)
 //!
 //! **A thread that takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is
 //! then lost ([`Committed::left`]). That cannot happen to a file whose bytes have to reach a device: its grabbers hold
 //! its write lock, shared, as long as they have a [`Grabbed`]. Grabbers of a memory file hold it during the grab alone,
 //! and a thread that cuts the file waits for locked folios.
 //!
-//! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes who waits:
+//! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes the waiters:
 //!
 //! | a folio | bytes were put in | none were |
 //! |---|---|---|
@@ -336,7 +335,7 @@ impl<'a> Grabbed<'a> {
                 let pages = folio.touched_pages();
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
-                // Of who is born dirty the end of each folio says whether it has left.
+                // Of folios that are born dirty the end of each says whether it has left.
                 let counts = marked == MarkOutcome::Left && matches!(self.dirty, Dirtying::Touched(_));
                 left += if counts { count } else { 0 };
             }
@@ -482,9 +481,9 @@ impl Mapping {
             match finder.find(at.0).entry.kind() {
                 Kind::Folio(frame) => {
                     let folio = self.view().descriptor(Frame(frame));
-                    let ticket = folio.and_then(|folio| folio.identify(self.id(), at).ok());
+                    let stamp = folio.and_then(|folio| folio.identify(self.id(), at).ok());
                     // One that is on its way out or in is met again in step 3.
-                    at = ticket.map_or(at.plus(1), |it| it.first.plus(u64::from(it.order().pages())));
+                    at = stamp.map_or(at.plus(1), |it| it.first.plus(u64::from(it.order().pages())));
                 }
                 Kind::Value(value) if value.is_spill() => break,
                 _ => {

@@ -121,14 +121,14 @@ impl FolioIndex {
     /// Takes the marker off the folio at `index`; true if it was there and this call took it.
     pub fn take_marker(&self, index: PageIndex) -> bool {
         let Some(descriptor) = self.find(index) else { return false };
-        descriptor.identify(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
+        descriptor.identify(self.id, index).is_ok_and(|stamp| descriptor.take_marker(stamp))
     }
 
     /// The folio that covers `index`, as its first page and its order, if it goes when an uncached reader has passed.
     /// A hint, by a look without a lock.
     pub fn find_behind(&self, index: PageIndex) -> Option<(PageIndex, Order)> {
-        let ticket = self.find(index)?.identify(self.id, index).ok()?;
-        ticket.drops_behind().then(|| (ticket.first, ticket.order()))
+        let stamp = self.find(index)?.identify(self.id, index).ok()?;
+        stamp.drops_behind().then(|| (stamp.first, stamp.order()))
     }
 
     /// The first of `indices` where no folio seems to stand, filled or not: a hint, by looks without a lock.

@@ -3,7 +3,7 @@
 //! ```text
 //!            before the lock                under it                     after it
 //!   arena --alloc_cells(missing)--> [stock] <--alloc, free--> tree       [stock] --surplus--> arena
-//!                                   count: read by anybody
+//!                                   count: read by all
 //! ```
 //!
 //! Under the tree lock the tree takes nodes from the stock and from nowhere
@@ -22,7 +22,7 @@
 //! refuse, and never a list.
 //!
 //! Invariants:
-//!  1. Only the holder of the tree lock changes a stock; its count may be read by anybody, as a hint.
+//!  1. Only the holder of the tree lock changes a stock; its count may be read by any thread, as a hint.
 //!  2. When no lock is held, a stock has at most [`SPARE_MAX`] nodes, and that of a mapping without folios none.
 //!  3. Spare nodes are cells in use by the arena's account, and so within the bound.
 //!

@@ -4,7 +4,7 @@
 //!   index    0   1   2   3   4   5   6   7
 //!            [------ F, dirty, order 3 ---------]
 //!   begin    [------ F, under write-back -------]      its pages are not dirty; a write to one makes it dirty again
-//!   end      [s ------ order 3, slot 40 --------]      nobody held it, nobody wrote: a value stands there, the frames
+//!   end      [s ------ order 3, slot 40 --------]      not held, not written: a value stands there, the frames
 //!                                                      are free. Else it is dirty as before, and its slots are free
 //!   restore  [s order 2, slot 40][G][H][s, 1: 46]      pages 4 and 5 are wanted: folios there, and values around them
 //! ```
@@ -230,7 +230,7 @@ impl MappingGuard<'_> {
             let end = first.0 + pages_of(value);
             let inside = covered.start.clamp(first.0, end)..covered.end.clamp(first.0, end);
             mapping.backing().count_spilled(0, inside.end - inside.start);
-            spill.note_brought_back(inside.end - inside.start);
+            spill.note_spilled_in(inside.end - inside.start);
             if inside == (first.0..end) {
                 spill.free(value);
                 continue;

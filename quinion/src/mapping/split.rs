@@ -6,7 +6,7 @@
 //!              [---- order 2 --][0][0][ order 1][--- order 3 ---]      the same frames, the same bytes
 //!
 //!   1 before the lock   nodes, and places in the rings
-//!   2 under it          F's descriptor odd, if nobody holds F            no reader finds it any more
+//!   2 under it          F's descriptor odd, if F is not held             no reader finds it any more
 //!   3                   F off its ring
 //!   4                   for each piece: its descriptor, then its entry   xarray/split.rs
 //!   5                   each piece on the ring that F was on; dirty if one of its own pages is

@@ -12,7 +12,7 @@
 //!
 //! | now the times are | it was |
 //! |---|---|
-//! | those known, or those after our last flush | nobody but us |
+//! | those known, or those after our last flush | this cache alone |
 //! | others, or others were seen before a flush of ours | others: what is clean may be old |
 //! | anything, while a flush of ours is under way | not to be told, and taken for ours; a later look sees it |
 //!

@@ -20,7 +20,7 @@
 //! What is read again after that is a hit, and no read has ever waited for us. A file that is larger than a quarter
 //! of the bound stays the kernel's.
 //!
-//! This is the rule of the ski hirer: a skier who does not know how long the season is hires until the hire has cost
+//! This is the ski-rental rule: a skier who does not know how long the season is hires until the hire has cost
 //! what the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
 //! 1988). Here the skis are bought by a thread that no read waits for, and viewers come to ask only when
 //! the kernel has read a large file twice, so that is copied at once, if the kernel holds it.
@@ -74,7 +74,7 @@ const KNOWN_MAX: usize = 4096;
 /// Bytes of one step of a copy.
 const STEP: u64 = 1 << 20;
 /// How much longer a copy rests after a step than that took, while a program runs.
-const RESTS: u32 = 3;
+const REST_FACTOR: u32 = 3;
 /// The longest rest, so that the end of the service does not wait.
 const REST_MAX: Duration = Duration::from_millis(10);
 /// How long a file is held open to be copied, at most: from when that was requested.
@@ -84,7 +84,7 @@ const HELD_MAX: Duration = Duration::from_secs(3);
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 /// Copies that may be stuck before no other is begun: each keeps a thread.
 const STUCK_MAX: u32 = 4;
-/// How long who wants a copy to end waits for that.
+/// How long a caller waits for a copy to end.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
 /// Device and inode.
@@ -102,7 +102,7 @@ enum CopyState {
 }
 
 /// A file that was to be copied, and will be if it is asked for again.
-const PUT_OFF: CopyState = CopyState::Left(OPENINGS_MAX);
+const DEFERRED: CopyState = CopyState::Left(OPENINGS_MAX);
 
 /// A file to be copied out of the kernel's cache while no read waits.
 #[derive(Debug)]
@@ -221,7 +221,7 @@ impl State {
     fn call_off(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
         let gone = self.take_requests(such);
         for request in &gone {
-            self.known.insert(request.name, PUT_OFF);
+            self.known.insert(request.name, DEFERRED);
             self.taken.remove(&request.name);
         }
         gone
@@ -377,11 +377,11 @@ impl BackgroundCopies {
     pub(super) fn end(&self, request: CopyRequest, done: bool) {
         let next = match done {
             true => CopyState::Ours,
-            false if request.is_over() => PUT_OFF,
+            false if request.is_over() => DEFERRED,
             false => CopyState::Left(0),
         };
         let (name, is_called_off) = (request.name, Arc::clone(&request.is_called_off));
-        drop(request); // who waits for the copy's end waits for this
+        drop(request); // a caller that waits for the copy's end waits for this
         self.note(name, next, None);
         let mut state = self.state.lock();
         match state.copying.take_if(|copying| Arc::ptr_eq(&copying.is_called_off, &is_called_off)) {
@@ -416,7 +416,7 @@ impl BackgroundCopies {
 /// share caches, the way to memory, and often one of them is half of another. A short program has ended before much of
 /// that was taken from it; for a long one the copy is ready soon enough.
 pub(super) fn rest_after(step: Duration) -> Duration {
-    (step * RESTS).min(REST_MAX)
+    (step * REST_FACTOR).min(REST_MAX)
 }
 
 /// Whether the kernel holds nearly all of a file; or has bytes of it that the device has not, so that reading there

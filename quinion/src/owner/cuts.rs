@@ -27,7 +27,7 @@
 //!  1. A file that is attached and may change is watched from before it was looked at, until its last handle is closed
 //!     or a notice came. One for which no watch can be had is not attached: the system bounds how many a user may have,
 //!     and we take one in eight of them.
-//!  2. No lock of this room is held while the kernel is given a path, or what was cached is forgotten.
+//!  2. No lock of this module is held while the kernel is given a path, or what was cached is forgotten.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -185,33 +185,33 @@ impl Shared {
             if is_ready && !fds[0].revents().is_empty() {
                 return;
             }
-            self.hear();
+            self.read_events();
         }
     }
 
     /// Does what is to be done about all notices that there are.
-    fn hear(&self) {
+    fn read_events(&self) {
         let mut room = [MaybeUninit::uninit(); 4096];
         let mut notices = inotify::Reader::new(&self.inotify, &mut room);
         while let Ok(notice) = notices.next() {
             if notice.events().contains(ReadFlags::QUEUE_OVERFLOW) {
                 let all: Vec<i32> = self.lock().files.keys().copied().collect();
-                all.into_iter().for_each(|number| self.give_way(number));
+                all.into_iter().for_each(|number| self.drop_watched(number));
             } else {
-                self.give_way(notice.wd());
+                self.drop_watched(notice.wd());
             }
         }
     }
 
     /// The file has changed, or its watch has ended in another way.
-    fn give_way(&self, number: i32) {
+    fn drop_watched(&self, number: i32) {
         let mut table = self.lock();
         let Some(known) = table.files.remove(&number) else { return }; // one that we ended ourselves
         let _ = inotify::remove_watch(&self.inotify, number); // if some notice was lost, it is there still
         table.ended += 1;
         drop(table);
         let states = known.states.iter().filter_map(Weak::upgrade);
-        let _ = catch_unwind(AssertUnwindSafe(|| states.for_each(|state| state.hear_of_change())));
+        let _ = catch_unwind(AssertUnwindSafe(|| states.for_each(|state| state.note_change())));
     }
 }
 

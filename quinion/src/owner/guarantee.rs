@@ -5,13 +5,13 @@
 //!     file system: not one that may be served ----------------------------------------> left to the kernel
 //!     mount: each read is to move the time of the last access (strictatime) ----------> left to the kernel
 //!     memory without a name (memfd): the kernel does not count who writes it ---------> left to the kernel
-//!     nobody can write it: fs-verity, a file system that is read only by its nature --> Immutable
+//!     it cannot be written: fs-verity, a file system that is read only by its nature -> Immutable
 //!     below a folder that was declared never to change -------------------------------> Immutable
 //!     the system gives no watch of its changes (inotify): a lease does not tell of all -> left to the kernel
 //!     any other --------------------------------------------------------------------> opened, and asked for a lease
 //!   opened
 //!     a part of it was allocated and never written -----------------------------------> left to the kernel
-//!     a lease -> Sure      none -> Looked, by an owner that looks at times; else left to the kernel
+//!     a lease -> Leased    none -> CheckTimes, by an owner that looks at times; else left to the kernel
 //! ```
 //!
 //! A mount that is read only is no guarantee: the file may be written by way of another mount of its file system.
@@ -141,7 +141,7 @@ impl ServeRules {
     pub(super) fn without_lease(&self) -> Validation {
         match self.coherence {
             WithoutLease::Leases => Validation::Kernel,
-            WithoutLease::Times => Validation::Looked,
+            WithoutLease::Times => Validation::CheckTimes,
         }
     }
 

@@ -9,13 +9,10 @@
 //! **The threshold.** Take a hit as 1. The kernel's read is about 2; a miss, which waits for another thread, some 100.
 //! Where one read of a hundred is a miss we are as fast as the kernel, so below one of fifty ([`MISS_SHARE`]) we are
 //! not at fault by much, and above it leaving the file pays. That alone would hold for any cold file, and for a scan
-//! of a
-//! file larger than the memory, which is evicted behind its reader; there the kernel would have to fetch the bytes,
-//! too.
-//! What tells thrashing is that what was evicted **comes back** (a refault): more memory would have kept it. A file
-//! that
-//! is filled for the first time evicts nothing, and a scan that is made once brings nothing back. Shadows of evicted
-//! pages are bounded, so not all that comes back is known; one in sixteen misses is enough ([`REFAULT_SHARE`]).
+//! of a file larger than the memory, which is evicted behind its reader; there the kernel would have to fetch the
+//! bytes, too. The sign of thrashing is that evicted pages **refault**: more memory would have kept them. A file that
+//! is filled for the first time evicts nothing, and a scan that is made once brings nothing back. Shadow entries of
+//! evicted pages are bounded, so not all refaults are known; one in sixteen misses is enough ([`REFAULT_SHARE`]).
 //!
 //! Numbers in, verdict out: nothing here is locked or looked at.
 

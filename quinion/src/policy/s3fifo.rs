@@ -18,18 +18,18 @@
 //! a tenth of it or less), 8 % for a virtual machine's, and 12 to 35 % for a database's; each is near the best
 //! fixed share for that trace, and no fixed share is right for all of them.
 //!
-//! Where recency is everything, what has proved itself is gone for good by then, and Main is a graveyard. So the same
-//! is asked of Main: **of its pages scanned of late, how many were read in their turn?** As long as half were, all is
-//! as above. Below that the odds of Probation's share grow as Main's use, squared, falls; up to 90 %. A turn shorter
-//! than one and a half caches has not shown what Main is of use for: what it lacks of them counts as read. Without
-//! this, a Main that was pressed small turns fast, is not read for that, and never grows again.
+//! Where recency is everything, what has proved itself is gone for good by then, and Main holds only pages that are not
+//! read again. So the same is asked of Main: **of its pages scanned of late, how many were read in their turn?** As
+//! long as half were, all is as above. Below that the odds of Probation's share grow as Main's use, squared, falls; up
+//! to 90 %. A turn shorter than one and a half caches has not shown what Main is of use for: what it lacks of them
+//! counts as read. Without this, a Main that was pressed small turns fast, is not read for that, and never grows again.
 //!
 //! And where what Probation evicts comes back soon, it gets as much as one page more of it is worth beside one page of
 //! Main: `recency.rs`.
 //!
 //! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`): it
 //! would leave unread else, and so would the folio in whose place it came. A loop a little larger than the cache is
-//! kept in part that way, where it would pass through Main for nothing; and nothing has to recognise it. A full Main
+//! kept in part that way, where it would pass through Main for nothing; and nothing has to recognize it. A full Main
 //! is reached from one and a half caches away at most: of folios away for longer most came back by chance. Where Main
 //! lacks pages, Probation being larger than its share, folios come from as far as Main takes to come round, and six
 //! pages further away for each page lacking. So an empty Main takes any, which begins a loop of several caches.

@@ -71,7 +71,7 @@ pub enum Hint {
     /// They go anywhere: exactly what is asked for is read.
     Random,
     /// They come once: as [`Hint::Normal`], but forward windows are taken for a stream's from the first on, and
-    /// such a stream makes room for itself of what it has passed, before anybody else has to.
+    /// such a stream makes room for itself of what it has passed, before other streams have to.
     NoReuse,
 }
 

@@ -84,10 +84,10 @@ impl RecentRequests {
     /// Notes `asked` and says what it looks like; `links_min` requests must touch before that counts. What
     /// becomes a stream is not noted, and what it grew from is forgotten.
     pub fn note(&mut self, asked: ReadRequest, links_min: u8) -> AccessPattern {
-        if let Some((at, hunch)) = self.touching(asked) {
+        if let Some((at, pattern)) = self.touching(asked) {
             let request = std::mem::replace(&mut self.requests[at], Request::NONE);
             if request.links + 1 >= links_min {
-                return hunch;
+                return pattern;
             }
             self.remember(Request {
                 links: request.links + 1,

@@ -107,8 +107,8 @@ impl Streams {
         // 2, 3 It goes with requests before it.
         let links_min = if self.randoms >= RANDOM_TOUCH_LIMIT { 2 } else { 1 };
         let short = asked.pages <= piece_pages(limits);
-        let hunch = if short { self.recent.note(asked, links_min) } else { AccessPattern::None };
-        match hunch {
+        let pattern = if short { self.recent.note(asked, links_min) } else { AccessPattern::None };
+        match pattern {
             AccessPattern::Forward(origin) => return Some(self.resume(origin, limits, asked, cached)),
             AccessPattern::Backward => {
                 let stream = Stream::begin(Direction::Backward, asked.end(), asked, limits);

@@ -1,7 +1,7 @@
 //! Pools: what the reclaimer knows of each.
 //!
 //! ```text
-//!   add    a number that nobody uses and to which nothing is charged --> rings, a policy that has seen nothing
+//!   add    a number that is not in use and to which nothing is charged --> rings, a policy that has seen nothing
 //!   end    no limit, nothing protected; its folios join the young ends of the default pool's rings
 //! ```
 //!

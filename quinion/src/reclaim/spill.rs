@@ -3,7 +3,7 @@
 //! ```text
 //!   scan    clean: a victim         of a memory file that spills: a victim, too, while the spill file takes more
 //!   evict   victims leave           those others: under write-back, back in their ring, then handed to the device
-//!   end     any thread: nobody held it, nobody wrote: a value in its place, the frames free; a thread that waits looks
+//!   end     any thread: not held, not written: a value in its place, the frames free; a thread that waits looks
 //!   again
 //! ```
 //!
@@ -96,7 +96,7 @@ impl Reclaim {
     /// Hands over what was taken; how many pages.
     pub(super) fn send(&self, going: SpillBatch) -> u32 {
         let Some(spill) = self.spill.get().filter(|_| !going.leaving.is_empty()) else { return 0 };
-        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        // A backend may complete inside the call, and a waker runs its owner's code, which may take locks held here.
         let _wakes = DeferredWakes::new();
         let (mut flushes, mut pages) = (Vec::with_capacity(going.leaving.len()), 0);
         for leaving in going.leaving {

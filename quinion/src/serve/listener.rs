@@ -1,4 +1,4 @@
-//! Door: where processes become viewers, and where the keeper waits.
+//! Listener: the socket at which processes become viewers, and where the keeper waits.
 //!
 //! ```text
 //!   connection --accept--> our user's? --Hello in time?--> version, token --admit--> Welcome, with descriptors
@@ -227,7 +227,7 @@ impl Listener {
         }
         if let Some(hello) = JoinRequest::of(message.bytes()) {
             let (shared, key) = (Arc::clone(shared), theirs.process_key());
-            self.queues.spawn(key, move || shared.door.welcome(&theirs, hello, &shared));
+            self.queues.spawn(key, move || shared.listener.welcome(&theirs, hello, &shared));
         } else if let Some(offer) = DescriptorOffer::of(message.bytes()).filter(|_| message.has_descriptors) {
             self.accept_offer((offer.version, offer.token), Offer { theirs, name: None }, shared);
         } else if let Some((offer, name)) =

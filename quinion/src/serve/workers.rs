@@ -1,4 +1,4 @@
-//! Workers: how many threads answer, and whom they may be kept waiting by.
+//! Workers: how many threads answer, and which processes may keep them waiting.
 //!
 //! A question can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
 //! sleeps) would take one worker after the other, until no question is answered any more. So the workers that are at

@@ -14,7 +14,7 @@
 //! A memory file is sparse: pages that were not written take no memory. `mapping/memory.rs` lists the states
 //! of a page. `grab.rs` gives memory to ranges, and pins it whole; `populate.rs` fills many bytes at once;
 //! `read.rs` is the path of a read that was no hit; `pin.rs` pins bytes; `holes.rs` cuts, punches and seeks;
-//! `ended.rs` sees to it that a file's memory goes with it.
+//! `deferred_release.rs` sees to it that a file's memory goes with it.
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What
 //! memory files have is not reclaimed, so a cache can be full of them. Then a thread that wants more gets an
@@ -24,7 +24,7 @@
 //! Invariants:
 //!  1. A page that was not found without the tree lock may not be taken for a hole.
 //!  2. A read takes no memory, of a hole of whatever size.
-//!  3. No lock is held while anybody waits, and no hold of a folio is kept behind the batch that it belongs to.
+//!  3. No lock is held while the caller waits, and no hold of a folio is kept behind the batch that it belongs to.
 //!  4. A byte behind the end of a file is zero in memory, or not there: a file that becomes longer shows zeros.
 //!
 //! Not an invariant: that a read of several pages is of one moment. Each page is.
@@ -42,7 +42,7 @@ use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Order, PageIndex, PoolNumber};
 
-mod ended;
+mod deferred_release;
 mod grab;
 mod holes;
 mod pin;
@@ -50,7 +50,7 @@ mod populate;
 mod read;
 mod target;
 
-use ended::EndedFiles;
+use deferred_release::EndedFiles;
 pub use populate::PopulateSlice;
 pub(crate) use target::{BufferList, OneBuffer, Target};
 

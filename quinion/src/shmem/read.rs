@@ -177,7 +177,7 @@ impl Shmem {
         }
     }
 
-    /// Waits until a thread that fills a held folio has done so, if anybody does.
+    /// Waits until a thread that fills a held folio has done so, if there is one.
     pub(super) fn wait_filled(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
         let is_done = || held.is_readable() != ReadableState::NotYet;
         self.filemap.wait_queue.wait(&*mapping.backend(), &mut || is_done());

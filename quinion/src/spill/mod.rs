@@ -145,7 +145,7 @@ pub struct SpillStats {
     /// Pages that went out so far.
     pub spilled_pages: u64,
     /// Pages that came back so far.
-    pub brought_back_pages: u64,
+    pub spilled_in_pages: u64,
     /// Pages that are there now.
     pub pages: u64,
     /// Bytes of the file that they take now. With `pages` it is what compression gains.
@@ -199,7 +199,7 @@ pub struct Spill {
     /// The system's number of the last error of writing; 0 if the last went well.
     errno: AtomicI32,
     spilled: AtomicU64,
-    brought_back: AtomicU64,
+    spilled_in: AtomicU64,
     /// Pages of folios that are there.
     pages: AtomicU64,
     write_errors: AtomicU64,
@@ -257,7 +257,7 @@ impl Spill {
             missing_run: AtomicU32::new(u32::MAX),
             errno: AtomicI32::new(0),
             spilled: AtomicU64::new(0),
-            brought_back: AtomicU64::new(0),
+            spilled_in: AtomicU64::new(0),
             pages: AtomicU64::new(0),
             write_errors: AtomicU64::new(0),
             read_errors: AtomicU64::new(0),
@@ -321,7 +321,7 @@ impl Spill {
         };
         SpillStats {
             spilled_pages: self.spilled.load(Ordering::Relaxed),
-            brought_back_pages: self.brought_back.load(Ordering::Relaxed),
+            spilled_in_pages: self.spilled_in.load(Ordering::Relaxed),
             pages: self.pages.load(Ordering::Relaxed),
             bytes: u64::from(taken) * PAGE_SIZE as u64,
             bytes_max: u64::from(slots) * PAGE_SIZE as u64,
@@ -348,8 +348,8 @@ impl Spill {
     }
 
     /// Pages came back, to stand in memory again; their slots are freed by [`Spill::free`].
-    pub fn note_brought_back(&self, pages: u64) {
-        self.brought_back.fetch_add(pages, Ordering::Relaxed);
+    pub fn note_spilled_in(&self, pages: u64) {
+        self.spilled_in.fetch_add(pages, Ordering::Relaxed);
     }
 
     /// What `value` stands for is not needed any more, and no tree names it. A reader of it may go on.

@@ -36,10 +36,10 @@ mod seen {
 
     impl Edge {
         fn enter(&self) {
-            self.0.load(Ordering::Acquire); // partner: `leave`, of everybody who had the lock before
+            self.0.load(Ordering::Acquire); // partner: `leave`, of every earlier holder
         }
         fn leave(&self) {
-            self.0.fetch_add(1, Ordering::Release); // partner: `enter`, of everybody who has the lock after
+            self.0.fetch_add(1, Ordering::Release); // partner: `enter`, of every later holder
         }
     }
 

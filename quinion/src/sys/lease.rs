@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   thread of ours                 Summons::here        blocks the signal, on this thread alone
-//!   anybody                        take                 F_SETOWN_EX thread, F_SETSIG signal, F_SETLEASE F_RDLCK
+//!   any thread                     take                 F_SETOWN_EX thread, F_SETSIG signal, F_SETLEASE F_RDLCK
 //!   a process opens for writing,   kernel --signal, descriptor--> that thread; it sleeps meanwhile
 //!      or cuts the file
 //!   thread of ours                 Summons::wait        rt_sigtimedwait: which descriptor
-//!   anybody                        give_up              F_SETLEASE F_UNLCK: it goes on
+//!   any thread                     give_up              F_SETLEASE F_UNLCK: it goes on
 //! ```
 //!
 //! **Which signal.** A signal that is sent to the process, and not to one of its threads, is fetched by whichever

@@ -1,10 +1,10 @@
 //! Ring: an io_uring instance as two halves, and the way into the kernel.
 //!
 //! ```text
-//!   SubmitHalf (one holder)  --entries-->  queue  --Gate (anybody)-->  kernel  --completions-->  ReapHalf (one holder)
+//!   SubmitHalf (one holder)  --entries-->  queue  --Gate (shared)-->  kernel  --completions-->  ReapHalf (one holder)
 //! ```
 //!
-//! The kernel serialises the system calls; our side of the shared memory is
+//! The kernel serializes the system calls; our side of the shared memory is
 //! split so that the submission queue is touched through [`SubmitHalf`] only and
 //! the completion queue through [`ReapHalf`] only. Each method takes its half by
 //! `&mut`, so the types keep two threads from touching one queue at a time.

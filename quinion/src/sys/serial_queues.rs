@@ -9,7 +9,7 @@
 //! likes: a socket that lingers, a file of a hung file system. The same is true of a socket in which such a message
 //! lies unread, of a listener with such a connection in its queue, and of the last close of a file that a cache serves
 //! from a file system that hangs. A thread that others wait for leaves all these to a queue: that of the process that
-//! sent it, or that of the file system. So who keeps one queue waiting keeps no other.
+//! sent it, or that of the file system. So a process that keeps one queue waiting keeps no other.
 //!
 //! A thread whose queue is empty waits a moment for the next queue that needs one: processes come one after the other
 //! (a shell script, a build), and to start and end a thread for each costs as much as to admit it.
@@ -39,7 +39,7 @@ const IDLE_MAX: usize = 2;
 /// How long each of them waits.
 const IDLE_TIME: Duration = Duration::from_millis(500);
 
-/// Whom a queue waits for.
+/// What a queue waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QueueKey {
     /// What this process has sent.

@@ -100,7 +100,7 @@ pub fn of_files([arena, control, page]: [impl AsFd; 3], token: u64) -> io::Resul
     let page = map(page, ProtFlags::READ | ProtFlags::WRITE)?;
     // SAFETY: all three were mapped as a whole just now, and nothing unmaps them.
     unsafe { Viewer::attach(maps.0, maps.1, page, token) }
-        .map_err(|why| io::Error::other(format!("this is no cache to view: {why:?}")))
+        .map_err(|why| io::Error::other(format!("this is not a cache to view: {why:?}")))
 }
 /// A name that the owner has: for one question.
 #[derive(Debug)]

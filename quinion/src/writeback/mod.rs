@@ -242,16 +242,16 @@ impl Writeback {
             self.list(mapping);
         }
         if !self.is_awake.load(Ordering::Relaxed) && self.limits().wants_all(self.totals.total(), false) {
-            self.poke();
+            self.wake();
         }
     }
 
     /// Has the background come soon. Costs one load if it comes in any case.
-    fn poke(&self) {
+    fn wake(&self) {
         // Not in step with `is_awake`: a wake-up that is missed so comes with the next page, or the next
         // interval.
         if !self.is_awake.load(Ordering::Relaxed) {
-            self.background.poke();
+            self.background.wake();
         }
     }
 
@@ -262,7 +262,7 @@ impl Writeback {
             mapping.writeback().set_listed(true);
             files.push_back(Arc::clone(mapping));
             drop(files);
-            self.background.poke();
+            self.background.wake();
         }
     }
 
@@ -302,9 +302,8 @@ impl Writeback {
             .cloned()
     }
 
-    /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for
-    /// nothing. Where
-    /// something was ever dirty there is that thread, unless the system had none: then `last` comes back.
+    /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for nothing.
+    /// Where something was ever dirty there is that thread, unless the system had none: then `last` comes back.
     pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
         self.background.close_with(last)
     }

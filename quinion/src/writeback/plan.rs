@@ -104,7 +104,7 @@ pub enum ThrottleVerdict {
     /// It goes on.
     Go,
     /// It waits, and looks again soon.
-    Nap,
+    Wait,
     /// It gets its file's error.
     Fail,
     /// It gets the error that its device completes nothing.
@@ -119,7 +119,7 @@ pub fn throttle_verdict(limits: &DirtyLimits, waiting: &WriterState, wait_max: D
         () if waiting.failed => ThrottleVerdict::Fail,
         () if waiting.own <= small && waiting.unwritten <= limits.ceiling => ThrottleVerdict::Go,
         () if waiting.written >= waiting.share => ThrottleVerdict::Go,
-        () if waiting.waited < wait_max => ThrottleVerdict::Nap,
+        () if waiting.waited < wait_max => ThrottleVerdict::Wait,
         () if waiting.unwritten <= limits.ceiling => ThrottleVerdict::Go,
         () => ThrottleVerdict::Stuck,
     }
@@ -201,7 +201,7 @@ mod tests {
             ThrottleVerdict::Go,
             "nothing is wrong yet"
         );
-        assert_eq!(throttle_verdict(waiting), ThrottleVerdict::Nap);
+        assert_eq!(throttle_verdict(waiting), ThrottleVerdict::Wait);
         assert_eq!(throttle_verdict(WriterState { written: 8, ..waiting }), ThrottleVerdict::Go);
         assert_eq!(
             throttle_verdict(WriterState { failed: true, written: 8, ..waiting }),
@@ -221,8 +221,11 @@ mod tests {
             ThrottleVerdict::Go,
             "others' pages"
         );
-        assert_eq!(throttle_verdict(WriterState { own: 26, files: 2, ..waiting }), ThrottleVerdict::Nap);
-        assert_eq!(throttle_verdict(WriterState { own: 1, unwritten: 401, ..waiting }), ThrottleVerdict::Nap);
+        assert_eq!(throttle_verdict(WriterState { own: 26, files: 2, ..waiting }), ThrottleVerdict::Wait);
+        assert_eq!(
+            throttle_verdict(WriterState { own: 1, unwritten: 401, ..waiting }),
+            ThrottleVerdict::Wait
+        );
     }
 
     /// Writers that ask for pages of one device, round after round, as the path above does it.

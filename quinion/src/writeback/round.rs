@@ -171,7 +171,7 @@ impl Writeback {
     /// the device together. Waits for nothing.
     pub fn kick(&self, mapping: &Mapping) {
         mapping.writeback().request_pass();
-        self.poke();
+        self.wake();
     }
 }
 

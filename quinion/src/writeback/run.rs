@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //!  1. Every run that was taken is handed to the backend; what the backend drops ends as failed.
-//!  2. The end of a flush takes the tree lock and no other lock that anybody holds while it waits.
+//!  2. The end of a flush takes the tree lock and no other lock that a thread holds while it waits.
 //!  3. Of a flush that failed, the pages that were written count, and the others are dirty again.
 
 use std::io;

@@ -117,7 +117,7 @@ impl Writeback {
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let capacity = UNDER_WAY_MAX.saturating_sub(mapping.writeback().dirty_pages().writeback()) as u32;
         match self.write_some(mapping, FlushRequest::without_waiting(pages, capacity)) {
-            TakeEnd::Done => self.poke(), // it fetches completions that no other thread fetches
+            TakeEnd::Done => self.wake(), // it fetches completions that no other thread fetches
             TakeEnd::More(_) | TakeEnd::Busy(_) => self.kick(mapping),
         }
     }

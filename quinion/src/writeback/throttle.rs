@@ -19,7 +19,7 @@ use super::Writeback;
 use super::plan::{DirtyLimits, ThrottleVerdict, WriterState, throttle_verdict};
 
 /// Between two looks.
-const NAP: Duration = Duration::from_millis(1);
+const SLEEP: Duration = Duration::from_millis(1);
 
 impl Writeback {
     /// A writer is about to dirty `pages` pages of `mapping`, and holds no lock: waits if too much is dirty, for
@@ -40,17 +40,17 @@ impl Writeback {
     #[cold]
     fn wait_for_turn(&self, mapping: &Arc<Mapping>, pages: u64) -> io::Result<()> {
         let began = Instant::now();
-        self.poke();
+        self.wake();
         // Waiting writers continue when as much was written as they want to dirty together.
         let share = self.awaited.fetch_add(pages, Ordering::Relaxed) + pages;
         let waiting = AwaitedPages { all: &self.awaited, pages };
-        let outcome = self.nap_until_turn(mapping, share, began);
+        let outcome = self.sleep_until_turn(mapping, share, began);
         drop(waiting);
         self.counters.add(Count::ThrottledMicros, began.elapsed().as_micros() as u64);
         outcome
     }
 
-    fn nap_until_turn(&self, mapping: &Arc<Mapping>, share: u64, began: Instant) -> io::Result<()> {
+    fn sleep_until_turn(&self, mapping: &Arc<Mapping>, share: u64, began: Instant) -> io::Result<()> {
         let state = mapping.writeback();
         let (failures, written) = (state.failures().count, self.written.load(Ordering::Relaxed));
         loop {
@@ -68,7 +68,7 @@ impl Writeback {
             };
             match throttle_verdict(&limits, &waiting, self.options.wait_max) {
                 ThrottleVerdict::Go => return Ok(()),
-                ThrottleVerdict::Nap => std::thread::sleep(NAP),
+                ThrottleVerdict::Wait => std::thread::sleep(SLEEP),
                 ThrottleVerdict::Fail => return Err(io::Error::from_raw_os_error(state.failures().errno)),
                 ThrottleVerdict::Stuck => return Err(stuck(&limits, self.options.wait_max)),
             }

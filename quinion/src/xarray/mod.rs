@@ -56,7 +56,7 @@
 //!  4. A node's counts are those of its slots; its parent, slot and shift are where it hangs.
 //!  5. A mark stands at the first slot of its entry and in every slot above it, and nowhere else.
 //!  6. The keeper knows exactly the nodes that hold shadows only.
-//!  7. A node is initialised before it is linked and unlinked before it is freed.
+//!  7. A node is initialized before it is linked and unlinked before it is freed.
 //!
 //! Not an invariant: that two slots of one entry change at once for a reader; that a node a reader is in
 //! is still linked; that a shadow keeps its order.

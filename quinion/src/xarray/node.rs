@@ -1,7 +1,7 @@
 //! Node: 2^BITS slots, and a head that only the writer reads.
 //!
 //! ```text
-//!   slots   | s0 | s1 | s2 | ...              u32 each: read by anybody, without a lock
+//!   slots   | s0 | s1 | s2 | ...              u32 each: read by any thread, without a lock
 //!
 //!   head    word 0   count, low half: slots that are not empty
 //!                    shadows, high half: slots that hold a shadow

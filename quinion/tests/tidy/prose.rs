@@ -7,13 +7,13 @@
 //!   spelling    a misspelling, or the American form of a word that is written the British way elsewhere
 //! ```
 //!
-//! Drawings, examples (between fences) and tables are not sentences, and are not checked. Paragraphs are: a sentence
-//! is followed from one line of a comment to the next.
+//! Drawings and examples (between fences) and strings are not checked. Of tables only the words are. Paragraphs are
+//! checked as a whole: a sentence is followed from one line of a comment to the next.
 
 /// Words of a sentence, or of a part of it up to a colon or a semicolon.
 const WORDS_MAX: usize = 45;
 
-const OPENINGS: &[&str] = &["Who", "Whoever", "Nobody", "Somebody"];
+const OPENINGS: &[&str] = &["Who", "Whoever", "Nobody", "Somebody", "Anybody", "Everybody"];
 
 /// What is not written, and what is: words and phrases in small letters.
 const WORDS: &[(&str, &str)] = &[
@@ -21,6 +21,11 @@ const WORDS: &[(&str, &str)] = &[
     ("nobody's", "name the owner"),
     ("somebody", "name the thread, process, caller or handle"),
     ("somebody's", "name the owner"),
+    ("anybody", "name the thread, process or reader, or use the passive"),
+    ("anybody's", "name the owner"),
+    ("everybody", "name the readers, threads or processes"),
+    ("everybody's", "name the owners"),
+    ("someone", "name the thread, process, caller or handle"),
     ("comes and goes", "say what starts and what ends"),
     ("gives way", "say what shrinks, waits or is replaced"),
     ("heard of", "say which message came, or what was noticed"),
@@ -33,18 +38,25 @@ const WORDS: &[(&str, &str)] = &[
 
 const SPELLINGS: &[(&str, &str)] = &[
     ("behavior", "behaviour"),
+    ("behaviors", "behaviours"),
     ("canceled", "cancelled"),
     ("canceling", "cancelling"),
     ("favor", "favour"),
     ("honor", "honour"),
     ("initialise", "initialize"),
+    ("initialised", "initialized"),
     ("neighbor", "neighbour"),
     ("neighbors", "neighbours"),
     ("occured", "occurred"),
     ("optimise", "optimize"),
+    ("optimised", "optimized"),
+    ("optimiser", "optimizer"),
+    ("recognise", "recognize"),
+    ("recognised", "recognized"),
     ("recieve", "receive"),
     ("seperate", "separate"),
     ("serialise", "serialize"),
+    ("serialises", "serializes"),
     ("untill", "until"),
 ];
 
@@ -87,11 +99,14 @@ pub fn check_document(text: &str) -> Vec<Fault> {
 
 /// Of lines, each with its number and whether it may continue the paragraph of the line before.
 fn check<'a>(lines: impl Iterator<Item = (usize, &'a str, bool)>) -> Vec<Fault> {
-    let (mut prose, mut is_fenced, mut is_inside) = (Vec::new(), false, false);
+    let (mut prose, mut rows, mut is_fenced, mut is_inside) = (Vec::new(), Vec::new(), false, false);
     for (line, text, continues) in lines {
         if text.starts_with("```") {
             (is_fenced, is_inside) = (!is_fenced, false);
-        } else if is_fenced || text.is_empty() || text.starts_with(['|', '#']) {
+        } else if text.starts_with('|') && !is_fenced {
+            rows.push(ProseLine { line, text, begins: true });
+            is_inside = false;
+        } else if is_fenced || text.is_empty() || text.starts_with('#') {
             is_inside = false;
         } else {
             let item = text.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -100,7 +115,7 @@ fn check<'a>(lines: impl Iterator<Item = (usize, &'a str, bool)>) -> Vec<Fault> 
             is_inside = continues;
         }
     }
-    let mut faults: Vec<Fault> = prose.iter().flat_map(|line| words(line)).collect();
+    let mut faults: Vec<Fault> = prose.iter().chain(&rows).flat_map(|line| words(line)).collect();
     faults.extend(sentences(&prose));
     faults.sort_by_key(|fault| fault.line);
     faults
@@ -174,8 +189,8 @@ mod tests {
 
     #[test]
     fn plain_sentences_pass() {
-        let text = "//! A thread that waits is woken.\n//!\n//! ```text\n//!   nobody | Who\n//! ```\n\
-                    //! | Nobody | `nobody` |\nlet nobody = 1; // for `nobody`\n/// Others, who wait, do not.";
+        let text = "//! A thread that waits is woken.\n//!\n//! ```text\n//!   nobody | Who\n//! ```\n//! | Who | x |\n\
+                    let nobody = 1; // for `nobody`\n/// Others, who wait, do not.";
         assert_eq!(check_comments(text), []);
         assert_eq!(check_document("# Nobody\n\nA sentence.\n"), []);
     }
@@ -191,6 +206,8 @@ mod tests {
         assert!(found[0].1.contains("begins with `Who`"), "{found:?}");
         assert!(found[3].1.contains("`gives way`") && found[4].1.contains("`neighbour`"), "{found:?}");
         assert_eq!(check_document("It ends.\nNobody waits.").len(), 2);
+        let table = check_document("| a page | that everybody has |");
+        assert!(table.len() == 1 && table[0].wrong.contains("`everybody`"), "{table:?}");
     }
 
     #[test]

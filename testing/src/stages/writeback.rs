@@ -189,12 +189,12 @@ struct RequestRecord {
 }
 
 /// See [`RequestRecord`].
-pub struct Watched {
+pub struct RecordingBackend {
     pub inner: Arc<dyn Backend>,
     record: Mutex<RequestRecord>,
 }
 
-impl Watched {
+impl RecordingBackend {
     pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
         Arc::new(Self { inner, record: Mutex::default() })
     }
@@ -219,13 +219,13 @@ impl Watched {
     }
 }
 
-impl fmt::Debug for Watched {
+impl fmt::Debug for RecordingBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Watched({:?})", self.inner)
+        write!(f, "RecordingBackend({:?})", self.inner)
     }
 }
 
-impl Backend for Watched {
+impl Backend for RecordingBackend {
     fn name(&self) -> &'static str {
         "watched"
     }

@@ -1,7 +1,7 @@
 //! Kernel: userfaultfd as its header has it, and descriptors sent over a socket.
 //!
 //! ```text
-//!   open -> register a range -> somebody reads a page of it -> Event::Fault -> copy, zero or go_on -> he reads on
+//!   open -> register a range -> a thread reads a page of it -> Event::Fault -> copy, zero or go_on -> it reads on
 //! ```
 //!
 //! Written from `linux/userfaultfd.h` and the manual pages, without a look at the server's own: two readings of one

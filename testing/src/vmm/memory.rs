@@ -5,7 +5,7 @@
 //!          SNAPSHOT                    the image's page
 //!          REMOVING                    either, word by word: the balloon is at it
 //!          ZERO                        zeros, and never the image's bytes again
-//!          GONE                        unmapped; nobody looks
+//!          GONE                        unmapped; not looked at
 //!   and over the first or the third: eight bytes of our own at its head, if it was written
 //! ```
 //!
@@ -273,9 +273,8 @@ impl Memory {
 }
 
 /// What the guest program of `machine.rs` answers for pages of these bytes: of each 64 the first word, where the guest
-/// writes, and one that
-/// depends on all that a line tells. Some KVMs run such a guest instruction by instruction, so it is not asked for
-/// more.
+/// writes, and one that depends on the whole line. Some KVMs run such a guest instruction by instruction, so it is not
+/// asked for more.
 pub fn guest_sum(so_far: u32, page: &[u8]) -> u32 {
     let word = |line: &[u8], at: usize| u32::from_le_bytes(line[at..at + 4].try_into().expect("four bytes"));
     let add =

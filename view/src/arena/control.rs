@@ -70,9 +70,9 @@ pub struct Control {
     pub sleepers: AtomicU32,
     /// The numbers of [`AttachPolicy`], in the order of its fields.
     pub attach_policy: [AtomicU64; 3],
-    /// Until when viewers may trust records that say [`Validation::Sure`](super::Validation::Sure), by the clock that
-    /// [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner extends it with each heartbeat. An owner that
-    /// was stopped does not, and may have missed news of its leases: viewers then read through the kernel.
+    /// Until when viewers may trust records that say [`Validation::Leased`](super::Validation::Leased), by the clock
+    /// that [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner extends it with each heartbeat. An owner
+    /// that was stopped does not, and may have missed news of its leases: viewers then read through the kernel.
     pub sure_until: AtomicU64,
     /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
     /// bit is a reason to ask, and a clear one a reason not to.
@@ -453,7 +453,7 @@ pub struct Request {
 
 /// The states of a [`Request`].
 pub mod state {
-    /// Anybody's.
+    /// Unclaimed.
     pub const FREE: u32 = 0;
     /// A viewer's thread is writing its question.
     pub const CLAIMED: u32 = 1;
@@ -685,7 +685,7 @@ pub enum Reason {
     Unguaranteed = 12,
     /// Left to the kernel for a while, which served it as well; it may be served since.
     Left = 13,
-    /// An object in the process may use descriptors without anybody hearing of it.
+    /// An object in the process may use descriptors unseen.
     Restricted = 14,
     /// The process has changed its credentials or name spaces.
     Domain = 15,

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | sequence | `prepare` (odd to even), `retire`, `try_retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
 //! | | `begin_writes` (even to the next even), once in a folio's life | a writer's hold |
-//! | | `try_begin_split` (even to odd), then `prepare_piece` (odd to even) | the tree lock, and nobody's hold |
+//! | | `try_begin_split` (even to odd), then `prepare_piece` (odd to even) | the tree lock, and no hold |
 //! | holds | `prepare` (to 1), `try_hold`, `put`, `complete`; with `WRITEBACK` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the hold of the lock's holder; cleared only with the sequence, by `prepare` |
@@ -17,7 +17,7 @@
 //! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
 //! | | set by `try_lock` and `try_lock_allocated`, cleared by `unlock` or `complete` | a grabber's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
-//! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
+//! | `DETACHED` | set by `retire` when the folio is held | the tree lock |
 //! | `PARTIAL_UPTODATE` | set by `note_pages_read`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
 //! | `DROPBEHIND` | set or cleared by `prepare_with`, cleared by `adopt` | the tree lock |
@@ -32,10 +32,10 @@
 //! | even | 0 | 1 | 0 | 0 | >= 1 | in the index or about to be, being filled; its fill holds it, and so may readers who wait |
 //! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
 //! | even | 1 | 1 | 0 | 0 | >= 1 | the same, and grabbed: readers and writers in place go on, other grabbers wait |
-//! | even | 0 | 0 | 0 | 0 | any | **allocated**: in the index of a memory file, and nobody has put bytes there; zeros, whatever is in its frames |
+//! | even | 0 | 0 | 0 | 0 | any | **allocated**: in the index of a memory file, and no bytes were put there; zeros, whatever is in its frames |
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
-//! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
+//! | 0 | 0 | 0 | 0 | 0 | 0 | memory that was not touched: a folio of mapping 0, for which no reader asks |
 //!
 //! `LOCKED` is the **folio lock**. Its holder is alone in putting first bytes into a folio that is not up to date, and
 //! keeps other grabbers, splits and spills away from one that is. It stops no reader of a folio that is up to date:
@@ -57,7 +57,7 @@
 //! | in the index | DIRTY | WRITEBACK | meaning |
 //! |---|---|---|---|
 //! | yes | 0 | 0 | the file has its bytes, as far as we know: it may be evicted |
-//! | yes | 1 | 0 | a page of it is to be written; it is not evicted and not dropped behind anybody |
+//! | yes | 1 | 0 | a page of it is to be written; it is not evicted and not dropped behind a reader |
 //! | yes | 0 | 1 | pages of it are being written and have not been changed since; as above |
 //! | yes | 1 | 1 | some pages are being written, and some, of these or others, are to be written; as above |
 //! | no | 0 | 0 or 1 | what was taken out is not dirty any more; what was being written is held until that has ended |
@@ -197,15 +197,16 @@ impl core::fmt::Debug for DescriptorWord {
     }
 }
 
-/// What a reader knows of a folio after its first look.
+/// What a reader found at its first look at a folio, and what it checks after its copy: the stamp of an optimistic
+/// read.
 #[derive(Clone, Copy, Debug)]
-pub struct Ticket {
+pub struct FolioStamp {
     word: DescriptorWord,
     /// The folio's first index.
     pub first: PageIndex,
 }
 
-impl Ticket {
+impl FolioStamp {
     /// The folio's order.
     #[inline]
     pub fn order(&self) -> Order {
@@ -407,33 +408,33 @@ impl Descriptor {
 
     /// The reader's first look: is this an up-to-date folio of `mapping` that covers `index`?
     #[inline]
-    pub fn begin_read(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+    pub fn begin_read(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, NotReady> {
         // Acquire, partner: the Release in `complete`. If that store comes first we see the identity and
         // the bytes it published; if not, we see a folio that is not up to date and do not copy.
         let order = ordering(Mutant::ReaderAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = DescriptorWord(self.word.load(order));
-        let ticket = self.check(word, mapping, index)?;
+        let stamp = self.check(word, mapping, index)?;
         if word.has(Flags::STEADY) {
-            return Ok(ticket);
+            return Ok(stamp);
         }
         match () {
             () if !word.has(Flags::UPTODATE) && !mutant(Mutant::ReaderUptodate) => Err(NotReady::Filling),
             () if word.is_written() && !mutant(Mutant::ReaderSteady) => Err(NotReady::Written),
-            () => Ok(ticket),
+            () => Ok(stamp),
         }
     }
 
     /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is written: for each page it
     /// looks at that page's sequence, copies, and looks at it again; then comes [`Descriptor::end_read`].
     #[inline]
-    pub fn begin_read_written(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+    pub fn begin_read_written(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, NotReady> {
         // Acquire, partner: the Release in `complete`, which every later step on the word hands on: the fill's
         // bytes, for pages of which no writer has said anything yet.
         let order = ordering(Mutant::WrittenAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = DescriptorWord(self.word.load(order));
-        let ticket = self.check(word, mapping, index)?;
+        let stamp = self.check(word, mapping, index)?;
         // What was written once stays so: this is another folio of the same pages.
-        if word.is_written() { Ok(ticket) } else { Err(NotReady::Mismatch) }
+        if word.is_written() { Ok(stamp) } else { Err(NotReady::Mismatch) }
     }
 
     /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is being filled: how many
@@ -446,15 +447,15 @@ impl Descriptor {
         mapping: MappingId,
         index: PageIndex,
         pages_read: impl FnOnce(u32, u32) -> u32,
-    ) -> Result<(Ticket, u32), NotReady> {
+    ) -> Result<(FolioStamp, u32), NotReady> {
         // Acquire, partner: the Release in `prepare` (its fence's or its store's), which every later step on the word
         // hands on until the folio is freed: a thread that sees the word and then looks at the bits sees none of
         // the frames' use before. And the Release in `complete`, as in `begin_read`: the fill may have ended
         // since that look.
         let order = ordering(Mutant::ReaderWordAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = DescriptorWord(self.word.load(order));
-        let ticket = self.check(word, mapping, index)?;
-        let place = (index.0 - ticket.first.0) as u32;
+        let stamp = self.check(word, mapping, index)?;
+        let place = (index.0 - stamp.first.0) as u32;
         let to_end = word.order().pages() - place;
         if word.is_written() && !mutant(Mutant::ReaderSteady) {
             return Err(NotReady::Written);
@@ -464,19 +465,19 @@ impl Descriptor {
             () if word.has(Flags::PARTIAL_UPTODATE) => pages_read(place, to_end),
             () => 0,
         };
-        if pages > 0 { Ok((ticket, pages)) } else { Err(NotReady::Filling) }
+        if pages > 0 { Ok((stamp, pages)) } else { Err(NotReady::Filling) }
     }
 
     /// Whether this is a folio of `mapping` that covers `index`, filled or not.
     #[inline]
-    pub fn identify(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+    pub fn identify(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, NotReady> {
         // Acquire, partner: the Release in `prepare`: a thread that sees the word sees its identity, or a later one.
         self.check(DescriptorWord(self.word.load(Ordering::Acquire)), mapping, index)
     }
 
     /// The reader's second look: was what it copied this folio's, from the first byte to the last?
     #[inline]
-    pub fn end_read(&self, ticket: Ticket) -> bool {
+    pub fn end_read(&self, stamp: FolioStamp) -> bool {
         // Acquire fence, partner: the Release fence in `before_reuse`. If our first look saw any part of
         // a later identity, or our copy any byte of a later folio, then the load below sees the odd
         // sequence that came before, or a later one; if neither did, all that we saw is the old folio's.
@@ -485,19 +486,24 @@ impl Descriptor {
         if !mutant(Mutant::ReaderFence) {
             fence(Ordering::Acquire);
         }
-        self.word().sequence() == ticket.word.sequence() || mutant(Mutant::ReaderRecheck)
+        self.word().sequence() == stamp.word.sequence() || mutant(Mutant::ReaderRecheck)
     }
 
     /// The part of the first look that identifies the folio.
     #[inline]
-    fn check(&self, word: DescriptorWord, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+    fn check(
+        &self,
+        word: DescriptorWord,
+        mapping: MappingId,
+        index: PageIndex,
+    ) -> Result<FolioStamp, NotReady> {
         let first = self.index();
         // A wrapping difference is one comparison for "not before" and "not after".
         let inside = index.0.wrapping_sub(first.0) < u64::from(word.order().pages());
         let live = word.is_live() || mutant(Mutant::ReaderParity);
         let ours = self.mapping() == mapping || mutant(Mutant::ReaderMapping);
         if live && ours && (inside || mutant(Mutant::ReaderIndex)) {
-            Ok(Ticket { word, first })
+            Ok(FolioStamp { word, first })
         } else {
             Err(NotReady::Mismatch)
         }
@@ -657,26 +663,26 @@ impl Descriptor {
 
     /// Holds the up-to-date folio of `mapping` that covers `index`. Its bytes stay until [`Descriptor::put`].
     #[inline]
-    pub fn try_hold(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
+    pub fn try_hold(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, HoldRefused> {
         self.hold(mapping, index, Flags::UPTODATE)
     }
 
     /// As [`Descriptor::try_hold`], but the folio may still be being filled: a reader holds it while it
     /// waits. [`Descriptor::is_readable`] says when its bytes may be read.
     #[inline]
-    pub fn try_hold_unfilled(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
+    pub fn try_hold_unfilled(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, HoldRefused> {
         self.hold(mapping, index, 0)
     }
 
     /// Holds the folio if it has all of `needs` (flags).
     #[inline]
-    fn hold(&self, mapping: MappingId, index: PageIndex, needs: u64) -> Result<Ticket, HoldRefused> {
+    fn hold(&self, mapping: MappingId, index: PageIndex, needs: u64) -> Result<FolioStamp, HoldRefused> {
         // Acquire, partner: the Release in `complete`, as in `begin_read`, and in `prepare`: a folio held
         // before it is filled is the one that was prepared.
         let order = ordering(Mutant::HoldAcquire, Ordering::Acquire, Ordering::Relaxed);
         let mut word = DescriptorWord(self.word.load(order));
         loop {
-            let ticket = self.check(word, mapping, index).map_err(|_| HoldRefused::Mismatch)?;
+            let stamp = self.check(word, mapping, index).map_err(|_| HoldRefused::Mismatch)?;
             if word.0 & needs != needs && !mutant(Mutant::HoldUptodate) {
                 return Err(HoldRefused::Filling);
             }
@@ -690,7 +696,7 @@ impl Descriptor {
                 word = self.word();
             }
             match self.word.compare_exchange(word.0, word.0 + HOLD, order, order) {
-                Ok(_) => return Ok(ticket),
+                Ok(_) => return Ok(stamp),
                 Err(now) => word = DescriptorWord(now),
             }
         }
@@ -698,20 +704,20 @@ impl Descriptor {
 
     /// What the holder of a folio may do with all of it now.
     #[inline]
-    pub fn is_readable(&self, ticket: Ticket) -> ReadableState {
-        self.is_page_readable(ticket, || false)
+    pub fn is_readable(&self, stamp: FolioStamp) -> ReadableState {
+        self.is_page_readable(stamp, || false)
     }
 
     /// What the holder of a folio may do now with that page of it of which `is_page_read` looks at the bit.
     #[inline]
-    pub fn is_page_readable(&self, ticket: Ticket, is_page_read: impl FnOnce() -> bool) -> ReadableState {
+    pub fn is_page_readable(&self, stamp: FolioStamp, is_page_read: impl FnOnce() -> bool) -> ReadableState {
         // Acquire, partner: the Release in `complete`.
         let word = DescriptorWord(self.word.load(ordering(
             Mutant::ReadableAcquire,
             Ordering::Acquire,
             Ordering::Relaxed,
         )));
-        let same = ticket.names(word) || mutant(Mutant::ReadableSequence);
+        let same = stamp.names(word) || mutant(Mutant::ReadableSequence);
         match () {
             // The bit is looked at after the word: a page that arrived before its folio was let go was the file's.
             () if word.has(Flags::PARTIAL_UPTODATE) && same && is_page_read() => ReadableState::Yes,
@@ -732,8 +738,8 @@ impl Descriptor {
     /// Whether this folio, which the caller holds, has not left the index since it was held. `false` for sure if
     /// something that came after it had left was seen by the caller, with Acquire, before this call.
     #[inline]
-    pub fn is_attached(&self, ticket: Ticket) -> bool {
-        ticket.names(self.word())
+    pub fn is_attached(&self, stamp: FolioStamp) -> bool {
+        stamp.names(self.word())
     }
 
     /// Whether the holder of this folio may read all of its bytes, also if it has left the index since it was held.
@@ -757,13 +763,13 @@ impl Descriptor {
     /// Takes the folio lock, which is free, of a folio that the caller holds: the word then. With the lock the caller
     /// sees what its last holder had done. Gives it back by [`Descriptor::unlock`], or by [`Descriptor::complete`] with
     /// its hold, if the folio was not up to date and is now.
-    pub fn try_lock(&self, ticket: Ticket) -> Result<DescriptorWord, LockRefused> {
+    pub fn try_lock(&self, stamp: FolioStamp) -> Result<DescriptorWord, LockRefused> {
         // Acquire, partner: the Release in `unlock` and in `complete`: what was done under the lock before.
         let order = ordering(Mutant::LockAcquire, Ordering::Acquire, Ordering::Relaxed);
         let mut word = self.word();
         loop {
             match () {
-                () if !ticket.names(word) => return Err(LockRefused::Left),
+                () if !stamp.names(word) => return Err(LockRefused::Left),
                 () if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) => {
                     return Err(LockRefused::Locked);
                 }
@@ -777,7 +783,7 @@ impl Descriptor {
     }
 
     /// Gives the folio lock back, and leaves the folio's bytes what they are: there, or not there. The caller keeps its
-    /// hold, and wakes who may wait for the lock.
+    /// hold, and wakes the threads that may wait for the lock.
     #[inline]
     pub fn unlock(&self) {
         // Release, partner: the Acquire in `try_lock`.
@@ -788,11 +794,11 @@ impl Descriptor {
 
     /// What the fill of this folio knows of it, also if it has left the index since it was inserted.
     #[inline]
-    pub fn ticket_of_fill(&self) -> Ticket {
+    pub fn stamp_of_fill(&self) -> FolioStamp {
         let word = self.word();
         debug_assert!(word.has(Flags::LOCKED) && word.holds() > 0, "{word:?} is not being filled");
         let left = if word.is_live() { 0 } else { SEQUENCE };
-        Ticket { word: DescriptorWord(word.0.wrapping_sub(left)), first: self.index() }
+        FolioStamp { word: DescriptorWord(word.0.wrapping_sub(left)), first: self.index() }
     }
 
     /// Gives a hold back.
@@ -900,9 +906,9 @@ impl Descriptor {
 
     /// Clears the readahead marker and says whether it was this call that did.
     #[inline]
-    pub fn take_marker(&self, ticket: Ticket) -> bool {
+    pub fn take_marker(&self, stamp: FolioStamp) -> bool {
         let ours = |word: DescriptorWord| {
-            (word.sequence() == ticket.word.sequence() || mutant(Mutant::MarkerSequence))
+            (word.sequence() == stamp.word.sequence() || mutant(Mutant::MarkerSequence))
                 && (word.has(Flags::MARKER) || mutant(Mutant::MarkerFlag))
         };
         self.update(Ordering::Relaxed, |word| ours(DescriptorWord(word)).then_some(word & !Flags::MARKER))
@@ -1085,11 +1091,11 @@ mod tests {
         d.prepare(FILE, PageIndex(8), Order(2), false);
         assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Filling);
         d.complete(true);
-        let ticket = d.begin_read(FILE, PageIndex(11)).unwrap();
-        assert_eq!(ticket.first, PageIndex(8));
-        assert!(d.end_read(ticket));
+        let stamp = d.begin_read(FILE, PageIndex(11)).unwrap();
+        assert_eq!(stamp.first, PageIndex(8));
+        assert!(d.end_read(stamp));
         assert_eq!(d.retire(), RetireOutcome::Free);
-        assert!(!d.end_read(ticket));
+        assert!(!d.end_read(stamp));
         assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Mismatch);
     }
 
@@ -1137,10 +1143,10 @@ mod tests {
         d.prepare(FILE, PageIndex(0), Order(2), false);
         assert_eq!(fail(&d), PutOutcome::Last(Order(2)), "nobody came: it is the fill's to free");
         d.prepare(FILE, PageIndex(0), Order(2), false);
-        let ticket = d.try_hold_unfilled(FILE, PageIndex(3)).unwrap();
-        assert_eq!(d.is_readable(ticket), ReadableState::NotYet);
+        let stamp = d.try_hold_unfilled(FILE, PageIndex(3)).unwrap();
+        assert_eq!(d.is_readable(stamp), ReadableState::NotYet);
         assert_eq!(fail(&d), PutOutcome::Kept);
-        assert_eq!(d.is_readable(ticket), ReadableState::Never);
+        assert_eq!(d.is_readable(stamp), ReadableState::Never);
         let sequence = d.word().sequence();
         assert_eq!(d.put(), PutOutcome::Last(Order(2)));
         assert_eq!((d.word().sequence(), d.word().holds()), (sequence, 0), "no borrow from the sequence");
@@ -1150,16 +1156,16 @@ mod tests {
     fn an_allocated_folio_is_zeros_until_it_is_filled_under_its_lock() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(1), false);
-        let ticket = d.try_hold_unfilled(FILE, PageIndex(1)).unwrap();
+        let stamp = d.try_hold_unfilled(FILE, PageIndex(1)).unwrap();
         assert!(!d.try_lock_allocated(), "its first fill has the lock");
         assert_eq!(d.complete(false), FillEnd::Attached);
-        assert_eq!(d.is_readable(ticket), ReadableState::Zeros);
+        assert_eq!(d.is_readable(stamp), ReadableState::Zeros);
         assert_eq!(d.begin_read(FILE, PageIndex(0)).unwrap_err(), NotReady::Filling, "no hit");
         assert_eq!(d.begin_writes(), Err(WriteRefused::Filling), "and no write in place");
         assert!(d.try_lock_allocated() && !d.try_lock_allocated());
-        assert_eq!((d.is_readable(ticket), d.word().holds()), (ReadableState::NotYet, 2));
+        assert_eq!((d.is_readable(stamp), d.word().holds()), (ReadableState::NotYet, 2));
         assert_eq!(d.complete(true), FillEnd::Attached);
-        assert_eq!(d.is_readable(ticket), ReadableState::Yes);
+        assert_eq!(d.is_readable(stamp), ReadableState::Yes);
         assert!(!d.try_lock_allocated(), "what is up to date is not allocated");
         assert_eq!((d.put(), d.retire()), (PutOutcome::Kept, RetireOutcome::Free));
         assert!(!d.try_lock_allocated());
@@ -1180,10 +1186,10 @@ mod tests {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(0), true);
         d.complete(true);
-        let ticket = d.begin_read(FILE, PageIndex(0)).unwrap();
-        assert!(ticket.has_marker());
-        assert!(d.take_marker(ticket));
-        assert!(!d.take_marker(ticket));
+        let stamp = d.begin_read(FILE, PageIndex(0)).unwrap();
+        assert!(stamp.has_marker());
+        assert!(d.take_marker(stamp));
+        assert!(!d.take_marker(stamp));
     }
 
     #[test]
@@ -1192,8 +1198,8 @@ mod tests {
         d.prepare(FILE, PageIndex(0), Order(3), true);
         d.join_working_set();
         d.complete(true);
-        let ticket = d.begin_read(FILE, PageIndex(0)).unwrap();
-        assert!(d.take_marker(ticket));
+        let stamp = d.begin_read(FILE, PageIndex(0)).unwrap();
+        assert!(d.take_marker(stamp));
         assert_eq!(d.try_retire(), Some(Order(3)));
         assert!(d.word().has(Flags::WORKINGSET));
         d.prepare(FILE, PageIndex(8), Order(0), false);
@@ -1206,12 +1212,12 @@ mod tests {
         let d = Descriptor::new();
         d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND | Flags::MARKER);
         d.complete(true);
-        let ticket = d.begin_read(FILE, PageIndex(1)).unwrap();
-        assert!(ticket.drops_behind() && ticket.has_marker());
+        let stamp = d.begin_read(FILE, PageIndex(1)).unwrap();
+        assert!(stamp.drops_behind() && stamp.has_marker());
         d.adopt();
-        assert!(d.end_read(ticket), "an adoption disturbs no reader");
-        let ticket = d.begin_read(FILE, PageIndex(1)).unwrap();
-        assert!(!ticket.drops_behind() && ticket.has_marker());
+        assert!(d.end_read(stamp), "an adoption disturbs no reader");
+        let stamp = d.begin_read(FILE, PageIndex(1)).unwrap();
+        assert!(!stamp.drops_behind() && stamp.has_marker());
         d.retire();
         d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND);
         d.retire();

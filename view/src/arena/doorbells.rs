@@ -132,12 +132,12 @@ impl<const WORDS: usize> Doorbells<WORDS> {
 
 /// What a watcher knows of one viewer.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Watched {
+pub struct WatchedViewers {
     /// Whose the seat was when its doorbell was put up last, and the number of the futex then.
     heard: Option<(u32, u32)>,
 }
 
-impl Watched {
+impl WatchedViewers {
     /// Looks at a viewer's futex, and has its doorbell put up if the number is another, or `whose` is: the next in a
     /// seat may have asked as often as the one before. The number while which the watcher may sleep.
     #[inline]
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_watcher_puts_a_bell_up_for_each_change_and_at_first() {
-        let (mut watched, futex, mut rings) = (Watched::default(), AtomicU32::new(7), 0);
+        let (mut watched, futex, mut rings) = (WatchedViewers::default(), AtomicU32::new(7), 0);
         let mut look = |whose| (watched.look(whose, &futex, || rings += 1), rings);
         assert_eq!((look(1), look(1)), ((7, 1), (7, 1)));
         futex.store(8, Ordering::Relaxed);

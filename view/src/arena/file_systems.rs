@@ -14,7 +14,7 @@
 pub enum FileSystem {
     /// Its files are answers, made anew at each read. They are never served.
     NoContent,
-    /// It cannot be written by anybody.
+    /// It cannot be written.
     ReadOnly,
     /// Its files change through this kernel alone, and a read lease keeps others from changing them.
     Local,
@@ -23,10 +23,10 @@ pub enum FileSystem {
 }
 
 /// A type: what its files are, its name in tables of mounts, and the number that `statfs` tells.
-type Known = (FileSystem, &'static str, u32);
+type FileSystemRow = (FileSystem, &'static str, u32);
 
 /// What is known. (NTFS by FUSE is called fuseblk, and is none of these.)
-const KNOWN: [Known; 46] = {
+const KNOWN: [FileSystemRow; 46] = {
     use FileSystem::{Local, NoContent, ReadOnly};
     [
         (Local, "ext4", 0xef53),
@@ -92,7 +92,7 @@ impl FileSystem {
     }
 
     #[inline]
-    fn known(is_it: impl Fn(&Known) -> bool) -> Self {
+    fn known(is_it: impl Fn(&FileSystemRow) -> bool) -> Self {
         KNOWN.iter().find(|known| is_it(known)).map_or(Self::Other, |&(found, _, _)| found)
     }
 

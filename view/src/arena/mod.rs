@@ -30,8 +30,8 @@ pub mod dirty;
 pub mod pages_read;
 pub mod written;
 pub use descriptor::{
-    Descriptor, DescriptorWord, FillEnd, Flags, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE, NotReady,
-    PutOutcome, ReadableState, RetireOutcome, Ticket, WriteRefused, before_bytes,
+    Descriptor, DescriptorWord, FillEnd, Flags, FolioStamp, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE,
+    NotReady, PutOutcome, ReadableState, RetireOutcome, WriteRefused, before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.

@@ -8,7 +8,7 @@
 //! | byte | what is known | left so by | a read makes it | a scan |
 //! |---|---|---|---|---|
 //! | fresh | it was asked for, and a thread that asked is about to read it | insertion | 0 | spares it, once: 0 |
-//! | unread, fresh | nobody asked for it, nobody has read it | insertion of what is fetched ahead | 0 | spares it, once: unread |
+//! | unread, fresh | not asked for, not read | insertion of what is fetched ahead | 0 | spares it, once: unread |
 //! | unread | the same, and it was spared | a scan | 0 | counts no reads |
 //! | 0 | it was read as expected and not since | a reader | 1 | counts no reads |
 //! | 1, 2 | it was read so often beyond that | a reader; a scan that keeps it | one more | counts them |

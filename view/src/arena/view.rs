@@ -107,22 +107,22 @@ pub enum Validation {
     /// It may not: nothing guarantees that the file stays as it is, and the kernel reads. A record begins so.
     Kernel = 0,
     /// Nothing: the owner has a lease, and no process changes the file while it stands.
-    Sure = 1,
+    Leased = 1,
     /// The file's times are looked at before each read: another process may write it without notice.
-    Looked = 2,
+    CheckTimes = 2,
     /// Nothing: the file never changes, lease or no lease.
     Immutable = 3,
     /// It may not now, because the owner's heartbeat is late: the kernel reads this time. No record says so: a viewer
-    /// concludes it for a file that says [`Validation::Sure`].
-    Unheard = 4,
+    /// concludes it for a file that says [`Validation::Leased`].
+    OwnerLate = 4,
 }
 
 impl Validation {
     #[inline]
     const fn of(word: u32) -> Self {
         match word {
-            1 => Self::Sure,
-            2 => Self::Looked,
+            1 => Self::Leased,
+            2 => Self::CheckTimes,
             3 => Self::Immutable,
             _ => Self::Kernel,
         }
@@ -207,8 +207,8 @@ impl View {
         self.header().frames_grown.load(Ordering::Acquire).min(self.layout.frames_max)
     }
 
-    /// Whether who answered viewers does so no more, or was killed. Known before anybody can write a file that the
-    /// owner had a lease on.
+    /// Whether the owner has stopped answering viewers, or was killed. Known before any process can write a file that
+    /// the owner had a lease on.
     #[inline]
     pub fn owner_has_ended(&self) -> bool {
         // SeqCst, partner: the store of `DeathNotice`, or the kernel's, which comes before the leases go.

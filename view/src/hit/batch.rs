@@ -35,7 +35,7 @@
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU32;
 
-use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View, fetch_line};
+use crate::arena::{CellNumber, Descriptor, FolioStamp, GrownView, NotReady, Record, View, fetch_line};
 use crate::folio::copy::copy_out;
 use crate::lookup::{NODE_BITS, seek};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
@@ -259,8 +259,8 @@ impl<'a> LocatedRead<'a> {
         are_written: &mut bool,
     ) -> Option<ReadyRead<'a>> {
         let index = wanted.index();
-        let ticket = match self.descriptor.begin_read(wanted.id, index) {
-            Ok(ticket) => ticket,
+        let stamp = match self.descriptor.begin_read(wanted.id, index) {
+            Ok(stamp) => stamp,
             // One page has arrived, or none: one is what is wanted.
             Err(NotReady::Filling) => {
                 let file = FoundFile { grown, record: self.record, id: wanted.id };
@@ -272,17 +272,17 @@ impl<'a> LocatedRead<'a> {
                 return None;
             }
         };
-        if ticket.has_marker() {
+        if stamp.has_marker() {
             return None;
         }
-        let page = page_of(grown, self.frame, ticket, index)?;
+        let page = page_of(grown, self.frame, stamp, index)?;
         let in_page = wanted.bytes.position as usize % PAGE_SIZE;
         let from = page.wrapping_add(in_page).cast_const();
         for at in (0..wanted.bytes.len).step_by(LINE).take(LINES_AT_LOOK) {
             fetch_line(from.wrapping_add(at));
         }
         let &Self { record, end, frame, descriptor } = self;
-        Some(ReadyRead { record, end, frame, descriptor, ticket, from })
+        Some(ReadyRead { record, end, frame, descriptor, stamp, from })
     }
 }
 
@@ -293,7 +293,7 @@ struct ReadyRead<'a> {
     end: u64,
     frame: Frame,
     descriptor: &'a Descriptor,
-    ticket: Ticket,
+    stamp: FolioStamp,
     /// The first byte, in a page of the arena that exists; the range ends within that page.
     from: *const u8,
 }
@@ -306,6 +306,6 @@ impl ReadyRead<'_> {
         // the caller's, by the promise that made `wanted`.
         unsafe { copy_out(self.from, wanted.bytes.to, wanted.bytes.len) };
         let file = FoundFile { grown, record: self.record, id: wanted.id };
-        file.is_still(self.descriptor, self.ticket, self.end)
+        file.is_still(self.descriptor, self.stamp, self.end)
     }
 }

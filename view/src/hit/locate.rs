@@ -33,16 +33,16 @@ pub fn locate(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(*const
         let Kind::Folio(number) = find(&grown, record, index).kind() else { break };
         let frame = Frame(number);
         let Some(descriptor) = grown.descriptor(frame) else { break };
-        let Ok(ticket) = descriptor.begin_read(id, index) else { break };
-        let pages = (u64::from(ticket.order().pages()) + ticket.first.0 - index.0) as usize;
+        let Ok(stamp) = descriptor.begin_read(id, index) else { break };
+        let pages = (u64::from(stamp.order().pages()) + stamp.first.0 - index.0) as usize;
         let bytes = (len - found).min(pages * PAGE_SIZE - inside);
         // The frames of a folio lie together: if the first and the last of them exist, the others do.
         let last = PageIndex(index.0 + ((inside + bytes - 1) / PAGE_SIZE) as u64);
-        let Some(page) = page_of(grown, frame, ticket, index) else { break };
-        if page_of(grown, frame, ticket, last).is_none() {
+        let Some(page) = page_of(grown, frame, stamp, index) else { break };
+        if page_of(grown, frame, stamp, last).is_none() {
             break;
         }
-        if !descriptor.is_pinned() || !file.is_still(descriptor, ticket, at + bytes as u64) {
+        if !descriptor.is_pinned() || !file.is_still(descriptor, stamp, at + bytes as u64) {
             break;
         }
         each(page.wrapping_add(inside), bytes);
@@ -73,7 +73,7 @@ fn ready_pages(file: FoundFile<'_>, index: PageIndex) -> u32 {
     let Kind::Folio(number) = find(&file.grown, file.record, index).kind() else { return 0 };
     let Some(descriptor) = file.grown.descriptor(Frame(number)) else { return 0 };
     match file.look_partial(descriptor, Frame(number), index) {
-        Ok((ticket, pages)) if file.is_still(descriptor, ticket, index.first_byte()) => pages,
+        Ok((stamp, pages)) if file.is_still(descriptor, stamp, index.first_byte()) => pages,
         _ => 0,
     }
 }

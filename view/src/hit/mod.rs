@@ -25,7 +25,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View};
+use crate::arena::{CellNumber, Descriptor, FolioStamp, GrownView, NotReady, Record, View};
 use crate::folio::copy::{self, copy_out};
 use crate::folio::written::{copy_page, copy_pages};
 use crate::lookup::{FolioFinder, find, finder};
@@ -167,21 +167,21 @@ unsafe fn read_within_page(file: FoundFile<'_>, wanted: WantedBytes) -> SinglePa
     };
     let frame = Frame(number);
     let Some(descriptor) = grown.descriptor(frame) else { return SinglePageHit::Unclear };
-    let Ok(ticket) = descriptor.begin_read(id, index) else { return SinglePageHit::Unclear };
-    let Some(from) = grown.bytes(frame).filter(|_| !ticket.has_marker()) else {
+    let Ok(stamp) = descriptor.begin_read(id, index) else { return SinglePageHit::Unclear };
+    let Some(from) = grown.bytes(frame).filter(|_| !stamp.has_marker()) else {
         return SinglePageHit::Unclear;
     };
-    if ticket.order() == Order::ZERO {
+    if stamp.order() == Order::ZERO {
         // Where a single page is read is known before its descriptor has arrived, and in a branch of its
         // own the copy need not wait for that.
         // SAFETY: the source lies in a grown frame; the destination is the caller's.
         unsafe { copy_out(from.add(in_page), to, len) };
     } else {
-        let Some(from) = page_of(grown, frame, ticket, index) else { return SinglePageHit::Unclear };
+        let Some(from) = page_of(grown, frame, stamp, index) else { return SinglePageHit::Unclear };
         // SAFETY: as above, and the range is within the page.
         unsafe { copy_out(from.add(in_page), to, len) };
     }
-    if file.is_still(descriptor, ticket, end) { SinglePageHit::Read(frame) } else { SinglePageHit::Unclear }
+    if file.is_still(descriptor, stamp, end) { SinglePageHit::Read(frame) } else { SinglePageHit::Unclear }
 }
 
 /// As [`read_within_page`] from the look on, if the folio that `frame` heads is written.
@@ -195,12 +195,12 @@ unsafe fn written_page(file: FoundFile<'_>, frame: Frame, wanted: WantedBytes) -
     let end = end_within_page(record, position, len)?;
     let index = PageIndex::of_byte(position);
     let descriptor = grown.descriptor(frame)?;
-    let ticket = descriptor.begin_read_written(id, index).ok().filter(|ticket| !ticket.has_marker())?;
-    let page = frame.plus((index.0 - ticket.first.0) as u32);
+    let stamp = descriptor.begin_read_written(id, index).ok().filter(|stamp| !stamp.has_marker())?;
+    let page = frame.plus((index.0 - stamp.first.0) as u32);
     let from = grown.bytes(page)?.wrapping_add(position as usize % PAGE_SIZE);
     // SAFETY: the range is within a grown page, and the sequence is that page's; the destination is the caller's.
     let is_whole = unsafe { copy_page(grown.write_sequence(page)?, from, to, len) };
-    (is_whole && file.is_still(descriptor, ticket, end)).then_some(frame)
+    (is_whole && file.is_still(descriptor, stamp, end)).then_some(frame)
 }
 
 /// Where a range ends, if it lies within one page and within the file.
@@ -212,30 +212,30 @@ fn end_within_page(record: &Record, position: u64, len: usize) -> Option<u64> {
     (within_page && end <= record.size.load(Ordering::Acquire)).then_some(end)
 }
 
-/// The address of the page at `index` of a folio that covers it, by its ticket; `None` if no such frame exists.
+/// The address of the page at `index` of a folio that covers it, by its stamp; `None` if no such frame exists.
 #[inline(always)]
-fn page_of(grown: GrownView<'_>, frame: Frame, ticket: Ticket, index: PageIndex) -> Option<*mut u8> {
-    grown.bytes(frame.plus((index.0 - ticket.first.0) as u32))
+fn page_of(grown: GrownView<'_>, frame: Frame, stamp: FolioStamp, index: PageIndex) -> Option<*mut u8> {
+    grown.bytes(frame.plus((index.0 - stamp.first.0) as u32))
 }
 
 impl FoundFile<'_> {
-    /// The first look at the folio that `frame` heads, which is being filled: its ticket, and how many pages from
+    /// The first look at the folio that `frame` heads, which is being filled: its stamp, and how many pages from
     /// `index` on have arrived in a row, at least one.
     fn look_partial(
         self,
         descriptor: &Descriptor,
         frame: Frame,
         index: PageIndex,
-    ) -> Result<(Ticket, u32), NotReady> {
+    ) -> Result<(FolioStamp, u32), NotReady> {
         let grown = self.grown;
         descriptor.begin_read_partial(self.id, index, |place, pages| grown.run_read(frame.plus(place), pages))
     }
 
     /// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
     #[inline(always)]
-    fn is_still(self, descriptor: &Descriptor, ticket: Ticket, end: u64) -> bool {
+    fn is_still(self, descriptor: &Descriptor, stamp: FolioStamp, end: u64) -> bool {
         // The acquire fence in `end_read` stands before the second load of the record, too.
-        self.reaches(end) && descriptor.end_read(ticket) && self.is_same()
+        self.reaches(end) && descriptor.end_read(stamp) && self.is_same()
     }
 
     /// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
@@ -382,8 +382,8 @@ impl Reader<'_> {
             let Some(descriptor) = self.file.grown.descriptor(frame) else { return Err(HitStop::Absent) };
             let folio = FoundFolio { frame, descriptor };
             // 3
-            let ticket = match descriptor.begin_read(self.file.id, index) {
-                Ok(ticket) => ticket,
+            let stamp = match descriptor.begin_read(self.file.id, index) {
+                Ok(stamp) => stamp,
                 Err(reason) => {
                     // SAFETY: the caller's promise.
                     match unsafe { self.read_unsteady(reason, folio, WantedBytes { len, ..wanted }) } {
@@ -399,16 +399,16 @@ impl Reader<'_> {
             };
             // 4, 5. Where in its page a single page is read, and how much, is known before its descriptor
             // has arrived, and in a branch of its own the copy need not wait for that.
-            let read = if ticket.order() == Order::ZERO {
+            let read = if stamp.order() == Order::ZERO {
                 let inside = position as usize % PAGE_SIZE;
                 let bytes = len.min(PAGE_SIZE - inside);
                 // SAFETY: the caller's promise.
-                unsafe { self.copy(folio, ticket, FolioPart { inside, bytes }, to) }
+                unsafe { self.copy(folio, stamp, FolioPart { inside, bytes }, to) }
             } else {
-                let inside = (position - ticket.first.first_byte()) as usize;
-                let bytes = len.min(ticket.order().bytes() - inside);
+                let inside = (position - stamp.first.first_byte()) as usize;
+                let bytes = len.min(stamp.order().bytes() - inside);
                 // SAFETY: the caller's promise.
-                unsafe { self.copy(folio, ticket, FolioPart { inside, bytes }, to) }
+                unsafe { self.copy(folio, stamp, FolioPart { inside, bytes }, to) }
             };
             if let Some(read) = read {
                 return Ok(read);
@@ -461,15 +461,15 @@ impl Reader<'_> {
         FoundFolio { frame, descriptor }: FoundFolio<'_>,
         WantedBytes { position, to, len }: WantedBytes,
     ) -> Result<FolioRead, NotReady> {
-        let ticket = descriptor.begin_read_written(self.file.id, PageIndex::of_byte(position))?;
-        let inside = (position - ticket.first.first_byte()) as usize;
-        let len = len.min(ticket.order().bytes() - inside);
+        let stamp = descriptor.begin_read_written(self.file.id, PageIndex::of_byte(position))?;
+        let inside = (position - stamp.first.first_byte()) as usize;
+        let len = len.min(stamp.order().bytes() - inside);
         // SAFETY: the caller's promise.
         let copied = unsafe { copy_pages(self.file.grown, frame, inside, to, len) };
         let was_ours =
-            |&bytes: &usize| self.file.reaches(position + bytes as u64) && descriptor.end_read(ticket);
+            |&bytes: &usize| self.file.reaches(position + bytes as u64) && descriptor.end_read(stamp);
         let bytes = copied.filter(was_ours).ok_or(NotReady::Mismatch)?;
-        let marker = ticket.has_marker().then_some(ticket.first);
+        let marker = stamp.has_marker().then_some(stamp.first);
         if bytes > 0 { Ok(FolioRead { bytes, frame, marker }) } else { Err(NotReady::Written) }
     }
 
@@ -486,15 +486,15 @@ impl Reader<'_> {
         WantedBytes { position, to, len }: WantedBytes,
     ) -> Result<FolioRead, NotReady> {
         let index = PageIndex::of_byte(position);
-        let (ticket, pages) = match self.file.look_partial(folio.descriptor, folio.frame, index) {
+        let (stamp, pages) = match self.file.look_partial(folio.descriptor, folio.frame, index) {
             // It has been filled meanwhile, and written.
             Err(NotReady::Written) => return Err(NotReady::Mismatch),
             looked => looked?,
         };
-        let inside = (position - ticket.first.first_byte()) as usize;
+        let inside = (position - stamp.first.first_byte()) as usize;
         let bytes = len.min(pages as usize * PAGE_SIZE - inside % PAGE_SIZE);
         // SAFETY: the caller's promise.
-        let read = unsafe { self.copy(folio, ticket, FolioPart { inside, bytes }, to) };
+        let read = unsafe { self.copy(folio, stamp, FolioPart { inside, bytes }, to) };
         read.ok_or(NotReady::Mismatch)
     }
 
@@ -506,7 +506,7 @@ impl Reader<'_> {
     unsafe fn copy(
         &self,
         FoundFolio { frame, descriptor }: FoundFolio<'_>,
-        ticket: Ticket,
+        stamp: FolioStamp,
         FolioPart { inside, bytes }: FolioPart,
         to: *mut u8,
     ) -> Option<FolioRead> {
@@ -518,9 +518,9 @@ impl Reader<'_> {
         // SAFETY: the source lies in grown frames, the first and the last of which were just asked for;
         // the destination is the caller's.
         unsafe { copy_out(from.add(inside), to, bytes) };
-        let marker = ticket.has_marker().then_some(ticket.first);
-        let end = ticket.first.first_byte() + (inside + bytes) as u64;
-        let was_ours = self.file.reaches(end) && descriptor.end_read(ticket);
+        let marker = stamp.has_marker().then_some(stamp.first);
+        let end = stamp.first.first_byte() + (inside + bytes) as u64;
+        let was_ours = self.file.reaches(end) && descriptor.end_read(stamp);
         was_ours.then_some(FolioRead { bytes, frame, marker })
     }
 }

@@ -57,7 +57,7 @@ use sys::SignalsHeld;
 pub const ANSWER_MILLIS_MAX: u32 = 50;
 /// How long a viewer waits for the answer to a question that takes its time, in milliseconds.
 pub const LONG_MILLIS_MAX: u32 = 2000;
-/// How long the heart of an owner that is well stands still at most, in milliseconds: some beats.
+/// How long the heartbeat of a working owner stands still at most, in milliseconds: some beats.
 const STILL_MILLIS_MAX: u64 = 300;
 /// After so many milliseconds a waiter looks whether the owner is there still.
 const LOOK_MILLIS: u32 = 100;
@@ -170,11 +170,11 @@ pub struct Viewer {
     control: ViewerControl,
     run: AtomicU64,
     /// How long it waits for an answer, in milliseconds.
-    wait_policy: u32,
+    answer_millis_max: u32,
     /// Whether the owner did not answer in time when its heartbeat was `late_at`.
     is_late: AtomicBool,
     late_at: AtomicU32,
-    /// Until when its heart would have beaten again if it is well, by [`sys::clock_millis`].
+    /// Until when its heartbeat would have risen again if it works, by [`sys::clock_millis`].
     late_until: AtomicU64,
 }
 
@@ -205,21 +205,21 @@ impl Viewer {
         if control.control().closed.load(Ordering::Relaxed) != 0 {
             return Err(AttachError::Closed);
         }
-        let (run, wait_policy) = (AtomicU64::new(0), ANSWER_MILLIS_MAX);
+        let (run, answer_millis_max) = (AtomicU64::new(0), ANSWER_MILLIS_MAX);
         let (is_late, late_at, late_until) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU64::new(0));
-        Ok(Self { arena, control, run, wait_policy, is_late, late_at, late_until })
+        Ok(Self { arena, control, run, answer_millis_max, is_late, late_at, late_until })
     }
 
     /// The same viewer, which waits up to `millis` milliseconds for an answer.
     #[must_use]
     pub fn waiting_at_most(mut self, millis: u32) -> Self {
-        self.wait_policy = millis;
+        self.answer_millis_max = millis;
         self
     }
 
     /// How long it waits for an answer at most, whatever is asked, in milliseconds.
     pub fn waits_at_most(&self) -> u32 {
-        LONG_MILLIS_MAX.max(self.wait_policy)
+        LONG_MILLIS_MAX.max(self.answer_millis_max)
     }
 
     /// What the cache's files say that they belong to.
@@ -288,7 +288,7 @@ impl Viewer {
         let until = self.control.control().sure_until.load(Ordering::Acquire);
         let said = self.arena.record(file.cell).map_or(Validation::Kernel, |record| record.validation());
         // Its owner may have been stopped, and others at work since.
-        if said == Validation::Sure && sys::ticks() >= until { Validation::Unheard } else { said }
+        if said == Validation::Leased && sys::ticks() >= until { Validation::OwnerLate } else { said }
     }
 
     /// Whether any file is attached, by any viewer.
@@ -583,24 +583,23 @@ impl Viewer {
     ///
     /// Ends with [`RequestError::Late`] if there is none by then, and the owner does nothing then of what was asked, or
     /// takes it back; and at once if the owner has shown no sign of life since an answer was late. A signal that
-    /// arrives
-    /// meanwhile is handled afterwards, as during a read of the kernel's own: a handler that does not come back would
-    /// take the slot with it.
+    /// arrives meanwhile is handled afterwards, as during a read of the kernel's own: a handler that does not return
+    /// would take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
-        self.ask(operation, arguments, self.wait_policy)
+        self.ask(operation, arguments, self.answer_millis_max)
     }
 
     /// As [`Viewer::request`], of a question that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
-    /// long as the owner's heart beats. An owner that was late a moment ago and may be well is asked as soon as its
-    /// heart has beaten: what is asked here must not be passed over because a read was slow.
+    /// long as the owner's heartbeat rises. An owner that was late a moment ago and may be well is asked as soon as its
+    /// heartbeat has risen: what is asked here must not be passed over because a read was slow.
     pub fn request_long(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
-        self.wait_for_beat();
+        self.wait_for_heartbeat();
         self.ask(operation, arguments, self.waits_at_most())
     }
 
-    /// As [`Viewer::request`], waiting up to `millis` milliseconds as long as the owner's heart beats: for what the
+    /// As [`Viewer::request`], waiting up to `millis` milliseconds as long as the owner's heartbeat rises: for what the
     /// owner alone can answer, as the bytes of an object.
     ///
     /// Signals that arrive meanwhile are handled at once: a thread that waits for a slow store can be interrupted. A
@@ -630,18 +629,18 @@ impl Viewer {
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 
-    /// Leaves word for an owner that was late: it hears it when it goes on. Lost if no slot is free.
-    pub fn leave_word(&self, operation: Operation, arguments: [u64; 3]) {
+    /// Posts a message for an owner that was late; the owner handles it when it runs again. Lost if no slot is free.
+    pub fn post_late(&self, operation: Operation, arguments: [u64; 3]) {
         let _held = SignalsHeld::new(); // as in `request`
         let _ = self.post(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS);
     }
 
-    /// Waits until the owner has heard all that it was told, `millis` milliseconds at most. One whose heart stands
-    /// still is waited for some beats longer: it is late then, and not waited for again until its heart beats.
+    /// Waits until the owner has handled all that it was told, `millis` milliseconds at most. One whose heartbeat
+    /// stands still is waited for some beats longer: it is late then, and not waited for again until that rises.
     pub fn settle(&self, millis: u32) {
-        self.wait_for_beat();
+        self.wait_for_heartbeat();
         let (begun, beat) = (sys::clock_millis(), self.heartbeat());
-        let (until, still) = (begun + u64::from(millis), begun + self.stands_still_after());
+        let (until, still) = (begun + u64::from(millis), begun + self.heartbeat_timeout_millis());
         // Acquire, partner: the Release by which the owner frees a slot: what it was told is done.
         let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
         for slot in &self.page().requests {
@@ -659,25 +658,25 @@ impl Viewer {
         }
     }
 
-    /// After how many milliseconds without a beat an owner's heart is taken to stand still.
-    fn stands_still_after(&self) -> u64 {
-        STILL_MILLIS_MAX.max(u64::from(self.wait_policy))
+    /// After how many milliseconds without a beat an owner counts as late.
+    fn heartbeat_timeout_millis(&self) -> u64 {
+        STILL_MILLIS_MAX.max(u64::from(self.answer_millis_max))
     }
 
-    /// How often the owner's heart has beaten.
+    /// The owner's heartbeat: how often it has counted.
     pub fn heartbeat(&self) -> u32 {
         self.control.control().heartbeat.load(Ordering::Relaxed)
     }
 
-    /// The owner is not waited for until its heart beats again; of one that is well it does until `still`.
+    /// The owner is not waited for until its heartbeat rises; that of a working one does until `still`.
     fn note_late(&self, still: u64) {
         self.late_until.store(still, Ordering::Relaxed);
         self.late_at.store(self.heartbeat(), Ordering::Relaxed);
         self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
     }
 
-    /// Waits until the heart of an owner that was late beats, for as long as that of one that is well may stand still.
-    fn wait_for_beat(&self) {
+    /// Waits until the heartbeat of an owner that was late rises, for as long as that of a working one may stand still.
+    fn wait_for_heartbeat(&self) {
         let is_waited_for = || sys::clock_millis() < self.late_until.load(Ordering::Relaxed);
         while self.is_late_still() && is_waited_for() && !self.owner_is_dead() {
             let word = &self.page().requests[0].state; // a beat wakes no thread
@@ -685,7 +684,7 @@ impl Viewer {
         }
     }
 
-    /// Whether the owner was late, and its heart has not beaten since.
+    /// Whether the owner was late, and its heartbeat has not risen since.
     fn is_late_still(&self) -> bool {
         if !self.is_late.load(Ordering::Relaxed) {
             return false;
@@ -758,7 +757,7 @@ impl Viewer {
     }
 
     /// Waits until the answer stands, or it is too late; then the slot is given up. It is too late after `millis`
-    /// milliseconds, or when the heart has stood still for some beats.
+    /// milliseconds, or when the heartbeat has stood still for some beats.
     fn wait(&self, slot: &Request, millis: u32) -> Result<(), RequestError> {
         // Acquire, partner: the owner's store of DONE, which its answers precede.
         let done = || slot.state.load(Ordering::Acquire) == state::DONE;
@@ -773,7 +772,7 @@ impl Viewer {
         slot.sleeper.store(1, Ordering::SeqCst);
         let heartbeat = &self.control.control().heartbeat;
         let (mut beat, begun) = (heartbeat.load(Ordering::Relaxed), sys::clock_millis());
-        let (until, mut still) = (begun + u64::from(millis), begun + self.stands_still_after());
+        let (until, mut still) = (begun + u64::from(millis), begun + self.heartbeat_timeout_millis());
         loop {
             let now = slot.state.load(Ordering::Acquire); // partner: as in `done`
             if now == state::DONE {
@@ -787,7 +786,7 @@ impl Viewer {
             let time = sys::clock_millis();
             let beats = heartbeat.load(Ordering::Relaxed);
             if beats != beat {
-                (beat, still) = (beats, time + self.stands_still_after());
+                (beat, still) = (beats, time + self.heartbeat_timeout_millis());
             }
             let left = until.min(still).saturating_sub(time).min(u64::from(u32::MAX)) as u32;
             let is_dead = self.owner_is_dead();

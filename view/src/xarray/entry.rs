@@ -169,7 +169,7 @@ impl Root {
     /// An empty tree.
     pub const EMPTY: Root = Root { entry: Entry::EMPTY, levels: 0 };
 
-    /// From a word, as read by anybody.
+    /// From a word, as read by any thread.
     #[inline]
     pub const fn from_bits(bits: u64) -> Self {
         Self { entry: Entry::from_bits(bits as u32), levels: (bits >> 32) as u8 }

@@ -1,7 +1,7 @@
 //! Evict: what does it cost to put a new page into a full cache, data included?
 //!
 //! ```text
-//!   quinion              read 64 bytes of a page that nobody has read: a folio leaves, a frame is filled, a folio
+//!   quinion              read 64 bytes of a page that was not read: a folio leaves, a frame is filled, a folio
 //!                        enters. The bytes come from a backend of a user's kind, out of memory that is near
 //!   quick_cache, foyer,  a page is allocated and filled from the same memory, and inserted under its number: one
 //!   moka                 leaves and is freed
@@ -127,13 +127,13 @@ fn peers(_load: Load) -> Result<Vec<Alternative>, Unmeasured> {
 /// Something that new pages are put into.
 trait Subject: Sync {
     /// What a thread inserts by.
-    type Hand<'s>
+    type Handle<'s>
     where
         Self: 's;
     /// One for a thread.
-    fn hand(&self) -> Self::Hand<'_>;
+    fn hand(&self) -> Self::Handle<'_>;
     /// Puts a page in.
-    fn insert(hand: &mut Self::Hand<'_>, page: u64);
+    fn insert(hand: &mut Self::Handle<'_>, page: u64);
     /// Pages have left, as far as it can be asked.
     fn has_evicted(&self) -> bool;
 }
@@ -149,7 +149,7 @@ fn alternative<S: Subject + 'static>(
         let first = next.replace(next.get() + pages);
         let cpu = process_cpu_ns();
         let ready = |thread| (thread as u64, subject.hand());
-        let work = |(thread, hand): &mut (u64, S::Hand<'_>)| {
+        let work = |(thread, hand): &mut (u64, S::Handle<'_>)| {
             (first..first + pages).for_each(|n| S::insert(hand, load.page(*thread, n)));
         };
         let spent = together_ready(load.threads as usize, 1, ready, work, |_| {});
@@ -179,7 +179,7 @@ impl Ours {
 }
 
 impl Subject for Ours {
-    type Hand<'s> = File;
+    type Handle<'s> = File;
     fn hand(&self) -> File {
         self.file.clone()
     }
@@ -195,7 +195,7 @@ impl Subject for Ours {
 
 #[cfg(feature = "peers")]
 impl<C: Sync> Subject for Peer<C> {
-    type Hand<'s>
+    type Handle<'s>
         = &'s Self
     where
         C: 's;
@@ -216,7 +216,7 @@ impl<C: Sync> Subject for Peer<C> {
 struct Bare;
 
 impl Subject for Bare {
-    type Hand<'s> = ();
+    type Handle<'s> = ();
     fn hand(&self) {}
     fn insert((): &mut (), page: u64) {
         let mut value = Box::new([0; PAGE]);

@@ -75,11 +75,11 @@ const AROUND: [(&str, usize); 2] = [("pread, 16 buffers", 16), ("pread, 32 buffe
 struct Batch {
     name: &'static str,
     reads: usize,
-    of: Of,
+    of: FileOf,
     peer: &'static str,
     single: &'static str,
 }
-type Of = fn(&Files) -> &File;
+type FileOf = fn(&Files) -> &File;
 
 const BATCHES: [Batch; 4] = [
     Batch {
@@ -316,7 +316,7 @@ enum Way {
     /// One after another, each into the next of so many buffers.
     Around(Read, usize),
     /// So many in a call, each into a buffer of its own.
-    Batch(Of, usize),
+    Batch(FileOf, usize),
 }
 
 impl Way {

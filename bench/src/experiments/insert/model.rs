@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   thread   | work ------ | wait | hold | work ---- | hold | ..      a processor for each
-//!   lock              one at a time, in the order in which they came; a hand-over if somebody waits
+//!   lock              one at a time, in the order in which they came; a hand-over if a thread waits
 //! ```
 //!
 //! | number | is measured here, in the same repetition |
 //! |---|---|
-//! | hold | the time of an insertion (or of a batch) by one thread, which meets nobody |
+//! | hold | the time of an insertion (or of a batch) by one thread, which meets no other |
 //! | hand-over | what an insertion takes longer by two threads that do nothing else, for each hold of the lock |
 //! | work | a copy of a page that no cache of the processor has: the least that a reader does with it |
 //!

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | Zipf, as it is and drifting | how often a page is read tells more than when; and then less and less |
 //! | Zipf with scans | what is read once pushes out what is read often |
-//! | loops in random order | no stream is recognised, and a page comes back a little later than it is kept |
+//! | loops in random order | no stream is recognized, and a page comes back a little later than it is kept |
 //! | two loops at once | one of them fits |
 //! | Zipf with a loop | either takes the other's place |
 //! | a moving window | the older a page, the sooner it is gone for good: recency is everything |

@@ -146,7 +146,7 @@ fn at_size(source: Source, percent: f64) -> Case {
     let case = Case::new(format!("{}{AT}{percent} %", source.name), &METRICS, move || {
         let trace = source.trace()?;
         let pages = trace.cache_pages(percent);
-        Ok(everybody(&trace, pages, FetchOrigin::Asked))
+        Ok(all_policies(&trace, pages, FetchOrigin::Asked))
     });
     compared(case)
 }
@@ -155,7 +155,7 @@ fn at_size(source: Source, percent: f64) -> Case {
 fn round_and_round(larger: f64) -> Case {
     let case = Case::new(format!("loop of {larger} caches"), &METRICS, move || {
         let trace = Rc::new(synthetic::around((LOOP_CACHE_PAGES as f64 * larger) as u64, LOOP_ROUNDS));
-        Ok(everybody(&trace, LOOP_CACHE_PAGES, FetchOrigin::Stream))
+        Ok(all_policies(&trace, LOOP_CACHE_PAGES, FetchOrigin::Stream))
     });
     compared(case)
 }
@@ -167,7 +167,7 @@ fn of_family(family: Family) -> Vec<Case> {
         let (family, read, pages) = (family.clone(), Rc::clone(&read), *pages);
         let case = Case::new(format!("{}{AT}{pages} pages", family.name), &METRICS, move || {
             let trace = read.get_or_init(|| Rc::new(family.trace()));
-            Ok(everybody(trace, pages, FetchOrigin::Asked))
+            Ok(all_policies(trace, pages, FetchOrigin::Asked))
         });
         beside_others(case.once().compare(RATIO, OURS, LINUX, None).compare(RATIO, OURS, S3_FIFO, None))
     };
@@ -189,7 +189,7 @@ fn beside_others(case: Case) -> Case {
 
 /// Ours and all others, with `pages` pages each. Ours is told how pages were fetched (`came`); the others have no such
 /// notion.
-fn everybody(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternative> {
+fn all_policies(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternative> {
     let ours = move |kind: PolicyKind| {
         move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, kind.build(), came))
     };
@@ -280,7 +280,7 @@ mod tests {
         let trace = Rc::new(Trace::new("x", asked));
         let names =
             [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "LIRS", "SIEVE", "W-TinyLFU", OPTIMUM];
-        let all = everybody(&trace, pages, FetchOrigin::Asked);
+        let all = all_policies(&trace, pages, FetchOrigin::Asked);
         let hits = |mut one: Alternative| one.run_once(0).expect("it runs")[0] * asked.len() as f64 / 100.0;
         names.into_iter().zip(all.into_iter().map(hits)).collect()
     }
@@ -323,7 +323,7 @@ mod tests {
     fn the_made_up_trace_answers_the_same_everywhere() {
         let trace = Rc::new(synthetic::trace(Extent::Quick));
         let pages = trace.cache_pages(10.0);
-        let all = everybody(&trace, pages, FetchOrigin::Asked);
+        let all = all_policies(&trace, pages, FetchOrigin::Asked);
         let ratios: Vec<_> = all.into_iter().map(|mut one| one.run_once(0).expect("it runs")[0]).collect();
         let shown: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
         assert_eq!(shown, EXPECTED);

@@ -1,4 +1,4 @@
-//! Real: a trace asked of a cache as programs use it, through its front door.
+//! Real: a trace asked of a cache as programs use it, through its public API.
 //!
 //! One file that is nowhere, each of whose pages says which one it is, and that it does is looked at. No
 //! readahead, and folios of one page, as in the simulation.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   popular    7 of 10 references: page k of them 1 / k as often as the first (Zipf), and slowly others
-//!   scan       pages that nobody asked for before or after, in runs
+//!   scan       pages that are not asked for before or after, in runs
 //!   loop       one file, again and again from end to end
 //! ```
 //!

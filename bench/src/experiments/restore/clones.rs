@@ -47,7 +47,7 @@ const MAP_PRIVATE: &str = "MAP_PRIVATE of a cached file";
 
 const WAYS: [&str; 4] = [IMAGE, IMAGE_CONTINUE, COPY, MAP_PRIVATE];
 
-/// Everybody's ten.
+/// Ten clones of each side.
 pub fn case(settings: &Settings) -> Case {
     let bytes = pick(settings, 4 << 20, 64 << 20, 512 << 20);
     let scratch = Shared::new(settings, |settings| {

@@ -86,7 +86,7 @@ fn image(scratch: &Scratch) -> Result<Image, Unmeasured> {
     Ok(image)
 }
 
-/// Everybody, in each unit.
+/// Each side, in each unit.
 pub fn case(settings: &Settings) -> Case {
     let resident = Shared::new(settings, Resident::new);
     let mib = pick(settings, 8 << 20, 128 << 20, 1 << 30) >> 20;

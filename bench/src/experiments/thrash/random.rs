@@ -53,7 +53,7 @@ const REPEAT: usize = 2;
 /// Of so many reads one is timed.
 const TIMED: u64 = 16;
 
-/// Everybody under one limit, which is half of the file; and under others.
+/// All sides under one limit, which is half of the file; and under others.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let load = Load::of(settings);
     let disk = Shared::new(settings, |settings| Disk::new(settings, 1, 2 * Load::of(settings).limit));
@@ -107,7 +107,7 @@ fn case(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
     METRICS[1..].iter().map(|metric| metric.name).fold(case, beside)
 }
 
-/// How much is read, by whom, for how long.
+/// How much is read, by how many threads, for how long.
 #[derive(Clone, Copy)]
 struct Load {
     limit: u64,

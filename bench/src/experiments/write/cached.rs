@@ -97,7 +97,7 @@ impl Files {
     }
 }
 
-type Of = fn(&Files) -> &Written;
+type FileOf = fn(&Files) -> &Written;
 
 /// New pages, and cached ones.
 pub fn cases(settings: &Settings) -> Vec<Case> {
@@ -110,7 +110,7 @@ fn case(files: &Shared<Files>, load: Load, fewer: usize) -> Case {
     let files = files.clone();
     let prepare = move || {
         let files = files.get()?;
-        let of = |name, of: Of| alternative(&files, name, of, load, fewer);
+        let of = |name, of: FileOf| alternative(&files, name, of, load, fewer);
         Ok(vec![
             of(KERNEL, |files| &files.kernel),
             of(ORDER_0, |files| &files.order_0),
@@ -122,7 +122,7 @@ fn case(files: &Shared<Files>, load: Load, fewer: usize) -> Case {
         .compare("cpu", ORDER_9, KERNEL, load.goal)
 }
 
-fn alternative(files: &Rc<Files>, name: &'static str, of: Of, load: Load, fewer: usize) -> Alternative {
+fn alternative(files: &Rc<Files>, name: &'static str, of: FileOf, load: Load, fewer: usize) -> Alternative {
     let files = Rc::clone(files);
     Alternative::new(name, move |repetition| {
         let written = of(&files);

@@ -51,7 +51,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let time = settings.pick(Duration::from_millis(200), Duration::from_secs(2));
     let prepare = move || {
         let files = files.get()?;
-        let of = |name, of: Of, beside| alternative(&files, name, of, beside, time);
+        let of = |name, of: FileOf, beside| alternative(&files, name, of, beside, time);
         Ok(vec![
             of(IDLE, |files| &files.ours, Beside::Nothing),
             of(BUSY, |files| &files.ours, Beside::Syncs),
@@ -68,7 +68,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     vec![case]
 }
 
-type Of = fn(&Files) -> &Written;
+type FileOf = fn(&Files) -> &Written;
 
 /// What goes on beside the writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,13 @@ enum Beside {
     Syncs,
 }
 
-fn alternative(files: &Rc<Files>, name: &'static str, of: Of, beside: Beside, time: Duration) -> Alternative {
+fn alternative(
+    files: &Rc<Files>,
+    name: &'static str,
+    of: FileOf,
+    beside: Beside,
+    time: Duration,
+) -> Alternative {
     let files = Rc::clone(files);
     let taken = RefCell::new(Vec::new());
     Alternative::new(name, move |repetition| {

@@ -155,7 +155,7 @@ pub const CLAIMS: [Claim; 24] = [
     Claim { claim: "its P75 42.1 % lower", ratio: Some(lower_by(42.1)), metric: "P75", ..READSEQ },
     Claim { claim: "its P99 31.4 % lower", ratio: Some(lower_by(31.4)), metric: "P99", ..READSEQ },
     Claim {
-        claim: "instructions per cycle 2.18x, for nobody waits at the lock: two threads at it",
+        claim: "instructions per cycle 2.18x, for no thread waits at the lock: two threads at it",
         experiment: "insert",
         begins: "index alone, order 0, 2 threads",
         way: "batches of 32",

@@ -57,8 +57,12 @@ fn line(path: &str) -> Value {
 fn io_uring() -> io::Result<()> {
     io_uring::IoUring::new(2).map(drop).map_err(|error| {
         match text("/proc/sys/kernel/io_uring_disabled").as_deref() {
-            Some("1") => io::Error::other("it is for a group alone here: sysctl kernel.io_uring_disabled=0"),
-            Some("2") => io::Error::other("it is switched off here: sysctl kernel.io_uring_disabled=0"),
+            Some("1") => {
+                io::Error::other("only one group may use it; allow it by sysctl kernel.io_uring_disabled=0")
+            }
+            Some("2") => {
+                io::Error::other("it is switched off; allow it by sysctl kernel.io_uring_disabled=0")
+            }
             _ => error,
         }
     })
@@ -184,9 +188,7 @@ impl Trial {
     fn lease(&self) -> io::Result<()> {
         let system = FileSystem::of(rustix::fs::fstatfs(&self.plain)?.f_type as u64);
         if !system.may_be_served(false) {
-            return Err(io::Error::other(
-                "files of this file system may change where a lease does not hear of it",
-            ));
+            return Err(io::Error::other("files of this file system can change without a lease break"));
         }
         sys::can_take_lease(&self.plain)
     }
@@ -217,7 +219,7 @@ impl Trial {
                 Value::Text(match cached {
                     Ok(kept) if kept.method == "cachestat" => "yes".into(),
                     _ => {
-                        "no (it came with Linux 6.5); run does not know what the kernel has in memory already"
+                        "no (needs Linux 6.5); run does not know what the kernel has in memory already"
                             .into()
                     }
                 }),
@@ -227,7 +229,7 @@ impl Trial {
                 "RWF_DONTCACHE",
                 tried(
                     sys::can_read_uncached(&self.plain),
-                    "it came with Linux 6.14; reads through the kernel's cache leave their bytes there",
+                    "needs Linux 6.14; reads through the kernel's cache leave their bytes there",
                 ),
             );
     }

@@ -16,7 +16,7 @@
 //!
 //! | exit code | means |
 //! |---|---|
-//! | 0 | the machine was looked at, and of the program something can be served, or that is not known before it runs |
+//! | 0 | the machine was examined, and of the program something can be served, or that is not known before it runs |
 //! | 1 | there is no such program or folder, or the program cannot be run |
 //! | 3 | nothing of the program can be served |
 
@@ -34,7 +34,7 @@ use quinion_cli::run::quoted;
 use crate::report::{Form, Report, Value};
 use crate::{EXIT_NOT_SERVED, complain};
 
-/// Say what this machine, and a program, let `run` and the caches do, and what to do about the rest.
+/// Check what `run` and the caches can do on this machine, and what of PROGRAM can be served.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
     /// Print one line of JSON.
@@ -68,17 +68,17 @@ pub fn main(arguments: Arguments) -> ExitCode {
     match &arguments.program {
         None => drop(report.add("machine", "machine", machine)),
         Some(name) => {
-            let looked = match program::look(name) {
-                Ok(looked) => looked,
+            let inspected = match program::inspect(name) {
+                Ok(inspected) => inspected,
                 Err(wrong) => return complain(&wrong),
             };
-            if looked.is_served() == Some(false) {
+            if inspected.is_served() == Some(false) {
                 code = ExitCode::from(EXIT_NOT_SERVED);
             }
             let mut parts = [
                 ("machine", "machine", machine),
-                ("program", "program", Value::Group(looked.report())),
-                ("verdict", "what run does with it", Value::Group(looked.verdict())),
+                ("program", "program", Value::Group(inspected.report())),
+                ("verdict", "what run does with it", Value::Group(inspected.verdict())),
             ];
             if form == Form::Text {
                 parts.reverse(); // what was asked comes first for people

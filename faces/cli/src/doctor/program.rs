@@ -26,7 +26,7 @@ use super::shim::{self, Becomes};
 use crate::report::{Report, Value};
 
 /// What was found out about a program.
-pub struct Looked {
+pub struct ProgramInspection {
     name: String,
     /// The file that was named, and the interpreters that lead to what is run; for a script that becomes another
     /// program, what leads to that, too.
@@ -50,30 +50,30 @@ struct Linked {
 ///
 /// # Errors
 /// If there is none, or it cannot be read; in words.
-pub fn look(name: &OsStr) -> Result<Looked, String> {
+pub fn inspect(name: &OsStr) -> Result<ProgramInspection, String> {
     /// Scripts that become scripts.
     const SHIMS_MAX: usize = 4;
-    let mut looked = look_at(name)?;
+    let mut inspected = inspect_one(name)?;
     let mut last = 0; // where the chain of the last program begins
     for _ in 0..SHIMS_MAX {
-        match shim::becomes(&looked.chain[last..]) {
+        match shim::becomes(&inspected.chain[last..]) {
             Some(Becomes::Program(next)) => {
-                let Ok(next) = look_at(&next) else { break };
-                let Looked { name, mut chain, .. } = looked;
+                let Ok(next) = inspect_one(&next) else { break };
+                let ProgramInspection { name, mut chain, .. } = inspected;
                 last = chain.len();
                 chain.extend(next.chain.iter().cloned());
-                looked = Looked { name, chain, ..next };
+                inspected = ProgramInspection { name, chain, ..next };
             }
             becomes => {
-                looked.becomes_unknown = becomes == Some(Becomes::Unknown);
+                inspected.becomes_unknown = becomes == Some(Becomes::Unknown);
                 break;
             }
         }
     }
-    Ok(looked)
+    Ok(inspected)
 }
 
-fn look_at(name: &OsStr) -> Result<Looked, String> {
+fn inspect_one(name: &OsStr) -> Result<ProgramInspection, String> {
     let shown = name.display().to_string();
     let named = run::quoted(name);
     if let Some(found) = run::obstacle(&[name.to_owned()]) {
@@ -81,21 +81,21 @@ fn look_at(name: &OsStr) -> Result<Looked, String> {
     }
     let chain = run::chain_of(name);
     let Some(path) = chain.last() else {
-        return Err(format!("{named} is no file; name a program that can be run"));
+        return Err(format!("{named} is not a file; name a program that can be run"));
     };
     let kind = run::look_at(name);
     if kind == Kind::Unknown && !is_unreadable(path) {
         let path = run::quoted(path);
         return Err(format!(
-            "{path} cannot be looked at: {}; name a program that can be run",
+            "{path} cannot be examined: {}; name a program that can be run",
             wrong_with(&chain)
         ));
     }
-    let linked = (kind == Kind::Served).then(|| look_at_linked(path)).flatten();
-    Ok(Looked { name: shown, chain, becomes_unknown: false, kind, linked })
+    let linked = (kind == Kind::Served).then(|| inspect_linked(path)).flatten();
+    Ok(ProgramInspection { name: shown, chain, becomes_unknown: false, kind, linked })
 }
 
-/// Whether it may be run, which was looked at before, and not be read.
+/// Whether it may be run, which was checked before, and not be read.
 fn is_unreadable(path: &Path) -> bool {
     File::open(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
@@ -111,7 +111,7 @@ fn wrong_with(chain: &[PathBuf]) -> String {
     }
 }
 
-fn look_at_linked(path: &Path) -> Option<Linked> {
+fn inspect_linked(path: &Path) -> Option<Linked> {
     let elf = Elf::open(path).ok()?;
     let linker = PathBuf::from(elf.interpreter()?);
     let libraries = libraries::of(path, &elf, &linker);
@@ -131,10 +131,10 @@ fn sites(elf: &Elf) -> Vec<Site> {
 }
 
 impl Linked {
-    fn conduct(&self) -> SyscallAudit {
+    fn audit(&self) -> SyscallAudit {
         self.foreign
             .iter()
-            .map(|(_, sites)| syscall_scan::conduct(sites))
+            .map(|(_, sites)| syscall_scan::audit_of(sites))
             .max()
             .unwrap_or(SyscallAudit::Clean)
     }
@@ -172,10 +172,11 @@ const TELLING: &[(&str, &[&str], &str)] = &[
     ("libaio", &["io_submit"], "what it reads by libaio (io_submit)"),
 ];
 
-impl Looked {
-    /// Whether anything of it can be served; `None` if that is not known because it cannot be read.
+impl ProgramInspection {
+    /// Whether anything of it can be served; `None` if that is not known: it cannot be read, or becomes another
+    /// program.
     pub fn is_served(&self) -> Option<bool> {
-        (self.kind != Kind::Unknown).then_some(self.linked.is_some())
+        (self.kind != Kind::Unknown && !self.becomes_unknown).then_some(self.linked.is_some())
     }
 
     /// What was found.
@@ -186,7 +187,7 @@ impl Looked {
         report.add("path", "file", self.chain.first().map_or(Value::Unknown, |first| path(first)));
         if self.chain.len() > 1 {
             let rest = self.chain[1..].iter().map(|p| path(p)).collect();
-            report.add("interpreters", "a script, run by or as", Value::List(rest));
+            report.add("interpreters", "script, interpreted by", Value::List(rest));
         }
         report.add("linked", "linked", Value::Text(self.linked_words()));
         if let Some(linked) = &self.linked {
@@ -209,19 +210,19 @@ impl Looked {
     pub fn verdict(&self) -> Report {
         let (mut will, mut will_not, mut advice) = (Vec::new(), Vec::new(), Vec::new());
         match &self.linked {
+            _ if self.becomes_unknown => advice.push(
+                "the script starts another program that is chosen while it runs, and only its shell is shown: run \
+                 `quinion doctor` on that program"
+                    .into(),
+            ),
             Some(linked) => linked.add_findings(&mut will, &mut will_not, &mut advice),
             None if self.is_served().is_none() => {
                 advice.push("run it: the report of `quinion run` says what was served of it".into());
             }
             None => {
-                will_not.push("anything: it runs as it would without us".into());
+                will_not.push("anything: the program runs as without Quinion".into());
                 advice.push(self.remedy().to_owned());
             }
-        }
-        if self.becomes_unknown {
-            let what = "it is a script that becomes a program which it finds out while it runs, and this is of its \
-                        shell: name that program";
-            advice = vec![what.into()];
         }
         let mut report = Report::new();
         report.add("served", "something is served", self.is_served().map_or(Value::Unknown, Value::Truth));
@@ -238,15 +239,15 @@ impl Looked {
     fn remedy(&self) -> &'static str {
         match &self.kind {
             Kind::Static(_) => {
-                "a static program loads no object of ours (programs in Go are such): use one that is linked to the C \
-                 library, if there is one"
+                "a static program (most Go programs) cannot load the preload object: use a build that is linked \
+                 dynamically to the C library, if there is one"
             }
             Kind::SetId(_) => {
-                "a program that changes its rights loads nothing from outside: run a copy without the set-uid bit, as \
-                 the user that it changes to"
+                "the dynamic linker ignores LD_PRELOAD for set-uid and set-gid programs: run a copy without that bit, \
+                 as the user or group that it changes to"
             }
             Kind::Foreign(_, what) if what.contains("musl") => {
-                "our object is for the GNU C library: use a build of the program for that"
+                "the preload object is for the GNU C library: use a build of the program for that"
             }
             _ => "use a build of the program for x86-64 Linux and the GNU C library",
         }
@@ -260,7 +261,7 @@ impl Linked {
         let library = self.c_library();
         report.add("c_library", "C library", library.map_or(Value::Unknown, |found| path(&found.path)));
         let version = library.and_then(|found| version(&found.elf));
-        report.add("c_library_version", "its version at least", version.map_or(Value::Unknown, Value::Text));
+        report.add("c_library_version", "its version, at least", version.map_or(Value::Unknown, Value::Text));
         let id = library.and_then(|found| found.elf.build_id());
         let id = id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect());
         report.add("c_library_build_id", "its build-id", id.map_or(Value::Unknown, Value::Text));
@@ -284,7 +285,7 @@ impl Linked {
         let telling: Vec<Value> = telling.map(|(name, ..)| Value::Text((*name).into())).collect();
         report.add(
             "asks_for",
-            "asks for",
+            "imports",
             if telling.is_empty() {
                 Value::Lines(vec!["nothing special".into()])
             } else {
@@ -294,16 +295,16 @@ impl Linked {
         let objects =
             self.foreign.iter().map(|(path, sites)| Value::Group(foreign_object(path, sites))).collect();
         if !self.foreign.is_empty() {
-            report.add("system_calls_of_its_own", "enters the kernel by itself", Value::List(objects));
+            report.add("system_calls_of_its_own", "system calls of its own", Value::List(objects));
         }
     }
 
     fn add_findings(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
-        if self.conduct() == SyscallAudit::Restricted {
-            will.push("reads that say where (pread and its kin), each after a look at the descriptor".into());
+        if self.audit() == SyscallAudit::Restricted {
+            will.push("positional reads (pread, preadv), each after a check of the descriptor".into());
             will_not.push(
-                "reads at the descriptor's offset (read, readv): it has code that enters the kernel by \
-                 itself and may use descriptors unseen"
+                "reads at the descriptor's offset (read, readv): its own code makes system calls that may \
+                 use descriptors unseen"
                     .into(),
             );
         } else {
@@ -324,18 +325,16 @@ impl Linked {
             }
         }
         if self.asks_for(&["dlopen", "dlmopen"]) {
-            advice.push(
-                "it can load more objects while it runs; each is looked at before it can do anything".into(),
-            );
+            advice.push("it can load libraries at run time; each is examined before its code runs".into());
         }
         if !self.libraries.missing.is_empty() {
             advice.push(
-                "libraries were not found and so not looked at; set LD_LIBRARY_PATH as you would to run it"
+                "libraries were not found and so not examined; set LD_LIBRARY_PATH as you would to run it"
                     .into(),
             );
         }
         if advice.is_empty() {
-            advice.push("none: run it with quinion run".into());
+            advice.push("none; start it with `quinion run -- PROGRAM`".into());
         }
     }
 }
@@ -352,7 +351,7 @@ fn foreign_object(path: &Path, sites: &[Site]) -> Report {
         .add("object", "object", Value::Text(path.display().to_string()))
         .add("calls", "calls", Value::List(names.into_iter().map(Value::Text).collect()))
         .add("unknown_calls", "calls not known", Value::Number(unknown as u64))
-        .add("harmless", "harmless", Value::Truth(syscall_scan::conduct(sites) != SyscallAudit::Restricted));
+        .add("harmless", "harmless", Value::Truth(syscall_scan::audit_of(sites) != SyscallAudit::Restricted));
     report
 }
 

@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use quinion_cli::sys::Ending;
 
 /// How long one asker may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
 /// Where the numbers go.
@@ -43,7 +43,7 @@ impl FromStr for Where {
             Err(_) if text.is_empty() => Err("name a file, or an address such as 127.0.0.1:9100".to_owned()),
             // `localhost:9100`, `:9100` and `9100` are not meant as files, nor is a port that there is not.
             Err(_) if !text.contains('/') && ends_in_a_port(text) => Err(format!(
-                "this is no address; write one in numbers, such as 127.0.0.1:9100, or ./{text} for a file of that name"
+                "this is not an address; write one in numbers, such as 127.0.0.1:9100, or ./{text} for a file"
             )),
             Err(_) => Ok(Self::File(text.into())),
         }
@@ -134,7 +134,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 
 fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result<()> {
     asker.set_nonblocking(false)?;
-    asker.set_write_timeout(Some(PATIENCE))?;
+    asker.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let request = request(&mut asker)?;
     let (status, text) = match request.split_ascii_whitespace().take(2).collect::<Vec<_>>()[..] {
         ["GET", "/" | "/metrics"] => ("200 OK", stats().prometheus()),
@@ -154,7 +154,7 @@ fn request(asker: &mut TcpStream) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
     let began = Instant::now();
     // All of it in a second, in however small pieces it comes.
-    while let Some(rest) = PATIENCE.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
+    while let Some(rest) = REQUEST_TIMEOUT.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
         asker.set_read_timeout(Some(rest))?;
         let read = asker.read(&mut piece)?;
         bytes.extend_from_slice(&piece[..read]);

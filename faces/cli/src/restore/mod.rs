@@ -203,7 +203,7 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
         .zip(arguments.record.as_ref())
         .map_or(Ok(()), |(trace, path)| trace.write(path).map_err(|error| named(path, &error)));
     let form = if arguments.json { Form::Json } else { Form::Text };
-    if let Err(code) = crate::print(&report(&stats, trace.as_ref()).printed(form)) {
+    if let Err(code) = crate::print(&report(&stats, trace.as_ref(), form).printed(form)) {
         return Ok(code);
     }
     match written {
@@ -259,7 +259,22 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     };
     let bar = bar.clone();
     options.observer = Some(Arc::new(move |event: &Event| say(&bar, &told(event))));
-    Server::start(&cache, &arguments.snapshot, &arguments.socket, options).map_err(|error| error.to_string())
+    Server::start(&cache, &arguments.snapshot, &arguments.socket, options)
+        .map_err(|error| no_room(arguments, &cache).unwrap_or_else(|| error.to_string()))
+}
+
+/// Why a snapshot that is to be mapped by VMMs does not fit, in the units of the command line; `None` if it does.
+fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
+    let image = std::fs::metadata(&arguments.snapshot).ok()?.len();
+    let (memory, wanted) = (cache.stats().memory_bytes, image + 2 * quinion::Cache::MEMORY_MIN);
+    (arguments.minor && image + quinion::Cache::MEMORY_MIN > memory).then(|| {
+        format!(
+            "--minor: the snapshot has {}, for which a memory of {} has no room; give --memory {}M or more",
+            size::shown(image),
+            Size::Bytes(memory),
+            wanted.div_ceil(1 << 20)
+        )
+    })
 }
 
 /// The record at `path`, as far as it is of use for `image`; what is not is said.
@@ -357,7 +372,7 @@ fn told(event: &Event) -> String {
 }
 
 /// What is printed at the end.
-fn report(stats: &RestoreStats, trace: Option<&Trace>) -> Report {
+fn report(stats: &RestoreStats, trace: Option<&Trace>, form: Form) -> Report {
     let numbers = &stats.numbers;
     let quantile = |share| numbers.latency.quantile(share).map_or(Value::Unknown, Value::Number);
     let mut report = Report::new();
@@ -366,21 +381,23 @@ fn report(stats: &RestoreStats, trace: Option<&Trace>) -> Report {
     report.add("vms_given_up", "VMs given up", Value::Number(stats.vms_given_up));
     report.add("peers_refused", "peers refused", Value::Number(stats.peers_refused));
     report.add("faults", "faults", Value::Number(numbers.faults));
-    report.add("faults_present", "faults of what was there", Value::Number(numbers.faults_present));
-    report.add("fault_p50_ns", "fault latency, half (ns)", quantile(0.5));
-    report.add("fault_p99_ns", "fault latency, 99 % (ns)", quantile(0.99));
-    report.add("fault_max_ns", "fault latency, longest (ns)", Value::Number(numbers.latency.max()));
-    report.add("demand_bytes", "supplied when asked for", Value::Bytes(numbers.demand_bytes));
+    report.add("faults_present", "faults on present pages", Value::Number(numbers.faults_present));
+    report.add("fault_p50_ns", "fault latency p50 (ns)", quantile(0.5));
+    report.add("fault_p99_ns", "fault latency p99 (ns)", quantile(0.99));
+    report.add("fault_max_ns", "fault latency max (ns)", Value::Number(numbers.latency.max()));
+    report.add("demand_bytes", "supplied on faults", Value::Bytes(numbers.demand_bytes));
     report.add("ahead_bytes", "supplied ahead", Value::Bytes(numbers.ahead_bytes));
     report.add("zero_bytes", "zeros", Value::Bytes(numbers.zero_bytes));
     report.add("mapped_bytes", "mapped", Value::Bytes(numbers.mapped_bytes));
     report.add("removed_bytes", "given back by VMs", Value::Bytes(numbers.removed_bytes));
-    report.add("stale_bytes", "recorded, and changed since", Value::Bytes(numbers.stale_bytes));
+    report.add("stale_bytes", "stale in the record", Value::Bytes(numbers.stale_bytes));
     report.add("poisoned_bytes", "unreadable", Value::Bytes(numbers.poisoned_bytes));
-    report.add("retries", "answers given again", Value::Number(numbers.retries));
+    report.add("retries", "answers repeated", Value::Number(numbers.retries));
     report.add("device_bytes", "read from devices", Value::Bytes(stats.device_bytes));
-    let recorded = trace.map_or(Value::Unknown, |trace| Value::Bytes(trace.pages() * 4096));
-    report.add("recorded_bytes", "recorded", recorded);
+    let recorded = trace.map(|trace| Value::Bytes(trace.pages() * 4096));
+    if recorded.is_some() || form == Form::Json {
+        report.add("recorded_bytes", "recorded", recorded.unwrap_or(Value::Unknown));
+    }
     report
 }
 
@@ -393,7 +410,8 @@ mod tests {
         let mut stats = RestoreStats::default();
         (stats.vms_total, stats.numbers.faults, stats.numbers.demand_bytes) = (2, 3, 65536);
         stats.numbers.latency.add(5000);
-        let printed = report(&stats, None).printed(Form::Json);
+        assert!(!report(&stats, None, Form::Text).printed(Form::Text).contains("recorded"));
+        let printed = report(&stats, None, Form::Json).printed(Form::Json);
         for part in [
             "\"vms\":2",
             "\"faults\":3",

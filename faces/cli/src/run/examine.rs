@@ -143,15 +143,15 @@ impl ProcessAuditor {
             if !part.is_code || part.is_kernels() {
                 continue;
             }
-            let conduct = match part.inode {
+            let audit = match part.inode {
                 _ if part.is_writable => SyscallAudit::Restricted,
                 0 => conduct_of_memory(process, &part)?,
                 _ => match self.object(process, &part)? {
-                    Object::Other(conduct) => conduct,
+                    Object::Other(audit) => audit,
                     Object::CLibrary(name) => conduct_of_c_library(name, &part, &mut c_library),
                 },
             };
-            worst = worst.max(conduct);
+            worst = worst.max(audit);
         }
         Some(worst)
     }
@@ -258,7 +258,7 @@ fn open_object(process: u32, path: &str) -> Option<File> {
 // ---- what is remembered --------------------------------------------------------------------------------------
 
 /// Words for what an object does; a part of the C library is its own.
-const CONDUCTS: [(SyscallAudit, &str); 3] = [
+const AUDIT_NAMES: [(SyscallAudit, &str); 3] = [
     (SyscallAudit::Clean, "clean"),
     (SyscallAudit::Harmless, "harmless"),
     (SyscallAudit::Restricted, "restricted"),
@@ -269,8 +269,8 @@ fn line_of(identity: &Identity, object: Object) -> String {
     let Identity { device, inode, bytes, changed: [seconds, part], build } = identity;
     let word = match object {
         Object::CLibrary(name) => name,
-        Object::Other(conduct) => {
-            CONDUCTS.iter().find(|(of, _)| *of == conduct).map_or("restricted", |(_, word)| word)
+        Object::Other(audit) => {
+            AUDIT_NAMES.iter().find(|(of, _)| *of == audit).map_or("restricted", |(_, word)| word)
         }
     };
     let line = format!("{device} {inode} {bytes} {seconds} {part} {build} {word}");
@@ -289,10 +289,9 @@ fn read_line(line: &str) -> Option<(Identity, Object)> {
     let changed = [number()?, number()?].map(|number| number as i64);
     let build = number()? as u64;
     let word = words.next()?;
-    let conduct =
-        CONDUCTS.iter().find(|(_, known)| *known == word).map(|(conduct, _)| Object::Other(*conduct));
+    let audit = AUDIT_NAMES.iter().find(|(_, known)| *known == word).map(|(audit, _)| Object::Other(*audit));
     let part = || C_LIBRARY.iter().find(|known| **known == word).map(|name| Object::CLibrary(name));
-    Some((Identity { device, inode, bytes, changed, build }, conduct.or_else(part)?))
+    Some((Identity { device, inode, bytes, changed, build }, audit.or_else(part)?))
 }
 
 fn look_at(bytes: Vec<u8>) -> Object {
@@ -303,7 +302,7 @@ fn look_at(bytes: Vec<u8>) -> Object {
     }
     Object::Other(
         syscall_scan::scan(elf.bytes())
-            .map_or(SyscallAudit::Restricted, |sites| syscall_scan::conduct(&sites)),
+            .map_or(SyscallAudit::Restricted, |sites| syscall_scan::audit_of(&sites)),
     )
 }
 
@@ -406,7 +405,7 @@ mod tests {
     fn the_remembered_verdict_on_an_object_is_the_one_found() {
         let identity =
             Identity { device: 7, inode: u64::MAX, bytes: 0, changed: [-5, 999_999_999], build: 3 };
-        let objects = CONDUCTS.map(|(conduct, _)| Object::Other(conduct));
+        let objects = AUDIT_NAMES.map(|(audit, _)| Object::Other(audit));
         for object in objects.into_iter().chain(C_LIBRARY.iter().map(|name| Object::CLibrary(name))) {
             let line = line_of(&identity, object);
             assert_eq!(read_line(&line), Some((identity, object)));
@@ -455,8 +454,8 @@ mod tests {
     #[test]
     fn a_plain_program_is_clean_and_what_cannot_be_seen_is_the_worst() {
         let examiner = examiner();
-        let (conduct, ended) = examined(&examiner, Path::new("/bin/sleep"));
-        assert_eq!(conduct, SyscallAudit::Clean);
+        let (audit, ended) = examined(&examiner, Path::new("/bin/sleep"));
+        assert_eq!(audit, SyscallAudit::Clean);
         assert_eq!(examiner.examine(ended), SyscallAudit::Restricted);
     }
 
@@ -526,10 +525,10 @@ mod tests {
         let mut said = [0; 6];
         child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
         then();
-        let conduct = examiner().examine(child.id());
+        let audit = examiner().examine(child.id());
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
-        conduct
+        audit
     }
 
     /// Bytes that this thread has read from files.

@@ -51,7 +51,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::user_folder::Folder;
 use super::{CacheLocation, object, socket};
-use connection::{Connection, PATIENCE};
+use connection::{ANSWER_TIMEOUT, Connection};
 use start::StartOutcome;
 
 pub(super) use message::Message;
@@ -108,7 +108,7 @@ impl FromStr for Name {
             return Ok(Self(text.to_owned()));
         }
         Err(format!(
-            "`{text}` is no name of a cache; use up to {} letters a-z, A-Z, digits, `-`, `_` and `.`, and begin with \
+            "`{text}` cannot name a cache; use up to {} letters a-z, A-Z, digits, `-`, `_` and `.`, and begin with \
              a letter or a digit",
             Self::LETTERS_MAX
         ))
@@ -202,7 +202,7 @@ impl JoinedCache {
     /// # Errors
     /// It is of another version, or was started with other options; it cannot be started, or does not answer.
     pub fn join(wanted: &CacheRequest) -> io::Result<Self> {
-        let (folder, until) = (Folder::of_user()?, Instant::now() + PATIENCE);
+        let (folder, until) = (Folder::of_user()?, Instant::now() + ANSWER_TIMEOUT);
         let object = object::place(&folder)?;
         let mut killed = 0;
         loop {
@@ -265,7 +265,10 @@ impl JoinedCache {
         let number = answer.and_then(|answer| answer.number_of("number"));
         let number = number.and_then(|number| u32::try_from(number).ok());
         self.place.plan = Some(number.ok_or_else(|| {
-            io::Error::other(format!("the cache `{}` takes no plan; end it by `quinion stop {0}`", self.name))
+            io::Error::other(format!(
+                "the cache `{}` does not accept how the C library is to be patched; end it by `quinion stop {0}`",
+                self.name
+            ))
         })?);
         Ok(())
     }
@@ -307,7 +310,7 @@ pub enum StopOutcome {
 /// It cannot be reached, or not be killed.
 pub fn stop(name: &Name) -> io::Result<StopOutcome> {
     let Some(folder) = Folder::of_user_if_any()? else { return Ok(StopOutcome::NotThere) };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + ANSWER_TIMEOUT;
     loop {
         if let Some(line) = Connection::to(&folder, name)? {
             let stopped = stop_owner(line)?;
@@ -449,7 +452,7 @@ impl Status {
 }
 
 /// How many files a kept cache looks at, whether they were removed, each time it does: some hundred microseconds.
-pub const TIDIED_AT_ONCE: usize = 256;
+pub const REMOVED_FILES_CHECKED_MAX: usize = 256;
 
 /// How many files that no program has open a kept cache knows at most. Each may have a descriptor for a moment; half
 /// of those that a process may have are for others: programs' files that are open, connections.

@@ -21,7 +21,7 @@
 //!
 //! Invariants:
 //!  1. Without a terminal on standard error there is no thread and no byte.
-//!  2. However we end, the region is given back: by the thread, or if we are killed by the mender (`screen`).
+//!  2. However we end, the region is given back: by the thread, or if we are killed by the repairer (`screen`).
 //!
 //! Not an invariant: that all the numbers of a picture are of one moment.
 
@@ -42,7 +42,7 @@ pub(crate) mod screen;
 
 use panel::Panel;
 use screen::Screen;
-pub use screen::{MEND, mend};
+pub use screen::{REPAIR_VERB, repair_terminal};
 
 /// Rows of the panel where there is room.
 const ROWS_FULL: u16 = 8;

@@ -25,7 +25,7 @@ pub fn remedy(code: Option<i32>) -> Option<String> {
     }
     let limit = getrlimit(Resource::Nofile).current?;
     let enough = limit.saturating_mul(2).max(ENOUGH);
-    Some(format!("a process may have {limit} open here; raise that, as by `ulimit -n {enough}`"))
+    Some(format!("a process may have {limit} files open; raise the limit, as by `ulimit -n {enough}`"))
 }
 
 /// What to do where no thread can be started, or no memory is left.

@@ -95,8 +95,8 @@ impl Obstacle {
             Some(libc::ENOENT) => not_there(program),
             Some(libc::ENOEXEC) => Self::new(
                 CANNOT_START,
-                "it is no program of this machine, and no script that says in its first line what runs it",
-                "name that first, as in `quinion run -- sh SCRIPT`, or begin the script with `#!/bin/sh`",
+                "it is neither a program for this machine nor a script with a `#!` line",
+                "name its interpreter first, as in `quinion run -- sh SCRIPT`, or begin the script with `#!/bin/sh`",
             ),
             code => {
                 let remedy =
@@ -122,7 +122,8 @@ pub fn obstacle(program: &[OsString]) -> Option<Obstacle> {
     match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(not_there(program)),
         Err(error) => {
-            return Some(Obstacle::new(CANNOT_START, error.to_string(), "check the path, and who may go it"));
+            let remedy = "check the path and the permissions of its folders";
+            return Some(Obstacle::new(CANNOT_START, error.to_string(), remedy));
         }
         Ok(data) if data.is_dir() => {
             return Some(Obstacle::new(CANNOT_START, "it is a folder", "name a program in it"));
@@ -146,7 +147,7 @@ fn not_there(program: &[OsString]) -> Obstacle {
     let remedy = match program {
         // What is no option of ours is taken for the program.
         [name, ..] if name.as_bytes().starts_with(b"-") => {
-            "it is no option of `quinion run` either; see `quinion run --help`"
+            "it is not an option of `quinion run` either; see `quinion run --help`"
         }
         [_, next, ..] if next == "--" => {
             "the program comes after `--`; an option's value may need a `=`, as in --keep=NAME"
@@ -165,7 +166,8 @@ fn is_file_here(name: &OsStr) -> bool {
 }
 
 fn not_executable() -> Obstacle {
-    let remedy = "allow it (chmod +x), unless its file system does not (noexec), or name what runs it first";
+    let remedy =
+        "make it executable (chmod +x), on a file system without noexec, or name its interpreter first";
     Obstacle::new(CANNOT_START, "it may not be executed", remedy)
 }
 

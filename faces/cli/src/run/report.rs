@@ -46,6 +46,7 @@ use quinion::{ReadaheadUse, Shortage};
 use rustix::fs::OFlags;
 
 use super::keep::Name;
+use super::modes::{MODES, mode_name};
 use super::planned::Planned;
 use super::{Intercept, Kind, RunEnd};
 use crate::report::{Form, Report, Value};
@@ -58,7 +59,7 @@ pub struct OwnerNumbers {
     pub device_reads: u64,
     /// Bytes of these.
     pub device_bytes: u64,
-    /// Pages fetched before anybody asked for them, by what became of them.
+    /// Pages fetched before a read asked for them, by what became of them.
     pub readahead: ReadaheadUse,
     /// Pages evicted to make room.
     pub evicted_pages: u64,
@@ -210,25 +211,6 @@ fn write_out(text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
-/// The name of a mode in reports.
-pub(super) fn mode_name(validation: Validation) -> &'static str {
-    match validation {
-        Validation::Sure => "lease",
-        Validation::Immutable => "immutable",
-        Validation::Looked => "looked_at",
-        Validation::Kernel | Validation::Unheard => "kernel",
-    }
-}
-
-/// The mode of that name.
-pub(super) fn mode_of(name: &str) -> Option<Validation> {
-    MODES.into_iter().find(|validation| mode_name(*validation) == name)
-}
-
-/// All modes, the best first.
-const MODES: [Validation; 4] =
-    [Validation::Sure, Validation::Immutable, Validation::Looked, Validation::Kernel];
-
 impl RunReport<'_> {
     /// Writes the report to `file`, to standard output if that is `-`, or to standard error.
     pub fn write(&self, form: Form, file: Option<&Path>) -> io::Result<()> {
@@ -279,51 +261,47 @@ impl RunReport<'_> {
         }
         if let Shortage { files: files @ 1.., bytes, memory } = self.owner.shortage {
             notes.push(format!(
-                "{files} files of {} were left to the kernel for want of memory: `--memory {}M` would have held all \
-                 that was wanted",
+                "{} of {} left to the kernel for want of memory: `--memory {}M` would have held all that was read",
+                counted(files, "file", "files"),
                 size::shown(bytes),
                 memory.div_ceil(1 << 20)
             ));
         }
         if let Some(KeptRunNumbers { owner_ended: true, name, .. }) = self.kept {
             notes.push(format!(
-                "what was served is not known: the cache `{name}` ended before the program, and without a word"
+                "what was served is not known: the cache `{name}` ended before the program did, without a report"
             ));
         }
         if let Some(KeptRunNumbers { others: 1.., .. }) = self.kept {
             notes.push(
-                "the cache served other runs meanwhile: what it says of device, readahead and evicted is \
-                 all of theirs"
+                "the cache served other runs at the same time: the numbers for device, readahead and evicted \
+                 include theirs"
                     .into(),
             );
         }
         notes
     }
 
-    /// The report for people.
+    /// The report for people. Where nothing was served, it begins with the reason.
     pub fn text(&self) -> String {
         let (totals, mut text) = (&self.totals, String::new());
         let mut line = |name: &str, value: String| {
             writeln!(text, "quinion: {name:<10} {value}").expect("a string takes it")
         };
-        line(
-            "served",
-            format!(
-                "{} in {} reads of {} files, {} processes",
-                size::shown(totals.bytes),
-                totals.reads,
-                totals.files,
-                totals.viewers
-            ),
-        );
-        line("hits", format!("{} of the reads; {} asked {} times", self.hits(), totals.asked, totals.misses));
+        let (mut first, mut last) = (self.notes(), Vec::new());
+        if totals.bytes > 0 {
+            std::mem::swap(&mut first, &mut last);
+        }
+        first.into_iter().for_each(|note| line("note", note));
+        line("served", self.served_text());
+        line("hits", self.hits_text());
         let owner = &self.owner;
         line("device", format!("{} in {} reads", size::shown(owner.device_bytes), owner.device_reads));
         line("readahead", readahead_text(&owner.readahead));
         line(
             "evicted",
             format!(
-                "{} pages; {} came back, {} of them soon",
+                "{} pages; {} refaulted, {} of them within the working set",
                 owner.evicted_pages, owner.refaulted_pages, owner.activated_pages
             ),
         );
@@ -344,10 +322,30 @@ impl RunReport<'_> {
         if let Some(KeptRunNumbers { name, .. }) = self.kept {
             line("kept", format!("as `{name}`, for the next run; `quinion stop {name}` ends it"));
         }
-        for note in self.notes() {
-            line("note", note);
-        }
+        last.into_iter().for_each(|note| line("note", note));
         text
+    }
+
+    fn served_text(&self) -> String {
+        let totals = &self.totals;
+        format!(
+            "{} in {} of {}, {}",
+            size::shown(totals.bytes),
+            counted(totals.reads, "read", "reads"),
+            counted(totals.files, "file", "files"),
+            counted(totals.viewers, "process", "processes")
+        )
+    }
+
+    fn hits_text(&self) -> String {
+        let totals = &self.totals;
+        format!(
+            "{} of {}; {} waited for the cache ({})",
+            self.hits(),
+            counted(totals.reads, "read", "reads"),
+            counted(totals.asked, "read", "reads"),
+            counted(totals.misses, "request", "requests")
+        )
     }
 
     fn files_by(&self, validation: Validation) -> u64 {
@@ -356,14 +354,14 @@ impl RunReport<'_> {
 
     fn others_text(&self) -> String {
         let [lease, immutable, looked, kernel] = MODES.map(|validation| self.files_by(validation));
-        let mut text = format!("{lease} files by lease");
+        let mut text = format!("{} by lease", counted(lease, "file", "files"));
         let mut add = |count: u64, words: &str| {
             if count > 0 {
                 write!(text, ", {count} {words}").expect("a string takes it");
             }
         };
         add(immutable, "that never change");
-        add(looked, "looked at before each read");
+        add(looked, "checked before each read");
         add(kernel, "left to the kernel");
         if let Some(mode) = self.modes.iter().find(|mode| mode.validation == Validation::Kernel) {
             write!(text, " ({}: {})", mode.path.display(), mode.why).expect("a string takes it");
@@ -483,20 +481,25 @@ impl RunReport<'_> {
             Some(Ok(plan)) => {
                 let patched = self.totals.patching[Patching::Patched as usize];
                 let mut text = format!(
-                    "C library patched at {} names in {patched} of {} processes",
-                    plan.functions, self.totals.viewers
+                    "{} of the C library patched in {patched} of {}",
+                    counted(plan.functions, "function", "functions"),
+                    counted(self.totals.viewers, "process", "processes")
                 );
                 for (outcome, processes) in self.names_alone().filter(|&(_, processes)| processes > 0) {
-                    let _ = write!(text, "; by names alone {processes}: {}", outcome_names(outcome).1);
+                    let _ = write!(
+                        text,
+                        "; by symbol interposition alone in {processes}: {}",
+                        outcome_names(outcome).1
+                    );
                 }
                 for left in &plan.left {
                     let _ = write!(text, "; left {left}");
                 }
                 text
             }
-            Some(Err(why)) => format!("by names alone: {why}"),
+            Some(Err(why)) => format!("by symbol interposition alone: {why}"),
             None if self.intercept.how == Intercept::Off => "not at all, as asked".into(),
-            None => "by names alone, as asked".into(),
+            None => "by symbol interposition alone, as asked".into(),
         }
     }
 
@@ -544,10 +547,15 @@ fn words_of(words: impl Iterator<Item = String>) -> Value {
     Value::List(words.map(Value::Text).collect())
 }
 
+/// A number with the word for what it counts.
+fn counted(number: u64, one: &str, more: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { more })
+}
+
 fn readahead_text(usage: &ReadaheadUse) -> String {
     let accuracy = usage.accuracy().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));
     format!(
-        "{} pages ahead; {} read, {} gone unread, {} waiting; accuracy {accuracy}",
+        "{} pages read ahead; {} used, {} left unused, {} cached and not used yet; accuracy {accuracy}",
         usage.pages, usage.used_pages, usage.wasted_pages, usage.unread_pages
     )
 }
@@ -562,7 +570,7 @@ fn reasons_text(totals: &ViewerTotals) -> String {
     if named.is_empty() { String::new() } else { format!("; descriptors left to it: {}", named.join(", ")) }
 }
 
-/// An outcome's name in the JSON form, and words that follow "by names alone 3:".
+/// An outcome's name in the JSON form, and words that follow "by symbol interposition alone in 3:".
 fn outcome_names(outcome: Patching) -> (&'static str, &'static str) {
     match outcome {
         Patching::Patched => ("patched", "patched"),
@@ -601,44 +609,74 @@ fn key(reason: Reason) -> &'static str {
 }
 
 /// Why nothing was served, if descriptors were left to the kernel: the reasons that were counted, the commonest first.
+/// The loader maps libraries in every run, and most programs have pipes and terminals: these two reasons are named
+/// only if there is no other.
 fn why_nothing(reasons: &[u64]) -> Option<String> {
     let mut counted: Vec<(u64, Reason)> = Reason::ALL
         .iter()
         .map(|&reason| (reasons[reason as usize], reason))
         .filter(|(count, _)| *count > 0)
         .collect();
+    let is_telling = |&(_, reason): &(u64, Reason)| !matches!(reason, Reason::Mapped | Reason::NotRegular);
+    if counted.iter().any(is_telling) {
+        counted.retain(is_telling);
+    }
     counted.sort_by_key(|&(count, _)| std::cmp::Reverse(count));
-    let (_, commonest) = counted.first()?;
-    let remedy = match commonest {
-        Reason::Left => "; `--attach at-once` serves every file at its first read",
-        _ => "",
+    counted.first()?;
+    let remedy = if counted.iter().any(|&(_, reason)| reason == Reason::Left) {
+        "; a file of 4 MiB or more is copied into the cache, in the background, when it is opened for the third time, \
+         and any file when reads of it have come to twice its size; `--attach at-once` serves every file at its first \
+         read"
+    } else {
+        ""
     };
     let listed: Vec<String> =
         counted.iter().map(|&(count, reason)| format!("{count} {}", words(reason))).collect();
-    Some(format!("nothing was served: files were left to the kernel: {}{remedy}", listed.join(", ")))
+    Some(format!("nothing was served; descriptors were left to the kernel: {}{remedy}", listed.join(", ")))
 }
 
 /// A reason in words that follow "descriptors left to it: 3".
 fn words(reason: Reason) -> &'static str {
     match reason {
-        Reason::NotRegular => "no regular file with content",
-        Reason::Writable => "open for writing too",
+        Reason::NotRegular => "not a regular file with content",
+        Reason::Writable => "open for writing in the same process",
         Reason::Flags => "opened with special flags",
         Reason::Duplicated => "duplicated",
         Reason::Forked => "shared with a child",
         Reason::Mapped => "mapped",
         Reason::Passed => "passed to a call that uses the kernel's offset",
-        Reason::Number => "numbered too high",
+        Reason::Number => "above the highest descriptor that is served",
         Reason::Refused => "refused by the cache",
-        Reason::NoOwner => "without an owner",
+        Reason::NoOwner => "the cache's owner did not answer",
         Reason::Changed => "changed while open",
-        Reason::Foreign => "opened before us, or received",
+        Reason::Foreign => "opened before the program started, or received",
         Reason::Unguaranteed => "without a lease, or on a file system that is not served",
-        Reason::Left => "served as well by the kernel, for a while",
+        Reason::Left => "read too few times to be copied yet, or larger than a quarter of --memory",
         Reason::Restricted => "where code of the program's own may use descriptors unseen",
         Reason::Domain => "after the process changed its credentials or name spaces",
         Reason::Watched => "since a process watches files (inotify, fanotify)",
         Reason::Limited => "since the process limits its addresses or locks its memory",
         Reason::Wrapped => "in programs where another object wraps the functions that are served",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_note_names_a_reason_that_a_user_can_act_on() {
+        let mut reasons = [0; Reason::ALL.len()];
+        assert_eq!(why_nothing(&reasons), None);
+        reasons[Reason::Mapped as usize] = 13;
+        let note = why_nothing(&reasons).expect("a reason");
+        assert!(note.ends_with("13 mapped"), "{note}");
+        (reasons[Reason::Left as usize], reasons[Reason::NotRegular as usize]) = (2, 1);
+        let note = why_nothing(&reasons).expect("a reason");
+        assert!(note.contains(": 2 read too few times") && note.contains("`--attach at-once`"), "{note}");
+        assert!(!note.contains("mapped") && !note.contains("regular"), "{note}");
+        reasons[Reason::Writable as usize] = 3;
+        let note = why_nothing(&reasons).expect("a reason");
+        assert!(note.contains(": 3 open for writing") && note.contains("`--attach at-once`"), "{note}");
     }
 }

@@ -115,7 +115,7 @@ pub(super) fn remove_left(folder: &Path) {
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX)) else { continue };
         let is_one = name.starts_with(PREFIX) || name.starts_with(NEW) && is_old(&entry);
-        if is_one && nobody_listens(&entry.path()) {
+        if is_one && has_no_listener(&entry.path()) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -126,7 +126,7 @@ fn is_old(entry: &DirEntry) -> bool {
     made.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > NEW_MAX))
 }
 
-fn nobody_listens(path: &Path) -> bool {
+fn has_no_listener(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(end) = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else { return false };
     SocketAddrUnix::new(path).is_ok_and(|address| connect(&end, &address) == Err(Errno::CONNREFUSED))

@@ -32,10 +32,10 @@ use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 use quinion::internals::arena::control::SyscallAudit;
 
-#[path = "../../../preload/src/harmless.rs"]
-mod harmless;
+#[path = "../../../preload/src/harmless_syscalls.rs"]
+mod harmless_syscalls;
 
-pub use harmless::is_harmless;
+pub use harmless_syscalls::is_harmless;
 
 /// One place from which an object enters the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ pub struct Site {
 }
 
 /// What these sites of one object come to.
-pub fn conduct(sites: &[Site]) -> SyscallAudit {
+pub fn audit_of(sites: &[Site]) -> SyscallAudit {
     match sites {
         [] => SyscallAudit::Clean,
         sites if sites.iter().all(|site| site.number.is_some_and(is_harmless)) => SyscallAudit::Harmless,
@@ -204,7 +204,7 @@ struct DoubtfulSite {
 
 impl<'a> Code64<'a> {
     fn of(object: &'a [u8]) -> Result<Self, String> {
-        let wrong = |error: object::Error| format!("it is no 64-bit ELF file: {error}");
+        let wrong = |error: object::Error| format!("it is not a 64-bit ELF file: {error}");
         let header = FileHeader64::<LittleEndian>::parse(object).map_err(wrong)?;
         let endian = header.endian().map_err(wrong)?;
         let headers = header.program_headers(endian, object).map_err(wrong)?;
@@ -577,8 +577,9 @@ mod tests {
 
     #[test]
     fn every_harmless_call_has_a_name() {
-        let unnamed =
-            harmless::HARMLESS.iter().filter(|number| NAMES.iter().all(|(known, _)| known != *number));
+        let unnamed = harmless_syscalls::HARMLESS
+            .iter()
+            .filter(|number| NAMES.iter().all(|(known, _)| known != *number));
         assert_eq!(unnamed.count(), 0);
     }
 }

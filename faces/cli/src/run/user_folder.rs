@@ -213,7 +213,7 @@ impl Candidate {
 /// It is not such a path: the error says why.
 pub(super) fn resolve(path: &Path) -> io::Result<PathBuf> {
     let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::Error::other("it is no folder of its own"));
+        return Err(io::Error::other("it is not a folder of its own"));
     };
     let above = above.canonicalize()?;
     check_above(&above)?;
@@ -237,7 +237,7 @@ fn check_above(path: &Path) -> io::Result<()> {
 fn fault(data: &Metadata, us: u32) -> Option<&'static str> {
     const ROOT: u32 = 0;
     if !data.is_dir() {
-        Some("is no folder")
+        Some("is not a folder")
     } else if ![ROOT, us].contains(&data.uid()) {
         Some("belongs to another user")
     } else if data.mode() & WRITTEN_BY_OTHERS != 0 && data.mode() & STICKY == 0 {
@@ -259,7 +259,7 @@ fn check_use(path: &Path, there: &Path) -> io::Result<()> {
         }
         Some(text) if text.len() > PATH_MAX => return Err(io::Error::other("its path is too long")),
         Some(_) => {}
-        None => return Err(io::Error::other("its path is no text")),
+        None => return Err(io::Error::other("its path is not text")),
     }
     if rustix::fs::statvfs(there)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err(io::Error::other("it is mounted noexec"));

@@ -28,7 +28,7 @@ pub use scrape::{Monitor, Sample, StoreSample};
 const PICTURES_OF_A_SAMPLE: u32 = 2;
 
 /// Draws what `monitor` tells in the last rows of the terminal until that is gone: an interrupt ends the process, and
-/// the one that mends gives the rows back. Returns at once where there is no such terminal.
+/// the repairer gives the rows back. Returns at once where there is no such terminal.
 pub fn watch(monitor: &Monitor, first: Sample) {
     let rows = panel::rows_of(first.stores.len());
     let Some(mut screen) = Screen::of_stderr(rows) else { return };
@@ -44,16 +44,18 @@ pub fn watch(monitor: &Monitor, first: Sample) {
 
 /// The numbers in a form.
 pub fn printed(sample: &Sample, form: Form) -> String {
-    report(sample).printed(form)
+    report(sample, form).printed(form)
 }
 
-fn report(sample: &Sample) -> Report {
+fn report(sample: &Sample, form: Form) -> Report {
     let number = |name: &str| Value::Number(sample.number(name) as u64);
     let bytes = |name: &str| Value::Bytes(sample.number(name) as u64);
     let money = |name: &str| sample.get(name).map_or(Value::Unknown, Value::Real);
     let (hits, reads) = sample.hits();
     let mut report = Report::new();
-    report.add("schema", "schema", Value::Number(1));
+    if form == Form::Json {
+        report.add("schema", "schema", Value::Number(1));
+    }
     report.add("clients", "clients", number("quinion_service_clients"));
     report.add("open_files", "open files", number("quinion_service_open_files"));
     report.add("reads", "reads", Value::Number(reads));
@@ -98,9 +100,9 @@ fn store(store: &StoreSample) -> Value {
     one.add("fetched_bytes", "fetched", Value::Bytes(store.number("quinion_store_fetched_bytes") as u64));
     one.add("retries", "sent again", number("quinion_store_retries"));
     one.add("failures", "failures", number("quinion_store_failures"));
-    one.add("first_byte_p50_ms", "first byte, half within ms", millis(0));
-    one.add("first_byte_p95_ms", "95 of 100 within ms", millis(1));
-    one.add("first_byte_p99_ms", "99 of 100 within ms", millis(2));
+    one.add("first_byte_p50_ms", "first byte p50 (ms)", millis(0));
+    one.add("first_byte_p95_ms", "first byte p95 (ms)", millis(1));
+    one.add("first_byte_p99_ms", "first byte p99 (ms)", millis(2));
     Value::Group(one)
 }
 

@@ -76,7 +76,7 @@ impl Monitor {
     }
 
     fn answer(&self) -> std::io::Result<String> {
-        let none = || std::io::Error::other("it is no address");
+        let none = || std::io::Error::other("it is not an address");
         let address = self.0.to_socket_addrs()?.next().ok_or_else(none)?;
         let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX)?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;

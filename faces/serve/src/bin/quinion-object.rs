@@ -194,7 +194,7 @@ impl Opener {
                 client.open(url).map(Object::Served).map_err(|error| error.to_string())
             }
             Self::Own(cache) if is_url(url) => open_own(cache, url).map(Object::Own),
-            _ => Err(format!("{url} is no URL of an object; write it as s3://BUCKET/KEY")),
+            _ => Err(format!("{url} is not the URL of an object; write it as s3://BUCKET/KEY")),
         }
     }
 }

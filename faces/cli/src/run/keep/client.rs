@@ -50,7 +50,7 @@ impl ClientStream {
     ///
     /// # Errors
     /// `WouldBlock`: nothing was said. `InvalidData`: a descriptor came with it; it was not taken.
-    pub fn hear(&self, bytes: &mut [u8]) -> io::Result<usize> {
+    pub fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let mut nothing = RecvAncillaryBuffer::default();
         let look = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let seen = recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut nothing, look)?;
@@ -65,7 +65,7 @@ impl ClientStream {
     }
 
     /// Says as much as finds room; how many bytes.
-    pub fn say(&self, bytes: &[u8]) -> io::Result<usize> {
+    pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.stream().write(bytes)
     }
 
@@ -136,19 +136,19 @@ mod tests {
     fn messages_arrive_in_order_and_then_the_end() {
         let (mut theirs, ours) = pair();
         let mut bytes = [0; 4];
-        assert_eq!(ours.hear(&mut bytes).map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
+        assert_eq!(ours.receive(&mut bytes).map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
         for word in [&b"one"[..], b"two", b"three"] {
             theirs.write_all(word).expect("it is heard");
         }
         drop(theirs);
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         loop {
-            match ours.hear(&mut bytes).expect("it was said") {
+            match ours.receive(&mut bytes).expect("it was said") {
                 0 => break,
-                count => heard.extend_from_slice(&bytes[..count]),
+                count => received.extend_from_slice(&bytes[..count]),
             }
         }
-        assert_eq!(heard, b"onetwothree");
+        assert_eq!(received, b"onetwothree");
     }
 
     /// In front of all, behind something, and out of band: with that byte alone, or with more behind it.
@@ -166,15 +166,15 @@ mod tests {
             theirs.write_all(behind.as_bytes()).expect("it is heard");
             let (begun, queues) = (Instant::now(), ours.queues.clone());
             let mut bytes = [0; 64];
-            let mut heard = 0;
+            let mut received = 0;
             let error = loop {
-                match ours.hear(&mut bytes) {
-                    Ok(count) => heard += count,
+                match ours.receive(&mut bytes) {
+                    Ok(count) => received += count,
                     Err(error) => break error,
                 }
             };
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{before} {flags:?}: {error}");
-            assert!(heard <= before.len(), "something was taken with the descriptor, or behind it");
+            assert!(received <= before.len(), "something was taken with the descriptor, or behind it");
             drop((theirs, ours));
             is_quick(begun);
             while queues.waiting() == 0 {
@@ -191,10 +191,10 @@ mod tests {
     #[test]
     fn a_connection_that_is_dropped_is_closed() {
         let (mut theirs, ours) = pair();
-        ours.say(b"word").expect("there is room");
+        ours.send(b"word").expect("there is room");
         drop(ours);
-        let mut heard = Vec::new();
-        theirs.read_to_end(&mut heard).expect("it ends");
-        assert_eq!(heard, b"word");
+        let mut received = Vec::new();
+        theirs.read_to_end(&mut received).expect("it ends");
+        assert_eq!(received, b"word");
     }
 }

@@ -26,7 +26,7 @@ use super::{Name, silent};
 use crate::run::user_folder::Folder;
 
 /// How long an owner may say nothing before it is taken for one that does not answer.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection.
 #[derive(Debug)]
@@ -42,12 +42,12 @@ impl Connection {
     /// Connects to the owner of `name`; `None` if there is no listener.
     ///
     /// # Errors
-    /// The process that listens is another user's, or has not looked at anybody for long.
+    /// The process that listens is another user's, or has answered no process for long.
     pub fn to(folder: &Folder, name: &Name) -> io::Result<Option<Self>> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         // A process that connects to one that does not look waits, when there are many of them.
-        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         match connect(&socket, &SocketAddrUnix::new(folder.socket(name))?) {
             Ok(()) => {}
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::CONNRESET) => return Ok(None),
@@ -99,11 +99,11 @@ impl Connection {
     }
 
     fn hear_or_give_up(&mut self) -> io::Result<Option<Message>> {
-        self.hear().inspect_err(|_| self.late += 1)
+        self.receive().inspect_err(|_| self.late += 1)
     }
 
     /// Waits for the next line.
-    pub fn hear(&mut self) -> io::Result<Option<Message>> {
+    pub fn receive(&mut self) -> io::Result<Option<Message>> {
         let mut line = String::new();
         match (&mut self.stream).take(LINE_MAX as u64).read_line(&mut line) {
             Ok(_) if !line.ends_with('\n') => Ok(None), // all that it could say before it ended
@@ -153,7 +153,7 @@ mod tests {
                 line.ask(&Message::ask("numbers")).is_err_and(|why| why.to_string().contains("quinion stop"))
             );
         }
-        line.give_up_after(PATIENCE).expect("it is a socket");
+        line.give_up_after(ANSWER_TIMEOUT).expect("it is a socket");
         for number in 0..4 {
             owners
                 .write_all(Message::answer("numbers").number("n", number).line().as_bytes())

@@ -14,7 +14,7 @@ use quinion::internals::arena::ArenaStats;
 use quinion::internals::serve::{FileMode, ViewerTotals};
 
 use super::message::Message;
-use crate::run::report::{mode_name, mode_of};
+use crate::run::modes::{mode_name, mode_of};
 use crate::run::{Hot, OwnerNumbers};
 
 /// Files that are told of at most: a message has an end.
@@ -151,7 +151,7 @@ mod tests {
         };
         numbers.modes = vec![
             file("/a b\n\u{1f}\"c", Validation::Kernel, "somebody has it open for writing"),
-            file("/d", Validation::Sure, ""),
+            file("/d", Validation::Leased, ""),
         ];
         let hot = |name: &str, cached_bytes| Hot { name: name.into(), cached_bytes };
         numbers.hottest = vec![hot("/a b\n\u{1f}\"c", Some(0)), hot("/d", None), hot("", Some(u64::MAX))];

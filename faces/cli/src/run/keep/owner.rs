@@ -44,7 +44,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use super::client::ClientStream;
-use super::connection::PATIENCE;
+use super::connection::ANSWER_TIMEOUT;
 use super::locks::Lock;
 use super::message::{LINE_MAX, Message};
 use super::numbers::{self, Numbers};
@@ -61,11 +61,11 @@ const PLANS_MAX: usize = 64;
 /// Connections at a time. One more takes the place of the first that has not joined; if all have, it is refused by its
 /// end.
 const CONNECTIONS_MAX: usize = 256;
-/// Bytes that are heard at once.
-const HEARD_MAX: usize = 16 << 10;
-/// How often it is looked whether anybody views the cache, and can find it, while no run is there.
+/// Bytes that are received at a time.
+const RECEIVE_BYTES_MAX: usize = 16 << 10;
+/// How often it is checked whether a process views the cache, and can find it, while no run is there.
 const LOOK: Duration = Duration::from_millis(500);
-/// The same, if it matters only whether anybody can find it.
+/// The same, if it matters only whether a process can find it.
 const LOOK_RARELY: Duration = Duration::from_secs(10);
 /// The same, if it may end at any moment: also with `--idle 0s` it does not look without end.
 const LOOK_OFTEN: Duration = Duration::from_millis(20);
@@ -174,7 +174,7 @@ fn begin(
         numbers,
         tidy,
         use_,
-        talks: Vec::new(),
+        clients: Vec::new(),
         plans: Vec::new(),
     })
 }
@@ -226,10 +226,10 @@ struct JoinedRun {
     others: u64,
 }
 
-/// One who has connected.
+/// A connected client.
 struct Client {
     stream: ClientStream,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     joined: Option<JoinedRun>,
     is_over: bool,
 }
@@ -241,7 +241,7 @@ enum Next {
     End,
 }
 
-/// The owner's ear.
+/// The control socket, and the runs that are connected to it.
 struct ControlSocket {
     folder: Folder,
     name: Name,
@@ -258,7 +258,7 @@ struct ControlSocket {
     numbers: Box<dyn AskedNumbers>,
     tidy: Box<dyn Fn()>,
     use_: Use,
-    talks: Vec<Client>,
+    clients: Vec<Client>,
     /// Plans that runs brought, each once, and their numbers.
     plans: Vec<(Vec<u8>, u32)>,
 }
@@ -277,12 +277,12 @@ impl ControlSocket {
             return Ok(Next::End);
         }
         // 3 questions
-        for talk in ready {
-            if self.hear(talk) == Next::End {
+        for client in ready {
+            if self.receive(client) == Next::End {
                 return Ok(Next::End);
             }
         }
-        self.part();
+        self.drop_finished();
         // 4 new connections
         if connected {
             self.accept();
@@ -315,10 +315,10 @@ impl ControlSocket {
         let is_busy = self.queues.are_full();
         let who = if is_busy { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, who)];
-        fds.extend(self.talks.iter().map(|talk| PollFd::new(&talk.stream, PollFlags::IN)));
+        fds.extend(self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
         let look = is_busy.then_some(LOOK);
         let time = self
-            .wait_policy()
+            .poll_timeout()
             .map_or(look, |time| Some(time.min(look.unwrap_or(time))))
             .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
         match poll(&mut fds, time.as_ref()) {
@@ -326,12 +326,12 @@ impl ControlSocket {
             other => other?,
         };
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let ready = (0..self.talks.len()).filter(|&talk| is_ready(&fds[2 + talk])).collect();
+        let ready = (0..self.clients.len()).filter(|&client| is_ready(&fds[2 + client])).collect();
         Ok((is_ready(&fds[0]), is_ready(&fds[1]), ready))
     }
 
-    /// How long nothing need be looked at; `None`: for ever.
-    fn wait_policy(&self) -> Option<Duration> {
+    /// How long `poll` may sleep; `None`: until something comes.
+    fn poll_timeout(&self) -> Option<Duration> {
         match self.idle {
             _ if self.runs() > 0 => None,
             Idle::Never => Some(LOOK_RARELY),
@@ -345,11 +345,11 @@ impl ControlSocket {
     /// How long it stays unused if `--idle` says `time`. The run that has started it waits so long for it to answer,
     /// and would start one after the other if each ended before it can join.
     fn stays(&self, time: Duration) -> Duration {
-        if self.use_.runs == 0 { time.max(PATIENCE) } else { time }
+        if self.use_.runs == 0 { time.max(ANSWER_TIMEOUT) } else { time }
     }
 
     fn runs(&self) -> usize {
-        self.talks.iter().filter(|talk| talk.joined.is_some()).count()
+        self.clients.iter().filter(|client| client.joined.is_some()).count()
     }
 
     /// Whether the cache was unused for as long as it stays.
@@ -368,111 +368,111 @@ impl ControlSocket {
 
     /// Whether there was a connection.
     fn accept(&mut self) -> bool {
-        let mut somebody = false;
+        let mut accepted_any = false;
         for _ in 0..CONNECTIONS_MAX {
             if self.queues.are_full() {
-                return somebody;
+                return accepted_any;
             }
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => ClientStream::new(stream, &self.queues),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return somebody,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return accepted_any,
                 // No descriptor is left, say: they wait where they are, and we do not turn for them without end.
                 Err(_) => {
                     std::thread::sleep(PAUSE);
-                    return somebody;
+                    return accepted_any;
                 }
             };
             let is_ours =
                 sys::peer(&stream).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
             if is_ours && self.has_capacity() && stream.prepare().is_ok() {
-                self.talks.push(Client { stream, heard: Vec::new(), joined: None, is_over: false });
-                somebody = true;
+                self.clients.push(Client { stream, received: Vec::new(), joined: None, is_over: false });
+                accepted_any = true;
             }
         }
-        somebody
+        accepted_any
     }
 
     /// Makes room for one more connection: whether there is.
     fn has_capacity(&mut self) -> bool {
-        if self.talks.len() < CONNECTIONS_MAX {
+        if self.clients.len() < CONNECTIONS_MAX {
             return true;
         }
-        let silent = self.talks.iter().position(|talk| talk.joined.is_none());
-        silent.map(|talk| self.talks.remove(talk)).is_some()
+        let silent = self.clients.iter().position(|client| client.joined.is_none());
+        silent.map(|client| self.clients.remove(client)).is_some()
     }
 
-    /// Hears what is said in one talk, once, and answers. A run that says more waits for the next turn.
-    fn hear(&mut self, talk: usize) -> Next {
-        let mut bytes = [0; HEARD_MAX];
-        match self.talks[talk].stream.hear(&mut bytes) {
+    /// Reads what one client sent, once, and answers. A run that says more waits for the next turn.
+    fn receive(&mut self, client: usize) -> Next {
+        let mut bytes = [0; RECEIVE_BYTES_MAX];
+        match self.clients[client].stream.receive(&mut bytes) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Next::Turn
             }
             Ok(0) | Err(_) => {
-                self.leave(talk);
+                self.leave(client);
                 Next::Turn
             }
             Ok(count) => {
-                self.talks[talk].heard.extend_from_slice(&bytes[..count]);
-                self.answer_all(talk)
+                self.clients[client].received.extend_from_slice(&bytes[..count]);
+                self.answer_all(client)
             }
         }
     }
 
     /// Answers the lines that are complete.
-    fn answer_all(&mut self, talk: usize) -> Next {
-        while let Some(end) = self.talks[talk].heard.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = self.talks[talk].heard.drain(..=end).collect();
+    fn answer_all(&mut self, client: usize) -> Next {
+        while let Some(end) = self.clients[client].received.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = self.clients[client].received.drain(..=end).collect();
             let question = std::str::from_utf8(&line).ok().and_then(Message::parse);
             let Some(question) = question else {
-                self.leave(talk);
+                self.leave(client);
                 return Next::Turn;
             };
-            let answer = self.answer(talk, &question);
-            self.say(talk, &answer);
+            let answer = self.answer(client, &question);
+            self.send(client, &answer);
             if question.asks("stop") {
                 return Next::End;
             }
         }
-        if self.talks[talk].heard.len() > LINE_MAX {
-            self.leave(talk);
+        if self.clients[client].received.len() > LINE_MAX {
+            self.leave(client);
         }
         Next::Turn
     }
 
-    /// Says something. A run that does not listen has left.
-    fn say(&mut self, talk: usize, message: &Message) {
+    /// Sends a message. A run that does not read it has left.
+    fn send(&mut self, client: usize, message: &Message) {
         let line = message.line();
-        let said = self.talks[talk].stream.say(line.as_bytes());
+        let said = self.clients[client].stream.send(line.as_bytes());
         if !said.is_ok_and(|count| count == line.len()) {
-            self.leave(talk);
+            self.leave(client);
         }
     }
 
     /// A client has left, or is to be dropped: nothing is read from it any more, and its run has ended.
-    fn leave(&mut self, talk: usize) {
-        let talk = &mut self.talks[talk];
-        talk.stream.end();
-        talk.heard.clear();
-        talk.is_over = true;
-        if let Some(joined) = talk.joined.take() {
+    fn leave(&mut self, client: usize) {
+        let client = &mut self.clients[client];
+        client.stream.end();
+        client.received.clear();
+        client.is_over = true;
+        if let Some(joined) = client.joined.take() {
             self.session.service.end_run(joined.run);
             self.use_.last = Instant::now();
         }
     }
 
-    /// Lets go of those who have left.
-    fn part(&mut self) {
-        self.talks.retain(|talk| !talk.is_over);
+    /// Drops clients that have left.
+    fn drop_finished(&mut self) {
+        self.clients.retain(|client| !client.is_over);
     }
 
     // ---- what is asked --------------------------------------------------------------------------
 
-    fn answer(&mut self, talk: usize, question: &Message) -> Message {
+    fn answer(&mut self, client: usize, question: &Message) -> Message {
         match question.text_of("ask") {
-            Some("join") => self.join(talk, question),
+            Some("join") => self.join(client, question),
             Some("plan") => self.take_plan(question),
-            Some("numbers") => match &self.talks[talk].joined {
+            Some("numbers") => match &self.clients[client].joined {
                 Some(joined) => {
                     let files = numbers::hottest_in(question);
                     self.numbers_of(joined, files).put(Message::answer("numbers"))
@@ -485,23 +485,23 @@ impl ControlSocket {
         }
     }
 
-    fn join(&mut self, talk: usize, question: &Message) -> Message {
+    fn join(&mut self, client: usize, question: &Message) -> Message {
         if let Some(why) = self.objection(question) {
             return refused(&why);
         }
         let others = self.runs() as u64;
-        let running = self.talks.iter_mut().filter_map(|talk| talk.joined.as_mut());
+        let running = self.clients.iter_mut().filter_map(|client| client.joined.as_mut());
         running.for_each(|joined| joined.others += 1);
-        self.leave_run(talk);
+        self.leave_run(client);
         let run = self.session.service.begin_run();
-        self.talks[talk].joined = Some(JoinedRun { run, before: self.numbers.numbers(), others });
+        self.clients[client].joined = Some(JoinedRun { run, before: self.numbers.numbers(), others });
         self.use_.runs += 1;
         self.session.place().put(Message::answer("joined")).number("run", run)
     }
 
     /// A run that joins twice has left once.
-    fn leave_run(&mut self, talk: usize) {
-        if let Some(joined) = self.talks[talk].joined.take() {
+    fn leave_run(&mut self, client: usize) {
+        if let Some(joined) = self.clients[client].joined.take() {
             self.session.service.end_run(joined.run);
         }
     }
@@ -551,7 +551,7 @@ impl ControlSocket {
 
     /// Keeps a plan, for as long as we are: a program may start others when its run is long over.
     fn take_plan(&mut self, question: &Message) -> Message {
-        let Some(plan) = question.bytes_of("plan") else { return refused("this is no plan") };
+        let Some(plan) = question.bytes_of("plan") else { return refused("this is not a plan") };
         let known = self.plans.iter().position(|(known, _)| *known == plan);
         let place = match known {
             Some(place) => place,
@@ -616,17 +616,17 @@ impl ControlSocket {
         // 2 viewers go on by the kernel
         self.session.service.stop_serving();
         // 3 each run hears what it did; it may be asking just now, and takes this for the answer
-        for talk in 0..self.talks.len() {
-            if let Some(joined) = self.talks[talk].joined.take() {
+        for client in 0..self.clients.len() {
+            if let Some(joined) = self.clients[client].joined.take() {
                 let last = self.numbers_of(&joined, 0).put(Message::answer("stopped"));
-                let _ = self.talks[talk].stream.say(last.line().as_bytes());
+                let _ = self.clients[client].stream.send(last.line().as_bytes());
             }
         }
         // 4 the memory goes
-        let Self { folder, name, lock, session, numbers, tidy, talks, listener, queues, .. } = self;
+        let Self { folder, name, lock, session, numbers, tidy, clients, listener, queues, .. } = self;
         // A process that has connected and was not let in is in it, with what it sent.
         queues.close(QueueKey::Sender(ProcessName::default()), listener.into());
-        drop((talks, session, numbers, tidy));
+        drop((clients, session, numbers, tidy));
         // 5 and the next may come
         if is_named { folder.remove_all(lock, &name) } else { Ok(()) }
     }

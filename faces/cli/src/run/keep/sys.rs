@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The first descriptor that is not one of the three everybody has.
+/// The first descriptor that is not one of the three that each process has.
 const FIRST_OTHER: libc::c_uint = 3;
 
 /// Leaves all that is the starter's but descriptors 0 to 2. Called first of all, while nothing here has a

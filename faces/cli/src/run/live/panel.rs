@@ -4,8 +4,8 @@
 //!   - quinion: grep -c the FILE ------------------------------------ 00:12 -
 //!   hits       ##################--  97.3 % of 12345 reads
 //!   served     1.2 GiB/s  ..::||||||||||    3.4 GiB in all; kernel 12 reads
-//!   device     310.0 MiB/s  1.0 GiB in all; readahead 98.1 % right
-//!   memory     ####----------------  512.0 MiB of 2.0 GiB; evicted 0/s, 0 in all, 0 came back
+//!   device     310.0 MiB/s  1.0 GiB in all; readahead 98.1 % used
+//!   memory     ####----------------  512.0 MiB of 2.0 GiB; evicted 0/s, 0 in all, 0 refaulted
 //!   FILE                                                  512.0 MiB cached
 //! ```
 //!
@@ -149,7 +149,7 @@ impl Panel {
         let row = label(row, buffer, "memory");
         let row = self.glyphs.draw_gauge(row, buffer, (share, Color::Yellow));
         let text = format!(
-            "{} of {}; evicted {evicted}/s, {} in all, {} came back",
+            "{} of {}; evicted {evicted}/s, {} in all, {} refaulted",
             shown(stats.grown_bytes),
             shown(stats.bound_bytes),
             owner.evicted_pages,
@@ -161,12 +161,12 @@ impl Panel {
 
 fn draw_device(row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
     let owner = &look.owner;
-    let right = owner.readahead.accuracy().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));
+    let used = owner.readahead.accuracy().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));
     let row = label(row, buffer, "device");
     let columns = [Constraint::Length(14), Constraint::Fill(1)];
     let [number, rest] = Layout::horizontal(columns).areas(row);
     write(number, buffer, &format!("{}/s", shown(rate)));
-    write(rest, buffer, &format!("{} in all; readahead {right} right", shown(owner.device_bytes)));
+    write(rest, buffer, &format!("{} in all; readahead {used} used", shown(owner.device_bytes)));
 }
 
 /// A file's name, its end if there is no room for all of it, and what is known of it at the right.
@@ -309,8 +309,8 @@ pub(crate) mod tests {
         assert_eq!(picture[1], "hits      ###############-----  76.7 % of 30 reads");
         assert!(picture[2].starts_with("served    512.0 MiB/s"), "{picture:#?}");
         assert!(picture[2].ends_with("10.0 GiB in all; kernel 0 reads"), "{picture:#?}");
-        assert_eq!(picture[3], "device    256.0 MiB/s   5.0 GiB in all; readahead 90.0 % right");
-        let memory = "256.0 MiB of 1.0 GiB; evicted 10/s, 30 in all, 0 came back";
+        assert_eq!(picture[3], "device    256.0 MiB/s   5.0 GiB in all; readahead 90.0 % used");
+        let memory = "256.0 MiB of 1.0 GiB; evicted 10/s, 30 in all, 0 refaulted";
         assert_eq!(picture[4], format!("memory    #####---------------  {memory}"));
     }
 

@@ -12,12 +12,12 @@
 //! A killed process restores nothing. So another process does:
 //!
 //! ```text
-//!   this process                          the mender: this command again, in a process group of its own
+//!   this process                          the repairer: this command again, in a process group of its own
 //!     |-- a line each time: what to write if we are no more -->  keeps the last one
 //!     X   ends, however it ends           the pipe ends: it writes that line to the terminal, and ends
 //! ```
 //!
-//! An empty line is written when the rows are given back; then the mender has nothing to do.
+//! An empty line is written when the rows are given back; then the repairer has nothing to do.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write, stderr};
@@ -33,8 +33,8 @@ use rustix::termios::{tcgetpgrp, tcgetwinsize};
 use super::paint::{Colours, painted};
 use crate::run::signals;
 
-/// The hidden verb of the command that mends a terminal.
-pub const MEND: &str = "mend-terminal";
+/// The hidden verb of the command that repairs a terminal.
+pub const REPAIR_VERB: &str = "repair-terminal";
 
 /// Rows of a panel where there is less room than it wants.
 const ROWS_SMALL: u16 = 5;
@@ -46,7 +46,7 @@ const COLUMNS_MIN: u16 = 40;
 /// A terminal, and the rows of it that are taken.
 pub(crate) struct Screen {
     terminal: File,
-    mender: Option<TerminalRepairer>,
+    repairer: Option<TerminalRepairer>,
     colours: Colours,
     /// The rows that the panel takes where there is room.
     full: u16,
@@ -76,8 +76,8 @@ impl Screen {
             .open("/proc/self/fd/2")
             .or_else(|_| io::stderr().as_fd().try_clone_to_owned().map(File::from));
         let terminal = terminal.ok()?;
-        let mender = TerminalRepairer::start(&terminal).ok();
-        Some(Self { terminal, mender, colours: Colours::wanted(), full, taken: None })
+        let repairer = TerminalRepairer::start(&terminal).ok();
+        Some(Self { terminal, repairer, colours: Colours::wanted(), full, taken: None })
     }
 
     /// Draws `picture` into the last rows, and takes them if they are not taken. Does nothing where there are too
@@ -93,7 +93,7 @@ impl Screen {
                 bytes.extend(before.give().into_bytes());
             }
             bytes.extend(now.take().into_bytes());
-            self.tell_mender(&now.give());
+            self.tell_repairer(&now.give());
             self.taken = Some(now);
         }
         let area = Rect::new(0, 0, now.columns, now.height);
@@ -110,7 +110,7 @@ impl Screen {
     pub(crate) fn hide(&mut self) {
         if let Some(taken) = self.taken.take() {
             self.write(taken.give().as_bytes());
-            self.tell_mender("");
+            self.tell_repairer("");
         }
     }
 
@@ -129,9 +129,9 @@ impl Screen {
         let _ = self.terminal.write_all(bytes); // a terminal that is gone shows nothing
     }
 
-    fn tell_mender(&mut self, line: &str) {
-        if let Some(mender) = &mut self.mender {
-            let _ = writeln!(mender.pipe(), "{line}");
+    fn tell_repairer(&mut self, line: &str) {
+        if let Some(repairer) = &mut self.repairer {
+            let _ = writeln!(repairer.pipe(), "{line}");
         }
     }
 }
@@ -172,7 +172,7 @@ struct TerminalRepairer(Child);
 impl TerminalRepairer {
     fn start(terminal: &File) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
-        command.arg(MEND).process_group(0).current_dir("/");
+        command.arg(REPAIR_VERB).process_group(0).current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(terminal.try_clone()?);
         Ok(Self(command.spawn()?))
     }
@@ -193,7 +193,7 @@ impl Drop for TerminalRepairer {
 ///
 /// # Errors
 /// If the lines cannot be read, or the last not be written.
-pub fn mend() -> io::Result<()> {
+pub fn repair_terminal() -> io::Result<()> {
     signals::block(signals::BACKGROUND_WRITE);
     let mut told = String::new();
     io::stdin().read_to_string(&mut told)?;
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mender_heeds_the_last_whole_line() {
+    fn the_repairer_uses_the_last_whole_line() {
         for (told, last) in [("", ""), ("a\n", "a"), ("a\nb\n", "b"), ("a\n\n", ""), ("a\nb", "a"), ("b", "")]
         {
             assert_eq!(last_line(told), last, "{told:?}");

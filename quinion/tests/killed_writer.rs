@@ -1,5 +1,5 @@
-//! Killed: a process that ends in the middle of writing back leaves what it was told is synced, and nothing that it
-//! did not write.
+//! Killed writer: a process that ends in the middle of writing back leaves what it was told is synced, and nothing that
+//! it did not write.
 //!
 //! ```text
 //!   this test                        itself again, as a writer
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The machine goes on, so the kernel ends what it was handed, and no sector is lost on the way; what a cache
-//! holds in its own memory is gone. Which pages a round writes, and what, follows from its number: so whoever reads
+//! holds in its own memory is gone. Which pages a round writes, and what, follows from its number: so a reader of
 //! the file knows what each page was after each round. Each 8 bytes name their round and their place. The bytes of
 //! a page that was being changed while it was being written may be of two rounds, both begun.
 

@@ -1,7 +1,7 @@
-//! Strangers: wakers and sources of others that panic, and the program's signals, beside pending reads.
+//! Foreign panics: wakers and sources of others that panic, and the program's signals, beside pending reads.
 //!
 //! The poller is one thread for all pending reads of a cache. What a stranger
-//! does on it must end the stranger's read at most, not everybody's.
+//! does on it must end the stranger's read at most, and no other.
 
 use std::io;
 use std::pin::pin;
@@ -55,7 +55,7 @@ fn a_waker_that_panics_takes_no_other_wake_up_with_it() {
     for future in &mut futures {
         assert!(matches!(pin!(future).poll(&mut Context::from_waker(&good)), Poll::Ready(Ok(100))));
     }
-    // The same on the poller: an errand ends by a call of the bad waker.
+    // The same on the poller: an blocking task ends by a call of the bad waker.
     device.fail(20);
     let mut buffer = [0; 100];
     let mut future = pin!(file.read_at_async(&mut buffer, 100 * PAGE));
@@ -68,7 +68,7 @@ fn a_waker_that_panics_takes_no_other_wake_up_with_it() {
         assert!(matches!(future.as_mut().poll(&mut Context::from_waker(&good)), Poll::Ready(Ok(0))));
     }
     let error = block_on(file.read_at_async(&mut [0; 10], 20 * PAGE)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io, "the poller still does errands");
+    assert_eq!(error.kind(), ErrorKind::Io, "the poller still does blocking tasks");
     cache.check().unwrap();
 }
 

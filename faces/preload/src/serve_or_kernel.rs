@@ -1,4 +1,4 @@
-//! Turn: whether a read of a descriptor is answered from the cache or by the kernel.
+//! Serve or kernel: whether a read of a descriptor is answered from the cache or by the kernel.
 //!
 //! ```text
 //!   Candidate --read--> credit? --the kernel has read so much, or the owner is known to have it--> attach
@@ -90,7 +90,7 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
     None
 }
 
-/// Whether reads of a descriptor are served, if they say where; a candidate is attached on the way, if it is time.
+/// Whether positional reads of a descriptor are served; a candidate is attached on the way, if it is time.
 pub fn is_served(fd: c_int) -> bool {
     while process::is_on() {
         let Some(word) = table::look_settled(fd) else { return false };

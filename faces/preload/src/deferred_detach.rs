@@ -1,4 +1,4 @@
-//! Owed: handles that this process has given back and of which the owner could not be told.
+//! Deferred detach: handles that this process has given back and of which the owner could not be told.
 //!
 //! ```text
 //!   give_back(handle) --told--> the owner closes the file, if no other viewer has it

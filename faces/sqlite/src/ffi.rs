@@ -1,4 +1,4 @@
-//! Border: what crosses from Rust to SQLite besides numbers.
+//! FFI: what crosses from Rust to SQLite besides numbers.
 //!
 //! ```text
 //!   a panic     ends at the method in which it happened, which fails

@@ -1,4 +1,4 @@
-//! Kept: what a run leaves in the folder of `--out`.
+//! Saved run: what a run leaves in the folder of `--out`.
 //!
 //! ```text
 //!   DIR/rows.jsonl     the lines of `--json`, of all experiments

@@ -1,4 +1,4 @@
-//! Asked: what a request is for, by its method, path and query.
+//! Routing: what a request is for, by its method, path and query.
 //!
 //! ```text
 //!   GET, HEAD of an object, of its current version             the cache
@@ -15,7 +15,7 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
 /// Where a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asked {
+pub enum RoutedRequest {
     /// By the cache.
     Cached,
     /// By the store.
@@ -119,26 +119,26 @@ const LISTS: [&str; 18] = [
 ///
 /// # Errors
 /// `NotImplemented`, `MethodNotAllowed`.
-pub fn asked(method: &Method, target: &Target, query: &Query) -> S3Result<Asked> {
+pub fn asked(method: &Method, target: &Target, query: &Query) -> S3Result<RoutedRequest> {
     use {Access::*, Answer::*};
     let only = |names: &[&str]| query.iter().all(|(name, _)| names.contains(&name.as_str()));
     let has = |name: &str| query.iter().any(|(other, _)| other == name);
-    let reads = Ok(Asked::Store(Reads, Document));
-    let writes = Ok(Asked::Store(Writes, Document));
+    let reads = Ok(RoutedRequest::Store(Reads, Document));
+    let writes = Ok(RoutedRequest::Store(Writes, Document));
     let is_override = |name: &String| OVERRIDES.iter().any(|(other, _)| other == name);
     match (method, &target.key) {
         (&Method::GET, None) if only(&LISTS) => reads,
         (&Method::HEAD, None) if query.is_empty() => reads,
         (&Method::POST, None) if only(&["delete"]) && has("delete") => writes,
         (&Method::GET | &Method::HEAD, Some(_)) if query.iter().all(|(name, _)| is_override(name)) => {
-            Ok(Asked::Cached)
+            Ok(RoutedRequest::Cached)
         }
         (&Method::GET | &Method::HEAD, Some(_))
             if query.iter().all(|(name, _)| {
                 is_override(name) || ["versionId", "partNumber"].contains(&name.as_str())
             }) =>
         {
-            Ok(Asked::Store(Reads, Data))
+            Ok(RoutedRequest::Store(Reads, Data))
         }
         (&Method::GET, Some(_))
             if only(&["uploadId", "max-parts", "part-number-marker", "encoding-type"]) && has("uploadId") =>
@@ -164,7 +164,7 @@ pub fn asked(method: &Method, target: &Target, query: &Query) -> S3Result<Asked>
 mod tests {
     use super::*;
 
-    fn of(method: Method, url: &str) -> Result<Asked, String> {
+    fn of(method: Method, url: &str) -> Result<RoutedRequest, String> {
         let (path, query) = url.split_once('?').map_or((url, None), |(path, query)| (path, Some(query)));
         let target = Target::of(path).unwrap();
         asked(&method, &target, &query_of(query)).map_err(|error| error.code().as_str().to_owned())
@@ -174,13 +174,13 @@ mod tests {
     fn an_object_is_the_caches_and_a_version_of_it_the_stores() {
         use {Access::*, Answer::*};
         for url in ["/b/k", "/b/k?x-id=GetObject", "/b/k?response-content-type=a", "/b/k?X-Amz-Signature=1"] {
-            assert_eq!(of(Method::GET, url), Ok(Asked::Cached), "{url}");
-            assert_eq!(of(Method::HEAD, url), Ok(Asked::Cached), "{url}");
+            assert_eq!(of(Method::GET, url), Ok(RoutedRequest::Cached), "{url}");
+            assert_eq!(of(Method::HEAD, url), Ok(RoutedRequest::Cached), "{url}");
         }
-        assert_eq!(of(Method::GET, "/b/k?versionId=1"), Ok(Asked::Store(Reads, Data)));
-        assert_eq!(of(Method::HEAD, "/b/k?partNumber=2"), Ok(Asked::Store(Reads, Data)));
+        assert_eq!(of(Method::GET, "/b/k?versionId=1"), Ok(RoutedRequest::Store(Reads, Data)));
+        assert_eq!(of(Method::HEAD, "/b/k?partNumber=2"), Ok(RoutedRequest::Store(Reads, Data)));
         for url in ["/b", "/b/", "/b?list-type=2&prefix=a%2Fb&delimiter=/", "/b?uploads", "/b?location"] {
-            assert_eq!(of(Method::GET, url), Ok(Asked::Store(Reads, Document)), "{url}");
+            assert_eq!(of(Method::GET, url), Ok(RoutedRequest::Store(Reads, Document)), "{url}");
         }
         for (method, url) in [
             (Method::PUT, "/b/k"),
@@ -191,7 +191,7 @@ mod tests {
             (Method::DELETE, "/b/k?versionId=1"),
             (Method::DELETE, "/b/k?uploadId=u"),
         ] {
-            assert_eq!(of(method, url), Ok(Asked::Store(Writes, Document)), "{url}");
+            assert_eq!(of(method, url), Ok(RoutedRequest::Store(Writes, Document)), "{url}");
         }
     }
 

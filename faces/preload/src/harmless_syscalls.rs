@@ -1,4 +1,4 @@
-//! Harmless: the kernel's calls that leave all alone that the interposer relies on.
+//! Harmless system calls: the kernel's calls that leave all alone that the interposer relies on.
 //!
 //! They neither open, close or duplicate descriptors, nor move offsets, nor write files by themselves. What is done to
 //! a shared map or a ring was said when that was made, if it was made by a call of the C library.

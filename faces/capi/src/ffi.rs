@@ -1,4 +1,4 @@
-//! Border: what crosses from Rust to C is a number, and a message that waits in the thread.
+//! FFI: what crosses from Rust to C is a number, and a message that waits in the thread.
 //!
 //! ```text
 //!   Ok(answer)      the answer
@@ -25,7 +25,7 @@ use quinion_service::ErrorKind as ServiceErrorKind;
 #[derive(Debug)]
 pub(crate) struct Failure(Box<(i32, String)>);
 
-/// What the functions behind the border return.
+/// What the functions of the C interface return.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
@@ -108,7 +108,7 @@ impl Answer for i64 {
 
 /// Does what a function of C's is to do, and turns each outcome into a number.
 #[inline(always)]
-pub(crate) fn border<A: Answer>(call: impl FnOnce() -> Result<A>) -> A {
+pub(crate) fn ffi_call<A: Answer>(call: impl FnOnce() -> Result<A>) -> A {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(answer)) => answer,
         Ok(Err(failure)) => A::of_errno(tell(failure)),
@@ -189,10 +189,10 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_a_number_and_a_message() {
-        assert_eq!(border(|| -> Result<i32> { panic!("the shelf is empty") }), -libc::ENOTRECOVERABLE);
+        assert_eq!(ffi_call(|| -> Result<i32> { panic!("the shelf is empty") }), -libc::ENOTRECOVERABLE);
         assert!(message().contains("the shelf is empty"), "{}", message());
         let number = 7;
-        assert_eq!(border(|| -> Result<i64> { panic!("of {number}") }), -i64::from(libc::ENOTRECOVERABLE));
+        assert_eq!(ffi_call(|| -> Result<i64> { panic!("of {number}") }), -i64::from(libc::ENOTRECOVERABLE));
         assert!(message().contains("of 7"), "{}", message());
     }
 
@@ -207,13 +207,13 @@ mod tests {
 
     #[test]
     fn a_payload_that_panics_when_dropped_does_not_leave_either() {
-        assert_eq!(border(|| -> Result<i32> { std::panic::panic_any(Worse) }), -libc::ENOTRECOVERABLE);
+        assert_eq!(ffi_call(|| -> Result<i32> { std::panic::panic_any(Worse) }), -libc::ENOTRECOVERABLE);
     }
 
     #[test]
     fn messages_are_of_a_thread_and_stay_until_the_next_failure() {
-        assert_eq!(border(|| -> Result<i32> { Err(Failure::invalid("one\0two")) }), -libc::EINVAL);
-        assert_eq!(border(|| Ok(3)), 3);
+        assert_eq!(ffi_call(|| -> Result<i32> { Err(Failure::invalid("one\0two")) }), -libc::EINVAL);
+        assert_eq!(ffi_call(|| Ok(3)), 3);
         std::thread::spawn(|| assert_eq!(message(), "")).join().unwrap();
         assert_eq!(message(), "one?two");
     }

@@ -1,4 +1,4 @@
-//! Known: what a store that is read through a cache knows of objects, and the writes that end it.
+//! Metadata cache: what a store that is read through a cache knows of objects, and the writes that end it.
 //!
 //! ```text
 //!   believed(path)  ---> a handle, as long as `Freshness` believes it
@@ -6,8 +6,8 @@
 //!   Written, Upload, deletions: a write has ended ---> note_write, note_writes
 //! ```
 //!
-//! An object that a fetch has found to be another by now is forgotten too ([`Known::forget_if`]), so that the next open
-//! asks.
+//! An object that a fetch has found to be another by now is forgotten too ([`MetadataCache::forget_if`]), so that the
+//! next open asks.
 //!
 //! A write that is under way while a question is answered may be before or after it. So an answer is kept only if no
 //! write through this store has ended since the question, and only if no newer question was answered first.
@@ -34,7 +34,7 @@ use crate::options::Freshness;
 const KNOWN_MAX: usize = 4096;
 
 /// Handles of objects, by their paths.
-pub struct Known<H> {
+pub struct MetadataCache<H> {
     freshness: Freshness,
     state: Mutex<State<H>>,
 }
@@ -66,13 +66,13 @@ pub struct Question {
     writes: u64,
 }
 
-impl<H> fmt::Debug for Known<H> {
+impl<H> fmt::Debug for MetadataCache<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Known").field("freshness", &self.freshness).finish_non_exhaustive()
+        f.debug_struct("MetadataCache").field("freshness", &self.freshness).finish_non_exhaustive()
     }
 }
 
-impl<H: Clone> Known<H> {
+impl<H: Clone> MetadataCache<H> {
     /// Nothing is known.
     pub fn new(freshness: Freshness) -> Self {
         Self { freshness, state: Mutex::new(State { objects: HashMap::new(), writes: 0 }) }
@@ -130,7 +130,7 @@ impl<H: Clone> Known<H> {
         state.objects.remove(path).map(|entry| entry.handle)
     }
 
-    /// As [`Known::note_write`], of objects whose names are not known.
+    /// As [`MetadataCache::note_write`], of objects whose names are not known.
     pub fn note_writes(&self) {
         let mut state = self.lock();
         state.writes += 1;

@@ -1,4 +1,4 @@
-//! Heat: which files viewers read, for a person that watches.
+//! Hot files: which files viewers read, for a person that watches.
 //!
 //! ```text
 //!   attach   (mapping, name) --> names: the last so many files that were attached
@@ -26,7 +26,7 @@ pub struct HotFile {
     /// Where the viewer had it from when it attached it last.
     pub name: PathBuf,
     /// How often the owner was asked about its reads: enough to rank files by, and less than its reads.
-    pub heard: u64,
+    pub requests: u64,
     /// Bytes of it that are cached, in whole pages; `None` if no viewer has it open any more.
     pub cached_bytes: Option<u64>,
 }
@@ -59,21 +59,22 @@ impl Heat {
     /// It was read.
     pub(super) fn add(&self, id: MappingId) {
         let place = &self.counts[id.0 as usize % PLACES];
-        let (whose, heard) = parts(place.load(Ordering::Relaxed));
-        let heard = if whose == id.0 { heard.saturating_add(1) } else { 1 };
+        let (whose, requests) = parts(place.load(Ordering::Relaxed));
+        let requests = if whose == id.0 { requests.saturating_add(1) } else { 1 };
         // Of two at a time one may be lost.
-        place.store(u64::from(id.0) << 32 | u64::from(heard), Ordering::Relaxed);
+        place.store(u64::from(id.0) << 32 | u64::from(requests), Ordering::Relaxed);
     }
 
-    /// The files of which most was heard, at most `most` of them, hottest first.
+    /// The files with the most requests, at most `most` of them, hottest first.
     pub(super) fn hottest(&self, most: usize) -> Vec<(MappingId, PathBuf, u64)> {
-        let heard = |id: MappingId| match parts(self.counts[id.0 as usize % PLACES].load(Ordering::Relaxed)) {
-            (whose, heard) if whose == id.0 => u64::from(heard),
-            _ => 0,
-        };
+        let requests =
+            |id: MappingId| match parts(self.counts[id.0 as usize % PLACES].load(Ordering::Relaxed)) {
+                (whose, requests) if whose == id.0 => u64::from(requests),
+                _ => 0,
+            };
         let named = self.names.lock().clone();
-        let mut files: Vec<_> = named.into_iter().map(|(id, name)| (id, name, heard(id))).collect();
-        files.sort_by_key(|(_, _, heard)| std::cmp::Reverse(*heard));
+        let mut files: Vec<_> = named.into_iter().map(|(id, name)| (id, name, requests(id))).collect();
+        files.sort_by_key(|(_, _, requests)| std::cmp::Reverse(*requests));
         files.truncate(most);
         files
     }
@@ -90,7 +91,7 @@ mod tests {
 
     fn names(heat: &Heat, most: usize) -> Vec<(String, u64)> {
         let hottest = heat.hottest(most).into_iter();
-        hottest.map(|(_, name, heard)| (name.display().to_string(), heard)).collect()
+        hottest.map(|(_, name, requests)| (name.display().to_string(), requests)).collect()
     }
 
     #[test]

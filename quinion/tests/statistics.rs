@@ -1,4 +1,4 @@
-//! See: what a cache says of itself is so.
+//! Statistics: what a cache says of itself is so.
 //!
 //! Pages come for three reasons and go for six; whatever happened, those that
 //! came less those that went are those that are there. And what is there, and

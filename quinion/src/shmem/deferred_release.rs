@@ -1,4 +1,4 @@
-//! Ended: memory files that are gone while folios of them are on their way to the spill file.
+//! Deferred release: memory files that are gone while folios of them are on their way to the spill file.
 //!
 //! ```text
 //!   last handle dropped    none under way: the mapping is dropped with it, and its memory is free at once
@@ -68,7 +68,7 @@ impl EndedFiles {
             list.files.push(Arc::downgrade(mapping));
             list.after = SOON;
             drop(list);
-            filemap.supply.background.poke();
+            filemap.supply.background.wake();
         }
     }
 
@@ -89,7 +89,7 @@ impl EndedList {
 
 impl BackgroundTask for EndedFiles {
     fn run(&self) -> Option<Duration> {
-        // Every poke comes by here, and most are others'.
+        // Every wake-up comes by here, and most are others'.
         if self.list().files.is_empty() {
             return None;
         }

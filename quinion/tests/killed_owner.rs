@@ -1,4 +1,4 @@
-//! Outlived: an owner is killed, and its viewers believe nothing of what it left.
+//! Killed owner: an owner is killed, and its viewers believe nothing of what it left.
 //!
 //! ```text
 //!   this test, a viewer                     itself again, as an owner
@@ -86,12 +86,12 @@ fn validation_after(
     let told = || viewer.validation(&file);
     let heard = std::iter::repeat_with(|| {
         let told = told();
-        if told == Validation::Unheard {
+        if told == Validation::OwnerLate {
             std::thread::sleep(Duration::from_millis(10));
         }
         told
     });
-    let mut heard = heard.filter(|&told| told != Validation::Unheard);
+    let mut heard = heard.filter(|&told| told != Validation::OwnerLate);
     let read = || {
         let mut to = vec![0; BYTES];
         // SAFETY: the buffer is a vector's.
@@ -145,12 +145,12 @@ fn a_stopped_owner_is_not_believed_for_long() {
         }
     };
     let (before, _) = validation_after(|owner, _, validation| {
-        until(&|| validation() == Validation::Sure); // there is a lease
+        until(&|| validation() == Validation::Leased); // there is a lease
         let process = Pid::from_raw(owner.id() as i32).unwrap();
         kill_process(process, Signal::STOP).unwrap();
-        until(&|| validation() == Validation::Unheard);
+        until(&|| validation() == Validation::OwnerLate);
         kill_process(process, Signal::CONT).unwrap();
-        until(&|| validation() == Validation::Sure);
+        until(&|| validation() == Validation::Leased);
     });
-    assert_eq!(before, Validation::Sure);
+    assert_eq!(before, Validation::Leased);
 }

@@ -1,4 +1,4 @@
-//! Passed: the calls that go to the real function, after a word from us.
+//! Passthrough: the calls that go to the real function, after the tables were brought up to date.
 //!
 //! Each is a trampoline of a few instructions: save the registers that carry
 //! arguments, call the hook with the first six of them, put the registers back,
@@ -8,8 +8,8 @@
 //!
 //! The hooks do one thing: a thread that is about to use or share the kernel's offset
 //! finds it right, because it went back to the kernel for good. Where only the
-//! offset is used, the descriptor is **shared**: reads that say where they
-//! begin are served still. Where the file itself is read another way from then
+//! offset is used, the descriptor is **shared**: positional reads
+//! are served still. Where the file itself is read another way from then
 //! on, or may be closed unseen, it is **left** to the kernel altogether. Writes
 //! need no word: no descriptor that can write has an offset of ours, and no file
 //! is served by a lease while it is open for writing (`written.rs`).
@@ -20,11 +20,11 @@ use core::ffi::c_int;
 use quinion_view::arena::control::{Operation, Reason};
 use quinion_view::viewer::sys::call;
 
-use crate::harmless::is_harmless;
+use crate::harmless_syscalls::is_harmless;
 use crate::kernel::{self, number};
 use crate::opened::{Messages, descriptors_in, is_for_accesses, is_for_lease};
 use crate::real::{self, find_for_trampoline};
-use crate::{audit, exec, faults, ld_preload, owed, patch, process, table, written};
+use crate::{audit, deferred_detach, exec, faults, ld_preload, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -167,7 +167,7 @@ before! {
     sigignore = sigignore => faults::changes_unseen;
     /// As `sigset`.
     siginterrupt = siginterrupt => faults::changes_unseen;
-    /// A ring reads and closes descriptors past everybody.
+    /// A ring reads and closes descriptors past all hooks.
     io_uring_queue_init = io_uring_queue_init => no_more;
     /// As above.
     io_uring_queue_init_params = io_uring_queue_init_params => no_more;
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn syscall() {
 
 /// What the hook of `syscall` answers, in the two registers of an answer.
 #[repr(C)]
-struct Called {
+struct SyscallResult {
     answer: isize,
     /// Whether the call was made; its answer is the program's then.
     is_made: usize,
@@ -437,7 +437,7 @@ extern "C" fn unmounts() {
         && let Some(viewer) = process::join()
     {
         table::give_back_unseen();
-        owed::pay();
+        deferred_detach::pay();
         viewer.settle(SETTLED_MILLIS_MAX);
         let _ = viewer.request_long(Operation::Release, [0; 3]);
     }
@@ -561,17 +561,17 @@ fn forbidden() {
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said. Those that come back only if they
 /// fail, and those after which there is something to do, too, are made here.
-extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Called {
+extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> SyscallResult {
     // The kernel takes the lower half of the register for the number.
     let number = number as u32 as usize;
     if matches!(number, number::EXECVE | number::EXECVEAT) && process::is_on() {
-        return Called { answer: exec::by_number(number, [a, b, c, d, e]), is_made: 1 };
+        return SyscallResult { answer: exec::by_number(number, [a, b, c, d, e]), is_made: 1 };
     }
     before_call(number, [a, b, c, d, e]);
     if process::is_on() && flags_of_open(number, b, c).is_some_and(written::truncates_unnoticed) {
-        return Called { answer: cut_by_call(number, [a, b, c, d]), is_made: 1 };
+        return SyscallResult { answer: cut_by_call(number, [a, b, c, d]), is_made: 1 };
     }
-    Called { answer: 0, is_made: 0 }
+    SyscallResult { answer: 0, is_made: 0 }
 }
 
 /// With which flags a system call opens a file, if it does.

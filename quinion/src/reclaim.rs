@@ -95,6 +95,15 @@ const SCANS_MAX: u64 = 5;
 const SHADOW_THOUSANDTHS: u64 = 18;
 /// One part in so many of the cache stays behind a stream's reader.
 const FOLLOWERS_SHARE: u64 = 16;
+/// What a folio is to its pool that comes back to the place of its shadow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FolioReturn {
+    /// Whether it was away for long.
+    pub refault: Refault,
+    /// Whether a Probation that is a little larger would have it still.
+    pub is_soon: bool,
+}
+
 /// Bytes of a node, its share of the heads included.
 pub const NODE_BYTES: u64 = PAGE_SIZE as u64 / CELLS_PER_PAGE as u64;
 
@@ -298,7 +307,7 @@ impl Reclaim {
         let pool = reservation.pool();
         let (mut policies, mut lists) = (self.policies.lock(), self.lists.lock());
         let (policy, mut held) = (policies.policy(pool), weights(&lists, pool));
-        let (grown, mut returned_soon) = (self.arena.view().grown(), self.state(pool).take_returned_soon());
+        let (grown, mut returned_soon) = (self.arena.view().grown(), reservation.returned_soon());
         for (frame, came) in folios {
             let word = grown.descriptor(frame).expect("a folio of ours has its frame").word();
             let refault = word.has(Flags::WORKINGSET).then_some(Refault::Recent);
@@ -356,7 +365,7 @@ impl Reclaim {
 
     /// A folio of `order` comes back to where its eviction left `memory`, for a reader of `pool`: whether it was away
     /// for long. Counts it among what came back.
-    pub fn note_refault(&self, pool: PoolNumber, memory: ShadowInfo, order: Order) -> Refault {
+    pub fn note_refault(&self, pool: PoolNumber, memory: ShadowInfo, order: Order) -> FolioReturn {
         let (view, state) = (self.arena.view(), self.state(pool));
         // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along. A pool holds
         // what it is charged for, and the default pool what the others are not.
@@ -365,12 +374,11 @@ impl Reclaim {
             PoolNumber::DEFAULT => grown.min(self.arena.pages_max()).saturating_sub(self.charged_by_others()),
             _ => self.lists.charged(pool),
         };
-        let (distance, pages) = (state.workingset.distance(memory), u64::from(order.pages()));
-        self.refaults.add(distance, held, pages);
-        if distance <= held / SOON_PART {
-            state.note_returned_soon(pages);
-        }
-        state.workingset.refault_after(distance, order, state.reach.load(Ordering::Relaxed))
+        let distance = state.workingset.distance(memory);
+        self.refaults.add(distance, held, u64::from(order.pages()));
+        let is_soon = distance <= state.soon.load(Ordering::Relaxed);
+        let reach = state.reach.load(Ordering::Relaxed);
+        FolioReturn { refault: state.workingset.refault_after(distance, order, reach), is_soon }
     }
 
     /// Refaults so far, by what would have kept the page.
@@ -675,7 +683,9 @@ impl Reclaim {
         search.left = Some(left);
         // Not when folios are listed: what is listed until the next scan goes by it, and is not to be taken for a
         // Probation that is larger than it should be.
-        self.state(pool).reach.store(policy.reach(&listed), Ordering::Relaxed);
+        let state = self.state(pool);
+        state.reach.store(policy.reach(&listed), Ordering::Relaxed);
+        state.soon.store(listed.total() / SOON_PART, Ordering::Relaxed);
         Some((victims, reservation))
     }
 

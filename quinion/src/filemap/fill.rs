@@ -107,6 +107,8 @@ pub(crate) enum AfterSubmit {
 pub(crate) struct Refaults {
     /// Pages of folios that found a shadow.
     pub pages: u64,
+    /// Of these, pages that came back soon.
+    pub soon: u64,
     /// Of these, pages that had not been away for long.
     pub activated: u64,
     /// Folios among these that had been in the working set when they were evicted.
@@ -196,7 +198,8 @@ impl Filemap {
         let Some(added) = self.insert((pool, mapping), shape, runs, wait_policy, &mut refaults) else {
             return Err(FillOutcome::Busy);
         };
-        self.list(&added.inserted, window, shape, list_entries.with_charge(charge));
+        let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
+        self.list(&added.inserted, window, shape, list_entries);
         batch.note_made(&added.inserted);
         if added.inserted.is_empty() {
             return Err(match added.stop {
@@ -261,7 +264,8 @@ impl Filemap {
         self.supply.wake_background_reclaim(window);
         if list_entries.entries() > 0 {
             let came = completion_of(run.index, order, window, shape);
-            self.supply.reclaim.list([(frame, came)], list_entries.with_charge(charge));
+            let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
+            self.supply.reclaim.list([(frame, came)], list_entries);
         }
         batch.note_made(&[run]);
         // 4

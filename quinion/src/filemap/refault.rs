@@ -37,7 +37,9 @@ impl Filemap {
         let order = descriptor.word().order();
         let memory = ShadowInfo::from_payload(shadow.payload());
         seen.pages += u64::from(order.pages());
-        match self.supply.reclaim.note_refault(pool, memory, order) {
+        let returned = self.supply.reclaim.note_refault(pool, memory, order);
+        seen.soon += if returned.is_soon { u64::from(order.pages()) } else { 0 };
+        match returned.refault {
             Refault::Old => {}
             Refault::Recent => {
                 let had_its_time = memory.standing == EvictedState::WorkingSet;

@@ -83,6 +83,7 @@ pub struct ListReservation<'a> {
     lists: &'a Lists,
     entries: u32,
     charge: Charge<'a>,
+    returned_soon: u64,
 }
 
 impl<'a> ListReservation<'a> {
@@ -92,6 +93,18 @@ impl<'a> ListReservation<'a> {
     pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
         self.charge = charge;
         self
+    }
+    /// The same reservation, for folios of which so many pages came back soon.
+    #[must_use]
+    #[inline]
+    pub fn with_returned_soon(mut self, pages: u64) -> Self {
+        self.returned_soon = pages;
+        self
+    }
+    /// Pages of what is listed by it that came back soon.
+    #[inline]
+    pub fn returned_soon(&self) -> u64 {
+        self.returned_soon
     }
     /// The pool in whose rings it lists.
     pub fn pool(&self) -> PoolNumber {
@@ -187,7 +200,7 @@ impl Lists {
             match self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
                 Ok(_) => {
                     let charge = Charge::none(self, PoolNumber::DEFAULT);
-                    return Some(ListReservation { lists: self, entries, charge });
+                    return Some(ListReservation { lists: self, entries, charge, returned_soon: 0 });
                 }
                 Err(left) if !self.grow((wanted - left) as u64, locks) => return None,
                 Err(_) => {}
@@ -197,7 +210,7 @@ impl Lists {
 
     /// A reservation of nothing, to which what is popped of the rings of `pool` adds.
     pub fn empty_reservation(&self, pool: PoolNumber) -> ListReservation<'_> {
-        ListReservation { lists: self, entries: 0, charge: Charge::none(self, pool) }
+        ListReservation { lists: self, entries: 0, charge: Charge::none(self, pool), returned_soon: 0 }
     }
 
     /// Takes chunks for at least so many entries more; whether there were any.

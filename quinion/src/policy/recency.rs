@@ -22,8 +22,14 @@
 //!    the cache, each page that is missing comes back soon, and yet a larger Probation keeps none: it takes the places
 //!    of pages that are read.
 //!  - From a tenth of the cache on, the floor has to pay: Probation's pages are read again at a quarter of the rate of
-//!    Main's, at least. Else it falls twice as fast, and may not rise for a while, which doubles each time.
+//!    Main's, at least. Else it falls, twice as fast, and then on for as long as it pauses. A pause is twice as long as
+//!    the last one, which is forgotten by half with each step without a floor that returns do not ask for.
 //!  - Returns that streams bring do not count: streams have a ring of their own.
+//!
+//! **The end of a floor is a new beginning.** A Main that the floor made small turns fast and is read little: that is
+//! no measure of the Main that there will be. So when the floor is gone, what Main's pages were read is forgotten, and
+//! Main counts as of use until it has shown the contrary. Without this, a random loop that follows a moving window
+//! would find a Main that looks idle, and nine tenths of the cache in Probation, for good.
 //!
 //! While there is a floor, reads are to a folio's credit in Main for two turns at most, not for three: what was
 //! popular ends early where all moves on.
@@ -84,6 +90,15 @@ pub(super) struct ProbationUse {
     pub pages: u64,
 }
 
+/// What a step of the floor means for Main.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FloorStep {
+    /// Nothing.
+    Goes,
+    /// The floor is gone: what is known of Main is of a smaller one.
+    Ends,
+}
+
 /// The floor of Probation's share. Numbers only; nothing here allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Recency {
@@ -94,8 +109,6 @@ pub(super) struct Recency {
     /// Pages that arrived since the last step, and of these those that came back soon.
     since_step: u64,
     soon_since_step: u64,
-    /// Pages from one step to the next, as the cache was at the last.
-    step_pages: u64,
     /// Pages that had arrived in all at the last step.
     arrived: u64,
     /// Pages of Main that were scanned in all.
@@ -112,7 +125,6 @@ impl Recency {
             floor: 0,
             since_step: 0,
             soon_since_step: 0,
-            step_pages: 1,
             arrived: 0,
             scanned: 0,
             pause: 0,
@@ -127,10 +139,10 @@ impl Recency {
 
     /// `pages` pages arrived, by no stream, and `soon` that came back soon. Whether a step is due.
     #[inline]
-    pub(super) fn arrive(&mut self, pages: u64, soon: u64) -> bool {
+    pub(super) fn arrive(&mut self, pages: u64, soon: u64, held: &Weights) -> bool {
         self.since_step += pages;
         self.soon_since_step += soon;
-        self.since_step >= self.step_pages
+        self.since_step >= held.total() / STEPS
     }
 
     /// What has arrived since the last step is counted. Whether enough was seen to move the floor: a cache of pages has
@@ -139,7 +151,6 @@ impl Recency {
         self.soon.note(self.since_step, self.soon_since_step, held);
         self.arrived = self.arrived.saturating_add(self.since_step);
         (self.since_step, self.soon_since_step) = (0, 0);
-        self.step_pages = (held.total() / STEPS).max(1);
         self.arrived >= held.total() && self.scanned >= held.total() / 2 && self.scanned > 0
     }
 
@@ -149,10 +160,8 @@ impl Recency {
     }
 
     /// The floor moves by one step, or stays.
-    pub(super) fn step(&mut self, probation: ProbationUse, main: MainUse, held: &Weights) {
-        if main.read == 0 || main.turn == 0 {
-            return;
-        }
+    pub(super) fn step(&mut self, probation: ProbationUse, main: MainUse, held: &Weights) -> FloorStep {
+        let before = self.floor;
         self.pause = self.pause.saturating_sub(1);
         // Both ratios are compared crosswise: nothing is divided.
         let (read_again, read_on) = (u128::from(probation.read), u128::from(main.read));
@@ -173,6 +182,7 @@ impl Recency {
                 self.pause_next /= 2;
             }
         }
+        if before > 0 && self.floor == 0 { FloorStep::Ends } else { FloorStep::Goes }
     }
 }
 
@@ -203,7 +213,7 @@ mod tests {
 
     /// Arrivals of the cache above; whether a step was taken.
     fn arrive(recency: &mut Recency, pages: u64, soon: u64) -> bool {
-        recency.arrive(pages, soon) && recency.end_step(&held())
+        recency.arrive(pages, soon, &held()) && recency.end_step(&held())
     }
 
     /// Of what arrived `percent` % came back soon, and Main was scanned.
@@ -222,12 +232,16 @@ mod tests {
         let mut recency = returned(20);
         recency.step(probation(50), main_read(50), &held());
         assert_eq!(recency.floor(), parts(10) + STEP, "it begins at the share that Probation has");
-        (0..100).for_each(|_| recency.step(probation(50), main_read(50), &held()));
+        for _ in 0..100 {
+            recency.step(probation(50), main_read(50), &held());
+        }
         assert_eq!(recency.floor(), FLOOR_MAX);
         let mut few = Recency { floor: recency.floor, ..returned(5) };
         few.step(probation(50), main_read(50), &held());
         assert_eq!(few.floor(), FLOOR_MAX - STEP);
-        (0..100).for_each(|_| few.step(probation(50), main_read(50), &held()));
+        for _ in 0..100 {
+            few.step(probation(50), main_read(50), &held());
+        }
         assert_eq!(few.floor(), 0);
         let mut between = Recency { floor: parts(5), ..returned(7) };
         between.step(probation(50), main_read(50), &held());
@@ -250,9 +264,8 @@ mod tests {
         recency.scan(CACHE / 2);
         let steps = (0..CACHE).filter(|_| arrive(&mut recency, 1, 1)).count() as u64;
         assert_eq!(steps, STEPS);
-        recency.step(probation(50), MainUse { read: 0, turn: CACHE }, &held());
         recency.step(probation(50), MainUse { read: ONE, turn: 0 }, &held());
-        assert_eq!(recency.floor(), 0, "no page of Main was read, or none has come round");
+        assert_eq!(recency.floor(), 0, "none has come round");
         let mut fresh = Recency::new();
         fresh.scan(CACHE);
         assert!(!(1..CACHE).any(|_| arrive(&mut fresh, 1, 1)), "no cache of pages has arrived");
@@ -277,6 +290,25 @@ mod tests {
         assert_eq!(pauses, [16, 32, 64, 128, 256, 512, 1024, 1024]);
     }
 
+    #[test]
+    fn the_end_of_a_floor_is_told_once() {
+        let mut recency = Recency { floor: parts(20), ..returned(0) };
+        let ends: Vec<FloorStep> =
+            (0..8).map(|_| recency.step(probation(50), main_read(50), &held())).collect();
+        let told = ends.iter().filter(|step| **step == FloorStep::Ends).count();
+        assert_eq!((ends[0], told, recency.floor()), (FloorStep::Goes, 1, 0), "{ends:?}");
+    }
+
+    #[test]
+    fn a_cache_that_was_made_smaller_takes_steps_of_its_size() {
+        let mut recency = returned(20);
+        let large = Weights { pages: [0, 0, 1 << 20, 1 << 24] };
+        recency.arrive(1 << 24, 0, &large);
+        recency.end_step(&large);
+        let until = (1..=CACHE).find(|_| recency.arrive(1, 0, &held()));
+        assert_eq!(until, Some(CACHE / STEPS));
+    }
+
     proptest! {
         /// Overflow and division by zero are panics here.
         #[test]
@@ -288,7 +320,7 @@ mod tests {
             for (pages, large, read, again, turn, share) in steps {
                 let held = Weights { pages: [0, large % 7, large, large / 3] };
                 recency.scan(large);
-                recency.arrive(pages * large, large);
+                recency.arrive(pages * large, large, &held);
                 recency.end_step(&held);
                 let probation = ProbationUse { read: again, share, pages: large };
                 recency.step(probation, MainUse { read, turn }, &held);

@@ -6,7 +6,7 @@
 //!    new ---> [ Probation ] -------------->                                                             |
 //!                   | read twice more                                                                   v
 //!                   +---------------------------------------------> [ Main ] <--------------------------+
-//!                                                  read since: again, a read less  <--+  |
+//!                                                  read since: again, with fewer   <--+  |
 //!                                                                                        +--> out, without one
 //! ```
 //!
@@ -37,7 +37,8 @@
 //! **Beside a Main whose pages are read in their turn, the reach is shorter**: it falls from three quarters of them
 //! on, to four tenths of the turn where 95 % are. Of a loop, each page away comes back just as the turn ends. One that
 //! is taken pushes out another of the loop, so the turn becomes short, and all of them are taken. A page has to be
-//! clearly nearer than those it replaces (LIRS asks the same, with the last two reads of each page).
+//! clearly nearer than those it replaces (LIRS asks the same, with the last two reads of each page). A Main that stands
+//! still turns ever longer, and so the reach grows until something joins it.
 //!
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
 //! would cost one of a folio that could not be scanned yet.
@@ -66,7 +67,7 @@
 //! 2018); where they move a weight step by step, here two measured shares are the answer.
 
 use super::moving_share::{MovingShare, ONE};
-use super::recency::{MainUse, ProbationUse, Recency};
+use super::recency::{FloorStep, MainUse, ProbationUse, Recency};
 use super::turn::Turn;
 use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights};
 use crate::workingset::Refault;
@@ -207,7 +208,8 @@ impl S3Fifo {
         PolicyVerdict::Keep { class: Class::Main, reads: (reads - 1).min(turns_left) }
     }
 
-    /// The floor of Probation's share follows what came back since the last step.
+    /// The floor of Probation's share follows what came back since the last step. Where it ends, Main has been as small
+    /// as it made it, and counts as of use until it has shown the contrary.
     #[cold]
     fn move_floor(&mut self, held: &Weights) {
         if self.recency.end_step(held) {
@@ -215,7 +217,9 @@ impl S3Fifo {
             let probation =
                 ProbationUse { read: self.read_again.get(), share, pages: held.of(Class::Probation) };
             let main = MainUse { read: self.read_on.get(), turn: self.turn.pages() };
-            self.recency.step(probation, main, held);
+            if self.recency.step(probation, main, held) == FloorStep::Ends {
+                self.read_on = MovingShare::of(ONE);
+            }
         }
     }
 }
@@ -234,7 +238,7 @@ impl Policy for S3Fifo {
     fn admit(&mut self, arrival: ArrivingFolio, held: &Weights) -> Class {
         let pages = u64::from(arrival.pages);
         let is_new = matches!(arrival.came, FetchOrigin::Asked | FetchOrigin::Ahead);
-        if is_new && self.recency.arrive(pages, arrival.returned_soon) {
+        if is_new && self.recency.arrive(pages, arrival.returned_soon, held) {
             self.move_floor(held);
         }
         if arrival.refault == Some(Refault::Recent) {
@@ -254,7 +258,7 @@ impl Policy for S3Fifo {
     fn reach(&self, held: &Weights) -> u64 {
         let turn = self.turn.pages();
         match held.of(Class::Probation).saturating_sub(self.probation_pages(held)) {
-            0 => self.near_part(turn.min(and_a_half(held.total()))),
+            0 => self.near_part(turn).min(and_a_half(held.total())),
             lacking => turn.max(lacking * REACH_PER_LACKING),
         }
     }

@@ -40,8 +40,8 @@ pub(super) struct State {
     pub protected: AtomicU64,
     /// Up to which distance in pages what comes back is recent; as the policy said last.
     pub reach: AtomicU64,
-    /// Pages that came back soon and were not listed yet.
-    returned_soon: AtomicU64,
+    /// Up to which distance it came back soon: a part of the pages that were listed when the policy said so.
+    pub soon: AtomicU64,
     pub workingset: WorkingSet,
     pub inserted: AtomicU64,
     pub evicted: AtomicU64,
@@ -60,7 +60,7 @@ impl State {
             name: Mutex::new(Arc::from(if number == 0 { "default" } else { "" })),
             protected: AtomicU64::new(0),
             reach: AtomicU64::new(0),
-            returned_soon: AtomicU64::new(0),
+            soon: AtomicU64::new(0),
             workingset: WorkingSet::beginning_at(pages_max, number as u32, POOLS_MAX as u32),
             inserted: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -68,20 +68,6 @@ impl State {
             fills: AtomicU64::new(0),
         };
         (0..POOLS_MAX).map(state).collect()
-    }
-
-    /// `pages` pages are being inserted that came back soon.
-    pub fn note_returned_soon(&self, pages: u64) {
-        self.returned_soon.fetch_add(pages, Ordering::Relaxed);
-    }
-
-    /// Those of what is listed now. Of insertions at the same time either may be told of both.
-    pub fn take_returned_soon(&self) -> u64 {
-        // A look first: most folios that are listed did not come back.
-        match self.returned_soon.load(Ordering::Relaxed) {
-            0 => 0,
-            _ => self.returned_soon.swap(0, Ordering::Relaxed),
-        }
     }
 }
 
@@ -121,8 +107,7 @@ impl Reclaim {
         self.pools_begun.fetch_max(u32::from(pool.0) + 1, Ordering::Relaxed);
         let state = self.state(pool);
         *state.name.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(name);
-        for number in [&state.reach, &state.returned_soon, &state.inserted, &state.evicted, &state.refaulted]
-        {
+        for number in [&state.reach, &state.soon, &state.inserted, &state.evicted, &state.refaulted] {
             number.store(0, Ordering::Relaxed);
         }
         Some(pool)

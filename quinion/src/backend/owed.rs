@@ -20,15 +20,16 @@
 //! protocol), with that one condition more; the model that proves the one proves the other. It asks neither the file,
 //! nor its version, nor its backend, since none of them decides what is in the frame.
 //!
-//! Mapping and page are compared as well. A sequence wraps after some 2^30 uses of one frame; after these it would
-//! still have to be the same page of the same mapping.
+//! Mapping and page are compared as well. A sequence wraps after 2^29 folios of one frame at the soonest; after these
+//! it would still have to be the same page of the same mapping.
 //!
 //! The look is no read: it sets no referenced byte, counts nothing, holds nothing and takes no lock. So it changes
 //! nothing of what stays in memory and what is evicted.
 //!
 //! Invariants:
 //!  1. What [`OwedPages::peek`] has copied, when it says `true`, are the bytes that arrived for its key.
-//!  2. There are [`OWED_MAX`] entries at most, of 32 bytes. None keeps a file, a mapping or a backend.
+//!  2. There are [`OWED_MAX`] entries at most, of 32 bytes. None keeps a file, a mapping or a backend; but each its
+//!     content's key, which the entries of one open share: some MiB more, if each is of a content that is gone.
 //!
 //! Not an invariant: that what is owed is in memory still.
 

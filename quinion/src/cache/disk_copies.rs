@@ -13,8 +13,10 @@
 //!
 //! **The end.** A program that reads once and ends would leave the next one with what its disk took at the first
 //! arrival. So the end of a cache copies on, for half a second at most: some hundred MiB on a fast disk. It is less
-//! than the 2 seconds for which a successor waits for the folder. What is owed after that is lost to the disk, and the
-//! next reader of it asks the backend. A process that is killed copies nothing more.
+//! than the 2 seconds for which a successor waits for the folder; what the disk's own thread writes at the end comes on
+//! top, some MiB. So where a server takes the place of another (`--replace`) the pause is up to half a second longer if
+//! something is owed. What is owed after that is lost to the disk, and the next reader of it asks the backend. A
+//! process that is killed copies nothing more.
 //!
 //! Invariants:
 //!  1. Nothing depends on the thread: without it the disk has less.

@@ -95,8 +95,8 @@ pub(crate) struct DiskTier {
 pub(crate) enum CopyOutcome {
     /// Nothing is owed. `on_owed` is called when something is.
     Nothing,
-    /// Something is owed, and the disk has no room: come again a little later.
-    Behind,
+    /// Something is owed, and the disk has no room: come again a little later. `took`: it had room for something.
+    Behind { took: bool },
     /// Something is owed, and the disk has room.
     More,
 }
@@ -191,11 +191,10 @@ impl DiskTier {
         }
     }
 
-    /// Copies some of what is owed from memory to the disk, some MiB at most, as far as the disk has room for it.
-    /// Waits for no device.
-    pub(crate) fn copy_owed(&self) -> CopyOutcome {
-        let mut buffer = Vec::new();
-        for _ in 0..LATE_PIECES {
+    /// Copies some of what is owed from memory to the disk, some MiB at most, as far as the disk has room for it; by
+    /// way of `buffer`, which is anything before and after. Waits for no device.
+    pub(crate) fn copy_owed(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
+        for piece in 0..LATE_PIECES {
             if self.store.trouble().is_some() {
                 let missed = self.owed().clear();
                 self.note_missed(missed);
@@ -205,10 +204,10 @@ impl DiskTier {
                 return CopyOutcome::Nothing;
             }
             if self.store.free_segments() < LATE_SEGMENTS {
-                return CopyOutcome::Behind;
+                return CopyOutcome::Behind { took: piece > 0 };
             }
             let taken = self.owed().take(LATE_PAGES);
-            self.copy(taken, &mut buffer);
+            self.copy(taken, buffer);
         }
         CopyOutcome::More
     }

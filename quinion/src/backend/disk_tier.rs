@@ -32,7 +32,8 @@
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
 //!  2. What is copied to the disk is what the backend delivered: before another thread could write there, since the
 //!     fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
-//!  3. A page that was owed is put late, missed, or owed still. A disk that is left alone owes nothing.
+//!  3. A page that was owed is put late, missed, or owed still, also if the task that copies panics. A disk that is
+//!     left alone owes nothing.
 //!
 //! Locks: the store's own, and two mutexes, of the table of fingerprints and of what is owed, which are leaves. None is
 //! held at a device, or while memory is copied.
@@ -73,6 +74,8 @@ const LATE_PAGES: u64 = 256;
 const LATE_PIECES: usize = 8;
 /// Free segments of the disk with which something is copied late: one is left to what arrives.
 const LATE_SEGMENTS: usize = 2;
+/// After so many arrivals that were owed `on_owed` is called again.
+const WAKE_PUSHES: u64 = 1024;
 
 /// A store on a disk, and the threads that read it.
 pub(crate) struct DiskTier {
@@ -84,7 +87,7 @@ pub(crate) struct DiskTier {
     full_pages: u64,
     arrived: Mutex<ArrivedTable>,
     owed: Mutex<OwedList>,
-    /// Is called when something is owed and nothing was.
+    /// Is called when something is owed and nothing was, and now and then while something is.
     on_owed: Box<dyn Fn() + Send + Sync>,
     late_pages: AtomicU64,
     missed_pages: AtomicU64,
@@ -108,7 +111,8 @@ impl DiskTier {
     }
 
     /// A tier of `store`, which was opened with `options`, for a cache whose folios are in `arena`. `on_owed` is called
-    /// when something is owed and nothing was; it waits for nothing.
+    /// when something is owed and nothing was; and at each 1,024th folio that is owed, as a task that panicked does not
+    /// come again unasked. It waits for nothing.
     pub(crate) fn new(
         store: DiskStore,
         options: &DiskOptions,
@@ -182,11 +186,13 @@ impl DiskTier {
     fn owe(&self, owed: impl Iterator<Item = OwedPages>) {
         let mut list = self.owed();
         let was_empty = list.is_empty();
+        let before = list.pushes();
         let missed = owed.map(|owed| list.push(owed)).sum();
         let is_first = was_empty && !list.is_empty();
+        let is_due = list.pushes() / WAKE_PUSHES > before / WAKE_PUSHES;
         drop(list);
         self.note_missed(missed);
-        if is_first {
+        if is_first || is_due {
             (self.on_owed)();
         }
     }
@@ -206,15 +212,16 @@ impl DiskTier {
             if self.store.free_segments() < LATE_SEGMENTS {
                 return CopyOutcome::Behind { took: piece > 0 };
             }
-            let taken = self.owed().take(LATE_PAGES);
-            self.copy(taken, buffer);
+            let pages = self.owed().take(LATE_PAGES);
+            self.copy(&mut TakenPages { tier: self, pages }, buffer);
         }
         CopyOutcome::More
     }
 
-    /// Copies `taken`, which are neighbours, as far as they are in memory still; owes again what is refused again.
-    fn copy(&self, mut taken: Vec<OwedPages>, buffer: &mut Vec<u8>) {
-        let has_space = self.has_space();
+    /// Copies what was taken, which are neighbours, as far as they are in memory still; owes again what is refused
+    /// again.
+    fn copy(&self, taken: &mut TakenPages<'_>, buffer: &mut Vec<u8>) {
+        let (taken, has_space) = (&mut taken.pages, self.has_space());
         while !taken.is_empty() {
             buffer.clear();
             let is_copied = |owed: &&OwedPages| {
@@ -256,6 +263,18 @@ impl DiskTier {
 impl fmt::Debug for DiskTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DiskTier").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// What was taken of the list and is being copied. What is left in it when it goes, as by a panic, is missed.
+struct TakenPages<'a> {
+    tier: &'a DiskTier,
+    pages: Vec<OwedPages>,
+}
+
+impl Drop for TakenPages<'_> {
+    fn drop(&mut self) {
+        self.tier.note_missed(self.pages.iter().map(OwedPages::pages).sum());
     }
 }
 

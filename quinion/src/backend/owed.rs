@@ -149,12 +149,13 @@ pub(super) struct OwedList {
     entries: VecDeque<OwedPages>,
     entries_max: usize,
     pages: u64,
+    pushes: u64,
 }
 
 impl OwedList {
     pub(super) fn new(entries_max: usize) -> Self {
         // At once, so that no arrival waits for a larger place; memory that is not used costs nothing.
-        Self { entries: VecDeque::with_capacity(entries_max), entries_max, pages: 0 }
+        Self { entries: VecDeque::with_capacity(entries_max), entries_max, pages: 0, pushes: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -166,12 +167,18 @@ impl OwedList {
         self.pages
     }
 
+    /// How often one was pushed.
+    pub(super) fn pushes(&self) -> u64 {
+        self.pushes
+    }
+
     /// Adds the newest. Returns the pages that had to go for it: the oldest have been in memory longest, and leave it
     /// first.
     pub(super) fn push(&mut self, owed: OwedPages) -> u64 {
         let full = self.entries.len() == self.entries_max;
         let gone = if full { self.entries.pop_front().map_or(0, |oldest| oldest.pages()) } else { 0 };
         self.pages = self.pages + owed.pages() - gone;
+        self.pushes += 1;
         self.entries.push_back(owed);
         gone
     }

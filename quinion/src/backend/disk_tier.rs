@@ -69,8 +69,9 @@ const FULL_PERCENT: u64 = 90;
 const FINGERPRINT_PAGES: u64 = 16;
 /// Fingerprints at least, and at most: 16 KiB to 16 MiB of heap.
 const FINGERPRINTS: Range<usize> = 1 << 12..1 << 22;
-/// Pages that are copied late in one piece, and pieces in one call.
-const LATE_PAGES: u64 = 256;
+/// Pages that are copied late in one piece, and pieces in one call. A segment of the disk has more than that, so a
+/// piece opens one at most.
+const LATE_PAGES: u64 = 240;
 const LATE_PIECES: usize = 8;
 /// Free segments of the disk with which something is copied late: one is left to what arrives.
 const LATE_SEGMENTS: usize = 2;

@@ -117,6 +117,13 @@ impl OwedPages {
         self.is_known
     }
 
+    /// The first so many of its pages, which are fewer than it has; it keeps the others.
+    fn split_off_first(&mut self, pages: u16) -> Self {
+        let first = Self { pages, ..self.clone() };
+        (self.first, self.pages) = (self.first.plus(pages.into()), self.pages - pages);
+        first
+    }
+
     fn is_followed_by(&self, next: &Self) -> bool {
         self.first.plus(self.pages()) == next.first && self.key == next.key
     }
@@ -184,8 +191,14 @@ impl OwedList {
     }
 
     /// Takes the oldest, and with it those that follow it in the list and in the content: of `pages_max` pages
-    /// together, or one entry.
+    /// together, or the first so many of one entry, of which the rest stays.
     pub(super) fn take(&mut self, pages_max: u64) -> Vec<OwedPages> {
+        if let Some(oldest) = self.entries.front_mut()
+            && oldest.pages() > pages_max
+        {
+            self.pages -= pages_max;
+            return vec![oldest.split_off_first(pages_max as u16)];
+        }
         let mut taken: Vec<OwedPages> = Vec::new();
         let mut pages = 0;
         while let Some(next) = self.entries.front()
@@ -408,7 +421,8 @@ mod tests {
         assert_eq!((firsts(&taken), list.pages()), (vec![0, 4], 9));
         assert_eq!(list.put_back(taken.into_iter().skip(1)), 0);
         assert_eq!(firsts(&list.take(100)), [4, 8]);
-        assert_eq!(firsts(&list.take(1)), [12], "one is taken, however long");
+        assert_eq!(firsts(&list.take(1)), [12], "one that is too long is taken in parts");
+        assert_eq!((firsts(&list.take(3)), list.pages()), (vec![13], 1));
         assert_eq!(firsts(&list.take(100)), [20]);
         assert!(list.is_empty() && list.take(100).is_empty() && list.pages() == 0);
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use quinion_disk::{Device, DiskOptions, DiskStats, DiskStore};
 
+use crate::backend::CopyOutcome;
 use crate::backend::{
     Attributes, BlockingSource, ContentKey, Identity, ReadAt, SyncKind, ThreadPool, Version, WaitQueue,
     WriteAt,
@@ -385,6 +386,48 @@ fn the_end_copies_what_is_owed_and_does_not_wait_for_a_disk_that_hangs() {
 }
 
 #[test]
+fn a_disk_that_takes_nothing_is_asked_less_and_less_often() {
+    let mut pause = super::BehindPause::default();
+    let mut next = |took| pause.next(took).as_millis();
+    let pauses: Vec<_> = (0..8).map(|_| next(false)).collect();
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 100, 100]);
+    assert_eq!((next(true), next(false), next(true)), (2, 4, 2));
+}
+
+/// A folio of 2 MiB is more than a segment of the disk has.
+#[test]
+fn late_copies_leave_a_buffer_to_what_arrives() {
+    let (disk, options) = SlowDisk::new(64);
+    let builder = Cache::builder().memory(64 * MIB).folio_order_min(9).folio_order_max(9);
+    let node = Node::built(builder, &disk, &options);
+    disk.hold(true);
+    read_all(&node.open(1, 24 * MIB), 1);
+    let copies = Arc::clone(node.cache.shared.disk.as_ref().unwrap());
+    copies.thread.close();
+    let owed = node.stats().owed_pages;
+    assert!(owed > 2000);
+    let mut buffer = Vec::new();
+    // Once with all buffers free, and the disk held back: what is taken then leaves one.
+    disk.hold(false);
+    let begun = Instant::now();
+    while copies.tier.free_segments() < 2 {
+        assert!(begun.elapsed() < LONG, "{:?}", node.stats());
+        thread::sleep(Duration::from_millis(1));
+    }
+    disk.hold(true);
+    assert_eq!(copies.tier.copy_owed(&mut buffer), CopyOutcome::Behind { took: true });
+    assert!(copies.tier.free_segments() >= 1);
+    assert!(node.stats().late_pages > 0 && node.stats().owed_pages > 0, "{:?}", node.stats());
+    disk.hold(false);
+    copies.end(LONG);
+    let stats = node.stats();
+    assert_eq!((stats.late_pages, stats.missed_pages), (owed, 0), "{stats:?}");
+    drop((copies, node));
+    let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
+    assert_eq!(check_disk(&store, 1, 24 * MIB), 24 * 256);
+}
+
+#[test]
 fn nothing_that_is_owed_keeps_a_file_alive() {
     let (disk, options) = SlowDisk::new(64);
     let node = Node::built(Cache::builder().memory(64 * MIB).idle_files_max(0), &disk, &options);
@@ -397,6 +440,22 @@ fn nothing_that_is_owed_keeps_a_file_alive() {
     disk.hold(false);
     let stats = node.wait_until_paid();
     assert!(stats.missed_pages > 2000 && stats.late_pages == 0, "{stats:?}");
+}
+
+/// 1 What arrived is owed, since the disk hangs, and the tier's thread is gone.
+/// 2 The disk goes on while the last handle of the cache is dropped.
+/// 3 An end that copies nothing leaves the next cache with what the disk took at once.
+#[test]
+fn the_last_handle_copies_what_is_owed() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::new(64, &disk, &options);
+    disk.hold(true);
+    read_all(&node.open(1, 16 * MIB), 1);
+    node.cache.shared.disk.as_ref().unwrap().thread.close();
+    assert!(node.stats().owed_pages > 2000);
+    drop(node);
+    let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
+    assert_eq!(check_disk(&store, 1, 16 * MIB), 16 * 256);
 }
 
 /// Says that it is over, also of a test that has failed: else a thread that waits for that never ends.

@@ -14,14 +14,16 @@ pub struct DiskStats {
     pub extents: u64,
     /// Pages that were put.
     pub put_pages: u64,
-    /// Pages that were not put, as the disk was behind or is off.
+    /// Pages that were not put, as the disk was behind or is off. A page that was put late and was refused again counts
+    /// again.
     pub refused_pages: u64,
     /// Of these, pages that wait in memory to be put later. Counted by the cache above, as the next two are; 0 for a
     /// store alone.
     pub owed_pages: u64,
     /// Of these, pages that were put later.
     pub late_pages: u64,
-    /// Of these, pages that will not be put before they arrive again: they had left memory, or were too many.
+    /// Of these, pages that will not be put before they arrive again: they had left memory or been written since, or
+    /// were too many; or the disk had become full and they had arrived once only, or it had failed.
     pub missed_pages: u64,
     /// Pages that were read.
     pub hit_pages: u64,

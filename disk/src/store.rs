@@ -440,7 +440,7 @@ impl Writer {
     fn run(mut self) {
         loop {
             let (flushes, stop) = self.wait();
-            self.write_sealed();
+            self.write_sealed(true);
             if stop || flushes.is_some() {
                 self.write_all();
                 self.sync();
@@ -479,25 +479,31 @@ impl Writer {
         wanted
     }
 
-    fn write_sealed(&mut self) {
+    /// Writes what is sealed. `keeps`: what was read of the places written to moves on, to the open segment.
+    fn write_sealed(&mut self, keeps: bool) {
         loop {
             let Some(segment) = lock(&self.shared.staging).begin_write() else { return };
             let kept = self.write(&segment);
             drop(segment);
             lock(&self.shared.staging).end_write();
-            self.put_again(&kept);
+            if keeps {
+                self.put_again(&kept);
+            }
             if self.unsynced >= SYNC_SEGMENTS {
                 self.sync();
             }
         }
     }
 
-    /// Writes the open segment as well. What was kept of the one in its place is at most half as much, and opens the
-    /// next; so a few turns write it all.
+    /// Writes the open segment as well, and then what was kept of its place: that opens another segment, whose place is
+    /// forgotten whole and written with as much as there is. What was read there is not kept, since it would open one
+    /// more, and so on round the ring: an end would forget most of a full store. What others put meanwhile keeps
+    /// nothing either.
     fn write_all(&mut self) {
-        while lock(&self.shared.staging).seal() {
-            self.write_sealed();
-        }
+        lock(&self.shared.staging).seal();
+        self.write_sealed(true);
+        lock(&self.shared.staging).seal();
+        self.write_sealed(false);
     }
 
     /// Writes an open segment that has waited for a second, as far as it is filled. It stays open.

@@ -54,6 +54,40 @@ fn an_orderly_end_keeps_what_was_only_in_memory() {
     assert!(read_checked(&disk.open(&options), 1, 0, 5));
 }
 
+/// 1 A store is full, and some of each of its segments has been read.
+/// 2 One extent is put, and the store is flushed or ends: one segment is written, and what was read of its place is
+///   kept in one more.
+/// 3 An end that keeps also what was read of that one's place goes round the whole ring, and forgets most of the store.
+#[test]
+fn a_flush_and_the_end_of_a_full_store_write_two_segments_at_most() {
+    let options = Disk::options(64);
+    let disk = Disk::of(&options);
+    let mut store = disk.open(&options);
+    let extents = 64 * DATA_PAGES as u64 / EXTENT * 5 / 4;
+    (0..extents).for_each(|of| put_extent(&store, of, 0));
+    store.flush();
+    for (turn, ends) in [false, true, false, true].into_iter().enumerate() {
+        let reads =
+            (0..extents).filter(|of| of % 3 == 0 && read_checked(&store, *of, 0, EXTENT as u32)).count();
+        assert!(reads > 200, "{reads} extents are read");
+        let before = store.stats();
+        put_extent(&store, extents + turn as u64, 0);
+        store.flush();
+        let after = store.stats();
+        assert!(after.written_bytes - before.written_bytes <= 2 << 20, "{before:?} {after:?}");
+        assert!(after.kept_pages > before.kept_pages, "{before:?} {after:?}");
+        assert!(after.pages + 2 * DATA_PAGES as u64 >= before.pages, "{before:?} {after:?}");
+        if ends {
+            put_extent(&store, 2 * extents + turn as u64, 0);
+            drop(store);
+            store = disk.open(&options);
+            assert!(store.stats().pages + 2 * DATA_PAGES as u64 >= after.pages, "{after:?} {store:?}");
+            assert!(read_checked(&store, 2 * extents + turn as u64, 0, EXTENT as u32));
+        }
+        assert!(read_checked(&store, extents + turn as u64, 0, EXTENT as u32));
+    }
+}
+
 #[test]
 fn pages_that_are_there_are_not_written_again() {
     let options = Disk::options(16);

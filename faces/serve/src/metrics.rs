@@ -119,7 +119,7 @@ const DISK_NUMBERS: &[DiskNumber] = &[
     ("put_pages", "Pages stored on the disk.", Kind::Count, |disk| disk.put_pages),
     (
         "refused_pages",
-        "Pages that were not stored: the disk was behind, or the tier is off.",
+        "Pages that were not stored: the disk was behind, or the tier is off. Counts each attempt.",
         Kind::Count,
         |disk| disk.refused_pages,
     ),
@@ -133,7 +133,7 @@ const DISK_NUMBERS: &[DiskNumber] = &[
     ("late_pages", "Refused pages that were stored later.", Kind::Count, |disk| disk.late_pages),
     (
         "missed_pages",
-        "Refused pages that had left memory before they could be stored, or were too many.",
+        "Refused pages that are not stored later: gone from memory, written, too many, or the disk full or failed.",
         Kind::Count,
         |disk| disk.missed_pages,
     ),

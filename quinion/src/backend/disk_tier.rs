@@ -32,7 +32,8 @@
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
 //!  2. What is copied to the disk is what the backend delivered: before another thread could write there, since the
 //!     fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
-//!  3. A page that was owed is put late, missed, or owed still. A disk that is left alone owes nothing.
+//!  3. A page that was owed is put late, missed, or owed still, also if the task that copies panics. A disk that is
+//!     left alone owes nothing.
 //!
 //! Locks: the store's own, and two mutexes, of the table of fingerprints and of what is owed, which are leaves. None is
 //! held at a device, or while memory is copied.
@@ -68,11 +69,14 @@ const FULL_PERCENT: u64 = 90;
 const FINGERPRINT_PAGES: u64 = 16;
 /// Fingerprints at least, and at most: 16 KiB to 16 MiB of heap.
 const FINGERPRINTS: Range<usize> = 1 << 12..1 << 22;
-/// Pages that are copied late in one piece, and pieces in one call.
-const LATE_PAGES: u64 = 256;
+/// Pages that are copied late in one piece, and pieces in one call. A segment of the disk has more than that, so a
+/// piece opens one at most.
+const LATE_PAGES: u64 = 240;
 const LATE_PIECES: usize = 8;
 /// Free segments of the disk with which something is copied late: one is left to what arrives.
 const LATE_SEGMENTS: usize = 2;
+/// After so many arrivals that were owed `on_owed` is called again.
+const WAKE_PUSHES: u64 = 1024;
 
 /// A store on a disk, and the threads that read it.
 pub(crate) struct DiskTier {
@@ -84,7 +88,7 @@ pub(crate) struct DiskTier {
     full_pages: u64,
     arrived: Mutex<ArrivedTable>,
     owed: Mutex<OwedList>,
-    /// Is called when something is owed and nothing was.
+    /// Is called when something is owed and nothing was, and now and then while something is.
     on_owed: Box<dyn Fn() + Send + Sync>,
     late_pages: AtomicU64,
     missed_pages: AtomicU64,
@@ -95,8 +99,8 @@ pub(crate) struct DiskTier {
 pub(crate) enum CopyOutcome {
     /// Nothing is owed. `on_owed` is called when something is.
     Nothing,
-    /// Something is owed, and the disk has no room: come again a little later.
-    Behind,
+    /// Something is owed, and the disk has no room: come again a little later. `took`: it had room for something.
+    Behind { took: bool },
     /// Something is owed, and the disk has room.
     More,
 }
@@ -108,7 +112,8 @@ impl DiskTier {
     }
 
     /// A tier of `store`, which was opened with `options`, for a cache whose folios are in `arena`. `on_owed` is called
-    /// when something is owed and nothing was; it waits for nothing.
+    /// when something is owed and nothing was; and at each 1,024th folio that is owed, as a task that panicked does not
+    /// come again unasked. It waits for nothing.
     pub(crate) fn new(
         store: DiskStore,
         options: &DiskOptions,
@@ -182,20 +187,21 @@ impl DiskTier {
     fn owe(&self, owed: impl Iterator<Item = OwedPages>) {
         let mut list = self.owed();
         let was_empty = list.is_empty();
+        let before = list.pushes();
         let missed = owed.map(|owed| list.push(owed)).sum();
         let is_first = was_empty && !list.is_empty();
+        let is_due = list.pushes() / WAKE_PUSHES > before / WAKE_PUSHES;
         drop(list);
         self.note_missed(missed);
-        if is_first {
+        if is_first || is_due {
             (self.on_owed)();
         }
     }
 
-    /// Copies some of what is owed from memory to the disk, some MiB at most, as far as the disk has room for it.
-    /// Waits for no device.
-    pub(crate) fn copy_owed(&self) -> CopyOutcome {
-        let mut buffer = Vec::new();
-        for _ in 0..LATE_PIECES {
+    /// Copies some of what is owed from memory to the disk, some MiB at most, as far as the disk has room for it; by
+    /// way of `buffer`, which is anything before and after. Waits for no device.
+    pub(crate) fn copy_owed(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
+        for piece in 0..LATE_PIECES {
             if self.store.trouble().is_some() {
                 let missed = self.owed().clear();
                 self.note_missed(missed);
@@ -205,17 +211,18 @@ impl DiskTier {
                 return CopyOutcome::Nothing;
             }
             if self.store.free_segments() < LATE_SEGMENTS {
-                return CopyOutcome::Behind;
+                return CopyOutcome::Behind { took: piece > 0 };
             }
-            let taken = self.owed().take(LATE_PAGES);
-            self.copy(taken, &mut buffer);
+            let pages = self.owed().take(LATE_PAGES);
+            self.copy(&mut TakenPages { tier: self, pages }, buffer);
         }
         CopyOutcome::More
     }
 
-    /// Copies `taken`, which are neighbours, as far as they are in memory still; owes again what is refused again.
-    fn copy(&self, mut taken: Vec<OwedPages>, buffer: &mut Vec<u8>) {
-        let has_space = self.has_space();
+    /// Copies what was taken, which are neighbours, as far as they are in memory still; owes again what is refused
+    /// again.
+    fn copy(&self, taken: &mut TakenPages<'_>, buffer: &mut Vec<u8>) {
+        let (taken, has_space) = (&mut taken.pages, self.has_space());
         while !taken.is_empty() {
             buffer.clear();
             let is_copied = |owed: &&OwedPages| {
@@ -245,6 +252,12 @@ impl DiskTier {
         }
     }
 
+    /// See [`DiskStore::free_segments`].
+    #[cfg(test)]
+    pub(crate) fn free_segments(&self) -> usize {
+        self.store.free_segments()
+    }
+
     fn note_missed(&self, pages: u64) {
         self.missed_pages.fetch_add(pages, Ordering::Relaxed);
     }
@@ -257,6 +270,18 @@ impl DiskTier {
 impl fmt::Debug for DiskTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DiskTier").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// What was taken of the list and is being copied. What is left in it when it goes, as by a panic, is missed.
+struct TakenPages<'a> {
+    tier: &'a DiskTier,
+    pages: Vec<OwedPages>,
+}
+
+impl Drop for TakenPages<'_> {
+    fn drop(&mut self) {
+        self.tier.note_missed(self.pages.iter().map(OwedPages::pages).sum());
     }
 }
 
@@ -484,7 +509,298 @@ impl TieredBackend {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Condvar, Mutex as StdMutex};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use quinion_disk::Device;
+
     use super::*;
+    use crate::arena::{ArenaOptions, before_bytes};
+    use crate::folio::copy;
+    use crate::units::{Frame, MappingId, Order, PageIndex};
+
+    const ORDER: Order = Order(2);
+    const BYTES: usize = 4 * PAGE_SIZE;
+    /// Of the first folio; the next one begins another extent of the disk.
+    const FIRST: PageIndex = PageIndex(12);
+    /// How long a test waits for what must come before it says that it never will.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A disk in memory whose writes can be held back.
+    #[derive(Clone, Debug)]
+    struct HeldDisk(Arc<(StdMutex<Vec<u8>>, StdMutex<bool>, Condvar)>);
+
+    impl HeldDisk {
+        fn hold(&self, holds: bool) {
+            *self.0.1.lock().unwrap() = holds;
+            self.0.2.notify_all();
+        }
+    }
+
+    impl Device for HeldDisk {
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+            buffer.copy_from_slice(&self.0.0.lock().unwrap()[offset as usize..][..buffer.len()]);
+            Ok(())
+        }
+        fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+            drop(self.0.2.wait_while(self.0.1.lock().unwrap(), |holds| *holds).unwrap());
+            self.0.0.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A tier on a disk that can be held back, and an arena.
+    struct Bench {
+        arena: Arc<Arena>,
+        tier: Arc<DiskTier>,
+        disk: HeldDisk,
+        wakes: Arc<AtomicU64>,
+    }
+
+    /// The store's end waits for the disk, also that of a test that has failed.
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            self.disk.hold(false);
+        }
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+            let options = DiskOptions::new("", 16 << 20).buffer_bytes(3 << 20);
+            let disk =
+                HeldDisk(Arc::new((StdMutex::new(vec![0; 16 << 20]), StdMutex::default(), Condvar::new())));
+            let store = DiskStore::open_on(Box::new(disk.clone()), &options).unwrap();
+            let wakes = Arc::new(AtomicU64::new(0));
+            let counted = Arc::clone(&wakes);
+            let on_owed = Box::new(move || {
+                counted.fetch_add(1, Ordering::Relaxed);
+            });
+            let tier = DiskTier::new(store, &options, (&arena, &Arc::new(WaitQueue::new())), on_owed);
+            Self { arena, tier: Arc::new(tier), disk, wakes }
+        }
+
+        /// Holds the disk back, and puts what leaves no room in memory either.
+        fn hold_and_fill(&self) {
+            self.disk.hold(true);
+            let mut page = 0;
+            while self.tier.store.put(&key(200), page, &[200; BYTES]) == 4 {
+                page += 16;
+            }
+        }
+
+        /// A folio of four pages of these bytes, whose fill has not ended.
+        fn filling(&self, byte: u8) -> Frame {
+            let frame = self.arena.alloc(ORDER).unwrap();
+            fill_again(&self.arena, frame, byte);
+            frame
+        }
+
+        /// A folio of these bytes, from that page on, has arrived for the content `of`.
+        fn arrived(&self, of: u8, index: PageIndex, byte: u8) {
+            let frame = self.filling(byte);
+            let descriptor = self.arena.view().own(frame);
+            descriptor.complete(true);
+            descriptor.try_retire().unwrap();
+            descriptor.prepare(MappingId(7), index, ORDER, false);
+            self.tier.keep(&Arc::new(key(of)), FillRun { index, frame, pages: 4 }, &[byte; BYTES]);
+            descriptor.complete(true);
+        }
+
+        fn bytes_of(&self, frame: Frame) -> Vec<u8> {
+            let mut bytes = vec![0; BYTES];
+            let from = self.arena.view().bytes(frame).unwrap();
+            // SAFETY: the frames are this test's, and of so many bytes.
+            unsafe { copy::copy_out(from, bytes.as_mut_ptr(), BYTES) };
+            bytes
+        }
+
+        /// What arrives in a folio that is being filled, is told to `sink`.
+        fn arrive(&self, frame: Frame, of: u8, sink: Arc<dyn FillSink>) {
+            let buffer = FillBuffer(NonNull::new(self.arena.view().bytes(frame).unwrap()).unwrap());
+            let (tier, key) = (Arc::clone(&self.tier), Arc::new(key(of)));
+            let sink = ArrivalSink { sink, tier, key, size: 1 << 20, buffer };
+            sink.fill_completed(FillRun { index: FIRST, frame, pages: 4 }, Ok(BYTES));
+        }
+
+        fn copy_all(&self) {
+            let (begun, mut buffer) = (Instant::now(), Vec::new());
+            while self.tier.copy_owed(&mut buffer) != CopyOutcome::Nothing {
+                assert!(begun.elapsed() < LONG, "{:?}", self.tier.stats());
+                thread::yield_now();
+            }
+        }
+
+        fn on_disk(&self, of: u8) -> Option<Vec<u8>> {
+            self.on_disk_at(of, FIRST)
+        }
+        fn on_disk_at(&self, of: u8, index: PageIndex) -> Option<Vec<u8>> {
+            let mut bytes = vec![0; BYTES];
+            let mut sink = |at: usize, more: &[u8]| bytes[at..at + more.len()].copy_from_slice(more);
+            self.tier.store.read(&key(of), index.0, 4, &mut sink).ok()?;
+            Some(bytes)
+        }
+        /// Pages that were put late, are owed, and are missed.
+        fn counts(&self) -> (u64, u64, u64) {
+            let stats = self.tier.stats();
+            (stats.late_pages, stats.owed_pages, stats.missed_pages)
+        }
+    }
+
+    fn key(of: u8) -> ContentKey {
+        ContentKey([of; 32])
+    }
+
+    /// Fills a frame that is in no index with a folio of these bytes, which is not up to date yet.
+    fn fill_again(arena: &Arena, frame: Frame, byte: u8) {
+        before_bytes();
+        let to = arena.view().bytes(frame).unwrap();
+        // SAFETY: the frames are this test's, and of so many bytes.
+        unsafe { copy::copy_in([byte; BYTES].as_ptr(), to, BYTES) };
+        arena.view().own(frame).prepare(MappingId(7), FIRST, ORDER, false);
+    }
+
+    /// The cache's own sink, with what may follow at once: the folio leaves the index, and its frames are filled with
+    /// other bytes for the same pages.
+    struct RefillingSink(Arc<Arena>);
+
+    impl FillSink for RefillingSink {
+        fn fill_completed(&self, run: FillRun, _result: io::Result<usize>) {
+            let descriptor = self.0.view().own(run.frame);
+            descriptor.complete(true);
+            descriptor.try_retire().unwrap();
+            fill_again(&self.0, run.frame, 99);
+            descriptor.complete(true);
+        }
+    }
+
+    /// 1 A fill ends, and its sink is told.
+    /// 2 The folio is not locked any more: another thread may change it before the sink's caller has gone on.
+    /// 3 What is copied to the disk then, or noted as owed, is something else under the content's name.
+    #[test]
+    fn pages_that_arrive_are_kept_before_another_thread_can_change_them() {
+        let bench = Bench::new();
+        let frame = bench.filling(1);
+        bench.arrive(frame, 1, Arc::new(RefillingSink(Arc::clone(&bench.arena))));
+        assert_eq!(bench.bytes_of(frame), [99; BYTES]);
+        assert_eq!(bench.on_disk(1), Some(vec![1; BYTES]));
+    }
+
+    /// As above, by a disk that is behind.
+    #[test]
+    fn pages_that_arrive_are_owed_before_another_thread_can_change_them() {
+        let bench = Bench::new();
+        bench.hold_and_fill();
+        let frame = bench.filling(1);
+        bench.arrive(frame, 1, Arc::new(RefillingSink(Arc::clone(&bench.arena))));
+        assert_eq!(bench.tier.stats().owed_pages, 4);
+        bench.disk.hold(false);
+        bench.copy_all();
+        assert_eq!((bench.tier.stats().late_pages, bench.tier.stats().missed_pages), (0, 4));
+        assert_eq!(bench.on_disk(1), None, "bytes of a later folio");
+    }
+
+    /// The cache's own sink: the fill has ended.
+    struct EndingSink(Arc<Arena>);
+
+    impl FillSink for EndingSink {
+        fn fill_completed(&self, run: FillRun, _result: io::Result<usize>) {
+            self.0.view().own(run.frame).complete(true);
+        }
+    }
+
+    #[test]
+    fn the_task_is_woken_by_the_first_that_is_owed_and_by_each_1024th() {
+        let bench = Bench::new();
+        bench.hold_and_fill();
+        let frame = bench.filling(1);
+        let run = FillRun { index: FIRST, frame, pages: 4 };
+        let wakes_after = |arrivals: u64| {
+            (0..arrivals).for_each(|_| bench.tier.keep(&Arc::new(key(1)), run, &[1; BYTES]));
+            bench.wakes.load(Ordering::Relaxed)
+        };
+        assert_eq!((wakes_after(1), wakes_after(1022), wakes_after(1)), (1, 1, 2));
+        assert_eq!((wakes_after(1023), wakes_after(1)), (2, 3));
+    }
+
+    /// The disk has room for the first of two folios, and others have taken what there was for the second.
+    #[test]
+    fn a_folio_that_is_refused_again_is_owed_again() {
+        let bench = Bench::new();
+        bench.hold_and_fill();
+        let next = FIRST.plus(4);
+        bench.arrived(1, FIRST, 1);
+        bench.arrived(1, next, 2);
+        let pages = bench.tier.owed().take(LATE_PAGES);
+        assert_eq!(pages.len(), 2, "they are neighbours");
+        bench.disk.hold(false);
+        let begun = Instant::now();
+        while bench.tier.free_segments() < 3 {
+            assert!(begun.elapsed() < LONG, "{:?}", bench.tier.stats());
+            thread::yield_now();
+        }
+        // All is full again, but for four pages of the last segment.
+        bench.disk.hold(true);
+        for page in 0..3 * quinion_disk::internals::DATA_PAGES as u64 / 4 - 1 {
+            assert_eq!(bench.tier.store.put(&key(201), page * 16, &[201; BYTES]), 4);
+        }
+        bench.tier.copy(&mut TakenPages { tier: &bench.tier, pages }, &mut Vec::new());
+        assert_eq!(bench.counts(), (4, 4, 0));
+        bench.disk.hold(false);
+        bench.copy_all();
+        assert_eq!(bench.counts(), (8, 0, 0));
+        assert_eq!(bench.on_disk(1), Some(vec![1; BYTES]));
+        assert_eq!(bench.on_disk_at(1, next), Some(vec![2; BYTES]));
+    }
+
+    /// What arrived once was worth a place when it arrived, and the disk has become full since.
+    #[test]
+    fn a_full_disk_takes_late_what_arrived_twice_and_nothing_else() {
+        let mut bench = Bench::new();
+        Arc::get_mut(&mut bench.tier).unwrap().full_pages = 800;
+        bench.hold_and_fill();
+        bench.arrived(1, FIRST, 1);
+        bench.arrived(2, FIRST, 2);
+        bench.arrived(2, FIRST, 2);
+        assert_eq!(bench.counts(), (0, 12, 0));
+        bench.disk.hold(false);
+        let begun = Instant::now();
+        for page in 0..20 {
+            while bench.tier.store.put(&key(201), page * 16, &[201; BYTES]) < 4 {
+                assert!(begun.elapsed() < LONG, "{:?}", bench.tier.stats());
+                thread::yield_now();
+            }
+        }
+        assert!(!bench.tier.has_space());
+        bench.copy_all();
+        assert_eq!(bench.counts(), (4, 0, 8));
+        assert_eq!((bench.on_disk(1), bench.on_disk(2)), (None, Some(vec![2; BYTES])));
+    }
+
+    #[test]
+    fn pages_that_a_panic_leaves_uncopied_are_missed() {
+        let bench = Bench::new();
+        bench.hold_and_fill();
+        let frame = bench.filling(1);
+        bench.arrive(frame, 1, Arc::new(EndingSink(Arc::clone(&bench.arena))));
+        let pages = bench.tier.owed().take(LATE_PAGES);
+        let taken = TakenPages { tier: &bench.tier, pages };
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _taken = taken;
+            std::panic::resume_unwind(Box::new("in the middle of it"));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!((bench.tier.stats().owed_pages, bench.tier.stats().missed_pages), (0, 4));
+    }
+
+    #[test]
+    fn a_piece_that_is_copied_late_is_less_than_a_segment() {
+        assert!(LATE_PAGES <= quinion_disk::internals::DATA_PAGES as u64);
+    }
 
     #[test]
     fn a_range_that_arrives_again_is_known_and_a_new_one_is_not() {

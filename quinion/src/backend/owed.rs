@@ -20,15 +20,16 @@
 //! protocol), with that one condition more; the model that proves the one proves the other. It asks neither the file,
 //! nor its version, nor its backend, since none of them decides what is in the frame.
 //!
-//! Mapping and page are compared as well. A sequence wraps after some 2^30 uses of one frame; after these it would
-//! still have to be the same page of the same mapping.
+//! Mapping and page are compared as well. A sequence wraps after 2^29 folios of one frame at the soonest; after these
+//! it would still have to be the same page of the same mapping.
 //!
 //! The look is no read: it sets no referenced byte, counts nothing, holds nothing and takes no lock. So it changes
 //! nothing of what stays in memory and what is evicted.
 //!
 //! Invariants:
 //!  1. What [`OwedPages::peek`] has copied, when it says `true`, are the bytes that arrived for its key.
-//!  2. There are [`OWED_MAX`] entries at most, of 32 bytes. None keeps a file, a mapping or a backend.
+//!  2. There are [`OWED_MAX`] entries at most, of 32 bytes. None keeps a file, a mapping or a backend; but each its
+//!     content's key, which the entries of one open share: some MiB more, if each is of a content that is gone.
 //!
 //! Not an invariant: that what is owed is in memory still.
 
@@ -116,6 +117,13 @@ impl OwedPages {
         self.is_known
     }
 
+    /// The first so many of its pages, which are fewer than it has; it keeps the others.
+    fn split_off_first(&mut self, pages: u16) -> Self {
+        let first = Self { pages, ..self.clone() };
+        (self.first, self.pages) = (self.first.plus(pages.into()), self.pages - pages);
+        first
+    }
+
     fn is_followed_by(&self, next: &Self) -> bool {
         self.first.plus(self.pages()) == next.first && self.key == next.key
     }
@@ -148,12 +156,13 @@ pub(super) struct OwedList {
     entries: VecDeque<OwedPages>,
     entries_max: usize,
     pages: u64,
+    pushes: u64,
 }
 
 impl OwedList {
     pub(super) fn new(entries_max: usize) -> Self {
         // At once, so that no arrival waits for a larger place; memory that is not used costs nothing.
-        Self { entries: VecDeque::with_capacity(entries_max), entries_max, pages: 0 }
+        Self { entries: VecDeque::with_capacity(entries_max), entries_max, pages: 0, pushes: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -165,19 +174,31 @@ impl OwedList {
         self.pages
     }
 
+    /// How often one was pushed.
+    pub(super) fn pushes(&self) -> u64 {
+        self.pushes
+    }
+
     /// Adds the newest. Returns the pages that had to go for it: the oldest have been in memory longest, and leave it
     /// first.
     pub(super) fn push(&mut self, owed: OwedPages) -> u64 {
         let full = self.entries.len() == self.entries_max;
         let gone = if full { self.entries.pop_front().map_or(0, |oldest| oldest.pages()) } else { 0 };
         self.pages = self.pages + owed.pages() - gone;
+        self.pushes += 1;
         self.entries.push_back(owed);
         gone
     }
 
     /// Takes the oldest, and with it those that follow it in the list and in the content: of `pages_max` pages
-    /// together, or one entry.
+    /// together, or the first so many of one entry, of which the rest stays.
     pub(super) fn take(&mut self, pages_max: u64) -> Vec<OwedPages> {
+        if let Some(oldest) = self.entries.front_mut()
+            && oldest.pages() > pages_max
+        {
+            self.pages -= pages_max;
+            return vec![oldest.split_off_first(pages_max as u16)];
+        }
         let mut taken: Vec<OwedPages> = Vec::new();
         let mut pages = 0;
         while let Some(next) = self.entries.front()
@@ -400,7 +421,8 @@ mod tests {
         assert_eq!((firsts(&taken), list.pages()), (vec![0, 4], 9));
         assert_eq!(list.put_back(taken.into_iter().skip(1)), 0);
         assert_eq!(firsts(&list.take(100)), [4, 8]);
-        assert_eq!(firsts(&list.take(1)), [12], "one is taken, however long");
+        assert_eq!(firsts(&list.take(1)), [12], "one that is too long is taken in parts");
+        assert_eq!((firsts(&list.take(3)), list.pages()), (vec![13], 1));
         assert_eq!(firsts(&list.take(100)), [20]);
         assert!(list.is_empty() && list.take(100).is_empty() && list.pages() == 0);
     }

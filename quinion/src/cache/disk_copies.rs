@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   an arrival that the disk refused --owed, wake--> the tier's thread: copies while the disk has room
-//!                                                        |  ^ 2 ms, while something is owed
-//!                                                        +--+
+//!                                                        |  ^ 2 ms, while something is owed; up to 100 ms,
+//!                                                        +--+ while the disk takes nothing
 //!   the end of the cache: copies what is owed still, half a second at most, then the disk writes what it has
 //! ```
 //!
@@ -13,8 +13,10 @@
 //!
 //! **The end.** A program that reads once and ends would leave the next one with what its disk took at the first
 //! arrival. So the end of a cache copies on, for half a second at most: some hundred MiB on a fast disk. It is less
-//! than the 2 seconds for which a successor waits for the folder. What is owed after that is lost to the disk, and the
-//! next reader of it asks the backend. A process that is killed copies nothing more.
+//! than the 2 seconds for which a successor waits for the folder; what the disk's own thread writes at the end comes on
+//! top, some MiB. So where a server takes the place of another (`--replace`) the pause is up to half a second longer if
+//! something is owed. What is owed after that is lost to the disk, and the next reader of it asks the backend. A
+//! process that is killed copies nothing more.
 //!
 //! Invariants:
 //!  1. Nothing depends on the thread: without it the disk has less.
@@ -22,7 +24,7 @@
 //! Not an invariant: that what is owed is ever copied.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use quinion_disk::{DiskError, DiskOptions, DiskStats, DiskStore};
@@ -30,11 +32,14 @@ use quinion_disk::{DiskError, DiskOptions, DiskStats, DiskStore};
 use crate::arena::Arena;
 use crate::backend::{Backend, CopyOutcome, DiskTier, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread};
+use crate::sync::lock::Mutex;
 
 /// After which a disk that had no room is asked again: a fast one has written some MiB by then, less than it buffers.
-const BEHIND_PAUSE: Duration = Duration::from_millis(2);
-/// How long the end of a cache copies what is owed.
-pub(super) const END_MAX: Duration = Duration::from_millis(500);
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+/// The same for a disk that takes nothing, as one that hangs.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// How long the end of a cache copies what is owed. A unit test's copies all, however busy the machine is.
+pub(super) const END_MAX: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
 
 /// Opens the store of a tier.
 pub(super) type StoreOpener = Box<dyn FnOnce(&DiskOptions) -> Result<DiskStore, DiskError>>;
@@ -42,7 +47,35 @@ pub(super) type StoreOpener = Box<dyn FnOnce(&DiskOptions) -> Result<DiskStore, 
 /// A cache's disk tier, and the thread that copies to it what is owed.
 pub(super) struct DiskCopies {
     tier: Arc<DiskTier>,
+    task: Arc<CopyTask>,
     thread: Arc<BackgroundThread>,
+}
+
+/// What the thread does.
+struct CopyTask {
+    tier: Arc<DiskTier>,
+    /// The next pause for a disk that takes nothing, and the buffer that copies go through. Held by a run of the task
+    /// alone: no other thread waits for it.
+    state: Mutex<(BehindPause, Vec<u8>)>,
+}
+
+/// Grows while the disk takes nothing.
+#[derive(Debug)]
+struct BehindPause(Duration);
+
+impl BehindPause {
+    /// For how long to leave alone a disk that has no room; `took`: it has taken something since the last pause.
+    fn next(&mut self, took: bool) -> Duration {
+        let pause = if took { PAUSE_MIN } else { self.0 };
+        self.0 = (pause * 2).min(PAUSE_MAX);
+        pause
+    }
+}
+
+impl Default for BehindPause {
+    fn default() -> Self {
+        Self(PAUSE_MIN)
+    }
 }
 
 impl DiskCopies {
@@ -57,9 +90,10 @@ impl DiskCopies {
         let woken = Arc::clone(&thread);
         let on_owed = Box::new(move || woken.wake());
         let tier = Arc::new(DiskTier::new(store(options)?, options, (arena, wait_queue), on_owed));
-        let task: Weak<DiskTier> = Arc::downgrade(&tier);
-        thread.add(task);
-        Ok(Self { tier, thread })
+        let task = Arc::new(CopyTask { tier: Arc::clone(&tier), state: Mutex::default() });
+        let weak: Weak<CopyTask> = Arc::downgrade(&task);
+        thread.add(weak);
+        Ok(Self { tier, task, thread })
     }
 
     /// See [`DiskTier::before`].
@@ -79,11 +113,10 @@ impl DiskCopies {
     pub(super) fn end(&self, time_max: Duration) {
         self.thread.close();
         let begun = Instant::now();
-        while begun.elapsed() < time_max {
-            match self.tier.copy_owed() {
-                CopyOutcome::Nothing => return,
-                CopyOutcome::Behind => std::thread::sleep(BEHIND_PAUSE),
-                CopyOutcome::More => {}
+        while let Some(left) = time_max.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
+            match self.task.run() {
+                Some(pause) => std::thread::sleep(pause.min(left)),
+                None => return,
             }
         }
     }
@@ -95,12 +128,20 @@ impl fmt::Debug for DiskCopies {
     }
 }
 
-impl BackgroundTask for DiskTier {
+impl BackgroundTask for CopyTask {
     fn run(&self) -> Option<Duration> {
-        match self.copy_owed() {
-            CopyOutcome::Nothing => None,
-            CopyOutcome::Behind => Some(BEHIND_PAUSE),
-            CopyOutcome::More => Some(Duration::ZERO),
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pause, buffer) = &mut *state;
+        match self.tier.copy_owed(buffer) {
+            CopyOutcome::Nothing => {
+                *state = Default::default();
+                None
+            }
+            CopyOutcome::Behind { took } => Some(pause.next(took)),
+            CopyOutcome::More => {
+                *pause = BehindPause::default();
+                Some(Duration::ZERO)
+            }
         }
     }
 }

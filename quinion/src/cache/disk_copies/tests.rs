@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use quinion_disk::{Device, DiskOptions, DiskStats, DiskStore};
 
+use crate::backend::CopyOutcome;
 use crate::backend::{
     Attributes, BlockingSource, ContentKey, Identity, ReadAt, SyncKind, ThreadPool, Version, WaitQueue,
     WriteAt,
@@ -385,6 +386,52 @@ fn the_end_copies_what_is_owed_and_does_not_wait_for_a_disk_that_hangs() {
 }
 
 #[test]
+fn a_disk_that_takes_nothing_is_asked_less_and_less_often() {
+    let mut pause = super::BehindPause::default();
+    let mut next = |took| pause.next(took).as_millis();
+    let pauses: Vec<_> = (0..8).map(|_| next(false)).collect();
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 100, 100]);
+    assert_eq!((next(true), next(false), next(true)), (2, 4, 2));
+}
+
+/// A folio of 2 MiB is more than a segment of the disk has.
+#[test]
+fn late_copies_leave_a_buffer_to_what_arrives() {
+    let (disk, options) = SlowDisk::new(64);
+    let builder = Cache::builder().memory(64 * MIB).folio_order_min(9).folio_order_max(9);
+    let node = Node::built(builder, &disk, &options);
+    disk.hold(true);
+    read_all(&node.open(1, 24 * MIB), 1);
+    let copies = Arc::clone(node.cache.shared.disk.as_ref().unwrap());
+    copies.thread.close();
+    let owed = node.stats().owed_pages;
+    assert!(owed > 2000);
+    let mut buffer = Vec::new();
+    // In turns: the disk writes all, then it hangs, and what is copied leaves a buffer.
+    loop {
+        disk.hold(false);
+        let begun = Instant::now();
+        while copies.tier.free_segments() < 2 {
+            assert!(begun.elapsed() < LONG, "{:?}", node.stats());
+            thread::sleep(Duration::from_millis(1));
+        }
+        disk.hold(true);
+        let outcome = copies.tier.copy_owed(&mut buffer);
+        assert!(copies.tier.free_segments() >= 1, "{outcome:?}");
+        match outcome {
+            CopyOutcome::Nothing => break,
+            outcome => assert_eq!(outcome, CopyOutcome::Behind { took: true }),
+        }
+    }
+    disk.hold(false);
+    let stats = node.stats();
+    assert_eq!((stats.late_pages, stats.missed_pages), (owed, 0), "{stats:?}");
+    drop((copies, node));
+    let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
+    assert_eq!(check_disk(&store, 1, 24 * MIB), 24 * 256);
+}
+
+#[test]
 fn nothing_that_is_owed_keeps_a_file_alive() {
     let (disk, options) = SlowDisk::new(64);
     let node = Node::built(Cache::builder().memory(64 * MIB).idle_files_max(0), &disk, &options);
@@ -399,16 +446,43 @@ fn nothing_that_is_owed_keeps_a_file_alive() {
     assert!(stats.missed_pages > 2000 && stats.late_pages == 0, "{stats:?}");
 }
 
+/// 1 What arrived is owed, since the disk hangs, and the tier's thread is gone.
+/// 2 The disk goes on while the last handle of the cache is dropped.
+/// 3 An end that copies nothing leaves the next cache with what the disk took at once.
+#[test]
+fn the_last_handle_copies_what_is_owed() {
+    let (disk, options) = SlowDisk::new(64);
+    let node = Node::new(64, &disk, &options);
+    disk.hold(true);
+    read_all(&node.open(1, 16 * MIB), 1);
+    node.cache.shared.disk.as_ref().unwrap().thread.close();
+    assert!(node.stats().owed_pages > 2000);
+    drop(node);
+    let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
+    assert_eq!(check_disk(&store, 1, 16 * MIB), 16 * 256);
+}
+
+/// Says that it is over, also of a test that has failed: else a thread that waits for that never ends.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Threads that read, write by second handles, let go and reopen; memory and disk too small; the disk stops and goes
 /// on. Then all that is on the disk is compared.
 #[test]
 fn a_storm_leaves_no_wrong_byte_on_the_disk() {
     let (disk, options) = SlowDisk::new(24);
     let size = |number: u64| 3 * MIB + number * 1111;
+    let (mut late, mut missed) = (0, 0);
     for round in 0..3 {
         let node = Node::new(16, &disk, &options);
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
+            let ends = Ends(&is_over);
             let readers: Vec<_> = (0..3)
                 .map(|thread| {
                     let node = &node;
@@ -418,23 +492,29 @@ fn a_storm_leaves_no_wrong_byte_on_the_disk() {
             let switch = scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     disk.hold(true);
+                    let before = node.stats().refused_pages;
+                    // However slow the threads are, something is refused.
+                    while node.stats().refused_pages == before && !is_over.load(Ordering::Relaxed) {
+                        thread::sleep(Duration::from_millis(1));
+                    }
                     thread::sleep(Duration::from_millis(3));
                     disk.hold(false);
                     thread::sleep(Duration::from_millis(1));
                 }
             });
             readers.into_iter().for_each(|reader| reader.join().unwrap());
-            is_over.store(true, Ordering::Relaxed);
+            drop(ends);
             switch.join().unwrap();
         });
         let stats = node.wait_until_paid();
-        assert!(stats.late_pages > 0 && stats.missed_pages > 0, "{stats:?}");
+        (late, missed) = (late + stats.late_pages, missed + stats.missed_pages);
         node.cache.check().unwrap();
         drop(node);
         let store = DiskStore::open_on(Box::new(disk.clone()), &options).unwrap();
         let found: u64 = (0..12).map(|number| check_disk(&store, number, size(number))).sum();
         assert!(found > 0);
     }
+    assert!(late > 0 && missed > 0, "{late} {missed}");
 }
 
 /// What one thread of the storm does. Contents from 8 on are written as well, so what is read of them is not compared.

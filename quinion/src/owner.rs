@@ -935,6 +935,40 @@ mod tests {
         assert_eq!(owner.cuts.files(), 0, "what is closed is watched no more");
     }
 
+    /// 1. A viewer attaches a file, which is watched, and a process writes to it: the notice ends the watch.
+    /// 2. A read of the owner's, for a viewer that looks at times, finds no lease, and no process that writes.
+    /// 3. A process cuts the file in a way of which a lease does not tell: the next read finds the end.
+    #[test]
+    fn a_read_takes_no_lease_that_no_watch_goes_with() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let handle = attach_by_path(&owner, &path).1.expect("no process has it open for writing").handle;
+        let file = owner.file(handle).expect("it is attached");
+        let mut writer = std::fs::OpenOptions::new().write(true).open(&path).expect("it can be written");
+        writer.write_all(&[8]).expect("it has room");
+        drop(writer);
+        while owner.cuts.files() > 0 {
+            sleep(Duration::from_millis(1));
+        }
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < Duration::from_millis(1300) {
+            // A lease that was given up to a writer is asked for again after a second.
+            sleep(Duration::from_millis(1));
+            assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 10);
+            assert_ne!(
+                file.coherence().expect("it is open").in_force,
+                Coherence::Lease,
+                "it is blind for cuts"
+            );
+        }
+        let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
+        drop(cut.expect("it is cut"));
+        assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 0, "old bytes");
+        owner.detach(handle);
+    }
+
     /// Attaches a file by a descriptor of its own. Returns its name, too.
     fn attach_by_path(owner: &CacheOwner, path: &Path) -> (FileName, Result<Attached, Errno>) {
         let file = std::fs::File::open(path).expect("it is there");

@@ -197,6 +197,9 @@ struct State {
     doubtful: bool,
     /// What is kept as long as a handle is open that wants a lease.
     kept: Option<Box<dyn std::fmt::Debug + Send>>,
+    /// A change was noticed, and with it the watch ended that tells of cuts: a read asks for no lease until there is
+    /// another watch. An open may: what attaches the file watches it before.
+    is_unwatched: bool,
 }
 
 impl CoherenceState {
@@ -209,6 +212,7 @@ impl CoherenceState {
             left: None,
             doubtful: false,
             kept: None,
+            is_unwatched: false,
         };
         Arc::new(Self {
             mapping: Arc::clone(mapping),
@@ -255,7 +259,10 @@ impl CoherenceState {
 
     /// Keeps something, in place of what was kept before, until the last handle that wants a lease is closed.
     pub(crate) fn keep(&self, what: Box<dyn std::fmt::Debug + Send>) {
-        let before = self.state.lock().kept.replace(what);
+        let mut state = self.state.lock();
+        let before = state.kept.replace(what);
+        state.is_unwatched = false;
+        drop(state);
         drop(before); // without the lock
     }
 
@@ -343,6 +350,7 @@ impl CoherenceState {
             self.end(&mut state);
         }
         state.left = None;
+        state.is_unwatched = true;
     }
 
     /// Whether the file has not changed since what is cached of it was read, and cannot: without a system call.
@@ -370,7 +378,10 @@ impl CoherenceState {
         if self.confirm(&mut state) {
             return Ok(()); // not looked at for long, and it stands
         }
-        self.ask(&mut state);
+        // A lease that no watch goes with is blind for cuts, and a viewer that looks at times would be given old bytes.
+        if !state.is_unwatched {
+            self.ask(&mut state);
+        }
         if state.lease.is_some() {
             return Ok(());
         }

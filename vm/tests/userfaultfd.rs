@@ -608,7 +608,7 @@ fn the_socket_is_ours_alone_and_removed_at_the_end() {
     let (server, _events) = stage.serve(RestoreOptions::new());
     let metadata = std::fs::metadata(stage.path("socket")).expect("it is there");
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-    assert!(refused(stage.path("socket")).contains("listens there already"));
+    assert!(refused(stage.path("socket")).contains("another server listens there"));
     assert!(refused(stage.path("snapshot")).contains("something else"));
     assert!(refused(stage.path("none/socket")).contains("none/socket"));
     drop(server);

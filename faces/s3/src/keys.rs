@@ -132,7 +132,7 @@ mod tests {
             let error = read(text, 0o600).unwrap_err();
             assert!(error.contains(why) && !error.contains("hid"), "{error}");
         }
-        assert!(Keys::read(Path::new("/")).unwrap_err().contains("no regular file"));
+        assert!(Keys::read(Path::new("/")).unwrap_err().contains("not a regular file"));
     }
 
     #[test]

@@ -88,10 +88,23 @@ pub(crate) struct DiskTier {
     full_pages: u64,
     arrived: Mutex<ArrivedTable>,
     owed: Mutex<OwedList>,
-    /// Is called when something is owed and nothing was, and now and then while something is.
+    /// See [`TierParts::on_owed`].
     on_owed: Box<dyn Fn() + Send + Sync>,
     late_pages: AtomicU64,
     missed_pages: AtomicU64,
+}
+
+/// What a tier is made of.
+pub(crate) struct TierParts<'a> {
+    pub store: DiskStore,
+    /// The store was opened with these.
+    pub options: &'a DiskOptions,
+    /// Where the folios of the cache are.
+    pub arena: &'a Arc<Arena>,
+    pub wait_queue: &'a Arc<WaitQueue>,
+    /// Is called when something is owed and nothing was; and at each 1,024th folio that is owed, as a task that
+    /// panicked does not come again unasked. It waits for nothing.
+    pub on_owed: Box<dyn Fn() + Send + Sync>,
 }
 
 /// What a call of [`DiskTier::copy_owed`] leaves.
@@ -111,15 +124,9 @@ impl DiskTier {
         DiskStore::open_with(options, crate::sys::signal::block_all)
     }
 
-    /// A tier of `store`, which was opened with `options`, for a cache whose folios are in `arena`. `on_owed` is called
-    /// when something is owed and nothing was; and at each 1,024th folio that is owed, as a task that panicked does not
-    /// come again unasked. It waits for nothing.
-    pub(crate) fn new(
-        store: DiskStore,
-        options: &DiskOptions,
-        (arena, wait_queue): (&Arc<Arena>, &Arc<WaitQueue>),
-        on_owed: Box<dyn Fn() + Send + Sync>,
-    ) -> Self {
+    /// A tier of these parts, to which nothing is owed yet.
+    pub(crate) fn new(parts: TierParts<'_>) -> Self {
+        let TierParts { store, options, arena, wait_queue, on_owed } = parts;
         let pages = options.bytes / PAGE_SIZE as u64;
         Self {
             store,
@@ -580,7 +587,13 @@ mod tests {
             let on_owed = Box::new(move || {
                 counted.fetch_add(1, Ordering::Relaxed);
             });
-            let tier = DiskTier::new(store, &options, (&arena, &Arc::new(WaitQueue::new())), on_owed);
+            let tier = DiskTier::new(TierParts {
+                store,
+                options: &options,
+                arena: &arena,
+                wait_queue: &Arc::new(WaitQueue::new()),
+                on_owed,
+            });
             Self { arena, tier: Arc::new(tier), disk, wakes }
         }
 

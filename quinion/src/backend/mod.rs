@@ -92,7 +92,7 @@ mod fake_kernel;
 pub(crate) mod doubles;
 mod work;
 
-pub(crate) use disk_tier::{CopyOutcome, DiskTier};
+pub(crate) use disk_tier::{CopyOutcome, DiskTier, TierParts};
 pub use engine::Mechanism;
 #[doc(hidden)]
 pub use engine::{ChosenMechanism, Engine, EngineOptions};

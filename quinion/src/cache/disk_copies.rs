@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use quinion_disk::{DiskError, DiskOptions, DiskStats, DiskStore};
 
 use crate::arena::Arena;
-use crate::backend::{Backend, CopyOutcome, DiskTier, WaitQueue};
+use crate::backend::{Backend, CopyOutcome, DiskTier, TierParts, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread};
 use crate::sync::lock::Mutex;
 
@@ -89,7 +89,13 @@ impl DiskCopies {
         let thread = Arc::new(BackgroundThread::named("quinion-tier"));
         let woken = Arc::clone(&thread);
         let on_owed = Box::new(move || woken.wake());
-        let tier = Arc::new(DiskTier::new(store(options)?, options, (arena, wait_queue), on_owed));
+        let tier = Arc::new(DiskTier::new(TierParts {
+            store: store(options)?,
+            options,
+            arena,
+            wait_queue,
+            on_owed,
+        }));
         let task = Arc::new(CopyTask { tier: Arc::clone(&tier), state: Mutex::default() });
         let weak: Weak<CopyTask> = Arc::downgrade(&task);
         thread.add(weak);

@@ -16,8 +16,9 @@
 //! they are read as soon as it goes on.
 //!
 //! A watch is for one notice, as what writers do after a lease is of no interest: their writes would wake us without
-//! end. A viewer that attaches the file after that has it watched anew. The watch is kept by what the file's handles
-//! have in common (`CoherenceState::keep`), as a viewer that attached it before believes that, too.
+//! end. A viewer that attaches the file after that has it watched anew; until then a read of ours takes no lease, which
+//! would be blind for cuts. The watch is kept by what the file's handles have in common (`CoherenceState::keep`), as a
+//! viewer that attached it before believes that, too.
 //!
 //! **One number, many guards.** The kernel has one watch for each file. Its number is not used again, so an entry
 //! stands for one watch. A thread that adds one and finds that some watch ended meanwhile, by a notice or with its last

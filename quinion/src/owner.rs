@@ -478,10 +478,18 @@ impl CacheOwner {
             _ => Some(self.cuts.watch(path).ok_or_else(|| unserved(Unserved::Unwatched))?),
         };
         let mut options = OpenOptions::new();
-        options.coherence(coherence).unseen();
+        options.coherence(coherence).for_viewer();
         let file = Arc::new(self.cache.open_with(path, &options).map_err(|error| errno(&error))?);
         if !file.is_inode(inode.0, inode.1) {
             return Err(unserved(Unserved::Closed));
+        }
+        // Watched first, leased then: whatever cuts it from here on, the lease ends with the notice.
+        if let Some(watch) = watch {
+            if watch.arm(file.coherence_state()) == SinceWatched::Cut {
+                file.drop_before_cut();
+                return Err(Errno::TXTBSY);
+            }
+            file.coherence_state().enter_watched().map_err(|error| errno(&error))?;
         }
         if file.has_unwritten_extents() == Some(true) {
             return Err(unserved(Unserved::Unwritten));
@@ -508,10 +516,6 @@ impl CacheOwner {
                 Err(Errno::TXTBSY)
             }
             Validation::Kernel => Err(Errno::OPNOTSUPP),
-            _ if watch.is_some_and(|watch| watch.arm(file.coherence_state()) == SinceWatched::Cut) => {
-                file.drop_before_cut();
-                Err(Errno::TXTBSY)
-            }
             _ => Ok(Attachment { file, inode, path: name, fills: 0, object: None, pins: no_pins() }),
         }
     }
@@ -967,6 +971,67 @@ mod tests {
         drop(cut.expect("it is cut"));
         assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 0, "old bytes");
         owner.detach(handle);
+    }
+
+    /// Of a program that serves the files that it reads itself.
+    fn open_leased(owner: &CacheOwner, path: &Path) -> Arc<File> {
+        let options = *OpenOptions::new().coherence(Coherence::Lease);
+        Arc::new(owner.cache.open_with(path, &options).expect("it is there"))
+    }
+
+    /// 1. A viewer attaches a file, and a process writes to it: the notice ends the watch.
+    /// 2. The program that serves it opens it, and reads: no lease is taken as long as the viewer has it.
+    /// 3. The viewer is gone: the program has a lease again.
+    #[test]
+    fn an_open_takes_no_lease_while_a_viewer_has_the_file_and_no_watch() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let handle = attach_by_path(&owner, &path).1.expect("no process has it open for writing").handle;
+        std::fs::write(&path, vec![8; 100_000]).expect("it has room");
+        while owner.cuts.files() > 0 {
+            sleep(Duration::from_millis(1));
+        }
+        let leased = |file: &File| file.coherence().expect("it is open").in_force == Coherence::Lease;
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < Duration::from_millis(1300) {
+            // A lease that was given up to a writer is asked for again after a second.
+            sleep(Duration::from_millis(10));
+            assert!(!leased(&open_leased(&owner, &path)), "it is blind for cuts");
+        }
+        let file = open_leased(&owner, &path);
+        owner.detach(handle);
+        while !leased(&file) {
+            assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 10);
+            sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// 1. The program that serves a file has a lease on it, and has read it.
+    /// 2. A process cuts it in a way of which a lease does not tell.
+    /// 3. A viewer attaches it after that, and is shown no old byte.
+    #[test]
+    fn a_cut_of_before_the_watch_is_seen_by_what_attaches_the_file() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let file = open_leased(&owner, &path);
+        while file.coherence().expect("it is open").in_force != Coherence::Lease {
+            // As long as a child of another test starts it may have the file open for writing.
+            assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 10);
+            sleep(Duration::from_millis(5));
+        }
+        file.read_exact_at(&mut [0; 100_000], 0).expect("it can be read");
+        let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
+        drop(cut.expect("it is cut"));
+        if let Ok(attached) = attach_by_path(&owner, &path).1 {
+            let file = owner.file(attached.handle).expect("it is attached");
+            assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 0, "old bytes");
+            owner.detach(attached.handle);
+        }
+        assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 0, "old bytes");
     }
 
     /// Attaches a file by a descriptor of its own. Returns its name, too.

@@ -71,6 +71,8 @@
 //!     known to be what it was at the end of the last one.
 //!  2. There is a lease only while a handle is open that wants one.
 //!  3. No lock is held while the kernel is asked to open a file: it may make the opener wait for us.
+//!  4. While a handle reads for viewers, no lease begins that no watch of cuts goes with; and one that began before is
+//!     ended if the file was cut before it was watched.
 //!
 //! Not an invariant: that a look sees each change. Times have limits; see above.
 
@@ -88,6 +90,7 @@ use crate::stats::Count;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
 
 use super::File;
+use super::open::Access;
 
 /// How long a lease that was given up is not asked for.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
@@ -195,10 +198,11 @@ struct State {
     left: Option<Attributes>,
     /// Whether viewers were told to believe nothing, and a fill since may have brought what is of no known time.
     doubtful: bool,
-    /// What is kept as long as a handle is open that wants a lease.
-    kept: Option<Box<dyn std::fmt::Debug + Send>>,
-    /// A change was noticed, and with it the watch ended that tells of cuts: a read asks for no lease until there is
-    /// another watch. An open may: what attaches the file watches it before.
+    /// Those of them that read for viewers.
+    for_viewers: usize,
+    /// The watch that tells of cuts, as long as a handle is open that reads for viewers.
+    watch: Option<Box<dyn std::fmt::Debug + Send>>,
+    /// There are viewers, and the watch has ended with a notice: no lease is asked for until there is another.
     is_unwatched: bool,
 }
 
@@ -211,7 +215,8 @@ impl CoherenceState {
             again: 0,
             left: None,
             doubtful: false,
-            kept: None,
+            for_viewers: 0,
+            watch: None,
             is_unwatched: false,
         };
         Arc::new(Self {
@@ -224,26 +229,33 @@ impl CoherenceState {
         })
     }
 
-    /// A handle is opened that wants `policy`; the file was as in `found` a moment ago.
-    pub(super) fn enter(self: &Arc<Self>, policy: Coherence, found: &Attributes) -> Result<()> {
-        if policy == Coherence::Lease {
+    /// A handle is opened that may do `access`; the file was as in `found` a moment ago. One that reads for viewers
+    /// has a lease or a look only when its watch is in force: [`CoherenceState::enter_watched`].
+    pub(super) fn enter(self: &Arc<Self>, access: Access, found: &Attributes) -> Result<()> {
+        if access.coherence == Coherence::Lease {
             let mut state = self.state.lock();
             state.wanted += 1;
-            if state.no_lease == NoLease::OpenForWriting {
-                state.again = 0; // the process that had it open may have closed it just now
+            if access.for_viewer {
+                state.for_viewers += 1;
+                // A cut of before the watch is the only change that there can be under a lease, and leaves no byte.
+                if state.lease.is_some() && found.size != self.mapping.size() {
+                    self.end(&mut state);
+                }
+                return Ok(());
             }
-            self.ask(&mut state);
+            self.ask_at_open(&mut state);
         }
-        if policy == Coherence::Immutable || self.holds_lease() {
+        if access.coherence == Coherence::Immutable || self.holds_lease() {
             return Ok(());
         }
         self.looked.store(now(), Ordering::Relaxed);
         self.filemap.renew(&self.mapping, found)
     }
 
-    /// A handle is closed that wanted `policy`; the last that wanted a lease takes it along.
-    pub(super) fn leave(&self, policy: Coherence) {
-        if policy != Coherence::Lease {
+    /// A handle is closed that might do `access`; the last that wanted a lease takes it along, and the last that read
+    /// for viewers the watch.
+    pub(super) fn leave(&self, access: Access) {
+        if access.coherence != Coherence::Lease {
             return;
         }
         let mut state = self.state.lock();
@@ -252,18 +264,30 @@ impl CoherenceState {
             self.release_lease(&mut state, Validation::Kernel);
             state.no_lease = NoLease::NotAsked;
         }
-        let gone = if state.wanted == 0 { state.kept.take() } else { None };
+        state.for_viewers -= usize::from(access.for_viewer);
+        let mut ended = None;
+        if state.for_viewers == 0 {
+            state.is_unwatched = false;
+            ended = state.watch.take();
+        }
         drop(state);
-        drop(gone);
+        drop(ended); // without the lock
     }
 
-    /// Keeps something, in place of what was kept before, until the last handle that wants a lease is closed.
-    pub(crate) fn keep(&self, what: Box<dyn std::fmt::Debug + Send>) {
+    /// Keeps a watch that tells of cuts, in place of the one before, until the last handle that reads for viewers is
+    /// closed. If it has ended by now, [`CoherenceState::note_change`] is called after this.
+    pub(crate) fn keep_watch(&self, watch: Box<dyn std::fmt::Debug + Send>) {
         let mut state = self.state.lock();
-        let before = state.kept.replace(what);
+        let before = state.watch.replace(watch);
         state.is_unwatched = false;
         drop(state);
         drop(before); // without the lock
+    }
+
+    /// A handle that reads for viewers has been opened, and its watch is in force: takes a lease, or looks.
+    pub(crate) fn enter_watched(self: &Arc<Self>) -> Result<()> {
+        self.ask_at_open(&mut self.state.lock());
+        if self.holds_lease() { Ok(()) } else { self.look_again() }
     }
 
     /// The version, if it is the mapping's, of which all pages are that are cached when the last handle goes, which
@@ -350,7 +374,7 @@ impl CoherenceState {
             self.end(&mut state);
         }
         state.left = None;
-        state.is_unwatched = true;
+        state.is_unwatched = state.for_viewers > 0;
     }
 
     /// Whether the file has not changed since what is cached of it was read, and cannot: without a system call.
@@ -378,10 +402,7 @@ impl CoherenceState {
         if self.confirm(&mut state) {
             return Ok(()); // not looked at for long, and it stands
         }
-        // A lease that no watch goes with is blind for cuts, and a viewer that looks at times would be given old bytes.
-        if !state.is_unwatched {
-            self.ask(&mut state);
-        }
+        self.ask(&mut state);
         if state.lease.is_some() {
             return Ok(());
         }
@@ -435,9 +456,18 @@ impl CoherenceState {
         stands
     }
 
-    /// Asks for a lease, if there is none and it is time.
+    /// Asks for a lease at an open.
+    fn ask_at_open(self: &Arc<Self>, state: &mut RankedGuard<'_, State>) {
+        if state.no_lease == NoLease::OpenForWriting {
+            state.again = 0; // the process that had it open may have closed it just now
+        }
+        self.ask(state);
+    }
+
+    /// Asks for a lease, if there is none and it is time. A lease that no watch goes with is blind for cuts, and a
+    /// viewer that looks at times would be given old bytes: there is none while the file is unwatched.
     fn ask(self: &Arc<Self>, state: &mut RankedGuard<'_, State>) {
-        if state.lease.is_some() || now() < state.again {
+        if state.lease.is_some() || state.is_unwatched || now() < state.again {
             return;
         }
         let holder: Weak<Self> = Arc::downgrade(self);

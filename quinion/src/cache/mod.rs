@@ -539,7 +539,7 @@ impl Cache {
         let engine = &self.shared.engine;
         let backend = match options.writes() {
             true => engine.open_for_writing(path, options.for_backend()),
-            false if options.is_unseen() => engine.open_unseen(path),
+            false if options.is_for_viewer() => engine.open_unseen(path),
             false => engine.open(path),
         };
         let backend = backend.map_err(|error| match error {
@@ -617,7 +617,7 @@ impl Cache {
         let pool = pool.cloned();
         let handle =
             Handle { shared, mapping, pool, watch, access, cursor, path: None, lock: OnceLock::new() };
-        handle.watch.enter(access.coherence, &attributes)?;
+        handle.watch.enter(access, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
         if options.empties() && !file.is_empty() && file.handle.mapping.writeback().can_grow() {
@@ -1296,7 +1296,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
-            self.watch.leave(self.access.coherence);
+            self.watch.leave(self.access);
             self.shared.release(&self.mapping, &self.watch, self.access.coherence);
         }
     }

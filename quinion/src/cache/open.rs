@@ -27,7 +27,7 @@ pub struct OpenOptions {
     uncached: bool,
     on_pinned: OnPinned,
     coherence: Coherence,
-    unseen: bool,
+    for_viewer: bool,
 }
 
 /// Whether the file may be new.
@@ -133,14 +133,14 @@ impl OpenOptions {
     }
 
     /// A handle that reads on behalf of a viewer: see [`Engine::open_unseen`](crate::backend::Engine::open_unseen).
-    pub(crate) fn unseen(&mut self) -> &mut Self {
-        self.unseen = true;
+    pub(crate) fn for_viewer(&mut self) -> &mut Self {
+        self.for_viewer = true;
         self
     }
 
     /// Whether it is such a one.
-    pub(super) fn is_unseen(&self) -> bool {
-        self.unseen
+    pub(super) fn is_for_viewer(&self) -> bool {
+        self.for_viewer
     }
     /// Whether the handle may write.
     pub(super) fn writes(&self) -> bool {
@@ -176,6 +176,7 @@ impl OpenOptions {
             durability: self.durability,
             on_pinned: self.on_pinned,
             coherence: self.coherence,
+            for_viewer: self.for_viewer,
         }
     }
     /// Whether the options fit together.
@@ -202,4 +203,6 @@ pub(crate) struct Access {
     pub on_pinned: OnPinned,
     /// What it does about others.
     pub coherence: Coherence,
+    /// Whether it reads on behalf of viewers, whose owner watches the file for cuts from before it was opened.
+    pub for_viewer: bool,
 }

@@ -1,7 +1,7 @@
 //! Cuts: files that are cut in a way that no lease tells of.
 //!
 //! ```text
-//!   attach:       watch(file) -> look at it, take a lease, attach -> arm: was it cut since it is watched? given up
+//!   attach:       watch(file) -> open it, look at it -> arm: was it cut since it is watched? given up -> take a lease
 //!   any process:  open(O_RDONLY | O_TRUNC) --inotify--> our thread: no viewer believes what was cached, and it goes
 //!   the file is closed, or was cut: it is watched no more
 //! ```
@@ -16,8 +16,8 @@
 //! they are read as soon as it goes on.
 //!
 //! A watch is for one notice, as what writers do after a lease is of no interest: their writes would wake us without
-//! end. A viewer that attaches the file after that has it watched anew; until then a read of ours takes no lease, which
-//! would be blind for cuts. The watch is kept by what the file's handles have in common (`CoherenceState::keep`), as a
+//! end. A viewer that attaches the file after that has it watched anew; until then there is no lease, which would be
+//! blind for cuts. The watch is kept by what the file's handles have in common (`CoherenceState::keep_watch`), as a
 //! viewer that attached it before believes that, too.
 //!
 //! **One number, many guards.** The kernel has one watch for each file. Its number is not used again, so an entry
@@ -25,9 +25,9 @@
 //! guard, may have been given that one, and tries again: the count of ended watches tells.
 //!
 //! Invariants:
-//!  1. A file that is attached and may change is watched from before it was looked at, until its last handle is closed
-//!     or a notice came. One for which no watch can be had is not attached: the system bounds how many a user may have,
-//!     and we take one in eight of them.
+//!  1. A file that is attached and may change is watched from before it was looked at, until its last handle for
+//!     viewers is closed or a notice came. One for which no watch can be had is not attached: the system bounds how
+//!     many a user may have, and we take one in eight of them.
 //!  2. No lock of this module is held while the kernel is given a path, or what was cached is forgotten.
 
 use std::collections::HashMap;
@@ -217,17 +217,22 @@ impl Shared {
 }
 
 impl CutWatch {
-    /// From here on viewers believe what `state` says of the file, which keeps the watch. If it was cut since it is
-    /// watched, what was read of it may be of before.
+    /// From here on `state` is told of a cut of the file; it keeps the watch. If it was cut since it is watched, what
+    /// was read of it may be of before, and `state` was told so.
     pub(super) fn arm(self, state: &Arc<CoherenceState>) -> SinceWatched {
-        let mut table = self.shared.lock();
-        let Some(known) = table.files.get_mut(&self.number) else { return SinceWatched::Cut };
+        let (shared, number) = (Arc::clone(&self.shared), self.number);
+        // First: a notice that comes now finds no entry for it, and a later one finds `state` in the entry.
+        state.keep_watch(Box::new(self));
+        let mut table = shared.lock();
+        let Some(known) = table.files.get_mut(&number) else {
+            drop(table);
+            state.note_change();
+            return SinceWatched::Cut;
+        };
         known
             .states
             .retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), &raw const **state));
         known.states.push(Arc::downgrade(state));
-        drop(table);
-        state.keep(Box::new(self));
         SinceWatched::Untouched
     }
 }

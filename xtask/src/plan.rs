@@ -52,7 +52,7 @@ const CHAOS_SECONDS_NIGHTLY: &str = "3600";
 /// No number: programs wait for the cache's owner as long as they do by default. `.cargo/config.toml` has tests wait
 /// longer, where the variable is not there.
 const WAIT_MS_BY_DEFAULT: &str = "";
-const FUZZ_SECONDS: u32 = 40;
+const FUZZ_SECONDS: u32 = 20;
 const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
 /// Where inputs are left that failed.
 const FUZZ_FAILURES: &str = "target/fuzz/failures/";

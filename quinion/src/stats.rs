@@ -101,6 +101,15 @@ const SHARED: usize = SHARDS - 1;
 #[derive(Debug)]
 struct Shard([AtomicU64; COUNTS]);
 
+impl Shard {
+    /// Adds `amount` to `count`, of a thread that has the shard to itself.
+    #[inline(always)]
+    fn add(&self, count: Count, amount: u64) {
+        let number = &self.0[count as usize];
+        number.store(number.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+}
+
 impl Default for Shard {
     fn default() -> Self {
         Self([const { AtomicU64::new(0) }; COUNTS])
@@ -135,7 +144,19 @@ impl Counters {
     /// Counts `reads` read calls that were hits, of `bytes` bytes together.
     #[inline]
     pub fn add_hits(&self, reads: u64, bytes: u64) {
-        self.add_all([(Count::Bytes, bytes), (Count::Hits, reads)]);
+        let own = MY_SHARD.get();
+        if own >= SHARED {
+            return self.add_hits_shared(reads, bytes);
+        }
+        let shard = &self.shards[own];
+        shard.add(Count::Bytes, bytes);
+        shard.add(Count::Hits, reads);
+    }
+
+    /// As `add_shared`, of two numbers that a hit has in registers.
+    #[cold]
+    fn add_hits_shared(&self, reads: u64, bytes: u64) {
+        self.add_shared(&[(Count::Bytes, bytes), (Count::Hits, reads)]);
     }
 
     /// Adds to several counts, each its amount.
@@ -146,8 +167,7 @@ impl Counters {
             return self.add_shared(&amounts);
         }
         for (count, amount) in amounts {
-            let number = &self.shards[own].0[count as usize];
-            number.store(number.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+            self.shards[own].add(count, amount);
         }
     }
 

@@ -13,8 +13,9 @@ use std::task::{Context, Poll};
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Repr, Result};
 use crate::filemap::{
-    DropBehindState, FileView, HitStop, Hits, PendingRead, PinRequest, PolledRead, Prefetch, ReadCall,
-    ReadProgress, Reader, StreamPositions, UncachedRead, WaitPolicy, read_hits_into,
+    DropBehindState, FileView, HitStop, Hits, PageHit, PendingRead, PinRequest, PolledRead, Prefetch,
+    ReadCall, ReadProgress, Reader, StreamPositions, UncachedRead, WaitPolicy, read_folios_into,
+    read_hits_into, read_page_into,
 };
 use crate::folio::Pinned;
 use crate::mapping::TreeCounts;
@@ -199,8 +200,24 @@ impl File {
             return self.read_uncached(buffer, position, options);
         }
         let len = buffer.len();
-        let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits = read_hits_into(self.view_in(self.looks_in()), position, buffer, touch);
+        let touched = &self.touched;
+        let touch = move |grown: GrownView<'_>, frame| touched.note(grown, frame, position, len);
+        match read_page_into(self.view_in(self.looks_in()), position, buffer, touch) {
+            PageHit::Read => {
+                self.counters.add_hit(len as u64);
+                Ok(len)
+            }
+            PageHit::Absent => self.read_slowly(buffer, position, options, Hits::none(HitStop::Absent)),
+            PageHit::Unclear => self.read_folios(buffer, position, options),
+        }
+    }
+
+    /// A read that is more than a page, or of a folio of which more is to be known.
+    #[inline(never)]
+    fn read_folios(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        let (touched, len) = (&self.touched, buffer.len());
+        let touch = move |grown: GrownView<'_>, frame| touched.note(grown, frame, position, len);
+        let hits = read_folios_into(self.view_in(self.looks_in()), position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);

@@ -242,7 +242,8 @@ impl MemFile {
             return Ok(0);
         }
         let len = buffer.len();
-        let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
+        let touched = &self.touched;
+        let touch = move |grown: GrownView<'_>, frame| touched.note(grown, frame, position, len);
         let file = FileView { view: &self.view, cell: self.cell, id: self.id };
         let hits = read_hits_into(file, position, buffer, touch);
         if hits.stopped == HitStop::Full {

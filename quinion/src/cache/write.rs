@@ -192,7 +192,8 @@ impl File {
     /// # Errors
     /// As [`File::write_at`]; and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it is to be an uncached
     /// one and the backend does not support that.
-    #[inline]
+    // Always: left to itself, the compiler keeps it out of some callers, where it takes a sixth more instructions.
+    #[inline(always)]
     pub fn write_at_with(&self, bytes: &[u8], position: u64, options: WriteOptions) -> Result<usize> {
         self.check_writes()?;
         check_range(position, bytes.len() as u64)?;

@@ -61,8 +61,8 @@ pub(crate) use future::{PendingRead, PolledRead};
 pub use hint::Prefetch;
 pub use pin::PinRequest;
 pub use quinion_view::hit::{
-    BatchedRead, FileView, GROUP_MAX, HitStop, Hits, ServedSet, WantedBytes, locate, read_group, read_hits,
-    read_hits_into, resident,
+    BatchedRead, FileView, GROUP_MAX, HitStop, Hits, PageHit, ServedSet, WantedBytes, locate,
+    read_folios_into, read_group, read_hits, read_hits_into, read_page_into, resident,
 };
 pub(crate) use read::ReadProgress;
 pub(crate) use resize::DeferredShrink;

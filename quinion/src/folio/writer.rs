@@ -159,7 +159,7 @@ impl PageWriter<'_> {
         unsafe { copy::zero(to, len) };
     }
 
-    #[inline]
+    #[inline(always)] // it is a sum, and out of line in one caller of two where it is left to the compiler
     fn range(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= PAGE_SIZE && len <= PAGE_SIZE - at, "{len} bytes at {at} lie in the page");
         self.bytes.wrapping_add(at)

@@ -53,7 +53,8 @@ pub struct Hits {
 }
 
 impl Hits {
-    fn none(stopped: HitStop) -> Self {
+    /// Nothing was copied.
+    pub fn none(stopped: HitStop) -> Self {
         Self { bytes: 0, stopped, marker: None }
     }
 }
@@ -121,15 +122,41 @@ pub unsafe fn read_hits(
 ) -> Hits {
     let Some(file) = file.found() else { return Hits::none(HitStop::Stale) };
     // SAFETY: the caller's promise.
-    match unsafe { read_within_page(file, wanted) } {
-        SinglePageHit::Read(frame) => {
-            touch(file.grown, frame);
-            Hits { bytes: wanted.len, stopped: HitStop::Full, marker: None }
-        }
-        SinglePageHit::Absent => Hits::none(HitStop::Absent),
+    match unsafe { read_within_page(file, wanted, &mut touch) } {
+        PageHit::Read => Hits { bytes: wanted.len, stopped: HitStop::Full, marker: None },
+        PageHit::Absent => Hits::none(HitStop::Absent),
         // SAFETY: the caller's promise.
-        SinglePageHit::Unclear => unsafe { read_folios(file, wanted, touch) },
+        PageHit::Unclear => unsafe { read_folios(file, wanted, touch) },
     }
+}
+
+/// The first half of [`read_hits_into`], by itself: a caller that ends a hit in a branch of its own has all of it in
+/// registers. After [`PageHit::Unclear`] the other half is [`read_folios_into`].
+#[inline(always)]
+pub fn read_page_into(
+    file: FileView<'_>,
+    position: u64,
+    to: &mut [u8],
+    touch: impl FnMut(GrownView<'_>, Frame),
+) -> PageHit {
+    let Some(file) = file.found() else { return PageHit::Unclear };
+    let wanted = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
+    // SAFETY: a unique slice is valid for writes of its length, and is not accessed by others.
+    unsafe { read_within_page(file, wanted, touch) }
+}
+
+/// The other half of [`read_hits_into`]: a range of any length.
+#[inline(always)]
+pub fn read_folios_into(
+    file: FileView<'_>,
+    position: u64,
+    to: &mut [u8],
+    touch: impl FnMut(GrownView<'_>, Frame),
+) -> Hits {
+    let Some(file) = file.found() else { return Hits::none(HitStop::Stale) };
+    let wanted = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
+    // SAFETY: as above.
+    unsafe { read_folios(file, wanted, touch) }
 }
 
 /// A file whose record was found: in what is grown of the arena, and as it must be.
@@ -141,9 +168,10 @@ struct FoundFile<'a> {
 }
 
 /// What the short way through the commonest hit found.
-enum SinglePageHit {
-    /// The range was copied, out of the folio that this frame heads.
-    Read(Frame),
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageHit {
+    /// All of the range was copied, and its folio carries no marker.
+    Read,
     /// Nothing stands there.
     Absent,
     /// This is no answer: the long way gives one.
@@ -156,20 +184,24 @@ enum SinglePageHit {
 /// # Safety
 /// That of [`read_hits`].
 #[inline(always)]
-unsafe fn read_within_page(file: FoundFile<'_>, wanted: WantedBytes) -> SinglePageHit {
+unsafe fn read_within_page(
+    file: FoundFile<'_>,
+    wanted: WantedBytes,
+    mut touch: impl FnMut(GrownView<'_>, Frame),
+) -> PageHit {
     let FoundFile { grown, record, id } = file;
     let WantedBytes { position, to, len } = wanted;
     let in_page = position as usize % PAGE_SIZE;
-    let Some(end) = end_within_page(record, position, len) else { return SinglePageHit::Unclear };
+    let Some(end) = end_within_page(record, position, len) else { return PageHit::Unclear };
     let index = PageIndex::of_byte(position);
     let Kind::Folio(number) = find(&grown, record, index).kind() else {
-        return if file.is_same() { SinglePageHit::Absent } else { SinglePageHit::Unclear };
+        return if file.is_same() { PageHit::Absent } else { PageHit::Unclear };
     };
     let frame = Frame(number);
-    let Some(descriptor) = grown.descriptor(frame) else { return SinglePageHit::Unclear };
-    let Ok(stamp) = descriptor.begin_read(id, index) else { return SinglePageHit::Unclear };
+    let Some(descriptor) = grown.descriptor(frame) else { return PageHit::Unclear };
+    let Ok(stamp) = descriptor.begin_read(id, index) else { return PageHit::Unclear };
     let Some(from) = grown.bytes(frame).filter(|_| !stamp.has_marker()) else {
-        return SinglePageHit::Unclear;
+        return PageHit::Unclear;
     };
     if stamp.order() == Order::ZERO {
         // Where a single page is read is known before its descriptor has arrived, and in a branch of its
@@ -177,11 +209,15 @@ unsafe fn read_within_page(file: FoundFile<'_>, wanted: WantedBytes) -> SinglePa
         // SAFETY: the source lies in a grown frame; the destination is the caller's.
         unsafe { copy_out(from.add(in_page), to, len) };
     } else {
-        let Some(from) = page_of(grown, frame, stamp, index) else { return SinglePageHit::Unclear };
+        let Some(from) = page_of(grown, frame, stamp, index) else { return PageHit::Unclear };
         // SAFETY: as above, and the range is within the page.
         unsafe { copy_out(from.add(in_page), to, len) };
     }
-    if file.is_still(descriptor, stamp, end) { SinglePageHit::Read(frame) } else { SinglePageHit::Unclear }
+    if !file.is_still(descriptor, stamp, end) {
+        return PageHit::Unclear;
+    }
+    touch(grown, frame);
+    PageHit::Read
 }
 
 /// As [`read_within_page`] from the look on, if the folio that `frame` heads is written.

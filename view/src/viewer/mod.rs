@@ -340,7 +340,7 @@ impl Viewer {
     #[inline]
     pub unsafe fn read_hit(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> Hit {
         let end = position.wrapping_add(len as u64); // a number to compare with
-        let touch = |_: GrownView<'_>, frame| self.note(file, frame, position, end);
+        let touch = move |_: GrownView<'_>, frame| self.note(file, frame, position, end);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(self.view_of(file), WantedBytes { position, to, len }, touch) };
         Hit { bytes: hits.bytes, stopped: hits.stopped, marker: hits.marker.map(|page| page.0) }

@@ -80,28 +80,24 @@ fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, in
     if index.checked_shr(shift).is_some_and(|above| above != 0) {
         return Descent::NOTHING;
     }
-    let mut entry = root.entry;
-    let mut place = None;
-    while let Kind::Node(node) = entry.kind() {
+    let mut found = Descent { entry: root.entry, ..Descent::NOTHING };
+    while let Kind::Node(node) = found.entry.kind() {
         if shift == 0 {
-            return Descent::NOTHING; // a node below the last level: the walk met a recycled one
+            // A node below the last level: the walk met a recycled one.
+            return if mutant(Mutant::WalkLeaf) { found } else { Descent::NOTHING };
         }
         shift -= BITS;
         let Some(slots) = slab.racy_slots(node) else {
             return Descent::NOTHING;
         };
         let slot = &slots[(index >> shift) as usize & ((1 << BITS) - 1)];
-        entry = Entry::from_bits(slab.read_slot(slot));
-        if shift == 0 {
-            return if matches!(entry.kind(), Kind::Node(_)) && !mutant(Mutant::WalkLeaf) {
-                Descent::NOTHING
-            } else {
-                Descent { entry, slot: Some(slot), leaf: Some(slots) }
-            };
-        }
-        place = Some(slot);
+        found = Descent {
+            entry: Entry::from_bits(slab.read_slot(slot)),
+            slot: Some(slot),
+            leaf: (shift == 0).then_some(slots),
+        };
     }
-    Descent { entry, slot: place, leaf: None }
+    found
 }
 
 /// What a walker found at its index; a hint.

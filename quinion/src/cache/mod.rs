@@ -41,9 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::arena::{
-    Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory,
-};
+use crate::arena::{Arena, ArenaError, ArenaOptions, ArenaShare, Reservation, Swap, default_memory};
 use crate::backend::{
     Attributes, Backend, DiskTier, Engine, EngineOptions, Identity, Mechanism, OpenError, ParkedBackend,
     ReapMode, SyncKind, WaitQueue, is_waking,
@@ -86,13 +84,13 @@ mod kernel_cache;
 mod lock;
 mod pool;
 mod residency;
-mod stats;
 #[cfg(feature = "tokio")]
 mod tokio_io;
 mod write;
 
 pub use crate::filemap::{ReadaheadUse, ResizeOutcome};
 pub use crate::guest::GuestSlice;
+pub use crate::stats::{StatDescription, Stats};
 pub use batch::{BatchRead, BatchReadFuture};
 pub use blocking::BlockingCall;
 use blocking::BlockingCalls;
@@ -110,7 +108,6 @@ pub use open::{Durability, OpenOptions};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, ResidentRange, ResidentRanges};
-pub use stats::{StatDescription, Stats};
 #[cfg(feature = "tokio")]
 pub use tokio_io::AsyncFile;
 pub use write::{BatchWrite, WriteFuture, WriteOptions};
@@ -1028,11 +1025,10 @@ impl CacheInner {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let counters = &self.filemap.counters;
-        let arena: ArenaStats = self.filemap.arena.stats();
-        let mappings = self.table.lock().files.len() as u64;
-        let (inserted, ahead) = (counters.sum(Count::Inserted), counters.sum(Count::Readahead));
-        let will_need = counters.sum(Count::WillNeed);
+        let (filemap, counters) = (&self.filemap, &self.filemap.counters);
+        let (supply, arena) = (&filemap.supply, filemap.arena.stats());
+        let counted = Stats::counted(counters);
+        let ahead = counters.sum(Count::Readahead);
         let mut stats = Stats {
             memory_bytes: arena.bound_bytes,
             memory_max_bytes: arena.max_bytes,
@@ -1045,56 +1041,28 @@ impl CacheInner {
             index_bytes: arena.cell_bytes,
             free_bytes: arena.free_pages * PAGE_SIZE as u64,
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
-            files: mappings,
+            files: self.table.lock().files.len() as u64,
             memory_files: self.shmem.files(),
-            unevictable_pages: self.filemap.supply.reclaim.unevictable_pages(),
-            reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
-            read_bytes: counters.sum(Count::Bytes),
-            hits: counters.sum(Count::Hits),
-            misses: counters.sum(Count::Misses),
-            device_reads: counters.sum(Count::DeviceReads),
-            device_bytes: counters.sum(Count::DeviceBytes),
-            device_errors: counters.sum(Count::DeviceErrors),
-            dirty_pages: self.filemap.supply.writeback.totals().dirty(),
-            writeback_pages: self.filemap.supply.writeback.totals().writeback(),
-            written_pages: counters.sum(Count::WrittenPages),
-            device_writes: counters.sum(Count::DeviceWrites),
-            device_written_bytes: counters.sum(Count::DeviceWrittenBytes),
-            device_write_errors: counters.sum(Count::DeviceWriteErrors),
-            syncs: counters.sum(Count::Syncs),
-            sync_errors: counters.sum(Count::SyncErrors),
-            device_syncs: counters.sum(Count::DeviceSyncs),
-            device_sync_errors: counters.sum(Count::DeviceSyncErrors),
-            lost_pages: counters.sum(Count::LostPages),
-            throttled_us: counters.sum(Count::ThrottledMicros),
-            cached_pages: 0, // below
-            inserted_pages: inserted,
-            asked_pages: inserted.saturating_sub(ahead),
-            guessed_pages: ahead.saturating_sub(will_need),
-            will_need_pages: will_need,
-            readahead_pages: self.filemap.readahead_pages(),
-            readahead_wasted_pages: counters.sum(Count::ReadaheadWasted),
-            evicted_pages: counters.sum(Count::Evicted),
-            dropped_pages: counters.sum(Count::Dropped),
-            invalidated_pages: counters.sum(Count::Invalidated),
-            failed_pages: counters.sum(Count::Failed),
-            undelivered_pages: counters.sum(Count::Undelivered),
-            forgotten_pages: counters.sum(Count::Forgotten),
-            dropped_behind_pages: counters.sum(Count::DroppedBehind),
-            left_over_pages: counters.sum(Count::LeftOver),
-            adopted_pages: counters.sum(Count::Adopted),
-            shadowed_pages: counters.sum(Count::Shadows),
-            refaulted_pages: counters.sum(Count::Refaults),
-            activated_pages: counters.sum(Count::Activated),
-            memory_stall_us: counters.sum(Count::MemoryStall),
-            workingset_windows: counters.sum(Count::WorkingsetWindows),
-            shadow_bytes: self.filemap.supply.reclaim.shadow_nodes().count() * NODE_BYTES,
-            in_flight: self.filemap.in_flight(),
+            unevictable_pages: supply.reclaim.unevictable_pages(),
+            reads: counted.hits + counted.misses,
+            dirty_pages: supply.writeback.totals().dirty(),
+            writeback_pages: supply.writeback.totals().writeback(),
+            asked_pages: counted.inserted_pages.saturating_sub(ahead),
+            guessed_pages: ahead.saturating_sub(counted.will_need_pages),
+            readahead_pages: filemap.readahead_pages(),
+            shadow_bytes: supply.reclaim.shadow_nodes().count() * NODE_BYTES,
+            in_flight: filemap.in_flight(),
             mechanism: self.engine.name(),
-            ..Stats::default()
+            ..counted
         };
-        self.filemap.supply.spill.iter().for_each(|spill| stats.set_spill(&spill.stats()));
-        stats.cached_pages = inserted.saturating_sub(stats.removed_pages());
+        if let Some(spill) = supply.spill.as_ref().map(|spill| spill.stats()) {
+            stats.spilled_pages = spill.spilled_pages;
+            stats.spilled_in_pages = spill.spilled_in_pages;
+            stats.spill_pages = spill.pages;
+            stats.spill_bytes = spill.bytes;
+            stats.spill_errors = spill.write_errors + spill.read_errors;
+        }
+        stats.cached_pages = stats.inserted_pages.saturating_sub(stats.removed_pages());
         stats
     }
 }

@@ -8,92 +8,19 @@
 //!
 //! The sums are exact once the counting threads are still; while they run, a
 //! sum may miss what is being counted at that moment, never more.
+//!
+//! What is counted, and what a cache shows of it, is declared in one list (`table.rs`).
 
 use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is counted; the place of a number in a shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(usize)]
-pub enum Count {
-    /// Bytes given to readers.
-    Bytes,
-    /// Read calls answered from the cache alone; the others are misses.
-    Hits,
-    /// Read calls that had to wait for bytes, or would have.
-    Misses,
-    /// Reads sent to devices, one for each contiguous run.
-    DeviceReads,
-    /// Bytes that devices delivered.
-    DeviceBytes,
-    /// Device reads that failed.
-    DeviceErrors,
-    /// Pages put into the cache.
-    Inserted,
-    /// Of these, pages that no reader had asked for yet.
-    Readahead,
-    /// Of these, pages that had been evicted not long ago.
-    ReadaheadActivated,
-    /// Of the pages that no reader had asked for, those that left unread.
-    ReadaheadWasted,
-    /// Pages evicted to make room.
-    Evicted,
-    /// Pages dropped because a program said it does not need them.
-    Dropped,
-    /// Pages dropped because their file changed.
-    Invalidated,
-    /// Of the pages that no reader had asked for, those that a program said it will need.
-    WillNeed,
-    /// Pages that left because the device failed to read them.
-    Failed,
-    /// Pages that left because the file ended before them when they were read, or because what was to fill them did.
-    Undelivered,
-    /// Pages that left with their mapping, which the cache let go.
-    Forgotten,
-    /// Pages dropped behind uncached readers.
-    DroppedBehind,
-    /// Of these, pages that no reader had passed: left over when their stream ended.
-    LeftOver,
-    /// Pages made by uncached reads that stay, because another reader read them.
-    Adopted,
-    /// Of the pages evicted, those whose eviction left a shadow.
-    Shadows,
-    /// Of the pages put into the cache, those of folios that found a shadow in their place.
-    Refaults,
-    /// Of these, pages that had not been away for long.
-    Activated,
-    /// Windows with a folio that had come back before, was kept for it, and was evicted all the same.
-    WorkingsetWindows,
-    /// Microseconds that reads waited for these.
-    MemoryStall,
-    /// Pages that were written to their files.
-    WrittenPages,
-    /// Writes sent to devices that have ended, one for each contiguous run.
-    DeviceWrites,
-    /// Bytes that devices took.
-    DeviceWrittenBytes,
-    /// Device writes that failed.
-    DeviceWriteErrors,
-    /// Calls that asked for pages to be made durable.
-    Syncs,
-    /// Of these, those that told of an error.
-    SyncErrors,
-    /// Syncs sent to devices; one may serve several calls.
-    DeviceSyncs,
-    /// Of these, those that failed.
-    DeviceSyncErrors,
-    /// Pages that were written, and lost: not durable when a device's sync failed and no longer cached then, or dirty
-    /// when the cache ended and the device did not take them.
-    LostPages,
-    /// Microseconds that writers waited because too much was dirty.
-    ThrottledMicros,
-    /// Pages that read calls read of; counted only where a miss-ratio curve is made of them.
-    PageReads,
-}
+mod table;
 
-const COUNTS: usize = Count::PageReads as usize + 1;
+use table::COUNTS;
+pub use table::{Count, StatDescription, Stats};
+
 const SHARDS: usize = 64;
 const SHARED: usize = SHARDS - 1;
 

@@ -1,16 +1,25 @@
-//! Stats: the numbers of a cache, each declared once.
+//! The numbers of a cache, each declared once.
 //!
-//! The table below is the only list of them. A **gauge** says how something is now; a **count** has been rising since
-//! the cache was built, so the difference of two snapshots is what happened between them ([`Stats::since`]). The
-//! struct's fields, [`Stats::numbers`] and [`Stats::since`] are made from it.
+//! ```text
+//!   gauge  NAME           how something is now; the cache says it when it is asked
+//!   count  NAME           has been rising since the cache was built; the cache makes it of others
+//!   event  NAME = EVENT   the same, and it is the sum of an event that threads count in their shards
+//!          EVENT          an event that other numbers are made of
+//! ```
+//!
+//! The table below is the only list of them. [`Count`], the struct's fields, [`Stats::numbers`], [`Stats::since`] and
+//! [`Stats::counted`] are made from it. The difference of two snapshots' counts is what happened between them.
 
 use std::fmt;
 
-use crate::spill::SpillStats;
+use super::Counters;
 
 /// The difference, for a number that rises; the newer value, for one that does not.
 macro_rules! difference {
     (count $now:expr, $earlier:expr) => {
+        $now.saturating_sub($earlier)
+    };
+    (event $now:expr, $earlier:expr) => {
         $now.saturating_sub($earlier)
     };
     (gauge $now:expr, $earlier:expr) => {
@@ -20,6 +29,9 @@ macro_rules! difference {
 
 macro_rules! is_count {
     (count) => {
+        true
+    };
+    (event) => {
         true
     };
     (gauge) => {
@@ -46,7 +58,25 @@ fn first_sentence(text: &'static str) -> &'static str {
 }
 
 macro_rules! stats {
-    ($($(#[doc = $doc:literal])* $kind:ident $name:ident,)*) => {
+    (
+        $($(#[doc = $doc:literal])* $kind:ident $name:ident $(= $event:ident)?,)*
+        -
+        $($(#[doc = $own_doc:literal])* $own:ident,)*
+    ) => {
+        /// What threads count; the place of a number in a shard.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(usize)]
+        pub enum Count {
+            $($(
+                #[doc = concat!("[`Stats::", stringify!($name), "`]")]
+                $event,
+            )?)*
+            $($(#[doc = $own_doc])* $own,)*
+        }
+
+        /// How many events there are.
+        pub(super) const COUNTS: usize = [$($(stringify!($event),)?)* $(stringify!($own),)*].len();
+
         /// Numbers of a cache. Sizes in bytes, pages of 4 KiB; counts since the cache was built, of its own
         /// process's calls (viewers count for themselves). `Display` prints the ones that people look at first.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,6 +100,11 @@ macro_rules! stats {
                     is_count: is_count!($kind),
                     help: first_sentence(concat!($($doc),*)),
                 }),*]
+            }
+
+            /// The events that `counters` have the sums of; all else is 0.
+            pub(crate) fn counted(counters: &Counters) -> Stats {
+                Stats { $($($name: counters.sum(Count::$event),)?)* ..Stats::default() }
             }
 
             /// What happened since `earlier`, a snapshot of the same cache: counts are differences, and numbers that
@@ -118,90 +153,90 @@ stats! {
     /// Read calls.
     count reads,
     /// Bytes given to readers.
-    count read_bytes,
+    event read_bytes = Bytes,
     /// Read calls answered from the cache alone.
-    count hits,
+    event hits = Hits,
     /// Read calls that waited for bytes, or would have.
-    count misses,
+    event misses = Misses,
     /// Requests sent to backends, one for each contiguous run.
-    count device_reads,
+    event device_reads = DeviceReads,
     /// Bytes that backends delivered.
-    count device_bytes,
+    event device_bytes = DeviceBytes,
     /// Requests to backends that failed.
-    count device_errors,
+    event device_errors = DeviceErrors,
     /// Pages that differ from their files now and are to be written.
     gauge dirty_pages,
     /// Pages that are being written now.
     gauge writeback_pages,
     /// Pages that were written to their files.
-    count written_pages,
+    event written_pages = WrittenPages,
     /// Writes that backends have ended, one for each contiguous run.
-    count device_writes,
+    event device_writes = DeviceWrites,
     /// Bytes that backends took.
-    count device_written_bytes,
+    event device_written_bytes = DeviceWrittenBytes,
     /// Writes of backends that failed. Their pages are tried again.
-    count device_write_errors,
+    event device_write_errors = DeviceWriteErrors,
     /// Calls that asked for something to be made durable, writes of handles that ask with each write included.
-    count syncs,
+    event syncs = Syncs,
     /// Calls for durability that returned an error, of `syncs`.
-    count sync_errors,
+    event sync_errors = SyncErrors,
     /// Syncs of backends; one may serve several calls.
-    count device_syncs,
+    event device_syncs = DeviceSyncs,
     /// Syncs of backends that failed. What they were to make durable is written anew, as far as it is cached.
-    count device_sync_errors,
+    event device_sync_errors = DeviceSyncErrors,
     /// Pages that may be lost: written and not durable when a backend's sync failed, and not cached any more then.
-    count lost_pages,
+    event lost_pages = LostPages,
     /// Microseconds that writers were held up because too much was dirty.
-    count throttled_us,
+    event throttled_us = ThrottledMicros,
     /// Pages in the cache now, or on their way into it. They are `inserted_pages` less [`Stats::removed_pages`]: a page
     /// counts as long as its file's index has it; while others read, a few may be counted that have just come or gone.
     gauge cached_pages,
     /// Pages put into the cache. They are `asked_pages`, `guessed_pages` and `will_need_pages` together.
-    count inserted_pages,
+    event inserted_pages = Inserted,
     /// Pages that came because they were asked for: those of folios of which a reader wanted a page.
     count asked_pages,
     /// Pages that came because readahead guessed that they will be asked for.
     count guessed_pages,
     /// Pages that came because a program said that it will need them. It calls
     /// [`File::will_need`](crate::File::will_need) for that.
-    count will_need_pages,
+    event will_need_pages = WillNeed,
     /// Pages put into the cache that no reader had asked for yet: by readahead, or because a program said that it will
     /// need them. Refaults of pages that were evicted not long before are not among them: that it is wanted was known.
     count readahead_pages,
     /// Pages of `readahead_pages` that left before they were read: evicted, dropped, forgotten because their file
     /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) says what became of the others.
-    count readahead_wasted_pages,
+    event readahead_wasted_pages = ReadaheadWasted,
     /// Pages evicted to make room.
-    count evicted_pages,
+    event evicted_pages = Evicted,
     /// Pages dropped because a program said that it does not need them.
-    count dropped_pages,
+    event dropped_pages = Dropped,
     /// Pages forgotten because their file changed.
-    count invalidated_pages,
+    event invalidated_pages = Invalidated,
     /// Pages that went because the device failed to read them; each took the others of its folio with it.
-    count failed_pages,
+    event failed_pages = Failed,
     /// Pages that went because the file ended before them when they were read, or because what was to fill them did.
-    count undelivered_pages,
+    event undelivered_pages = Undelivered,
     /// Pages forgotten with their file, which had no open handle when there were too many such files, or which was
     /// removed.
-    count forgotten_pages,
+    event forgotten_pages = Forgotten,
     /// Pages dropped behind uncached reads. See [`ReadOptions::uncached`](crate::ReadOptions::uncached).
-    count dropped_behind_pages,
+    event dropped_behind_pages = DroppedBehind,
     /// Pages of `dropped_behind_pages` that no uncached read had passed: read ahead, or in part, when its stream ended.
-    count left_over_pages,
+    event left_over_pages = LeftOver,
     /// Pages that uncached reads had put into the cache and that stay, because another reader read them. They are
     /// counted when an uncached read passes them, or its stream ends.
-    count adopted_pages,
+    event adopted_pages = Adopted,
     /// Pages of `evicted_pages` that left a shadow entry, so that their return can be classified.
-    count shadowed_pages,
+    event shadowed_pages = Shadows,
     /// Pages of `inserted_pages` that had been evicted and found their shadow entry: refaults.
-    count refaulted_pages,
+    event refaulted_pages = Refaults,
     /// Pages of `refaulted_pages` that had not been away for long: a cache twice as large would have kept them.
-    count activated_pages,
+    event activated_pages = Activated,
     /// Windows read with a page of `activated_pages` that had come back before: the working set does not fit.
-    count workingset_windows,
+    event workingset_windows = WorkingsetWindows,
     /// Microseconds that readers waited for the windows of `workingset_windows`: time lost for want of memory. What
     /// futures wait is not counted.
-    count memory_stall_us,
+    event memory_stall_us = MemoryStall,
     /// Memory of index nodes that hold nothing but shadow entries, of `index_bytes`.
     gauge shadow_bytes,
     /// Requests at the backends now.
@@ -216,6 +251,13 @@ stats! {
     gauge spill_bytes,
     /// Folios that could not be written to the spill file, and requests to read some from it that failed.
     count spill_errors,
+    -
+    /// Pages put into the cache that no reader had asked for yet.
+    Readahead,
+    /// Pages of `Readahead` that had been evicted not long ago.
+    ReadaheadActivated,
+    /// Pages that read calls read of; counted only where a miss-ratio curve is made of them.
+    PageReads,
 }
 
 impl Stats {
@@ -234,14 +276,6 @@ impl Stats {
             self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
         for_memory + for_change + self.failed_pages + self.forgotten_pages
-    }
-
-    pub(super) fn set_spill(&mut self, spill: &SpillStats) {
-        self.spilled_pages = spill.spilled_pages;
-        self.spilled_in_pages = spill.spilled_in_pages;
-        self.spill_pages = spill.pages;
-        self.spill_bytes = spill.bytes;
-        self.spill_errors = spill.write_errors + spill.read_errors;
     }
 }
 

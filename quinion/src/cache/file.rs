@@ -94,6 +94,10 @@ impl ReadOptions {
 }
 
 /// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
+///
+/// It lends no descriptor (`AsFd`): what is read or written by one passes the cache by, and a file behind a backend of
+/// your own has none. For what descriptors are borrowed for there are [`File::metadata`], [`File::lock`],
+/// [`File::sync_all`] and [`File::path`].
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: OwnedView,

@@ -29,13 +29,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::arena::{HoldRefused, ReadableState};
 use crate::error::Error;
-use crate::folio::Pinned;
+use crate::folio::{HeldFolio, Pinned};
 use crate::mapping::{BatchEnd, Mapping, ReadBatch};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, PAGE_SIZE, PageIndex, met_end_within_page};
 
-use super::read::ReadProgress;
+use super::read::{FirstPage, ReadProgress};
 use super::shared::Filemap;
 use super::uncached::{ReadCall, Reader};
 use super::wait_policy::WaitPolicy;
@@ -55,6 +56,41 @@ pub struct PinRequest {
     pub wait_policy: WaitPolicy,
     /// Whose pin it is.
     pub process: ForkGuard,
+}
+
+/// What can be pinned without waiting.
+enum ReadyFolios<'m> {
+    /// The folio of the one page that is wanted.
+    One(HeldFolio<'m>),
+    /// What the batch has, at least one.
+    Batch,
+    /// Nothing, and what is known of the first page.
+    None(FirstPage<'m>),
+}
+
+/// Holds what is ready from `index` to `last`, in `batch` if that is more than a page: a batch of one is set up for
+/// longer than a look-up takes.
+#[inline]
+fn hold_ready<'m>(
+    mapping: &'m Mapping,
+    index: PageIndex,
+    last: PageIndex,
+    batch: &mut ReadBatch<'m>,
+) -> ReadyFolios<'m> {
+    if index == last {
+        return match mapping.try_hold(index) {
+            Ok(held) if held.is_readable_at(index) == ReadableState::Yes => ReadyFolios::One(held),
+            Ok(held) => ReadyFolios::None(FirstPage::Held(held)),
+            Err(HoldRefused::Mismatch) => ReadyFolios::None(FirstPage::Absent),
+            // It is asked once more, and refused with its reason.
+            Err(_) => ReadyFolios::None(FirstPage::Unknown),
+        };
+    }
+    match mapping.get_read_batch(index, last, batch) {
+        BatchEnd::FirstNotReady => ReadyFolios::None(batch.pop().into()),
+        _ if batch.is_empty() => ReadyFolios::None(FirstPage::Unknown),
+        _ => ReadyFolios::Batch,
+    }
 }
 
 /// Bytes that the file had before they were held, when so many renewals of it had been seen.
@@ -104,23 +140,29 @@ impl Filemap {
             }
             // 1
             let last = PageIndex::of_byte(at.saturating_add(rest as u64 - 1));
-            let end = mapping.get_read_batch(PageIndex::of_byte(at), last, &mut batch);
-            if end == BatchEnd::FirstNotReady || batch.is_empty() {
-                hit = false;
-                // What is fetched now is not pinned yet.
-                if self.arena.pinned_pages() >= pages_max {
-                    return Err(self.too_much_pinned(rest as u64));
+            let one = match hold_ready(mapping, PageIndex::of_byte(at), last, &mut batch) {
+                ReadyFolios::Batch => None,
+                ReadyFolios::One(held) => Some(held),
+                ReadyFolios::None(first) => {
+                    hit = false;
+                    // What is fetched now is not pinned yet.
+                    if self.arena.pinned_pages() >= pages_max {
+                        return Err(self.too_much_pinned(rest as u64));
+                    }
+                    let held = self.hold_folio(call, at, rest, first)?;
+                    if held.is_none() {
+                        break;
+                    }
+                    held
                 }
-                let first = batch.pop().into();
-                match self.hold_folio(call, at, rest, first)? {
-                    Some(held) => batch.push(held),
-                    None => break,
-                }
-            }
+            };
             // 2 to 5
             let end = position.saturating_add(len as u64).min(size);
             let asked = AskedBytes { bytes: position..end, renewals };
-            let marked = self.pin_batch(call, &mut pinned, &mut batch, asked);
+            let marked = match one {
+                Some(held) => self.pin_folio(call, &mut pinned, held, &asked).marked,
+                None => self.pin_batch(call, &mut pinned, &mut batch, &asked),
+            };
             if let Some(page) = marked {
                 self.advance(call, page);
             }
@@ -158,27 +200,48 @@ impl Filemap {
     /// another file than it is now. Returns the first page of the one with the marker.
     fn pin_batch(
         &self,
-        &ReadCall { mapping, reader, .. }: &ReadCall<'_>,
+        call: &ReadCall<'_>,
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'_>,
-        AskedBytes { bytes: asked, renewals }: AskedBytes,
+        asked: &AskedBytes,
     ) -> Option<PageIndex> {
         let mut marked = None;
         for held in batch.drain() {
-            if held.has_marker() {
-                marked = Some(held.first());
-            }
-            let at = asked.start + pinned.len() as u64;
-            let left = || {
-                let left = mapping.left_since(renewals, at).unwrap_or(0);
-                left.min(asked.end.saturating_sub(at)) as usize
-            };
-            let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
-            reader.touch(self.arena.view().grown(), held.frame());
-            if at + (pinned.add(held, at, left) as u64) < behind {
+            let step = self.pin_folio(call, pinned, held, asked);
+            marked = step.marked.or(marked);
+            if !step.is_whole {
                 break; // what follows does not lie behind what there is
             }
         }
         marked
     }
+
+    /// The same of one held folio.
+    #[inline]
+    fn pin_folio(
+        &self,
+        &ReadCall { mapping, reader, .. }: &ReadCall<'_>,
+        pinned: &mut Pinned,
+        held: HeldFolio<'_>,
+        AskedBytes { bytes: asked, renewals }: &AskedBytes,
+    ) -> PinStep {
+        let marked = held.has_marker().then(|| held.first());
+        let at = asked.start + pinned.len() as u64;
+        let left = || {
+            let left = mapping.left_since(*renewals, at).unwrap_or(0);
+            left.min(asked.end.saturating_sub(at)) as usize
+        };
+        let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
+        reader.touch(self.arena.view().grown(), held.frame());
+        let is_whole = at + (pinned.add(held, at, left) as u64) >= behind;
+        PinStep { marked, is_whole }
+    }
+}
+
+/// What became of a folio that was to be pinned.
+struct PinStep {
+    /// Its first page, if it has the marker.
+    marked: Option<PageIndex>,
+    /// Whether all of it is pinned that follows what was there.
+    is_whole: bool,
 }

@@ -89,7 +89,7 @@ pub fn open(
     let options = options_of(&scheme, config, environment).map_err(|error| failed(&error))?;
     let name = name_of(prefix, &options);
     let client = client_options(config)?;
-    let store = built(&scheme, &url, (&options, client)).map_err(|error| failed(&error))?;
+    let store = built(&scheme, &url, &options, client).map_err(|error| failed(&error))?;
     let store: Arc<dyn ObjectStore> =
         if folder == Path::default() { store } else { Arc::new(PrefixStore::new(store, folder)) };
     let freshness = config.freshness.unwrap_or_default().0;
@@ -124,7 +124,8 @@ pub fn ca_certificates(config: &StoreConfig) -> Result<Option<Vec<u8>>, String> 
 fn built(
     scheme: &ObjectStoreScheme,
     url: &Url,
-    (options, client): (&[(String, String)], ClientOptions),
+    options: &[(String, String)],
+    client: ClientOptions,
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
     macro_rules! by {
         ($builder:ty, $url:expr) => {{

@@ -141,28 +141,34 @@ impl Load {
 }
 
 const LOADS: [Load; 10] = [
-    load("4 KiB random, DRAM, 1 thread", PAGE, None, 1, 200_000, [Some(1.7), Some(2.0)]),
-    load("4 KiB random, DRAM, 2 threads", PAGE, None, 2, 100_000, [Some(1.7), Some(2.0)]),
-    load("64 B random, DRAM", 64, None, 1, 400_000, [None; 2]),
-    load("4 KiB in 1 MiB (L2)", PAGE, Some(1 << 20), 1, 400_000, [Some(4.0); 2]),
-    load("64 B, one page", 64, Some(4096), 1, 1_000_000, [Some(12.0); 2]),
-    load("64 B, one page, 2 threads", 64, Some(4096), 2, 1_000_000, [None; 2]),
-    load("4 KiB, one page", PAGE, Some(4096), 1, 400_000, [None; 2]),
-    load("4 KiB, one page, 2 threads", PAGE, Some(4096), 2, 400_000, [Some(8.0); 2]),
-    load("64 KiB random, DRAM", 64 << 10, None, 1, 20_000, [None; 2]),
-    load("1 MiB random, DRAM", 1 << 20, None, 1, 1_000, [None; 2]),
+    load("4 KiB random, DRAM, 1 thread", PAGE, 200_000).at_least([Some(1.7), Some(2.0)]),
+    load("4 KiB random, DRAM, 2 threads", PAGE, 100_000).by_two().at_least([Some(1.7), Some(2.0)]),
+    load("64 B random, DRAM", 64, 400_000),
+    load("4 KiB in 1 MiB (L2)", PAGE, 400_000).within(1 << 20).at_least([Some(4.0); 2]),
+    load("64 B, one page", 64, 1_000_000).within(4096).at_least([Some(12.0); 2]),
+    load("64 B, one page, 2 threads", 64, 1_000_000).within(4096).by_two(),
+    load("4 KiB, one page", PAGE, 400_000).within(4096),
+    load("4 KiB, one page, 2 threads", PAGE, 400_000).within(4096).by_two().at_least([Some(8.0); 2]),
+    load("64 KiB random, DRAM", 64 << 10, 20_000),
+    load("1 MiB random, DRAM", 1 << 20, 1_000),
 ];
 
-const fn load(
-    name: &'static str,
-    bytes: usize,
-    span: Option<u64>,
-    threads: usize,
-    reads: usize,
-    goals: [Option<f64>; 2],
-) -> Load {
+/// Reads of `bytes` anywhere in the file, by one thread, with no goal.
+const fn load(name: &'static str, bytes: usize, reads: usize) -> Load {
     let step = if bytes < PAGE { bytes as u64 } else { PAGE as u64 };
-    Load { name, bytes, step, span, threads, reads, goals }
+    Load { name, bytes, step, span: None, threads: 1, reads, goals: [None; 2] }
+}
+
+impl Load {
+    const fn within(self, span: u64) -> Self {
+        Self { span: Some(span), ..self }
+    }
+    const fn by_two(self) -> Self {
+        Self { threads: 2, ..self }
+    }
+    const fn at_least(self, goals: [Option<f64>; 2]) -> Self {
+        Self { goals, ..self }
+    }
 }
 
 /// Sizes of reads, near and far.

@@ -53,31 +53,29 @@ struct Load {
 }
 
 const LOADS: [Load; 7] = [
-    load("4 KiB in order, new pages", PAGE, Sequence::InOrder, Before::Nothing, 1, None),
-    load("4 KiB random, new pages", PAGE, Sequence::EachOnce, Before::Nothing, 1, None),
-    load("4 KiB random over clean pages", PAGE, Sequence::EachOnce, Before::Clean, 1, Some(GOAL)),
-    load("4 KiB random over changed pages", PAGE, Sequence::Anywhere, Before::Changed, 1, Some(GOAL)),
-    load(
-        "4 KiB random over changed pages, 2 threads",
-        PAGE,
-        Sequence::Anywhere,
-        Before::Changed,
-        2,
-        Some(GOAL),
-    ),
-    load("64 B random over changed pages", 64, Sequence::Anywhere, Before::Changed, 1, None),
-    load("64 B random over changed pages, 2 threads", 64, Sequence::Anywhere, Before::Changed, 2, None),
+    load("4 KiB in order, new pages", PAGE, Sequence::InOrder, Before::Nothing),
+    load("4 KiB random, new pages", PAGE, Sequence::EachOnce, Before::Nothing),
+    load("4 KiB random over clean pages", PAGE, Sequence::EachOnce, Before::Clean).at_least(GOAL),
+    load("4 KiB random over changed pages", PAGE, Sequence::Anywhere, Before::Changed).at_least(GOAL),
+    load("4 KiB random over changed pages, 2 threads", PAGE, Sequence::Anywhere, Before::Changed)
+        .by_two()
+        .at_least(GOAL),
+    load("64 B random over changed pages", 64, Sequence::Anywhere, Before::Changed),
+    load("64 B random over changed pages, 2 threads", 64, Sequence::Anywhere, Before::Changed).by_two(),
 ];
 
-const fn load(
-    name: &'static str,
-    bytes: usize,
-    places: Sequence,
-    before: Before,
-    threads: usize,
-    goal: Option<f64>,
-) -> Load {
-    Load { name, bytes, places, before, threads, goal }
+/// Writes by one thread, with no goal.
+const fn load(name: &'static str, bytes: usize, places: Sequence, before: Before) -> Load {
+    Load { name, bytes, places, before, threads: 1, goal: None }
+}
+
+impl Load {
+    const fn by_two(self) -> Self {
+        Self { threads: 2, ..self }
+    }
+    const fn at_least(self, goal: f64) -> Self {
+        Self { goal: Some(goal), ..self }
+    }
 }
 
 /// The files, one for each writer.

@@ -53,7 +53,7 @@ impl Panel {
     pub(super) fn drawn(&mut self, area: Rect, elapsed: Duration, sample: &Result<Sample, String>) -> Buffer {
         let mut buffer = Buffer::empty(area);
         let row = |at: u16| Rect { y: area.y + at, height: 1, ..area };
-        self.glyphs.draw_title(row(0), &mut buffer, (&self.title, elapsed));
+        self.glyphs.draw_title(row(0), &mut buffer, &self.title, elapsed);
         let sample = match sample {
             Ok(sample) => sample,
             Err(why) => {
@@ -65,11 +65,11 @@ impl Panel {
         let [served, fetched] = self.rates(elapsed, sample);
         let rows: [&DrawRow<'_>; ROWS_OF_NUMBERS as usize - 1] = [
             &|row, buffer| self.draw_hits(row, buffer, sample),
-            &|row, buffer| self.draw_served(row, buffer, (sample, served)),
-            &|row, buffer| draw_stores(row, buffer, (sample, fetched)),
-            &|row, buffer| draw_line(row, buffer, ("saved", &saved(sample))),
+            &|row, buffer| self.draw_served(row, buffer, sample, served),
+            &|row, buffer| draw_stores(row, buffer, sample, fetched),
+            &|row, buffer| draw_line(row, buffer, "saved", &saved(sample)),
             &|row, buffer| self.draw_memory(row, buffer, sample),
-            &|row, buffer| draw_line(row, buffer, ("disk", &disk(sample))),
+            &|row, buffer| draw_line(row, buffer, "disk", &disk(sample)),
         ];
         for (draw, at) in rows.iter().zip(1..area.height) {
             draw(row(at), &mut buffer);
@@ -110,12 +110,12 @@ impl Panel {
             0 => format!("no reads yet, {clients} clients"),
             _ => format!("{:.1} % of {reads} reads, {clients} clients", 100.0 * share),
         };
-        let row = self.glyphs.draw_gauge(label(row, buffer, "hits"), buffer, (share, Color::Green));
+        let row = self.glyphs.draw_gauge(label(row, buffer, "hits"), buffer, share, Color::Green);
         write(row, buffer, &text);
     }
 
-    fn draw_served(&self, row: Rect, buffer: &mut Buffer, (sample, rate): (&Sample, u64)) {
-        let rest = self.glyphs.draw_rate(label(row, buffer, "served"), buffer, (rate, &self.served));
+    fn draw_served(&self, row: Rect, buffer: &mut Buffer, sample: &Sample, rate: u64) {
+        let rest = self.glyphs.draw_rate(label(row, buffer, "served"), buffer, rate, &self.served);
         let all = sample.number("quinion_service_read_bytes") as u64;
         write(rest, buffer, &format!("{} in all", shown(all)));
     }
@@ -124,7 +124,7 @@ impl Panel {
         let [bound, grown] =
             ["memory", "grown"].map(|name| sample.number(&format!("quinion_cache_{name}_bytes")));
         let share = if bound > 0.0 { grown / bound } else { 0.0 };
-        let row = self.glyphs.draw_gauge(label(row, buffer, "memory"), buffer, (share, Color::Yellow));
+        let row = self.glyphs.draw_gauge(label(row, buffer, "memory"), buffer, share, Color::Yellow);
         let evicted = sample.number("quinion_cache_evicted_pages");
         let text = format!("{} of {}; {evicted} pages evicted", shown(grown as u64), shown(bound as u64));
         write(row, buffer, &text);
@@ -135,16 +135,16 @@ fn sum(sample: &Sample, name: &str) -> u64 {
     sample.stores.iter().map(|store| store.number(name) as u64).sum()
 }
 
-fn draw_line(row: Rect, buffer: &mut Buffer, (name, text): (&str, &str)) {
+fn draw_line(row: Rect, buffer: &mut Buffer, name: &str, text: &str) {
     write(label(row, buffer, name), buffer, text);
 }
 
-fn draw_stores(row: Rect, buffer: &mut Buffer, (sample, rate): (&Sample, u64)) {
+fn draw_stores(row: Rect, buffer: &mut Buffer, sample: &Sample, rate: u64) {
     let of = |name: &str| sum(sample, &format!("quinion_store_{name}"));
     let (bytes, gets, heads, failures) = (of("fetched_bytes"), of("gets"), of("heads"), of("failures"));
     let all = format!("{} in all, {gets} GETs, {heads} HEADs, {failures} failures", shown(bytes));
     let rate = format!("{}/s", shown(rate));
-    draw_line(row, buffer, ("stores", &format!("{rate:14}{all}")));
+    draw_line(row, buffer, "stores", &format!("{rate:14}{all}"));
 }
 
 fn saved(sample: &Sample) -> String {

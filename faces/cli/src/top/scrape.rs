@@ -104,10 +104,8 @@ impl Sample {
             let (name, labels) = name.split_once('{').unwrap_or((name, ""));
             let name = name.strip_suffix("_total").unwrap_or(name);
             match label_of(labels, "store") {
-                Some(store) => {
-                    sample.store(store).note(name, (label_of(labels, "quantile").as_deref(), value))
-                }
-                None => note(&mut sample.numbers, (name, value)),
+                Some(store) => sample.store(store).note(name, label_of(labels, "quantile").as_deref(), value),
+                None => note(&mut sample.numbers, name, value),
             }
         }
         if sample.numbers.contains_key("quinion_service_reads") {
@@ -153,10 +151,10 @@ impl Sample {
 }
 
 impl StoreSample {
-    fn note(&mut self, name: &str, (quantile, value): (Option<&str>, f64)) {
+    fn note(&mut self, name: &str, quantile: Option<&str>, value: f64) {
         match quantile.and_then(|quantile| QUANTILES.iter().position(|other| *other == quantile)) {
             Some(at) if name == FIRST_BYTE => self.first_byte[at] = Some(value),
-            _ => note(&mut self.numbers, (name, value)),
+            _ => note(&mut self.numbers, name, value),
         }
     }
 
@@ -166,7 +164,7 @@ impl StoreSample {
     }
 }
 
-fn note(numbers: &mut BTreeMap<String, f64>, (name, value): (&str, f64)) {
+fn note(numbers: &mut BTreeMap<String, f64>, name: &str, value: f64) {
     numbers.insert(name.to_owned(), value);
 }
 

@@ -79,7 +79,7 @@ impl Panel {
         let mut buffer = Buffer::empty(area);
         let rows: [Rect; ROWS_OF_NUMBERS as usize] =
             Layout::vertical([Constraint::Length(1); ROWS_OF_NUMBERS as usize]).areas(area);
-        self.glyphs.draw_title(rows[0], &mut buffer, (&self.title, elapsed));
+        self.glyphs.draw_title(rows[0], &mut buffer, &self.title, elapsed);
         self.draw_hits(rows[1], &mut buffer, &look);
         self.draw_served(rows[2], &mut buffer, &look, rates.served_bytes);
         draw_device(rows[3], &mut buffer, &look, rates.device_bytes);
@@ -130,13 +130,13 @@ impl Panel {
             _ => format!("{:.1} % of {reads} reads", 100.0 * share),
         };
         let row = label(row, buffer, "hits");
-        let row = self.glyphs.draw_gauge(row, buffer, (share, Color::Green));
+        let row = self.glyphs.draw_gauge(row, buffer, share, Color::Green);
         write(row, buffer, &text);
     }
 
     fn draw_served(&self, row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
         let row = label(row, buffer, "served");
-        let rest = self.glyphs.draw_rate(row, buffer, (rate, &self.served));
+        let rest = self.glyphs.draw_rate(row, buffer, rate, &self.served);
         let totals = &look.totals;
         let all = format!("{} in all; kernel {} reads", shown(totals.bytes), totals.kernel_reads);
         write(rest, buffer, &all);
@@ -147,7 +147,7 @@ impl Panel {
         let share =
             if stats.bound_bytes == 0 { 0.0 } else { stats.grown_bytes as f64 / stats.bound_bytes as f64 };
         let row = label(row, buffer, "memory");
-        let row = self.glyphs.draw_gauge(row, buffer, (share, Color::Yellow));
+        let row = self.glyphs.draw_gauge(row, buffer, share, Color::Yellow);
         let text = format!(
             "{} of {}; evicted {evicted}/s, {} in all, {} refaulted",
             shown(stats.grown_bytes),
@@ -206,7 +206,7 @@ impl Glyphs {
     }
 
     /// The first row: what is watched, and for how long.
-    pub(crate) fn draw_title(self, row: Rect, buffer: &mut Buffer, (title, elapsed): (&str, Duration)) {
+    pub(crate) fn draw_title(self, row: Rect, buffer: &mut Buffer, title: &str, elapsed: Duration) {
         let rule = self.rule().repeat(usize::from(row.width));
         buffer.set_string(row.x, row.y, rule, Style::new().dim());
         let seconds = elapsed.as_secs();
@@ -218,7 +218,7 @@ impl Glyphs {
     }
 
     /// Draws a share from 0 to 1 at the left of `row`; the rest of it.
-    pub(crate) fn draw_gauge(self, row: Rect, buffer: &mut Buffer, (share, colour): (f64, Color)) -> Rect {
+    pub(crate) fn draw_gauge(self, row: Rect, buffer: &mut Buffer, share: f64, colour: Color) -> Rect {
         let columns = [Constraint::Length(GAUGE_COLUMNS + 2), Constraint::Fill(1)];
         let [gauge, rest] = Layout::horizontal(columns).areas(row);
         let full = (share.clamp(0.0, 1.0) * f64::from(GAUGE_COLUMNS)).round() as usize;
@@ -232,12 +232,7 @@ impl Glyphs {
     }
 
     /// Draws bytes a second, and those of the last pictures, at the left of `row`; the rest of it.
-    pub(crate) fn draw_rate(
-        self,
-        row: Rect,
-        buffer: &mut Buffer,
-        (rate, past): (u64, &VecDeque<u64>),
-    ) -> Rect {
+    pub(crate) fn draw_rate(self, row: Rect, buffer: &mut Buffer, rate: u64, past: &VecDeque<u64>) -> Rect {
         let columns =
             [Constraint::Length(14), Constraint::Length(SPARKLINE_COLUMNS + 2), Constraint::Fill(1)];
         let [number, line, rest] = Layout::horizontal(columns).areas(row);

@@ -49,12 +49,12 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use quinion_view::arena::control::Reason;
 use quinion_view::folio::copy::{copy_out, note_fault, resume_after_fault};
 
+use crate::kernel::{self, SIGSEGV};
+use crate::process;
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
-use crate::{kernel, process};
 
 const SIGBUS: c_int = 7;
-pub const SIGSEGV: c_int = 11;
 const SIGNALS: [c_int; 2] = [SIGBUS, SIGSEGV];
 
 const SIG_DFL: usize = 0;

@@ -263,7 +263,7 @@ fn wait_for_forks() {
 /// The first call in a forked child: its tables become its own.
 #[cold]
 fn settle(page: &AtomicU32) {
-    let is_held = kernel::holds_back(faults::SIGSEGV);
+    let is_held = kernel::holds_back(kernel::SIGSEGV);
     busy(page, INERT, || {
         PROCESS.store(kernel::process(), Ordering::Relaxed);
         // What other threads of the parent were in the middle of is not under way here.
@@ -658,7 +658,7 @@ pub fn give_addresses_back() {
         return;
     }
     inherit_zeros();
-    let is_held_here = kernel::holds_back(faults::SIGSEGV);
+    let is_held_here = kernel::holds_back(kernel::SIGSEGV);
     let Some((mut taken, memory)) = take_memory() else { return };
     if !cover(memory) {
         return; // there is no memory even for that: the addresses count
@@ -672,7 +672,7 @@ pub fn give_addresses_back() {
     let (mut turn, mut asleep_since) = (0, begun);
     loop {
         let now = clock_millis();
-        match kernel::other_threads_that_block(faults::SIGSEGV) {
+        match kernel::other_threads_that_block(kernel::SIGSEGV) {
             BlockedBy::None => break,
             BlockedBy::Sleepers if now < asleep_since + SLEEPERS_MILLIS_MAX => {}
             // One that is in our code is done soon, unless it waits for a processor.

@@ -172,7 +172,7 @@ struct RootName {
 }
 
 /// The libraries that have layers: their packages' folders.
-const LAYERED: [&str; 2] = ["quinion", "view"];
+const LAYERED: [&str; 3] = ["quinion", "view", "faces/preload"];
 
 /// The module path of a file of a library: `view/src/arena/view.rs` is `["arena", "view"]`.
 fn module_path(path: &str) -> Vec<String> {
@@ -275,7 +275,7 @@ const PACKAGES: [(&str, usize); 17] = [
     ("faces/s3/src/", 0),
     ("faces/serve/src/", 0),
     ("faces/python/src/", 0),
-    ("faces/preload/src/", 1), // the viewer's state, and what is done when it changes: signals, forks, descriptors
+    ("faces/preload/src/", 0),
     ("faces/sqlite/src/", 0),
     ("bench/src/", 0),
     ("object/src/", 0),

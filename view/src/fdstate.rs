@@ -3,7 +3,7 @@
 //! A process that reads through a viewer may keep the offset of a descriptor itself, the **private offset**, so that
 //! `read` and `lseek` need no system call. This module is the protocol by which the offset passes from the kernel to
 //! the process and back. It knows one descriptor's word and, by the trait [`Process`], the few system calls that it
-//! combines with changes of the word; `faces/preload/src/table.rs` keeps the words and makes the calls.
+//! combines with changes of the word; `faces/preload/src/table.rs` keeps the words, `descriptors.rs` makes the calls.
 //!
 //! ```text
 //!   word    63    61 60          48 47                        0

@@ -18,15 +18,14 @@
 //! connection is, its **stage**, is taken out of its place by the worker that works on it, and put back: no lock is
 //! held meanwhile. A thread that finds it taken sets `is_wanted`, and one that puts it back looks for that.
 //!
-//! **No worker touches what an unknown peer sent.** The close of a peer's descriptor may wait for ever; so
-//! may a receive (the kernel drops, in the thread that receives, descriptors for which there is no space),
-//! and the close of a socket in which one lies unread. So a thread of its own accepts each peer, receives its
-//! message, and closes the rest of what it sent. The workers get a connection only when its descriptor was
-//! found to be a userfaultfd. Before that thread releases the socket, nothing more can come by it, and
-//! nothing is in it; from then on it can be closed anywhere. The thread reports and frees the place first,
-//! and closes last. While it may wait in a receive it keeps nothing of the server's alive. If it still waits
-//! when the message is late, another thread frees the place (`sweep`). The listener, in whose backlog there
-//! may be such sockets, is closed on a thread, too.
+//! **No worker touches what an unknown peer sent.** The close of a peer's descriptor may wait for ever; so may a
+//! receive (the kernel drops, in the thread that receives, descriptors for which there is no space), and the close of
+//! a socket in which one lies unread. So a thread of its own accepts each peer, receives its message, and closes the
+//! rest of what it sent. The workers get a connection only when its descriptor was found to be a userfaultfd. Before
+//! that thread releases the socket, nothing more can come by it, and nothing is in it; from then on it can be closed
+//! anywhere. The thread reports and frees the place first, and closes last. While it may wait in a receive it keeps
+//! nothing of the server's alive. If it still waits when the message is late, another thread frees the place
+//! (`greeting.rs`, `sweep`). The listener, in whose backlog there may be such sockets, is closed on a thread, too.
 //!
 //! Threads that wait in a close are bounded by the descriptors that this process may have. If there are that
 //! many the next peer waits in the backlog, which is reported. (The kernel has no close that does not wait.)
@@ -51,6 +50,10 @@
 //!
 //! A panic while something is done for one peer ends that peer and no other.
 //!
+//! This file has the state that all threads share, its beginning and end, and how workers wait. What they do for a
+//! connection (`connection.rs`) is in `greeting.rs`, `turns.rs` and `ends.rs`; the socket itself is made in
+//! `socket.rs`.
+//!
 //! Invariants:
 //!  1. A connection has one stage, and one worker at most has it, or the thread that greets it.
 //!  2. The table has `vms_max` connections at most, VMs that were given up and are dying included; and beside them
@@ -61,46 +64,48 @@
 //! Not an invariant: that a token of epoll is of a connection that is still there. It is looked up, and if it is not
 //! there it was of one that has ended.
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::fs;
-use std::io;
-use std::iter;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFlags, Timespec, eventfd};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
+use rustix::event::epoll::{self, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use crate::uffd::Uffd;
 use quinion::error::{Error, Result};
 use quinion::internals::sync::lock::{Mutex, MutexGuard};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::sys::{descriptors_max, signal};
-use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File, Image};
 
-use super::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, Region, check, offer, ready};
-use super::peer::{Handshake, Peer, drain, has_one_ended, refusal, say, wait_for};
-use super::replay::Replay;
-use super::snapshot::Snapshot;
-use super::stats::{RestoreCounters, RestoreStats};
-use super::trace::{ImageIdentity, Recorder, Trace};
-use super::vm::{NextWait, SPACES_MAX, Source, Space, Vm, VmShared};
-use super::{Event, Fill, OnFailure, PeerError, RestoreOptions};
+use crate::message::DESCRIPTORS_MAX;
+use crate::replay::Replay;
+use crate::snapshot::Snapshot;
+use crate::stats::RestoreStats;
+use crate::trace::{ImageIdentity, Recorder, Trace};
+use crate::{Event, RestoreOptions};
+
+mod connection;
+mod ends;
+mod greeting;
+mod socket;
+mod table;
+mod turns;
+
+use connection::{ConnectionState, Kind, of_token, token};
+use socket::{failed, listen};
+use table::Table;
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd. (What else came with its message is closed
 /// when that is whole, or counts among those of the threads that wait.)
@@ -129,15 +134,12 @@ const GRACE: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(3600);
 /// How long the ends of killed processes, and those of greetings, are waited for when the server ends.
 const ENDING: Duration = Duration::from_secs(2);
-/// The longest path of a socket, in bytes (`sun_path`, and a zero behind it).
-const SOCKET_PATH_MAX: usize = 107;
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
 /// Peers for which there was no room, and which are killed because their memory came with them: so many at a time.
 const REFUSED_MAX: usize = 4;
 const _: () = assert!(REFUSED_MAX * DESCRIPTORS_REFUSED + DESCRIPTORS_OTHERS <= DESCRIPTORS_SPARE);
 /// The listener's number in `soon`: no connection has it.
 const LISTENER: u64 = 0;
+const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 
 /// A page-fault server. Dropping it ends it.
 pub struct Server {
@@ -196,132 +198,8 @@ impl Drop for ClosedApart {
     }
 }
 
-/// A thread of a peer, as the table counts it.
-struct PeerThread(Weak<Shared>);
-
-impl Drop for PeerThread {
-    fn drop(&mut self) {
-        if let Some(shared) = self.0.upgrade() {
-            shared.table().threads -= 1;
-        }
-    }
-}
-
-#[derive(Default)]
-struct Table {
-    connections: HashMap<u64, Arc<Connection>>,
-    /// Of these, those for which there was no place.
-    refused: HashSet<u64>,
-    /// Of the others, those that are a VM's: their message has come, or their memory did.
-    vms: HashSet<u64>,
-    /// Threads of peers: of those that greet, and of those whose descriptors block in close.
-    threads: usize,
-    /// It was reported that no further peer can be refused, or that no more threads may wait.
-    is_crowd_logged: bool,
-    last: u64,
-    ahead: VecDeque<u64>,
-    soon: VecDeque<(Instant, u64)>,
-    next_sweep: Option<Instant>,
-    /// When the youngest greeting is late; `None` when none is left. A sweep finds out, however late it comes itself.
-    greets_until: Option<Instant>,
-    vms_total: u64,
-    vms_given_up: u64,
-    peers_refused: u64,
-    /// What was done for VMs that are no more.
-    past: RestoreCounters,
-}
-
-impl Table {
-    /// A connection is a VM's from now on; if it is there still, and has a place.
-    fn note_vm(&mut self, number: u64) {
-        if self.connections.contains_key(&number) && !self.refused.contains(&number) {
-            self.vms.insert(number);
-        }
-    }
-}
-
-/// What is done with a VM in the backlog; see the head of this file.
-enum AcceptState {
-    /// It is accepted: there is a place, or it is refused.
-    Open,
-    /// It waits: a place becomes free by itself.
-    Soon,
-    /// It waits: there is no place, not even for one more refusal; why.
-    Crowded(&'static str),
-}
-
-/// One connection.
-struct Connection {
-    number: u64,
-    socket: OwnedFd,
-    peer: Peer,
-    numbers: Arc<Mutex<RestoreCounters>>,
-    place: Mutex<ConnectionSlot>,
-}
-
-struct ConnectionSlot {
-    stage: ConnectionState,
-    /// Another thread came for this while it was taken.
-    wanted: Option<Kind>,
-    /// Whether that was told.
-    is_given_up: bool,
-}
-
-/// What a connection is.
-enum ConnectionState {
-    /// Its message is to come; its thread waits for that.
-    Greeting { since: Instant },
-    /// It is served.
-    Serving(Box<Vm>),
-    /// It was given up, and its process is to be no more before its descriptor is let go.
-    Dying { _kept: HeldUffds },
-    /// It handed over its memory when the server was about to end.
-    Unserved(HeldUffds),
-    /// A worker has it, or its thread, which has heard all.
-    Taken,
-    /// It is no more.
-    Over,
-}
-
-/// Userfaultfds that must not be closed yet.
-enum HeldUffds {
-    Vm { _vm: Box<Vm> },
-    Descriptors { _uffds: Vec<Uffd> },
-}
-
-/// What a token of epoll is of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    Listener = 0,
-    Wake = 1,
-    Socket = 2,
-    Process = 3,
-    Faults = 4,
-    Clock = 5,
-    /// Of none: its regions have just come.
-    Beginning = 6,
-}
-
-const KIND_BITS: u32 = 3;
-
-fn token(number: u64, kind: Kind) -> EventData {
-    EventData::new_u64(number << KIND_BITS | kind as u64)
-}
-
-fn of_token(data: EventData) -> (u64, Kind) {
-    let kinds = [Kind::Listener, Kind::Wake, Kind::Socket, Kind::Process, Kind::Faults, Kind::Clock];
-    (data.u64() >> KIND_BITS, kinds[(data.u64() & ((1 << KIND_BITS) - 1)) as usize])
-}
-
-const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
-
 fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: duration.subsec_nanos().into() }
-}
-
-fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> Error {
-    let text = format!("page faults cannot be served there: {what}{error}");
-    Error::cannot_open(socket, text)
 }
 
 impl Server {
@@ -502,94 +380,6 @@ fn descriptors_wanted(vms_max: usize) -> usize {
     vms_max * DESCRIPTORS_EACH + DESCRIPTORS_SPARE
 }
 
-/// Whether a process listens at `path`. Does not wait for one that does not accept.
-fn listens(path: &Path) -> rustix::io::Result<bool> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
-        Ok(()) | Err(Errno::AGAIN) => Ok(true),
-        Err(Errno::CONNREFUSED) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-/// A socket at `path` that listens, for the users that `options` say, and the number of its file.
-fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, u64)> {
-    let failed = |error: &dyn fmt::Display| failed(path, "", error);
-    if path.as_os_str().len() > SOCKET_PATH_MAX {
-        return Err(failed(&format_args!(
-            "a socket's path has {SOCKET_PATH_MAX} bytes at most; name a shorter one"
-        )));
-    }
-    if let Ok(metadata) = fs::symlink_metadata(path) {
-        if !metadata.file_type().is_socket() {
-            return Err(failed(&"something else is there; name another place, or remove it"));
-        }
-        match listens(path) {
-            Ok(true) => {
-                let text = "another server listens there; name another path, or end that server";
-                return Err(failed(&text));
-            }
-            Ok(false) => fs::remove_file(path).map_err(|e| failed(&e))?,
-            Err(error) => return Err(failed(&error)),
-        }
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let bound = || {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok::<_, io::Error>(socket)
-    };
-    let socket = bound().map_err(|e| failed(&e))?;
-    let (file, inode) = file_of_socket(path).map_err(|e| failed(&e))?;
-    let listening = open_to(path, &file, options)
-        .and_then(|()| rustix::net::listen(&socket, BACKLOG).map_err(|e| failed(&e)));
-    match listening {
-        Ok(()) => Ok((socket, inode)),
-        Err(wrong) => {
-            // It is ours, if no other has taken its place, and of no use.
-            if fs::symlink_metadata(path).is_ok_and(|found| found.ino() == inode) {
-                let _ = fs::remove_file(path);
-            }
-            Err(wrong)
-        }
-    }
-}
-
-/// The file of the socket that was just bound at `path`, by a descriptor that can neither read nor write, and its
-/// number. Another user who may write to the folder can put something else under the name at any moment: what is
-/// changed is what this descriptor is of, and no link is followed.
-fn file_of_socket(path: &Path) -> io::Result<(OwnedFd, u64)> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
-    let stat = rustix::fs::fstat(&file)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(io::Error::other(
-            "another program replaced the socket; choose a folder that only you can write",
-        ));
-    }
-    Ok((file, stat.st_ino))
-}
-
-/// Gives the socket's file its permissions and its owner, before it listens: no process can connect before that. The
-/// owner comes last, who may change the permissions.
-fn open_to(path: &Path, file: &OwnedFd, options: &RestoreOptions) -> Result<()> {
-    let (user, group) = (options.socket_owner, options.socket_group);
-    let mode = Mode::from_raw_mode(options.socket_mode);
-    // By the descriptor's own name: `fchmod` takes none of this kind.
-    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
-        .map_err(|e| failed(path, "", e))?;
-    if user.or(group).is_none() {
-        return Ok(());
-    }
-    let (uid, gid) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
-    rustix::fs::chownat(file, "", uid, gid, AtFlags::EMPTY_PATH).map_err(|error| {
-        let shown = |id: Option<u32>| id.map_or_else(String::new, |id| id.to_string());
-        let what = format!("it cannot be given to {}:{}: ", shown(user), shown(group));
-        failed(path, &what, format_args!("{error}; run as root, or name a group of your own"))
-    })
-}
-
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -688,321 +478,6 @@ impl Shared {
         debug_assert!(matches!(result, Ok(()) | Err(Errno::NOENT)), "{kind:?} of {number}: {result:?}");
     }
 
-    // Connections.
-
-    /// Accepts one waiting peer, on a thread of its own; see the head of this file.
-    fn accept(self: &Arc<Self>) {
-        match self.accept_state() {
-            AcceptState::Open => {}
-            AcceptState::Soon => return self.want_after(LISTENER, SOON),
-            AcceptState::Crowded(why) => {
-                let was_logged = std::mem::replace(&mut self.table().is_crowd_logged, true);
-                if !was_logged {
-                    self.tell(&Event::CannotAccept(io::Error::other(why)));
-                }
-                return self.want_after(LISTENER, DYING);
-            }
-        }
-        self.table().threads += 1;
-        let counted = PeerThread(Arc::downgrade(self));
-        let thread = std::thread::Builder::new().name("quinion-peer".to_owned());
-        let started = thread.spawn(move || {
-            signal::block_all();
-            greet_next(&counted.0);
-            drop(counted);
-        });
-        if let Err(error) = started {
-            self.tell(&Event::CannotAccept(error));
-            self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
-        }
-    }
-
-    fn accept_state(&self) -> AcceptState {
-        let mut table = self.table();
-        let taken = table.connections.len() - table.refused.len();
-        let is_full = taken >= self.options.vms_max;
-        let is_crowded = is_full && table.refused.len() >= REFUSED_MAX;
-        let is_stuck = table.threads >= self.threads_max;
-        table.is_crowd_logged &= is_crowded || is_stuck;
-        if is_stuck {
-            return AcceptState::Crowded(
-                "hundreds of descriptors that peers sent hang in close(2); kill those peers",
-            );
-        }
-        if !is_full {
-            return AcceptState::Open;
-        }
-        if table.vms.len() < taken {
-            return AcceptState::Soon;
-        }
-        let vms: Vec<Arc<Connection>> =
-            table.vms.iter().filter_map(|vm| table.connections.get(vm)).cloned().collect();
-        drop(table);
-        match () {
-            () if has_one_ended(vms.iter().map(|vm| vm.end())) => AcceptState::Soon,
-            () if is_crowded => AcceptState::Crowded(
-                "4 refused processes were killed and have not ended; check why (uninterruptible sleep?)",
-            ),
-            () => AcceptState::Open,
-        }
-    }
-
-    /// Accepts a peer and gets to know it, on its thread, and goes to the end of the row. What is wrong, if it cannot
-    /// be heard.
-    fn accept_pending(&self) -> Option<(Arc<Connection>, Option<PeerError>)> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let met = match rustix::net::accept_with(&self.listener, flags) {
-            Ok(socket) => self.identify_peer(socket),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
-            Err(error) => {
-                self.tell(&Event::CannotAccept(error.into()));
-                self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
-                return None;
-            }
-        };
-        self.arm(self.listener.as_fd(), 0, Kind::Listener);
-        met
-    }
-
-    fn identify_peer(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
-        let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
-        let mut table = self.table();
-        // Under the table's lock: the thread that ends the server sees to all that are in it.
-        if self.is_ending.load(Ordering::Relaxed) {
-            return None;
-        }
-        let has_capacity = table.connections.len() - table.refused.len() < vms_max;
-        table.last += 1;
-        let (number, since) = (table.last, Instant::now());
-        table.greets_until = Some(since + self.options.greeting + GRACE + SWEEP);
-        if !has_capacity {
-            table.refused.insert(number);
-        }
-        let place =
-            ConnectionSlot { stage: ConnectionState::Greeting { since }, wanted: None, is_given_up: false };
-        let connection =
-            Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
-        table.connections.insert(number, Arc::clone(&connection));
-        drop(table);
-        let wrong = if has_capacity {
-            self.watch_peer(&connection).err().map(|error| PeerError::Socket(error.into()))
-        } else {
-            Some(PeerError::TooMany(vms_max))
-        };
-        Some((connection, wrong))
-    }
-
-    /// Has the end of a peer's process told.
-    fn watch_peer(&self, connection: &Connection) -> rustix::io::Result<()> {
-        let Some(alive) = connection.peer.alive() else { return Ok(()) };
-        epoll::add(&self.epoll, alive, token(connection.number, Kind::Process), ONCE)
-    }
-
-    /// A peer has said all, or something is wrong with it: it becomes the workers', or is refused. On its thread.
-    fn end_greeting(
-        &self,
-        connection: &Connection,
-        greeting: &mut Handshake,
-        heard: std::result::Result<Box<Vm>, PeerError>,
-    ) {
-        if !connection.begin() {
-            // It ended meanwhile, or was too late.
-            return;
-        }
-        let is_ending = self.is_ending.load(Ordering::Relaxed);
-        match heard {
-            Ok(vm) if !is_ending => self.work_on(connection, ConnectionState::Serving(vm), Kind::Beginning),
-            Err(why) if !is_ending => {
-                let stage = self.refuse(connection, greeting, why);
-                self.settle(connection, stage);
-            }
-            // A thread that ends the server tells of it.
-            Ok(vm) => self.settle(connection, ConnectionState::Unserved(HeldUffds::Vm { _vm: vm })),
-            Err(_) => match memory_of(greeting) {
-                Some(kept) => self.settle(connection, ConnectionState::Unserved(kept)),
-                None => {
-                    self.forget(connection);
-                    self.settle(connection, ConnectionState::Over);
-                }
-            },
-        }
-    }
-
-    /// Something happened to a connection.
-    fn attend(&self, number: u64, kind: Kind) {
-        let Some(connection) = self.table().connections.get(&number).cloned() else { return };
-        if kind == Kind::Process {
-            return self.end_connection(&connection);
-        }
-        if let Some(stage) = connection.take(kind) {
-            self.work_on(&connection, stage, kind);
-        }
-    }
-
-    /// Puts a stage back, unless something was wanted of it meanwhile; then that is done first.
-    fn settle(&self, connection: &Connection, stage: ConnectionState) {
-        if let Some((stage, kind)) = connection.put_back(stage) {
-            self.work_on(connection, stage, kind);
-        }
-    }
-
-    /// Does what is to be done for a connection that is ours, and puts it back.
-    fn work_on(&self, connection: &Connection, mut stage: ConnectionState, mut kind: Kind) {
-        loop {
-            let done = catch_unwind(AssertUnwindSafe(|| self.step(connection, &mut stage, kind)));
-            let wrong = done.unwrap_or(Err(PeerError::Panicked)).err();
-            stage = match wrong {
-                Some(wrong) => self.fail(connection, stage, wrong),
-                None => stage,
-            };
-            match connection.put_back(stage) {
-                Some(again) => (stage, kind) = again,
-                None => return,
-            }
-        }
-    }
-
-    /// One step of a connection's life.
-    fn step(
-        &self,
-        connection: &Connection,
-        stage: &mut ConnectionState,
-        kind: Kind,
-    ) -> std::result::Result<(), PeerError> {
-        match stage {
-            // Nothing that it still sends matters. Without a process, its end is the VM's.
-            ConnectionState::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
-                *stage = ConnectionState::Over;
-                self.end_connection(connection);
-            }
-            // Whatever it was that was told: faults that came meanwhile have left no other word.
-            ConnectionState::Serving(vm) => {
-                if kind == Kind::Beginning {
-                    self.begin_vm(connection, vm)?;
-                }
-                if self.serve(connection, vm)? == NextWait::Over {
-                    *stage = ConnectionState::Over;
-                    self.end_connection(connection);
-                }
-            }
-            ConnectionState::Dying { .. } => self.await_end(connection),
-            ConnectionState::Greeting { .. }
-            | ConnectionState::Unserved(_)
-            | ConnectionState::Taken
-            | ConnectionState::Over => {}
-        }
-        Ok(())
-    }
-
-    /// Hands out the image.
-    fn give_image(
-        &self,
-        connection: &Connection,
-        greeting: &mut Handshake,
-    ) -> std::result::Result<(), PeerError> {
-        let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
-        greeting.has_image = true;
-        let offer = offer(image.len());
-        say(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)
-    }
-
-    fn make_vm(
-        &self,
-        connection: &Connection,
-        greeting: &mut Handshake,
-        regions: &[Region],
-    ) -> std::result::Result<Box<Vm>, PeerError> {
-        self.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
-        let pages = check(regions, self.snapshot.identity().bytes)?;
-        if greeting.has_image && pages.unit() != PAGE_SIZE as u64 {
-            // The image is no file of hugetlbfs.
-            return Err(BadMessage::PageSize { region: 0, bytes: pages.unit() }.into());
-        }
-        let uffd = greeting.take_userfaultfds(1).pop().ok_or(PeerError::NoUserfaultfd)?;
-        let numbers = Arc::clone(&connection.numbers);
-        let source = match &self.image {
-            Some(image) if greeting.has_image => Source::Mapped(image.clone()),
-            _ => Source::Copied(Box::new(self.snapshot.file())),
-        };
-        Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
-    }
-
-    /// A connection has become a VM's.
-    fn begin_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
-        {
-            let mut table = self.table();
-            table.vms_total += 1;
-            table.note_vm(connection.number);
-        }
-        let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
-        self.tell(&Event::Begun { vm: number, process, bytes });
-        let (used_bytes, image_bytes) = (vm.image_end(), self.snapshot.identity().bytes);
-        // Less than a page more is the rest of a file whose last page is not whole.
-        if image_bytes >= used_bytes + PAGE_SIZE as u64 {
-            self.tell(&Event::SnapshotLarger { vm: number, process, used_bytes, image_bytes });
-        }
-        if vm.guard_image()? {
-            // A thread that does not listen did not have to wait.
-            let _ = say(connection.socket.as_fd(), &ready(), None);
-        }
-        self.watch(connection, vm.spaces())?;
-        // Its process tells of its end; that it closes the connection means nothing then. (`HUP` is told unasked.)
-        if connection.peer.alive().is_none() {
-            epoll::add(&self.epoll, &connection.socket, token(number, Kind::Socket), EventFlags::ONESHOT)
-                .map_err(|error| PeerError::Socket(error.into()))?;
-        }
-        if self.replay.is_some() || self.options.fill == Fill::All {
-            self.want_ahead(number);
-            self.ring();
-        }
-        Ok(())
-    }
-
-    /// Has spaces watched that are not.
-    fn watch(&self, connection: &Connection, spaces: &mut [Space]) -> std::result::Result<(), PeerError> {
-        debug_assert!(spaces.len() <= SPACES_MAX);
-        for space in spaces.iter_mut().filter(|space| !space.is_watched) {
-            let token = token(connection.number, Kind::Faults);
-            epoll::add(&self.epoll, &space.uffd, token, ONCE)
-                .map_err(|error| PeerError::Descriptor(error.into()))?;
-            space.is_watched = true;
-        }
-        Ok(())
-    }
-
-    /// Spaces are to be closed. Others may have their descriptors too, so that closing them is not enough.
-    fn unwatch(&self, spaces: &[Space]) {
-        for space in spaces {
-            let _ = epoll::delete(&self.epoll, &space.uffd);
-        }
-    }
-
-    /// A turn of a VM.
-    fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
-        let common = VmShared {
-            snapshot: &self.snapshot,
-            // While pages are recorded, one that was not touched must not look as if it had been.
-            run_bytes: if self.recorder.is_some() { PAGE_SIZE as u64 } else { self.options.run_bytes },
-            recorder: self.recorder.as_ref(),
-            replay: self.replay.as_ref(),
-            fill: self.options.fill,
-            tell: &|event: &Event| self.tell(event),
-        };
-        let next = vm.serve(&common)?;
-        self.unwatch(&vm.take_ended());
-        self.watch(connection, vm.spaces())?;
-        match next {
-            NextWait::Over => return Ok(next),
-            NextWait::Wait => {}
-            NextWait::Soon => self.want_after(connection.number, SOON),
-            NextWait::Ahead => self.want_ahead(connection.number),
-        }
-        for space in vm.spaces() {
-            self.arm(space.uffd.as_fd(), connection.number, Kind::Faults);
-        }
-        Ok(next)
-    }
-
     fn want_after(&self, number: u64, pause: Duration) {
         let mut table = self.table();
         if table.soon.iter().all(|(_, other)| *other != number) {
@@ -1015,185 +490,6 @@ impl Shared {
         let mut table = self.table();
         if !table.ahead.contains(&number) {
             table.ahead.push_back(number);
-        }
-    }
-
-    // Ends.
-
-    /// Its process is no more, or its connection if there is no process.
-    fn end_connection(&self, connection: &Connection) {
-        // A thread that has it finds out that it is over, and lets it go.
-        let (stage, is_given_up) = {
-            let mut place = connection.place();
-            (std::mem::replace(&mut place.stage, ConnectionState::Over), place.is_given_up)
-        };
-        let was_known = self.forget(connection);
-        let (vm, process) = (connection.number, connection.peer.process());
-        match stage {
-            ConnectionState::Greeting { .. } if was_known => {
-                self.table().peers_refused += 1;
-                self.tell(&Event::Refused { process, why: PeerError::HungUp });
-            }
-            ConnectionState::Serving(_) | ConnectionState::Taken if was_known && !is_given_up => {
-                let numbers = Box::new(connection.counted());
-                self.tell(&Event::Ended { vm, process, numbers });
-            }
-            _ => {}
-        }
-    }
-
-    /// Takes it out of the table. Whether it was there.
-    fn forget(&self, connection: &Connection) -> bool {
-        let mut table = self.table();
-        let was_known = table.connections.remove(&connection.number).is_some();
-        if was_known {
-            table.refused.remove(&connection.number);
-            table.vms.remove(&connection.number);
-            table.past.merge(&connection.counted());
-        }
-        drop(table);
-        if was_known {
-            // Others may have what we close, and then epoll would go on telling of it.
-            let _ = epoll::delete(&self.epoll, &connection.socket);
-            if let Some(alive) = connection.peer.alive() {
-                let _ = epoll::delete(&self.epoll, alive);
-            }
-        }
-        was_known
-    }
-
-    /// Something is wrong with a VM: it is given up.
-    fn fail(&self, connection: &Connection, stage: ConnectionState, why: PeerError) -> ConnectionState {
-        match stage {
-            ConnectionState::Serving(mut vm) => {
-                self.unwatch(vm.spaces());
-                self.give_up(connection, HeldUffds::Vm { _vm: vm }, why)
-            }
-            other => other,
-        }
-    }
-
-    /// Something is wrong with a peer that greets: it is told and forgotten; or given up, if it handed over its memory.
-    fn refuse(&self, connection: &Connection, greeting: &mut Handshake, why: PeerError) -> ConnectionState {
-        match memory_of(greeting) {
-            // It is a VM, and will wait for us.
-            Some(kept) => self.give_up(connection, kept, why),
-            None => {
-                self.refused(connection, why);
-                ConnectionState::Over
-            }
-        }
-    }
-
-    fn give_up(&self, connection: &Connection, kept: HeldUffds, why: PeerError) -> ConnectionState {
-        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
-        // Its end is then not taken for one of its own, whichever thread notices it first.
-        connection.place().is_given_up = true;
-        let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
-        {
-            let mut table = self.table();
-            table.vms_given_up += 1;
-            table.note_vm(connection.number);
-        }
-        let (vm, process) = (connection.number, connection.peer.process());
-        self.tell(&Event::GivenUp { vm, process, why, killed });
-        if killed {
-            self.await_end(connection);
-            return ConnectionState::Dying { _kept: kept };
-        }
-        self.forget(connection);
-        ConnectionState::Over
-    }
-
-    /// Has the end told of a process that was killed, if it is not yet. If epoll has no room for that, it is looked at
-    /// now and then.
-    fn await_end(&self, connection: &Connection) {
-        let (number, Some(alive)) = (connection.number, connection.peer.alive()) else { return };
-        match epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(_) if has_one_ended(iter::once(connection.end())) => self.end_connection(connection),
-            Err(_) => self.want_after(number, DYING),
-        }
-    }
-
-    /// A peer that is no VM is told what is wrong, and has its place no more.
-    fn refused(&self, connection: &Connection, why: PeerError) {
-        self.forget(connection);
-        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
-        self.table().peers_refused += 1;
-        self.tell(&Event::Refused { process: connection.peer.process(), why });
-    }
-
-    /// Ends greetings that are so late that their threads must be waiting in the kernel. Any worker may call
-    /// it.
-    fn sweep(&self) {
-        let now = Instant::now();
-        let mut table = self.table();
-        let Some(until) = table.greets_until else { return };
-        if table.next_sweep.is_some_and(|next| now < next) {
-            return;
-        }
-        table.next_sweep = Some(now + SWEEP);
-        let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
-        drop(table);
-        let mut may_greet_still = now < until;
-        for connection in all {
-            let is_late = |stage: &ConnectionState| match stage {
-                ConnectionState::Greeting { since } => now >= *since + self.options.greeting + GRACE,
-                _ => false,
-            };
-            if connection.take_if(is_late).is_none() {
-                may_greet_still |= connection.may_greet();
-                continue;
-            }
-            self.refused(&connection, PeerError::Late(self.options.greeting));
-            self.settle(&connection, ConnectionState::Over);
-        }
-        let mut table = self.table();
-        if !may_greet_still && table.greets_until == Some(until) {
-            table.greets_until = None;
-        }
-    }
-
-    /// Ends all connections, when no worker is left.
-    fn drop_all(&self) {
-        let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
-        // A message that has come and was not read may hand over memory, too: their threads check.
-        for connection in all.iter().filter(|connection| connection.may_greet()) {
-            let _ = rustix::net::shutdown(&connection.socket, Shutdown::Read);
-        }
-        let until = Instant::now() + ENDING;
-        while all.iter().any(|connection| connection.is_busy()) && Instant::now() < until {
-            std::thread::sleep(SOON);
-        }
-        let mut kept = Vec::new();
-        for connection in all {
-            let Some(stage) = connection.take(Kind::Faults) else {
-                // Its thread waits in the kernel, or had nothing to keep.
-                connection.place().stage = ConnectionState::Over;
-                self.forget(&connection);
-                continue;
-            };
-            let (is_vm, stage) = match stage {
-                ConnectionState::Serving(_) => (true, stage),
-                ConnectionState::Unserved(kept) => (true, ConnectionState::Dying { _kept: kept }),
-                other => (false, other),
-            };
-            let mut killed = matches!(stage, ConnectionState::Dying { .. });
-            if is_vm {
-                let (vm, process) = (connection.number, connection.peer.process());
-                killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
-                self.tell(&Event::Dropped { vm, process, killed });
-            }
-            self.forget(&connection);
-            kept.push((killed, stage, connection));
-        }
-        let until = Instant::now() + ENDING;
-        for (killed, stage, connection) in kept {
-            if killed {
-                connection.peer.wait_for_its_end(until);
-            }
-            drop(stage);
         }
     }
 
@@ -1216,162 +512,5 @@ impl Shared {
             stats.numbers.merge(&connection.counted());
         }
         stats
-    }
-}
-
-/// The userfaultfds among what came, to be kept, if there are any.
-fn memory_of(greeting: &mut Handshake) -> Option<HeldUffds> {
-    let uffds = greeting.take_userfaultfds(DESCRIPTORS_MAX);
-    (!uffds.is_empty()).then_some(HeldUffds::Descriptors { _uffds: uffds })
-}
-
-/// A peer's thread, from its accept until nothing is left of what it sent; see the head of this file.
-fn greet_next(server: &Weak<Shared>) {
-    let Some(shared) = server.upgrade() else { return };
-    let Some((connection, wrong)) = shared.accept_pending() else { return };
-    let at_most = shared.options.greeting;
-    drop(shared);
-    let mut greeting = Handshake::new();
-    let heard = match wrong {
-        Some(wrong) => Err(wrong),
-        None => {
-            let hear = AssertUnwindSafe(|| hear(server, &connection, &mut greeting, at_most));
-            catch_unwind(hear).unwrap_or(Err(PeerError::Panicked))
-        }
-    };
-    if heard.is_err() {
-        greeting.receive_rest(connection.socket.as_fd());
-    }
-    if let Some(shared) = server.upgrade() {
-        shared.end_greeting(&connection, &mut greeting, heard);
-    }
-    // From here on no thread waits for this one.
-    drain(connection.socket.as_fd());
-    drop(connection);
-    drop(greeting);
-}
-
-/// Takes what a peer says until it has said all. While it waits nothing of the server's is kept alive.
-fn hear(
-    server: &Weak<Shared>,
-    connection: &Connection,
-    greeting: &mut Handshake,
-    at_most: Duration,
-) -> std::result::Result<Box<Vm>, PeerError> {
-    let (socket, until) = (connection.socket.as_fd(), Instant::now() + at_most);
-    loop {
-        if !wait_for(socket, PollFlags::IN | PollFlags::RDHUP, until) {
-            return Err(PeerError::Late(at_most));
-        }
-        let said = greeting.receive(socket)?;
-        let shared = server.upgrade().ok_or(PeerError::HungUp)?;
-        match said {
-            ParseStep::Unfinished => {}
-            ParseStep::WantsImage => shared.give_image(connection, greeting)?,
-            ParseStep::Regions(regions) => return shared.make_vm(connection, greeting, &regions),
-        }
-    }
-}
-
-impl Connection {
-    fn place(&self) -> MutexGuard<'_, ConnectionSlot> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn counted(&self) -> RestoreCounters {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// What tells of its end.
-    fn end(&self) -> (&Peer, BorrowedFd<'_>) {
-        (&self.peer, self.socket.as_fd())
-    }
-
-    /// What it is, for the worker that works on it; `None`, and the event is noted, if another
-    /// thread has it.
-    fn take(&self, kind: Kind) -> Option<ConnectionState> {
-        let mut place = self.place();
-        match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
-            ConnectionState::Taken => {
-                // Faults are looked for in any case.
-                if place.wanted != Some(Kind::Socket) {
-                    place.wanted = Some(kind);
-                }
-                None
-            }
-            ConnectionState::Over => {
-                place.stage = ConnectionState::Over;
-                None
-            }
-            // Its thread's.
-            greeting @ ConnectionState::Greeting { .. } => {
-                place.stage = greeting;
-                None
-            }
-            stage => Some(stage),
-        }
-    }
-
-    /// Whether it greets.
-    fn may_greet(&self) -> bool {
-        matches!(self.place().stage, ConnectionState::Greeting { .. })
-    }
-
-    /// Whether its thread has it.
-    fn is_busy(&self) -> bool {
-        matches!(self.place().stage, ConnectionState::Greeting { .. } | ConnectionState::Taken)
-    }
-
-    /// It has greeted, and is the caller's; or not, if it is over.
-    fn begin(&self) -> bool {
-        self.take_if(|stage| matches!(stage, ConnectionState::Greeting { .. })).is_some()
-    }
-
-    /// As [`Connection::take`], if no thread has it and `is_so`.
-    fn take_if(&self, is_so: impl FnOnce(&ConnectionState) -> bool) -> Option<ConnectionState> {
-        let mut place = self.place();
-        is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, ConnectionState::Taken))
-    }
-
-    /// Puts it back; or not, if it was wanted meanwhile: then it is the caller's once more. If it is over, it ends.
-    fn put_back(&self, stage: ConnectionState) -> Option<(ConnectionState, Kind)> {
-        let mut place = self.place();
-        if matches!(place.stage, ConnectionState::Over) {
-            // Its process ended meanwhile.
-            return None;
-        }
-        if let Some(kind) = place.wanted.take() {
-            return Some((stage, kind));
-        }
-        place.stage = stage;
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_link_in_the_place_of_the_socket_is_not_followed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (secret, planted) = (folder.path().join("secret"), folder.path().join("planted"));
-        fs::write(&secret, "mine").expect("the disk has room");
-        fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600))
-            .expect("it is ours");
-        std::os::unix::fs::symlink(&secret, &planted).expect("it is new");
-        assert!(file_of_socket(&planted).is_err());
-        assert!(file_of_socket(&secret).is_err(), "no socket");
-        // Swapped after it was bound, and before its permissions are set.
-        let path = folder.path().join("socket");
-        let _socket = std::os::unix::net::UnixListener::bind(&path).expect("it is new");
-        let (file, inode) = file_of_socket(&path).expect("it is one");
-        assert_eq!(fs::symlink_metadata(&path).expect("it is there").ino(), inode);
-        fs::rename(&path, folder.path().join("moved")).expect("the folder is ours");
-        std::os::unix::fs::symlink(&secret, &path).expect("it is new");
-        let options = RestoreOptions { socket_mode: 0o666, ..RestoreOptions::default() };
-        open_to(&path, &file, &options).expect("the file is there still");
-        let mode = |path: &Path| fs::symlink_metadata(path).expect("it is there").mode() & 0o777;
-        assert_eq!((mode(&secret), mode(&folder.path().join("moved"))), (0o600, 0o666));
     }
 }

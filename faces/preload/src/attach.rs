@@ -9,7 +9,7 @@
 //! an owner that looks at times: while it is open there is no lease on its file.
 //!
 //! The owner duplicates the descriptor from this process. Where the system does not let it, it says so, and the
-//! descriptor is sent (`process::send`).
+//! descriptor is sent (`join::send`).
 //!
 //! The owner's reads move no time of last access, and a hit is not the kernel's to
 //! notice. So the kernel is asked for a byte once, where there is none: at the end
@@ -19,12 +19,12 @@ use core::ffi::c_int;
 
 use quinion_view::arena::control::{CREDIT_SPENT, Counter, Operation, Reason, SENT, TO_BE_SENT};
 use quinion_view::arena::file_systems::FileSystem;
-use quinion_view::viewer::sys::Errno;
 use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
+use crate::request_errors::{is_passing, why};
 use crate::table::{self, Attachment, FdWord, State};
-use crate::{audit, deferred_detach, process, written};
+use crate::{audit, deferred_detach, descriptors, join, process, written};
 
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
@@ -41,7 +41,7 @@ pub fn attach(fd: c_int, word: FdWord) {
             table::give_credit(fd, word, 1, word.is_owners_credit());
         }
         Ok((viewer, Answer::Attached(to, size))) => {
-            if table::publish(fd, word, to) {
+            if descriptors::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
                 note_access(fd, size);
                 if let Some(advice) = table::advice(fd) {
@@ -51,8 +51,8 @@ pub fn attach(fd: c_int, word: FdWord) {
                 deferred_detach::give_back(to.handle); // another thread was faster
             }
         }
-        Err(Reason::Restricted) => table::share(fd, Reason::Restricted),
-        Err(reason) => table::detach(fd, reason),
+        Err(Reason::Restricted) => descriptors::share(fd, Reason::Restricted),
+        Err(reason) => descriptors::detach(fd, reason),
     }
 }
 
@@ -105,7 +105,7 @@ enum Answer {
 /// Asks the owner. A forked child becomes a viewer by that.
 fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'static Viewer, Answer), Reason> {
     let stat = &fit.stat;
-    let viewer = process::join_to_read().ok_or(Reason::NoOwner)?;
+    let viewer = join::join_to_read().ok_or(Reason::NoOwner)?;
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
     }
@@ -122,7 +122,7 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
     let question = |fd: u64| viewer.request(Operation::Attach, [fd | spent, stat.device, stat.inode]);
     let answer = written::attaching(fd, stat, || match question(fd as u64) {
         Err(RequestError::Errno(TO_BE_SENT)) => {
-            let ticket = process::send(fd).ok_or(RequestError::Late)?;
+            let ticket = join::send(fd).ok_or(RequestError::Late)?;
             question(u64::from(ticket) | SENT)
         }
         answer => answer,
@@ -144,21 +144,3 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
 
 /// How much of a file the kernel is to read before an owner is asked again that did not answer in time, in bytes.
 const LATE_BYTES: u64 = 1 << 20;
-
-/// Whether the owner could not help, and may be able to the next time: the kernel is to read for once.
-///
-/// All slots for questions are taken where more threads ask at once than there are slots, and have slots again soon.
-pub fn is_passing(error: &RequestError) -> bool {
-    matches!(error, RequestError::Late | RequestError::NoSlot)
-        || *error == RequestError::Errno(Errno::AGAIN.0)
-}
-
-pub fn why(error: &RequestError) -> Reason {
-    match error {
-        RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,
-        RequestError::Errno(error) if *error == Errno::BUSY.0 => Reason::Watched,
-        RequestError::Errno(error) if *error == Errno::OPNOTSUPP.0 => Reason::Unguaranteed,
-        RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
-        RequestError::OwnerDead | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,
-    }
-}

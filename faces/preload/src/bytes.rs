@@ -16,39 +16,14 @@ use quinion_view::arena::control::{Advice, Counter, Operation, Reason};
 use quinion_view::viewer::sys::Errno;
 use quinion_view::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
-use crate::attach::{is_passing, why};
-use crate::{faults, kernel, process, table, written};
+use crate::read_request::{Part, ServeMode, Target};
+use crate::request_errors::{is_passing, why};
+use crate::{descriptors, faults, kernel, process, table, written};
 
 /// The most bytes one call reads, as in the kernel.
 pub const READ_BYTES_MAX: usize = 0x7fff_f000;
 /// How often a read looks again after the file was seen to have grown.
 const REVALIDATIONS_MAX: u32 = 3;
-
-/// The kernel's `struct iovec`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Part {
-    pub base: *mut u8,
-    pub len: usize,
-}
-
-/// Where the bytes go.
-#[derive(Clone, Copy)]
-pub enum Target<'a> {
-    One(Part),
-    Many(&'a [Part]),
-}
-
-/// How a read is to be served.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum ServeMode {
-    /// Whatever it takes, and what was read stays cached.
-    Plain,
-    /// RWF_DONTCACHE: what was not cached before is not afterwards.
-    Uncached,
-    /// RWF_NOWAIT: only what is cached.
-    Now,
-}
 
 /// Why a read has no bytes.
 #[derive(Clone, Copy)]
@@ -126,7 +101,7 @@ impl PartRead<'_> {
                 // SAFETY: as in `look`.
                 TimesCheck::Young => return unsafe { self.read_by_kernel() },
                 TimesCheck::Invalid(reason) => {
-                    table::detach(fd, reason);
+                    descriptors::detach(fd, reason);
                     return Err(Unserved::ToKernel);
                 }
             },
@@ -144,7 +119,7 @@ impl PartRead<'_> {
         let Self { fd, position, to, .. } = self;
         // SAFETY: the caller's promise.
         let Ok(bytes) = (unsafe { kernel::pread(fd, to.base, to.len, position) }) else {
-            table::detach(fd, Reason::Passed);
+            descriptors::detach(fd, Reason::Passed);
             return Err(Unserved::ToKernel);
         };
         Ok(self.count_kernels(bytes))
@@ -203,7 +178,7 @@ impl PartRead<'_> {
             read = self.look(&file);
         };
         if let Some(reason) = reason {
-            table::detach(fd, reason);
+            descriptors::detach(fd, reason);
             return Err(Unserved::ToKernel);
         }
         if asked > 0 {
@@ -228,7 +203,7 @@ impl PartRead<'_> {
             Ok(bytes) => Ok(self.count_kernels(bytes)),
             Err(Errno::AGAIN) => Err(Unserved::NotReady),
             Err(_) => {
-                table::detach(fd, Reason::Passed);
+                descriptors::detach(fd, Reason::Passed);
                 Err(Unserved::ToKernel)
             }
         }

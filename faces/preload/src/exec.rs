@@ -2,7 +2,7 @@
 //!
 //! The new program inherits what is not closed, with the kernel's offsets. So they are put right first, as before a
 //! fork; and what another thread opens from then on, until the kernel has ended that thread, is inherited too. So the
-//! call counts as a fork under way (`process.rs`): no descriptor gets a private offset meanwhile. If it fails the count
+//! call counts as a fork under way (`forks.rs`): no descriptor gets a private offset meanwhile. If it fails the count
 //! is taken back.
 //!
 //! The forms with a list of arguments have no number of them. Ours put those that came in registers before those on
@@ -14,25 +14,24 @@
 //! ```
 
 use core::arch::naked_asm;
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int};
 
 use quinion_view::viewer::sys::call;
 
 use crate::kernel::number;
-use crate::real::{self, Real};
-use crate::served::{call_real, names};
-use crate::{ld_preload, process};
+use crate::wrap::{call_real, names};
+use crate::{forks, ld_preload, real};
 
 /// A list of strings, as the C library takes it.
 type List = *const *const c_char;
 
 /// Runs a call that makes this process another program, if it does not fail. The new program has this environment.
 fn becoming<T>(environment: List, call: impl FnOnce() -> T) -> T {
-    let exec = process::begin_fork();
+    let exec = forks::begin_fork();
     ld_preload::forget_in(environment as usize);
     let answer = call();
     if let Some(exec) = exec {
-        process::end_fork(exec);
+        forks::end_fork(exec);
     }
     answer
 }

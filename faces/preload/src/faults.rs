@@ -30,10 +30,9 @@
 //!
 //! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process
 //! gave its addresses back before it limited them. An instruction of ours that faults there finds zeros and goes on,
-//! and its read, too, is the kernel's to answer ([`process::mend`]).
+//! and its read, too, is the kernel's to answer ([`viewer_memory::mend`]).
 //!
-//! A program that ignores one of the signals, has more handlers than there are entries, or sets one in ways that are
-//! not seen here is served no more ([`process::stop`]); from then on, the kernel has the program's own actions again.
+//! The calls by which a program sets them are in `sigaction.rs`.
 //!
 //! Invariants:
 //!  1. An entry that was given away never means another action.
@@ -46,32 +45,29 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use quinion_view::arena::control::Reason;
 use quinion_view::folio::copy::{copy_out, note_fault, resume_after_fault};
 
-use crate::real::{self, Real};
-use crate::served::{call_real, names};
-use crate::{kernel, process};
+use crate::kernel::{self, SIGSEGV};
+use crate::wrap::call_real;
+use crate::{process, viewer_memory};
 
 const SIGBUS: c_int = 7;
-pub const SIGSEGV: c_int = 11;
 const SIGNALS: [c_int; 2] = [SIGBUS, SIGSEGV];
-
 const SIG_DFL: usize = 0;
-const SIG_IGN: usize = 1;
-const SIG_ERR: usize = usize::MAX;
+
+/// The action of a signal that is ignored.
+pub const SIG_IGN: usize = 1;
 
 const SA_SIGINFO: u32 = 4;
 const SA_RESTORER: u32 = 0x0400_0000;
 const SA_ONSTACK: u32 = 0x0800_0000;
-const SA_RESTART: u32 = 0x1000_0000;
-const SA_INTERRUPT: u32 = 0x2000_0000;
 const SA_NODEFER: u32 = 0x4000_0000;
 const SA_RESETHAND: u32 = 0x8000_0000;
+
 /// The flags of which the kernel is told something else than we were.
 const OURS: u32 = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | SA_RESETHAND;
 
-// ---- the count, and reading what may not be there -------------------------------------------------------
+// ---- the count, and reading what may not be there --------------------------------------------------------
 
 /// How many faults of copies there were.
 pub use quinion_view::folio::copy::faults as seen;
@@ -85,7 +81,7 @@ pub fn read(from: usize, to: &mut [u8]) -> bool {
     seen() == before
 }
 
-// ---- the entries -------------------------------------------------------------------------------------
+// ---- the entries -----------------------------------------------------------------------------------------
 
 const ENTRIES: usize = 32;
 const ENTRY_BYTES: usize = 16;
@@ -96,6 +92,7 @@ struct SavedAction {
     handler: AtomicUsize,
     flags: AtomicU32,
 }
+
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const GIVEN: u32 = 2;
@@ -171,7 +168,7 @@ fn entry_for(handler: usize, flags: u32) -> Option<usize> {
     None
 }
 
-// ---- when a signal comes ----------------------------------------------------------------------------------
+// ---- when a signal comes ---------------------------------------------------------------------------------
 
 /// Where to go on: 0 is back to where the signal came.
 extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: usize) -> usize {
@@ -196,7 +193,7 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
         }
         // SAFETY: as above.
         let address = unsafe { info.byte_add(ADDRESS_AT).cast::<usize>().read() };
-        if (signal, code) == (SIGSEGV, SEGV_MAPERR) && is_our_code(*next) && process::mend(address) {
+        if (signal, code) == (SIGSEGV, SEGV_MAPERR) && is_our_code(*next) && viewer_memory::mend(address) {
             note_fault();
             return 0;
         }
@@ -224,6 +221,7 @@ fn is_our_code(at: usize) -> bool {
     }
     ((&raw const __ehdr_start).addr()..(&raw const etext).addr()).contains(&at)
 }
+
 core::arch::global_asm!(".hidden __ehdr_start", ".hidden etext");
 
 /// A handler for one time has had its time.
@@ -245,7 +243,7 @@ fn reported_flags(handler: usize, flags: u32) -> u32 {
     }
 }
 
-// ---- actions --------------------------------------------------------------------------------------------
+// ---- actions ---------------------------------------------------------------------------------------------
 
 /// Whether the signals' actions are ours.
 static IS_ON: AtomicBool = AtomicBool::new(false);
@@ -254,17 +252,23 @@ static IS_ON: AtomicBool = AtomicBool::new(false);
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Action {
-    handler: usize,
+    pub handler: usize,
     mask: [u64; 16],
     flags: u32,
     restorer: usize,
 }
 
 impl Action {
-    fn new(handler: usize, mask: u64, flags: u32) -> Self {
+    /// Of this handler, mask and flags.
+    pub fn new(handler: usize, mask: u64, flags: u32) -> Self {
         let mut action = Self { handler, mask: [0; 16], flags, restorer: 0 };
         action.mask[0] = mask;
         action
+    }
+
+    /// What the kernel is to have in its place, if the program sets it; `None` if it cannot be.
+    pub fn told_if_set(&self) -> Option<Self> {
+        self.told(SA_RESTORER)
     }
 
     /// What the kernel is to have in its place; `None` if it cannot be.
@@ -274,7 +278,7 @@ impl Action {
     }
 
     /// What the program is to hear in place of this.
-    fn heard(&self) -> Self {
+    pub fn heard(&self) -> Self {
         let Some(entry) = entry_at(self.handler) else { return *self };
         let flags = entry.flags.load(Ordering::Relaxed);
         // What was never set has no way back either.
@@ -284,7 +288,8 @@ impl Action {
     }
 }
 
-fn real_action(signal: c_int, action: *const Action, old: *mut Action) -> c_int {
+/// The C library's own `sigaction`.
+pub fn real_action(signal: c_int, action: *const Action, old: *mut Action) -> c_int {
     call_real!(sigaction(signal => c_int, action => *const Action, old => *mut Action) -> c_int)
 }
 
@@ -370,65 +375,7 @@ fn own_action(found: kernel::SignalAction) -> kernel::SignalAction {
     kernel::SignalAction { handler, flags, ..found }
 }
 
-fn is_ours(signal: c_int) -> bool {
+/// Whether it is one of the two signals, and its action ours.
+pub fn is_ours(signal: c_int) -> bool {
     SIGNALS.contains(&signal) && IS_ON.load(Ordering::Relaxed)
-}
-
-/// Sets an action of one of the two signals for the program, and says what it was; whether that worked.
-fn change(signal: c_int, action: Option<&Action>, old: *mut Action) -> c_int {
-    let told = action.and_then(|action| {
-        let told = if action.handler == SIG_IGN { None } else { action.told(SA_RESTORER) };
-        if told.is_none() {
-            process::stop(Reason::Passed);
-        }
-        told
-    });
-    let new = told.as_ref().or(action).map_or(core::ptr::null(), core::ptr::from_ref);
-    let answer = real_action(signal, new, old);
-    if answer == 0 && !old.is_null() {
-        // SAFETY: the C library has just written it.
-        unsafe { *old = (*old).heard() };
-    }
-    answer
-}
-
-/// As [`change`], for functions that answer with the handler before.
-fn change_handler(signal: c_int, action: &Action) -> usize {
-    let mut old = *action;
-    if change(signal, Some(action), &raw mut old) == 0 { old.handler } else { SIG_ERR }
-}
-
-names! {
-    /// Sets what a signal does; of two signals the kernel is told something else.
-    sigaction | __sigaction (signal: c_int, action: *const Action, old: *mut Action) -> c_int {
-        if is_ours(signal) {
-            // SAFETY: the program's, as the C library would read it.
-            return change(signal, unsafe { action.as_ref() }, old);
-        }
-        real_action(signal, action, old)
-    }
-
-    /// As `sigaction`.
-    signal | bsd_signal | ssignal (signal: c_int, handler: usize) -> usize {
-        if is_ours(signal) && handler != SIG_ERR {
-            return change_handler(signal, &Action::new(handler, 1 << (signal - 1), SA_RESTART));
-        }
-        call_real!(signal(signal => c_int, handler => usize) -> usize)
-    }
-
-    /// As `sigaction`, for one time.
-    sysv_signal | __sysv_signal (signal: c_int, handler: usize) -> usize {
-        if is_ours(signal) && handler != SIG_ERR {
-            let flags = SA_RESETHAND | SA_NODEFER | SA_INTERRUPT;
-            return change_handler(signal, &Action::new(handler, 0, flags));
-        }
-        call_real!(sysv_signal(signal => c_int, handler => usize) -> usize)
-    }
-}
-
-/// The action of a signal is about to be changed in a way that is not followed here.
-pub extern "C" fn changes_unseen(signal: usize) {
-    if is_ours(signal as c_int) {
-        process::stop(Reason::Passed);
-    }
 }

@@ -10,8 +10,8 @@
 //!                                        |   |                          `--miss--> ask the owner, look again
 //!                                        |   `--it is time--> attach.rs: ask the owner for the file
 //!                                        `--not served--> real.rs --> the C library --> the kernel
-//!   program --dup, fork, mmap, ...--> passthrough.rs, opened.rs, exec.rs: give descriptors back first, then call
-//!   the C library itself, and code that names do not lead to us from --> patch.rs --> the same wrappers
+//!   program --dup, fork, mmap, ...--> passthrough.rs, opened.rs, children.rs, exec.rs: give descriptors back first,
+//!   then call the C library itself, and code that names do not lead to us from --> patch.rs --> the same wrappers
 //! ```
 //!
 //! The rule above all others is **never wrong**. Descriptors are the kernel's
@@ -30,6 +30,10 @@
 //! involves a descriptor that is served, as long as streams keep to descriptors
 //! they opened or were given.
 //!
+//! The modules stand bottom up. Below are plain tables and the process's state (`process.rs`), which calls nothing
+//! that watches it; above are the steps that change both (`descriptors.rs`, `stop.rs`, `forks.rs`, `join.rs`); and on
+//! top the functions that the program calls.
+//!
 //! Invariants:
 //!  1. Nothing here allocates, takes a lock, or changes `errno` on a call that is served.
 //!  2. If anything at the start is not as expected, the object does nothing at all.
@@ -38,28 +42,48 @@
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+// Bottom up: each names only those before it.
+mod plan;
+mod harmless_syscalls;
+mod thread_list;
+mod loaded;
+mod kernel;
+mod real;
+mod wrap;
+mod patch;
+mod request_errors;
+mod read_request;
+mod table;
+mod owed_handles;
+mod marked_files;
+mod fork_counts;
+mod viewer_memory;
+mod handshake;
+mod process;
+mod ld_preload;
+mod audit;
+mod deferred_detach;
+mod descriptors;
+mod faults;
+mod stop;
+mod forks;
+mod join;
+mod confinement;
+mod loading;
+mod new_descriptors;
+mod written;
+mod watches;
+mod messages;
 mod attach;
 mod bytes;
-mod audit;
-mod exec;
-mod faults;
-mod ld_preload;
-mod harmless_syscalls;
-mod kernel;
-mod loaded;
-mod opened;
-mod deferred_detach;
-mod passthrough;
-mod patch;
-mod plan;
-mod process;
-mod real;
-mod served;
-mod start;
-mod table;
-mod thread_list;
 mod serve_or_kernel;
-mod written;
+mod served;
+mod sigaction;
+mod opened;
+mod children;
+mod exec;
+mod passthrough;
+mod start;
 
 /// No caller could be told; the program must not go on with half a step done.
 #[panic_handler]

@@ -1,22 +1,26 @@
-//! Opened: the calls that make descriptors, and the calls that make children.
+//! Opened: the calls that make descriptors.
 //!
 //! Opening for reading only makes a candidate. What can write as well keeps its
 //! offset with the kernel, so only positional reads may be served.
 //! Before an open that may write, the owner is told if it has the file (`written.rs`).
 //!
-//! A fork leaves every offset to the kernel first: the child has it too. So it
-//! is with a duplicate, and with a descriptor that arrives in a message: positional
-//! reads are served still.
+//! A duplicate shares its offset, and a descriptor that arrives in a message may: positional reads of them
+//! are served still.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use core::mem::offset_of;
 
 use quinion_view::arena::control::Reason;
 
-use crate::real::{self, Real};
-use crate::served::{call_real, names};
+use crate::messages::{Message, Messages, descriptors_in};
+use crate::new_descriptors::appeared;
+use crate::process::count_reason as count;
 use crate::table::{self, State};
-use crate::{faults, kernel, passthrough, patch, process, written};
+use crate::watches::{accesses_are_watched, is_for_accesses};
+use crate::wrap::{call_real, names};
+use crate::written::is_for_lease;
+use crate::{
+    descriptors, faults, fork_counts, forks, kernel, new_descriptors, patch, process, real, written,
+};
 
 /// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
@@ -28,7 +32,7 @@ fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
 
 /// Runs a call that opens what a path names.
 fn opening(at: c_int, path: *const c_char, flags: c_int, call: impl Fn() -> c_int) -> c_int {
-    let before = process::forks();
+    let before = fork_counts::forks();
     let fd = written::opening(at, path as usize, flags, call);
     opened(fd, flags, before)
 }
@@ -42,36 +46,19 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
     let reads = (reads_only || access == kernel::O_RDWR) && flags & UNREADABLE == 0;
     // O_TMPFILE includes O_DIRECTORY, and O_PATH makes the kernel ignore what else is asked.
     if flags & LEFT_ALONE != 0 || !reads {
-        table::opened_for_kernel(fd, State::Unknown);
+        new_descriptors::opened_for_kernel(fd, State::Unknown);
     } else if flags & NOT_SERVED != 0 {
-        table::opened_for_kernel(fd, State::Kernel);
+        new_descriptors::opened_for_kernel(fd, State::Kernel);
         count(Reason::Flags);
     } else if fd as usize >= table::DESCRIPTORS {
         count(Reason::Number);
     } else if fd < table::FIRST {
-        table::adopt(fd, false);
+        new_descriptors::adopt(fd, false);
     } else if !reads_only {
-        table::adopt(fd, true);
+        new_descriptors::adopt(fd, true);
         count(Reason::Writable);
     } else {
-        table::opened(fd, forks);
-    }
-}
-
-fn count(reason: Reason) {
-    if let Some(viewer) = process::viewer() {
-        viewer.count_reason(reason);
-    }
-}
-
-/// A descriptor has appeared that another process may have too, and of which only the kernel knows what it can do.
-pub fn appeared(fd: c_int) {
-    let Some(_inside) = process::enter() else { return };
-    let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;
-    if flags & (kernel::O_PATH | kernel::O_WRONLY) != 0 {
-        table::opened_for_kernel(fd, State::Unknown);
-    } else {
-        table::adopt(fd, false);
+        new_descriptors::opened(fd, forks);
     }
 }
 
@@ -103,7 +90,7 @@ fn duplicating(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if !process::is_on() {
         return call();
     }
-    table::share(fd, Reason::Duplicated);
+    descriptors::share(fd, Reason::Duplicated);
     let made = call();
     if made >= 0 {
         duplicated(fd, made);
@@ -116,11 +103,11 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
     if onto == fd || !process::is_on() {
         return call();
     }
-    table::share(fd, Reason::Duplicated);
+    descriptors::share(fd, Reason::Duplicated);
     // Not forgotten: the call may fail, and then it stays open. And not only shared: a handler that reads it when
     // the call is over must not find what it was before.
-    table::detach(onto, Reason::Duplicated);
-    let renumbering = process::begin_renumbering(onto);
+    descriptors::detach(onto, Reason::Duplicated);
+    let renumbering = forks::begin_renumbering(onto);
     let made = call();
     drop(renumbering);
     if made >= 0 {
@@ -132,8 +119,8 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
 /// `made` is a duplicate of `fd` now.
 fn duplicated(fd: c_int, made: c_int) {
     match table::look(fd).map(|word| word.state()) {
-        Some(State::Positioned | State::Shared) => table::adopt(made, true),
-        _ => table::opened_for_kernel(made, State::Unknown),
+        Some(State::Positioned | State::Shared) => new_descriptors::adopt(made, true),
+        _ => new_descriptors::opened_for_kernel(made, State::Unknown),
     }
 }
 
@@ -144,7 +131,7 @@ fn cut(fd: c_int) -> c_int {
 /// A stream's descriptor is about to be used in ways we do not see, unless the C library is patched.
 fn stream_is_taken(stream: *mut c_void) {
     if process::is_on() && !patch::is_patched() {
-        table::detach(real::stream_fd(stream), Reason::Passed);
+        descriptors::detach(real::stream_fd(stream), Reason::Passed);
     }
 }
 
@@ -167,13 +154,13 @@ names! {
     }
     /// The C library's own `open`, which is no cancellation point.
     __open_nocancel(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        let forks = process::forks();
+        let forks = fork_counts::forks();
         let fd = call_real!(__open_nocancel(path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
         opened(fd, flags, forks)
     }
     /// As `__open_nocancel`.
     __open64_nocancel(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        let forks = process::forks();
+        let forks = fork_counts::forks();
         let fd = call_real!(__open64_nocancel(path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
         opened(fd, flags, forks)
     }
@@ -221,13 +208,13 @@ names! {
     }
     /// Opens what a handle names.
     open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
-        let forks = process::forks();
+        let forks = fork_counts::forks();
         let fd = call_real!(open_by_handle_at(mount => c_int, handle => *mut c_void, flags => c_int) -> c_int);
         opened(fd, flags, forks)
     }
     /// Opens shared memory.
     shm_open(name: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        let forks = process::forks();
+        let forks = fork_counts::forks();
         opened(call_real!(shm_open(name => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
     }
     /// Makes a file in memory, which can be opened again by its number.
@@ -344,85 +331,14 @@ names! {
         forget_stream(stream);
         call_real!(endmntent(stream => *mut c_void) -> c_int)
     }
-
-    /// Leaves every offset to the kernel, then forks.
-    fork | __fork () -> c_int {
-        forking(|| call_real!(fork() -> c_int))
-    }
-    /// Leaves every offset to the kernel, then forks.
-    _Fork() -> c_int {
-        let copy = process::begin_copy();
-        let answer = call_real!(_Fork() -> c_int);
-        if let Some(copy) = copy {
-            process::end_fork(copy);
-        }
-        answer
-    }
-    /// Leaves every offset to the kernel, then forks and goes on in the child.
-    daemon(directory: c_int, streams: c_int) -> c_int {
-        forking(|| call_real!(daemon(directory => c_int, streams => c_int) -> c_int))
-    }
-    /// Leaves every offset to the kernel, then forks.
-    forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int {
-        forking(|| call_real!(forkpty(
-            terminal => *mut c_int, name => *mut c_char, settings => *const c_void, size => *const c_void
-        ) -> c_int))
-    }
-    /// Leaves every offset to the kernel, then runs a program.
-    system(command: *const c_char) -> c_int {
-        forking(|| call_real!(system(command => *const c_char) -> c_int))
-    }
-    /// Leaves every offset to the kernel, then runs a program.
-    popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
-        forking(|| call_real!(popen(command => *const c_char, mode => *const c_char) -> *mut c_void))
-    }
-    /// Leaves every offset to the kernel, then runs a program.
-    wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
-        forking(|| call_real!(wordexp(words => *const c_char, result => *mut c_void, flags => c_int) -> c_int))
-    }
-    /// Leaves every offset to the kernel, then runs a program.
-    posix_spawn(
-        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
-        arguments: *const *mut c_char, environment: *const *mut c_char
-    ) -> c_int {
-        spawning(|| call_real!(posix_spawn(
-            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
-            arguments => *const *mut c_char, environment => *const *mut c_char
-        ) -> c_int))
-    }
-    /// Leaves every offset to the kernel, then runs a program.
-    posix_spawnp(
-        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
-        arguments: *const *mut c_char, environment: *const *mut c_char
-    ) -> c_int {
-        spawning(|| call_real!(posix_spawnp(
-            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
-            arguments => *const *mut c_char, environment => *const *mut c_char
-        ) -> c_int))
-    }
 }
 
 /// A stream is about to be closed. Where the C library is patched, its call of `close` tells us, when the stream has
 /// written what it still holds: that goes where the descriptor's offset says, which is ours to know until then.
 fn forget_stream(stream: *mut c_void) {
     if process::is_on() && !patch::is_patched() && !stream.is_null() {
-        table::forget(real::stream_fd(stream));
+        descriptors::forget(real::stream_fd(stream));
     }
-}
-
-/// Whether a call of `fcntl` asks for a lease.
-pub fn is_for_lease(command: usize, argument: usize) -> bool {
-    const F_SETLEASE: c_int = 1024;
-    const F_UNLCK: c_int = 2;
-    // The kernel takes the lower half of the register for either.
-    command as c_int == F_SETLEASE && argument as c_int != F_UNLCK
-}
-
-/// Whether a call of `fcntl` asks for a signal at each access to a file of a folder (dnotify).
-pub fn is_for_accesses(command: usize, argument: usize) -> bool {
-    const F_NOTIFY: c_int = 1026;
-    const DN_ACCESS: c_int = 1;
-    command as c_int == F_NOTIFY && argument as c_int & DN_ACCESS != 0 // the lower halves, as above
 }
 
 fn controlled(fd: c_int, command: c_int, argument: usize, call: impl FnOnce() -> c_int) -> c_int {
@@ -435,86 +351,12 @@ fn controlled(fd: c_int, command: c_int, argument: usize, call: impl FnOnce() ->
     const F_DUPFD_CLOEXEC: c_int = 1030;
     match command {
         F_DUPFD | F_DUPFD_CLOEXEC => return duplicating(fd, call),
-        F_SETFL if process::is_on() => table::detach(fd, Reason::Flags),
+        F_SETFL if process::is_on() => descriptors::detach(fd, Reason::Flags),
         // The lock may begin at the offset.
-        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW if process::is_on() => table::show_offset(fd),
+        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW if process::is_on() => descriptors::show_offset(fd),
         _ if is_for_lease(command as usize, argument) && process::is_on() => written::wants_lease(fd),
-        _ if is_for_accesses(command as usize, argument) => passthrough::accesses_are_watched(),
+        _ if is_for_accesses(command as usize, argument) => accesses_are_watched(),
         _ => {}
     }
     call()
-}
-
-/// Runs a call that makes a child.
-#[inline]
-fn forking<T>(call: impl FnOnce() -> T) -> T {
-    let fork = process::begin_fork();
-    let answer = call();
-    if let Some(fork) = fork {
-        process::end_fork(fork);
-    }
-    answer
-}
-
-/// Runs a call that makes a child which runs in our memory for a while.
-#[inline]
-fn spawning(call: impl FnOnce() -> c_int) -> c_int {
-    let spawn = process::begin_spawn();
-    let answer = call();
-    if let Some(spawn) = spawn {
-        process::end_spawn(spawn);
-    }
-    answer
-}
-
-/// The C library's `struct msghdr`.
-#[repr(C)]
-pub struct Message {
-    name: *mut c_void,
-    name_len: u32,
-    parts: *mut c_void,
-    parts_len: usize,
-    control: *mut u8,
-    control_len: usize,
-    flags: c_int,
-}
-
-/// The C library's `struct mmsghdr`.
-#[repr(C)]
-pub struct Messages {
-    /// The message.
-    pub message: Message,
-    len: c_uint,
-}
-
-/// Calls `tell` for each descriptor in the control data of the message at an address; `None` if some of that could not
-/// be read. Only while [`process::is_on`].
-pub fn descriptors_in(message: usize, tell: fn(c_int)) -> Option<()> {
-    const HEADER: usize = 16;
-    const SOL_SOCKET_RIGHTS: [u8; 8] = [1, 0, 0, 0, 1, 0, 0, 0];
-    let word = |at: usize| {
-        let mut bytes = [0; 8];
-        faults::read(at, &mut bytes).then(|| usize::from_ne_bytes(bytes))
-    };
-    let control = word(message.wrapping_add(offset_of!(Message, control)))?;
-    let len = word(message.wrapping_add(offset_of!(Message, control_len)))?;
-    let mut at = 0;
-    while control != 0 && len - at >= HEADER {
-        let header = control.wrapping_add(at);
-        let (bytes, kind) = (word(header)?, word(header.wrapping_add(8))?);
-        if bytes < HEADER || bytes > len - at {
-            break;
-        }
-        if kind.to_ne_bytes() == SOL_SOCKET_RIGHTS {
-            for i in 0..(bytes - HEADER) / 4 {
-                let mut fd = [0; 4];
-                if !faults::read(header.wrapping_add(HEADER + 4 * i), &mut fd) {
-                    return None;
-                }
-                tell(c_int::from_ne_bytes(fd));
-            }
-        }
-        at = (at + bytes.next_multiple_of(8)).min(len);
-    }
-    Some(())
 }

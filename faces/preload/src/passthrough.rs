@@ -17,14 +17,19 @@
 use core::arch::naked_asm;
 use core::ffi::c_int;
 
-use quinion_view::arena::control::{Operation, Reason};
+use quinion_view::arena::control::Reason;
 use quinion_view::viewer::sys::call;
 
 use crate::harmless_syscalls::is_harmless;
 use crate::kernel::{self, number};
-use crate::opened::{Messages, descriptors_in, is_for_accesses, is_for_lease};
+use crate::messages::{Messages, descriptors_in};
 use crate::real::{self, find_for_trampoline};
-use crate::{audit, deferred_detach, exec, faults, ld_preload, patch, process, table, written};
+use crate::watches::{accesses_are_watched, is_for_accesses, marks, unmounts, watches};
+use crate::written::is_for_lease;
+use crate::{
+    confinement, descriptors, exec, faults, forks, ld_preload, loading, patch, process, sigaction, stop,
+    written,
+};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -162,11 +167,11 @@ before! {
     /// Takes a descriptor out of some process, perhaps this one.
     pidfd_getfd = pidfd_getfd => everything_passed;
     /// Changes what a signal does inside the C library.
-    sigset = sigset => faults::changes_unseen;
+    sigset = sigset => sigaction::changes_unseen;
     /// As `sigset`.
-    sigignore = sigignore => faults::changes_unseen;
+    sigignore = sigignore => sigaction::changes_unseen;
     /// As `sigset`.
-    siginterrupt = siginterrupt => faults::changes_unseen;
+    siginterrupt = siginterrupt => sigaction::changes_unseen;
     /// A ring reads and closes descriptors past all hooks.
     io_uring_queue_init = io_uring_queue_init => no_more;
     /// As above.
@@ -237,7 +242,7 @@ pub unsafe extern "C" fn vfork() -> c_int {
         "add rsp, 8",
         "2:",
         "ret",
-        begin = sym process::begin_vfork, end = sym process::end_vfork, number = const number::VFORK,
+        begin = sym forks::begin_vfork, end = sym forks::end_vfork, number = const number::VFORK,
     )
 }
 
@@ -257,7 +262,7 @@ pub unsafe extern "C" fn __vfork() -> c_int {
 #[inline]
 fn share(fd: usize, reason: Reason) {
     if process::is_on() {
-        table::share(fd as c_int, reason);
+        descriptors::share(fd as c_int, reason);
     }
 }
 
@@ -265,7 +270,7 @@ fn share(fd: usize, reason: Reason) {
 #[inline]
 fn leave(fd: usize, reason: Reason) {
     if process::is_on() {
-        table::detach(fd as c_int, reason);
+        descriptors::detach(fd as c_int, reason);
     }
 }
 
@@ -295,7 +300,7 @@ extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usi
     const PROT_EXEC: usize = 4;
     if flags & MAP_ANONYMOUS == 0 {
         if protection & PROT_EXEC != 0 && process::is_on() {
-            audit::insist(); // a loader of its own
+            loading::insist(); // a loader of its own
         }
         if flags & MAP_SHARED != 0 && process::is_on() {
             written::maps(fd as c_int);
@@ -314,12 +319,12 @@ extern "C" fn streamed(fd: usize) {
 /// The lock may begin at the offset.
 extern "C" fn locked(fd: usize) {
     if process::is_on() {
-        table::show_offset(fd as c_int);
+        descriptors::show_offset(fd as c_int);
     }
 }
 
 fn passed_on(fd: c_int) {
-    table::share(fd, Reason::Passed);
+    descriptors::share(fd, Reason::Passed);
 }
 
 extern "C" fn sent_message(_socket: usize, message: usize) {
@@ -368,28 +373,28 @@ extern "C" fn closed_range(first: usize, last: usize, flags: usize) {
         return;
     }
     match flags as c_int {
-        0 if first as u32 <= last as u32 => table::forget_range(first as u32, last as u32),
+        0 if first as u32 <= last as u32 => descriptors::forget_range(first as u32, last as u32),
         0 | CLOEXEC => {}
-        flags if flags & UNSHARE != 0 => process::stop(Reason::Passed),
-        _ => table::detach_all(Reason::Passed),
+        flags if flags & UNSHARE != 0 => stop::stop(Reason::Passed),
+        _ => descriptors::detach_all(Reason::Passed),
     }
 }
 
 extern "C" fn closed_from(first: usize) {
     if process::is_on() {
-        table::forget_range((first as c_int).max(0) as u32, u32::MAX);
+        descriptors::forget_range((first as c_int).max(0) as u32, u32::MAX);
     }
 }
 
 extern "C" fn everything_passed() {
     if process::is_on() {
-        table::share_all(Reason::Passed);
+        descriptors::share_all(Reason::Passed);
     }
 }
 
 extern "C" fn everything_left() {
     if process::is_on() {
-        table::detach_all(Reason::Passed);
+        descriptors::detach_all(Reason::Passed);
     }
 }
 
@@ -398,7 +403,7 @@ extern "C" fn terminal_taken() {
 }
 
 extern "C" fn no_more() {
-    process::stop(Reason::Passed);
+    stop::stop(Reason::Passed);
 }
 
 const CLONE_THREAD_LIKE: usize = 0x0001_0500; // CLONE_THREAD, CLONE_FILES, CLONE_VM
@@ -409,11 +414,11 @@ const CLONE_THREAD_LIKE: usize = 0x0001_0500; // CLONE_THREAD, CLONE_FILES, CLON
 extern "C" fn cloned(_function: usize, _stack: usize, flags: usize) {
     const EXIT_SIGNAL: usize = 0xff;
     const CLONE_VM_VFORK: usize = 0x4100;
-    if flags & !EXIT_SIGNAL == CLONE_VM_VFORK && process::is_spawning() {
+    if flags & !EXIT_SIGNAL == CLONE_VM_VFORK && forks::is_spawning() {
         return;
     }
     if flags & CLONE_THREAD_LIKE != CLONE_THREAD_LIKE {
-        process::stop(Reason::Forked);
+        stop::stop(Reason::Forked);
     }
 }
 
@@ -423,93 +428,15 @@ extern "C" fn unshared(flags: usize) {
     const CLONE_FILES: usize = 0x400;
     const NEW_DOMAIN: usize = 0x1000_0000 | 0x2000_0000;
     if flags & NEW_DOMAIN != 0 {
-        process::leave_domain();
+        confinement::leave_domain();
     } else if flags & CLONE_FILES != 0 {
-        process::stop(Reason::Passed);
-    }
-}
-
-/// The process is about to unmount something: the owner, once it has heard which files were closed, closes all that
-/// no process has open.
-extern "C" fn unmounts() {
-    const SETTLED_MILLIS_MAX: u32 = 100;
-    if let Some(_inside) = process::enter()
-        && let Some(viewer) = process::join()
-    {
-        table::give_back_unseen();
-        deferred_detach::pay();
-        viewer.settle(SETTLED_MILLIS_MAX);
-        let _ = viewer.request_long(Operation::Release, [0; 3]);
-    }
-}
-
-/// What the kernel tells of the owner's opens and reads, and not of those that are served: reads, opens, and closes of
-/// what was not open for writing. These bits mean the same to both kinds of watches.
-const ACCESSES: usize = 1 | 0x10 | 0x20;
-
-/// The process is about to watch a file, or the files of a folder, by inotify. It would hear of what the owner does to
-/// them, and not of the reads that are served, whosever they are.
-///
-/// A file that is watched is not served from here on, whatever is to be heard: that it was deleted is told when
-/// no process has it open any more. Of a folder only the accesses to what is in it matter; what that is cannot be told
-/// by device and inode, so then it is all files.
-extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
-    let Some(_inside) = process::enter() else { return };
-    // What is not there the kernel complains of.
-    let Some(stat) = kernel::stat(path) else { return };
-    if stat.is_regular() {
-        is_watched([stat.device, stat.inode]);
-    } else if mask & ACCESSES != 0 {
-        is_watched(ALL_FILES);
-    }
-}
-
-/// The same by fanotify, of a file or of all that lies beside it, below it or on its file system.
-extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, path: usize) {
-    const ADD: usize = 1;
-    /// Of all files of a mount, or of a file system.
-    const MANY: usize = 0x10 | 0x100;
-    /// Running a file, being asked before it is opened, read or run, and before it is read for the first time.
-    const MORE_ACCESSES: usize = 0x1000 | 0x1_0000 | 0x2_0000 | 0x4_0000 | 0x10_0000;
-    if flags & ADD == 0 {
-        return;
-    }
-    let Some(_inside) = process::enter() else { return };
-    if mask & (ACCESSES | MORE_ACCESSES) != 0 {
-        is_watched(ALL_FILES);
-    } else if flags & MANY == 0
-        && let Some(stat) = kernel::stat_at(at as c_int, path).filter(kernel::Stat::is_regular)
-    {
-        is_watched([stat.device, stat.inode]);
-    }
-}
-
-/// The process is about to watch the files of a folder by dnotify, for accesses among other things. Which files these
-/// are cannot be told, so it is all.
-pub fn accesses_are_watched() {
-    if let Some(_inside) = process::enter() {
-        is_watched(ALL_FILES);
-    }
-}
-
-/// In place of a file's device and inode.
-const ALL_FILES: [u64; 2] = [0; 2];
-
-/// The owner is to close a file, or all, and to open it no more: what it was told before, and this, it has done when
-/// this returns. If it is late the process is served nothing, so that it hears its own reads at least.
-fn is_watched([device, inode]: [u64; 2]) {
-    const SETTLED_MILLIS_MAX: u32 = 100;
-    let Some(viewer) = process::join() else { return };
-    viewer.count_reason(Reason::Watched);
-    viewer.settle(SETTLED_MILLIS_MAX);
-    if viewer.request_long(Operation::LetGo, [device, inode, 1]).is_err() {
-        process::stop(Reason::Watched);
+        stop::stop(Reason::Passed);
     }
 }
 
 /// The process is about to have other rights, or to mean other things by the same names.
 extern "C" fn leaves_domain() {
-    process::leave_domain();
+    confinement::leave_domain();
 }
 
 /// The addresses of the cache would be counted.
@@ -524,7 +451,7 @@ extern "C" fn limited(resource: usize, limits: usize) {
             return; // what is no address the kernel complains of
         }
     }
-    process::give_addresses_back();
+    confinement::give_addresses_back();
 }
 
 /// Of another process nothing is done: it has to do that itself, and may be none of ours.
@@ -537,7 +464,7 @@ extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
 
 /// The addresses of the cache would be locked, and get memory.
 extern "C" fn all_locked() {
-    process::give_addresses_back();
+    confinement::give_addresses_back();
 }
 
 /// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
@@ -556,7 +483,7 @@ extern "C" fn confined(option: usize) {
 fn forbidden() {
     ld_preload::withdraw();
     ld_preload::look_no_more();
-    process::confine();
+    confinement::confine();
 }
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said. Those that come back only if they
@@ -617,10 +544,10 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         _ => {}
     }
     match number {
-        number::RT_SIGACTION => faults::changes_unseen(a),
+        number::RT_SIGACTION => sigaction::changes_unseen(a),
         number if is_harmless(number as u32) => {}
         number::IO_SUBMIT | number::FLOCK => {}
-        number::CLOSE => table::forget(a as c_int),
+        number::CLOSE => descriptors::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
         // A descriptor that we do not see opened is not in the table, so it is the kernel's.
         number::OPEN => opens(kernel::AT_FDCWD, a, b as c_int),
@@ -638,13 +565,13 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         }
         number::FCNTL if is_for_accesses(b, c) => accesses_are_watched(),
         number::CLONE => cloned(0, 0, a),
-        number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
+        number::CLONE3 | number::FORK | number::VFORK => stop::stop(Reason::Forked),
         number::UMOUNT2 => unmounts(),
         number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => {}
         number::INOTIFY_ADD_WATCH => watches(a, b, c),
         number::FANOTIFY_MARK => marks(a, b, c, d, e),
         number::PIDFD_GETFD => everything_passed(),
-        number::IO_URING_SETUP => process::stop(Reason::Passed),
+        number::IO_URING_SETUP => stop::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),
         number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),

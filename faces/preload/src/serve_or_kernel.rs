@@ -10,7 +10,7 @@
 //! A file is attached when the owner says so. It is asked when a descriptor has
 //! been read for some time, or at once for a large file that it is known to
 //! have; until then, and until it agrees, the kernel reads the file
-//! (`table.rs`, credit).
+//! (`quinion_view::fdstate`, credit).
 //!
 //! No system call of ours is made for a descriptor that no call we saw opened,
 //! duplicated or received, or that was there before us.
@@ -21,9 +21,9 @@ use quinion_view::arena::control::{AttachPolicy, Counter, Reason};
 use quinion_view::viewer::Viewer;
 
 use crate::attach::attach;
-use crate::bytes::Target;
+use crate::read_request::Target;
 use crate::table::{self, FdWord, State};
-use crate::{kernel, process};
+use crate::{descriptors, kernel, process};
 
 /// At what place of a file a read begins, and so what a descriptor's state has to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewe
 #[cold]
 fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, FdWord)> {
     while process::is_on() {
-        let word = table::look_settled(fd)?;
+        let word = descriptors::look_settled(fd)?;
         match word.state() {
             state if start.is_served(state) => return Some((process::viewer()?, word)),
             State::Candidate | State::Shared
@@ -93,7 +93,7 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
 /// Whether positional reads of a descriptor are served; a candidate is attached on the way, if it is time.
 pub fn is_served(fd: c_int) -> bool {
     while process::is_on() {
-        let Some(word) = table::look_settled(fd) else { return false };
+        let Some(word) = descriptors::look_settled(fd) else { return false };
         match word.state() {
             State::Served | State::Positioned => return true,
             State::Candidate => match whose_turn(fd, word) {
@@ -175,7 +175,7 @@ fn worth(to: Target<'_>) -> u64 {
     }
 }
 
-/// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`Passed::end`].
+/// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`PassedCall::end`].
 pub struct PassedCall(bool);
 
 /// Puts the kernel's offset right before a read that is not served uses it; of a candidate it is right, and stays so
@@ -185,9 +185,9 @@ pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> PassedCall {
     if !process::is_on() {
         return PassedCall::nothing();
     }
-    let reads = table::begin_kernels_read(fd, to.map_or(0, worth));
+    let reads = descriptors::begin_kernels_read(fd, to.map_or(0, worth));
     if !reads {
-        table::share(fd, Reason::Passed);
+        descriptors::share(fd, Reason::Passed);
     }
     PassedCall(reads)
 }
@@ -202,7 +202,7 @@ impl PassedCall {
     #[inline]
     pub fn end(self, fd: c_int) {
         if self.0 {
-            table::end_kernels_read(fd);
+            descriptors::end_kernels_read(fd);
         }
     }
 }

@@ -16,7 +16,7 @@
 //! No lock, no allocation, no `errno`: a signal handler may read the very
 //! descriptor whose read it interrupted.
 
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
@@ -24,11 +24,13 @@ use quinion_view::arena::control::{Advice, Counter, Reason};
 use quinion_view::viewer::Viewer;
 use quinion_view::viewer::sys::Errno;
 
-use crate::bytes::{Part, READ_BYTES_MAX, ServeMode, Target, Unserved, transfer_all};
-use crate::real::{self, Real, test_cancel};
+use crate::bytes::{READ_BYTES_MAX, Unserved, transfer_all};
+use crate::read_request::{Part, ServeMode, Target};
+use crate::real::{self, test_cancel};
 use crate::serve_or_kernel::{PassedCall, Start, is_served, pass_on, served};
 use crate::table::{self, FdWord, State};
-use crate::{audit, faults, kernel, process};
+use crate::wrap::{call_real, names};
+use crate::{audit, descriptors, faults, kernel, process};
 
 /// The most parts of a scattered read that is served: they are copied, and nothing here allocates.
 const PARTS_MAX: usize = 64;
@@ -70,7 +72,7 @@ fn read_on(fd: c_int, to: Target<'_>, mode: ServeMode, cancel: Cancel) -> Option
         }
         let offset = word.offset() + bytes as u64;
         if offset >= table::OFFSETS_MAX {
-            table::share(fd, Reason::Number);
+            descriptors::share(fd, Reason::Number);
         } else if table::advance(fd, word, offset) {
             return Some(counted(viewer, bytes));
         }
@@ -82,7 +84,7 @@ fn read_on(fd: c_int, to: Target<'_>, mode: ServeMode, cancel: Cancel) -> Option
 fn read_at(fd: c_int, to: Target<'_>, position: u64, mode: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
-        if word.state() == State::Positioned && !audit::is_clean() && !table::is_still(fd, word) {
+        if word.state() == State::Positioned && !audit::is_clean() && !descriptors::is_still(fd, word) {
             continue;
         }
         cancel.test();
@@ -159,39 +161,7 @@ fn at(position: i64) -> Option<u64> {
     u64::try_from(position).ok().filter(|&position| position < table::OFFSETS_MAX)
 }
 
-/// Calls a real function of the given type.
-macro_rules! call_real {
-    ($name:ident($($argument:expr => $type:ty),*) -> $answer:ty) => {{
-        let function = Real::get(&real::$name);
-        // SAFETY: the address is that of the function of this name, which has this type.
-        unsafe {
-            core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $answer>(function)
-                ($($argument),*)
-        }
-    }};
-}
-pub(crate) use call_real;
-
 // ---- the functions themselves -------------------------------------------------------------------------
-
-/// Several names for one function.
-macro_rules! names {
-    ($($(#[$doc:meta])* $($name:ident)|+ ($($argument:ident: $type:ty),*) -> $answer:ty $body:block)*) => { $(
-        names!(@each [$($name)+] [$(#[$doc])*] ($($argument: $type),*) -> $answer $body);
-    )* };
-    (@each [$($name:ident)+] $docs:tt $arguments:tt -> $answer:ty $body:block) => {
-        $( names!(@one $name $docs $arguments -> $answer $body); )+
-    };
-    (@one $name:ident [$(#[$doc:meta])*] ($($argument:ident: $type:ty),*) -> $answer:ty $body:block) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// That of the C library's function of this name.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $answer $body
-    };
-}
-pub(crate) use names;
 
 names! {
     /// Served.
@@ -349,7 +319,7 @@ names! {
     close | __close (fd: c_int) -> c_int {
         if process::is_on() {
             test_cancel();
-            table::forget(fd);
+            descriptors::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)
     }
@@ -357,7 +327,7 @@ names! {
     /// The C library's own `close`, which is no cancellation point.
     __close_nocancel(fd: c_int) -> c_int {
         if process::is_on() {
-            table::forget(fd);
+            descriptors::forget(fd);
         }
         call_real!(__close_nocancel(fd => c_int) -> c_int)
     }
@@ -431,15 +401,15 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
             State::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
                 Some(to) if table::advance(fd, word, to) => return Some(to as isize),
                 Some(_) => continue, // another thread was faster
-                None => table::seek(fd, word, offset, whence),
+                None => descriptors::seek(fd, word, offset, whence),
             },
-            State::Candidate => table::seek(fd, word, offset, whence),
+            State::Candidate => descriptors::seek(fd, word, offset, whence),
             State::Moving => {
-                let _ = table::look_settled(fd);
+                let _ = descriptors::look_settled(fd);
                 continue;
             }
             _ => {
-                table::share(fd, Reason::Passed); // if it is being opened
+                descriptors::share(fd, Reason::Passed); // if it is being opened
                 return None;
             }
         };

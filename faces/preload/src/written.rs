@@ -20,14 +20,13 @@
 //! but the program's, and has no owner to tell.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use quinion_view::arena::control::{Operation, place_of};
+use quinion_view::arena::control::Operation;
 use quinion_view::viewer::sys::{Errno, clock_millis};
 use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
-use crate::{deferred_detach, process, real, table};
+use crate::{deferred_detach, descriptors, join, marked_files, process, real};
 
 /// Tells the owner of a file and waits until it has answered; whether it has, or has ended.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
@@ -57,10 +56,10 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
 /// Whether the owner has the file, as far as is known.
 fn expect_writer(stat: &Stat, cut: bool) -> bool {
     let is_attached = process::is_attached(stat.device, stat.inode);
-    if is_attached && let Some(viewer) = process::join() {
+    if is_attached && let Some(viewer) = join::join() {
         let is_told = ask(viewer, Operation::WriterOpened, stat, cut.into());
         if cut && !is_told {
-            table::leave_file(stat.device, stat.inode);
+            descriptors::leave_file(stat.device, stat.inode);
             viewer.post_late(Operation::WriterOpened, [stat.device, stat.inode, 1]);
         }
     }
@@ -144,61 +143,16 @@ pub fn before_removal(at: c_int, path: usize) {
         && process::has_attached_files()
         && let Some(stat) = kernel::stat_at_itself(at, path).filter(Stat::is_regular)
         && process::is_attached(stat.device, stat.inode)
-        && let Some(viewer) = process::join()
+        && let Some(viewer) = join::join()
     {
-        table::give_back_unseen();
+        descriptors::give_back_unseen();
         deferred_detach::pay();
         ask(viewer, Operation::Removes, &stat, 0); // the owner hears before of what has been closed
     }
 }
 
-// ---- files that this process does more to ------------------------------------------------------------
+// ---- files that this process does more to ----------------------------------------------------------------
 
-/// A few files. Once there are too many, all files are taken to be of them.
-struct Files {
-    /// A digest of each, 0 for none. Two files may have one.
-    places: [AtomicU64; Files::PLACES],
-    is_full: AtomicBool,
-}
-
-impl Files {
-    const PLACES: usize = 64;
-
-    const fn none() -> Self {
-        Self { places: [const { AtomicU64::new(0) }; Self::PLACES], is_full: AtomicBool::new(false) }
-    }
-
-    fn digest(device: u64, inode: u64) -> u64 {
-        place_of(device, inode, usize::MAX) as u64 + 1
-    }
-
-    fn add(&self, device: u64, inode: u64) {
-        let file = Self::digest(device, inode);
-        for place in &self.places {
-            // SeqCst, partner: `has`: a thread that is asked for a file after this is told.
-            match place.compare_exchange(0, file, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return,
-                Err(known) if known == file => return,
-                Err(_) => {}
-            }
-        }
-        self.is_full.store(true, Ordering::SeqCst); // partner: `has`
-    }
-
-    fn has(&self, device: u64, inode: u64) -> bool {
-        let file = Self::digest(device, inode);
-        let mut known = self.places.iter().map(|place| place.load(Ordering::SeqCst)); // partner: `add`
-        known.by_ref().take_while(|&known| known != 0).any(|known| known == file)
-            || self.is_full.load(Ordering::SeqCst) // partner: `add`
-    }
-}
-
-/// Files that are mapped, or were, so that they can be stored to.
-static MAPPED: Files = Files::none();
-/// Files on which a lease was wanted.
-static LEASED: Files = Files::none();
-/// Threads that are about to have the owner open a file.
-static ATTACHING: AtomicU32 = AtomicU32::new(0);
 /// How long a thread that wants a lease waits for these, in nanoseconds.
 const ATTACHING_NANOS_MAX: i64 = 1_000_000_000;
 
@@ -207,53 +161,54 @@ pub fn maps(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let can_write = kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0);
     if can_write && let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) {
-        MAPPED.add(stat.device, stat.inode);
+        marked_files::MAPPED.add(stat.device, stat.inode);
     }
 }
 
 /// Whether this process, or one that it was forked from, may store to that file unseen.
 pub fn is_mapped(device: u64, inode: u64) -> bool {
-    MAPPED.has(device, inode)
+    marked_files::MAPPED.has(device, inode)
+}
+
+/// Whether a call of `fcntl` asks for a lease.
+pub fn is_for_lease(command: usize, argument: usize) -> bool {
+    const F_SETLEASE: c_int = 1024;
+    const F_UNLCK: c_int = 2;
+    // The kernel takes the lower half of the register for either.
+    command as c_int == F_SETLEASE && argument as c_int != F_UNLCK
 }
 
 /// A lease on the file behind `fd` is about to be asked for.
 pub fn wants_lease(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) else { return };
-    LEASED.add(stat.device, stat.inode);
+    marked_files::LEASED.add(stat.device, stat.inode);
     // A thread that is about to attach it has not looked at the list; one that comes later does. (As each look at the
     // clock ends in the kernel, the thread we wait for runs, if it can.)
     let begun = kernel::now_nanos();
     let is_over =
         || kernel::now_nanos().zip(begun).is_none_or(|(now, begun)| now - begun > ATTACHING_NANOS_MAX);
-    // SeqCst, partner: `attaching`.
     let mut turn = 0;
-    while ATTACHING.load(Ordering::SeqCst) != 0 && !is_over() {
+    while marked_files::are_attaching() && !is_over() {
         kernel::wait(turn);
         turn += 1;
     }
-    table::leave_file(stat.device, stat.inode);
+    descriptors::leave_file(stat.device, stat.inode);
     // Whether or not it is attached: the cache keeps files open for a while.
-    if let Some(viewer) = process::join() {
+    if let Some(viewer) = join::join() {
         ask(viewer, Operation::LetGo, &stat, 0);
     }
-}
-
-/// In a forked child: what other threads of the parent were in the middle of is not under way here.
-pub fn settle_child() {
-    ATTACHING.store(0, Ordering::SeqCst); // partner: `wants_lease`
 }
 
 /// Runs `ask`, by which the owner opens a file, unless this process wants a lease on it or has one: `None` then.
 pub fn attaching<T>(fd: c_int, stat: &Stat, ask: impl FnOnce() -> T) -> Option<T> {
     const F_GETLEASE: usize = 1025;
     const F_WRLCK: usize = 1;
-    // SeqCst, partner: `wants_lease`, which notes the file and then looks at this count. Either it waits for us, or we
-    // see the file.
-    ATTACHING.fetch_add(1, Ordering::SeqCst);
-    // A write lease of another process ended when `fd` was opened; so one that there is is by this very description.
-    let is_alone = LEASED.has(stat.device, stat.inode) || kernel::fcntl(fd, F_GETLEASE) == Ok(F_WRLCK);
-    let answer = (!is_alone).then(ask);
-    ATTACHING.fetch_sub(1, Ordering::SeqCst); // as above
-    answer
+    marked_files::attaching(|| {
+        // A write lease of another process ended when `fd` was opened; so one that there is is by this very
+        // description.
+        let is_alone =
+            marked_files::LEASED.has(stat.device, stat.inode) || kernel::fcntl(fd, F_GETLEASE) == Ok(F_WRLCK);
+        (!is_alone).then(ask)
+    })
 }

@@ -30,8 +30,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::peer_connection::PeerConnection;
-use super::{Offer, Shared, has_ended};
+use super::Shared;
+use super::peer_connection::{HELLO_MAX, PeerConnection};
+use super::viewer_slot::{Offer, has_ended};
 use crate::arena::{ArenaShare, LAYOUT_VERSION};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::peer::{self, ProcessName};
@@ -39,8 +40,6 @@ use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::{ANY_CACHE, DescriptorOffer, JoinReply, JoinRequest, NO_PLAN, NameOffer};
 use crate::viewer::sys::Errno;
 
-/// How long a process may take to say what it wants.
-pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
 /// How long no process is let in after one could not be: it is ready all the time, and would be looked at without end.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Ends of viewers that are noticed in one step.

@@ -81,6 +81,20 @@ pub fn do_all_answer(process: u32, path: &Path) -> io::Result<bool> {
     Ok(above.all(|line| Mount::of(&line).answers()))
 }
 
+/// The type of the file system that an absolute path without links and dots lies in, as this process sees it: that of
+/// the last one that is mounted on the deepest place above it.
+///
+/// # Errors
+/// The table cannot be read, or no mount of it lies above the path.
+pub fn kind_at(path: &Path) -> io::Result<String> {
+    kind_in(&read("/proc/self/mountinfo", MOUNTINFO_BYTES_MAX)?, path).ok_or_else(unknown)
+}
+
+fn kind_in(table: &str, path: &Path) -> Option<String> {
+    let above = table.lines().filter_map(Line::parse).filter(|line| path.starts_with(&line.point));
+    above.max_by_key(|line| line.point.len()).map(|line| line.kind.to_owned()) // the last of several
+}
+
 /// The mount of that number: in the table of `process`, or, where that may not be looked at or is that of a process in
 /// a folder of its own (chroot), in ours. Numbers mean the same in all.
 fn find(id: u64, process: u32) -> io::Result<Mount> {
@@ -125,6 +139,22 @@ mod tests {
         let magic = rustix::fs::fstatfs(&file).unwrap().f_type as u64;
         assert_eq!(by_number.system, FileSystem::of(magic));
         assert!(!do_all_answer(own, Path::new("/proc/self/status")).unwrap());
+    }
+
+    #[test]
+    fn a_path_lies_in_the_last_mount_on_the_deepest_place() {
+        let table = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                     a line that is none\n\
+                     2 1 0:9 / /a\\040b rw - tmpfs tmpfs rw\n\
+                     3 1 0:10 / /a\\040b rw - xfs /dev/sdb1 rw\n\
+                     4 1 0:11 / /a rw - nfs host:/ rw\n";
+        let kind = |path: &str| kind_in(table, Path::new(path));
+        for (path, expected) in
+            [("/a b/c", "xfs"), ("/a b", "xfs"), ("/a bc", "ext4"), ("/a/b", "nfs"), ("/", "ext4")]
+        {
+            assert_eq!(kind(path).as_deref(), Some(expected), "{path}");
+        }
+        assert_eq!(kind_in("", Path::new("/")), None);
     }
 
     #[test]

@@ -24,31 +24,13 @@ use std::io::IoSlice;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
+use super::Shared;
+use super::owner::{NAMED_DEVICE, NameRefusal, NamedAttachment};
 use super::peer_connection::PeerConnection;
+use super::viewer_slot::{Handle, ViewerJob};
 use super::workers::WorkKey;
-use super::{Attached, FileName, Handle, NAMED_DEVICE, Shared, ViewerJob};
 use crate::viewer::handshake::{NAME_TEXT_MAX, NameReply};
 use crate::viewer::sys::Errno;
-
-/// What was opened by a name.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NamedAttachment {
-    /// As a file that was attached.
-    pub attached: Attached,
-    /// What it counts as among all that are attached; its device is what [`super::Owner::device_of_name`] said.
-    pub name: FileName,
-    /// What the viewer is told of it, of [`NAME_TEXT_MAX`] bytes at most.
-    pub text: String,
-}
-
-/// Why nothing is opened by a name.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NameRefusal {
-    /// For the program.
-    pub error: Errno,
-    /// For people.
-    pub text: String,
-}
 
 impl Shared {
     /// Opens what the viewer has sent the name of.

@@ -16,7 +16,7 @@
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg, sockopt,
@@ -26,6 +26,9 @@ use crate::sys::peer::ProcessName;
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::{HELLO_BYTES, MESSAGE_MAX};
 use crate::viewer::sys::Errno;
+
+/// How long a process may take to say what it wants.
+pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
 
 /// How often a connection is looked at before something is taken to lie in it.
 const LOOKS: usize = 3;

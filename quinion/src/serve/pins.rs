@@ -11,7 +11,8 @@
 //!
 //! Invariant: each pin in a seat's list is the owner's, of a handle in the same list of handles.
 
-use super::{Shared, ViewerJob, ViewerSlot, has_ended};
+use super::Shared;
+use super::viewer_slot::{PinnedRange, ViewerJob, ViewerSlot};
 use crate::arena::control::Operation;
 use crate::viewer::sys::Errno;
 
@@ -25,43 +26,6 @@ const PART_OF_MEMORY: u64 = 4;
 struct PinRequest {
     position: u64,
     len: u64,
-}
-
-/// A range that a viewer has pinned.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PinnedRange {
-    handle: u64,
-    bytes: u64,
-}
-
-impl ViewerSlot {
-    /// Forgets a handle, and its pins with it, which the owner lets go with the handle.
-    pub(super) fn remove_handle(&mut self, handle: u64) -> Option<super::Handle> {
-        self.pins.retain(|_, pin| pin.handle != handle);
-        self.handles.remove(&handle)
-    }
-
-    /// Whether the process of that number has pinned something here, and lives.
-    pub(super) fn has_pins_of(&self, number: u32) -> bool {
-        let lives = |process: &super::Process| process.number == number && !has_ended(&process.alive);
-        !self.pins.is_empty() && self.process.as_ref().is_some_and(lives)
-    }
-
-    /// The handles with pins whose viewer may look at them still; the pins are forgotten.
-    pub(super) fn take_pinned_handles(&mut self) -> Vec<u64> {
-        let pins = std::mem::take(&mut self.pins);
-        if self.process.as_ref().is_none_or(|process| has_ended(&process.alive)) {
-            return Vec::new();
-        }
-        let mut handles: Vec<u64> = pins.into_values().map(|pin| pin.handle).collect();
-        handles.sort_unstable();
-        handles.dedup();
-        handles
-    }
-
-    fn pinned_bytes(&self) -> u64 {
-        self.pins.values().map(|pin| pin.bytes).sum()
-    }
 }
 
 impl Shared {

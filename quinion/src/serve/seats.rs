@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use super::ViewerSlot;
+use super::viewer_slot::ViewerSlot;
 use crate::arena::control::GROUP_VIEWERS;
 use crate::sync::{Rank, RankedMutex};
 

@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use quinion::internals::arena::file_systems::FileSystem;
+use quinion::internals::serve::mounts;
 use quinion::{Cache, MemFileOptions};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::{Resource, getrlimit};
@@ -151,20 +152,9 @@ fn folder(path: &Path) -> Report {
     report
 }
 
-/// The kind of file system that a path lies in: the last mount whose place leads to it.
+/// The kind of file system that a path lies in.
 fn file_system(path: &Path) -> Option<String> {
-    let path = fs::canonicalize(path).ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mut best: Option<(usize, String)> = None;
-    for line in mounts.lines() {
-        let (mount, source) = line.split_once(" - ")?;
-        let place = mount.split(' ').nth(4)?.replace("\\040", " ");
-        let deeper = best.as_ref().is_none_or(|(depth, _)| place.len() >= *depth);
-        if path.starts_with(&place) && deeper {
-            best = Some((place.len(), source.split(' ').next()?.to_owned()));
-        }
-    }
-    best.map(|(_, kind)| kind)
+    mounts::kind_at(&fs::canonicalize(path).ok()?).ok()
 }
 
 /// A file of a page, open for reading.

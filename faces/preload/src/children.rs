@@ -1,0 +1,89 @@
+//! Children: the calls that make them.
+//!
+//! Every offset is left to the kernel first, since the child has it too (`forks.rs`). A call that runs a program in the
+//! child by itself, as `system` and `posix_spawn` do, is the same: what is inherited is not closed by all.
+
+use core::ffi::{c_char, c_int, c_void};
+
+use crate::forks;
+use crate::wrap::{call_real, names};
+
+names! {
+    /// Leaves every offset to the kernel, then forks.
+    fork | __fork () -> c_int {
+        forking(|| call_real!(fork() -> c_int))
+    }
+    /// Leaves every offset to the kernel, then forks.
+    _Fork() -> c_int {
+        let copy = forks::begin_copy();
+        let answer = call_real!(_Fork() -> c_int);
+        if let Some(copy) = copy {
+            forks::end_fork(copy);
+        }
+        answer
+    }
+    /// Leaves every offset to the kernel, then forks and goes on in the child.
+    daemon(directory: c_int, streams: c_int) -> c_int {
+        forking(|| call_real!(daemon(directory => c_int, streams => c_int) -> c_int))
+    }
+    /// Leaves every offset to the kernel, then forks.
+    forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int {
+        forking(|| call_real!(forkpty(
+            terminal => *mut c_int, name => *mut c_char, settings => *const c_void, size => *const c_void
+        ) -> c_int))
+    }
+    /// Leaves every offset to the kernel, then runs a program.
+    system(command: *const c_char) -> c_int {
+        forking(|| call_real!(system(command => *const c_char) -> c_int))
+    }
+    /// Leaves every offset to the kernel, then runs a program.
+    popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+        forking(|| call_real!(popen(command => *const c_char, mode => *const c_char) -> *mut c_void))
+    }
+    /// Leaves every offset to the kernel, then runs a program.
+    wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
+        forking(|| call_real!(wordexp(words => *const c_char, result => *mut c_void, flags => c_int) -> c_int))
+    }
+    /// Leaves every offset to the kernel, then runs a program.
+    posix_spawn(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        spawning(|| call_real!(posix_spawn(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
+    }
+    /// Leaves every offset to the kernel, then runs a program.
+    posix_spawnp(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        spawning(|| call_real!(posix_spawnp(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
+    }
+}
+
+/// Runs a call that makes a child.
+#[inline]
+fn forking<T>(call: impl FnOnce() -> T) -> T {
+    let fork = forks::begin_fork();
+    let answer = call();
+    if let Some(fork) = fork {
+        forks::end_fork(fork);
+    }
+    answer
+}
+
+/// Runs a call that makes a child which runs in our memory for a while.
+#[inline]
+fn spawning(call: impl FnOnce() -> c_int) -> c_int {
+    let spawn = forks::begin_spawn();
+    let answer = call();
+    if let Some(spawn) = spawn {
+        forks::end_spawn(spawn);
+    }
+    answer
+}

@@ -1,0 +1,151 @@
+//! Confinement: a process that is about to have less than it was started with gives up the cache before.
+//!
+//! | about to | what goes before |
+//! |---|---|
+//! | have other credentials or name spaces | the descriptors, and the cache's memory: it is another's from then on |
+//! | be forbidden system calls | the descriptors; and no thread is in the middle of a call of ours |
+//! | have its addresses limited, or its memory locked | the descriptors, and the addresses that no thread needs |
+//!
+//! **Before system calls are forbidden** no thread of the process may be in the middle of one of ours: a filter may be
+//! set for all threads by one of them. So threads that may make one are counted (`process.rs`), and the count is
+//! waited for.
+//!
+//! Invariants:
+//!  1. A process whose credentials may have changed has neither the arena nor a page, and is no owner's viewer, for
+//!     good.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use quinion_view::arena::control::Reason;
+use quinion_view::viewer::sys::clock_millis;
+use quinion_view::viewer::{LONG_MILLIS_MAX, Viewer};
+
+use crate::kernel::{self, Access, SIGSEGV};
+use crate::process::{INERT, Inside, LEFT, counted_inside, is_on, is_vfork_child, viewer};
+use crate::stop::{Actions, stop, stop_with};
+use crate::thread_list::BlockedBy;
+use crate::viewer_memory::{PAGE, cover, say_there_is_no_owner, take_memory};
+use crate::{faults, process, viewer_memory};
+
+/// Whether system calls that are not the program's own may be forbidden.
+static IS_CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// This process is about to change its credentials, or to have other name spaces: it gives all descriptors back to the
+/// kernel, and what it had of the cache is gone before it goes on. So it is with children that it makes from here on.
+pub fn leave_domain() {
+    if is_on() {
+        stop(Reason::Domain);
+    }
+    let _inside = Inside::count();
+    // What it takes may be forbidden; and it has been done then.
+    if IS_CONFINED.load(Ordering::Relaxed) && viewer_memory::is_covered() {
+        return;
+    }
+    // One that has stopped before still has it.
+    if let Some((_taken, memory)) = take_memory()
+        && !cover(memory)
+    {
+        kernel::end_process(); // better than to go on with another's memory
+    }
+}
+
+/// System calls of ours are about to be forbidden to this process: it gives all descriptors back, and when this returns
+/// no thread is inside our code any more that may make one, and none will be.
+pub fn confine() {
+    /// More than the steps that are no wait for the owner take.
+    const MARGIN_MILLIS: u32 = 500;
+    static HAS_WAITED: AtomicBool = AtomicBool::new(false);
+    if is_vfork_child() {
+        return; // it forbids them to itself alone, and nothing here is its own
+    }
+    let millis = viewer().map_or(LONG_MILLIS_MAX, Viewer::waits_at_most) + MARGIN_MILLIS;
+    stop(Reason::Passed);
+    // A thread that asks again may not even look at the clock any more.
+    if !HAS_WAITED.swap(true, Ordering::Relaxed) {
+        wait_for_others(millis);
+        // As `leave_domain` would later, when that may be forbidden. If it cannot be done now, it is tried then.
+        if let Some((_taken, memory)) = take_memory() {
+            let _ = cover(memory);
+        }
+        // One that had given its addresses back still had the actions, and so have its children.
+        faults::put_back();
+    }
+    IS_CONFINED.store(true, Ordering::Relaxed); // read by this thread, or by one that may be confined or not
+}
+
+/// Waits until no call is counted, for so long at most.
+fn wait_for_others(millis: u32) {
+    let (mut until, mut turn) = (None, 0);
+    while counted_inside() != 0 {
+        let now = clock_millis();
+        if now > *until.get_or_insert(now + u64::from(millis)) {
+            return;
+        }
+        kernel::wait(turn);
+        turn = turn.saturating_add(1);
+    }
+}
+
+/// This process is about to limit what addresses it has, or to lock all its memory: it gives all descriptors back to
+/// the kernel, and the addresses of the cache, that neither counts them.
+///
+/// A read may be under way, in another thread, or in this one under a handler that calls this. What it copies is
+/// thrown away, as its descriptor has gone back. What it looks at faults if nothing is there, and our handler lets it
+/// find zeros ([`viewer_memory::mend`]). So as long as a thread holds that signal back, the addresses stay, with zeros
+/// there; that is looked at for a short time. What a thread looks at that holds it back in our own name stays: the
+/// first page of the arena, which says that there is no owner, and the process's own page.
+pub fn give_addresses_back() {
+    /// For threads that sleep: longer than a question takes whose answer does not come.
+    const SLEEPERS_MILLIS_MAX: u64 = 150;
+    /// For threads that run, on a machine with more of them than processors: a new one blocks all signals until it is
+    /// given its first turn.
+    const RUNNERS_MILLIS_MAX: u64 = 2_000;
+    if is_on() {
+        stop_with(Reason::Limited, Actions::Stay);
+    }
+    let _inside = Inside::count();
+    // What it takes may be forbidden.
+    if IS_CONFINED.load(Ordering::Relaxed) || !viewer_memory::is_held() {
+        return;
+    }
+    inherit_zeros();
+    let is_held_here = kernel::holds_back(SIGSEGV);
+    let Some((taken, memory)) = take_memory() else { return };
+    if !cover(memory) {
+        return; // there is no memory even for that: the addresses count
+    }
+    let [arena, _] = memory;
+    if is_held_here || !faults::stay_installed() || !kernel::cover(arena.base, PAGE, Access::ReadWrite) {
+        return;
+    }
+    say_there_is_no_owner(arena.base);
+    let begun = clock_millis();
+    let (mut turn, mut asleep_since) = (0, begun);
+    loop {
+        let now = clock_millis();
+        match kernel::other_threads_that_block(SIGSEGV) {
+            BlockedBy::None => break,
+            BlockedBy::Sleepers if now < asleep_since + SLEEPERS_MILLIS_MAX => {}
+            // One that is in our code is done soon, unless it waits for a processor.
+            BlockedBy::Sleepers if counted_inside() > 1 && now < begun + RUNNERS_MILLIS_MAX => {}
+            BlockedBy::Runner if now < begun + RUNNERS_MILLIS_MAX => asleep_since = now,
+            _ => return,
+        }
+        kernel::wait(turn);
+        turn += 1;
+    }
+    // SAFETY: inside the mapping, which is larger than a page.
+    kernel::unmap(unsafe { arena.base.add(PAGE) }, arena.bytes as usize - PAGE);
+    taken.give_up();
+}
+
+/// A process that was forked from one that had zeros in the place of its memory keeps these as its own. The page of the
+/// switch tells it from a child of `vfork`: it is wiped.
+fn inherit_zeros() {
+    let page = process::page();
+    viewer_memory::inherit_zeros(|| {
+        page.is_some_and(|page| {
+            page.compare_exchange(INERT, LEFT, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        })
+    });
+}

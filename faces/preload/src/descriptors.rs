@@ -1,0 +1,276 @@
+//! Descriptors: how a descriptor's offset passes from the kernel to us and back, and what is told of that.
+//!
+//! The protocol is `quinion_view::fdstate`'s, and the words are in `table.rs`. This file gives the protocol the system
+//! calls it needs and tells the owner and the counters what came of it; it decides nothing about offsets itself. A
+//! number that comes to be of another opening is in `new_descriptors.rs`.
+//!
+//! ```text
+//!   candidate, shared --publish--> served, positioned        a file of the owner's is behind it
+//!        ^   the kernel's offset <--pause, show_offset--'    its offset is right again, for a while or a look
+//!        '--share--> shared --detach--> the kernel's         for good: the offset alone, or all of it
+//! ```
+//!
+//! SHARED is a permission to look, no knowledge: a thread that attaches looks at the
+//! descriptor that there is then. So it may be said of a number too often, and
+//! a forked child says it of all it inherited.
+//!
+//! Invariants:
+//!  1. The kernel's offset is right before any call that uses it runs: a thread that wants one shares or detaches
+//!     first.
+//!  2. A descriptor is SERVED only while its description is this process's alone, and never if it can write.
+//!  3. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen, or each
+//!     read looks whether it did (`audit.rs`).
+//!
+//! Whatever here makes a system call is counted first ([`process::enter`]), or does nothing: a process that has stopped
+//! has given all back.
+//!
+//! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
+//! against forking, attaching against stopping. In their one order the second sees the first.
+
+use quinion_view::arena::control::Reason;
+use quinion_view::fdstate::{Fd, Process};
+use quinion_view::viewer::sys::Errno;
+
+use crate::kernel::{self, SignalsHeld};
+use crate::process::count_reason as count;
+use crate::table::{self, Attachment, FdWord, OFFSETS_MAX, State, cell, end, identity, look, tell};
+use crate::{audit, deferred_detach, process};
+
+/// What the protocol needs for the descriptor of this number.
+pub struct KernelProcess(i32);
+
+impl Process for KernelProcess {
+    type SignalsHeld = SignalsHeld;
+
+    fn hold_signals(&self) -> SignalsHeld {
+        SignalsHeld::new()
+    }
+    fn offset(&self) -> Option<u64> {
+        kernel::lseek(self.0, 0, kernel::SEEK_CUR).ok().map(|offset| offset as u64)
+    }
+    fn set_offset(&self, offset: u64) {
+        let _ = kernel::lseek(self.0, offset as i64, kernel::SEEK_SET);
+    }
+    fn wait(&self, turn: u32) {
+        // A thread that is moving it is counted, so it ends also if we may not sleep any more.
+        match process::enter() {
+            Some(_inside) => kernel::wait(turn),
+            None => core::hint::spin_loop(),
+        }
+    }
+    fn handle(&self) -> u64 {
+        table::handle(self.0)
+    }
+}
+
+/// The protocol of `fd`; `None` if the number is beyond the table.
+#[inline]
+pub fn at(fd: i32) -> Option<Fd<'static, KernelProcess>> {
+    cell(fd).map(|cell| Fd::new(cell, KernelProcess(fd)))
+}
+
+/// The word of `fd` once no thread is moving it.
+pub fn look_settled(fd: i32) -> Option<FdWord> {
+    at(fd).map(|at| at.settled())
+}
+
+/// The descriptor is about to be closed.
+#[inline]
+pub fn forget(fd: i32) {
+    if look(fd).is_some_and(|word| word.state() != State::Unknown)
+        && let Some(_inside) = process::enter()
+        && let Some(at) = at(fd)
+    {
+        give_back_any(at.forget());
+    }
+}
+
+fn give_back_any(handle: Option<u64>) {
+    handle.into_iter().for_each(deferred_detach::give_back);
+}
+
+/// Forgets descriptors `first` to `last`.
+pub fn forget_range(first: u32, last: u32) {
+    let end = end();
+    for fd in first..end.min(last.saturating_add(1)) {
+        forget(fd as i32);
+    }
+}
+
+// ---- candidates that the kernel serves for a while ------------------------------------------------------
+
+/// The kernel is about to read a candidate at its offset. `false` if it is no candidate with a credit; else
+/// [`end_kernels_read`] is to be called.
+pub fn begin_kernels_read(fd: i32, bytes: u64) -> bool {
+    at(fd).is_some_and(|at| at.begin_kernels_call(bytes))
+}
+
+/// It is over.
+pub fn end_kernels_read(fd: i32) {
+    if let Some(at) = at(fd) {
+        at.end_kernels_call();
+    }
+}
+
+// ---- serving ------------------------------------------------------------------------------------------
+
+/// Makes a candidate, at whose offset the kernel does not read, served from that offset on, and one that is shared or
+/// can write positioned. `false` if it is neither any more.
+pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
+    let Some(_inside) = process::enter() else { return false };
+    let Some(at) = at(fd) else { return false };
+    let published = at.publish(from, to.can_write, || table::attach(fd, &to));
+    let Some(state) = published else { return false };
+    if state == State::Positioned
+        && from.state() == State::Candidate
+        && let Some(word) = look(fd)
+        && tell(fd, word)
+    {
+        count(Reason::Writable);
+    }
+    // A thread may have begun to read at the private offset: it goes back, whether or not we have stopped meanwhile.
+    if !process::may_serve_more() {
+        detach_inside(fd, Reason::Passed);
+    } else if !audit::is_clean() {
+        pause_inside(fd);
+    }
+    true
+}
+
+/// Whether a descriptor that was found attached still is what was attached. If not, it is to be looked at anew.
+pub fn is_still(fd: i32, word: FdWord) -> bool {
+    let Some(_inside) = process::enter() else { return false };
+    if let Some((device, inode, changed_at)) = table::identity_as_of(fd)
+        && audit::is_still(fd, device, inode, changed_at)
+    {
+        return true;
+    }
+    if let Some(at) = at(fd) {
+        give_back_any(at.reattach(word));
+    }
+    false
+}
+
+/// Gives back what a restricted process has closed or replaced by calls that we do not see, as far as the next reader
+/// of its number would find that out.
+pub fn give_back_unseen() {
+    if !audit::is_restricted() {
+        return;
+    }
+    for fd in 0..end() as i32 {
+        if let Some(word) = look_settled(fd).filter(|word| word.state().is_attached()) {
+            let _ = is_still(fd, word);
+        }
+    }
+}
+
+/// Gives the kernel its offset of a descriptor that is served; it may be served again when that is right again.
+fn pause(fd: i32) {
+    if look(fd).is_some_and(|word| matches!(word.state(), State::Served | State::Moving))
+        && let Some(_inside) = process::enter()
+    {
+        pause_inside(fd);
+    }
+}
+
+fn pause_inside(fd: i32) {
+    if let Some(at) = at(fd) {
+        give_back_any(at.pause());
+    }
+}
+
+/// The same of all descriptors, because code that was not examined is about to run.
+pub fn pause_all() {
+    for fd in 0..end() {
+        pause(fd as i32);
+    }
+}
+
+/// Seeks in a candidate or a served descriptor as the kernel does, while no other thread can begin or go on to serve
+/// it; the answer is the kernel's. `None`: it is neither any more.
+pub fn seek(fd: i32, from: FdWord, offset: i64, whence: i32) -> Option<Result<u64, Errno>> {
+    let _inside = process::enter()?;
+    let seek = || kernel::lseek(fd, offset, whence).map(|now| now as u64);
+    let answer = at(fd)?.seek(from, seek)?;
+    if from.state() == State::Served && answer.is_ok_and(|now| now >= OFFSETS_MAX) {
+        count(Reason::Number);
+    }
+    Some(answer)
+}
+
+/// Puts the kernel's offset of a served descriptor right for a call that looks at it; it stays served.
+pub fn show_offset(fd: i32) {
+    if let Some(_inside) = process::enter()
+        && let Some(at) = at(fd)
+    {
+        at.show_offset();
+    }
+}
+
+// ---- going back to the kernel ---------------------------------------------------------------------------
+
+/// Leaves the offset of `fd` to the kernel for good; it is right afterwards. Positional reads are served
+/// still.
+#[inline]
+pub fn share(fd: i32, reason: Reason) {
+    if look(fd).is_some_and(|word| !word.is_offset_kernels()) {
+        share_now(fd, reason);
+    }
+}
+
+#[cold]
+fn share_now(fd: i32, reason: Reason) {
+    if let Some(_inside) = process::enter()
+        && at(fd).is_some_and(|at| at.share())
+    {
+        count(reason);
+    }
+}
+
+/// Leaves `fd` to the kernel for good; the kernel's offset is right afterwards.
+#[inline]
+pub fn detach(fd: i32, reason: Reason) {
+    let Some(word) = look(fd) else { return };
+    if !matches!(word.state(), State::Unknown | State::Kernel | State::Other) {
+        detach_now(fd, reason);
+    }
+}
+
+#[cold]
+fn detach_now(fd: i32, reason: Reason) {
+    if let Some(_inside) = process::enter() {
+        detach_inside(fd, reason);
+    }
+}
+
+/// As [`detach`], by a thread that is counted.
+pub fn detach_inside(fd: i32, reason: Reason) {
+    if let Some(handle) = at(fd).and_then(|at| at.detach()) {
+        give_back_any(handle);
+        count(reason);
+    }
+}
+
+/// Leaves all descriptors to the kernel.
+pub fn detach_all(reason: Reason) {
+    for fd in 0..end() {
+        detach(fd as i32, reason);
+    }
+}
+
+/// Leaves all offsets to the kernel.
+pub fn share_all(reason: Reason) {
+    for fd in 0..end() {
+        share(fd as i32, reason);
+    }
+}
+
+/// Leaves all descriptors of a file that are attached to the kernel.
+pub fn leave_file(device: u64, inode: u64) {
+    for fd in 0..end() {
+        let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());
+        if attached && identity(fd as i32) == (device, inode) {
+            detach(fd as i32, Reason::Unguaranteed);
+        }
+    }
+}

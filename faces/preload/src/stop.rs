@@ -1,0 +1,79 @@
+//! Stop: all descriptors go back to the kernel, for good, because something happened that we cannot follow.
+//!
+//! ```text
+//!   SERVING --> STOPPING: no new ones are served --> each goes back --> the owner hears of that --> the switch is off
+//!   CHILD --> LEFT ------------------------------------------------------------------------------------'
+//! ```
+//!
+//! Two threads that stop at once give back the same descriptors, each of which goes once. The switch's states are in
+//! `process.rs`; a thread that publishes a descriptor meanwhile gives that back itself (`descriptors.rs`).
+
+use core::sync::atomic::Ordering;
+
+use quinion_view::arena::control::Reason;
+
+use crate::process::{self, CHILD, Inside, LEFT, SERVING, STOPPING, busy, is_on, mode, note_stopped, switch};
+use crate::{deferred_detach, descriptors, faults, kernel, owed_handles};
+
+/// What becomes of the two signals' actions when a process is served no more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Actions {
+    /// The kernel has the program's own again.
+    Back,
+    /// They stay ours: what a read under way looks at may be gone.
+    Stay,
+}
+
+/// Gives all descriptors back to the kernel, for good, and serves no new ones.
+pub fn stop(reason: Reason) {
+    stop_with(reason, Actions::Back);
+}
+
+/// As [`stop`], with a choice of what becomes of the actions.
+pub fn stop_with(reason: Reason, actions: Actions) {
+    let _inside = Inside::count();
+    match mode() {
+        from @ (SERVING | STOPPING) => {
+            note_stopped();
+            // SeqCst, partner: `mode`. If it is BUSY meanwhile, SERVING would come back; if it is the constant, another
+            // thread has stopped before.
+            let stops = switch().compare_exchange(from, STOPPING, Ordering::SeqCst, Ordering::SeqCst);
+            if stops.is_err() {
+                return stop_with(reason, actions);
+            }
+            descriptors::detach_all(reason);
+            tell_what_is_owed();
+            leave(actions);
+        }
+        CHILD => {
+            note_stopped();
+            busy(switch(), CHILD, || LEFT);
+            if is_on() {
+                return stop_with(reason, actions); // it joined meanwhile
+            }
+            leave(actions);
+        }
+        _ => {}
+    }
+}
+
+/// Waits some milliseconds until the owner has heard which handles were given back: a process that has stopped tells it
+/// no more.
+fn tell_what_is_owed() {
+    const TURNS_MAX: u32 = 100;
+    for turn in 0..TURNS_MAX {
+        deferred_detach::pay();
+        if !owed_handles::is_owing() {
+            return;
+        }
+        kernel::wait(turn);
+    }
+}
+
+/// Everything went back.
+fn leave(actions: Actions) {
+    if actions == Actions::Back {
+        faults::uninstall();
+    }
+    process::leave();
+}

@@ -1,0 +1,200 @@
+//! Viewer memory: what only a viewer has, the arena and its own page; and what is there when it has it no more.
+//!
+//! ```text
+//!   nothing --hold--> mapped --cover--> zeros that take no memory --> given up: a fault there is mended
+//!                       |
+//!                       '--fork--> a child has neither; a read that the fork interrupted finds zeros
+//! ```
+//!
+//! A read may be under way in another thread, or under the handler that has them go. So zeros take the place in one
+//! step: it finds the descriptor of nothing, and asks the kernel. Where the addresses have to go, and in a forked
+//! child, our handler of faults maps zeros under an instruction of ours that looks there ([`mend`]).
+//!
+//! One thread at a time changes them ([`take_memory`]), with its signals held back.
+//!
+//! Invariants:
+//!  1. What is written in [`MEMORY`] is of the process in [`MEMORY_OF`], and of no other.
+//!  2. A forked child has no mapping of its parent's; what it has in these places is its own.
+//!
+//! Not an invariant: that a fault is [mended](mend) by a thread that is counted: a hit may fault long after the
+//! addresses went back and the ban came.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use quinion_view::arena::{Header, OWNER_ENDED};
+use quinion_view::viewer::Mapped;
+
+use crate::kernel::{self, Access, SignalsHeld};
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+
+/// What only a viewer has: the arena, and its own page.
+#[derive(Clone, Copy)]
+pub struct ViewerMappings(pub [Mapped; 2]);
+
+struct Mappings(UnsafeCell<MaybeUninit<ViewerMappings>>);
+// SAFETY: written while no process has them, before `MEMORY_OF` says with Release that one has: by the constructor, or
+// by the one thread of a forked child that made the switch BUSY.
+unsafe impl Sync for Mappings {}
+static MEMORY: Mappings = Mappings(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// The process that has what is written there; 0 if none has. With [`TAKEN`] while a thread of it changes that.
+static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
+
+/// No process has so large a number.
+const TAKEN: u32 = 1 << 31;
+
+/// Whether there are zeros in its place.
+static IS_COVERED: AtomicBool = AtomicBool::new(false);
+
+/// Where what is written there is, or was, and where the same was before: that of the process this one was forked from.
+/// The arena first, each time; its first byte's address, and its bytes.
+static PLACES: [[AtomicUsize; 2]; 4] = [const { [const { AtomicUsize::new(0) }; 2] }; 4];
+
+/// From now on `process` has this memory, and no other.
+pub fn hold(memory: ViewerMappings, process: u32) {
+    let place = |Mapped { base, bytes }: Mapped| [base.as_ptr() as usize, bytes as usize];
+    let before = [0, 1].map(|at: usize| [0, 1].map(|word: usize| PLACES[at][word].load(Ordering::Relaxed)));
+    let places = [place(memory.0[0]), place(memory.0[1]), before[0], before[1]];
+    for (to, from) in PLACES.iter().zip(places) {
+        // Read by the handler of a thread that reads what lies there, after what made it a reader.
+        to.iter().zip(from).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+    }
+    // SAFETY: no thread reads what no process has, and one thread is about to have it: the constructor, or the
+    // thread that is BUSY.
+    unsafe { (*MEMORY.0.get()).write(memory) };
+    IS_COVERED.store(false, Ordering::Relaxed); // the next orders it
+    MEMORY_OF.store(process, Ordering::Release); // partner: `take_memory`
+}
+
+/// Whether some process has such memory, this one or one that it was forked from.
+pub fn is_held() -> bool {
+    MEMORY_OF.load(Ordering::Relaxed) != 0
+}
+
+/// What was given last. Only if [`MEMORY_OF`] has said that there is some.
+fn memory() -> [Mapped; 2] {
+    // SAFETY: the thread that said that there is some has written it before.
+    let ViewerMappings(memory) = unsafe { (*MEMORY.0.get()).assume_init() };
+    memory
+}
+
+/// The memory of this process, for the caller alone until the first of the two is dropped: then there is none any more,
+/// unless it is said to stay. A child of `vfork` has its parent's, which goes on; and a forked one has not inherited
+/// it, whatever the word says: its parent's thread that took it is not here to give it back.
+pub fn take_memory() -> Option<(MappingsClaim, [Mapped; 2])> {
+    let mut turn = 0;
+    loop {
+        let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of the thread that joined, or took it before
+        if of == 0 || of & !TAKEN != kernel::process() {
+            return None;
+        }
+        if of & TAKEN != 0 {
+            kernel::wait(turn); // the thread that has taken it has its signals held back, and waits for none for long
+            turn = turn.saturating_add(1);
+            continue;
+        }
+        let held = SignalsHeld::new();
+        // Acquire, partner: as above.
+        if MEMORY_OF.compare_exchange(of, of | TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Some((MappingsClaim { of, _held: held }, memory()));
+        }
+    }
+}
+
+/// A process's memory that is being changed.
+pub struct MappingsClaim {
+    /// Whose it is then.
+    of: u32,
+    _held: SignalsHeld,
+}
+
+impl MappingsClaim {
+    /// Nothing of it is there any more.
+    pub fn give_up(mut self) {
+        self.of = 0;
+    }
+}
+
+impl Drop for MappingsClaim {
+    fn drop(&mut self) {
+        MEMORY_OF.store(self.of, Ordering::Release); // partner: `take_memory`
+    }
+}
+
+/// Puts zeros in the place of the memory, if that was not done before; whether they are there. Another thread may be in
+/// the middle of a read: it finds zeros there, which are the descriptor of nothing, and asks the kernel; or of a
+/// question, which it gives up.
+pub fn cover([arena, own]: [Mapped; 2]) -> bool {
+    if !IS_COVERED.load(Ordering::Relaxed) {
+        let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
+            .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
+        IS_COVERED.store(covered == [true; 2], Ordering::Relaxed); // ordered by `MEMORY_OF`
+    }
+    IS_COVERED.load(Ordering::Relaxed)
+}
+
+/// Whether zeros are in the place of the memory.
+pub fn is_covered() -> bool {
+    IS_COVERED.load(Ordering::Relaxed)
+}
+
+/// A process that was forked from one that had zeros in the place of its memory has inherited these, and they are its
+/// own from here on, if `is_unsettled` says that it is such a process. One that was forked while a thread changed the
+/// memory leaves it as it is.
+pub fn inherit_zeros(is_unsettled: impl FnOnce() -> bool) {
+    let of = MEMORY_OF.load(Ordering::Acquire); // partner: as in `take_memory`
+    if of & TAKEN == 0 && IS_COVERED.load(Ordering::Relaxed) && is_unsettled() {
+        // Acquire, partner: as in `take_memory`.
+        let _ = MEMORY_OF.compare_exchange(of, kernel::process(), Ordering::Acquire, Ordering::Relaxed);
+    }
+}
+
+/// In a forked child, by its only thread that looks: it has not inherited the memory. A read that the fork interrupted,
+/// in a handler, goes on when that returns. What it looks at with its signals held back, or stores to, has to be there;
+/// what else it reads of the arena [`mend`] answers. `is_held_back`: the fault would not come to us.
+pub fn settle_child(is_held_back: bool) {
+    if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
+        let [arena, own] = memory();
+        let bytes = if is_held_back { arena.bytes as usize } else { PAGE };
+        mend_pages(arena.base.as_ptr() as usize, bytes, true);
+        let _ = kernel::map_where_nothing_is(own.base.as_ptr() as usize, own.bytes as usize);
+    }
+}
+
+/// `page` is in the place of an arena's first page.
+pub fn say_there_is_no_owner(page: NonNull<u8>) {
+    // SAFETY: a page of ours that may be written, aligned; a header is atomics only.
+    let header = unsafe { page.cast::<Header>().as_ref() };
+    header.owner_lives.store(OWNER_ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
+}
+
+/// An instruction of ours faulted at an address where nothing is: whether it is to be tried again. That is so where
+/// what it looked at is gone: it was this process's, which gave it back, or belongs to the one that this was forked
+/// from, in a handler. Then there are zeros from now on, in that page and only if nothing is there by now; the arena's
+/// first page says that there is no owner. The read that finds them ends, and is the kernel's to answer, as its
+/// descriptor is by then, and as after each fault.
+pub fn mend(address: usize) -> bool {
+    for (at, [start, bytes]) in PLACES.iter().enumerate() {
+        let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`
+        if address.wrapping_sub(start) < bytes {
+            let page = address & !(PAGE - 1);
+            return mend_pages(page, PAGE, at % 2 == 0 && page == start);
+        }
+    }
+    false
+}
+
+/// Maps zeros where pages of memory were that is gone; an arena's first says that there is no owner. `true` if
+/// something is there now.
+fn mend_pages(page: usize, bytes: usize, is_arenas_first: bool) -> bool {
+    let mapped = kernel::map_where_nothing_is(page, bytes);
+    if is_arenas_first && let Ok(Some(page)) = mapped {
+        say_there_is_no_owner(page);
+    }
+    mapped.is_ok()
+}

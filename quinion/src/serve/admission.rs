@@ -1,0 +1,172 @@
+//! Admission: a process gets a seat and a page, and the seat is free again when the process is no more.
+//!
+//! ```text
+//!   process --of our domain? lives? no pins?--> the lowest free seat, a page, its end awaited --> viewer
+//!                                                 '--none is free--> one more group, if the bound has room
+//!   ended, or joined anew --no worker at work?--> its sums stay, its handles go --> free
+//! ```
+//!
+//! A process that joins again is another program by now: what it had before is given back. While a worker is at work
+//! for a seat it stays, and is looked at again at each beat.
+//!
+//! Invariants:
+//!  1. A seat is said to be taken when its page is in place and the end of its process is awaited.
+//!  2. The next viewer of a seat gets another page: what the one before still writes is not read.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::peer_connection::PeerConnection;
+use super::viewer_slot::{Offer, Process, ViewerSlot, has_ended};
+use super::{NO_RUN, Shared, spawn};
+use crate::arena::control::GROUP_VIEWERS;
+use crate::sys::peer::ProcessName;
+use crate::viewer::sys::Errno;
+
+/// Up to so many viewers, what they opened is added up before another joins; with more at the next beat.
+const VIEWERS_SUMMED_AT_JOIN: usize = 64;
+/// Descriptors and names that one viewer has sent and not asked for, at most.
+const OFFERS_MAX: usize = 16;
+
+impl Shared {
+    /// Gives a process a seat and a page, if it is of our domain.
+    pub(super) fn admit(self: &Arc<Self>, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
+        if self.is_closed() {
+            return Err(Errno::SRCH);
+        }
+        let member = self.domain.member(number).map_err(|error| match error.raw_os_error() {
+            Some(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Errno(error), // it is we who lack something
+            _ => Errno::ACCES,
+        })?;
+        // The number was that process's when we asked: a descriptor of one that has ended is ready.
+        if has_ended(&alive) {
+            return Err(Errno::SRCH);
+        }
+        // What it had before it became another program is given back.
+        for viewer in self.present().filter(|&viewer| self.process(viewer) == number) {
+            let mut seat = self.seat(viewer).lock();
+            if seat.has_pins_of(number) {
+                return Err(Errno::BUSY); // it looks at what is pinned, by the view that it has
+            }
+            seat.is_replaced = seat.process.as_ref().is_some_and(|known| known.number == number);
+            drop(seat);
+            self.free_soon(viewer);
+        }
+        if self.present().nth(VIEWERS_SUMMED_AT_JOIN).is_none() {
+            self.drain_opened();
+        }
+        let name = ProcessName::of(number, &alive);
+        let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
+        let _groups = self.groups.lock();
+        loop {
+            let seats = self.seats.count();
+            for viewer in (0..seats).filter(|&viewer| self.process(viewer) == 0) {
+                let mut seat = self.seat(viewer).lock();
+                if seat.process.is_some() {
+                    continue; // another thread was faster
+                }
+                let page = self.owner.arena().make_viewer_page(viewer).map_err(|_| Errno(libc::ENOMEM))?;
+                self.listener.await_end(viewer, &process.alive)?;
+                seat.process = Some(process);
+                self.joins[viewer].fetch_add(1, Ordering::Relaxed); // the next store orders it
+                // Release, partner: the Acquire in `process`.
+                self.processes[viewer].store(number, Ordering::Release);
+                drop(seat);
+                // A worker or watcher that sleeps for its group waits for its futex, too, from now on.
+                self.announce_viewer(viewer);
+                return Ok((viewer, page));
+            }
+            self.add_group(seats)?;
+        }
+    }
+
+    /// Makes room for another group of viewers behind the first `seats`. The caller holds the lock of groups.
+    ///
+    /// # Errors
+    /// There are as many as there may be (EUSERS), the bound has no room for their pages (ENOBUFS), or the system
+    /// refuses.
+    fn add_group(self: &Arc<Self>, seats: usize) -> Result<(), Errno> {
+        if seats >= self.processes.len() {
+            return Err(Errno::USERS);
+        }
+        let group = seats / GROUP_VIEWERS;
+        self.owner.reserve_viewers(group + 1).map_err(|_| Errno(libc::ENOBUFS))?;
+        self.owner.arena().map_viewers(group).map_err(|_| Errno(libc::ENOMEM))?;
+        if group > 0 && self.seats.is_unwatched(group) {
+            let watch = move |shared: &Arc<Self>| shared.watch(group);
+            let watcher =
+                spawn(self, ("quinion-watcher", self.workers.ends()), watch).map_err(|_| Errno::AGAIN);
+            self.workers.add_watcher(watcher.inspect_err(|_| self.seats.unwatch(group))?);
+        }
+        self.seats.add(group);
+        Ok(())
+    }
+
+    /// Gives back the memory of the last groups, if no viewer is in them. Waits for nothing: where a process joins at
+    /// the moment, or the cache grows, a later call does what is left.
+    pub(super) fn release_empty_groups(&self) {
+        let Some(_groups) = self.groups.try_lock() else { return };
+        let groups = self.present().last().map_or(1, |viewer| viewer / GROUP_VIEWERS + 1);
+        self.seats.truncate(groups);
+        self.owner.arena().release_viewers(groups);
+    }
+
+    /// Keeps a connection by which a viewer, the process `number`, has sent something, and has it `told` the ticket, or
+    /// why not.
+    pub(super) fn keep_offer(
+        &self,
+        number: u32,
+        offer: Offer,
+        told: impl FnOnce(Result<u32, Errno>, &PeerConnection),
+    ) {
+        let named = self.present().filter(|&viewer| self.process(viewer) == number);
+        let mut seats = named.map(|viewer| self.seat(viewer).lock());
+        let is_its = |seat: &ViewerSlot| {
+            seat.process.as_ref().is_some_and(|known| known.number == number) && !seat.is_replaced
+        };
+        let Some(mut seat) = seats.find(|seat| is_its(seat)) else {
+            return told(Err(Errno::ACCES), &offer.theirs);
+        };
+        if seat.offers.len() >= OFFERS_MAX {
+            drop(seat);
+            return told(Err(Errno::AGAIN), &offer.theirs);
+        }
+        let ticket = seat.last_ticket.wrapping_add(1) & i32::MAX as u32;
+        seat.last_ticket = ticket;
+        told(Ok(ticket), &offer.theirs); // it does not wait
+        seat.offers.insert(ticket, offer);
+    }
+
+    /// Frees the seat of a viewer that is no more, at once or when no worker is at work for it any more.
+    pub(super) fn free_soon(&self, viewer: usize) {
+        if !self.free_if_over(viewer) {
+            self.overdue.lock().push(viewer);
+        }
+    }
+
+    /// Frees the seat of a viewer that is no more, if no worker is at work for it; `false`: one is.
+    pub(super) fn free_if_over(&self, viewer: usize) -> bool {
+        // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that no viewer asks for.
+        let said = self.page(viewer).run.load(Ordering::Relaxed);
+        let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
+        let mut seat = self.seat(viewer).lock();
+        if !seat.is_over() {
+            return true;
+        }
+        if seat.busy > 0 {
+            return false; // it is waited for until a later beat
+        }
+        self.drain_ring_of(&mut seat, viewer);
+        self.drain_opened_of(viewer);
+        seat.past.entry(run).or_default().add(self.page(viewer));
+        let past = std::mem::take(&mut seat.past);
+        // The next in this seat gets another page: what this one still writes into its own is not read.
+        let gone = std::mem::replace(&mut *seat, ViewerSlot { past, ..ViewerSlot::default() });
+        self.processes[viewer].store(0, Ordering::Release); // partner: `process`
+        drop(seat);
+        gone.process.iter().for_each(|process| self.listener.forget_end(&process.alive));
+        self.let_go_in_queues(gone.handles);
+        true
+    }
+}

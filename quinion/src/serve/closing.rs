@@ -1,0 +1,95 @@
+//! Closing: a viewer that unmounts or removes something has what other viewers have closed closed first.
+//!
+//! What they have said is taken at once; what workers are at, and what waits in queues of file systems, is waited for,
+//! for a bounded time ([`SETTLE_WAIT_MAX`]). A viewer that was waited for in vain some times is waited for no more.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::questions::is_pending;
+use super::viewer_slot::RunningJob;
+use crate::arena::control::{ATTACHED_PLACES, Operation, place_of, state};
+
+/// How long a viewer that is about to unmount waits for requests of others.
+const SETTLE_WAIT_MAX: Duration = Duration::from_millis(200);
+/// How often what is under way for one viewer is waited for in vain.
+const DELAYS_MAX: u32 = 4;
+
+impl Shared {
+    /// A viewer is about to unmount something: what no viewer has open is closed.
+    pub(super) fn release_idle(&self) {
+        self.drain_closed_handles(|| true);
+        self.owner.release_idle();
+    }
+
+    /// A viewer is about to remove that file: it is closed, unless a viewer has it open.
+    pub(super) fn close_idle(&self, device: u64, inode: u64) {
+        let attached = &self.control().attached[place_of(device, inode, ATTACHED_PLACES)];
+        self.drain_closed_handles(|| !attached.is_zero());
+        self.owner.close_idle(device, inode);
+    }
+
+    /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
+    /// at of that is waited for, for a bounded time, and while it `matters`.
+    ///
+    /// What they are at they say themselves: a page may say anything. Only what was begun before is waited for, however
+    /// much a viewer asks meanwhile; and a viewer for which that was in vain some times is waited for no more.
+    fn drain_closed_handles(&self, matters: impl Fn() -> bool) {
+        let begun = Instant::now();
+        self.take_detaches();
+        let last = self.taken.load(Ordering::Relaxed);
+        loop {
+            let late: Vec<usize> = self.present().filter(|&viewer| self.holds_files(viewer, last)).collect();
+            let is_heard = late.is_empty() && self.queues.waiting_for_devices(SETTLE_WAIT_MAX) == 0;
+            if is_heard || !matters() {
+                return;
+            }
+            if begun.elapsed() >= SETTLE_WAIT_MAX {
+                self.waits_in_vain.fetch_add(1, Ordering::Relaxed);
+                return late.into_iter().for_each(|viewer| self.seat(viewer).lock().delays += 1);
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Takes back all handles that viewers do not want any more and no worker is at.
+    fn take_detaches(&self) {
+        for viewer in self.present() {
+            // A worker that was about to take one from here has given it its number, as it has the lock meanwhile.
+            if self.seat(viewer).lock().handles.is_empty() {
+                continue;
+            }
+            for (slot, request) in self.page(viewer).requests.iter().enumerate() {
+                let is_one = request.operation.load(Ordering::Relaxed) == Operation::Detach as u32;
+                if is_one
+                    && is_pending(request.state.load(Ordering::Relaxed))
+                    && let Some(said) = self.take(viewer, slot, |now| now == Operation::Detach as u32)
+                {
+                    self.do_job(&said);
+                }
+            }
+            drop(self.seat(viewer).lock()); // as above
+        }
+    }
+
+    /// Whether workers are at something, since before question `last` was taken, for which a file is open that no
+    /// viewer who waits has; or the viewer is no more and its seat is not free yet.
+    fn holds_files(&self, viewer: usize, last: u64) -> bool {
+        // Of the others their viewers wait for the answer, unless they have given up.
+        const HAVE_OPEN: [u32; 4] = [
+            Operation::Attach as u32,
+            Operation::Detach as u32,
+            Operation::Advance as u32,
+            Operation::Hint as u32,
+        ];
+        self.free_if_over(viewer);
+        let seat = self.seat(viewer).lock();
+        let holds = |(slot, job): (usize, &Option<RunningJob>)| {
+            let is_given_up =
+                || self.page(viewer).requests[slot].state.load(Ordering::Relaxed) == state::GIVEN_UP;
+            job.is_some_and(|job| job.number <= last && (HAVE_OPEN.contains(&job.operation) || is_given_up()))
+        };
+        seat.delays < DELAYS_MAX && (seat.is_over() || seat.jobs.iter().enumerate().any(holds))
+    }
+}

@@ -1,0 +1,161 @@
+//! Connection: one peer, from its greeting to its end, and whose turn it is.
+//!
+//! ```text
+//!   Greeting --> Serving --> Over          Taken: a worker has it, or its thread; an event that comes meanwhile
+//!      |            '-> Dying --^                 is noted, and done before it is put back
+//!      '--> Unserved: it came when the server was about to end
+//! ```
+//!
+//! No lock is held while a stage is worked on: it is taken out of its place, and put back.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use rustix::event::epoll::EventData;
+
+use crate::peer::Peer;
+use crate::stats::RestoreCounters;
+use crate::uffd::Uffd;
+use crate::vm::Vm;
+use quinion::internals::sync::lock::{Mutex, MutexGuard};
+
+/// One connection.
+pub(super) struct Connection {
+    pub(super) number: u64,
+    pub(super) socket: OwnedFd,
+    pub(super) peer: Peer,
+    pub(super) numbers: Arc<Mutex<RestoreCounters>>,
+    pub(super) place: Mutex<ConnectionSlot>,
+}
+
+pub(super) struct ConnectionSlot {
+    pub(super) stage: ConnectionState,
+    /// Another thread came for this while it was taken.
+    pub(super) wanted: Option<Kind>,
+    /// Whether that was told.
+    pub(super) is_given_up: bool,
+}
+
+/// What a connection is.
+pub(super) enum ConnectionState {
+    /// Its message is to come; its thread waits for that.
+    Greeting { since: Instant },
+    /// It is served.
+    Serving(Box<Vm>),
+    /// It was given up, and its process is to be no more before its descriptor is let go.
+    Dying { _kept: HeldUffds },
+    /// It handed over its memory when the server was about to end.
+    Unserved(HeldUffds),
+    /// A worker has it, or its thread, which has heard all.
+    Taken,
+    /// It is no more.
+    Over,
+}
+
+/// Userfaultfds that must not be closed yet.
+pub(super) enum HeldUffds {
+    Vm { _vm: Box<Vm> },
+    Descriptors { _uffds: Vec<Uffd> },
+}
+
+/// What a token of epoll is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Listener = 0,
+    Wake = 1,
+    Socket = 2,
+    Process = 3,
+    Faults = 4,
+    Clock = 5,
+    /// Of none: its regions have just come.
+    Beginning = 6,
+}
+
+const KIND_BITS: u32 = 3;
+
+/// The token of that kind of event of a connection.
+pub(super) fn token(number: u64, kind: Kind) -> EventData {
+    EventData::new_u64(number << KIND_BITS | kind as u64)
+}
+
+/// What a token says.
+pub(super) fn of_token(data: EventData) -> (u64, Kind) {
+    let kinds = [Kind::Listener, Kind::Wake, Kind::Socket, Kind::Process, Kind::Faults, Kind::Clock];
+    (data.u64() >> KIND_BITS, kinds[(data.u64() & ((1 << KIND_BITS) - 1)) as usize])
+}
+
+impl Connection {
+    pub(super) fn place(&self) -> MutexGuard<'_, ConnectionSlot> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn counted(&self) -> RestoreCounters {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What tells of its end.
+    pub(super) fn end(&self) -> (&Peer, BorrowedFd<'_>) {
+        (&self.peer, self.socket.as_fd())
+    }
+
+    /// What it is, for the worker that works on it; `None`, and the event is noted, if another
+    /// thread has it.
+    pub(super) fn take(&self, kind: Kind) -> Option<ConnectionState> {
+        let mut place = self.place();
+        match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
+            ConnectionState::Taken => {
+                // Faults are looked for in any case.
+                if place.wanted != Some(Kind::Socket) {
+                    place.wanted = Some(kind);
+                }
+                None
+            }
+            ConnectionState::Over => {
+                place.stage = ConnectionState::Over;
+                None
+            }
+            // Its thread's.
+            greeting @ ConnectionState::Greeting { .. } => {
+                place.stage = greeting;
+                None
+            }
+            stage => Some(stage),
+        }
+    }
+
+    /// Whether it greets.
+    pub(super) fn may_greet(&self) -> bool {
+        matches!(self.place().stage, ConnectionState::Greeting { .. })
+    }
+
+    /// Whether its thread has it.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self.place().stage, ConnectionState::Greeting { .. } | ConnectionState::Taken)
+    }
+
+    /// It has greeted, and is the caller's; or not, if it is over.
+    pub(super) fn begin(&self) -> bool {
+        self.take_if(|stage| matches!(stage, ConnectionState::Greeting { .. })).is_some()
+    }
+
+    /// As [`Connection::take`], if no thread has it and `is_so`.
+    pub(super) fn take_if(&self, is_so: impl FnOnce(&ConnectionState) -> bool) -> Option<ConnectionState> {
+        let mut place = self.place();
+        is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, ConnectionState::Taken))
+    }
+
+    /// Puts it back; or not, if it was wanted meanwhile: then it is the caller's once more. If it is over, it ends.
+    pub(super) fn put_back(&self, stage: ConnectionState) -> Option<(ConnectionState, Kind)> {
+        let mut place = self.place();
+        if matches!(place.stage, ConnectionState::Over) {
+            // Its process ended meanwhile.
+            return None;
+        }
+        if let Some(kind) = place.wanted.take() {
+            return Some((stage, kind));
+        }
+        place.stage = stage;
+        None
+    }
+}

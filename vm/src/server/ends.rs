@@ -1,0 +1,182 @@
+//! Ends: how a connection ends, and what is kept until it may be let go.
+//!
+//! ```text
+//!   its process is no more --> forgotten
+//!   something is wrong --handed over its memory?--> yes: given up, killed if so wanted; its descriptor stays until it
+//!                                                        is no more, or its memory would read as zeros
+//!                                             '---> no: told why, and forgotten
+//!   the server ends --> each VM is killed or left, as the options say
+//! ```
+
+use std::iter;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::Shutdown;
+
+use super::connection::{Connection, ConnectionState, HeldUffds, Kind, token};
+use super::greeting::memory_of;
+use super::{DYING, ENDING, ONCE, SOON, Shared};
+use crate::peer::{Handshake, has_one_ended, refusal, say};
+use crate::{Event, OnFailure, PeerError};
+
+impl Shared {
+    /// Its process is no more, or its connection if there is no process.
+    pub(super) fn end_connection(&self, connection: &Connection) {
+        // A thread that has it finds out that it is over, and lets it go.
+        let (stage, is_given_up) = {
+            let mut place = connection.place();
+            (std::mem::replace(&mut place.stage, ConnectionState::Over), place.is_given_up)
+        };
+        let was_known = self.forget(connection);
+        let (vm, process) = (connection.number, connection.peer.process());
+        match stage {
+            ConnectionState::Greeting { .. } if was_known => {
+                self.table().peers_refused += 1;
+                self.tell(&Event::Refused { process, why: PeerError::HungUp });
+            }
+            ConnectionState::Serving(_) | ConnectionState::Taken if was_known && !is_given_up => {
+                let numbers = Box::new(connection.counted());
+                self.tell(&Event::Ended { vm, process, numbers });
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes it out of the table. Whether it was there.
+    pub(super) fn forget(&self, connection: &Connection) -> bool {
+        let mut table = self.table();
+        let was_known = table.connections.remove(&connection.number).is_some();
+        if was_known {
+            table.refused.remove(&connection.number);
+            table.vms.remove(&connection.number);
+            table.past.merge(&connection.counted());
+        }
+        drop(table);
+        if was_known {
+            // Others may have what we close, and then epoll would go on telling of it.
+            let _ = epoll::delete(&self.epoll, &connection.socket);
+            if let Some(alive) = connection.peer.alive() {
+                let _ = epoll::delete(&self.epoll, alive);
+            }
+        }
+        was_known
+    }
+
+    /// Something is wrong with a VM: it is given up.
+    pub(super) fn fail(
+        &self,
+        connection: &Connection,
+        stage: ConnectionState,
+        why: PeerError,
+    ) -> ConnectionState {
+        match stage {
+            ConnectionState::Serving(mut vm) => {
+                self.unwatch(vm.spaces());
+                self.give_up(connection, HeldUffds::Vm { _vm: vm }, why)
+            }
+            other => other,
+        }
+    }
+
+    /// Something is wrong with a peer that greets: it is told and forgotten; or given up, if it handed over its memory.
+    pub(super) fn refuse(
+        &self,
+        connection: &Connection,
+        greeting: &mut Handshake,
+        why: PeerError,
+    ) -> ConnectionState {
+        match memory_of(greeting) {
+            // It is a VM, and will wait for us.
+            Some(kept) => self.give_up(connection, kept, why),
+            None => {
+                self.refused(connection, why);
+                ConnectionState::Over
+            }
+        }
+    }
+
+    fn give_up(&self, connection: &Connection, kept: HeldUffds, why: PeerError) -> ConnectionState {
+        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
+        // Its end is then not taken for one of its own, whichever thread notices it first.
+        connection.place().is_given_up = true;
+        let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+        {
+            let mut table = self.table();
+            table.vms_given_up += 1;
+            table.note_vm(connection.number);
+        }
+        let (vm, process) = (connection.number, connection.peer.process());
+        self.tell(&Event::GivenUp { vm, process, why, killed });
+        if killed {
+            self.await_end(connection);
+            return ConnectionState::Dying { _kept: kept };
+        }
+        self.forget(connection);
+        ConnectionState::Over
+    }
+
+    /// Has the end told of a process that was killed, if it is not yet. If epoll has no room for that, it is looked at
+    /// now and then.
+    pub(super) fn await_end(&self, connection: &Connection) {
+        let (number, Some(alive)) = (connection.number, connection.peer.alive()) else { return };
+        match epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(_) if has_one_ended(iter::once(connection.end())) => self.end_connection(connection),
+            Err(_) => self.want_after(number, DYING),
+        }
+    }
+
+    /// A peer that is no VM is told what is wrong, and has its place no more.
+    pub(super) fn refused(&self, connection: &Connection, why: PeerError) {
+        self.forget(connection);
+        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
+        self.table().peers_refused += 1;
+        self.tell(&Event::Refused { process: connection.peer.process(), why });
+    }
+
+    /// Ends all connections, when no worker is left.
+    pub(super) fn drop_all(&self) {
+        let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
+        // A message that has come and was not read may hand over memory, too: their threads check.
+        for connection in all.iter().filter(|connection| connection.may_greet()) {
+            let _ = rustix::net::shutdown(&connection.socket, Shutdown::Read);
+        }
+        let until = Instant::now() + ENDING;
+        while all.iter().any(|connection| connection.is_busy()) && Instant::now() < until {
+            std::thread::sleep(SOON);
+        }
+        let mut kept = Vec::new();
+        for connection in all {
+            let Some(stage) = connection.take(Kind::Faults) else {
+                // Its thread waits in the kernel, or had nothing to keep.
+                connection.place().stage = ConnectionState::Over;
+                self.forget(&connection);
+                continue;
+            };
+            let (is_vm, stage) = match stage {
+                ConnectionState::Serving(_) => (true, stage),
+                ConnectionState::Unserved(kept) => (true, ConnectionState::Dying { _kept: kept }),
+                other => (false, other),
+            };
+            let mut killed = matches!(stage, ConnectionState::Dying { .. });
+            if is_vm {
+                let (vm, process) = (connection.number, connection.peer.process());
+                killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+                self.tell(&Event::Dropped { vm, process, killed });
+            }
+            self.forget(&connection);
+            kept.push((killed, stage, connection));
+        }
+        let until = Instant::now() + ENDING;
+        for (killed, stage, connection) in kept {
+            if killed {
+                connection.peer.wait_for_its_end(until);
+            }
+            drop(stage);
+        }
+    }
+}

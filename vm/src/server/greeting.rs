@@ -1,0 +1,311 @@
+//! Greeting: a peer is accepted, heard and closed on a thread of its own, and becomes a VM or is refused.
+//!
+//! ```text
+//!   listener --is there a place?--> thread: accept --> receive until all is said --> userfaultfd, regions: a VM
+//!                '--no: wait, or refuse one more            '--late, wrong, panicked--> refused; then closed
+//! ```
+//!
+//! Why no worker does that, and how many such threads there may be, is said at the head of `server.rs`. While a thread
+//! waits in a receive it keeps nothing of the server's alive. One that still waits when its message is late has its
+//! place freed by another thread ([`Shared::sweep`]).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+use super::connection::{Connection, ConnectionSlot, ConnectionState, HeldUffds, Kind, token};
+use super::{DYING, GRACE, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, SWEEP, Shared};
+use crate::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, Region, check, offer};
+use crate::peer::{Handshake, Peer, drain, has_one_ended, say, wait_for};
+use crate::vm::{Source, Vm};
+use crate::{Event, PeerError};
+use quinion::internals::sync::lock::Mutex;
+use quinion::internals::sys::signal;
+use quinion::internals::units::PAGE_SIZE;
+
+/// A thread of a peer, as the table counts it.
+struct PeerThread(Weak<Shared>);
+
+impl Drop for PeerThread {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.table().threads -= 1;
+        }
+    }
+}
+
+/// What is done with a VM in the backlog; see the head of `server.rs`.
+enum AcceptState {
+    /// It is accepted: there is a place, or it is refused.
+    Open,
+    /// It waits: a place becomes free by itself.
+    Soon,
+    /// It waits: there is no place, not even for one more refusal; why.
+    Crowded(&'static str),
+}
+
+impl Shared {
+    /// Accepts one waiting peer, on a thread of its own; see the head of `server.rs`.
+    pub(super) fn accept(self: &Arc<Self>) {
+        match self.accept_state() {
+            AcceptState::Open => {}
+            AcceptState::Soon => return self.want_after(LISTENER, SOON),
+            AcceptState::Crowded(why) => {
+                let was_logged = std::mem::replace(&mut self.table().is_crowd_logged, true);
+                if !was_logged {
+                    self.tell(&Event::CannotAccept(io::Error::other(why)));
+                }
+                return self.want_after(LISTENER, DYING);
+            }
+        }
+        self.table().threads += 1;
+        let counted = PeerThread(Arc::downgrade(self));
+        let thread = std::thread::Builder::new().name("quinion-peer".to_owned());
+        let started = thread.spawn(move || {
+            signal::block_all();
+            greet_next(&counted.0);
+            drop(counted);
+        });
+        if let Err(error) = started {
+            self.tell(&Event::CannotAccept(error));
+            self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
+        }
+    }
+
+    fn accept_state(&self) -> AcceptState {
+        let mut table = self.table();
+        let taken = table.connections.len() - table.refused.len();
+        let is_full = taken >= self.options.vms_max;
+        let is_crowded = is_full && table.refused.len() >= REFUSED_MAX;
+        let is_stuck = table.threads >= self.threads_max;
+        table.is_crowd_logged &= is_crowded || is_stuck;
+        if is_stuck {
+            return AcceptState::Crowded(
+                "hundreds of descriptors that peers sent hang in close(2); kill those peers",
+            );
+        }
+        if !is_full {
+            return AcceptState::Open;
+        }
+        if table.vms.len() < taken {
+            return AcceptState::Soon;
+        }
+        let vms: Vec<Arc<Connection>> =
+            table.vms.iter().filter_map(|vm| table.connections.get(vm)).cloned().collect();
+        drop(table);
+        match () {
+            () if has_one_ended(vms.iter().map(|vm| vm.end())) => AcceptState::Soon,
+            () if is_crowded => AcceptState::Crowded(
+                "4 refused processes were killed and have not ended; check why (uninterruptible sleep?)",
+            ),
+            () => AcceptState::Open,
+        }
+    }
+
+    /// Accepts a peer and gets to know it, on its thread, and goes to the end of the row. What is wrong, if it cannot
+    /// be heard.
+    fn accept_pending(&self) -> Option<(Arc<Connection>, Option<PeerError>)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let met = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => self.identify_peer(socket),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
+            Err(error) => {
+                self.tell(&Event::CannotAccept(error.into()));
+                self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
+                return None;
+            }
+        };
+        self.arm(self.listener.as_fd(), 0, Kind::Listener);
+        met
+    }
+
+    fn identify_peer(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
+        let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
+        let mut table = self.table();
+        // Under the table's lock: the thread that ends the server sees to all that are in it.
+        if self.is_ending.load(Ordering::Relaxed) {
+            return None;
+        }
+        let has_capacity = table.connections.len() - table.refused.len() < vms_max;
+        table.last += 1;
+        let (number, since) = (table.last, Instant::now());
+        table.greets_until = Some(since + self.options.greeting + GRACE + SWEEP);
+        if !has_capacity {
+            table.refused.insert(number);
+        }
+        let place =
+            ConnectionSlot { stage: ConnectionState::Greeting { since }, wanted: None, is_given_up: false };
+        let connection =
+            Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
+        table.connections.insert(number, Arc::clone(&connection));
+        drop(table);
+        let wrong = if has_capacity {
+            self.watch_peer(&connection).err().map(|error| PeerError::Socket(error.into()))
+        } else {
+            Some(PeerError::TooMany(vms_max))
+        };
+        Some((connection, wrong))
+    }
+
+    /// Has the end of a peer's process told.
+    fn watch_peer(&self, connection: &Connection) -> rustix::io::Result<()> {
+        let Some(alive) = connection.peer.alive() else { return Ok(()) };
+        epoll::add(&self.epoll, alive, token(connection.number, Kind::Process), ONCE)
+    }
+
+    /// Hands out the image.
+    fn give_image(
+        &self,
+        connection: &Connection,
+        greeting: &mut Handshake,
+    ) -> std::result::Result<(), PeerError> {
+        let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
+        greeting.has_image = true;
+        let offer = offer(image.len());
+        say(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)
+    }
+
+    fn make_vm(
+        &self,
+        connection: &Connection,
+        greeting: &mut Handshake,
+        regions: &[Region],
+    ) -> std::result::Result<Box<Vm>, PeerError> {
+        self.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
+        let pages = check(regions, self.snapshot.identity().bytes)?;
+        if greeting.has_image && pages.unit() != PAGE_SIZE as u64 {
+            // The image is no file of hugetlbfs.
+            return Err(BadMessage::PageSize { region: 0, bytes: pages.unit() }.into());
+        }
+        let uffd = greeting.take_userfaultfds(1).pop().ok_or(PeerError::NoUserfaultfd)?;
+        let numbers = Arc::clone(&connection.numbers);
+        let source = match &self.image {
+            Some(image) if greeting.has_image => Source::Mapped(image.clone()),
+            _ => Source::Copied(Box::new(self.snapshot.file())),
+        };
+        Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
+    }
+
+    /// A peer has said all, or something is wrong with it: it becomes the workers', or is refused. On its thread.
+    fn end_greeting(
+        &self,
+        connection: &Connection,
+        greeting: &mut Handshake,
+        heard: std::result::Result<Box<Vm>, PeerError>,
+    ) {
+        if !connection.begin() {
+            // It ended meanwhile, or was too late.
+            return;
+        }
+        let is_ending = self.is_ending.load(Ordering::Relaxed);
+        match heard {
+            Ok(vm) if !is_ending => self.work_on(connection, ConnectionState::Serving(vm), Kind::Beginning),
+            Err(why) if !is_ending => {
+                let stage = self.refuse(connection, greeting, why);
+                self.settle(connection, stage);
+            }
+            // A thread that ends the server tells of it.
+            Ok(vm) => self.settle(connection, ConnectionState::Unserved(HeldUffds::Vm { _vm: vm })),
+            Err(_) => match memory_of(greeting) {
+                Some(kept) => self.settle(connection, ConnectionState::Unserved(kept)),
+                None => {
+                    self.forget(connection);
+                    self.settle(connection, ConnectionState::Over);
+                }
+            },
+        }
+    }
+
+    /// Ends greetings that are so late that their threads must be waiting in the kernel. Any worker may call
+    /// it.
+    pub(super) fn sweep(&self) {
+        let now = Instant::now();
+        let mut table = self.table();
+        let Some(until) = table.greets_until else { return };
+        if table.next_sweep.is_some_and(|next| now < next) {
+            return;
+        }
+        table.next_sweep = Some(now + SWEEP);
+        let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
+        drop(table);
+        let mut may_greet_still = now < until;
+        for connection in all {
+            let is_late = |stage: &ConnectionState| match stage {
+                ConnectionState::Greeting { since } => now >= *since + self.options.greeting + GRACE,
+                _ => false,
+            };
+            if connection.take_if(is_late).is_none() {
+                may_greet_still |= connection.may_greet();
+                continue;
+            }
+            self.refused(&connection, PeerError::Late(self.options.greeting));
+            self.settle(&connection, ConnectionState::Over);
+        }
+        let mut table = self.table();
+        if !may_greet_still && table.greets_until == Some(until) {
+            table.greets_until = None;
+        }
+    }
+}
+
+/// The userfaultfds among what came, to be kept, if there are any.
+pub(super) fn memory_of(greeting: &mut Handshake) -> Option<HeldUffds> {
+    let uffds = greeting.take_userfaultfds(DESCRIPTORS_MAX);
+    (!uffds.is_empty()).then_some(HeldUffds::Descriptors { _uffds: uffds })
+}
+
+/// A peer's thread, from its accept until nothing is left of what it sent; see the head of `server.rs`.
+fn greet_next(server: &Weak<Shared>) {
+    let Some(shared) = server.upgrade() else { return };
+    let Some((connection, wrong)) = shared.accept_pending() else { return };
+    let at_most = shared.options.greeting;
+    drop(shared);
+    let mut greeting = Handshake::new();
+    let heard = match wrong {
+        Some(wrong) => Err(wrong),
+        None => {
+            let hear = AssertUnwindSafe(|| hear(server, &connection, &mut greeting, at_most));
+            catch_unwind(hear).unwrap_or(Err(PeerError::Panicked))
+        }
+    };
+    if heard.is_err() {
+        greeting.receive_rest(connection.socket.as_fd());
+    }
+    if let Some(shared) = server.upgrade() {
+        shared.end_greeting(&connection, &mut greeting, heard);
+    }
+    // From here on no thread waits for this one.
+    drain(connection.socket.as_fd());
+    drop(connection);
+    drop(greeting);
+}
+
+/// Takes what a peer says until it has said all. While it waits nothing of the server's is kept alive.
+fn hear(
+    server: &Weak<Shared>,
+    connection: &Connection,
+    greeting: &mut Handshake,
+    at_most: Duration,
+) -> std::result::Result<Box<Vm>, PeerError> {
+    let (socket, until) = (connection.socket.as_fd(), Instant::now() + at_most);
+    loop {
+        if !wait_for(socket, PollFlags::IN | PollFlags::RDHUP, until) {
+            return Err(PeerError::Late(at_most));
+        }
+        let said = greeting.receive(socket)?;
+        let shared = server.upgrade().ok_or(PeerError::HungUp)?;
+        match said {
+            ParseStep::Unfinished => {}
+            ParseStep::WantsImage => shared.give_image(connection, greeting)?,
+            ParseStep::Regions(regions) => return shared.make_vm(connection, greeting, &regions),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Turns: what a worker does for a connection when something has happened to it.
+//!
+//! ```text
+//!   event --> take its stage, or note that it is wanted --> one step --> put it back --wanted meanwhile?--> once more
+//!                                                              '--wrong, or a panic--> given up (`ends.rs`)
+//! ```
+//!
+//! A step that begins a VM has its spaces watched; one that serves it looks for faults in all of them, whatever it was
+//! that was told, and has them told once more.
+
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::event::epoll::{self, EventFlags};
+
+use super::connection::{Connection, ConnectionState, Kind, token};
+use super::{ONCE, SOON, Shared};
+use crate::message::ready;
+use crate::peer::say;
+use crate::vm::{NextWait, SPACES_MAX, Space, Vm, VmShared};
+use crate::{Event, Fill, PeerError};
+use quinion::internals::units::PAGE_SIZE;
+
+impl Shared {
+    /// Something happened to a connection.
+    pub(super) fn attend(&self, number: u64, kind: Kind) {
+        let Some(connection) = self.table().connections.get(&number).cloned() else { return };
+        if kind == Kind::Process {
+            return self.end_connection(&connection);
+        }
+        if let Some(stage) = connection.take(kind) {
+            self.work_on(&connection, stage, kind);
+        }
+    }
+
+    /// Puts a stage back, unless something was wanted of it meanwhile; then that is done first.
+    pub(super) fn settle(&self, connection: &Connection, stage: ConnectionState) {
+        if let Some((stage, kind)) = connection.put_back(stage) {
+            self.work_on(connection, stage, kind);
+        }
+    }
+
+    /// Does what is to be done for a connection that is ours, and puts it back.
+    pub(super) fn work_on(&self, connection: &Connection, mut stage: ConnectionState, mut kind: Kind) {
+        loop {
+            let done = catch_unwind(AssertUnwindSafe(|| self.step(connection, &mut stage, kind)));
+            let wrong = done.unwrap_or(Err(PeerError::Panicked)).err();
+            stage = match wrong {
+                Some(wrong) => self.fail(connection, stage, wrong),
+                None => stage,
+            };
+            match connection.put_back(stage) {
+                Some(again) => (stage, kind) = again,
+                None => return,
+            }
+        }
+    }
+
+    /// One step of a connection's life.
+    fn step(
+        &self,
+        connection: &Connection,
+        stage: &mut ConnectionState,
+        kind: Kind,
+    ) -> std::result::Result<(), PeerError> {
+        match stage {
+            // Nothing that it still sends matters. Without a process, its end is the VM's.
+            ConnectionState::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
+                *stage = ConnectionState::Over;
+                self.end_connection(connection);
+            }
+            // Whatever it was that was told: faults that came meanwhile have left no other word.
+            ConnectionState::Serving(vm) => {
+                if kind == Kind::Beginning {
+                    self.begin_vm(connection, vm)?;
+                }
+                if self.serve(connection, vm)? == NextWait::Over {
+                    *stage = ConnectionState::Over;
+                    self.end_connection(connection);
+                }
+            }
+            ConnectionState::Dying { .. } => self.await_end(connection),
+            ConnectionState::Greeting { .. }
+            | ConnectionState::Unserved(_)
+            | ConnectionState::Taken
+            | ConnectionState::Over => {}
+        }
+        Ok(())
+    }
+
+    /// A connection has become a VM's.
+    fn begin_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
+        {
+            let mut table = self.table();
+            table.vms_total += 1;
+            table.note_vm(connection.number);
+        }
+        let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
+        self.tell(&Event::Begun { vm: number, process, bytes });
+        let (used_bytes, image_bytes) = (vm.image_end(), self.snapshot.identity().bytes);
+        // Less than a page more is the rest of a file whose last page is not whole.
+        if image_bytes >= used_bytes + PAGE_SIZE as u64 {
+            self.tell(&Event::SnapshotLarger { vm: number, process, used_bytes, image_bytes });
+        }
+        if vm.guard_image()? {
+            // A thread that does not listen did not have to wait.
+            let _ = say(connection.socket.as_fd(), &ready(), None);
+        }
+        self.watch(connection, vm.spaces())?;
+        // Its process tells of its end; that it closes the connection means nothing then. (`HUP` is told unasked.)
+        if connection.peer.alive().is_none() {
+            epoll::add(&self.epoll, &connection.socket, token(number, Kind::Socket), EventFlags::ONESHOT)
+                .map_err(|error| PeerError::Socket(error.into()))?;
+        }
+        if self.replay.is_some() || self.options.fill == Fill::All {
+            self.want_ahead(number);
+            self.ring();
+        }
+        Ok(())
+    }
+
+    /// Has spaces watched that are not.
+    fn watch(&self, connection: &Connection, spaces: &mut [Space]) -> std::result::Result<(), PeerError> {
+        debug_assert!(spaces.len() <= SPACES_MAX);
+        for space in spaces.iter_mut().filter(|space| !space.is_watched) {
+            let token = token(connection.number, Kind::Faults);
+            epoll::add(&self.epoll, &space.uffd, token, ONCE)
+                .map_err(|error| PeerError::Descriptor(error.into()))?;
+            space.is_watched = true;
+        }
+        Ok(())
+    }
+
+    /// Spaces are to be closed. Others may have their descriptors too, so that closing them is not enough.
+    pub(super) fn unwatch(&self, spaces: &[Space]) {
+        for space in spaces {
+            let _ = epoll::delete(&self.epoll, &space.uffd);
+        }
+    }
+
+    /// A turn of a VM.
+    fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
+        let common = VmShared {
+            snapshot: &self.snapshot,
+            // While pages are recorded, one that was not touched must not look as if it had been.
+            run_bytes: if self.recorder.is_some() { PAGE_SIZE as u64 } else { self.options.run_bytes },
+            recorder: self.recorder.as_ref(),
+            replay: self.replay.as_ref(),
+            fill: self.options.fill,
+            tell: &|event: &Event| self.tell(event),
+        };
+        let next = vm.serve(&common)?;
+        self.unwatch(&vm.take_ended());
+        self.watch(connection, vm.spaces())?;
+        match next {
+            NextWait::Over => return Ok(next),
+            NextWait::Wait => {}
+            NextWait::Soon => self.want_after(connection.number, SOON),
+            NextWait::Ahead => self.want_ahead(connection.number),
+        }
+        for space in vm.spaces() {
+            self.arm(space.uffd.as_fd(), connection.number, Kind::Faults);
+        }
+        Ok(next)
+    }
+}

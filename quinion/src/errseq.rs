@@ -92,11 +92,6 @@ impl ErrorSequence {
         ErrorCursor { word: AtomicU64::new(if word & SEEN != 0 { word } else { 0 }) }
     }
 
-    /// Whether `cursor`'s handle has something to be told. Changes nothing.
-    pub fn has_news(&self, cursor: &ErrorCursor) -> bool {
-        self.word.load(Ordering::Relaxed) != cursor.word.load(Ordering::Relaxed)
-    }
-
     /// The error that `cursor`'s handle has not been told of, if there is one. It is told of it by this. Takes
     /// no lock; of several threads that ask for one handle, one is told.
     pub fn check_and_advance(&self, cursor: &ErrorCursor) -> Option<i32> {
@@ -142,10 +137,8 @@ mod tests {
         let handles = [errors.sample(), errors.sample()];
         errors.record(EIO);
         for handle in &handles {
-            assert!(errors.has_news(handle));
             assert_eq!(errors.check_and_advance(handle), Some(EIO));
             assert_eq!(errors.check_and_advance(handle), None);
-            assert!(!errors.has_news(handle));
         }
     }
 

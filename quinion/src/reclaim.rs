@@ -277,11 +277,6 @@ impl Reclaim {
         &self.lists
     }
 
-    /// The policy's name.
-    pub fn policy_name(&self) -> &'static str {
-        self.policies.lock().policies[0].name()
-    }
-
     /// Pages listed in the default pool, by class.
     pub fn weights(&self) -> Weights {
         weights(&self.lists.lock(), PoolNumber::DEFAULT)

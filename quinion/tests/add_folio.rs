@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The letters are those of the specification's statements; A01 to A06, A13 and A19 are the tree's
-//! (`xarray_insert.rs`), and A17, the split of a folio that is being read, is with what splits one (`truncate.rs`).
+//! (`xarray_insert.rs`), but for what A01 says of the count of pages. A17, the split of a folio that is being read, is
+//! with what splits one (`truncate.rs`); A15 through the whole cache is in `shadows.rs`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -30,6 +31,31 @@ fn short(nodes: u32) -> Stage {
 }
 fn added(shadow: Option<Value>) -> AddedFolio {
     AddedFolio::Added { shadow }
+}
+
+/// A01: a folio of any order counts with all its pages, and each page that it covers finds it.
+#[test]
+fn a01_a_folio_counts_with_its_pages_and_each_of_them_finds_it() {
+    let stage = Stage::new();
+    let mut pages = 0;
+    for order in 0..=9u8 {
+        let folio = stage.folio(u64::from(order) << 9, order);
+        assert_eq!(stage.add(folio), added(None));
+        pages += 1 << order;
+        assert_eq!(stage.pages(), pages, "order {order}");
+        for nth in 0..1 << order {
+            assert!(is_folio(stage.walk(folio.index.0 + nth), folio.frame), "page {nth} of order {order}");
+        }
+        stage.complete(folio);
+        let held = stage.mapping.try_hold(folio.index).unwrap();
+        assert_eq!((held.order(), held.frame()), (Order(order), folio.frame));
+        drop(held);
+        // What is in the way is not counted twice.
+        let other = stage.folio(folio.index.0, 0);
+        assert_eq!((stage.add(other), stage.pages()), (AddedFolio::Present, pages));
+        stage.free(other);
+    }
+    stage.finish();
 }
 
 /// A07: of two threads that add folios at one index, one inserts its folio; the other is told so, and its frame is as
@@ -187,6 +213,7 @@ fn a10_a_shadow_that_went_while_nodes_were_fetched_is_not_reported() {
     let (folio, got) = with_a_gap(&stage, || stage.tree(|tree| tree.erase_range(0, 1 << 15, |_, _, _| {})));
     assert_eq!(got, added(None));
     assert_eq!(stage.dump().lines().count(), 1, "the folio alone");
+    assert!(is_folio(stage.walk(77), folio.frame));
     stage.complete(folio);
     stage.finish();
 }
@@ -201,6 +228,7 @@ fn a11_a_shadow_that_came_while_nodes_were_fetched_is_the_one_that_is_split() {
         stage.put_shadow(0, 9, 6);
     });
     assert_eq!(got, added(Some(Value::shadow(0, 6))));
+    assert!(is_folio(stage.walk(77), folio.frame));
     for index in (0..600).filter(|index| *index != 77) {
         match stage.load(index).kind() {
             Kind::Value(value) => assert_eq!((value.payload(), index < 512), (6, true)),

@@ -7,16 +7,16 @@
 //!   window    gaps --> frames for all of them, or what there is --> runs under one lock --> device
 //! ```
 //!
-//! The letters are those of the specification's statements; B01, B03, B04, B06, B07 are the tree's
+//! The letters are those of the specification's statements; B01 and B03 to B07 are the tree's as well
 //! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the lock
 //! that truncation takes; for a punched hole it is in `truncate.rs`. B20, whether a window met shadows of its own
 //! working set, is checked where shadows are.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
-use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
+use quinion::backend::{Attributes, Backend, Fill, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
 use quinion::internals::mapping::{
@@ -29,7 +29,7 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::tuning::{Insertion, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, MappingId, Order, Orders};
 use quinion::internals::xarray::{Kind, RangeStop, Value};
-use quinion::{Cache, File};
+use quinion::{Cache, File, ReadOptions};
 use quinion_testing::device::{Device, verify};
 use quinion_testing::stages::mapping::{Stage, is_folio, page};
 
@@ -58,6 +58,49 @@ fn complete(stage: &Stage, run: FillRun, order: u8) {
 fn free_rest(stage: &Stage, run: FillRun, added: u32) {
     if added < run.pages {
         stage.arena.free_run(run.frame.plus(added), run.pages - added);
+    }
+}
+
+/// B01: a window without runs inserts nothing, is no error, and fetches no node; a run of no pages does nothing either.
+#[test]
+fn b01_a_window_of_nothing_does_nothing() {
+    let stage = Stage::new();
+    let before = (stage.dump(), stage.arena.stats().cells_used, stage.free_pages());
+    let got = stage.mapping.add_window(&[], PAGES, LockWait::Wait, &mut no_shadow).unwrap();
+    assert_eq!((got.inserted.len(), got.left.len(), got.stop), (0, 0, RangeStop::All));
+    let run = FillRun { index: page(17), frame: Frame(0), pages: 0 };
+    assert_eq!(add(&stage, run, PAGES), RunOutcome { pages: 0, stop: RangeStop::All });
+    assert_eq!((stage.dump(), stage.arena.stats().cells_used, stage.free_pages()), before);
+    assert_eq!(stage.pages(), 0);
+    stage.finish();
+}
+
+/// B03, B04: a run that a folio stops, at its first page or further on, leaves the frames from there on as they were,
+/// and they are the caller's. A second run from there inserts nothing and says why.
+#[test]
+fn b03_b04_frames_behind_the_stop_are_as_before_and_the_callers() {
+    for at in [0u64, 1, 63, 64, 100] {
+        let stage = Stage::new();
+        let there = stage.folio(at, 0);
+        stage.add(there);
+        let run = stage.run(0, 128);
+        let words =
+            |run: FillRun| (0..run.pages).map(|nth| stage.word(run.frame.plus(nth))).collect::<Vec<_>>();
+        let before = words(run);
+        let RunOutcome { pages, stop: RangeStop::Present(found) } = add(&stage, run, PAGES) else {
+            panic!("a folio is in the way")
+        };
+        assert_eq!((u64::from(pages), stage.pages()), (at, at + 1));
+        assert!(is_folio(found, there.frame));
+        assert_eq!(words(run)[pages as usize..], before[pages as usize..], "as if nothing had been tried");
+        let rest = FillRun { index: page(at), frame: run.frame.plus(pages), pages: run.pages - pages };
+        assert_eq!(add(&stage, rest, PAGES), RunOutcome { pages: 0, stop: RangeStop::Present(found) });
+        assert_eq!(words(rest), before[pages as usize..]);
+        assert!(stage.load(at + 1).is_empty());
+        free_rest(&stage, run, pages);
+        complete(&stage, FillRun { pages, ..run }, 0);
+        stage.complete(there);
+        stage.finish();
     }
 }
 
@@ -384,6 +427,75 @@ fn b11_an_invalidation_waits_for_an_insertion_and_leaves_nothing_of_it() {
     });
     assert_eq!(stage.pages(), 0);
     stage.finish();
+}
+
+/// A device that lets a test act inside the call by which a run is submitted, once.
+struct Submitted {
+    device: Arc<Device>,
+    act: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Submitted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Submitted").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl Backend for Submitted {
+    fn name(&self) -> &'static str {
+        "submitted"
+    }
+    fn attributes(&self) -> std::io::Result<Attributes> {
+        self.device.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        if let Some(act) = self.act.lock().unwrap().take() {
+            act();
+        }
+        self.device.submit(fills);
+    }
+}
+
+/// B11: a read holds off invalidation from the insertion of a run until the device has it, and no folio of it is left
+/// when the invalidation ends.
+/// 1 R has inserted a run, and is inside the call that submits it.
+/// 2 I begins to invalidate the file.
+/// 3 R comes out of the call, and I goes on.
+#[test]
+fn b11_an_invalidation_that_comes_while_a_run_is_submitted_waits_for_that() {
+    let (cache, device) = (small(), Device::new(64 * PAGE));
+    let submitted = Arc::new(Submitted { device: Arc::clone(&device), act: Mutex::new(None) });
+    let file = cache.open_backend(Arc::clone(&submitted) as _).unwrap();
+    let other = file.clone();
+    let (ended, early) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (sender, invalidation) = std::sync::mpsc::channel();
+    let (ends, seen) = (Arc::clone(&ended), Arc::clone(&early));
+    *submitted.act.lock().unwrap() = Some(Box::new(move || {
+        let (begins, begun) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            begins.send(()).unwrap();
+            other.revalidate().unwrap();
+            ends.store(true, Ordering::Relaxed);
+        });
+        begun.recv().unwrap();
+        (0..1000).for_each(|_| thread::yield_now()); // time enough, if it did not wait
+        seen.store(ended.load(Ordering::Relaxed), Ordering::Relaxed);
+        sender.send(thread).unwrap();
+    }));
+    device.generation.fetch_add(1, Ordering::Relaxed); // there is something to forget
+    device.hold();
+    let nowait = ReadOptions::new().nowait(true);
+    assert!(file.read_at_with(&mut [0; 8 * 4096], 0, nowait).is_err(), "its run is on its way");
+    invalidation.recv().unwrap().join().unwrap();
+    assert!(!early.load(Ordering::Relaxed), "it came between insertion and submission");
+    // The read may have looked again and asked anew, when its folio had gone.
+    let reads = device.reads();
+    let asked_anew: u32 = reads[1..].iter().map(|(_, pages)| pages).sum();
+    assert_eq!(reads[0], (0, 8));
+    assert!(file.cached_pages() <= u64::from(asked_anew) && asked_anew < 8, "something of the run is left");
+    device.release();
+    assert_eq!(read(&file, &device, 0, 8 * 4096), 8 * 4096);
+    cache.check().unwrap();
 }
 
 /// B12: a read under memory pressure fetches as many pages at a time as memory allows, and each once.

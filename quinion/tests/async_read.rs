@@ -126,8 +126,10 @@ fn one_thread_has_many_reads_at_the_device_at_a_time() {
     cache.check().unwrap();
 }
 
+/// S04: a read that is given up while it waits for the device, which for a future is to be dropped, leaves no lock, no
+/// hold and no memory behind: its page comes, and can be evicted.
 #[test]
-fn a_dropped_future_leaves_nothing_but_a_page_in_the_cache() {
+fn s04_a_dropped_future_leaves_nothing_but_a_page_in_the_cache() {
     let (cache, device) = (exact(), Device::new(100 * PAGE));
     let file = open(&cache, &device);
     device.hold();
@@ -140,6 +142,9 @@ fn a_dropped_future_leaves_nothing_but_a_page_in_the_cache() {
     cache.check().unwrap();
     assert_eq!(read(&file, &device, 10 * PAGE, 8).unwrap(), 8);
     assert_eq!(device.reads().len(), 1);
+    assert_eq!((file.dont_need(0, u64::MAX).unwrap(), file.cached_pages()), (1, 0), "it is not held");
+    let stats = cache.stats();
+    assert_eq!(stats.free_bytes, stats.data_bytes);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Dirty: what differs from the file stays until it is written, is written once, and is counted right.
 //!
 //! A mapping without the paths above it: the test itself takes runs for write-back, and says how they ended. By letter
-//! and number: D06, D07, D14 to D16 and T09, as far as they concern the mapping; and the tags of a sync.
+//! and number: D06 to D08, D14 to D16 and T09, as far as they concern the mapping; and the tags of a sync.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use quinion::backend::FillRun;
 use quinion::internals::arena::{Arena, Flags, HOLDS_MAX};
 use quinion::internals::mapping::{
     AddedFolio, DirtyPages, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio, RUN_PAGES_MAX,
-    Replacement, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
+    RemoveFilter, Replacement, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::tuning::Tuning;
-use quinion::internals::units::{Millis, Order, Orders, PageIndex};
+use quinion::internals::units::{Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion_testing::stages::mapping::{Stage, page};
 
 const NOW: Millis = Millis(7);
@@ -419,6 +419,35 @@ fn d07_no_dirty_page_is_lost_to_threads_that_drop_and_evict() {
     rig.finish();
 }
 
+/// D08: a flagged folio leaves the index though other readers hold it. They end their copies from the same memory, the
+/// next one finds no folio, and the frames are freed once, with the last of them.
+#[test]
+fn d08_a_folio_dropped_under_other_readers_is_theirs_until_the_last_of_them_is_done() {
+    let rig = Rig::new();
+    rig.free(rig.folio(0, 9)); // the arena has grown
+    let free = rig.free_pages();
+    let folio = rig.filled(4, 2, FolioLifetime::DropsBehind);
+    let [second, third] = [4, 6].map(|at| rig.mapping.try_hold(page(at)).unwrap());
+    let mut bytes = [0; 4 * PAGE_SIZE];
+    let (begun, rest) = bytes.split_at_mut(5000);
+    assert_eq!(second.copy_out(4 * PAGE_SIZE as u64, begun), 5000);
+    assert_eq!(rig.drop_behind(4..8), 4, "the first reader has passed it");
+    assert!((4..8).all(|at| rig.load(at).is_empty() && rig.mapping.try_hold(page(at)).is_err()));
+    // The device is read again, into other frames.
+    let anew = rig.plain(4, 2);
+    assert_ne!(anew.frame, folio.frame);
+    assert_eq!(second.copy_out(4 * PAGE_SIZE as u64 + 5000, rest), rest.len());
+    for (at, words) in (4..).zip(bytes.chunks(PAGE_SIZE)) {
+        assert!(words.chunks(8).all(|word| word == u64::to_le_bytes(at)), "page {at}");
+    }
+    drop(second);
+    assert_eq!(rig.free_pages(), free - 8, "one reader has it still");
+    drop(third);
+    assert_eq!(rig.free_pages(), free - 4);
+    rig.finish();
+    assert_eq!(rig.free_pages(), free);
+}
+
 /// D14: as far as the mapping goes, a failed write keeps the folio, flagged and dirty; the last good one lets it go.
 #[test]
 fn d14_a_folio_is_offered_to_be_dropped_after_its_last_good_write_only() {
@@ -461,17 +490,25 @@ type EndsBeingDirty = fn(&Rig, NewFolio);
 /// truncation, a change from outside, a plain overwrite, a plain read or deletion. Splits are in `split_folio.rs`.
 #[test]
 fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing() {
-    let ends: [(&str, EndsBeingDirty); 7] = [
+    let ends: [(&str, EndsBeingDirty); 8] = [
         ("write-back", |rig, _| {
             rig.take_all();
         }),
         ("truncation of the folio", |rig, _| {
-            rig.mapping.lock().remove_all();
+            assert_eq!(rig.mapping.remove_range(pages(0..4), RemoveFilter::All), 4);
         }),
         ("truncation within the folio", |rig, _| {
-            rig.mapping.lock().forget_dirty(pages(0..4));
+            assert_eq!(rig.mapping.lock().forget_dirty(pages(1..4)), 1);
+            assert_eq!(rig.counts(), (1, 0, 1), "the page before the new end is dirty still");
+            rig.take_all();
         }),
+        // The pages that are nowhere else stay, and are written.
         ("a change from outside", |rig, _| {
+            assert_eq!(rig.mapping.invalidate().unwrap(), 0);
+            assert_eq!(rig.counts(), (2, 0, 2));
+            rig.take_all();
+        }),
+        ("the end of the file", |rig, _| {
             rig.mapping.lock().remove_all();
         }),
         ("a plain overwrite", |rig, _| {

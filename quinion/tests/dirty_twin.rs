@@ -7,6 +7,7 @@
 //!
 //! Pages leave while they are being written, and come again as other folios; what is on its way then belongs to frames
 //! of which the index knows nothing, and the twin keeps them apart. Runs end in any order, in parts, well or ill.
+//! Folios are split, and are dropped while readers hold them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,10 +16,10 @@ use proptest::prelude::*;
 use quinion::internals::arena::Flags;
 use quinion::internals::mapping::{
     AddedFolio, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio, RUN_PAGES_MAX, Replacement,
-    TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
+    SplitOutcome, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
 use quinion::internals::sync::LockWait;
-use quinion::internals::units::{Frame, Millis, Order, Orders, PageIndex};
+use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion_testing::stages::mapping::{Stage, page};
 
 /// Pages that steps touch, in two regions: in one subtree and far away.
@@ -47,8 +48,13 @@ enum Op {
     },
     Forget(Range<u64>),
     Evict(Range<u64>),
-    DropBehind(Range<u64>),
+    /// Drops flagged folios; readers hold those that go, if it says so, and read them afterwards.
+    DropBehind {
+        pages: Range<u64>,
+        held: bool,
+    },
     Adopt(u64),
+    Split(u64),
     RemoveAll,
 }
 
@@ -73,8 +79,9 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (any::<usize>(), 0..80u32).prop_map(|(run, cut)| Op::End { run, cut }),
         2 => range().prop_map(Op::Forget),
         2 => range().prop_map(Op::Evict),
-        2 => range().prop_map(Op::DropBehind),
+        2 => (range(), any::<bool>()).prop_map(|(pages, held)| Op::DropBehind { pages, held }),
         1 => at().prop_map(Op::Adopt),
+        2 => at().prop_map(Op::Split),
         1 => Just(Op::RemoveAll),
     ]
 }
@@ -163,13 +170,14 @@ impl Rig {
                 assert_eq!(forgotten, expected as u64);
             }
             Op::Evict(range) => self.evict(&range),
-            Op::DropBehind(range) => self.drop_behind(range),
+            Op::DropBehind { pages, held } => self.drop_behind(pages, held),
             Op::Adopt(at) => {
                 if let Ok(held) = self.stage.mapping.try_hold(page(at)) {
                     self.stage.mapping.lock().adopt(&held);
                 }
                 self.met(&(at..at + 1)).for_each(|folio| folio.behind = false);
             }
+            Op::Split(at) => self.split(at),
             Op::RemoveAll => self.remove_all(),
         }
         self.settle(before);
@@ -295,22 +303,56 @@ impl Rig {
         });
     }
 
-    fn drop_behind(&mut self, range: Range<u64>) {
-        let before = self.stage.pages();
-        let dropped =
-            self.stage.mapping.drop_behind(pages(&range), DropReason::Passed, LockWait::Wait).unwrap();
-        assert_eq!((dropped.next, dropped.kept), (page(range.end), None));
+    fn drop_behind(&mut self, range: Range<u64>, held: bool) {
+        let (stage, before) = (&self.stage, self.stage.pages());
         let goes = |folio: &Twin| {
             let inside = range.start <= folio.pages().start && folio.pages().end <= range.end;
             inside && folio.behind && folio.dirty.is_empty() && folio.written.is_empty()
         };
+        let going = self.folios.values().filter(|folio| held && goes(folio));
+        let readers: Vec<_> = going.map(|folio| stage.mapping.try_hold(folio.folio.index).unwrap()).collect();
+        let dropped = stage.mapping.drop_behind(pages(&range), DropReason::Passed, LockWait::Wait).unwrap();
+        assert_eq!((dropped.next, dropped.kept), (page(range.end), None));
         let mut gone = 0;
         self.folios.retain(|_, folio| {
             let goes = goes(folio);
             gone += if goes { u64::from(folio.folio.order.pages()) } else { 0 };
             !goes
         });
-        assert_eq!(before - self.stage.pages(), gone);
+        assert_eq!(before - stage.pages(), gone);
+        for held in readers {
+            assert!(stage.mapping.try_hold(held.first()).is_err(), "it has left");
+            let mut bytes = vec![0; held.order().bytes()];
+            assert_eq!(held.copy_out(held.first().first_byte(), &mut bytes), bytes.len());
+            for (index, words) in (held.first().0..).zip(bytes.chunks(PAGE_SIZE)) {
+                assert!(words.chunks(8).all(|word| word == index.to_le_bytes()), "page {index}");
+            }
+        }
+    }
+
+    /// Each piece has of its whole what lies in it.
+    fn split(&mut self, at: u64) {
+        let before = self.folios.range(..at).next_back().map(|(_, whole)| whole.clone());
+        let outcome = self.stage.mapping.split_at(page(at));
+        let Some(whole) = before.filter(|whole| at < whole.pages().end) else {
+            return assert_eq!(outcome, SplitOutcome::Done);
+        };
+        if !whole.written.is_empty() {
+            return assert_eq!(outcome, SplitOutcome::Busy);
+        }
+        assert_eq!(outcome, SplitOutcome::Done);
+        self.folios.remove(&whole.folio.index.0);
+        let mut first = whole.pages().start;
+        while first < whole.pages().end {
+            let order = self.stage.mapping.try_hold(page(first)).unwrap().order();
+            let folio = NewFolio { index: page(first), frame: whole.frame(first), order };
+            let mut piece = Twin { folio, ..whole.clone() };
+            piece.dirty.retain(|index| (first..first + u64::from(order.pages())).contains(index));
+            piece.settle();
+            first = piece.pages().end;
+            assert!(piece.pages().start >= at || first <= at, "a piece reaches over {at}");
+            self.folios.insert(folio.index.0, piece);
+        }
     }
 
     fn remove_all(&mut self) {

@@ -4,7 +4,8 @@
 //! differs from the kernel's; a sequential pass that never asks the device twice;
 //! a naive twin that knows only who wanted which page; and a crowd.
 //!
-//! D06, D07 and D14 to D16 are about dirty folios: what of them is the mapping's is in `dirty.rs`.
+//! D06, D07 and D14 to D16 are about dirty folios: what of them is the mapping's is in `dirty.rs`, and there is D08, of
+//! a folio that is dropped while others hold it. D16 after a split is in `split_folio.rs`.
 
 use std::io;
 use std::ops::Range;
@@ -14,7 +15,7 @@ use std::thread;
 
 use proptest::prelude::*;
 use quinion::backend::{Attributes, Backend, Fill};
-use quinion::{BatchRead, Cache, ErrorKind, File, Hint, PoolOptions, ReadOptions};
+use quinion::{BatchRead, Cache, ErrorKind, File, Hint, OpenOptions, PoolOptions, ReadOptions};
 use quinion_testing::block_on::block_on;
 use quinion_testing::device::{Device, content, verify};
 
@@ -88,6 +89,10 @@ fn d01_a_backend_that_does_not_support_it_says_so_and_transfers_nothing() {
     file.read_batch_with(&mut reads, options);
     assert!(refused(reads[0].result().unwrap_err()));
     assert!(refused(&file.set_uncached(true).unwrap_err()));
+    // Nor does a handle open as an uncached one.
+    let wanted = OpenOptions::new().uncached(true).to_owned();
+    let opened = cache.open_backend_with(Arc::new(Once(Arc::clone(&device))), &wanted);
+    assert!(refused(&opened.map(drop).unwrap_err()));
     assert!(!file.is_uncached() && buffer == [7; 100] && device.reads().is_empty());
     read(&file, &device, 0, 100);
     assert_eq!(file.cached_pages(), 1);
@@ -404,8 +409,8 @@ fn d10_a_folio_pinned_uncached_is_dropped_with_the_pin_or_the_stream_whichever_i
     cache.check().unwrap();
 }
 
-/// D11, D12: an uncached scan of ten times the cache evicts nothing and leaves no shadow; a page that it dropped is a
-/// plain miss when it is read again.
+/// D11, D12: an uncached scan of ten times the cache, by reads of many pages and of parts of one, evicts nothing,
+/// promotes nothing and leaves no shadow; a page that it dropped is a plain miss when it is read again.
 #[test]
 fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
     let (cache, device) = (cache(512 << 10, 0), Device::new(10 * Cache::MEMORY_MIN));
@@ -414,9 +419,17 @@ fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
     read(&kept, &hot, 0, 1 << 20);
     let before = cache.stats();
     for at in (0..10 * Cache::MEMORY_MIN).step_by(1 << 20) {
-        read(&file, &device, at, 1 << 20);
+        // A part of it by many reads of each folio: none of them is a use that counts.
+        if at % (8 << 20) == 0 {
+            for piece in (at..at + (1 << 20)).step_by(700) {
+                read(&file, &device, piece, 700.min((at + (1 << 20) - piece) as usize));
+            }
+        } else {
+            read(&file, &device, at, 1 << 20);
+        }
     }
     let after = cache.stats();
+    assert_eq!((after.adopted_pages, after.activated_pages), (0, 0), "nothing of it was promoted");
     assert_eq!(kept.cached_pages(), 256);
     assert_eq!((after.evicted_pages, after.shadowed_pages), (before.evicted_pages, before.shadowed_pages));
     assert_eq!(after.shadow_bytes, 0);

@@ -82,7 +82,8 @@ fn writes_and_reads_of_pieces_are_those_of_all_of_them_together() {
     assert_eq!(c[15_005 - 7010..], [9; 12_005], "what lies behind the end is not touched");
 }
 
-/// R01: an empty range is empty and no error: reads, writes, pins and punches of no bytes change nothing.
+/// R01: an empty range is empty and no error: reads, writes, pins and punches of no bytes change nothing. (The batch of
+/// such a range is in `read_batch.rs`.)
 #[test]
 fn r01_empty_reads_writes_and_pins_do_nothing() {
     let cache = cache(16);
@@ -92,10 +93,20 @@ fn r01_empty_reads_writes_and_pins_do_nothing() {
     assert_eq!(file.write_at(&[], 5 * MIB).unwrap(), 0);
     assert!(file.pin(0, 0).unwrap().is_empty());
     assert_eq!((file.len(), pages(&file)), (MIB, (0, 256)), "a write of nothing makes nothing longer");
-    file.punch_hole(10, 0).unwrap();
+    file.write_all_at(&[5; 3 * PAGE_BYTES], 0).unwrap();
+    for at in [0, 10, PAGE, 2 * MIB] {
+        file.punch_hole(at, 0).unwrap();
+        assert_eq!(file.write_vectored_at(&[IoSlice::new(&[]), IoSlice::new(&[])], at).unwrap(), 0);
+        assert_eq!(file.read_vectored_at(&mut [IoSliceMut::new(&mut [])], at).unwrap(), 0);
+        assert!(file.pin(at, 0).unwrap().is_empty());
+    }
+    assert_eq!(read(&file, 0, 4 * PAGE_BYTES), [&[5; 3 * PAGE_BYTES][..], &[0; PAGE_BYTES]].concat());
+    assert_eq!((file.len(), pages(&file)), (MIB, (3, 253)));
+    cache.check().unwrap();
 }
 
-/// R02 to R05: a read that begins and ends anywhere in folios of any order returns each byte of its range once.
+/// R02 to R05: a read that begins and ends anywhere in folios of any order returns each byte of its range once. What
+/// the batches of it are made of and cost is in `read_batch.rs`, by the rules of both kinds of files.
 #[test]
 fn r02_to_r05_reads_of_any_part_of_folios_of_any_size_are_right() {
     let cache = cache(32);

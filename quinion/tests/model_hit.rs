@@ -785,10 +785,12 @@ fn growth_after_a_cut_around_a_hit() {
         };
         let bytes = frames.bytes[0].copy();
         fence(Ordering::Acquire); // partner: the Release fence of `before_bytes`
-        match () {
-            () if !reaches() => "cut meanwhile".into(),
-            () if frames.descriptors[0].end_read(stamp) => Read::Accepted(bytes).must_be(&[2]),
-            () => "Changed".into(),
+        if !reaches() {
+            "cut meanwhile".into()
+        } else if frames.descriptors[0].end_read(stamp) {
+            Read::Accepted(bytes).must_be(&[2])
+        } else {
+            "Changed".into()
         }
     });
 }
@@ -803,10 +805,12 @@ fn growth_after_a_cut_under_a_hold() {
             Ok(stamp) => stamp,
         };
         let bytes = frames.bytes[0].copy();
-        let outcome = match () {
-            () if !reaches() => "cut meanwhile".into(),
-            () if frames.descriptors[0].is_attached(stamp) => Read::Accepted(bytes).must_be(&[2]),
-            () => "left".into(),
+        let outcome = if !reaches() {
+            "cut meanwhile".into()
+        } else if frames.descriptors[0].is_attached(stamp) {
+            Read::Accepted(bytes).must_be(&[2])
+        } else {
+            "left".into()
         };
         frames.descriptors[0].put();
         outcome

@@ -2,9 +2,12 @@
 //!
 //! Tests named with a letter and a number hold the statement of that name: S
 //! and R of the read state machine, B of batched insertion, Q of readahead.
+//! S04 speaks of a signal that kills a thread that waits. Here that is a future
+//! that is dropped (`async_read.rs`), or a process that shares a cache
+//! (`killed_owner.rs`); a thread of ours that waits ends with its process.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 use std::thread;
 
 use quinion::{Cache, ErrorKind, File, ReadOptions};
@@ -137,6 +140,87 @@ fn s03_nowait_takes_the_ready_prefix_and_never_waits() {
     verify(&buffer, &device, 4 * PAGE);
 }
 
+/// S03: a read that does not wait is refused for now where it would have to wait for a lock, of the tree, of those who
+/// take pages out, or of readahead, and where no memory is free. It has started nothing then.
+#[test]
+fn s03_nowait_waits_for_no_lock_and_for_no_memory() {
+    use quinion::backend::{Backend, WaitQueue};
+    use quinion::internals::arena::{Arena, ArenaOptions};
+    use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
+    use quinion::internals::mapping::{Mapping, NewMapping};
+    use quinion::internals::readahead::{Config, Readahead};
+    use quinion::internals::sync::{Rank, RankedMutex};
+    use quinion::internals::sys::fork::ForkGuard;
+    use quinion::internals::tuning::Tuning;
+    use quinion::internals::units::{MappingId, Order, Orders};
+    let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
+    let queue = Arc::new(WaitQueue::new());
+    let filemap = Arc::new(Filemap::new(Arc::clone(&arena), queue, Orders::PAGES, Tuning::default()));
+    let device = Device::new(64 * PAGE);
+    let known = device.attributes().unwrap();
+    let (id, process, tuning, backend) =
+        (MappingId(1), ForkGuard::new(), Tuning::default(), Arc::clone(&device) as _);
+    let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+    let mapping = Arc::new(Mapping::new(new).unwrap());
+    let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));
+    let read = || {
+        let call = Reader::plain(&readahead).call(&mapping, WaitPolicy::Now);
+        filemap.read(&call, 5 * PAGE, &mut [0; 100]).map_err(|error| error.kind())
+    };
+    // By another thread: one that waited would never come back.
+    let refused = |of_what: &str| {
+        let outcome = thread::scope(|scope| scope.spawn(read).join().unwrap());
+        assert_eq!((outcome, device.reads().len()), (Err(ErrorKind::WouldBlock), 0), "{of_what}");
+    };
+    let tree = mapping.lock();
+    refused("the tree's lock");
+    drop(tree);
+    let alone = mapping.invalidate_alone();
+    refused("the lock of those who take pages out");
+    drop(alone);
+    let state = readahead.lock();
+    refused("readahead's lock");
+    drop(state);
+    let frames: Vec<_> = std::iter::from_fn(|| arena.alloc(Order::ZERO)).collect();
+    refused("memory");
+    frames.into_iter().for_each(|frame| arena.free(frame, Order::ZERO));
+    // Nothing is in its way now: it is started, and the device answers at once.
+    assert_eq!((read(), device.reads().len()), (Ok(100), 1));
+    mapping.check().unwrap();
+}
+
+/// S05: a reader whose folio leaves the cache while it waits for it asks the device again, at the same position.
+#[test]
+fn s05_a_reader_whose_folio_leaves_while_it_waits_asks_again_at_the_same_place() {
+    for len in [100, 4000, 3 * 4096].repeat(5) {
+        let (cache, device) = (exact(), Device::new(64 * PAGE));
+        let (file, begins) = (open(&cache, &device), Barrier::new(2));
+        device.hold();
+        let nowait = ReadOptions::new().nowait(true);
+        assert!(
+            file.read_at_with(&mut vec![0; len], 5 * PAGE + 7, nowait).is_err(),
+            "its pages are on their way"
+        );
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                begins.wait();
+                let mut buffer = vec![0; len];
+                file.read_exact_at(&mut buffer, 5 * PAGE + 7).map(|()| buffer)
+            });
+            begins.wait();
+            (0..1000).for_each(|_| thread::yield_now()); // so that it waits, if not each time
+            device.generation.fetch_add(1, Ordering::Relaxed);
+            assert!(file.revalidate().unwrap(), "its folio has left");
+            device.release();
+            verify(&reader.join().unwrap().unwrap(), &device, 5 * PAGE + 7);
+        });
+        let reads = device.reads();
+        assert!(reads.len() >= 2 && reads[0].0 == 5 && reads[1].0 == 5, "{reads:?}");
+        assert_eq!(cache.stats().in_flight, 0);
+        cache.check().unwrap();
+    }
+}
+
 #[test]
 fn a_reader_that_never_waits_reads_a_file_through_a_fresh_cache() {
     for (cache, pages) in [(cache(), 600), (exact(), 70)] {
@@ -242,6 +326,39 @@ fn b17_pages_the_device_did_not_deliver_are_not_in_the_cache() {
     verify(&buffer[..position], &device, 0);
     assert!(file.cached_pages() <= 16, "the folio in which the file ends, and nothing behind it");
     cache.check().unwrap();
+}
+
+/// B17: readers that wait for pages of a run which the device does not deliver wake and look again. Behind the end of a
+/// file that became shorter they find that end; where the run failed, they read their own pages.
+#[test]
+fn b17_readers_that_wait_for_undelivered_pages_wake_and_look_again() {
+    let waiting = |pages: [u64; 3], change: &dyn Fn(&Device)| {
+        let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_max(0);
+        let (cache, device) = (builder.build().unwrap(), Device::new(64 * PAGE));
+        let file = open(&cache, &device);
+        device.hold();
+        let nowait = ReadOptions::new().nowait(true);
+        let error = file.read_at_with(&mut vec![0; 64 * 4096], 0, nowait).unwrap_err();
+        assert_eq!((error.kind(), device.reads()), (ErrorKind::WouldBlock, vec![(0, 64)]));
+        let found = thread::scope(|scope| {
+            let (file, device) = (&file, &device);
+            let readers = pages.map(|page| scope.spawn(move || read(file, device, page * PAGE, 4096)));
+            (0..1000).for_each(|_| thread::yield_now());
+            change(device);
+            device.release();
+            readers.map(|reader| reader.join().unwrap())
+        });
+        assert_eq!(cache.stats().in_flight, 0);
+        cache.check().unwrap();
+        (found, file.cached_pages(), device.reads()[1..].to_vec())
+    };
+    let shrinks = |device: &Device| device.size.store(10 * PAGE + 100, Ordering::Relaxed);
+    let (found, cached, _) = waiting([5, 10, 40], &shrinks);
+    assert_eq!((found, cached), ([4096, 100, 0], 11), "nothing behind the end is left");
+    let (found, cached, mut reads) = waiting([5, 40, 41], &|device| device.fail(63));
+    reads.sort_unstable();
+    assert_eq!((found, cached), ([4096; 3], 3), "nothing of the run that failed is left");
+    assert_eq!(reads, [(5, 1), (40, 1), (41, 1)]);
 }
 
 #[test]

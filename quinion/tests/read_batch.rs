@@ -4,7 +4,7 @@
 //!
 //! | statement | where, or why not |
 //! |---|---|
-//! | R12 a file that shrinks between look-up and copy | `tests/write.rs` |
+//! | R12 a file that shrinks between look-up and copy | `tests/write.rs`, `src/shmem/tests.rs` |
 //! | R13 a file that grows during a read | `tests/write.rs` |
 //! | R14 reads at and past the end | `tests/read.rs` |
 //! | R15 a destination that faults | a destination is a `&mut [u8]`: it does not fault |
@@ -70,15 +70,17 @@ fn r01_a_range_that_ends_before_it_begins_is_empty() {
     stage.check();
 }
 
-/// R02: a batch of one cached page costs its descent and one slot read after it.
+/// What files are read by, and memory files.
+const BOTH: [BatchRules; 2] = [BatchRules::READ, BatchRules::CONTIG];
+
+/// R02: a batch of one cached page costs its descent and one slot read after it, of a file and of a memory file.
 #[test]
 fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
     let stage = stage_of(0..64);
-    for page in [0, 5, 62, 63] {
-        let gathered = stage.gather(page, page, BatchRules::READ);
+    for (page, rules) in [0, 5, 62, 63].into_iter().flat_map(|page| BOTH.map(|rules| (page, rules))) {
+        let gathered = stage.gather(page, page, rules);
         assert_eq!(gathered, (BatchEnd::Covered, ones([page]), DESCENT + CONFIRM));
-        let past =
-            stage.gather(page, page, BatchRules { at_end: LastFolioRule::LookPast, ..BatchRules::READ });
+        let past = stage.gather(page, page, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
         assert_eq!((past.0, past.1), (gathered.0, gathered.1));
         // Behind 63 the leaf ends; 64 is not there, and to learn that takes a descent to the hole above.
         assert_eq!(past.2, gathered.2 + STEP, "the step that is not taken would have been seen");
@@ -90,10 +92,11 @@ fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
 #[test]
 fn r03_a_read_of_many_folios_is_batches_that_join() {
     let stage = stage_of(0..100);
-    for pages in [1, 2, 30, 31, 32, 62, 63, 64, 65, 100] {
+    let lengths = [1, 2, 30, 31, 32, 62, 63, 64, 65, 100];
+    for (pages, rules) in lengths.into_iter().flat_map(|pages| BOTH.map(|rules| (pages, rules))) {
         let (mut from, mut seen) = (0, Vec::new());
         while from < pages {
-            let (end, folios, reads) = stage.gather(from, pages - 1, BatchRules::READ);
+            let (end, folios, reads) = stage.gather(from, pages - 1, rules);
             let count = (pages - from).min(BATCH_FOLIOS_MAX as u64);
             assert_eq!(folios.len() as u64, count);
             assert_eq!(end, if from + count == pages { BatchEnd::Covered } else { BatchEnd::Full });
@@ -121,6 +124,9 @@ fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
         let (end, batch) = stage.batch(inside, behind);
         assert_eq!(shapes(&batch), [(64, order), (behind, 0)]);
         assert_eq!(end, BatchEnd::Covered);
+        for rules in BOTH {
+            assert_eq!(stage.gather(inside, behind, rules).1, [(64, order), (behind, 0)]);
+        }
         let (mut bytes, position) = ([0; 1000], inside * PAGE + 77);
         assert_eq!(batch.iter().next().unwrap().copy_out(position, &mut bytes), 1000);
         content::verify(&bytes, FILE, position).unwrap();
@@ -132,8 +138,8 @@ fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
 fn r05_a_range_that_ends_inside_a_folio_ends_with_it() {
     let stage = stage_of([15, 32]);
     stage.add(16, 4, State::Ready);
-    for last in 16..32 {
-        let (end, folios, reads) = stage.gather(15, last, BatchRules::READ);
+    for (last, rules) in (16..32).flat_map(|last| BOTH.map(|rules| (last, rules))) {
+        let (end, folios, reads) = stage.gather(15, last, rules);
         assert_eq!((end, folios), (BatchEnd::Covered, vec![(15, 0), (16, 4)]));
         assert_eq!(reads, DESCENT + CONFIRM + STEP + CONFIRM, "no slot behind the folio, and none twice");
     }

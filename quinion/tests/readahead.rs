@@ -111,6 +111,18 @@ fn the_hint_random_reads_exactly_and_the_hint_sequential_starts_at_once() {
     assert_eq!(file.readahead_report().unwrap().pages_max, 512);
 }
 
+/// Q11: a cached page in the middle of a window is not read again: the window goes to the device as two runs around it.
+#[test]
+fn q11_a_cached_page_splits_its_window_into_two_runs() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let (file, other) = (open(&cache, &device), open(&cache, &device));
+    other.advise(Hint::Random).unwrap();
+    read(&other, &device, 10, 1);
+    (0..100).for_each(|page| read(&file, &device, page, 1));
+    assert_eq!(device.reads()[..4], [(10, 1), (0, 4), (4, 6), (11, 9)]);
+    assert_eq!(waste(&device, |_| true), (0, 0));
+}
+
 /// Q04: after a failed read the largest window is a quarter of what it was; reads that succeed let it grow again.
 #[test]
 fn q04_a_failed_read_makes_windows_smaller_and_only_its_readers_see_it() {

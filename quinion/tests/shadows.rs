@@ -19,9 +19,9 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use quinion::backend::{Backend, FillRun};
+use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, FrameRun};
-use quinion::internals::mapping::{FolioShape, Mapping, NewMapping, Replacement, find};
+use quinion::internals::mapping::{FolioShape, Mapping, NewMapping, RemoveFilter, Replacement, find};
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::{NODE_BYTES, Reclaim};
 use quinion::internals::stats::{Count, Counters};
@@ -29,7 +29,7 @@ use quinion::internals::sync::LockWait;
 use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Order, Orders, PageIndex};
 use quinion::internals::xarray::{Kind, Value};
-use quinion::{Cache, File, ReadOptions, Stats};
+use quinion::{Cache, File, OpenOptions, PageState, ReadOptions, Stats};
 use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
@@ -256,6 +256,8 @@ enum Op {
     /// The oldest nodes that only remember.
     Forget(u64),
     Invalidate(usize),
+    /// So many pages are cut off or punched.
+    Remove(usize, u64, u64),
 }
 
 /// Pages near the start, and some that are two levels away.
@@ -270,7 +272,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => (which.clone(), pages(), prop::option::weighted(0.8, 0..1000u32))
             .prop_map(|(w, at, left)| Op::Evict(w, at, left)),
         1 => (1..4u64).prop_map(Op::Forget),
-        1 => which.prop_map(Op::Invalidate),
+        1 => which.clone().prop_map(Op::Invalidate),
+        2 => (which, pages(), 1..100u64).prop_map(|(w, at, pages)| Op::Remove(w, at, pages)),
     ];
     prop::collection::vec(op, 1..60)
 }
@@ -342,7 +345,26 @@ fn step(op: Op, two: &[Arc<Mapping>], twins: &mut [Twin], reclaim: &Reclaim) {
             assert_eq!(two[w].invalidate().unwrap(), folios as u64);
             twins[w].clear();
         }
+        Op::Remove(w, at, pages) => remove(&two[w], &mut twins[w], at..at + pages),
     }
+}
+
+/// Folios that lie in `range` go, and all that is remembered there; a shadow that reaches over an edge goes as a whole.
+fn remove(mapping: &Mapping, twin: &mut Twin, range: Range<u64>) {
+    let lies_inside = |index: u64| {
+        let held = mapping.try_hold(PageIndex(index)).unwrap();
+        range.start <= held.first().0 && held.first().0 + u64::from(held.order().pages()) <= range.end
+    };
+    let goes = |(index, page): (&u64, &Page)| match page {
+        Page::Folio => range.contains(index) && lies_inside(*index),
+        Page::Shadow(_) => range.contains(index),
+    };
+    let gone: Vec<u64> = twin.iter().filter(|entry| goes(*entry)).map(|(index, _)| *index).collect();
+    let pages = PageIndex(range.start)..PageIndex(range.end);
+    mapping.remove_range(pages, RemoveFilter::All);
+    let left = pages_of(mapping);
+    assert!(gone.iter().all(|index| !left.contains_key(index)), "{range:?} is remembered");
+    twin.retain(|index, page| *page == Page::Folio && !gone.contains(index) || left.contains_key(index));
 }
 
 proptest! {
@@ -593,6 +615,64 @@ fn w07_emptying_a_mapping_takes_the_shadows_and_leaves_none() {
     read(&file, &device, 5, 3); // what was pinned is detached: no shadow of it either
     assert_eq!(cache.stats().refaulted_pages, before.refaulted_pages);
     drop(pinned);
+    cache.check().unwrap();
+}
+
+/// A file of 64 pages that is written to, of which shadows of folios of `order` are left.
+fn remembered_file(order: u8) -> (Cache, File) {
+    let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0);
+    let cache = builder.folio_order_max(order).folio_order_min(order).build().unwrap();
+    let memory = Arc::new(MemoryFile::new(vec![1; 64 * PAGE as usize]));
+    let file = cache.open_backend_with(memory, OpenOptions::new().write(true)).unwrap();
+    file.read_exact_at(&mut vec![0; 64 * PAGE as usize], 0).unwrap();
+    Scan::of(&cache).until_evicted(&file);
+    (cache, file)
+}
+
+/// The pages of the file that are remembered.
+fn remembered(file: &File) -> Vec<u64> {
+    let known = file.residents(0, 64 * PAGE).unwrap().filter(|range| range.state == PageState::Remembered);
+    known.flat_map(|range| range.bytes.step_by(PAGE as usize).map(|at| at / PAGE)).collect()
+}
+
+/// W07: a cut removes the shadows behind the new end of the file, and a hole those in it; the others stay, and a file
+/// that is extended again remembers nothing of what was cut off.
+#[test]
+fn w07_a_cut_and_a_hole_take_their_shadows_and_leave_the_others() {
+    for order in [0, 3] {
+        let (cache, file) = remembered_file(order);
+        assert_eq!(remembered(&file), (0..64).collect::<Vec<_>>(), "order {order}");
+        file.set_len(40 * PAGE).unwrap();
+        assert_eq!(remembered(&file), (0..40).collect::<Vec<_>>(), "order {order}");
+        file.punch_hole(8 * PAGE, 16 * PAGE).unwrap();
+        let left: Vec<u64> = (0..8).chain(24..40).collect();
+        assert_eq!(remembered(&file), left, "order {order}");
+        file.set_len(64 * PAGE).unwrap();
+        assert_eq!(remembered(&file), left, "order {order}");
+        let returns = |page: u64| {
+            let before = cache.stats().refaulted_pages;
+            file.read_exact_at(&mut [0], page * PAGE).unwrap();
+            cache.stats().refaulted_pages - before
+        };
+        assert_eq!([50, 10, 30].map(returns), [0, 0, 1 << order]);
+        cache.check().unwrap();
+    }
+}
+
+/// A15: a page that a write brings back consumes its shadow, and neither counts as refaulted nor is activated; one that
+/// a read brings back does both.
+#[test]
+fn a15_a_page_that_a_write_brings_back_is_not_activated() {
+    let (cache, file) = remembered_file(0);
+    let before = cache.stats();
+    file.write_all_at(&vec![2; 32 * PAGE as usize], 0).unwrap();
+    assert_eq!(remembered(&file), (32..64).collect::<Vec<_>>());
+    let written = cache.stats();
+    let counts = |stats: &Stats| (stats.refaulted_pages, stats.activated_pages);
+    assert_eq!(counts(&written), counts(&before));
+    file.read_exact_at(&mut vec![0; 32 * PAGE as usize], 32 * PAGE).unwrap();
+    let read = cache.stats();
+    assert_eq!(counts(&read), (before.refaulted_pages + 32, before.activated_pages + 32));
     cache.check().unwrap();
 }
 

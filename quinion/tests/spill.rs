@@ -113,26 +113,39 @@ fn g17_a_grabbed_folio_is_brought_back_first() {
     let (cache, _disk) = in_memory(64);
     let file = file(&cache);
     fill(&file, BIG, 1);
+    // That pages came back with it; all that was written first has gone.
+    let brought_back = |what: &str, act: &mut dyn FnMut()| {
+        let before = cache.stats().spilled_in_pages;
+        act();
+        assert!(cache.stats().spilled_in_pages > before, "{what} met no spilled folio");
+    };
     // To preallocate gives memory to what has none, and changes nothing that is there.
-    for at in [0, 3 * MIB + 1, 20 * MIB] {
-        file.preallocate(at, 200_000).unwrap();
+    for at in [0, 3 * MIB + 1, 6 * MIB] {
+        brought_back("preallocate", &mut || file.preallocate(at, 200_000).unwrap());
         let pinned = file.pin_folios(at..at + 100_000, 1000).unwrap();
         let bytes: u64 = pinned.folios().map(|folio| folio.len() as u64).sum();
         assert!(bytes >= 100_000 + pinned.offset() as u64);
         drop(pinned);
     }
     read_all(&file, 1);
+    let mut lent = None;
+    brought_back("pin_folios", &mut || {
+        lent = Some(file.pin_folios(5 * MIB + 9..5 * MIB + 70_000, 1000).unwrap())
+    });
+    drop(lent);
     // A part of a page is populated, and the rest of it was spilled.
     let (from, end) = (MIB + 1000, MIB + 300_000);
     let mut at = from;
-    let put = file.populate_with(from..end, |slice| {
-        let mut bytes = vec![0; slice.left()];
-        fill_content(&mut bytes, FILE, at, 1);
-        at += bytes.len() as u64;
-        assert_eq!(slice.put(&bytes), bytes.len());
-        Ok(())
+    brought_back("populate_with", &mut || {
+        let put = file.populate_with(from..end, |slice| {
+            let mut bytes = vec![0; slice.left()];
+            fill_content(&mut bytes, FILE, at, 1);
+            at += bytes.len() as u64;
+            assert_eq!(slice.put(&bytes), bytes.len());
+            Ok(())
+        });
+        assert_eq!(put.unwrap(), end - from);
     });
-    assert_eq!(put.unwrap(), end - from);
     cache.check().unwrap();
     read_all(&file, 1);
     assert_eq!(numbers(&file).allocated_pages, 0);

@@ -17,7 +17,7 @@ use quinion::internals::arena::{Arena, ArenaOptions, Flags, NotReady};
 use quinion::internals::folio::{copy, unpin};
 use quinion::internals::mapping::{
     AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, NewMapping,
-    RemoveFilter, SplitOutcome, TakeFilter,
+    RemoveFilter, SplitOutcome, TakeFilter, WritebackOutcome,
 };
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::Reclaim;
@@ -181,6 +181,41 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
     rig.finish();
 }
 
+/// D16: after a split the counter of flagged dirty pages returns to 0 by write-back and by a plain overwrite as well:
+/// each piece takes its own pages out of it.
+#[test]
+fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing_after_a_split() {
+    type EndsBeingDirty = fn(&Rig);
+    let ends: [(&str, EndsBeingDirty); 2] = [
+        ("write-back", |rig| {
+            let mut runs = Vec::new();
+            rig.mapping.lock().begin_writeback(page(0)..page(32), TakeFilter::Dirty, 100, &mut runs);
+            assert_eq!(runs.iter().map(|run| run.pages).sum::<u32>(), 2);
+            for run in runs {
+                rig.mapping.lock().end_writeback(run, WritebackOutcome::Written, Millis(9));
+            }
+        }),
+        ("a plain overwrite", |rig| {
+            for (at, left) in [(9, 1), (30, 0)] {
+                let held = rig.mapping.try_hold(page(at)).unwrap();
+                rig.mapping.lock().adopt(&held);
+                assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), left);
+            }
+        }),
+    ];
+    for (name, end) in ends {
+        let rig = Rig::new();
+        rig.add(0, 5, FolioLifetime::DropsBehind);
+        rig.dirty(9);
+        rig.dirty(30);
+        assert_eq!(rig.mapping.split_at(page(16)), SplitOutcome::Done);
+        assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2, "{name}");
+        end(&rig);
+        assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 0, "{name}");
+        rig.finish();
+    }
+}
+
 #[test]
 fn a_reader_of_a_folio_that_is_split_meanwhile_reads_anew() {
     let rig = Rig::new();
@@ -222,11 +257,7 @@ fn a_folio_held_pinned_filled_written_or_unlisted_is_not_split() {
     rig.mapping.lock().begin_writeback(page(0)..page(8), TakeFilter::Dirty, 100, &mut runs);
     assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(8)), InFlight::Folio(_)));
-    rig.mapping.lock().end_writeback(
-        runs[0],
-        quinion::internals::mapping::WritebackOutcome::Written,
-        Millis(9),
-    );
+    rig.mapping.lock().end_writeback(runs[0], WritebackOutcome::Written, Millis(9));
     assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Done);
     // Being filled.
     let frame = rig.add_filling(8, 3, FolioLifetime::Stays);

@@ -333,10 +333,12 @@ fn check_essay(source: &Source) -> Vec<Complaint> {
     let lines = essay.take_while(|line| line.starts_with("//!")).count();
     let is_of_library = LAYERED.iter().any(|package| source.path.starts_with(&format!("{package}/src/")));
     let is_module_root = is_of_library && source.path.ends_with("/mod.rs");
-    let min = match () {
-        () if is_module_root => MODULE_ESSAY_LINES_MIN,
-        () if source.path.contains("/examples/") => 1,
-        () => ESSAY_LINES_MIN,
+    let min = if is_module_root {
+        MODULE_ESSAY_LINES_MIN
+    } else if source.path.contains("/examples/") {
+        1
+    } else {
+        ESSAY_LINES_MIN
     };
     if lines >= min {
         return Vec::new();

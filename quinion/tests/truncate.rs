@@ -538,10 +538,12 @@ fn rounds(few: u64, many: u64) -> u64 {
 
 /// Whether a page is as it was, or zeros as a whole.
 fn is_page(bytes: &[u8], was: &[u8]) -> Option<bool> {
-    match () {
-        () if bytes == was => Some(true),
-        () if bytes.iter().all(|&byte| byte == 0) => Some(false),
-        () => None,
+    if bytes == was {
+        Some(true)
+    } else if bytes.iter().all(|&byte| byte == 0) {
+        Some(false)
+    } else {
+        None
     }
 }
 

@@ -436,27 +436,43 @@ fn a_reader_sees_each_page_whole_while_it_is_written() {
     });
 }
 
-/// R12: a reader of a file that shrinks meanwhile sees bytes of the file or zeros, and after the cut nothing past the
-/// new end: the size is read again after the data is held.
+/// R12: a reader of a file that shrinks meanwhile sees bytes of the file alone, no zeros that a cut has left in the
+/// page of its end, and after the cut nothing past it: the size is read again after the data is held.
 #[test]
 fn r12_no_byte_behind_a_new_end_is_read_whoever_shrinks_the_file_meanwhile() {
     let (pair, stop) = (Pair::new(0), AtomicBool::new(false));
     let (long, short) = (64 * PAGE, 3 * PAGE + 100);
+    // Twice the size that the file has, odd while that changes; and how many reads saw one size from end to end.
+    let (told, settled) = (AtomicUsize::new(0), AtomicUsize::new(0));
     thread::scope(|scope| {
-        let (file, stop) = (&pair.file, &stop);
-        scope.spawn(move || {
+        let (file, stop, told, settled) = (&pair.file, &stop, &told, &settled);
+        let reader = scope.spawn(move || {
             let mut buffer = vec![0; 64 * PAGE];
             while !stop.load(Ordering::Relaxed) {
+                let before = told.load(Ordering::Acquire); // partner: the Release of the one that cuts
                 let read = file.read_at(&mut buffer, 0).expect("a read");
-                assert!(read == 0 || read >= short || buffer[..read].iter().all(|&byte| byte == 7), "{read}");
-                let stale = buffer[..read].iter().position(|&byte| byte != 7 && byte != 0);
-                assert_eq!(stale, None);
+                let after = told.load(Ordering::Acquire); // partner: as above
+                let stale = buffer[..read].iter().position(|&byte| byte != 7);
+                assert_eq!(stale.map(|at| (at, read)), None);
+                if before == after && before % 2 == 0 {
+                    assert!(read <= before / 2, "{read} bytes of a file of {}", before / 2);
+                    settled.fetch_add(1, Ordering::Relaxed);
+                }
             }
         });
-        for _ in 0..60 {
+        // As long as it takes until reads have fallen between two changes, however late they begin.
+        let goes_on = |round: u32| round < 60 || settled.load(Ordering::Relaxed) < 10;
+        for round in (0..).take_while(|&round| goes_on(round) && !reader.is_finished()) {
+            told.fetch_or(1, Ordering::Release);
             file.write_all_at(&vec![7; long], 0).expect("a write");
+            told.store(2 * long, Ordering::Release); // partner: the reader's Acquire
+            told.fetch_or(1, Ordering::Release);
             file.set_len(short as u64).expect("it is cut");
+            told.store(2 * short, Ordering::Release); // partner: the reader's Acquire
             assert_eq!(file.read_at(&mut [0; 100], short as u64).expect("nothing there"), 0);
+            if round % 4 == 0 {
+                thread::yield_now();
+            }
         }
         stop.store(true, Ordering::Relaxed);
     });

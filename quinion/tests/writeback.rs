@@ -10,6 +10,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use quinion::OnPinned;
 use quinion::backend::{
     Backend, Creation, Engine, EngineOptions, InitialContent, Mechanism, MemoryFile, SyncKind, WaitQueue,
     WriteOptions,
@@ -606,6 +607,33 @@ fn d14_pages_of_an_uncached_writer_alone_leave_when_they_were_written_and_not_be
     assert!(file.is_cached(20));
     assert_eq!((stage.writeback.totals().drop_behind(), stage.writeback.totals().total()), (0, 0), "D16");
     assert!((0..10).all(|page| generation_in(&disk.content(), page) == Some(1)));
+    stage.arena.check().unwrap();
+}
+
+/// D16: pages of an uncached writer are counted no longer when they are cut off, or a hole takes them.
+#[test]
+fn d16_pages_of_an_uncached_writer_that_are_cut_off_or_punched_are_not_counted() {
+    let stage = Stage::new(by_hand());
+    let counted = || stage.writeback.totals().drop_behind();
+    for nth in 0..2 {
+        let file = stage.open(nth + 1, memory(64) as Arc<dyn Backend>);
+        file.write_fated(0..10, 1, FolioLifetime::DropsBehind);
+        assert_eq!(counted(), 10);
+        let detach = OnPinned::Detach;
+        match nth {
+            0 => {
+                stage.filemap.truncate(&file.mapping, 4 * PAGE + 100, detach).unwrap();
+                assert_eq!(counted(), 5, "the page of the new end is to be written still");
+                stage.filemap.truncate(&file.mapping, 0, detach).unwrap();
+            }
+            _ => {
+                stage.filemap.punch(&file.mapping, 2 * PAGE..6 * PAGE, detach).unwrap();
+                assert_eq!(counted(), 6);
+                stage.filemap.punch(&file.mapping, 0..64 * PAGE, detach).unwrap();
+            }
+        }
+        assert_eq!((counted(), stage.writeback.totals().total()), (0, 0), "{nth}");
+    }
     stage.arena.check().unwrap();
 }
 

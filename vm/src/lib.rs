@@ -226,27 +226,23 @@ impl RestoreOptions {
     /// What is out of its range, in words.
     fn check(&self) -> Result<(), String> {
         let (run, greeting) = (self.run_bytes, self.greeting);
-        match () {
-            () if !(1..=64).contains(&self.workers) => {
-                Err(format!("{} workers: choose 1 to 64", self.workers))
-            }
-            () if !(1..=65536).contains(&self.vms_max) => {
-                Err(format!("{} VMs at most: choose 1 to 65536", self.vms_max))
-            }
-            () if !run.is_power_of_two() || !(4096..=2 << 20).contains(&run) => {
-                Err(format!("{run} bytes for one fault: choose a power of two from 4096 to 2097152"))
-            }
-            () if !GREETINGS.contains(&greeting) => {
-                Err(format!("{greeting:?} for a peer's message: choose 1 millisecond to 1 day"))
-            }
-            () if self.socket_mode > 0o777 => {
-                Err(format!("a socket with permissions {:o}: choose 0 to 777, octal", self.socket_mode))
-            }
-            () if self.record && self.fill == Fill::All => Err(
+        if !(1..=64).contains(&self.workers) {
+            Err(format!("{} workers: choose 1 to 64", self.workers))
+        } else if !(1..=65536).contains(&self.vms_max) {
+            Err(format!("{} VMs at most: choose 1 to 65536", self.vms_max))
+        } else if !run.is_power_of_two() || !(4096..=2 << 20).contains(&run) {
+            Err(format!("{run} bytes for one fault: choose a power of two from 4096 to 2097152"))
+        } else if !GREETINGS.contains(&greeting) {
+            Err(format!("{greeting:?} for a peer's message: choose 1 millisecond to 1 day"))
+        } else if self.socket_mode > 0o777 {
+            Err(format!("a socket with permissions {:o}: choose 0 to 777, octal", self.socket_mode))
+        } else if self.record && self.fill == Fill::All {
+            Err(
                 "a page that is filled before it is touched is not recorded; record, or fill all, but not both"
                     .to_owned(),
-            ),
-            () => Ok(()),
+            )
+        } else {
+            Ok(())
         }
     }
 }

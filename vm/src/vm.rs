@@ -1076,16 +1076,16 @@ impl Vm {
             self.note_compared(replay, unchanged as u64, 0, common);
             stale += (same.len() - unchanged) as u64;
             for same in same_parts(part, &same, self.spaces[0].pages.unit()) {
-                let answer = match () {
-                    _ if self.is_mapped() => self.map(0, same, NO_PAGE, SupplyReason::Ahead)?,
+                let answer = if self.is_mapped() {
+                    self.map(0, same, NO_PAGE, SupplyReason::Ahead)?
+                } else if same == part {
                     // All of them, as a rule.
-                    _ if same == part => {
-                        self.supply_chunks(0, part, bytes.chunks(), NO_PAGE, SupplyReason::Ahead)?
-                    }
-                    _ => match self.ready(same, common)? {
+                    self.supply_chunks(0, part, bytes.chunks(), NO_PAGE, SupplyReason::Ahead)?
+                } else {
+                    match self.ready(same, common)? {
                         Some(bytes) => self.supply(0, same, bytes, NO_PAGE, SupplyReason::Ahead)?,
                         None => FaultAnswer::Stray,
-                    },
+                    }
                 };
                 match answer {
                     FaultAnswer::Given => {}

@@ -80,10 +80,10 @@ impl EmptyingCost {
             let (word, frame) = (view.own(Frame(at)).word(), Frame(at));
             let pages = if word.is_live() { word.order().min(Order::MAX).pages().min(end - at) } else { 1 };
             let wanted = view.referenced(frame).is_some_and(|byte| is_wanted(byte.load(Ordering::Relaxed)));
-            match () {
-                () if word.holds() > 0 => held_pages += pages,
-                () if word.is_live() => evicted_pages += pages << u32::from(wanted),
-                () => {}
+            if word.holds() > 0 {
+                held_pages += pages;
+            } else if word.is_live() {
+                evicted_pages += pages << u32::from(wanted);
             }
             at += pages;
         }

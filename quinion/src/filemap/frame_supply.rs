@@ -296,10 +296,12 @@ impl FrameSupply {
                 charge.grow(wanted, unit);
                 charge.pages()
             });
-            wanted = match () {
-                () if coming.is_content(has, least) => has,
-                () if coming.may_press(locks) => least,
-                () => 0,
+            wanted = if coming.is_content(has, least) {
+                has
+            } else if coming.may_press(locks) {
+                least
+            } else {
+                0
             };
             charge.keep(wanted);
         }

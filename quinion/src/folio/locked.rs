@@ -184,10 +184,13 @@ impl<'a> LockedFolio<'a> {
     }
 
     fn touch(&mut self, at: Range<usize>) {
-        self.written = match () {
-            () if at.is_empty() => return,
-            () if self.written.is_empty() => at,
-            () => self.written.start.min(at.start)..self.written.end.max(at.end),
+        if at.is_empty() {
+            return;
+        }
+        self.written = if self.written.is_empty() {
+            at
+        } else {
+            self.written.start.min(at.start)..self.written.end.max(at.end)
         };
     }
 
@@ -236,13 +239,6 @@ impl<'a> LockedFolio<'a> {
                 FinishOutcome::Left
             }
         }
-    }
-
-    /// Unlocks it as it is and keeps the hold.
-    pub fn into_held(mut self) -> HeldFolio<'a> {
-        let held = self.held.take().expect("it is held until it is given back");
-        held.arena().view().own(held.frame()).unlock();
-        held
     }
 }
 

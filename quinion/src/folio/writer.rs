@@ -85,10 +85,12 @@ impl<'h> FolioWriter<'h> {
         let sequence = view.own_write_sequence(frame);
         enter(sequence);
         let writer = PageWriter { sequence, bytes, _lock: lock };
-        match () {
-            () if descriptor.is_pinned() => Err(WriteRefused::Pinned),
-            () if !descriptor.word().is_live() => Err(WriteRefused::Left),
-            () => Ok(writer),
+        if descriptor.is_pinned() {
+            Err(WriteRefused::Pinned)
+        } else if !descriptor.word().is_live() {
+            Err(WriteRefused::Left)
+        } else {
+            Ok(writer)
         }
     }
 

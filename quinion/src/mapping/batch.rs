@@ -235,11 +235,14 @@ impl Mapping {
             if walk.index() > last.0 && rules.at_end == LastFolioRule::LookPast {
                 std::hint::black_box(walk.load());
             }
-            match () {
-                () if reads && marked => return BatchEnd::Marked,
-                () if walk.index() > last.0 => return BatchEnd::Covered,
-                () if batch.len() == rules.folios_max => return BatchEnd::Full,
-                () => {}
+            if reads && marked {
+                return BatchEnd::Marked;
+            }
+            if walk.index() > last.0 {
+                return BatchEnd::Covered;
+            }
+            if batch.len() == rules.folios_max {
+                return BatchEnd::Full;
             }
         }
     }

@@ -137,9 +137,6 @@ impl FlushesInFlight {
         self.by_start.remove(&pages.start);
         pages
     }
-    fn len(&self) -> usize {
-        self.by_number.len()
-    }
     /// Where the flush of `page` ends, and its number.
     fn at(&self, page: u64) -> Option<(u64, u64)> {
         self.by_start.range(..=page).next_back().map(|(_, flush)| *flush).filter(|(end, _)| page < *end)
@@ -318,11 +315,6 @@ impl WritebackState {
     pub fn is_under_way(&self, pages: &Range<PageIndex>, before: Option<FlushNumber>) -> bool {
         let before = before.map_or(u64::MAX, |number| number.0);
         self.account().under_way.meeting(pages.start.0..pages.end.0).any(|number| number < before)
-    }
-
-    /// How many flushes are under way.
-    pub fn flushes_under_way(&self) -> usize {
-        self.account().under_way.len()
     }
 
     /// How many flushes have ended.

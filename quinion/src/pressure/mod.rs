@@ -108,10 +108,12 @@ impl PressureSample {
         let stalled = |from: u32| self.stalled_thousandths.is_some_and(|stalled| stalled >= from);
         let is_left =
             |parts: u64| self.headroom.is_none_or(|headroom| headroom.free >= headroom.limit / parts);
-        match () {
-            () if stalled(STALLED_PRESSED) || !is_left(16) => PressureLevel::Pressed,
-            () if self == Self::default() || stalled(STALLED_CALM) || !is_left(4) => PressureLevel::Between,
-            () => PressureLevel::Calm,
+        if stalled(STALLED_PRESSED) || !is_left(16) {
+            PressureLevel::Pressed
+        } else if self == Self::default() || stalled(STALLED_CALM) || !is_left(4) {
+            PressureLevel::Between
+        } else {
+            PressureLevel::Calm
         }
     }
 }

@@ -115,13 +115,15 @@ impl RecentRequests {
         if self.requests.iter().all(|request| (request.first.0 > end) | (request.end.0 < first)) {
             return None;
         }
-        self.requests.iter().enumerate().find_map(|(at, request)| match () {
-            () if request.end.0 == first => Some((at, AccessPattern::Forward(request.origin))),
-            // Requests of odd lengths share a page.
-            () if first < request.first.0 && request.first.0 <= end && end <= request.end.0 => {
+        self.requests.iter().enumerate().find_map(|(at, request)| {
+            if request.end.0 == first {
+                Some((at, AccessPattern::Forward(request.origin)))
+            } else if first < request.first.0 && request.first.0 <= end && end <= request.end.0 {
+                // Requests of odd lengths share a page.
                 Some((at, AccessPattern::Backward))
+            } else {
+                None
             }
-            () => None,
         })
     }
 

@@ -126,6 +126,11 @@ impl Simulator {
         self.pages.marked.iter().next_back().copied().expect("there is a marker")
     }
 
+    /// A miss of a scan by `pages` from `first` on that its first two reads do not explain, if there is one.
+    pub fn late_miss(&self, first: u64, pages: u64) -> Option<u64> {
+        self.misses.iter().copied().find(|&page| page >= first + 2 * pages)
+    }
+
     fn fill(&mut self, windows: &Windows) {
         for window in windows.iter() {
             self.log.push(*window);

@@ -204,20 +204,23 @@ pub(super) struct WindowLimits {
 /// The first window of a stream whose reads are of `asked` pages: room for two to four of them.
 pub(super) fn first_size(asked: u32, pages_max: u32) -> u32 {
     let asked = asked.min(pages_max).next_power_of_two();
-    let factor = match () {
-        () if asked <= pages_max / 32 => 4,
-        () if asked <= pages_max / 4 => 2,
-        () => return pages_max,
-    };
-    asked * factor
+    if asked <= pages_max / 32 {
+        asked * 4
+    } else if asked <= pages_max / 4 {
+        asked * 2
+    } else {
+        pages_max
+    }
 }
 
 /// The window after one of `size` pages: four times as large while small, then twice, then the largest.
 pub(super) fn next_size(size: u32, pages_max: u32) -> u32 {
-    match () {
-        () if size < pages_max / 16 => size * 4,
-        () if size <= pages_max / 2 => size * 2,
-        () => pages_max,
+    if size < pages_max / 16 {
+        size * 4
+    } else if size <= pages_max / 2 {
+        size * 2
+    } else {
+        pages_max
     }
 }
 

@@ -64,10 +64,12 @@ impl Shmem {
             if want == 0 {
                 return Ok(done);
             }
-            let step = match () {
-                () if is_absent => self.read_hole(mapping, at, want, target),
-                () if want <= PAGE_SIZE => self.read_single(mapping, at, want, target),
-                () => self.read_batch(mapping, at, want, target),
+            let step = if is_absent {
+                self.read_hole(mapping, at, want, target)
+            } else if want <= PAGE_SIZE {
+                self.read_single(mapping, at, want, target)
+            } else {
+                self.read_batch(mapping, at, want, target)
             };
             let read = match step {
                 Ok(ReadStep::Read(bytes)) => bytes,

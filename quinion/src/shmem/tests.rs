@@ -4,6 +4,8 @@
 //! a batch and its copy. The letters are those of the kernel facts. `tests/mem_file.rs` tests the public API.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, FillEnd, ReadableState};
@@ -285,18 +287,57 @@ fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
     let readable: Vec<_> = batch.iter().map(HeldFolio::is_readable).collect();
     assert_eq!(readable.last(), Some(&ReadableState::NotYet));
     drop(batch);
+    let copied = AtomicUsize::new(0);
+    let read = || {
+        let mut bytes = vec![0xee; 8 * PAGE_SIZE];
+        let mut watch = |given| copied.store(given, Relaxed);
+        let mut target = CountedBuffer::new(&mut bytes, &mut watch);
+        assert_eq!(stage.shmem.read(&stage.mapping, 0, &mut target, None).unwrap(), 8 * PAGE_SIZE);
+        bytes
+    };
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| stage.read(0, 8 * PAGE_SIZE));
+        let reader = scope.spawn(read);
         let pinner = scope.spawn(|| bytes_of(&stage.pin(BYTES, 3 * PAGE_SIZE)));
-        // The ready prefix can be read meanwhile.
+        // What is ready can be read meanwhile, and the reader that goes further has it before it waits.
         assert_eq!(stage.read(0, 2 * PAGE_SIZE), [1; 2 * PAGE_SIZE]);
-        stage.end(run, true);
+        let begun = Instant::now();
+        while copied.load(Relaxed) < 2 * PAGE_SIZE && begun.elapsed() < LONG {
+            std::thread::yield_now();
+        }
+        let before = copied.load(Relaxed);
+        stage.end(run, true); // before anything is asserted: others wait for it
+        assert_eq!(before, 2 * PAGE_SIZE, "bytes that the reader had when it waited");
         let right =
             [[1; 2 * PAGE_SIZE], [JUNK; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE]].concat();
         assert_eq!(reader.join().unwrap(), right);
         assert_eq!(pinner.join().unwrap(), right[PAGE_SIZE..4 * PAGE_SIZE]);
     });
     stage.check();
+}
+
+/// One buffer that says how many bytes it has given out for a copy, with each piece and before it is copied.
+struct CountedBuffer<'b, 't> {
+    buffer: OneBuffer<'b>,
+    given: usize,
+    watch: &'t mut dyn FnMut(usize),
+}
+
+impl<'b, 't> CountedBuffer<'b, 't> {
+    fn new(bytes: &'b mut [u8], watch: &'t mut dyn FnMut(usize)) -> Self {
+        Self { buffer: OneBuffer::from(bytes, 0), given: 0, watch }
+    }
+}
+
+impl Target for CountedBuffer<'_, '_> {
+    fn left(&self) -> usize {
+        self.buffer.left()
+    }
+    fn next(&mut self, max: usize) -> &mut [u8] {
+        let piece = self.buffer.next(max);
+        self.given += piece.len();
+        (self.watch)(self.given);
+        piece
+    }
 }
 
 /// T08: a thread that waits for a folio which is removed meanwhile looks the page up again.
@@ -359,6 +400,34 @@ fn t01_a_read_that_met_the_end_within_a_page_does_not_go_on_in_a_longer_file() {
     assert_eq!(stage.shmem.read(&stage.mapping, 0, &mut target, None).unwrap(), PAGE_SIZE + 1000);
     assert_eq!(bytes, [vec![1; PAGE_SIZE + 1000], vec![0xee; 2 * PAGE_SIZE - 1000]].concat());
     stage.check();
+}
+
+/// R12: a file that is cut after a read has looked its folios up gives no byte behind the new end: the size is looked
+/// at again when the bytes have been copied. In a batch, and in the read of a single page.
+#[test]
+fn r12_a_file_cut_between_look_up_and_copy_gives_no_byte_behind_its_new_end() {
+    for (want, cut, left) in [
+        (40 * PAGE_SIZE, 10 * PAGE_SIZE + 5, 2 * PAGE_SIZE + 5),
+        (40 * PAGE_SIZE, 8 * PAGE_SIZE, 0),
+        (40 * PAGE_SIZE, 3, 0),
+        (100, 8 * PAGE_SIZE + 5, 5),
+        (100, 8 * PAGE_SIZE, 0),
+    ] {
+        let stage = Stage::of(0);
+        stage.write(0, &[6; 64 * PAGE_SIZE]);
+        let mut bytes = vec![0xee; want];
+        let mut once = Some(());
+        let mut watch = |_| {
+            if once.take().is_some() {
+                stage.shmem.set_len(&stage.mapping, cut as u64, OnPinned::Detach).unwrap();
+            }
+        };
+        let mut target = CountedBuffer::new(&mut bytes, &mut watch);
+        let read = stage.shmem.read(&stage.mapping, 8 * BYTES, &mut target, None).unwrap();
+        assert_eq!((read, once), (left, None), "{want} bytes, cut at {cut}");
+        assert!(bytes[..read].iter().all(|&byte| byte == 6));
+        stage.check();
+    }
 }
 
 /// R18: after reads and pins, each folio has as many holds as before.

@@ -114,14 +114,19 @@ pub enum ThrottleVerdict {
 /// What a writer does above the throttle; see the head of this file.
 pub fn throttle_verdict(limits: &DirtyLimits, waiting: &WriterState, wait_max: Duration) -> ThrottleVerdict {
     let small = limits.throttle / (SMALL_PART * waiting.files.max(1));
-    match () {
-        () if waiting.unwritten <= limits.throttle => ThrottleVerdict::Go,
-        () if waiting.failed => ThrottleVerdict::Fail,
-        () if waiting.own <= small && waiting.unwritten <= limits.ceiling => ThrottleVerdict::Go,
-        () if waiting.written >= waiting.share => ThrottleVerdict::Go,
-        () if waiting.waited < wait_max => ThrottleVerdict::Wait,
-        () if waiting.unwritten <= limits.ceiling => ThrottleVerdict::Go,
-        () => ThrottleVerdict::Stuck,
+    let fits = waiting.unwritten <= limits.ceiling;
+    if waiting.unwritten <= limits.throttle {
+        ThrottleVerdict::Go
+    } else if waiting.failed {
+        ThrottleVerdict::Fail
+    } else if waiting.own <= small && fits || waiting.written >= waiting.share {
+        ThrottleVerdict::Go
+    } else if waiting.waited < wait_max {
+        ThrottleVerdict::Wait
+    } else if fits {
+        ThrottleVerdict::Go
+    } else {
+        ThrottleVerdict::Stuck
     }
 }
 

@@ -88,12 +88,12 @@ impl BackgroundTask for Writeback {
         self.next_turn();
         let (in_flight, completed) = self.flushes();
         self.is_awake.store(in_flight > 0, Ordering::Relaxed);
-        match () {
-            () if in_flight > 0 => {
-                Some(self.pace.lock().unwrap_or_else(PoisonError::into_inner).step(completed))
-            }
-            () if self.files_listed() > 0 => Some(self.options.interval.max(SOON)),
-            () => None,
+        if in_flight > 0 {
+            Some(self.pace.lock().unwrap_or_else(PoisonError::into_inner).step(completed))
+        } else if self.files_listed() > 0 {
+            Some(self.options.interval.max(SOON))
+        } else {
+            None
         }
     }
 }

@@ -417,10 +417,12 @@ impl Descriptor {
         if word.has(Flags::STEADY) {
             return Ok(stamp);
         }
-        match () {
-            () if !word.has(Flags::UPTODATE) && !mutant(Mutant::ReaderUptodate) => Err(NotReady::Filling),
-            () if word.is_written() && !mutant(Mutant::ReaderSteady) => Err(NotReady::Written),
-            () => Ok(stamp),
+        if !word.has(Flags::UPTODATE) && !mutant(Mutant::ReaderUptodate) {
+            Err(NotReady::Filling)
+        } else if word.is_written() && !mutant(Mutant::ReaderSteady) {
+            Err(NotReady::Written)
+        } else {
+            Ok(stamp)
         }
     }
 
@@ -460,10 +462,12 @@ impl Descriptor {
         if word.is_written() && !mutant(Mutant::ReaderSteady) {
             return Err(NotReady::Written);
         }
-        let pages = match () {
-            () if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderPartialUptodate) => to_end,
-            () if word.has(Flags::PARTIAL_UPTODATE) => pages_read(place, to_end),
-            () => 0,
+        let pages = if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderPartialUptodate) {
+            to_end
+        } else if word.has(Flags::PARTIAL_UPTODATE) {
+            pages_read(place, to_end)
+        } else {
+            0
         };
         if pages > 0 { Ok((stamp, pages)) } else { Err(NotReady::Filling) }
     }
@@ -718,20 +722,18 @@ impl Descriptor {
             Ordering::Relaxed,
         )));
         let same = stamp.names(word) || mutant(Mutant::ReadableSequence);
-        match () {
+        if word.has(Flags::PARTIAL_UPTODATE) && same && is_page_read() {
             // The bit is looked at after the word: a page that arrived before its folio was let go was the file's.
-            () if word.has(Flags::PARTIAL_UPTODATE) && same && is_page_read() => ReadableState::Yes,
+            ReadableState::Yes
+        } else if word.has(Flags::UPTODATE) {
             // Before the lock: a grabber's stops no reader.
-            () if word.has(Flags::UPTODATE) => {
-                if same {
-                    ReadableState::Yes
-                } else {
-                    ReadableState::Never
-                }
-            }
-            () if word.has(Flags::LOCKED) => ReadableState::NotYet,
-            () if same => ReadableState::Zeros,
-            () => ReadableState::Never,
+            if same { ReadableState::Yes } else { ReadableState::Never }
+        } else if word.has(Flags::LOCKED) {
+            ReadableState::NotYet
+        } else if same {
+            ReadableState::Zeros
+        } else {
+            ReadableState::Never
         }
     }
 
@@ -768,12 +770,11 @@ impl Descriptor {
         let order = ordering(Mutant::LockAcquire, Ordering::Acquire, Ordering::Relaxed);
         let mut word = self.word();
         loop {
-            match () {
-                () if !stamp.names(word) => return Err(LockRefused::Left),
-                () if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) => {
-                    return Err(LockRefused::Locked);
-                }
-                () => {}
+            if !stamp.names(word) {
+                return Err(LockRefused::Left);
+            }
+            if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) {
+                return Err(LockRefused::Locked);
             }
             match self.word.compare_exchange(word.0, word.0 | Flags::LOCKED, order, Ordering::Relaxed) {
                 Ok(_) => return Ok(DescriptorWord(word.0 | Flags::LOCKED)),
@@ -860,10 +861,12 @@ impl Descriptor {
                 Err(other) => now = DescriptorWord(other),
             }
         }
-        match () {
-            () if !now.is_live() => Err(WriteRefused::Left),
-            () if now.is_written() => Ok(()),
-            () => Err(WriteRefused::Filling),
+        if !now.is_live() {
+            Err(WriteRefused::Left)
+        } else if now.is_written() {
+            Ok(())
+        } else {
+            Err(WriteRefused::Filling)
         }
     }
 

@@ -101,12 +101,14 @@ impl Shared {
         let vms: Vec<Arc<Connection>> =
             table.vms.iter().filter_map(|vm| table.connections.get(vm)).cloned().collect();
         drop(table);
-        match () {
-            () if has_one_ended(vms.iter().map(|vm| vm.end())) => AcceptState::Soon,
-            () if is_crowded => AcceptState::Crowded(
+        if has_one_ended(vms.iter().map(|vm| vm.end())) {
+            AcceptState::Soon
+        } else if is_crowded {
+            AcceptState::Crowded(
                 "4 refused processes were killed and have not ended; check why (uninterruptible sleep?)",
-            ),
-            () => AcceptState::Open,
+            )
+        } else {
+            AcceptState::Open
         }
     }
 

@@ -458,9 +458,8 @@ fn a_held_folio_is_its_holders_after_it_left_the_index() {
     let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
     let (device, process) = (Device::new(PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    let tuning = quinion::internals::tuning::Tuning::default();
     let id = MappingId(1);
-    let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process, tuning };
+    let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process };
     let mapping = Mapping::new(new).unwrap();
     let frame = arena.alloc_run(1, quinion::internals::sync::LockWait::Wait).unwrap().frame;
     let run = FillRun { index: PageIndex(0), frame, pages: 1 };

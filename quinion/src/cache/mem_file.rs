@@ -192,7 +192,7 @@ impl CacheInner {
     fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);
-        let new = NewMemory { id, folio_order_max, spills, process: self.process, tuning: self.tuning };
+        let new = NewMemory { id, folio_order_max, spills, process: self.process };
         let new = self.shmem.new_mapping(new);
         drop(table);
         new.ok_or_else(|| {

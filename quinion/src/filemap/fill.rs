@@ -62,18 +62,17 @@ use crate::backend::{Backend, DeferredWakes, Fill, FillRun, FillSink, PageKey, V
 use crate::lists::ListReservation;
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard,
-    NewFolio, ShadowObserver, cut, folios_of,
+    NewFolio, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
 use crate::stats::Count;
 use crate::sync::lock::Mutex;
 use crate::sync::{LockWait, RankedReadGuard};
-use crate::tuning::{Descent, Insertion};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::RangeStop;
 
-use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, RUN_ORDER_MAX, Reservation, SuppliedFrames};
+use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, Reservation, SuppliedFrames};
 use super::shared::Filemap;
 use super::uncached::DropBehindState;
 use super::wait_policy::WaitPolicy;
@@ -359,12 +358,7 @@ impl Filemap {
             FolioLifetime::Stays => self.note_refault(pool, frame, shadow, refaults),
             FolioLifetime::DropsBehind => {} // that an uncached read comes back says nothing
         };
-        let added = match self.tuning.insertion {
-            Insertion::Batched if !self.is_for_the_naive(&inside, shape.orders) => {
-                mapping.add_window(&inside, shape, wait_policy.locks(), consumed)
-            }
-            _ => Some(one_by_one(mapping, &inside, shape, wait_policy.locks(), consumed)),
-        };
+        let added = mapping.add_window(&inside, shape, wait_policy.locks(), consumed);
         match &added {
             Some(added) => self.supply.free_runs(&added.left),
             None => self.supply.free_runs(&inside),
@@ -572,60 +566,6 @@ fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
     (inside, beyond)
 }
 
-impl Filemap {
-    /// Whether `runs` are one folio of the smallest order, which goes the naive way if there is one to compare with.
-    fn is_for_the_naive(&self, runs: &[FillRun], orders: Orders) -> bool {
-        let is_one = matches!(runs, [run] if run.pages == orders.min.pages());
-        self.tuning.descent == Descent::Naive && is_one
-    }
-}
-
-/// Inserts `runs` in the folios that a batch would make of them, each under a lock of its own: what batches are
-/// measured against.
-fn one_by_one(
-    mapping: &Mapping,
-    runs: &[FillRun],
-    shape: FolioShape,
-    locks: LockWait,
-    consumed: ShadowObserver<'_>,
-) -> AddedRuns {
-    let mut done = AddedRuns { inserted: Vec::new(), left: Vec::new(), stop: RangeStop::All };
-    for &run in runs {
-        let mut rest = run;
-        for (_, order) in folios_of(run, shape.orders) {
-            let (one, behind) = cut(rest, order.pages());
-            let folio = NewFolio { index: one.index, frame: one.frame, order };
-            match mapping.add_folio_watched(folio, shape, locks, &mut || {}) {
-                AddedFolio::Added { shadow } => {
-                    shadow.into_iter().for_each(|shadow| consumed(one.frame, shadow));
-                    push_or_join(&mut done.inserted, one);
-                }
-                AddedFolio::Present => done.left.push(one),
-                AddedFolio::NoNode => {
-                    done.left.push(one);
-                    done.stop = RangeStop::NoNode;
-                }
-            }
-            rest = behind;
-        }
-    }
-    done
-}
-
-/// Adds `run` to the last of `runs` if it continues that one, as far as one request goes.
-fn push_or_join(runs: &mut Vec<FillRun>, run: FillRun) {
-    match runs.last_mut() {
-        Some(last)
-            if last.index.plus(u64::from(last.pages)) == run.index
-                && last.frame.plus(last.pages) == run.frame
-                && last.pages + run.pages <= RUN_ORDER_MAX.pages() =>
-        {
-            last.pages += run.pages;
-        }
-        _ => runs.push(run),
-    }
-}
-
 /// The fills of one window, and what went wrong with them.
 pub(crate) struct WindowFills {
     filemap: Arc<Filemap>,
@@ -803,7 +743,6 @@ mod tests {
     use crate::arena::{Arena, ArenaOptions};
     use crate::backend::{Attributes, Backend, MemoryFile, WaitQueue};
     use crate::sys::fork::ForkGuard;
-    use crate::tuning::Tuning;
     use crate::units::MappingId;
 
     use super::*;
@@ -844,12 +783,11 @@ mod tests {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let wait_queue = Arc::new(WaitQueue::new());
         let orders = Orders { min: Order(0), max: Order(9) };
-        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders));
         let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
         let known = leaving.attributes().unwrap();
-        let (process, tuning) = (ForkGuard::new(), Tuning::default());
-        let mapping =
-            Mapping::new(NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning });
+        let process = ForkGuard::new();
+        let mapping = Mapping::new(NewMapping { arena: &arena, id, backend, attributes: &known, process });
         let mapping = Arc::new(mapping.unwrap());
         let fetch = |first: u64, pages: u32, next| {
             let (window, wanted) =

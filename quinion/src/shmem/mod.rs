@@ -39,7 +39,6 @@ use crate::error::Error;
 use crate::filemap::{Filemap, OnPinned, StreamPositions, WriteContext};
 use crate::mapping::{Mapping, NewMemoryMapping, SpillTarget};
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{MappingId, Order, PageIndex, PoolNumber};
 
 mod deferred_release;
@@ -79,8 +78,6 @@ pub struct NewMemory {
     pub spills: Option<PoolNumber>,
     /// The process that owns it.
     pub process: ForkGuard,
-    /// How its mechanisms work, for those who measure them.
-    pub tuning: Tuning,
 }
 
 impl Shmem {
@@ -97,14 +94,14 @@ impl Shmem {
     /// The mapping of a memory file of no bytes, known to reclaim from now on.
     /// `None` if there is no cell for its record.
     pub fn new_mapping(&self, new: NewMemory) -> Option<Arc<Mapping>> {
-        let NewMemory { id, folio_order_max, spills, process, tuning } = new;
+        let NewMemory { id, folio_order_max, spills, process } = new;
         let (arena, reclaim) = (&self.filemap.arena, self.filemap.reclaim());
         let spill = self.filemap.supply.spill.as_ref().zip(spills);
         let spill = spill.map(|(spill, pool)| SpillTarget { spill: Arc::clone(spill), pool });
-        let new = NewMemoryMapping { arena, id, folio_order_max, spill, process, tuning };
+        let new = NewMemoryMapping { arena, id, folio_order_max, spill, process };
         let mapping = Mapping::memory(new)?;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
-        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
+        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters).with_hooks(self.filemap.hooks));
         reclaim.add_mapping(Arc::clone(&mapping));
         self.files.fetch_add(1, Ordering::Relaxed);
         Some(mapping)

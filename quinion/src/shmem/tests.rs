@@ -17,7 +17,6 @@ use crate::mapping::{
 use crate::spill::{Spill, SpillOptions};
 use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
 use super::{NewMemory, OneBuffer, Shmem, Target};
@@ -59,11 +58,11 @@ impl Stage {
     ) -> Self {
         let orders = Orders { min: Order(0), max: Order(9) };
         let spills = spill.as_ref().map(|_| PoolNumber::DEFAULT);
-        let filemap = Filemap::new(arena, wait_queue, orders, Tuning::default()).with_spill(spill);
+        let filemap = Filemap::new(arena, wait_queue, orders).with_spill(spill);
         let shmem = Shmem::new(Arc::new(filemap));
         let new = |id, spills| {
-            let (process, tuning) = (ForkGuard::new(), Tuning::default());
-            let new = NewMemory { id: MappingId(id), folio_order_max: Order(9), spills, process, tuning };
+            let process = ForkGuard::new();
+            let new = NewMemory { id: MappingId(id), folio_order_max: Order(9), spills, process };
             shmem.new_mapping(new).unwrap()
         };
         let (mapping, scratch) = (new(1, spills), new(2, None));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use quinion::backend::{FillRun, WaitQueue};
-use quinion::internals::arena::{Arena, Flags, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
+use quinion::internals::arena::{Arena, Flags, Gap, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
 use quinion::internals::folio::LockedState;
 use quinion::internals::mapping::{
     Committed, Dirtying, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabStep,
@@ -61,10 +61,10 @@ fn pieces(first: u64, pages: u64, order_max: u8) -> Vec<(u64, u8)> {
 
 impl FrameSource for Frames<'_> {
     type Error = &'static str;
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Self::Error> {
-        self.asked.push((gaps.iter().map(|(_, pages)| u64::from(*pages)).sum(), memory));
+    fn take(&mut self, gaps: &[Gap], memory: MemoryWait) -> Result<GapFrames, Self::Error> {
+        self.asked.push((gaps.iter().map(|gap| u64::from(gap.pages)).sum(), memory));
         let (mut left, mut runs) = (self.pages_max, Vec::new());
-        for &(first, pages) in gaps {
+        for &Gap { first, pages } in gaps {
             let some = u64::from(pages).min(left);
             for (index, order) in pieces(first.0, some, self.order_max) {
                 let frame = self.arena.alloc(Order(order)).expect("frames for a test");

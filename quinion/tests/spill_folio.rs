@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
-use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::arena::{Arena, ArenaOptions, Gap};
 use quinion::internals::mapping::{
     AddedFolio, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose, Mapping,
     MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
@@ -37,7 +37,7 @@ struct NoFrames;
 
 impl FrameSource for NoFrames {
     type Error = ();
-    fn take(&mut self, _: &[(PageIndex, u32)], _: MemoryWait) -> Result<GapFrames, ()> {
+    fn take(&mut self, _: &[Gap], _: MemoryWait) -> Result<GapFrames, ()> {
         Err(())
     }
     fn settle(&mut self, _: &[FillRun], _: &[FillRun]) {}

@@ -57,7 +57,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
-use crate::arena::{FillEnd, PutOutcome, View};
+use crate::arena::{FillEnd, Gap, PutOutcome, View};
 use crate::backend::{Backend, DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
 use crate::lists::ListReservation;
 use crate::mapping::{
@@ -177,7 +177,7 @@ impl Filemap {
         // 1 What is not there.
         let gaps = self.gaps(batch, window, wait_policy)?;
         // 2 A charge for it, and frames.
-        let is_asked = request.wanted.contains(&gaps[0].0);
+        let is_asked = request.wanted.contains(&gaps[0].first);
         let announced =
             (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(&self.supply, &gaps, is_asked));
         let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
@@ -194,7 +194,7 @@ impl Filemap {
         };
         let shape = batch.shape(window, &request.wanted, self.supply.orders_for(window));
         let mut refaults = Refaults::default();
-        let Some(added) = self.insert((pool, mapping), shape, runs, wait_policy, &mut refaults) else {
+        let Some(added) = self.insert(batch, shape, runs, wait_policy, &mut refaults) else {
             return Err(FillOutcome::Busy);
         };
         let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
@@ -294,17 +294,17 @@ impl Filemap {
         FillOutcome::Submitted(fills)
     }
 
-    /// What of the window no folio covers, as (first page, pages): never nothing. A window of one folio comes here only
+    /// What of the window no folio covers: never nothing. A window of one folio comes here only
     /// if memory is short: one descent is enough for it.
     fn gaps(
         &self,
         batch: &SubmitBatch<'_>,
         window: Window,
         wait_policy: WaitPolicy,
-    ) -> Result<Vec<(PageIndex, u32)>, FillOutcome> {
+    ) -> Result<Vec<Gap>, FillOutcome> {
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
         if window.pages == self.supply.folio_orders.min.pages() {
-            gaps.push((window.start, window.pages));
+            gaps.push(Gap { first: window.start, pages: window.pages });
         } else {
             let guard = batch.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
             add_gaps(&mut gaps, &guard, window);
@@ -341,12 +341,13 @@ impl Filemap {
     /// `None` if the lock is busy and the caller does not wait.
     fn insert(
         &self,
-        (pool, mapping): (PoolNumber, &Mapping),
+        batch: &SubmitBatch<'_>,
         shape: FolioShape,
         runs: Vec<FillRun>,
         wait_policy: WaitPolicy,
         refaults: &mut Refaults,
     ) -> Option<AddedRuns> {
+        let SubmitBatch { mapping, pool, .. } = *batch;
         // The file may have become shorter since the window was planned.
         let end = PageIndex(mapping.size_pages()).align_up(self.supply.folio_orders.min);
         let (inside, beyond) = cut_at(runs, end);
@@ -542,12 +543,12 @@ pub(super) fn pages_of(runs: &[FillRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.pages)).sum()
 }
 
-/// Adds to `gaps` what of `window` no folio covers, as (first page, pages).
-fn add_gaps(gaps: &mut Vec<(PageIndex, u32)>, guard: &MappingGuard<'_>, window: Window) {
+/// Adds to `gaps` what of `window` no folio covers.
+fn add_gaps(gaps: &mut Vec<Gap>, guard: &MappingGuard<'_>, window: Window) {
     let end = window.start.plus(u64::from(window.pages));
     let mut from = window.start;
     while let Some((first, pages)) = guard.next_gap(from, end) {
-        gaps.push((first, pages as u32));
+        gaps.push(Gap { first, pages: pages as u32 });
         from = first.plus(pages);
     }
 }

@@ -55,7 +55,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::arena::{Flags, HoldRefused, LockRefused, ReadableState};
+use crate::arena::{Flags, Gap, HoldRefused, LockRefused, ReadableState};
 use crate::backend::{FillRun, PageKey, WaitQueue};
 use crate::folio::{FinishOutcome, HeldFolio, LockedFolio, LockedState};
 use crate::stats::Count;
@@ -163,9 +163,9 @@ pub enum GapFrames {
 pub trait FrameSource {
     /// What keeps it from going on.
     type Error;
-    /// Frames for `gaps` (first page, pages), of which there is one at least. The caller has no lock of the mapping's
+    /// Frames for `gaps`, of which there is one at least. The caller has no lock of the mapping's
     /// but Write, and perhaps folios of smaller indices.
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Self::Error>;
+    fn take(&mut self, gaps: &[Gap], memory: MemoryWait) -> Result<GapFrames, Self::Error>;
     /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
     /// Nodes ran out: whether it could make some, so that another try is worth while.
@@ -473,7 +473,7 @@ impl Mapping {
     fn look_for_gaps(&self, pages: Range<PageIndex>) -> GapScan {
         let grown = self.view().grown();
         let mut finder = finder(&grown, self.record());
-        let (mut gaps, mut at): (Vec<(PageIndex, u32)>, _) = (Vec::new(), pages.start);
+        let (mut gaps, mut at): (Vec<Gap>, _) = (Vec::new(), pages.start);
         let (mut walked, together) = (at.0, self.index().lookup_pages_max());
         while at < pages.end {
             if at.0 - walked >= together {
@@ -490,8 +490,8 @@ impl Mapping {
                 Kind::Value(value) if value.is_spill() => break,
                 _ => {
                     match gaps.last_mut() {
-                        Some((first, pages)) if first.plus(u64::from(*pages)) == at => *pages += 1,
-                        _ => gaps.push((at, 1)),
+                        Some(gap) if gap.first.plus(u64::from(gap.pages)) == at => gap.pages += 1,
+                        _ => gaps.push(Gap { first: at, pages: 1 }),
                     }
                     at = at.plus(1);
                 }
@@ -646,16 +646,16 @@ impl Mapping {
 
 /// What the look of a round has seen.
 struct GapScan {
-    /// Where nothing stands, as (first page, pages).
-    gaps: Vec<(PageIndex, u32)>,
+    /// Where nothing stands.
+    gaps: Vec<Gap>,
     /// The end of what was looked at: that of the range, or the first page that is spilled.
     end: PageIndex,
 }
 
 /// The first page of `gaps` for which there is no frame, if there is one.
-fn first_without_frame(gaps: &[(PageIndex, u32)], runs: &[FillRun]) -> Option<PageIndex> {
+fn first_without_frame(gaps: &[Gap], runs: &[FillRun]) -> Option<PageIndex> {
     let mut got: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
-    gaps.iter().find_map(|&(first, pages)| {
+    gaps.iter().find_map(|&Gap { first, pages }| {
         let some = got.min(u64::from(pages));
         got -= some;
         (some < u64::from(pages)).then(|| first.plus(some))

@@ -201,7 +201,7 @@ impl Mapping {
     }
 
     /// Takes the lock; the spare nodes that are left over by an insertion stay.
-    #[inline]
+    #[inline(always)]
     fn lock_keeping(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
         let mut guard = self.lock_as(locks)?;
         guard.keep = self.index().hooks.map_or(SPARE_MAX, |hooks| hooks.nodes_kept_max().min(SPARE_MAX));

@@ -19,7 +19,6 @@ use quinion::internals::folio::written::{copy_page, try_copy_page};
 use quinion::internals::mapping::{FolioShape, Mapping, NewMapping};
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
 
 const PAGES: u64 = 512;
@@ -38,8 +37,8 @@ impl Stage {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 64 << 20 }).expect("64 MiB"));
         let backend: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; (PAGES as usize + 1) * PAGE_SIZE]));
         let known = backend.attributes().expect("memory has attributes");
-        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
-        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+        let (id, process) = (MappingId(1), ForkGuard::new());
+        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process };
         let mapping = Arc::new(Mapping::new(new).expect("cells"));
         let head = Self::add(&arena, &mapping, 0, 9);
         Self::add(&arena, &mapping, PAGES, 0);

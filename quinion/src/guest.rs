@@ -68,7 +68,6 @@ use crate::folio::copy;
 use crate::mapping::{Mapping, NewMapping};
 use crate::sync::{Rank, RankedRwLock};
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, MappingId, PAGE_SIZE, PageIndex, pages_of_bytes};
 
 /// Pages that are brought, and looked at, at a time.
@@ -122,7 +121,6 @@ impl ImageMemory {
         id: MappingId,
         (backend, name): (Arc<dyn Backend>, Arc<str>),
         process: ForkGuard,
-        tuning: Tuning,
     ) -> Result<Self, Error> {
         let opened = settled(&*backend, &name)?;
         if opened.size == 0 {
@@ -133,12 +131,13 @@ impl ImageMemory {
         let places = filemap.take_guest(extents, c"quinion-image", GuestUse::Frozen)?;
         let reader = reopened(&places, opened.size)?;
         let arena = &filemap.arena;
-        let new = NewMapping { arena, id, backend, attributes: &opened, process, tuning };
+        let new = NewMapping { arena, id, backend, attributes: &opened, process };
         let Some(mapping) = Mapping::new(new) else {
             return Err(Repr::NoMemory { position: 0, pages: filemap.arena.pages_max() }.into());
         };
         let mapping = mapping.with_shadow_nodes(filemap.reclaim().shadow_nodes());
-        let mapping = mapping.with_counters(&filemap.counters).with_places(Arc::clone(&places));
+        let mapping = mapping.with_counters(&filemap.counters).with_hooks(filemap.hooks);
+        let mapping = mapping.with_places(Arc::clone(&places));
         let mapping = Arc::new(mapping);
         filemap.reclaim().add_mapping(Arc::clone(&mapping));
         let words = u64::from(places.pages()) / WORD;

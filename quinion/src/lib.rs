@@ -67,7 +67,6 @@ extern crate self as quinion;
 pub mod internals {
     // Lowest layer: numbers, errors, locks, system calls, memory.
     pub use quinion_view::units;
-    pub mod tuning;
     #[cfg(not(quinion_model))]
     pub mod error;
     #[cfg(not(quinion_model))]
@@ -131,6 +130,8 @@ pub mod internals {
     // Public API, and viewers in other processes.
     #[cfg(not(quinion_model))]
     pub(crate) mod cache;
+    #[cfg(not(quinion_model))]
+    pub use cache::hooks;
     pub use quinion_view::fdstate;
     #[cfg(not(quinion_model))]
     #[allow(

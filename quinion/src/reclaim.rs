@@ -60,14 +60,13 @@ use crate::backend::Backend;
 use crate::lists::{ListReservation, Lists, ListsGuard};
 use crate::mapping::{AgeLimit, Mapping, Replacement, ShadowNodes};
 use crate::policy::{
-    ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, PoolTurns, READS_MAX, SOON_PART,
-    Weights,
+    ArrivingFolio, CLASSES, Class, DEFAULT_POLICY, FetchOrigin, NewPolicy, Policy, PolicyVerdict, PoolTurns,
+    READS_MAX, SOON_PART, Weights,
 };
 use crate::readahead::StreamProgress;
 use crate::spill::Spill;
 use crate::stats::{Count, Counters};
 use crate::sync::{LockWait, Rank, RankedMutex, RankedRwLock};
-use crate::tuning::PolicyKind;
 use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, POOLS_MAX, PageIndex, PoolNumber};
 use crate::workingset::{EvictedState, Refault, RefaultCounts, RefaultCurve, ShadowInfo};
 
@@ -119,7 +118,8 @@ pub struct Reclaim {
     counters: Arc<Counters>,
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
     policies: RankedMutex<PoolPolicies>,
-    policy_kind: PolicyKind,
+    /// Makes the policy of a pool.
+    new_policy: NewPolicy,
     lists: Arc<Lists>,
     pools: Box<[pools::State]>,
     /// So many pools have been in use, from the default pool on.
@@ -221,18 +221,13 @@ impl ScanCounts {
 }
 
 impl Reclaim {
-    /// A reclaimer for `arena`, which knows no mapping yet, with the usual policy.
+    /// A reclaimer for `arena`, which knows no mapping yet. Each pool has an S3-FIFO of its own.
     pub fn new(arena: Arc<Arena>, counters: Arc<Counters>) -> Self {
-        Self::with_policy(arena, counters, PolicyKind::default())
-    }
-
-    /// As [`Reclaim::new`], with a policy.
-    pub fn with_policy(arena: Arc<Arena>, counters: Arc<Counters>, policy: PolicyKind) -> Self {
         let layout = arena.view().layout();
         let pages_max = u64::from(layout.frames_max - layout.frames_meta);
         Self {
-            policies: RankedMutex::new(Rank::Policy, PoolPolicies::new(policy)),
-            policy_kind: policy,
+            policies: RankedMutex::new(Rank::Policy, PoolPolicies::new(DEFAULT_POLICY)),
+            new_policy: DEFAULT_POLICY,
             lists: Arc::new(Lists::new(Arc::clone(&arena), RINGS)),
             pools: pools::State::all(pages_max),
             pools_begun: AtomicU32::new(1),
@@ -244,6 +239,12 @@ impl Reclaim {
             arena,
             counters,
         }
+    }
+
+    /// Has each pool evict by another policy, before any folio is listed.
+    pub fn set_policy(&mut self, policy: NewPolicy) {
+        *self.policies.lock() = PoolPolicies::new(policy);
+        self.new_policy = policy;
     }
 
     /// Makes a mapping known; its folios may be taken from now on.

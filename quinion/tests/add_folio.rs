@@ -19,15 +19,18 @@ use std::thread;
 
 use quinion::internals::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, SPARE_MAX};
 use quinion::internals::sync::LockWait;
-use quinion::internals::tuning::{Descent, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, Order, Orders, PAGE_SIZE};
 use quinion::internals::xarray::{Kind, Value};
+use quinion_testing::ablations::{NodesAtMost, ThreeWalks};
 use quinion_testing::stages::mapping::{Stage, is_folio, page};
 
 const ONE: FolioShape = FolioShape::of(Orders::PAGES);
 
 fn short(nodes: u32) -> Stage {
-    Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(nodes)))
+    Stage::new().with_hooks(NodesAtMost::hooks(nodes))
+}
+fn three_walks() -> Stage {
+    Stage::new().with_hooks(ThreeWalks::HOOKS)
 }
 fn added(shadow: Option<Value>) -> AddedFolio {
     AddedFolio::Added { shadow }
@@ -330,9 +333,8 @@ fn a_shadow_is_cut_in_steps_and_each_is_counted_the_same_by_either_way() {
         cost(stage, order);
         stage.mapping.index().tree_counts().splits - before
     };
-    let naive = || Stage::with(Tuning::default().descent(Descent::Naive));
     for order in [7, 9, 12, 15] {
-        assert_eq!(steps(&Stage::new(), order), steps(&naive(), order), "a shadow of order {order}");
+        assert_eq!(steps(&Stage::new(), order), steps(&three_walks(), order), "a shadow of order {order}");
     }
     assert_eq!([7, 9, 12, 15].map(|order| steps(&Stage::new(), order)), [3, 3, 4, 5]);
 }
@@ -352,8 +354,8 @@ fn cost(stage: &Stage, order: u8) -> [u64; 3] {
 fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
     assert_eq!(cost(&Stage::new(), 9), [1, 1, 0]);
     assert_eq!(cost(&Stage::new(), 15), [1, 1, 0]);
-    assert_eq!(cost(&Stage::with(Tuning::default().descent(Descent::Naive)), 9), [3, 1, 0]);
-    let naive = Stage::with(Tuning::default().descent(Descent::Naive));
+    assert_eq!(cost(&three_walks(), 9), [3, 1, 0]);
+    let naive = three_walks();
     assert_eq!(cost(&naive, 15), [3, 1, 0]);
     let single = Stage::new();
     cost(&single, 15);

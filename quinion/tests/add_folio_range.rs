@@ -20,16 +20,16 @@ use quinion::backend::{Attributes, Backend, Fill, FillRun, MemoryFile, WaitQueue
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
 use quinion::internals::mapping::{
-    AddedFolio, FolioShape, Mapping, NewFolio, NewMapping, Replacement, RunOutcome, SPARE_MAX,
+    AddedFolio, FolioShape, IndexHooks, Mapping, NewFolio, NewMapping, Replacement, RunOutcome, SPARE_MAX,
 };
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::reclaim::NODE_BYTES;
 use quinion::internals::sync::{LockWait, Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::{Insertion, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, MappingId, Order, Orders};
 use quinion::internals::xarray::{Kind, RangeStop, Value};
 use quinion::{Cache, File, ReadOptions};
+use quinion_testing::ablations::{self, NodesAtMost, OneByOne};
 use quinion_testing::device::{Device, verify};
 use quinion_testing::stages::mapping::{Stage, is_folio, page};
 
@@ -40,7 +40,7 @@ fn orders(min: u8, max: u8) -> FolioShape {
     FolioShape::of(Orders { min: Order(min), max: Order(max) })
 }
 fn short(nodes: u32) -> Stage {
-    Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(nodes)))
+    Stage::new().with_hooks(NodesAtMost::hooks(nodes))
 }
 fn no_shadow(frame: Frame, value: Value) {
     panic!("{value:?} came from nowhere to {frame:?}");
@@ -533,9 +533,8 @@ fn b12_a_window_under_memory_pressure_reads_as_much_as_memory_allows() {
 /// B13: a window of which every page is cached makes no I/O, inserts nothing and keeps no memory.
 #[test]
 fn b13_a_window_of_which_all_is_cached_asks_for_nothing() {
-    for insertion in [Insertion::Batched, Insertion::OneByOne] {
-        let tuning = Tuning::default().insertion(insertion);
-        let cache = Cache::builder().memory(Cache::MEMORY_MIN).tuning(tuning).build().unwrap();
+    for hooks in [None, OneByOne::WINDOWS] {
+        let cache = ablations::builder(hooks).memory(Cache::MEMORY_MIN).build().unwrap();
         let device = Device::new(512 * PAGE);
         let (stream, random) = (open(&cache, &device), open(&cache, &device));
         assert_eq!(read(&stream, &device, 0, 4096), 4096);
@@ -562,9 +561,8 @@ fn b13_a_window_of_which_all_is_cached_asks_for_nothing() {
 /// B16: with a smallest folio order, what is read is rounded to whole folios, and a cached one is skipped whole.
 #[test]
 fn b16_a_smallest_folio_rounds_what_is_read_to_itself() {
-    for insertion in [Insertion::Batched, Insertion::OneByOne] {
-        let tuning = Tuning::default().insertion(insertion);
-        let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).tuning(tuning);
+    for hooks in [None, OneByOne::WINDOWS] {
+        let builder = ablations::builder(hooks).memory(Cache::MEMORY_MIN).readahead(0);
         let cache = builder.folio_order_min(2).build().unwrap();
         let device = Device::new(103 * PAGE + 77);
         let file = open(&cache, &device);
@@ -621,20 +619,20 @@ fn b16_smallest_folios_are_evicted_and_found_again() {
 }
 
 /// Streams of 32 threads, each through a file of its own: how often the trees' locks were taken.
-fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
+fn locks_of_streams(hooks: Option<&'static dyn IndexHooks>) -> (u64, u64) {
     const FILES: u32 = 32;
     const FILE_PAGES: usize = 256;
     let arena = Arc::new(Arena::build(ArenaOptions { memory: 64 << 20 }).unwrap());
-    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitQueue::new()), Orders::PAGES, tuning);
+    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitQueue::new()), Orders::PAGES);
     let (filemap, process) = (Arc::new(filemap), ForkGuard::new());
     let mappings: Vec<Arc<Mapping>> = (1..=FILES)
         .map(|id| {
             let file = Arc::new(MemoryFile::new(vec![id as u8; FILE_PAGES * 4096]));
             let known = file.attributes().unwrap();
             let (id, backend) = (MappingId(id), file);
-            let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
-            let mapping = Mapping::new(new);
-            Arc::new(mapping.unwrap())
+            let new = NewMapping { arena: &arena, id, backend, attributes: &known, process };
+            let mapping = Mapping::new(new).unwrap();
+            Arc::new(mapping.with_hooks(hooks))
         })
         .collect();
     thread::scope(|scope| {
@@ -659,17 +657,16 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
 /// B19: 32 threads that scan a file each take the tree's lock for each window and not for each page.
 #[test]
 fn b19_locks_are_taken_for_windows_and_not_for_pages() {
-    let (batched, pages) = locks_of_streams(Tuning::default());
-    let (single, _) = locks_of_streams(Tuning::default().insertion(Insertion::OneByOne));
+    let (batched, pages) = locks_of_streams(None);
+    let (single, _) = locks_of_streams(OneByOne::WINDOWS);
     // 4, 8, 16, 32, then 64 pages at a time: 8 windows, each with a look for gaps and an insertion.
     assert_eq!(batched, 32 * 8 * 2);
-    assert_eq!(single, 32 * 8 + pages, "one by one: a look for each window, and a lock for each page");
+    assert_eq!(single, 32 * 8 * 2 + pages, "one by one: the same for each window, and a lock for each page");
 }
 
 #[test]
 fn a_shortage_of_nodes_is_not_seen_by_readers() {
-    let tuning = Tuning::default().node_reserve(NodeReserve::AtMost(1));
-    let cache = Cache::builder().memory(Cache::MEMORY_MIN).tuning(tuning).build().unwrap();
+    let cache = ablations::builder(NodesAtMost::hooks(1)).memory(Cache::MEMORY_MIN).build().unwrap();
     let device = Device::new(2 * Cache::MEMORY_MIN);
     let file = open(&cache, &device);
     let mut position = 0;

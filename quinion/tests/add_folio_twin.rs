@@ -5,7 +5,7 @@
 //!             after every step: each page says the same, and so do the counts, the arena and the descriptors
 //! ```
 //!
-//! Nodes run short in two ways: by the tuning, a few at a time, and because the
+//! Nodes run short in two ways: by a hook, a few at a time, and because the
 //! arena has hardly any left. Frames run short by themselves: the arena is the
 //! smallest there is. Only when nodes are short may an answer be "no node"; and
 //! then the frames that were not inserted are the caller's, who gives them back.
@@ -16,11 +16,13 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use quinion::backend::FillRun;
 use quinion::internals::arena::CellNumber;
-use quinion::internals::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, Replacement, RunOutcome};
+use quinion::internals::mapping::{
+    AddedFolio, FolioShape, IndexHooks, InsertPurpose, NewFolio, Replacement, RunOutcome,
+};
 use quinion::internals::sync::LockWait;
-use quinion::internals::tuning::{Descent, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, Order, Orders};
 use quinion::internals::xarray::{Kind, RangeStop};
+use quinion_testing::ablations::{NodesAtMost, OneByOne, ThreeWalks};
 use quinion_testing::stages::mapping::{Stage, page};
 
 /// Pages from the start of each region that steps touch.
@@ -73,15 +75,18 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Release),
     ]
 }
-fn tuning() -> impl Strategy<Value = Tuning> {
-    let reserve = prop_oneof![
-        Just(NodeReserve::Enough),
-        Just(NodeReserve::AtMost(1)),
-        Just(NodeReserve::AtMost(2)),
-        Just(NodeReserve::AtMost(0))
+/// The library's own ways, and those that are compared with it.
+fn hooks() -> impl Strategy<Value = Option<&'static dyn IndexHooks>> {
+    const HOOKS: [Option<&'static dyn IndexHooks>; 7] = [
+        None,
+        Some(&NodesAtMost(0)),
+        Some(&NodesAtMost(1)),
+        Some(&NodesAtMost(2)),
+        ThreeWalks::HOOKS,
+        OneByOne::WINDOWS,
+        OneByOne::GRABS,
     ];
-    let descent = prop_oneof![Just(Descent::Single), Just(Descent::Naive)];
-    (reserve, descent).prop_map(|(reserve, descent)| Tuning::default().node_reserve(reserve).descent(descent))
+    prop::sample::select(&HOOKS[..])
 }
 
 /// What a page is.
@@ -99,9 +104,9 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(tuning: Tuning) -> Self {
-        let short = tuning.node_reserve == NodeReserve::AtMost(0);
-        Self { stage: Stage::with(tuning), twin: BTreeMap::new(), hoard: Vec::new(), short }
+    fn new(hooks: Option<&'static dyn IndexHooks>) -> Self {
+        let short = hooks.is_some_and(|hooks| hooks.nodes_taken_max() == 0);
+        Self { stage: Stage::new().with_hooks(hooks), twin: BTreeMap::new(), hoard: Vec::new(), short }
     }
     fn nodes_may_lack(&self) -> bool {
         self.short || !self.hoard.is_empty()
@@ -273,8 +278,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_mapping_agrees_with_its_twin(tuning in tuning(), ops in prop::collection::vec(op(), 1..60)) {
-        let mut rig = Rig::new(tuning);
+    fn a_mapping_agrees_with_its_twin(hooks in hooks(), ops in prop::collection::vec(op(), 1..60)) {
+        let mut rig = Rig::new(hooks);
         for op in ops {
             rig.step(op);
             rig.check();

@@ -14,7 +14,6 @@ use quinion::internals::mapping::{
     RemoveFilter, Replacement, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
 use quinion::internals::sync::LockWait;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion_testing::stages::mapping::{Stage, page};
 
@@ -42,7 +41,7 @@ impl Rig {
         Self::of(Arena::MEMORY_MIN)
     }
     fn of(memory: u64) -> Self {
-        let (mut stage, totals) = (Stage::of(memory, Tuning::default()), Arc::new(DirtyPages::default()));
+        let (mut stage, totals) = (Stage::of(memory), Arc::new(DirtyPages::default()));
         stage.mapping = stage.mapping.with_dirty_pages(&totals);
         Self { stage, totals }
     }

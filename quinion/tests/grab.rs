@@ -15,18 +15,19 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use quinion::backend::{FillRun, WaitQueue};
-use quinion::internals::arena::{Arena, Flags, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
+use quinion::internals::arena::{Arena, Flags, Gap, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
 use quinion::internals::folio::LockedState;
 use quinion::internals::mapping::{
     Committed, Dirtying, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabStep,
-    Grabbed, InsertPurpose, Mapping, MemoryWait, OnLocked, RemoveFilter,
+    Grabbed, IndexHooks, InsertPurpose, Mapping, MemoryWait, OnLocked, RemoveFilter,
 };
-use quinion::internals::tuning::{Grabbing, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::xarray::{Entry, Kind, Stored, Value};
+use quinion_testing::ablations::{NodesAtMost, OneByOne};
 use quinion_testing::stages::mapping::{Stage, page, shadow};
 
-const WAYS: [Grabbing; 3] = [Grabbing::Batched, Grabbing::LookupBatched, Grabbing::OneByOne];
+/// The library's way to grab, and those that it is compared with.
+const WAYS: [Option<&'static dyn IndexHooks>; 3] = [None, OneByOne::GRABS, OneByOne::GRABS_AND_LOOKUPS];
 
 /// Frames straight from an arena, so many at most in one answer: each gap in the largest pieces that fit.
 struct Frames<'a> {
@@ -60,10 +61,10 @@ fn pieces(first: u64, pages: u64, order_max: u8) -> Vec<(u64, u8)> {
 
 impl FrameSource for Frames<'_> {
     type Error = &'static str;
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Self::Error> {
-        self.asked.push((gaps.iter().map(|(_, pages)| u64::from(*pages)).sum(), memory));
+    fn take(&mut self, gaps: &[Gap], memory: MemoryWait) -> Result<GapFrames, Self::Error> {
+        self.asked.push((gaps.iter().map(|gap| u64::from(gap.pages)).sum(), memory));
         let (mut left, mut runs) = (self.pages_max, Vec::new());
-        for &(first, pages) in gaps {
+        for &Gap { first, pages } in gaps {
             let some = u64::from(pages).min(left);
             for (index, order) in pieces(first.0, some, self.order_max) {
                 let frame = self.arena.alloc(Order(order)).expect("frames for a test");
@@ -95,17 +96,14 @@ fn how(order_max: u8) -> Grab {
 fn nowait(order_max: u8) -> Grab {
     Grab { on_locked: OnLocked::Again, ..how(order_max) }
 }
-fn tuned(way: Grabbing) -> Stage {
-    let stage = Stage::with(Tuning::default().grabbing(way));
+fn stage() -> Stage {
+    let stage = Stage::new();
     stage.mapping.set_size(1 << 32);
     stage
 }
-fn stage() -> Stage {
-    tuned(Grabbing::Batched)
-}
 /// A memory file's, which knows folios that were allocated and have no bytes.
-fn memory(way: Grabbing) -> Stage {
-    Stage::of_memory(1 << 20, Tuning::default().grabbing(way))
+fn memory() -> Stage {
+    Stage::of_memory(1 << 20)
 }
 fn born(how: Grab) -> Grab {
     Grab { dirty: Dirtying::Born(Millis(1)), ..how }
@@ -224,7 +222,7 @@ fn byte_at(stage: &Stage, position: u64) -> u8 {
 #[test]
 fn g01_an_empty_range_grabs_nothing_and_a_long_one_is_split_inside() {
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let mut frames = Frames::of(&stage, 0);
@@ -251,7 +249,7 @@ fn g01_an_empty_range_grabs_nothing_and_a_long_one_is_split_inside() {
 #[test]
 fn g02_absent_folios_are_created_locked_held_and_rising() {
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         for (order_max, folios) in [(0, 128), (4, 8), (9, 1)] {
@@ -271,7 +269,7 @@ fn g02_absent_folios_are_created_locked_held_and_rising() {
 #[test]
 fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let there: Vec<Frame> = (40..80).map(|index| put(&stage, index, 0)).collect();
@@ -300,7 +298,7 @@ fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
 #[test]
 fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let mut pages = 0;
         for pattern in 0..256u64 {
@@ -331,7 +329,7 @@ fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
 #[test]
 fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let mut frames = Frames::of(&stage, 0);
@@ -355,7 +353,7 @@ fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
 fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
     for way in WAYS {
         for (at, step) in (1..8).flat_map(|at| [(at, GrabStep::Framed), (at, GrabStep::Locked)]) {
-            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let behind = put(&stage, 9, 0); // there from the start, behind the conflict
@@ -390,7 +388,7 @@ fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
 fn g07_the_prefix_ends_where_memory_ends_and_nothing_behind_is_locked_or_held() {
     for way in WAYS {
         for k in 1..10u64 {
-            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let there: Vec<(u64, Frame)> = [2, 5, 11].map(|index| (index, put(&stage, index, 0))).into();
@@ -438,7 +436,7 @@ fn g08_no_memory_at_all_is_nothing_and_says_so() {
 fn g09_a_page_truncated_on_the_way_is_looked_up_again_and_nothing_detached_is_handed_out() {
     for way in WAYS {
         for step in [GrabStep::Framed, GrabStep::Locked] {
-            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let there = [3, 6].map(|index| put(&stage, index, 0));
@@ -491,7 +489,7 @@ fn g09_nothing_is_created_behind_the_end_of_a_truncated_file() {
 fn g10_a_grab_that_does_not_wait_ends_before_a_locked_folio_and_creates_nothing_behind() {
     for way in WAYS {
         for j in 0..8u64 {
-            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             put(&stage, j, 0);
@@ -515,7 +513,7 @@ fn g10_a_grab_that_does_not_wait_ends_before_a_locked_folio_and_creates_nothing_
 #[test]
 fn g11_the_shadow_of_an_eviction_is_consumed() {
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         stage.put_shadow(2, 0, 1);
@@ -535,7 +533,7 @@ fn g11_the_shadow_of_an_eviction_is_consumed() {
 #[test]
 fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         for index in [4, 12, 20] {
@@ -596,7 +594,7 @@ fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
 #[test]
 fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
     for (nth, way) in (0..8).flat_map(|nth| WAYS.map(|way| (nth, way))) {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         put(&stage, 2, 1);
@@ -679,7 +677,7 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_a_caller_that_keeps_one() 
 /// G17: a grab ends before a spilled folio, and asks for it to be brought back only when it has nothing locked.
 #[test]
 fn g17_a_spilled_folio_is_brought_back_by_a_thread_with_nothing_locked() {
-    let (stage, wait_queue) = (memory(Grabbing::Batched), WaitQueue::new());
+    let (stage, wait_queue) = (memory(), WaitQueue::new());
     let value = Entry::value(Value::spill(1, 40));
     assert_eq!(stage.tree(|tree| tree.store(4, 1, value, |_, _, _| {})), Stored::Done);
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
@@ -815,7 +813,7 @@ fn g15_pages_before_a_failure_of_the_source_are_kept_and_the_rest_is_absent() {
 fn g16_a_round_takes_the_tree_lock_once() {
     for (pages, order) in [(128, 0), (512, 0), (512, 9), (300, 3)] {
         for is_memory in [false, true] {
-            let stage = if is_memory { memory(Grabbing::Batched) } else { stage() };
+            let stage = if is_memory { memory() } else { stage() };
             let wait_queue = WaitQueue::new();
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let locks = || stage.mapping.index().tree_counts().locks;
@@ -831,17 +829,17 @@ fn g16_a_round_takes_the_tree_lock_once() {
             assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), pages);
         }
     }
-    let (stage, wait_queue) = (tuned(Grabbing::LookupBatched), WaitQueue::new());
+    let (stage, wait_queue) = (stage().with_hooks(OneByOne::GRABS), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let before = stage.mapping.index().tree_counts().locks;
     let (_grabbed, _) = test.grab(0..128, how(0), &mut Frames::of(&stage, 0));
-    assert_eq!(stage.mapping.index().tree_counts().locks - before, 128, "what it is measured against");
+    assert_eq!(stage.mapping.index().tree_counts().locks - before, 1 + 128, "what it is compared with");
 }
 
 #[test]
 fn nodes_that_run_out_end_a_grab_as_frames_do() {
     for most in [0, 1] {
-        let stage = Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(most)));
+        let stage = Stage::new().with_hooks(NodesAtMost::hooks(most));
         stage.mapping.set_size(1 << 50);
         let (wait_queue, free) = (WaitQueue::new(), all_free(&stage));
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
@@ -856,7 +854,7 @@ fn nodes_that_run_out_end_a_grab_as_frames_do() {
 
 #[test]
 fn allocated_folios_have_frames_and_no_bytes_until_they_are_filled() {
-    let (stage, wait_queue) = (memory(Grabbing::Batched), WaitQueue::new());
+    let (stage, wait_queue) = (memory(), WaitQueue::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (grabbed, _) = test.grab(0..16, born(how(3)), &mut Frames::of(&stage, 3));
@@ -893,7 +891,7 @@ fn all_threads_that_grab_overlapping_ranges_get_through() {
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 300;
     for way in WAYS {
-        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
         // Each adds one to the first bytes of each page of its range: none is lost, because the lock is a lock.
         let work = |thread: u64| {
@@ -1037,8 +1035,8 @@ impl Twin {
     }
 }
 
-fn play(way: Grabbing, ops: &[Op]) {
-    let (stage, wait_queue) = (memory(way), WaitQueue::new());
+fn play(way: Option<&'static dyn IndexHooks>, ops: &[Op]) {
+    let (stage, wait_queue) = (memory().with_hooks(way), WaitQueue::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (mut twin, mut lock): (Twin, Option<Grabbed<'_>>) = Default::default();

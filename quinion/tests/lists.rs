@@ -19,7 +19,6 @@ use quinion::internals::policy::{Class, FetchOrigin};
 use quinion::internals::reclaim::{Protection, Reclaim};
 use quinion::internals::stats::{Count, Counters};
 use quinion::internals::sync::LockWait;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageIndex};
 use quinion::{Cache, File};
 use quinion_testing::device::{Device, verify};
@@ -119,8 +118,8 @@ impl Rings {
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
         let (device, process) = (Device::new(PAGE), quinion::internals::sys::fork::ForkGuard::new());
         let known = device.attributes().unwrap();
-        let (id, tuning) = (MappingId(1), Tuning::default());
-        let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process, tuning };
+        let id = MappingId(1);
+        let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process };
         let mapping = Arc::new(Mapping::new(new).unwrap().with_lists(reclaim.lists()));
         reclaim.add_mapping(Arc::clone(&mapping));
         Self { arena, reclaim, mapping, counters }

@@ -15,8 +15,8 @@ use std::sync::{Arc, Barrier};
 
 use proptest::prelude::*;
 use quinion::backend::{Backend, MemoryFile};
-use quinion::internals::tuning::{Grabbing, Tuning};
 use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, OnPinned, SpillOptions};
+use quinion_testing::ablations::{self, OneByOne};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -66,10 +66,9 @@ impl Read for Faulty {
 
 #[test]
 fn populated_pages_are_read() {
-    for way in [Grabbing::Batched, Grabbing::LookupBatched, Grabbing::OneByOne] {
+    for hooks in [None, OneByOne::GRABS, OneByOne::GRABS_AND_LOOKUPS] {
         for order in [0, 3, 9] {
-            let tuning = Tuning::default().grabbing(way);
-            let cache = Cache::builder().memory(32 << 20).tuning(tuning).build().unwrap();
+            let cache = ablations::builder(hooks).memory(32 << 20).build().unwrap();
             let file = cache
                 .mem_file(MemFileOptions::new().size(6 * MIB as u64 + 77).folio_order_max(order))
                 .unwrap();

@@ -151,16 +151,14 @@ fn s03_nowait_waits_for_no_lock_and_for_no_memory() {
     use quinion::internals::readahead::{Config, Readahead};
     use quinion::internals::sync::{Rank, RankedMutex};
     use quinion::internals::sys::fork::ForkGuard;
-    use quinion::internals::tuning::Tuning;
     use quinion::internals::units::{MappingId, Order, Orders};
     let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
     let queue = Arc::new(WaitQueue::new());
-    let filemap = Arc::new(Filemap::new(Arc::clone(&arena), queue, Orders::PAGES, Tuning::default()));
+    let filemap = Arc::new(Filemap::new(Arc::clone(&arena), queue, Orders::PAGES));
     let device = Device::new(64 * PAGE);
     let known = device.attributes().unwrap();
-    let (id, process, tuning, backend) =
-        (MappingId(1), ForkGuard::new(), Tuning::default(), Arc::clone(&device) as _);
-    let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+    let (id, process, backend) = (MappingId(1), ForkGuard::new(), Arc::clone(&device) as _);
+    let new = NewMapping { arena: &arena, id, backend, attributes: &known, process };
     let mapping = Arc::new(Mapping::new(new).unwrap());
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));
     let read = || {
@@ -575,9 +573,8 @@ fn a_held_folio_is_its_holders_after_it_left_the_index() {
     let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
     let (device, process) = (Device::new(PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    let tuning = quinion::internals::tuning::Tuning::default();
     let id = MappingId(1);
-    let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process, tuning };
+    let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process };
     let mapping = Mapping::new(new).unwrap();
     let frame = arena.alloc_run(1, quinion::internals::sync::LockWait::Wait).unwrap().frame;
     let run = FillRun { index: PageIndex(0), frame, pages: 1 };

@@ -26,7 +26,6 @@ use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::{NODE_BYTES, Reclaim};
 use quinion::internals::stats::{Count, Counters};
 use quinion::internals::sync::LockWait;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Order, Orders, PageIndex};
 use quinion::internals::xarray::{Kind, Value};
 use quinion::{Cache, File, OpenOptions, PageState, ReadOptions, Stats};
@@ -48,8 +47,8 @@ fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
     let (device, process) =
         (Device::with_number(u64::from(id), PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    let (id, tuning) = (MappingId(id), Tuning::default());
-    Mapping::new(NewMapping { arena, id, backend: device, attributes: &known, process, tuning }).unwrap()
+    let id = MappingId(id);
+    Mapping::new(NewMapping { arena, id, backend: device, attributes: &known, process }).unwrap()
 }
 
 /// Adds folios of at most `order` over `pages` pages from `index` on, filled; returns what they consumed.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
-use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::arena::{Arena, ArenaOptions, Gap};
 use quinion::internals::mapping::{
     AddedFolio, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose, Mapping,
     MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
@@ -19,7 +19,6 @@ use quinion::internals::spill::{Spill, SpillOptions};
 use quinion::internals::stats::Counters;
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageIndex, PoolNumber};
 use quinion::internals::xarray::Value;
 use quinion_testing::doubles::{Faults, SimulatedBackend, WriteFaults};
@@ -38,7 +37,7 @@ struct NoFrames;
 
 impl FrameSource for NoFrames {
     type Error = ();
-    fn take(&mut self, _: &[(PageIndex, u32)], _: MemoryWait) -> Result<GapFrames, ()> {
+    fn take(&mut self, _: &[Gap], _: MemoryWait) -> Result<GapFrames, ()> {
         Err(())
     }
     fn settle(&mut self, _: &[FillRun], _: &[FillRun]) {}
@@ -69,7 +68,6 @@ impl Stage {
             folio_order_max: Order(9),
             spill: Some(SpillTarget { spill: Arc::clone(&spill), pool: PoolNumber::DEFAULT }),
             process: ForkGuard::new(),
-            tuning: Tuning::default(),
         });
         let mapping = mapping.unwrap().with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_shadow_nodes(reclaim.shadow_nodes()));

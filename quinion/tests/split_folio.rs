@@ -24,7 +24,6 @@ use quinion::internals::reclaim::Reclaim;
 use quinion::internals::stats::Counters;
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use quinion_testing::content::{page_content, verify};
 
@@ -47,8 +46,8 @@ impl Rig {
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         let file: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; 4096 * PAGE_SIZE]));
         let known = file.attributes().unwrap();
-        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
-        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process, tuning };
+        let (id, process) = (MappingId(1), ForkGuard::new());
+        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process };
         let mapping =
             Mapping::new(new).unwrap().with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping);

@@ -18,7 +18,6 @@ use quinion::internals::mapping::{Mapping, NewMapping, ReadBatch};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{MappingId, Order, Orders, PageIndex};
 use quinion::{
     BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions,
@@ -513,7 +512,7 @@ fn r13_a_reader_of_a_growing_file_sees_new_bytes_or_none_and_never_others() {
 fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).expect("an arena"));
     let orders = Orders { min: Order::ZERO, max: Order(3) };
-    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitQueue::new()), orders, Tuning::default());
+    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitQueue::new()), orders);
     let filemap = Arc::new(filemap);
     let twin = bytes(1, 32 * PAGE);
     let memory: Arc<dyn Backend> = Arc::new(MemoryFile::new(twin.clone()));
@@ -524,7 +523,6 @@ fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
         backend: Arc::clone(&memory),
         attributes: &known,
         process: ForkGuard::new(),
-        tuning: Tuning::default(),
     });
     let mapping = Arc::new(mapping.expect("a cell").with_dirty_pages(filemap.writeback().totals()));
     mapping.writeback().set_writer(memory);

@@ -652,7 +652,6 @@ fn a_thread_without_memory_because_all_is_dirty_has_it_written() {
         backend: Arc::clone(&writer),
         attributes: &known,
         process: quinion::internals::sys::fork::ForkGuard::new(),
-        tuning: quinion::internals::tuning::Tuning::default(),
     });
     let lists = stage.filemap.reclaim().lists();
     let mapping = mapping.unwrap().with_dirty_pages(stage.writeback.totals()).with_lists(lists);

@@ -1,9 +1,10 @@
 //! Quinion-testing: what the tests of this repository share. It is not published, and nothing of it is linked into a
-//! program.
+//! program that is.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`doubles`] | devices that fail on request under a seed, a disk that can crash, and fills over ordinary memory |
+//! | [`ablations`] | the index without one of its mechanisms, and with nodes that run out |
 //! | [`device`] | a device whose bytes say where they belong, which a test holds, breaks and watches |
 //! | [`content`] | pages that say whose they are, the check of what a read returned, and a random number generator |
 //! | [`twins`] | the system under test beside a naive model (or the kernel): each operation is done to both |
@@ -16,7 +17,8 @@
 //! | [`shrinking`] | makes a failing list of operations short |
 //! | [`block_on`] | runs one future on the calling thread |
 //!
-//! The library's integration tests and the fuzz targets use this crate. Its unit tests compile [`doubles`] as source
+//! The library's integration tests and the fuzz targets use this crate, and the benchmark, which compares the cache
+//! with [`ablations`]. Its unit tests compile [`doubles`] as source
 //! (`quinion/src/backend/mod.rs` says why).
 //!
 //! Invariant: everything random here depends on a seed that the caller gives, so that a failure can be repeated.
@@ -26,6 +28,7 @@
     reason = "an operation's variants and a fixture's fields say by their names what they are"
 )]
 
+pub mod ablations;
 pub mod block_on;
 pub mod content;
 pub mod device;

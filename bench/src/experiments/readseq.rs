@@ -102,7 +102,7 @@ const WAIT: &str = "QUINION_WAIT_MS";
 const WAIT_MS: &str = "2000";
 
 /// The orders of the folios on both sides: their name, and the cache's option.
-const ORDERS: [(&str, &str); 2] = [("order 0", "orders=0"), ("default orders", "descent=single")];
+const ORDERS: [(&str, &str); 2] = [("order 0", "orders=0"), ("default orders", "orders=default")];
 
 /// Runs the program once before it is measured, in a shell that `run` started: the program's words are the shell's `$0`
 /// and the rest. Prints the CPU time of the owner (its parent) and of the first reading.

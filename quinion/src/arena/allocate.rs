@@ -18,25 +18,24 @@ use super::buddy::FrameRun;
 use super::cells::CellFreed;
 use super::owner::Arena;
 use super::stock::{
-    AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, STEP_EXTENTS_MAX, is_unclaimed,
+    AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, Gap, STEP_EXTENTS_MAX, is_unclaimed,
 };
 use crate::sync::LockWait;
 use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
 use quinion_view::arena::CellNumber;
 use quinion_view::arena::{Flags, NodeHead};
 
-/// The first page of `gaps`, as (first page, pages), that has no frame if `got` pages have one; and how many
-/// follow it in its gap, itself included.
-fn next_wanted(gaps: &[(PageIndex, u32)], mut got: u32) -> Option<(PageIndex, u32)> {
-    gaps.iter().find_map(|&(first, pages)| {
-        let wanted = (got < pages).then(|| (first.plus(u64::from(got)), pages - got));
+/// What of the first gap that has not all its frames has none, if `got` pages have one.
+fn next_wanted(gaps: &[Gap], mut got: u32) -> Option<Gap> {
+    gaps.iter().find_map(|&Gap { first, pages }| {
+        let wanted = (got < pages).then(|| Gap { first: first.plus(u64::from(got)), pages: pages - got });
         got = got.saturating_sub(pages);
         wanted
     })
 }
 
-fn wanted_pages(gaps: &[(PageIndex, u32)]) -> u32 {
-    gaps.iter().map(|(_, pages)| pages).sum()
+fn wanted_pages(gaps: &[Gap]) -> u32 {
+    gaps.iter().map(|gap| gap.pages).sum()
 }
 
 pub(super) fn pages_of(runs: &[FrameRun]) -> u32 {
@@ -96,14 +95,16 @@ impl Arena {
     /// While it publishes the new extent it takes the lock of the lists, which other threads hold for a few steps.
     pub fn alloc_run(&self, pages: u32, locks: LockWait) -> Option<FrameRun> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
-        let (fit, wanted) =
-            (FrameAlignment::anywhere(FrameStock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
+        let (fit, wanted) = (
+            FrameAlignment::anywhere(FrameStock::ANY),
+            Gap { first: PageIndex(0), pages: Order::fitting(pages).pages() },
+        );
         self.alloc_growing(locks, |stock, policy| {
             stock.take_run(&self.view, wanted, fit, policy).ok_or(MissingPages(pages))
         })
     }
 
-    /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
+    /// Takes a frame for every page of `gaps` in as few runs as can be had that `fit`.
     /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
     /// already. Says how many pages more have one now: all, or with [`AllocAmount::Less`] fewer where there are no
     /// more. No run reaches over the end of a gap.
@@ -111,7 +112,7 @@ impl Arena {
     /// with [`LockWait::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
     pub fn alloc_runs(
         &self,
-        gaps: &[(PageIndex, u32)],
+        gaps: &[Gap],
         fit: FrameAlignment,
         amount: AllocAmount,
         locks: LockWait,

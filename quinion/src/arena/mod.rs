@@ -67,4 +67,4 @@ pub use options::{ArenaError, ArenaOptions, ArenaStats, Reservation, Swap, defau
 pub use owner::Arena;
 pub use page_locks::{PageLock, PageLocks};
 pub use share::{ArenaShare, OwnedRecord, OwnedView};
-pub use stock::{AllocAmount, FrameAlignment};
+pub use stock::{AllocAmount, FrameAlignment, Gap};

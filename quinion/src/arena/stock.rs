@@ -60,21 +60,30 @@ pub struct FrameAlignment {
     pub align: Order,
 }
 
+/// Pages of a file that follow each other, and want a frame each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gap {
+    /// The first of them.
+    pub first: PageIndex,
+    /// How many they are.
+    pub pages: u32,
+}
+
 impl FrameAlignment {
     /// Runs of these sizes, wherever their frames lie.
     pub const fn anywhere(runs: Orders) -> Self {
         Self { runs, align: runs.min }
     }
 
-    /// What of `pages` pages from `at` on a block of `order` takes: how many of its frames come before them, and
-    /// how many they are.
-    pub(super) fn place(self, (at, pages): (PageIndex, u32), order: Order) -> (u32, u32) {
-        let before = (at.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
-        (before, pages.min(order.pages() - before))
+    /// What of `wanted` a block of `order` takes: how many of its frames come before these pages, and how many they
+    /// are.
+    pub(super) fn place(self, wanted: Gap, order: Order) -> (u32, u32) {
+        let before = (wanted.first.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
+        (before, wanted.pages.min(order.pages() - before))
     }
 
-    /// The smallest block that takes as many of `pages` pages from `at` on as the largest would.
-    pub(super) fn block(self, wanted: (PageIndex, u32)) -> Order {
+    /// The smallest block that takes as many of `wanted` as the largest would.
+    pub(super) fn block(self, wanted: Gap) -> Order {
         let (_, most) = self.place(wanted, self.runs.max);
         let mut orders = (self.runs.min.0..self.runs.max.0).map(Order);
         orders.find(|&order| self.place(wanted, order).1 == most).unwrap_or(self.runs.max)
@@ -211,12 +220,12 @@ impl FrameStock {
     /// Runs of every size.
     pub(super) const ANY: Orders = Orders { min: Order::ZERO, max: Order::MAX };
 
-    /// Takes a run for the first of `wanted`, as (first page, pages): as many as a block can take, or with
+    /// Takes a run for the first of `wanted`: as many as a block can take, or with
     /// [`AllocPolicy::Pieces`] fewer.
     pub(super) fn take_run(
         &mut self,
         view: &View,
-        wanted: (PageIndex, u32),
+        wanted: Gap,
         fit: FrameAlignment,
         policy: AllocPolicy,
     ) -> Option<FrameRun> {

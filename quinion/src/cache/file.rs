@@ -572,7 +572,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        Ok(shared.filemap.will_need((self.handle.pool_number(), mapping), position, len))
+        Ok(shared.filemap.will_need(self.handle.pool_number(), mapping, position, len))
     }
 
     /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie

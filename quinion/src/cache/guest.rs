@@ -126,8 +126,7 @@ impl Image {
         backend.attach(&shared.filemap.wait_queue);
         // The number is taken when the mapping is made known, which may come late: room is made before.
         let id = shared.table.lock().next_id(&shared.filemap);
-        let frozen =
-            ImageMemory::new(&shared.filemap, id, (backend, Arc::from(name)), shared.process, shared.tuning)?;
+        let frozen = ImageMemory::new(&shared.filemap, id, (backend, Arc::from(name)), shared.process)?;
         Ok(Self { frozen: Arc::new(frozen), shared: Arc::clone(shared) })
     }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{FileView, HitStop, OnPinned, StreamPositions, read_hits_into};
+use crate::filemap::{FileView, HitStop, OnPinned, StreamPositions, WriteContext, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
 use crate::shmem::{BufferList, NewMemory, OneBuffer, Target};
@@ -192,7 +192,7 @@ impl CacheInner {
     fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);
-        let new = NewMemory { id, folio_order_max, spills, process: self.process, tuning: self.tuning };
+        let new = NewMemory { id, folio_order_max, spills, process: self.process };
         let new = self.shmem.new_mapping(new);
         drop(table);
         new.ok_or_else(|| {
@@ -503,8 +503,8 @@ impl MemFile {
     }
 
     /// The writer that this handle is.
-    pub(super) fn write_context(&self) -> (PoolNumber, &StreamPositions, OnPinned) {
-        (self.pool_number(), &self.touched, self.handle.on_pinned)
+    pub(super) fn write_context(&self) -> WriteContext<'_> {
+        WriteContext::of_memory(self.pool_number(), &self.touched, self.handle.on_pinned)
     }
 
     /// An error of this file's: where there is no memory, what can be done is another thing than for a file.

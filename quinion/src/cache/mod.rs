@@ -51,7 +51,8 @@ use crate::error::{Error, ErrorKind, Repr, Result};
 use crate::errseq::ErrorCursor;
 use crate::filemap::{BackgroundReclaim, DeferredShrink, Filemap, Shrinker};
 use crate::lease::Leases;
-use crate::mapping::{Mapping, NewMapping};
+use crate::mapping::{IndexHooks, Mapping, NewMapping};
+use crate::policy::{DEFAULT_POLICY, NewPolicy};
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
@@ -60,7 +61,6 @@ use crate::spill::{Spill, SpillOptions, SpillStats};
 use crate::stats::Count;
 use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{
     EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes,
 };
@@ -75,6 +75,7 @@ mod disk_copies;
 mod file;
 mod future;
 mod guest;
+pub mod hooks;
 mod mem_file;
 mod mem_populate;
 mod open;
@@ -159,7 +160,6 @@ pub(crate) struct CacheInner {
     idle_files_max: usize,
     /// Whether the descriptors of files without open handles are closed.
     parks: AtomicBool,
-    tuning: Tuning,
     /// What is kept on a local disk as well, if there is one for it.
     disk: Option<Arc<DiskCopies>>,
     /// Follows what is read, if a miss-ratio curve is wanted.
@@ -220,7 +220,9 @@ pub struct Builder {
     /// `None`: as the memory allows.
     folio_order_max: Option<Order>,
     engine: EngineOptions,
-    tuning: Tuning,
+    /// What takes steps of the index over, for a benchmark or a test; see `hooks.rs`.
+    index_hooks: Option<&'static dyn IndexHooks>,
+    policy: NewPolicy,
     miss_ratio_curve: bool,
     writeback: WritebackOptions,
     spill: Option<(SpillOptions, Option<Arc<dyn Backend>>)>,
@@ -326,13 +328,6 @@ impl Builder {
         self.folio_order_max = self.folio_order_max.map(|max| max.max(self.folio_order_min));
         self
     }
-    /// How the cache works inside, for benchmarks and tests; see [`Tuning`]. No promise is made about it.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
-        self
-    }
     /// When background write-back starts, and how long writers that outpace the device are throttled. Shares are of the
     /// bound in force. The defaults are the kernel's: a tenth, a fifth, 30 seconds, every 5 seconds.
     #[must_use]
@@ -417,7 +412,8 @@ impl Builder {
         let spill = spill.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
         let disk = self.disk.map(|options| DiskCopies::open(&options, store, &arena, &wait_queue));
         let disk = disk.transpose().map_err(|e| Repr::Build(Box::new(e)))?.map(Arc::new);
-        let filemap = Filemap::new(arena, wait_queue, orders, self.tuning).with_spill(spill);
+        let filemap = Filemap::new(arena, wait_queue, orders).with_spill(spill);
+        let filemap = filemap.with_hooks(self.index_hooks).with_policy(self.policy);
         let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
         let filemap = Arc::new(filemap.with_background_reclaim(self.background_reclaim));
@@ -444,7 +440,6 @@ impl Builder {
             readahead,
             idle_files_max: self.idle_files_max,
             parks: AtomicBool::new(false),
-            tuning: self.tuning,
             disk,
             sampler: self.miss_ratio_curve.then(Sampler::default),
             blocking: BlockingCalls::default(),
@@ -477,7 +472,8 @@ impl Default for Builder {
             folio_order_min: Order::ZERO,
             folio_order_max: None,
             engine: EngineOptions::default(),
-            tuning: Tuning::default(),
+            index_hooks: None,
+            policy: DEFAULT_POLICY,
             miss_ratio_curve: false,
             writeback: WritebackOptions::default(),
             spill: None,
@@ -884,8 +880,8 @@ impl CacheInner {
         }
         let id = table.next_id(&self.filemap);
         let writer = writes.then(|| Arc::clone(&backend));
-        let (arena, process, tuning) = (&self.filemap.arena, self.process, self.tuning);
-        let new = Mapping::new(NewMapping { arena, id, backend, attributes, process, tuning });
+        let (arena, process) = (&self.filemap.arena, self.process);
+        let new = Mapping::new(NewMapping { arena, id, backend, attributes, process });
         if let Some(gone) = outdated {
             self.filemap.supply.reclaim.remove_mapping(gone.id());
         }
@@ -896,7 +892,7 @@ impl CacheInner {
         let reclaim = &self.filemap.supply.reclaim;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = mapping.with_dirty_pages(self.filemap.supply.writeback.totals());
-        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
+        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters).with_hooks(self.filemap.hooks));
         if let Some(backend) = writer {
             mapping.writeback().set_writer(backend);
         }

@@ -57,23 +57,22 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
-use crate::arena::{FillEnd, PutOutcome, View};
+use crate::arena::{FillEnd, Gap, PutOutcome, View};
 use crate::backend::{Backend, DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
 use crate::lists::ListReservation;
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard,
-    NewFolio, ShadowObserver, cut, folios_of,
+    NewFolio, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
 use crate::stats::Count;
 use crate::sync::lock::Mutex;
 use crate::sync::{LockWait, RankedReadGuard};
-use crate::tuning::{Descent, Insertion};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::RangeStop;
 
-use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, RUN_ORDER_MAX, Reservation, SuppliedFrames};
+use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, Reservation, SuppliedFrames};
 use super::shared::Filemap;
 use super::uncached::DropBehindState;
 use super::wait_policy::WaitPolicy;
@@ -178,7 +177,7 @@ impl Filemap {
         // 1 What is not there.
         let gaps = self.gaps(batch, window, wait_policy)?;
         // 2 A charge for it, and frames.
-        let is_asked = request.wanted.contains(&gaps[0].0);
+        let is_asked = request.wanted.contains(&gaps[0].first);
         let announced =
             (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(&self.supply, &gaps, is_asked));
         let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
@@ -195,7 +194,7 @@ impl Filemap {
         };
         let shape = batch.shape(window, &request.wanted, self.supply.orders_for(window));
         let mut refaults = Refaults::default();
-        let Some(added) = self.insert((pool, mapping), shape, runs, wait_policy, &mut refaults) else {
+        let Some(added) = self.insert(batch, shape, runs, wait_policy, &mut refaults) else {
             return Err(FillOutcome::Busy);
         };
         let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
@@ -295,17 +294,17 @@ impl Filemap {
         FillOutcome::Submitted(fills)
     }
 
-    /// What of the window no folio covers, as (first page, pages): never nothing. A window of one folio comes here only
+    /// What of the window no folio covers: never nothing. A window of one folio comes here only
     /// if memory is short: one descent is enough for it.
     fn gaps(
         &self,
         batch: &SubmitBatch<'_>,
         window: Window,
         wait_policy: WaitPolicy,
-    ) -> Result<Vec<(PageIndex, u32)>, FillOutcome> {
+    ) -> Result<Vec<Gap>, FillOutcome> {
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
         if window.pages == self.supply.folio_orders.min.pages() {
-            gaps.push((window.start, window.pages));
+            gaps.push(Gap { first: window.start, pages: window.pages });
         } else {
             let guard = batch.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
             add_gaps(&mut gaps, &guard, window);
@@ -342,12 +341,13 @@ impl Filemap {
     /// `None` if the lock is busy and the caller does not wait.
     fn insert(
         &self,
-        (pool, mapping): (PoolNumber, &Mapping),
+        batch: &SubmitBatch<'_>,
         shape: FolioShape,
         runs: Vec<FillRun>,
         wait_policy: WaitPolicy,
         refaults: &mut Refaults,
     ) -> Option<AddedRuns> {
+        let SubmitBatch { mapping, pool, .. } = *batch;
         // The file may have become shorter since the window was planned.
         let end = PageIndex(mapping.size_pages()).align_up(self.supply.folio_orders.min);
         let (inside, beyond) = cut_at(runs, end);
@@ -359,12 +359,7 @@ impl Filemap {
             FolioLifetime::Stays => self.note_refault(pool, frame, shadow, refaults),
             FolioLifetime::DropsBehind => {} // that an uncached read comes back says nothing
         };
-        let added = match self.tuning.insertion {
-            Insertion::Batched if !self.is_for_the_naive(&inside, shape.orders) => {
-                mapping.add_window(&inside, shape, wait_policy.locks(), consumed)
-            }
-            _ => Some(one_by_one(mapping, &inside, shape, wait_policy.locks(), consumed)),
-        };
+        let added = mapping.add_window(&inside, shape, wait_policy.locks(), consumed);
         match &added {
             Some(added) => self.supply.free_runs(&added.left),
             None => self.supply.free_runs(&inside),
@@ -548,12 +543,12 @@ pub(super) fn pages_of(runs: &[FillRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.pages)).sum()
 }
 
-/// Adds to `gaps` what of `window` no folio covers, as (first page, pages).
-fn add_gaps(gaps: &mut Vec<(PageIndex, u32)>, guard: &MappingGuard<'_>, window: Window) {
+/// Adds to `gaps` what of `window` no folio covers.
+fn add_gaps(gaps: &mut Vec<Gap>, guard: &MappingGuard<'_>, window: Window) {
     let end = window.start.plus(u64::from(window.pages));
     let mut from = window.start;
     while let Some((first, pages)) = guard.next_gap(from, end) {
-        gaps.push((first, pages as u32));
+        gaps.push(Gap { first, pages: pages as u32 });
         from = first.plus(pages);
     }
 }
@@ -570,60 +565,6 @@ fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
         beyond.extend((behind.pages > 0).then_some(behind));
     }
     (inside, beyond)
-}
-
-impl Filemap {
-    /// Whether `runs` are one folio of the smallest order, which goes the naive way if there is one to compare with.
-    fn is_for_the_naive(&self, runs: &[FillRun], orders: Orders) -> bool {
-        let is_one = matches!(runs, [run] if run.pages == orders.min.pages());
-        self.tuning.descent == Descent::Naive && is_one
-    }
-}
-
-/// Inserts `runs` in the folios that a batch would make of them, each under a lock of its own: what batches are
-/// measured against.
-fn one_by_one(
-    mapping: &Mapping,
-    runs: &[FillRun],
-    shape: FolioShape,
-    locks: LockWait,
-    consumed: ShadowObserver<'_>,
-) -> AddedRuns {
-    let mut done = AddedRuns { inserted: Vec::new(), left: Vec::new(), stop: RangeStop::All };
-    for &run in runs {
-        let mut rest = run;
-        for (_, order) in folios_of(run, shape.orders) {
-            let (one, behind) = cut(rest, order.pages());
-            let folio = NewFolio { index: one.index, frame: one.frame, order };
-            match mapping.add_folio_watched(folio, shape, locks, &mut || {}) {
-                AddedFolio::Added { shadow } => {
-                    shadow.into_iter().for_each(|shadow| consumed(one.frame, shadow));
-                    push_or_join(&mut done.inserted, one);
-                }
-                AddedFolio::Present => done.left.push(one),
-                AddedFolio::NoNode => {
-                    done.left.push(one);
-                    done.stop = RangeStop::NoNode;
-                }
-            }
-            rest = behind;
-        }
-    }
-    done
-}
-
-/// Adds `run` to the last of `runs` if it continues that one, as far as one request goes.
-fn push_or_join(runs: &mut Vec<FillRun>, run: FillRun) {
-    match runs.last_mut() {
-        Some(last)
-            if last.index.plus(u64::from(last.pages)) == run.index
-                && last.frame.plus(last.pages) == run.frame
-                && last.pages + run.pages <= RUN_ORDER_MAX.pages() =>
-        {
-            last.pages += run.pages;
-        }
-        _ => runs.push(run),
-    }
 }
 
 /// The fills of one window, and what went wrong with them.
@@ -803,7 +744,6 @@ mod tests {
     use crate::arena::{Arena, ArenaOptions};
     use crate::backend::{Attributes, Backend, MemoryFile, WaitQueue};
     use crate::sys::fork::ForkGuard;
-    use crate::tuning::Tuning;
     use crate::units::MappingId;
 
     use super::*;
@@ -844,12 +784,11 @@ mod tests {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let wait_queue = Arc::new(WaitQueue::new());
         let orders = Orders { min: Order(0), max: Order(9) };
-        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders));
         let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
         let known = leaving.attributes().unwrap();
-        let (process, tuning) = (ForkGuard::new(), Tuning::default());
-        let mapping =
-            Mapping::new(NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning });
+        let process = ForkGuard::new();
+        let mapping = Mapping::new(NewMapping { arena: &arena, id, backend, attributes: &known, process });
         let mapping = Arc::new(mapping.unwrap());
         let fetch = |first: u64, pages: u32, next| {
             let (window, wanted) =

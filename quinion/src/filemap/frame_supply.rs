@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::arena::{AllocAmount, Arena, FrameAlignment, FrameRun};
+use crate::arena::{AllocAmount, Arena, FrameAlignment, FrameRun, Gap};
 use crate::backend::{FillRun, ReapMode, WaitQueue};
 use crate::background::BackgroundThread;
 use crate::lists::{Charge, ListReservation};
@@ -39,7 +39,7 @@ use crate::readahead::Window;
 use crate::reclaim::{Protection, Reclaim};
 use crate::spill::Spill;
 use crate::sync::LockWait;
-use crate::units::{Frame, Order, Orders, PageIndex, PoolNumber};
+use crate::units::{Frame, Order, Orders, PoolNumber};
 use crate::writeback::Writeback;
 
 use super::wait_policy::WaitPolicy;
@@ -135,7 +135,7 @@ pub(crate) struct FrameSupply {
 #[derive(Clone, Copy, Debug)]
 struct WantedFrames<'g> {
     /// Where they are, as (first page, pages).
-    gaps: &'g [(PageIndex, u32)],
+    gaps: &'g [Gap],
     /// How many they are.
     pages: u32,
     /// The largest folio to be made of them.
@@ -175,8 +175,8 @@ pub(super) struct Reservation<'f> {
 }
 
 impl<'f> Reservation<'f> {
-    pub(super) fn of(supply: &'f FrameSupply, gaps: &[(PageIndex, u32)], is_asked: bool) -> Self {
-        let pages = gaps.iter().map(|(_, pages)| u64::from(*pages)).sum();
+    pub(super) fn of(supply: &'f FrameSupply, gaps: &[Gap], is_asked: bool) -> Self {
+        let pages = gaps.iter().map(|gap| u64::from(gap.pages)).sum();
         supply.uncached_coming.fetch_add(pages, Ordering::Relaxed);
         Self { supply, pages: Cell::new(pages), is_asked }
     }
@@ -253,7 +253,7 @@ impl FrameSupply {
     pub(super) fn take(
         &self,
         request: &FrameRequest<'_>,
-        mut gaps: Vec<(PageIndex, u32)>,
+        mut gaps: Vec<Gap>,
     ) -> Result<SuppliedFrames<'_>, NoFrames> {
         if let Some(places) = request.mapping.backing().places() {
             return self.claim_places(request, places, &gaps);
@@ -273,10 +273,10 @@ impl FrameSupply {
     /// A charge of the pool for the pages of `gaps`, which are cut short to what it is for. A pool at its limit evicts
     /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited
     /// for, if the urgency says so and `locks` allows it.
-    fn charge(&self, request: &FrameRequest<'_>, gaps: &mut Vec<(PageIndex, u32)>) -> Charge<'_> {
+    fn charge(&self, request: &FrameRequest<'_>, gaps: &mut Vec<Gap>) -> Charge<'_> {
         let &FrameRequest { mapping, pool, window, reservation, locks, .. } = request;
         let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
-        let wanted = gaps.iter().map(|(_, pages)| pages).sum();
+        let wanted = gaps.iter().map(|gap| gap.pages).sum();
         let mut charge = lists.charge(pool, wanted, unit);
         if charge.pages() == wanted {
             return charge; // always, where there is no limit
@@ -350,9 +350,9 @@ impl FrameSupply {
 
     /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
     /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
-    fn alloc_frames(&self, request: &FrameRequest<'_>, gaps: &[(PageIndex, u32)]) -> Vec<FrameRun> {
+    fn alloc_frames(&self, request: &FrameRequest<'_>, gaps: &[Gap]) -> Vec<FrameRun> {
         let &FrameRequest { mapping, pool, window, locks, .. } = request;
-        let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
+        let (pages, align) = (gaps.iter().map(|gap| gap.pages).sum(), self.orders_for(window).max);
         let wanted = WantedFrames { gaps, pages, align, at_a_time: RECLAIM_PAGES };
         let mut runs = Vec::new();
         if let Some(passed) = window.stream
@@ -639,21 +639,21 @@ impl FrameSupply {
 }
 
 /// Cuts the last of `gaps` off, until they are `pages` pages.
-fn cut_short(gaps: &mut Vec<(PageIndex, u32)>, pages: u32) {
+fn cut_short(gaps: &mut Vec<Gap>, pages: u32) {
     let mut left = pages;
-    for (_, gap) in gaps.iter_mut() {
-        *gap = left.min(*gap);
-        left -= *gap;
+    for gap in gaps.iter_mut() {
+        gap.pages = left.min(gap.pages);
+        left -= gap.pages;
     }
-    gaps.retain(|(_, pages)| *pages > 0);
+    gaps.retain(|gap| gap.pages > 0);
 }
 
 /// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
-pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[FrameRun]) -> Vec<FillRun> {
+pub(super) fn deal_out(gaps: &[Gap], frames: &[FrameRun]) -> Vec<FillRun> {
     let mut runs = Vec::with_capacity(gaps.len() + frames.len());
     let mut frames = frames.iter().copied();
     let mut rest = FrameRun { frame: Frame(0), pages: 0 };
-    for &(mut index, mut pages) in gaps {
+    for &Gap { first: mut index, mut pages } in gaps {
         while pages > 0 {
             if rest.pages == 0 {
                 let Some(next) = frames.next() else { return runs };

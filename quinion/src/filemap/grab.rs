@@ -18,6 +18,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::arena::Gap;
 use crate::backend::FillRun;
 use crate::error::{Error, Repr};
 use crate::lists::{Charge, ListReservation};
@@ -97,13 +98,13 @@ impl Filemap {
 impl FrameSource for CacheFrames<'_> {
     type Error = Error;
 
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Error> {
+    fn take(&mut self, gaps: &[Gap], memory: MemoryWait) -> Result<GapFrames, Error> {
         let (filemap, mapping, pool) = (self.filemap, self.mapping, self.pool);
         let urgency = match memory {
             MemoryWait::Wait => FillUrgency::Asked,
             MemoryWait::Hurry => FillUrgency::Ahead,
         };
-        let (first, largest) = (gaps[0].0, gaps.iter().map(|(_, pages)| *pages).max().unwrap_or(1));
+        let (first, largest) = (gaps[0].first, gaps.iter().map(|gap| gap.pages).max().unwrap_or(1));
         let order = Order::fitting(largest).min(self.shape.orders.max);
         let window = Window { order, ..Window::exact(first, largest) };
         let (reservation, locks) = (None, LockWait::Wait);

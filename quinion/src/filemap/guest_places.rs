@@ -22,9 +22,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::arena::{ClaimOutcome, FrameRun, GuestExtents, NotReady};
+use crate::arena::{ClaimOutcome, FrameRun, Gap, GuestExtents, NotReady};
 use crate::sync::LockWait;
-use crate::units::{Order, PageIndex};
+use crate::units::Order;
 
 use super::frame_supply::{
     FillUrgency, FrameRequest, FrameSupply, NoFrames, RUN_ORDER_MAX, SuppliedFrames, deal_out,
@@ -44,10 +44,10 @@ impl FrameSupply {
         &self,
         request: &FrameRequest<'_>,
         places: &GuestExtents,
-        gaps: &[(PageIndex, u32)],
+        gaps: &[Gap],
     ) -> Result<SuppliedFrames<'_>, NoFrames> {
         let &FrameRequest { mapping, pool, urgency, locks, .. } = request;
-        let Some(&(first, _)) = gaps.first() else { return Err(NoFrames::Present) };
+        let Some(&Gap { first, .. }) = gaps.first() else { return Err(NoFrames::Present) };
         let (mut looks, mut since) = (0, None);
         loop {
             let mut runs = Vec::with_capacity(gaps.len());
@@ -76,7 +76,7 @@ impl FrameSupply {
     fn claim_all(
         &self,
         places: &GuestExtents,
-        gaps: &[(PageIndex, u32)],
+        gaps: &[Gap],
         locks: LockWait,
         runs: &mut Vec<FrameRun>,
     ) -> ClaimOutcome {
@@ -84,10 +84,10 @@ impl FrameSupply {
         let longest = u64::from(self.folio_orders.max.max(RUN_ORDER_MAX).pages());
         let end = u64::from(places.pages());
         let mut last = ClaimOutcome::Taken;
-        for &(gap, pages) in gaps {
+        for &Gap { first, pages } in gaps {
             let mut done = 0;
             while done < pages {
-                let index = gap.plus(u64::from(done));
+                let index = first.plus(u64::from(done));
                 // A run is one request, and what lies behind the guest's end has no place.
                 let most = (longest - index.0 % longest).min(end.saturating_sub(index.0));
                 let wanted = most.min(u64::from(pages - done)) as u32 & !(unit.pages() - 1);

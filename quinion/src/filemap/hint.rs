@@ -16,6 +16,7 @@
 //!  3. A don't-need drops no page outside its range, and none that is pinned, held or being filled.
 //!  4. After a don't-need nothing is remembered of an eviction in its range: a page that comes back there is new.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::mapping::{Mapping, MappingGuard};
@@ -48,7 +49,8 @@ impl Filemap {
     /// Starts reading what of `len` bytes at `position` is not in the cache, for `pool`, and waits for none of it.
     pub(crate) fn will_need(
         self: &Arc<Self>,
-        (pool, mapping): (PoolNumber, &Arc<Mapping>),
+        pool: PoolNumber,
+        mapping: &Arc<Mapping>,
         position: u64,
         len: u64,
     ) -> Prefetch {
@@ -58,7 +60,7 @@ impl Filemap {
         let mut at = first;
         while at < end && done.started_pages < limit {
             let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES.min(limit - done.started_pages)));
-            let piece = self.fetch_piece((pool, mapping), at, piece_end);
+            let piece = self.fetch_piece(pool, mapping, at..piece_end);
             done.started_pages += piece.started_pages;
             done.cached_pages += piece.cached_pages;
             done.left_pages += piece.left_pages;
@@ -73,9 +75,9 @@ impl Filemap {
 
     fn fetch_piece(
         self: &Arc<Self>,
-        (pool, mapping): (PoolNumber, &Arc<Mapping>),
-        from: PageIndex,
-        end: PageIndex,
+        pool: PoolNumber,
+        mapping: &Arc<Mapping>,
+        Range { start: from, end }: Range<PageIndex>,
     ) -> Prefetch {
         let missing = missing(&mapping.lock(), from, end);
         if missing > 0 {

@@ -10,12 +10,12 @@ use std::sync::atomic::AtomicU64;
 
 use crate::arena::Arena;
 use crate::backend::WaitQueue;
-use crate::mapping::Mapping;
+use crate::mapping::{IndexHooks, Mapping};
+use crate::policy::NewPolicy;
 use crate::reclaim::Reclaim;
 use crate::spill::Spill;
 use crate::stats::{Count, Counters};
 use crate::sync::{Rank, RankedMutex};
-use crate::tuning::Tuning;
 use crate::units::Orders;
 use crate::writeback::{Writeback, WritebackOptions};
 
@@ -37,7 +37,8 @@ pub struct Filemap {
     pub(super) memory_configured: AtomicU64,
     /// What of the bound users' pins may keep: a part of a whole.
     pub(super) pinned_share: (u64, u64),
-    pub(super) tuning: Tuning,
+    /// What takes steps of the mappings' indexes over; `None` in a cache that ships.
+    pub(crate) hooks: Option<&'static dyn IndexHooks>,
 }
 
 impl Filemap {
@@ -51,10 +52,10 @@ impl Filemap {
     ///
     /// # Panics
     /// If the smallest is larger than the largest.
-    pub fn new(arena: Arc<Arena>, wait_queue: Arc<WaitQueue>, folio_orders: Orders, tuning: Tuning) -> Self {
+    pub fn new(arena: Arc<Arena>, wait_queue: Arc<WaitQueue>, folio_orders: Orders) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
         let (counters, memory_configured) = (Arc::new(Counters::default()), arena.bound());
-        let reclaim = Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy);
+        let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
         let writeback = Writeback::new(
             Arc::clone(&arena),
             Arc::clone(&wait_queue),
@@ -71,7 +72,7 @@ impl Filemap {
             resizing: RankedMutex::new(Rank::Resize, ()),
             memory_configured: AtomicU64::new(memory_configured),
             pinned_share: (1, 2),
-            tuning,
+            hooks: None,
         }
     }
 
@@ -97,6 +98,20 @@ impl Filemap {
     pub fn with_spill(mut self, spill: Option<Arc<Spill>>) -> Self {
         spill.iter().for_each(|spill| self.supply.reclaim.spill_to(spill));
         self.supply.spill = spill;
+        self
+    }
+
+    /// The same, with hooks for the indexes of mappings to come.
+    #[must_use]
+    pub fn with_hooks(mut self, hooks: Option<&'static dyn IndexHooks>) -> Self {
+        self.hooks = hooks;
+        self
+    }
+
+    /// The same, which evicts by another policy than S3-FIFO.
+    #[must_use]
+    pub fn with_policy(mut self, policy: NewPolicy) -> Self {
+        self.supply.reclaim.set_policy(policy);
         self
     }
 

@@ -32,6 +32,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::arena::Gap;
 use crate::backend::FillRun;
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
@@ -212,7 +213,7 @@ impl Filemap {
     /// 2: frames for the pages, or for fewer of them, and the charge for these.
     fn frames_back(&self, mapping: &Mapping, plan: &SpillInPlan) -> Result<SuppliedFrames<'_>, Error> {
         let (pool, position) = (mapping.backing().spill_pool(), plan.pages.start.first_byte());
-        let gaps = vec![(plan.pages.start, plan.count())];
+        let gaps = vec![Gap { first: plan.pages.start, pages: plan.count() }];
         let window = self.window_of(mapping, plan);
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
         let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };

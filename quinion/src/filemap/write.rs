@@ -54,7 +54,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{FillEnd, HOLDS_MAX, HoldRefused, PutOutcome, ReadableState, WriteRefused};
+use crate::arena::{FillEnd, Gap, HOLDS_MAX, HoldRefused, PutOutcome, ReadableState, WriteRefused};
 use crate::backend::{DeferredWakes, FillRun, PageKey};
 use crate::error::{Error, Repr};
 use crate::folio::{HeldFolio, copy};
@@ -102,6 +102,11 @@ impl<'a> WriteContext<'a> {
     /// A writer to a memory file, on behalf of `pool`.
     pub fn of_memory(pool: PoolNumber, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
         Self { reader: None, pool, touched, on_pinned }
+    }
+
+    /// The pool that is charged for what it brings.
+    pub fn pool(self) -> PoolNumber {
+        self.pool
     }
 
     /// Whether its writes are uncached ones.
@@ -588,12 +593,13 @@ impl Filemap {
         // 2 A charge for it, and frames, as a read would have them.
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
         let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
-        let SuppliedFrames { charge, runs } = match self.supply.take(&request, vec![(pages.start, count)]) {
-            Ok(supplied) => supplied,
-            Err(NoFrames::Present) => return Ok(0), // others have brought the first page to its place
-            Err(NoFrames::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
-            Err(_) => return Err(self.no_memory(piece.position).into()),
-        };
+        let SuppliedFrames { charge, runs } =
+            match self.supply.take(&request, vec![Gap { first: pages.start, pages: count }]) {
+                Ok(supplied) => supplied,
+                Err(NoFrames::Present) => return Ok(0), // others have brought the first page to its place
+                Err(NoFrames::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
+                Err(_) => return Err(self.no_memory(piece.position).into()),
+            };
         let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, WaitPolicy::Wait) else {
             self.supply.free_runs(&runs);
             let again = self.supply.make_nodes(pool);

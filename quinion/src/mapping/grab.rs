@@ -55,18 +55,18 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::arena::{Flags, HoldRefused, LockRefused, ReadableState};
+use crate::arena::{Flags, Gap, HoldRefused, LockRefused, ReadableState};
 use crate::backend::{FillRun, PageKey, WaitQueue};
 use crate::folio::{FinishOutcome, HeldFolio, LockedFolio, LockedState};
 use crate::stats::Count;
 use crate::sync::LockWait;
-use crate::tuning::Grabbing;
 use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Kind, RangeStop};
 
 use super::batch::ReadBatch;
 use super::dirty::MarkOutcome;
-use super::insert::{FolioShape, Insertion, RunOutcome, add_prefix, cut, folios_of};
+use super::insert::Insertion;
+use super::new_folio::{FolioShape, RunOutcome, cut};
 use super::owner::{Mapping, MappingGuard};
 use quinion_view::lookup::finder;
 
@@ -163,9 +163,9 @@ pub enum GapFrames {
 pub trait FrameSource {
     /// What keeps it from going on.
     type Error;
-    /// Frames for `gaps` (first page, pages), of which there is one at least. The caller has no lock of the mapping's
+    /// Frames for `gaps`, of which there is one at least. The caller has no lock of the mapping's
     /// but Write, and perhaps folios of smaller indices.
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Self::Error>;
+    fn take(&mut self, gaps: &[Gap], memory: MemoryWait) -> Result<GapFrames, Self::Error>;
     /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
     /// Nodes ran out: whether it could make some, so that another try is worth while.
@@ -473,10 +473,12 @@ impl Mapping {
     fn look_for_gaps(&self, pages: Range<PageIndex>) -> GapScan {
         let grown = self.view().grown();
         let mut finder = finder(&grown, self.record());
-        let (mut gaps, mut at): (Vec<(PageIndex, u32)>, _) = (Vec::new(), pages.start);
+        let (mut gaps, mut at): (Vec<Gap>, _) = (Vec::new(), pages.start);
+        let (mut walked, together) = (at.0, self.index().lookup_pages_max());
         while at < pages.end {
-            if self.index().tuning.grabbing == Grabbing::OneByOne {
+            if at.0 - walked >= together {
                 finder.reset();
+                walked = at.0;
             }
             match finder.find(at.0).entry.kind() {
                 Kind::Folio(frame) => {
@@ -488,8 +490,8 @@ impl Mapping {
                 Kind::Value(value) if value.is_spill() => break,
                 _ => {
                     match gaps.last_mut() {
-                        Some((first, pages)) if first.plus(u64::from(*pages)) == at => *pages += 1,
-                        _ => gaps.push((at, 1)),
+                        Some(gap) if gap.first.plus(u64::from(gap.pages)) == at => gap.pages += 1,
+                        _ => gaps.push(Gap { first: at, pages: 1 }),
                     }
                     at = at.plus(1);
                 }
@@ -509,16 +511,15 @@ impl Mapping {
     ) {
         let GrabRound { end, runs, present, stop, .. } = round;
         let (mut at, mut runs) = (from, runs.iter().peekable());
-        let mut batch = ReadBatch::new();
+        let (mut batch, together) = (ReadBatch::new(), self.index().lookup_pages_max());
         while at < *end {
             if let Some(run) = runs.next_if(|run| run.index <= at) {
                 at = run.index.plus(u64::from(run.pages));
                 continue;
             }
             let behind = runs.peek().map_or(*end, |run| run.index.min(*end));
-            let last =
-                if self.index().tuning.grabbing == Grabbing::OneByOne { at } else { PageIndex(behind.0 - 1) };
-            self.get_folios_contig(at, last, &mut batch);
+            let last = (behind.0 - 1).min(at.0.saturating_add(together - 1));
+            self.get_folios_contig(at, PageIndex(last), &mut batch);
             if batch.is_empty() {
                 *end = at; // it has left since the look
             }
@@ -569,10 +570,7 @@ impl Mapping {
         let runs = std::mem::take(&mut round.runs);
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
         let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
-        let mut guard = match self.index().tuning.grabbing {
-            Grabbing::Batched => self.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait),
-            Grabbing::LookupBatched | Grabbing::OneByOne => None,
-        };
+        let mut guard = self.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait);
         // A file that has become shorter gets nothing behind its end; what is there its cutter takes out after us.
         round.end = round.end.min(self.grab_limit(how.shape.orders.min));
         let mut conflict = None;
@@ -580,7 +578,7 @@ impl Mapping {
             let (wanted, beyond) = cut_before(run, round.end);
             let added = match conflict {
                 None => self.insert_run(&mut guard, wanted, how, &mut round.created),
-                Some(_) => InsertedRun { pages: 0, stop: RangeStop::All },
+                Some(_) => RunOutcome { pages: 0, stop: RangeStop::All },
             };
             let (went, rest) = cut(wanted, added.pages);
             inserted.extend((went.pages > 0).then_some(went));
@@ -594,67 +592,28 @@ impl Mapping {
         (inserted, left)
     }
 
-    /// Inserts a prefix of a run, adds its folios to `created`, and marks them dirty, if they are born so.
+    /// Inserts a prefix of a run, and adds its folios to `created`: locked, and the caller's. Those that are born dirty
+    /// are marked under the hold of the lock in which they go in. Waits for locks, and ignores shadows.
     fn insert_run<'a>(
         &'a self,
         guard: &mut Option<MappingGuard<'a>>,
         run: FillRun,
         how: Grab,
         created: &mut Vec<LockedFolio<'a>>,
-    ) -> InsertedRun {
-        if self.index().tuning.grabbing != Grabbing::Batched {
-            return self.insert_one_by_one(guard, run, how, created);
-        }
-        let added = add_grabbed(guard, run, how.shape);
-        self.note_created(guard, cut(run, added.pages).0, how, created);
-        InsertedRun { pages: added.pages, stop: added.stop }
-    }
-
-    /// The same, each folio under a hold of the lock of its own: what the batch is measured against.
-    fn insert_one_by_one<'a>(
-        &'a self,
-        guard: &mut Option<MappingGuard<'a>>,
-        run: FillRun,
-        how: Grab,
-        created: &mut Vec<LockedFolio<'a>>,
-    ) -> InsertedRun {
-        let (mut done, folios) = (0, folios_of(run, how.shape.orders).collect::<Vec<_>>());
-        for (frame, order) in folios {
-            let one = FillRun { index: run.index.plus(u64::from(done)), frame, pages: order.pages() };
-            *guard = None;
-            *guard = self.lock_to_add(one.index, u64::from(one.pages), LockWait::Wait);
-            let added = add_grabbed(guard, one, how.shape);
-            self.note_created(guard, cut(one, added.pages).0, how, created);
-            done += added.pages;
-            if added.stop != RangeStop::All {
-                return InsertedRun { pages: done, stop: added.stop };
+    ) -> RunOutcome {
+        let inserted = &mut |tree: &mut MappingGuard<'_>, run: FillRun| {
+            if let Dirtying::Born(now) = how.dirty {
+                tree.mark_run_dirty(run, now);
             }
-        }
-        InsertedRun { pages: done, stop: RangeStop::All }
-    }
-
-    /// What of a run has gone in is the caller's, locked; it becomes dirty under the hold in which it was inserted, or,
-    /// if nodes ran out, in one more.
-    fn note_created<'a>(
-        &'a self,
-        guard: &mut Option<MappingGuard<'a>>,
-        run: FillRun,
-        how: Grab,
-        created: &mut Vec<LockedFolio<'a>>,
-    ) {
-        if run.pages == 0 {
-            return;
-        }
-        if let Dirtying::Born(now) = how.dirty {
-            let tree = guard.get_or_insert_with(|| self.lock());
-            tree.mark_run_dirty(run, now);
-        }
-        let mut page = 0;
-        while page < run.pages {
-            let folio = LockedFolio::of_new(self.arena(), run.frame.plus(page));
-            page += folio.order().pages();
-            created.push(folio);
-        }
+            let mut page = 0;
+            while page < run.pages {
+                let folio = LockedFolio::of_new(self.arena(), run.frame.plus(page));
+                page += folio.order().pages();
+                created.push(folio);
+            }
+        };
+        let (shape, locks, consumed, gap) = (how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
+        self.add_run(guard, run, &mut Insertion { shape, locks, consumed, inserted, gap })
     }
 
     /// Adds to `grabbed` what of a round follows it without a gap and is in the index; the rest is let go. Returns the
@@ -685,24 +644,18 @@ impl Mapping {
     }
 }
 
-/// What became of a run.
-struct InsertedRun {
-    pages: u32,
-    stop: RangeStop,
-}
-
 /// What the look of a round has seen.
 struct GapScan {
-    /// Where nothing stands, as (first page, pages).
-    gaps: Vec<(PageIndex, u32)>,
+    /// Where nothing stands.
+    gaps: Vec<Gap>,
     /// The end of what was looked at: that of the range, or the first page that is spilled.
     end: PageIndex,
 }
 
 /// The first page of `gaps` for which there is no frame, if there is one.
-fn first_without_frame(gaps: &[(PageIndex, u32)], runs: &[FillRun]) -> Option<PageIndex> {
+fn first_without_frame(gaps: &[Gap], runs: &[FillRun]) -> Option<PageIndex> {
     let mut got: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
-    gaps.iter().find_map(|&(first, pages)| {
+    gaps.iter().find_map(|&Gap { first, pages }| {
         let some = got.min(u64::from(pages));
         got -= some;
         (some < u64::from(pages)).then(|| first.plus(some))
@@ -712,10 +665,4 @@ fn first_without_frame(gaps: &[(PageIndex, u32)], runs: &[FillRun]) -> Option<Pa
 /// What of a run lies before `end`, and what does not.
 fn cut_before(run: FillRun, end: PageIndex) -> (FillRun, FillRun) {
     cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32)
-}
-
-/// Inserts a prefix of a run of a grab, which waits for locks and ignores shadows.
-fn add_grabbed(guard: &mut Option<MappingGuard<'_>>, run: FillRun, shape: FolioShape) -> RunOutcome {
-    let (consumed, gap) = (&mut |_, _| {}, &mut || {});
-    add_prefix(guard, run, &mut Insertion { shape, locks: LockWait::Wait, consumed, gap })
 }

@@ -21,10 +21,10 @@ use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, OwnedRe
 use crate::folio::HeldFolio;
 use crate::mapping::{ShadowNodes, find, finder};
 use crate::sync::{Rank, RankedMutex};
-use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex};
 use crate::xarray::{Kind, Root};
 
+use super::hooks::IndexHooks;
 use super::nodes::{Nodes, SpareNodes, TreeCounts};
 
 /// The folios of one mapping, by their pages.
@@ -40,7 +40,8 @@ pub struct FolioIndex {
     pub(super) stock: SpareNodes,
     /// The cache's nodes that hold shadows only; those of this tree are among them.
     shadow_nodes: Arc<ShadowNodes>,
-    pub(super) tuning: Tuning,
+    /// What takes steps of it over; `None` in a cache that ships.
+    pub(super) hooks: Option<&'static dyn IndexHooks>,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -54,7 +55,7 @@ pub(super) struct Tree {
 
 impl FolioIndex {
     /// An index of no folios, whose record no reader knows yet. `None` if the arena has no cell for the record.
-    pub(super) fn new(arena: &Arc<Arena>, id: MappingId, tuning: Tuning) -> Option<Self> {
+    pub(super) fn new(arena: &Arc<Arena>, id: MappingId) -> Option<Self> {
         let cell = arena.alloc_cell()?;
         let index = Self {
             id,
@@ -63,7 +64,7 @@ impl FolioIndex {
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             stock: SpareNodes::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(arena))),
-            tuning,
+            hooks: None,
         };
         index.record().root.store(Root::EMPTY.bits(), Ordering::Relaxed);
         Some(index)
@@ -108,6 +109,10 @@ impl FolioIndex {
     /// The list of nodes that hold shadows only, of this tree and of others.
     pub fn shadow_nodes(&self) -> &ShadowNodes {
         &self.shadow_nodes
+    }
+    /// The most pages that a grab finds by one walk down its tree.
+    pub(super) fn lookup_pages_max(&self) -> u64 {
+        self.hooks.map_or(u64::MAX, |hooks| hooks.lookup_pages_max())
     }
     /// What was counted of its tree so far.
     pub fn tree_counts(&self) -> TreeCounts {

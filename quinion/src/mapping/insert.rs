@@ -46,148 +46,17 @@ use crate::arena::{CellNumber, Flags, referenced};
 use crate::backend::FillRun;
 use crate::stats::Count;
 use crate::sync::LockWait;
-use crate::tuning::{Descent, NodeReserve};
 use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
 use crate::xarray::{Head, Inserted, Kind, RangeStop, ShadowOnly, Slab, Value, XArray};
 
 use super::NODE_BITS;
+use super::hooks::{RunInsertion, TreeWalks};
+use super::new_folio::{
+    AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,
+    ShadowObserver, cut, folios_of,
+};
 use super::nodes::{Nodes, SPARE_MAX};
 use super::owner::{Mapping, MappingGuard};
-
-/// What folios are inserted for.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum InsertPurpose {
-    /// They are read: the shadows they take the place of are reported.
-    #[default]
-    Read,
-    /// They are overwritten: the shadows are removed and not reported.
-    Write,
-}
-
-/// A folio that is to be inserted: a run of frames that the caller owns alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NewFolio {
-    /// Its first page; a multiple of its length.
-    pub index: PageIndex,
-    /// Its first frame; a multiple of its length.
-    pub frame: Frame,
-    /// log2 of its length in pages, 0 to 9.
-    pub order: Order,
-}
-
-/// What became of one folio.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AddedFolio {
-    /// It is in the tree: locked, not up to date, with its fill's hold.
-    Added {
-        /// The shadow it took the place of, that at its highest index; none for a [`InsertPurpose::Write`].
-        shadow: Option<Value>,
-    },
-    /// A folio or a spill covers some of its pages. The tree is unchanged.
-    Present,
-    /// No node could be had. The tree says what it said; a shadow may be in smaller pieces.
-    NoNode,
-}
-
-/// How a run of frames becomes folios.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FolioShape {
-    /// Each folio is the largest of these that index, frame and rest of the run allow.
-    pub orders: Orders,
-    /// The folio that covers this page carries the readahead marker.
-    pub marker: Option<PageIndex>,
-    /// What for.
-    pub purpose: InsertPurpose,
-    /// What of it was asked for; the rest is fetched ahead.
-    pub wanted: AskedFor,
-    /// How long they stay.
-    pub fate: FolioLifetime,
-}
-
-/// How long a folio stays.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum FolioLifetime {
-    /// Until it is evicted.
-    #[default]
-    Stays,
-    /// Until the uncached reader it was made for has passed, unless another reader or writer uses it first.
-    DropsBehind,
-}
-
-/// Which of the inserted pages a caller asked for. A folio with one such page counts as asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum AskedFor {
-    /// All of them.
-    #[default]
-    All,
-    /// Those within a range, which may be empty.
-    Only {
-        /// The first page of it.
-        from: PageIndex,
-        /// The first page after it.
-        end: PageIndex,
-    },
-}
-
-impl AskedFor {
-    /// What the referenced byte begins with, of a folio of `pages` pages from `index` on.
-    #[inline]
-    fn first_byte(self, index: PageIndex, pages: u32) -> u8 {
-        if self.meets(index, pages) { referenced::ASKED } else { referenced::AHEAD }
-    }
-
-    /// Whether any of `pages` pages from `index` on was asked for.
-    #[inline]
-    pub fn meets(self, index: PageIndex, pages: u32) -> bool {
-        match self {
-            AskedFor::All => true,
-            AskedFor::Only { from, end } => meets(index, pages, from, end),
-        }
-    }
-}
-
-/// Whether a folio of `pages` pages from `index` on has a page in `from..end`; an empty range has none.
-#[inline]
-fn meets(index: PageIndex, pages: u32, from: PageIndex, end: PageIndex) -> bool {
-    from.max(index) < end.min(index.plus(u64::from(pages)))
-}
-
-impl FolioShape {
-    /// Folios for readers, without a marker.
-    pub const fn of(orders: Orders) -> Self {
-        Self {
-            orders,
-            marker: None,
-            purpose: InsertPurpose::Read,
-            wanted: AskedFor::All,
-            fate: FolioLifetime::Stays,
-        }
-    }
-}
-
-/// What became of a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RunOutcome {
-    /// Pages inserted, from the start of the run on. The frames of the rest are the caller's.
-    pub pages: u32,
-    /// Why it ended there.
-    pub stop: RangeStop,
-}
-
-/// What became of the runs of a window.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct AddedRuns {
-    /// What went in, in rising order: locked folios.
-    pub inserted: Vec<FillRun>,
-    /// What did not: the caller's frames.
-    pub left: Vec<FillRun>,
-    /// The last reason for which something was left; [`RangeStop::NoNode`] if nodes could not be had for good.
-    pub stop: RangeStop,
-}
-
-/// Called under the tree lock, once for each folio that replaced shadows, with the folio's first frame and the value at
-/// its highest index.
-pub type ShadowObserver<'c> = &'c mut dyn FnMut(Frame, Value);
 
 impl Mapping {
     /// Inserts a folio. One hold of the lock and one way down, or, if nodes run out, one more of each.
@@ -217,6 +86,9 @@ impl Mapping {
         let pages = folio.order.pages();
         let mut guard = self.lock_to_add(folio.index, u64::from(pages), locks);
         while let Some(mut held) = guard {
+            if let Some(hooks) = self.index().hooks {
+                hooks.before_folio(&held, folio);
+            }
             match held.add_folio(folio, shape) {
                 AddedFolio::NoNode => guard = held.refill(folio.index, pages, locks, gap),
                 done => return done,
@@ -253,7 +125,8 @@ impl Mapping {
         gap: &mut dyn FnMut(),
     ) -> Option<RunOutcome> {
         let mut guard = Some(self.lock_to_add(run.index, u64::from(run.pages), locks)?);
-        Some(add_prefix(&mut guard, run, &mut Insertion { shape, locks, consumed, gap }))
+        let mut insertion = Insertion { shape, locks, consumed, inserted: &mut |_, _| {}, gap };
+        Some(self.add_run(&mut guard, run, &mut insertion))
     }
 
     /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its
@@ -276,11 +149,12 @@ impl Mapping {
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Some(done) };
         let pages = end_of(last).0 - first.index.0;
         let mut guard = Some(self.lock_to_add(first.index, pages, locks)?);
-        let mut insertion = Insertion { shape, locks, consumed, gap: &mut || {} };
+        let (inserted, gap) = (&mut |_: &mut MappingGuard<'_>, _| {}, &mut || {});
+        let mut insertion = Insertion { shape, locks, consumed, inserted, gap };
         for &run in runs {
             let mut rest = run;
             while rest.pages > 0 {
-                let added = add_prefix(&mut guard, rest, &mut insertion);
+                let added = self.add_run(&mut guard, rest, &mut insertion);
                 let (inserted, behind) = cut(rest, added.pages);
                 done.inserted.extend((inserted.pages > 0).then_some(inserted));
                 let taken = match added.stop {
@@ -299,6 +173,20 @@ impl Mapping {
         Some(done)
     }
 
+    /// Inserts a prefix of a run under the lock in `guard`, or what `guard` is left with. The one way in for runs: of
+    /// ranges, of windows and of grabs.
+    pub(super) fn add_run<'m>(
+        &'m self,
+        guard: &mut Option<MappingGuard<'m>>,
+        run: FillRun,
+        insertion: &mut Insertion<'_>,
+    ) -> RunOutcome {
+        match self.index().hooks {
+            None => insertion.add_prefix(guard, run),
+            Some(hooks) => hooks.add_run(&mut HookedInsertion { mapping: self, guard, insertion }, run),
+        }
+    }
+
     /// Takes the tree lock, with nodes in stock for folios over `pages` pages from `index` on. `None` if the
     /// lock is busy and `locks` does not wait.
     /// May wait: for the arena before the lock, if nodes are missing.
@@ -313,13 +201,10 @@ impl Mapping {
     }
 
     /// Takes the lock; the spare nodes that are left over by an insertion stay.
-    #[inline]
+    #[inline(always)]
     fn lock_keeping(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
         let mut guard = self.lock_as(locks)?;
-        guard.keep = match self.index().tuning.node_reserve {
-            NodeReserve::Enough => SPARE_MAX,
-            NodeReserve::AtMost(_) => 0,
-        };
+        guard.keep = self.index().hooks.map_or(SPARE_MAX, |hooks| hooks.nodes_kept_max().min(SPARE_MAX));
         Some(guard)
     }
 
@@ -343,10 +228,7 @@ impl Mapping {
 
     /// Takes `wanted` nodes from the arena, or as many as there are. The caller holds no lock.
     fn take_nodes(&self, wanted: u32, locks: LockWait) -> Vec<CellNumber> {
-        let wanted = match self.index().tuning.node_reserve {
-            NodeReserve::Enough => wanted,
-            NodeReserve::AtMost(most) => wanted.min(most),
-        };
+        let wanted = wanted.min(self.index().hooks.map_or(u32::MAX, |hooks| hooks.nodes_taken_max()));
         let mut nodes = Vec::new();
         if wanted > 0 {
             nodes.reserve_exact(wanted as usize); // before the arena's lock
@@ -368,7 +250,6 @@ impl Mapping {
 
 impl<'a> MappingGuard<'a> {
     /// Inserts a folio with the nodes there are: one way down, split or not.
-    /// With [`Descent::Naive`] three: what the single one is measured against.
     ///
     /// # Panics
     /// As [`Mapping::add_folio`].
@@ -377,10 +258,6 @@ impl<'a> MappingGuard<'a> {
         let slab = Placing::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         let NewFolio { index, frame, order } = folio;
-        if self.mapping.index().tuning.descent == Descent::Naive && is_in_the_way(&tree, &slab, index, order)
-        {
-            return AddedFolio::Present;
-        }
         let inserted = tree.insert(index.0, order.0, frame.0);
         self.mapping.count(Count::Readahead, slab.ahead.get());
         match inserted {
@@ -461,55 +338,80 @@ pub(super) struct Insertion<'i> {
     pub shape: FolioShape,
     pub locks: LockWait,
     pub consumed: ShadowObserver<'i>,
+    /// Is told of each part of a run, under the hold in which it went in.
+    pub inserted: InsertObserver<'i>,
     /// Called between two holds of the lock.
     pub gap: &'i mut dyn FnMut(),
 }
 
-/// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing. The one way
-/// in for runs: of ranges, of windows and of grabs.
-pub(super) fn add_prefix(
-    guard: &mut Option<MappingGuard<'_>>,
-    run: FillRun,
-    insertion: &mut Insertion<'_>,
-) -> RunOutcome {
-    let mut done = 0;
-    while let Some(mut held) = guard.take() {
-        let (_, rest) = cut(run, done);
-        let added = held.add_folio_range(rest, insertion.shape, insertion.consumed);
-        done += added.pages;
-        if added.stop != RangeStop::NoNode {
-            *guard = Some(held);
-            return RunOutcome { pages: done, ..added };
+/// Called under the tree lock with a part of a run whose folios have just gone in.
+pub(super) type InsertObserver<'i> = &'i mut dyn FnMut(&mut MappingGuard<'_>, FillRun);
+
+impl Insertion<'_> {
+    /// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing.
+    fn add_prefix(&mut self, guard: &mut Option<MappingGuard<'_>>, run: FillRun) -> RunOutcome {
+        let mut done = 0;
+        while let Some(mut held) = guard.take() {
+            let (_, rest) = cut(run, done);
+            let added = held.add_folio_range(rest, self.shape, self.consumed);
+            let (went, rest) = cut(rest, added.pages);
+            if went.pages > 0 {
+                (self.inserted)(&mut held, went);
+            }
+            done += added.pages;
+            if added.stop != RangeStop::NoNode {
+                *guard = Some(held);
+                return RunOutcome { pages: done, ..added };
+            }
+            *guard = held.refill(rest.index, rest.pages, self.locks, self.gap);
         }
-        let (_, rest) = cut(run, done);
-        *guard = held.refill(rest.index, rest.pages, insertion.locks, insertion.gap);
-    }
-    RunOutcome { pages: done, stop: RangeStop::NoNode }
-}
-
-/// The first two of the naive descents: whether a folio is in the way, and the order of what is there. The single one
-/// finds out both on its way to the store.
-fn is_in_the_way(
-    tree: &XArray<'_, Placing<'_>, NODE_BITS>,
-    slab: &Placing<'_>,
-    index: PageIndex,
-    order: Order,
-) -> bool {
-    slab.descended(); // the range counts none
-    let mut entries = tree.range(index.0, index.0 + u64::from(order.pages()) - 1);
-    let is_in_the_way = entries.any(|(_, entry, _)| matches!(entry.kind(), Kind::Folio(_)));
-    is_in_the_way || {
-        std::hint::black_box(tree.order_at(index.0));
-        false
+        RunOutcome { pages: done, stop: RangeStop::NoNode }
     }
 }
 
-impl NewFolio {
-    fn assert_fits(self) {
-        let Self { index, frame, order } = self;
-        assert!(order <= Order::MAX, "{order:?} was asked for; a folio is of {:?} at most", Order::MAX);
-        let aligned = index.is_aligned(order) && frame.0 & (order.pages() - 1) == 0;
-        assert!(aligned, "a folio of {order:?} cannot stand at {index:?} in {frame:?}: align them");
+/// An insertion under a lock, as a hook sees it.
+struct HookedInsertion<'s, 'm, 'i> {
+    mapping: &'m Mapping,
+    guard: &'s mut Option<MappingGuard<'m>>,
+    insertion: &'s mut Insertion<'i>,
+}
+
+impl RunInsertion for HookedInsertion<'_, '_, '_> {
+    fn shape(&self) -> FolioShape {
+        self.insertion.shape
+    }
+    fn tree(&self) -> Option<&dyn TreeWalks> {
+        self.guard.as_ref().map(|guard| guard as &dyn TreeWalks)
+    }
+    fn relock(&mut self, run: FillRun) {
+        *self.guard = None; // before it is taken again
+        *self.guard = self.mapping.lock_to_add(run.index, u64::from(run.pages), self.insertion.locks);
+    }
+    fn add_folio(&mut self, folio: NewFolio) -> bool {
+        let Some(held) = self.guard else { return false };
+        let AddedFolio::Added { shadow } = held.add_folio(folio, self.insertion.shape) else { return false };
+        if let Some(shadow) = shadow {
+            (self.insertion.consumed)(folio.frame, shadow);
+        }
+        let NewFolio { index, frame, order } = folio;
+        (self.insertion.inserted)(held, FillRun { index, frame, pages: order.pages() });
+        true
+    }
+    fn add_run(&mut self, run: FillRun) -> RunOutcome {
+        self.insertion.add_prefix(self.guard, run)
+    }
+}
+
+impl TreeWalks for MappingGuard<'_> {
+    fn has_folio(&self, first: PageIndex, pages: u64) -> bool {
+        let nodes = self.mapping.nodes();
+        nodes.descended(); // a range is not counted by itself
+        let tree = self.xarray(&nodes);
+        let mut entries = tree.range(first.0, first.0 + pages - 1);
+        entries.any(|(_, entry, _)| matches!(entry.kind(), Kind::Folio(_)))
+    }
+    fn order_at(&self, index: PageIndex) -> Option<Order> {
+        self.xarray(&self.mapping.nodes()).order_at(index.0).map(Order)
     }
 }
 
@@ -588,29 +490,6 @@ impl Slab for Placing<'_> {
         let descriptor = self.nodes.grown.own_descriptor(Frame(folio));
         descriptor.prepare_with(self.mapping, index, order, marker | behind);
     }
-}
-
-/// The folios a run is made of: each the largest that index, frame, rest and `orders` allow.
-pub(crate) fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, Order)> {
-    let mut page = 0;
-    std::iter::from_fn(move || {
-        let rest = run.pages - page;
-        let (at, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
-        let aligned = (at.0 | u64::from(frame.0)).trailing_zeros() as u8;
-        let order = Order(aligned.min(orders.max.0).min(Order::fitting(rest.max(1)).0));
-        page += order.pages();
-        (rest > 0).then_some((frame, order))
-    })
-}
-
-/// The first `pages` pages of a run, and what follows them.
-pub(crate) fn cut(run: FillRun, pages: u32) -> (FillRun, FillRun) {
-    let behind = FillRun {
-        index: run.index.plus(u64::from(pages)),
-        frame: run.frame.plus(pages),
-        pages: run.pages - pages,
-    };
-    (FillRun { pages, ..run }, behind)
 }
 
 fn end_of(run: &FillRun) -> PageIndex {

@@ -42,7 +42,6 @@ use crate::arena::dirty::BitTable;
 use crate::arena::{Arena, Flags};
 use crate::backend::{Backend, NullBackend};
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind, Value};
 
@@ -86,8 +85,6 @@ pub struct NewMemoryMapping<'a> {
     pub spill: Option<SpillTarget>,
     /// The process that owns it.
     pub process: ForkGuard,
-    /// How its mechanisms work, for those who measure them.
-    pub tuning: Tuning,
 }
 
 /// How the pages of a memory file are kept.
@@ -104,11 +101,11 @@ pub struct MemoryPages {
 impl Mapping {
     /// A mapping of no pages and no bytes, with nothing behind it. `None` if the arena has no cell for its record.
     pub fn memory(new: NewMemoryMapping<'_>) -> Option<Self> {
-        let NewMemoryMapping { arena, id, folio_order_max, spill, process, tuning } = new;
+        let NewMemoryMapping { arena, id, folio_order_max, spill, process } = new;
         let nothing = NullBackend { number: u64::from(id.0) };
         let attributes = nothing.attributes().expect("a null backend always has attributes");
         let backend = Arc::new(nothing);
-        let new = NewMapping { arena, id, backend, attributes: &attributes, process, tuning };
+        let new = NewMapping { arena, id, backend, attributes: &attributes, process };
         let mapping = Self::new(new)?;
         mapping.lock().forget_all(); // evictions leave no shadows
         let spilled = AtomicU64::new(0);

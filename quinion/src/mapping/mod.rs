@@ -17,6 +17,8 @@
 //!
 //! A range of folios can be had locked, those that are missing created: `grab.rs`.
 //!
+//! A benchmark or a test takes steps of all that over: `hooks.rs`. A cache that ships has no hooks.
+//!
 //! A page of a memory file may stand in the tree as a value that says where in the spill file it is: `spill.rs`.
 //!
 //! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
@@ -56,10 +58,12 @@ mod drop_behind;
 mod entries;
 mod evict;
 mod grab;
+mod hooks;
 mod index;
 mod insert;
 mod invalidate;
 mod memory;
+mod new_folio;
 mod nodes;
 mod own_changes;
 mod owner;
@@ -84,13 +88,13 @@ pub use grab::{
     Committed, Dirtying, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabStep,
     Grabbed, MemoryWait, OnLocked,
 };
+pub use hooks::{IndexHooks, RunInsertion, TreeWalks};
 pub use index::FolioIndex;
-pub use insert::{
-    AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,
-    ShadowObserver,
-};
-pub(crate) use insert::{cut, folios_of};
 pub use memory::{MemoryEntry, MemoryPages, NewMemoryMapping, SeekTarget};
+pub use new_folio::{
+    AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,
+    ShadowObserver, cut, folios_of,
+};
 pub use nodes::{SPARE_MAX, TreeCounts};
 pub use owner::{Mapping, MappingGuard, NewMapping};
 pub use quinion_view::lookup::{FolioFinder, NODE_BITS, find, finder, seek};

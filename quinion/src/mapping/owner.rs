@@ -27,12 +27,12 @@ use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
 use crate::sync::{LockWait, Rank, RankedGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{MappingId, PageIndex, pages_of_bytes};
 use crate::xarray::XArray;
 
 use super::backing::Backing;
 use super::dirty_counts::DirtyPages;
+use super::hooks::IndexHooks;
 use super::index::{FolioIndex, Tree};
 use super::nodes::{Nodes, Surplus};
 use super::writeback_state::WritebackState;
@@ -75,15 +75,13 @@ pub struct NewMapping<'a> {
     pub attributes: &'a Attributes,
     /// The process that owns it.
     pub process: ForkGuard,
-    /// How its mechanisms work, for those who measure them.
-    pub tuning: Tuning,
 }
 
 impl Mapping {
     /// A mapping of no folios for the file behind `backend`. `None` if the arena has no cell for its record.
     pub fn new(new: NewMapping<'_>) -> Option<Self> {
-        let NewMapping { arena, id, backend, attributes, process, tuning } = new;
-        let index = FolioIndex::new(arena, id, tuning)?;
+        let NewMapping { arena, id, backend, attributes, process } = new;
+        let index = FolioIndex::new(arena, id)?;
         let record = index.record();
         record.size.store(attributes.size, Ordering::Relaxed);
         record.device.store(attributes.identity.device, Ordering::Relaxed);
@@ -131,6 +129,13 @@ impl Mapping {
             "a mapping changes its totals before it is written to"
         );
         self.writeback.dirty.totals = Arc::clone(totals);
+        self
+    }
+
+    /// The same mapping, some steps of whose index `hooks` takes over. Without this call none are.
+    #[must_use]
+    pub fn with_hooks(mut self, hooks: Option<&'static dyn IndexHooks>) -> Self {
+        self.index.hooks = hooks;
         self
     }
 

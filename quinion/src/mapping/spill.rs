@@ -42,7 +42,7 @@ use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Stored, Value};
 
 use super::dirty::{TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
-use super::insert::NewFolio;
+use super::new_folio::NewFolio;
 use super::owner::{Mapping, MappingGuard};
 
 /// A folio on its way to the spill file.

@@ -303,7 +303,6 @@ mod tests {
     use crate::backend::{Backend, MemoryFile};
     use crate::mapping::{AddedFolio, InsertPurpose, MarkOutcome, NewFolio, NewMapping};
     use crate::sys::fork::ForkGuard;
-    use crate::tuning::Tuning;
     use crate::units::MappingId;
 
     /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who writes to page 0, copies what is dirty.
@@ -320,7 +319,6 @@ mod tests {
             backend,
             attributes: &known,
             process: ForkGuard::new(),
-            tuning: Tuning::default(),
         });
         let mapping = mapping.unwrap();
         let (first, order) = (PageIndex(0), Order(2));

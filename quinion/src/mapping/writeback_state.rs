@@ -86,6 +86,15 @@ pub struct WritebackCursor {
     pub at: PageIndex,
 }
 
+/// What a sync makes durable.
+#[derive(Clone, Copy, Debug)]
+pub struct SyncRange<'r> {
+    /// The data alone, or all that is needed to find it.
+    pub kind: SyncKind,
+    /// These pages.
+    pub pages: &'r Range<PageIndex>,
+}
+
 /// How a request to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Commit {
@@ -409,9 +418,8 @@ impl WritebackState {
         self.account().syncs.is_under_way
     }
 
-    /// The caller wants `pages` durable, of which all flushes had ended when [`WritebackState::syncs_begun`] said
-    /// `seen`.
-    pub fn begin_sync(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Commit {
+    /// The caller wants pages durable, of which all flushes had ended when [`WritebackState::syncs_begun`] said `seen`.
+    pub fn begin_sync(&self, SyncRange { kind, pages }: SyncRange<'_>, seen: u64) -> Commit {
         let mut account = self.account();
         let covers = |&(number, done, ref range): &(u64, SyncKind, Range<u64>)| {
             let is_kind = done == kind || done == SyncKind::All;
@@ -428,12 +436,12 @@ impl WritebackState {
         Commit::Own(account.unsynced.take(pages.clone()))
     }
 
-    /// The sync of `kind` of `pages`, begun by [`WritebackState::begin_sync`], has ended, at `now`. If it failed, what
+    /// The sync that was begun by [`WritebackState::begin_sync`] has ended, at `now`. If it failed, what
     /// comes back is to be dirty again: what it was to make durable, and all else that was not; and what is under way
     /// will be, when it ends.
     pub fn end_sync(
         &self,
-        (kind, pages): (SyncKind, &Range<PageIndex>),
+        SyncRange { kind, pages }: SyncRange<'_>,
         taken: PageRanges,
         failed: Option<i32>,
         now: Millis,
@@ -490,6 +498,12 @@ mod tests {
 
     const EIO: i32 = 5;
 
+    fn data(pages: &Range<PageIndex>) -> SyncRange<'_> {
+        SyncRange { kind: SyncKind::Data, pages }
+    }
+    fn everything(pages: &Range<PageIndex>) -> SyncRange<'_> {
+        SyncRange { kind: SyncKind::All, pages }
+    }
     fn pages(start: u64, end: u64) -> Range<PageIndex> {
         PageIndex(start)..PageIndex(end)
     }
@@ -552,12 +566,12 @@ mod tests {
         let state = WritebackState::default();
         written(&state, pages(0, 4));
         let under_way = state.begin_flush(pages(20, 21));
-        let Commit::Own(taken) = state.begin_sync(SyncKind::Data, &pages(0, 3), state.syncs_begun()) else {
+        let Commit::Own(taken) = state.begin_sync(data(&pages(0, 3)), state.syncs_begun()) else {
             panic!("nobody else syncs");
         };
         assert_eq!(all(&taken), [pages(0, 3)]);
         written(&state, pages(10, 12)); // while it fails
-        let again = state.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
+        let again = state.end_sync(data(&pages(0, 3)), taken, Some(EIO), Millis(0));
         assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
         assert_eq!(state.valid_pages(under_way, 1), 0, "who knows what became of it");
         state.end_flush(under_way, 0, None, Millis(0));
@@ -571,22 +585,24 @@ mod tests {
         let state = WritebackState::default();
         let range = pages(0, 100);
         let sync = |kind, range: &Range<PageIndex>, seen| {
-            let Commit::Own(taken) = state.begin_sync(kind, range, seen) else { panic!("it is my turn") };
-            assert_eq!(state.begin_sync(kind, range, seen), Commit::Wait);
-            state.end_sync((kind, range), taken, None, Millis(0));
+            let Commit::Own(taken) = state.begin_sync(SyncRange { kind, pages: range }, seen) else {
+                panic!("it is my turn")
+            };
+            assert_eq!(state.begin_sync(SyncRange { kind, pages: range }, seen), Commit::Wait);
+            state.end_sync(SyncRange { kind, pages: range }, taken, None, Millis(0));
         };
         let early = state.syncs_begun();
         sync(SyncKind::Data, &range, early);
-        assert_eq!(state.begin_sync(SyncKind::Data, &pages(5, 6), early), Commit::Shared);
+        assert_eq!(state.begin_sync(data(&pages(5, 6)), early), Commit::Shared);
         let seen = state.syncs_begun();
         sync(SyncKind::Data, &range, seen);
         assert!(
-            matches!(state.begin_sync(SyncKind::All, &range, seen), Commit::Own(_)),
+            matches!(state.begin_sync(everything(&range), seen), Commit::Own(_)),
             "it was not of this kind"
         );
-        state.end_sync((SyncKind::All, &pages(0, 50)), PageRanges::new(), None, Millis(0));
-        assert_eq!(state.begin_sync(SyncKind::Data, &pages(0, 50), seen), Commit::Shared);
-        assert!(matches!(state.begin_sync(SyncKind::Data, &range, seen), Commit::Own(_)), "nor of all of it");
+        state.end_sync(everything(&pages(0, 50)), PageRanges::new(), None, Millis(0));
+        assert_eq!(state.begin_sync(data(&pages(0, 50)), seen), Commit::Shared);
+        assert!(matches!(state.begin_sync(data(&range), seen), Commit::Own(_)), "nor of all of it");
     }
 
     #[test]
@@ -595,7 +611,7 @@ mod tests {
         let number = state.begin_flush(pages(5, 9));
         assert_eq!(state.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
         state.end_flush(number, state.valid_pages(number, 3), Some(EIO), Millis(0));
-        let Commit::Own(taken) = state.begin_sync(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
+        let Commit::Own(taken) = state.begin_sync(data(&pages(0, 100)), 0) else { panic!() };
         assert_eq!((all(&taken), state.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
     }
 

@@ -231,10 +231,6 @@ impl Default for S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn name(&self) -> &'static str {
-        "S3-FIFO"
-    }
-
     fn admit(&mut self, arrival: ArrivingFolio, held: &Weights) -> Class {
         let pages = u64::from(arrival.pages);
         let is_new = matches!(arrival.came, FetchOrigin::Asked | FetchOrigin::Ahead);

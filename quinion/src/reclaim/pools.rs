@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use crate::lists::UNLIMITED;
-use crate::policy::{PolicyKind, PoolPages, PoolTurn};
+use crate::policy::{NewPolicy, PoolPages, PoolTurn};
 use crate::sync::lock::Mutex;
 use crate::units::{POOLS_MAX, PoolNumber};
 use crate::workingset::WorkingSet;
@@ -100,7 +100,7 @@ impl Reclaim {
             self.disband(pool);
             self.lists.charged(pool) == 0
         })?;
-        let policy = self.policy_kind.build(); // before the lock
+        let policy = (self.new_policy)(); // before the lock
         let before = std::mem::replace(&mut self.policies.lock().policies[usize::from(pool.0)], policy);
         drop(before);
         self.lists.add_pool(pool);
@@ -247,7 +247,7 @@ impl Reclaim {
 }
 
 impl PoolPolicies {
-    pub(super) fn new(kind: PolicyKind) -> Self {
-        Self { policies: (0..POOLS_MAX).map(|_| kind.build()).collect(), turns: Default::default() }
+    pub(super) fn new(policy: NewPolicy) -> Self {
+        Self { policies: (0..POOLS_MAX).map(|_| policy()).collect(), turns: Default::default() }
     }
 }

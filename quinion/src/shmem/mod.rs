@@ -36,10 +36,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
-use crate::filemap::{Filemap, OnPinned, StreamPositions, WriteContext};
+use crate::filemap::{Filemap, WriteContext};
 use crate::mapping::{Mapping, NewMemoryMapping, SpillTarget};
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{MappingId, Order, PageIndex, PoolNumber};
 
 mod deferred_release;
@@ -79,8 +78,6 @@ pub struct NewMemory {
     pub spills: Option<PoolNumber>,
     /// The process that owns it.
     pub process: ForkGuard,
-    /// How its mechanisms work, for those who measure them.
-    pub tuning: Tuning,
 }
 
 impl Shmem {
@@ -97,14 +94,14 @@ impl Shmem {
     /// The mapping of a memory file of no bytes, known to reclaim from now on.
     /// `None` if there is no cell for its record.
     pub fn new_mapping(&self, new: NewMemory) -> Option<Arc<Mapping>> {
-        let NewMemory { id, folio_order_max, spills, process, tuning } = new;
+        let NewMemory { id, folio_order_max, spills, process } = new;
         let (arena, reclaim) = (&self.filemap.arena, self.filemap.reclaim());
         let spill = self.filemap.supply.spill.as_ref().zip(spills);
         let spill = spill.map(|(spill, pool)| SpillTarget { spill: Arc::clone(spill), pool });
-        let new = NewMemoryMapping { arena, id, folio_order_max, spill, process, tuning };
+        let new = NewMemoryMapping { arena, id, folio_order_max, spill, process };
         let mapping = Mapping::memory(new)?;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
-        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
+        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters).with_hooks(self.filemap.hooks));
         reclaim.add_mapping(Arc::clone(&mapping));
         self.files.fetch_add(1, Ordering::Relaxed);
         Some(mapping)
@@ -117,40 +114,29 @@ impl Shmem {
         self.ended.add(&self.filemap, mapping);
     }
 
-    /// Writes `bytes` at `position` for `pool`; as [`Filemap::write`].
+    /// Writes `bytes` at `position`; as [`Filemap::write`].
     ///
     /// # Errors
     /// There is no memory, or the pages are pinned and the call does not detach them.
     pub(crate) fn write(
         &self,
         mapping: &Arc<Mapping>,
-        (pool, touched, on_pinned): (PoolNumber, &StreamPositions, OnPinned),
+        writer: WriteContext<'_>,
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
         if bytes.len() >= GRABBED_WRITE_MIN && self.is_hole_inside(mapping, position, bytes.len()) {
-            let (populator, end) = ((pool, touched, on_pinned), position + bytes.len() as u64);
+            let end = position + bytes.len() as u64;
             let mut put = |slice: &mut PopulateSlice<'_>| {
                 slice.put(&bytes[(slice.position() - position) as usize..]);
                 Ok(())
             };
-            let written = self.populate(mapping, populator, position..end, &mut put)?;
+            let written = self.populate(mapping, writer, position..end, &mut put)?;
             if written > 0 {
                 return Ok(written as usize);
             }
         }
-        self.write_page_by_page(mapping, (pool, touched, on_pinned), position, bytes)
-    }
-
-    /// As [`Shmem::write`], by the way of every file.
-    fn write_page_by_page(
-        &self,
-        mapping: &Arc<Mapping>,
-        (pool, touched, on_pinned): (PoolNumber, &StreamPositions, OnPinned),
-        position: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Error> {
-        self.filemap.write(mapping, WriteContext::of_memory(pool, touched, on_pinned), position, bytes)
+        self.filemap.write(mapping, writer, position, bytes)
     }
 
     /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not
@@ -169,10 +155,10 @@ impl Shmem {
     pub(crate) fn append(
         &self,
         mapping: &Arc<Mapping>,
-        (pool, touched, on_pinned): (PoolNumber, &StreamPositions, OnPinned),
+        writer: WriteContext<'_>,
         bytes: &[u8],
     ) -> Result<(u64, usize, Result<(), Error>), Error> {
-        self.filemap.append(mapping, WriteContext::of_memory(pool, touched, on_pinned), bytes)
+        self.filemap.append(mapping, writer, bytes)
     }
 }
 

@@ -42,8 +42,8 @@ impl Shmem {
                 break;
             }
             // The size before, and behind what is pinned; see `read.rs`.
-            let size = mapping.size();
-            let want = size.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
+            let range = PinnedRange { position, len, size: mapping.size() };
+            let want = range.size.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
             if want == 0 {
                 break;
             }
@@ -57,7 +57,7 @@ impl Shmem {
                 pinned.add_zeros(hole.min(mapping.size().saturating_sub(at) as usize));
                 continue;
             }
-            if let Some(held) = self.pin_batch(mapping, &mut pinned, &mut batch, position, len, size) {
+            if let Some(held) = self.pin_batch(mapping, &mut pinned, &mut batch, range) {
                 self.wait_filled(mapping, &held);
             }
             if pinned.count_pages() > filemap.pinned_pages_max() {
@@ -68,16 +68,14 @@ impl Shmem {
         Ok(pinned)
     }
 
-    /// Pins what held folios have of the rest, as far as the file reached before they were held, `size`, and reaches
+    /// Pins what held folios have of the rest, as far as the file reached before they were held, and reaches
     /// now. Returns the first of them if it is being filled.
     fn pin_batch<'m>(
         &self,
         mapping: &Mapping,
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'m>,
-        position: u64,
-        len: usize,
-        size: u64,
+        PinnedRange { position, len, size }: PinnedRange,
     ) -> Option<HeldFolio<'m>> {
         let before = pinned.len();
         for held in batch.drain() {
@@ -104,4 +102,15 @@ impl Shmem {
         }
         None
     }
+}
+
+/// What is to be pinned, of a file as it was before its folios were held.
+#[derive(Clone, Copy, Debug)]
+struct PinnedRange {
+    /// The first byte.
+    position: u64,
+    /// How many bytes.
+    len: usize,
+    /// Bytes of the file.
+    size: u64,
 }

@@ -35,10 +35,9 @@ use std::sync::Arc;
 
 use crate::arena::WriteRefused;
 use crate::error::{Error, Repr};
-use crate::filemap::{OnPinned, StreamPositions};
+use crate::filemap::WriteContext;
 use crate::folio::LockedFolio;
 use crate::mapping::{Grabbed, Mapping};
-use crate::units::PoolNumber;
 
 use super::Shmem;
 
@@ -120,9 +119,6 @@ impl Write for PopulateSlice<'_> {
     }
 }
 
-/// The owner of the call, and what becomes of pins in the way.
-pub(crate) type PopulateContext<'p> = (PoolNumber, &'p StreamPositions, OnPinned);
-
 impl Shmem {
     /// Fills `range`, in bytes, with what `source` puts into each [`PopulateSlice`] of it, one after the other. Returns
     /// how many bytes came before the source ended or failed, or memory did.
@@ -132,13 +128,13 @@ impl Shmem {
     pub(crate) fn populate(
         &self,
         mapping: &Arc<Mapping>,
-        populator: PopulateContext<'_>,
+        writer: WriteContext<'_>,
         range: Range<u64>,
         source: &mut dyn FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> Result<u64, Error> {
         let mut at = range.start;
         while at < range.end {
-            let (came, is_full, outcome) = self.populate_some(mapping, populator, at..range.end, source);
+            let (came, is_full, outcome) = self.populate_some(mapping, writer, at..range.end, source);
             at += came;
             match outcome {
                 Err(error) if at == range.start => return Err(error),
@@ -154,12 +150,12 @@ impl Shmem {
     fn populate_some(
         &self,
         mapping: &Arc<Mapping>,
-        populator: PopulateContext<'_>,
+        writer: WriteContext<'_>,
         range: Range<u64>,
         source: &mut dyn FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> (u64, bool, Result<(), Error>) {
         // 1
-        let grabbed = match self.grab_some(mapping, populator.0, range.clone()) {
+        let grabbed = match self.grab_some(mapping, writer.pool(), range.clone()) {
             Ok(grabbed) => grabbed,
             Err(error) => return (0, false, Err(error)),
         };
@@ -176,7 +172,7 @@ impl Shmem {
             let len = (range.end - at) as usize;
             Error::from(Repr::Populate { position: at, len, source })
         });
-        match self.put_aside(mapping, populator, aside) {
+        match self.put_aside(mapping, writer, aside) {
             Ok(()) => (at - range.start, at == end, outcome),
             Err((position, error)) => (position - range.start, false, Err(error)),
         }
@@ -186,7 +182,7 @@ impl Shmem {
     fn put_aside(
         &self,
         mapping: &Arc<Mapping>,
-        populator: PopulateContext<'_>,
+        writer: WriteContext<'_>,
         aside: Vec<(u64, Vec<u8>)>,
     ) -> Result<(), (u64, Error)> {
         for (position, bytes) in aside {
@@ -196,7 +192,7 @@ impl Shmem {
                 if at >= mapping.size() {
                     break; // cut off meanwhile: a populate makes no file longer
                 }
-                let written = self.write_page_by_page(mapping, populator, at, &bytes[done..]);
+                let written = self.filemap.write(mapping, writer, at, &bytes[done..]);
                 done += written.map_err(|error| (at, error))?;
             }
         }
@@ -207,12 +203,12 @@ impl Shmem {
     pub(crate) fn populate_from_reader(
         &self,
         mapping: &Arc<Mapping>,
-        populator: PopulateContext<'_>,
+        writer: WriteContext<'_>,
         range: Range<u64>,
         reader: &mut dyn Read,
     ) -> Result<u64, Error> {
         let mut buffer = vec![0; BUFFER_BYTES];
-        self.populate(mapping, populator, range, &mut |slice| {
+        self.populate(mapping, writer, range, &mut |slice| {
             while slice.left() > 0 {
                 let wanted = slice.left().min(buffer.len());
                 match reader.read(&mut buffer[..wanted]) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::arena::{Arena, ArenaOptions, FillEnd, ReadableState};
 use crate::backend::doubles::{Faults, SimulatedBackend};
 use crate::backend::{FillRun, MemoryFile, PageKey, WaitQueue};
-use crate::filemap::{Filemap, OnPinned, StreamPositions};
+use crate::filemap::{Filemap, OnPinned, StreamPositions, WriteContext};
 use crate::folio::{FreshFolio, HeldFolio, Pinned};
 use crate::mapping::{
     BatchEnd, InsertPurpose, Mapping, MemoryEntry, MemoryPages, NewFolio, ReadBatch, SeekTarget,
@@ -19,7 +19,6 @@ use crate::mapping::{
 use crate::spill::{Spill, SpillOptions};
 use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
-use crate::tuning::Tuning;
 use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
 use super::{NewMemory, OneBuffer, Shmem, Target};
@@ -61,11 +60,11 @@ impl Stage {
     ) -> Self {
         let orders = Orders { min: Order(0), max: Order(9) };
         let spills = spill.as_ref().map(|_| PoolNumber::DEFAULT);
-        let filemap = Filemap::new(arena, wait_queue, orders, Tuning::default()).with_spill(spill);
+        let filemap = Filemap::new(arena, wait_queue, orders).with_spill(spill);
         let shmem = Shmem::new(Arc::new(filemap));
         let new = |id, spills| {
-            let (process, tuning) = (ForkGuard::new(), Tuning::default());
-            let new = NewMemory { id: MappingId(id), folio_order_max: Order(9), spills, process, tuning };
+            let process = ForkGuard::new();
+            let new = NewMemory { id: MappingId(id), folio_order_max: Order(9), spills, process };
             shmem.new_mapping(new).unwrap()
         };
         let (mapping, scratch) = (new(1, spills), new(2, None));
@@ -106,8 +105,8 @@ impl Stage {
     }
 
     fn write_to(&self, mapping: &Arc<Mapping>, position: u64, bytes: &[u8]) {
-        let author = (PoolNumber::DEFAULT, &self.touched, OnPinned::Detach);
-        assert_eq!(self.shmem.write(mapping, author, position, bytes).unwrap(), bytes.len());
+        let writer = WriteContext::of_memory(PoolNumber::DEFAULT, &self.touched, OnPinned::Detach);
+        assert_eq!(self.shmem.write(mapping, writer, position, bytes).unwrap(), bytes.len());
     }
     fn write(&self, position: u64, bytes: &[u8]) {
         self.write_to(&self.mapping, position, bytes);
@@ -549,8 +548,8 @@ fn on_its_way() -> (Stage, Arc<Spill>) {
 #[test]
 fn a_folio_populated_on_its_way_to_the_spill_file_stays() {
     let (stage, spill) = on_its_way();
-    let populator = (PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
-    let put = stage.shmem.populate(&stage.mapping, populator, 3 * BYTES..5 * BYTES, &mut |slice| {
+    let writer = WriteContext::of_memory(PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
+    let put = stage.shmem.populate(&stage.mapping, writer, 3 * BYTES..5 * BYTES, &mut |slice| {
         assert_eq!(slice.put(&[2; 2 * PAGE_SIZE]), 2 * PAGE_SIZE);
         Ok(())
     });

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorCursor;
 use crate::mapping::page_ranges::PageRanges;
-use crate::mapping::writeback_state::{Commit, Failures, FlushNumber};
+use crate::mapping::writeback_state::{Commit, Failures, FlushNumber, SyncRange};
 use crate::mapping::{Mapping, TakeEnd, TakeFilter};
 use crate::stats::Count;
 use crate::sync::LockWait;
@@ -240,25 +240,26 @@ impl Writeback {
         pages: &Range<PageIndex>,
         kind: SyncKind,
     ) -> u64 {
-        let state = mapping.writeback();
+        let (state, range) = (mapping.writeback(), SyncRange { kind, pages });
         let seen = state.syncs_begun();
         loop {
-            match state.begin_sync(kind, pages, seen) {
+            match state.begin_sync(range, seen) {
                 Commit::Shared => return 0,
                 Commit::Wait => self.wait_queue.sleep(&mut || !state.is_syncing()),
-                Commit::Own(taken) => return self.sync_device(mapping, writer, (kind, pages), taken),
+                Commit::Own(taken) => return self.sync_device(mapping, writer, range, taken),
             }
         }
     }
 
-    /// Has the device make `pages` durable, of which `taken` are not. What is lost, if that failed.
+    /// Has the device make the pages of `range` durable, of which `taken` are not. What is lost, if that failed.
     fn sync_device(
         &self,
         mapping: &Arc<Mapping>,
         writer: &dyn Backend,
-        (kind, pages): (SyncKind, &Range<PageIndex>),
+        range: SyncRange<'_>,
         taken: PageRanges,
     ) -> u64 {
+        let SyncRange { kind, pages } = range;
         let bytes = pages.start.first_byte()..pages.end.0.saturating_mul(crate::units::PAGE_SIZE as u64);
         self.counters.add(Count::DeviceSyncs, 1);
         // A backend is foreign code. If it panics it has made nothing durable, and does not keep the
@@ -266,11 +267,11 @@ impl Writeback {
         let outcome = catch_unwind(AssertUnwindSafe(|| writer.sync(kind, bytes)));
         let lost = match &outcome {
             Ok(Ok(())) => {
-                mapping.writeback().end_sync((kind, pages), taken, None, self.now());
+                mapping.writeback().end_sync(range, taken, None, self.now());
                 0
             }
-            Ok(Err(error)) => self.dirty_again(mapping, (kind, pages), taken, errno_of(error)),
-            Err(_) => self.dirty_again(mapping, (kind, pages), taken, UNNAMED),
+            Ok(Err(error)) => self.dirty_again(mapping, range, taken, errno_of(error)),
+            Err(_) => self.dirty_again(mapping, range, taken, UNNAMED),
         };
         self.wait_queue.wake();
         if let Err(panic) = outcome {
@@ -285,14 +286,14 @@ impl Writeback {
     fn dirty_again(
         &self,
         mapping: &Arc<Mapping>,
-        sync: (SyncKind, &Range<PageIndex>),
+        range: SyncRange<'_>,
         taken: PageRanges,
         errno: i32,
     ) -> u64 {
         let now = self.now();
         let mut guard = mapping.lock();
         // Under one hold of the lock: no flush ends between the two as if it were good.
-        let again = mapping.writeback().end_sync(sync, taken, Some(errno), now);
+        let again = mapping.writeback().end_sync(range, taken, Some(errno), now);
         let end = PageIndex(pages_of_bytes(mapping.size()));
         let inside = |range: Range<PageIndex>| range.start..range.end.min(end);
         let mut lost = 0;

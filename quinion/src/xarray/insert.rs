@@ -101,8 +101,20 @@ pub enum Split {
     NoNode,
 }
 
+/// An entry on its way into the tree.
+#[derive(Clone, Copy, Debug)]
+struct NewEntry {
+    /// The first index that it stands for.
+    index: u64,
+    /// log2 of how many it stands for.
+    order: u8,
+    entry: Entry,
+    /// What it may take the place of.
+    over: Overwrite,
+}
+
 /// What a new entry may take the place of.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Overwrite {
     /// Shadows.
     Shadows,
@@ -145,7 +157,11 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     pub fn insert(&mut self, index: u64, order: u8, folio: u32) -> Inserted {
         let mut shadow = None;
         let note = |_, entry: Entry, _| shadow = shadow_of(entry).or(shadow);
-        let placed = self.place(&mut None, index, order, Entry::folio(folio), Overwrite::Shadows, note);
+        let placed = self.place(
+            &mut None,
+            NewEntry { index, order, entry: Entry::folio(folio), over: Overwrite::Shadows },
+            note,
+        );
         self.shrink_if_reshaped();
         match placed {
             Ok(()) => Inserted::Done { shadow },
@@ -174,9 +190,11 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         while let Some((order, folio)) = next {
             let at = index + done.pages;
             let note = |_, entry: Entry, _| consumed(done.added, shadow_of(entry).expect("only shadows go"));
-            if let Err(refused) =
-                self.place(&mut place, at, order, Entry::folio(folio), Overwrite::Shadows, note)
-            {
+            if let Err(refused) = self.place(
+                &mut place,
+                NewEntry { index: at, order, entry: Entry::folio(folio), over: Overwrite::Shadows },
+                note,
+            ) {
                 done.stop = refused.into();
                 break;
             }
@@ -255,7 +273,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             Kind::Value(value) => assert!(value.order() == order, "a value is stored with its own order"),
             Kind::Empty | Kind::Node(_) => panic!("only folios and values are stored; to remove, erase"),
         }
-        let placed = self.place(&mut None, index, order, entry, Overwrite::Inside, displaced);
+        let placed =
+            self.place(&mut None, NewEntry { index, order, entry, over: Overwrite::Inside }, displaced);
         self.shrink();
         match placed {
             Ok(()) => Stored::Done,
@@ -321,8 +340,11 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             let aligned = at.trailing_zeros().min((end - at).ilog2());
             let order = aligned.min(u32::from(ENTRY_ORDER_MAX)) as u8;
             let piece = Entry::value(value.with_order(order));
-            if let Err(refused) = self.place(&mut place, at, order, piece, Overwrite::Inside, &mut displaced)
-            {
+            if let Err(refused) = self.place(
+                &mut place,
+                NewEntry { index: at, order, entry: piece, over: Overwrite::Inside },
+                &mut displaced,
+            ) {
                 stop = refused.into();
                 break;
             }
@@ -340,17 +362,15 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     fn place(
         &mut self,
         place: &mut Option<(SlotRef, u64)>,
-        index: u64,
-        order: u8,
-        entry: Entry,
-        over: Overwrite,
+        new: NewEntry,
         displaced: impl FnMut(u64, Entry, u8),
     ) -> Result<(), PlaceRefused> {
+        let NewEntry { index, order, entry, .. } = new;
         Self::assert_place(index, order);
         let at = self.start(*place, index, order)?;
         let at = match self.seat(at, index, order, entry)? {
             Placed::Planted(at) => at,
-            Placed::There(at) => self.fill(at, index, order, entry, over, displaced)?,
+            Placed::There(at) => self.fill(at, new, displaced)?,
         };
         *place = Some((at, index));
         Ok(())
@@ -552,10 +572,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     fn fill(
         &self,
         at: SlotRef,
-        index: u64,
-        order: u8,
-        entry: Entry,
-        over: Overwrite,
+        NewEntry { index, order, entry, over }: NewEntry,
         mut displaced: impl FnMut(u64, Entry, u8),
     ) -> Result<SlotRef, PlaceRefused> {
         let shift = at.shift;

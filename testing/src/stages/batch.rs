@@ -16,7 +16,6 @@ use quinion::internals::folio::{HeldFolio, copy};
 use quinion::internals::mapping::{self, BatchEnd, BatchRules, Mapping, NODE_BITS, NewMapping, ReadBatch};
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::xarray::{Entry, Head, RacySlots, Slab, Value, XArray};
 
@@ -81,8 +80,8 @@ impl Stage {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
         let backend: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; 512 * PAGE_SIZE]));
         let known = backend.attributes().unwrap();
-        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
-        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+        let (id, process) = (MappingId(1), ForkGuard::new());
+        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process };
         let mapping = Arc::new(with(&arena, Mapping::new(new).unwrap()));
         Self { arena, mapping }
     }

@@ -13,11 +13,10 @@ use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, CellNumber, DescriptorWord};
 use quinion::internals::folio::copy;
 use quinion::internals::mapping::{
-    AddedFolio, InsertPurpose, Mapping, NODE_BITS, NewFolio, NewMapping, NewMemoryMapping, find,
+    AddedFolio, IndexHooks, InsertPurpose, Mapping, NODE_BITS, NewFolio, NewMapping, NewMemoryMapping, find,
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use quinion::internals::xarray::{Entry, Head, Kind, ShadowOnly, Slab, Stored, Value, XArray};
 
@@ -65,13 +64,15 @@ impl Default for Stage {
 
 impl Stage {
     pub fn new() -> Self {
-        Self::with(Tuning::default())
+        Self::of(Arena::MEMORY_MIN)
     }
-    pub fn with(tuning: Tuning) -> Self {
-        Self::of(Arena::MEMORY_MIN, tuning)
+    /// The same, some steps of whose index `hooks` takes over. It has no folios yet.
+    #[must_use]
+    pub fn with_hooks(self, hooks: Option<&'static dyn IndexHooks>) -> Self {
+        Self { mapping: self.mapping.with_hooks(hooks), ..self }
     }
     /// With a memory file's mapping of `pages` pages, whose folios stand in no ring.
-    pub fn of_memory(pages: u64, tuning: Tuning) -> Self {
+    pub fn of_memory(pages: u64) -> Self {
         let memory = Arena::MEMORY_MIN;
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let mapping = Mapping::memory(NewMemoryMapping {
@@ -80,18 +81,17 @@ impl Stage {
             folio_order_max: Order::MAX,
             spill: None,
             process: ForkGuard::new(),
-            tuning,
         });
         let mapping = mapping.unwrap();
         mapping.set_size(pages << 12);
         Self { arena, mapping }
     }
-    pub fn of(memory: u64, tuning: Tuning) -> Self {
+    pub fn of(memory: u64) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let file = Arc::new(MemoryFile::new(vec![0; 1 << 20]));
         let known = file.attributes().unwrap();
         let (id, process) = (MappingId(1), ForkGuard::new());
-        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process, tuning };
+        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process };
         let mapping = Mapping::new(new).unwrap();
         Self { arena, mapping }
     }

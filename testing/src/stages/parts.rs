@@ -17,7 +17,6 @@ use quinion::internals::mapping::{Mapping, NewMapping};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{MappingId, Order, Orders, PageIndex};
 
 use crate::content::{self, page_content};
@@ -143,11 +142,11 @@ impl Rig {
     pub fn new(memory: u64, device: Arc<Parts>, orders: Orders, window: u32, handle: Orders) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let wait_queue = Arc::new(WaitQueue::new());
-        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders));
         let known = device.attributes().unwrap();
         let backend = Arc::clone(&device) as Arc<dyn Backend>;
-        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
-        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+        let (id, process) = (MappingId(1), ForkGuard::new());
+        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process };
         let mapping = Mapping::new(new);
         let readahead = Readahead::new(Config::new(window).orders(handle.min, handle.max));
         Self {

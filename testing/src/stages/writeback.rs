@@ -23,7 +23,6 @@ use quinion::internals::mapping::{
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{MappingId, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::writeback::{Writeback, WritebackOptions};
 
@@ -48,7 +47,7 @@ impl Stage {
     pub fn with_wait_queue(wait_queue: Arc<WaitQueue>, options: WritebackOptions) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let orders = Orders { min: Order(0), max: Order(0) };
-        let filemap = Filemap::new(Arc::clone(&arena), Arc::clone(&wait_queue), orders, Tuning::default());
+        let filemap = Filemap::new(Arc::clone(&arena), Arc::clone(&wait_queue), orders);
         let filemap = Arc::new(filemap.with_writeback(options));
         let writeback = Arc::clone(filemap.writeback());
         Self { arena, wait_queue, filemap, writeback }
@@ -64,7 +63,6 @@ impl Stage {
             backend: Arc::clone(&backend),
             attributes: &known,
             process: ForkGuard::new(),
-            tuning: Tuning::default(),
         });
         let mapping = mapping.unwrap().with_dirty_pages(self.writeback.totals());
         mapping.writeback().set_writer(backend);

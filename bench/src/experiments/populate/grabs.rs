@@ -15,7 +15,8 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use quinion::MemFile;
-use quinion::internals::tuning::Grabbing;
+use quinion::internals::mapping::IndexHooks;
+use quinion_testing::ablations::OneByOne;
 
 use super::ours::{cache, empty, file, populate};
 use super::peers::{SOURCE_BYTES, Stage};
@@ -31,8 +32,8 @@ const BATCHED: &str = "batched";
 const LOOKUP: &str = "lookup batched";
 const SINGLE: &str = "one by one";
 
-const WAYS: [(&str, Grabbing); 3] =
-    [(BATCHED, Grabbing::Batched), (LOOKUP, Grabbing::LookupBatched), (SINGLE, Grabbing::OneByOne)];
+const WAYS: [(&str, Option<&'static dyn IndexHooks>); 3] =
+    [(BATCHED, None), (LOOKUP, OneByOne::GRABS), (SINGLE, OneByOne::GRABS_AND_LOOKUPS)];
 
 /// What is done to each folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,11 +93,11 @@ fn case(files: &Shared<Files>, name: &'static str, done: Done) -> Case {
 }
 
 fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {
-    let (files, (name, grabbing)) = (Rc::clone(files), WAYS[way]);
+    let (files, (name, hooks)) = (Rc::clone(files), WAYS[way]);
     Alternative::new(name, move |_| {
         let stage = &files.stage;
         if files.files[way].get().is_none() {
-            let new = file(&cache(stage.bytes, files.order, grabbing)?, stage.bytes)?;
+            let new = file(&cache(stage.bytes, files.order, hooks)?, stage.bytes)?;
             populate(stage, &new, 0, stage.bytes);
             files.files[way].get_or_init(|| new);
         }

@@ -9,8 +9,9 @@
 
 use std::cell::OnceCell;
 
-use quinion::internals::tuning::{Grabbing, Tuning};
+use quinion::internals::mapping::IndexHooks;
 use quinion::{Cache, MemFile, MemFileOptions};
+use quinion_testing::ablations;
 
 use super::peers::{SOURCE_BYTES, Stage};
 use crate::harness::Unmeasured;
@@ -28,11 +29,10 @@ pub enum Way {
     Write { chunk: usize },
 }
 
-/// A cache with room for `bytes`, in folios of at most `order`, which `grabbing` finds and creates.
-pub fn cache(bytes: u64, order: u8, grabbing: Grabbing) -> Result<Cache, Unmeasured> {
-    let tuning = Tuning::default().grabbing(grabbing);
-    let builder = Cache::builder().memory(bytes + bytes / 16 + (64 << 20));
-    Ok(builder.folio_order_max(order).tuning(tuning).build()?)
+/// A cache with room for `bytes`, in folios of at most `order`; `hooks` may take over how they are found and created.
+pub fn cache(bytes: u64, order: u8, hooks: Option<&'static dyn IndexHooks>) -> Result<Cache, Unmeasured> {
+    let builder = ablations::builder(hooks).memory(bytes + bytes / 16 + (64 << 20));
+    Ok(builder.folio_order_max(order).build()?)
 }
 
 /// An empty file of `bytes`.
@@ -42,7 +42,7 @@ pub fn file(cache: &Cache, bytes: u64) -> Result<MemFile, Unmeasured> {
 
 /// A memory file in a cache that is built for it.
 pub fn fresh(stage: &Stage, way: Way) -> Result<Spent, Unmeasured> {
-    let file = file(&cache(stage.bytes, 9, Grabbing::Batched)?, stage.bytes)?;
+    let file = file(&cache(stage.bytes, 9, None)?, stage.bytes)?;
     filled(stage, &file, way)
 }
 
@@ -61,7 +61,7 @@ impl Grown {
     pub fn again(&self, stage: &Stage) -> Result<Spent, Unmeasured> {
         let way = Way::Populate { threads: 1 };
         if self.file.get().is_none() {
-            let file = file(&cache(stage.bytes, 9, Grabbing::Batched)?, stage.bytes)?;
+            let file = file(&cache(stage.bytes, 9, None)?, stage.bytes)?;
             filled(stage, &file, way)?;
             self.file.get_or_init(|| file);
         }

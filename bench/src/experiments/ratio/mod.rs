@@ -4,6 +4,7 @@
 //!   trace   the references: files of two formats          synthetic   a trace of our own, where there is none
 //!   ours    the cache's policy code over rings like its own   peers       others, as they are described
 //!   lists   pages in order, for the peers                     real        one row through a cache
+//!   two_list  Linux's two lists, by our rules of what a policy is told
 //!   families  made-up workloads of one difficulty each, also of the phases that follow each other
 //!   table   traces down, policies across; the page of `--out` draws the same (`page/curves.rs`)
 //! ```
@@ -24,12 +25,13 @@ mod peers;
 mod real;
 mod synthetic;
 mod trace;
+mod two_list;
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use quinion::internals::policy::{FetchOrigin, PolicyKind};
+use quinion::internals::policy::{DEFAULT_POLICY, FetchOrigin, NewPolicy};
 
 use crate::harness::hit_ratios::{AT, OPTIMUM, OURS};
 use crate::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
@@ -37,6 +39,7 @@ use families::Family;
 use ours::Ours;
 use peers::{Arc, Fifo, Linux, Lirs, Lru, S3Fifo, Sieve, Simulated, TinyLfu};
 use trace::Trace;
+use two_list::TWO_LISTS;
 
 const LINUX: &str = "Linux";
 const S3_FIFO: &str = "S3-FIFO";
@@ -190,13 +193,13 @@ fn beside_others(case: Case) -> Case {
 /// Ours and all others, with `pages` pages each. Ours is told how pages were fetched (`came`); the others have no such
 /// notion.
 fn all_policies(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternative> {
-    let ours = move |kind: PolicyKind| {
-        move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, kind.build(), came))
+    let ours = move |policy: NewPolicy| {
+        move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, policy(), came))
     };
     let of = |name, ask: fn(&Trace, usize) -> f64| asked(trace, name, move |trace| ask(trace, pages));
     vec![
-        asked(trace, OURS, ours(PolicyKind::S3Fifo)),
-        asked(trace, "two lists", ours(PolicyKind::TwoList)),
+        asked(trace, OURS, ours(DEFAULT_POLICY)),
+        asked(trace, "two lists", ours(TWO_LISTS)),
         of(LINUX, |trace, pages| percent_of(trace, Linux::new(trace.unique(), pages))),
         of(S3_FIFO, |trace, pages| percent_of(trace, S3Fifo::new(trace.unique(), pages))),
         of("FIFO", |trace, pages| percent_of(trace, Fifo::new(trace.unique(), pages))),
@@ -257,13 +260,13 @@ fn confirmed_by_a_cache(
         let held = Rc::new(OnceCell::new());
         let (asked_trace, counted) = (Rc::clone(&trace), Rc::clone(&held));
         let real = Alternative::new(REAL, move |_| {
-            let answered = real::answered(&asked_trace, pages)?;
+            let answered = real::answered(&asked_trace, pages, DEFAULT_POLICY)?;
             counted.get_or_init(|| answered.pages_held);
             Ok(vec![share(answered.hits, &asked_trace)])
         });
         let simulated = Alternative::new(SIMULATED, move |_| {
             let pages = *held.get().expect("the cache was asked before");
-            let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), FetchOrigin::Asked);
+            let ours = Ours::new(&trace.places, pages, DEFAULT_POLICY(), FetchOrigin::Asked);
             Ok(vec![percent_of(&trace, ours)])
         });
         Ok(vec![real, simulated])
@@ -338,7 +341,7 @@ mod tests {
         for larger in LOOPS {
             let pages = (1000.0 * larger) as u64;
             let trace = synthetic::around(pages, LOOP_ROUNDS);
-            let ours = Ours::new(&trace.places, 1000, PolicyKind::default().build(), FetchOrigin::Stream);
+            let ours = Ours::new(&trace.places, 1000, DEFAULT_POLICY(), FetchOrigin::Stream);
             let bound = share(peers::optimum(&trace.references, trace.unique(), 1000), &trace);
             let reached = percent_of(&trace, ours);
             assert!(bound - reached < 0.5 && reached <= bound, "{larger}: {reached} of {bound}");

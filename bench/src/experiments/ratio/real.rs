@@ -12,6 +12,8 @@
 
 use std::sync::Arc;
 
+use quinion::internals::hooks::with_policy;
+use quinion::internals::policy::NewPolicy;
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, Hint};
 
@@ -31,11 +33,12 @@ pub struct Answered {
     pub pages_held: usize,
 }
 
-/// Asks a cache of about `pages` pages for all of `trace`.
-pub fn answered(trace: &Trace, pages: usize) -> Result<Answered, Unmeasured> {
+/// Asks a cache of about `pages` pages, which evicts by `policy`, for all of `trace`.
+pub fn answered(trace: &Trace, pages: usize, policy: NewPolicy) -> Result<Answered, Unmeasured> {
     let data = (pages * PAGE_SIZE) as u64;
     let memory = (data + data * OVERHEAD_HUNDREDTHS / 100 + OVERHEAD_BYTES).max(Cache::MEMORY_MIN);
-    let cache = Cache::builder().memory(memory).readahead(0).folio_order_max(0).build()?;
+    let builder = with_policy(Cache::builder(), policy).memory(memory);
+    let cache = builder.readahead(0).folio_order_max(0).build()?;
     let pages = trace.places.last().map_or(0, |last| last + 1);
     let file = cache.open_backend(Arc::new(Pages(pages)))?;
     file.advise(Hint::Random)?;

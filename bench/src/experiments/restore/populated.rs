@@ -16,8 +16,9 @@ use std::fs::File as KernelFile;
 use std::rc::Rc;
 use std::time::Instant;
 
-use quinion::internals::tuning::Grabbing;
+use quinion::internals::mapping::IndexHooks;
 use quinion::{Cache, File};
+use quinion_testing::ablations::OneByOne;
 
 use super::{Before, pick};
 use crate::experiments::populate::{cache, file};
@@ -31,7 +32,8 @@ use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 const METRICS: [Metric; 2] = [Metric::cost("time", "s"), Metric::cost("cpu", "s")];
 const BATCHED: &str = "batched";
 const SINGLE: &str = "one by one";
-const WAYS: [(&str, Grabbing); 2] = [(BATCHED, Grabbing::Batched), (SINGLE, Grabbing::OneByOne)];
+const WAYS: [(&str, Option<&'static dyn IndexHooks>); 2] =
+    [(BATCHED, None), (SINGLE, OneByOne::GRABS_AND_LOOKUPS)];
 /// A full run's repetitions.
 const REPEAT: usize = 3;
 /// Bytes that are read at a time.
@@ -78,13 +80,13 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 
 fn alternative(
     snapshot: &Rc<Snapshot>,
-    (name, grabbing): (&'static str, Grabbing),
+    (name, hooks): (&'static str, Option<&'static dyn IndexHooks>),
     order: u8,
     before: Before,
 ) -> Alternative {
     let (snapshot, warm) = (Rc::clone(snapshot), OnceCell::new());
     Alternative::new(name, move |_| {
-        let cache = || cache(2 * snapshot.scratch.bytes(), order, grabbing);
+        let cache = || cache(2 * snapshot.scratch.bytes(), order, hooks);
         if before == Before::Warm {
             if warm.get().is_none() {
                 let _ = warm.set(snapshot.warmed(cache()?)?);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use quinion::internals::tuning::{Descent, Tuning};
-use quinion::{Cache, File, Hint};
+use quinion::{File, Hint};
+use quinion_testing::ablations::{self, ThreeWalks};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use crate::fixtures::caches::Drops;
@@ -185,9 +185,8 @@ fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>,
     };
     match way {
         OURS | PINNED | NAIVE => {
-            let descent = if way == NAIVE { Descent::Naive } else { Descent::Single };
-            let tuning = Tuning::default().descent(descent);
-            let file = Cache::builder().memory(memory).tuning(tuning).build()?.open(path)?;
+            let hooks = if way == NAIVE { ThreeWalks::HOOKS } else { None };
+            let file = ablations::builder(hooks).memory(memory).build()?.open(path)?;
             let of = |_| -> Result<Reader, Unmeasured> {
                 let file = file.clone();
                 file.advise(Hint::Random)?;

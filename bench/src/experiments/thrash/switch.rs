@@ -21,8 +21,9 @@
 use std::sync::Arc;
 use std::thread;
 
-use quinion::internals::tuning::{Descent, Tuning};
-use quinion::{Cache, File, Hint};
+use quinion::internals::mapping::IndexHooks;
+use quinion::{File, Hint};
+use quinion_testing::ablations::{self, ThreeWalks};
 
 use crate::fixtures::limit::Limit;
 use crate::fixtures::pages::{PAGE, Pages, shuffled, word_of};
@@ -80,18 +81,18 @@ struct Load {
 
 /// What a worker does.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
-    let descent = if task.text("way")? == SINGLE { Descent::Single } else { Descent::Naive };
+    let hooks = if task.text("way")? == SINGLE { None } else { ThreeWalks::HOOKS };
     let load = Load {
         memory: task.number("memory")?,
         pages_log2: task.number("pages-log2")? as u32,
         jobs: task.number("jobs")?,
     };
-    run(load, Tuning::default().descent(descent))
+    run(load, hooks)
 }
 
 /// Reads the file, in sequence by one job and then page by page by all of them.
-fn run(load: Load, tuning: Tuning) -> Result<Answer, Unmeasured> {
-    let cache = Cache::builder().memory(load.memory).tuning(tuning).build()?;
+fn run(load: Load, hooks: Option<&'static dyn IndexHooks>) -> Result<Answer, Unmeasured> {
+    let cache = ablations::builder(hooks).memory(load.memory).build()?;
     let file = cache.open_backend(Arc::new(Pages(1 << load.pages_log2)))?;
     in_sequence(&file)?;
     let (stats, counts) = (cache.stats(), file.tree_counts());
@@ -167,11 +168,11 @@ mod tests {
 
     #[test]
     fn shadows_are_cut_the_same_by_either_way_and_a_single_walk_goes_down_less() {
-        let of = |tuning| {
-            let answer = run(Load { memory: 32 << 20, pages_log2: 14, jobs: 1 }, tuning).expect("it runs");
+        let of = |hooks| {
+            let answer = run(Load { memory: 32 << 20, pages_log2: 14, jobs: 1 }, hooks).expect("it runs");
             METRICS.map(|metric| answer.number(&key(metric)))
         };
-        let (single, naive) = (of(Tuning::default()), of(Tuning::default().descent(Descent::Naive)));
+        let (single, naive) = (of(None), of(ThreeWalks::HOOKS));
         assert!((single[2] + 1.9..single[2] + 2.1).contains(&naive[2]), "{single:?} {naive:?}");
         assert_eq!(single[3..], naive[3..]);
         assert!(single[3] > 0.0 && single[4] > 0.0, "{single:?}");
@@ -179,8 +180,7 @@ mod tests {
 
     #[test]
     fn all_jobs_together_read_the_whole_file() {
-        let answer =
-            run(Load { memory: 32 << 20, pages_log2: 14, jobs: 4 }, Tuning::default()).expect("it runs");
+        let answer = run(Load { memory: 32 << 20, pages_log2: 14, jobs: 4 }, None).expect("it runs");
         assert!(answer.number("shadows-found") > 0.0 && answer.number("time") > 0.0, "{answer:?}");
     }
 

@@ -11,7 +11,7 @@ use crate::arena::allocate::{GrowOutcome, GrowRequest, pages_of};
 use crate::arena::buddy::FrameRun;
 use crate::arena::control::{GROUP_VIEWERS, GROUPS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
-use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED};
+use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED, Gap};
 use crate::arena::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 use crate::sync::LockWait;
 use crate::units::{Order, Orders, PageIndex};
@@ -47,7 +47,13 @@ fn take(
     locks: LockWait,
     runs: &mut Vec<FrameRun>,
 ) -> u32 {
-    arena.alloc_runs(&[(PageIndex(0), pages)], FrameAlignment::anywhere(sizes), amount, locks, runs)
+    arena.alloc_runs(
+        &[Gap { first: PageIndex(0), pages }],
+        FrameAlignment::anywhere(sizes),
+        amount,
+        locks,
+        runs,
+    )
 }
 
 fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
@@ -517,12 +523,13 @@ proptest! {
                 Op::Grow(extents) => prop_assert_eq!(grow(&arena, extents), Ok(())),
                 Op::Runs(pages) => {
                     // An odd place, and a shift: no frame more than are wanted is lost.
-                    let (gaps, mut new) = ([(PageIndex(u64::from(pages) * 7), pages)], Vec::new());
+                    let (first, mut new) = (PageIndex(u64::from(pages) * 7), Vec::new());
+                    let gaps = [Gap { first, pages }];
                     let fit = FrameAlignment { runs: FrameStock::ANY, align: Order((pages % 10) as u8) };
                     let got = arena.alloc_runs(&gaps, fit, AllocAmount::Less, LockWait::Wait, &mut new);
                     prop_assert_eq!(pages_of(&new), got);
                     prop_assert!(got == pages || arena.stats().free_pages == 0);
-                    prop_assert_eq!(check_places(gaps[0].0, fit.align, &new), Ok(()));
+                    prop_assert_eq!(check_places(first, fit.align, &new), Ok(()));
                     runs.append(&mut new);
                 }
                 Op::Free(which) if !runs.is_empty() => {

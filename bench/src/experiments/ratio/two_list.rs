@@ -16,22 +16,27 @@
 //!
 //! Source: mm/vmscan.c (`inactive_is_low`), mm/workingset.c of Linux; the rules, not the code.
 
-use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, Weights};
-use crate::units::PAGE_SIZE;
-use crate::workingset::Refault;
+use quinion::internals::policy::{
+    ArrivingFolio, Class, FetchOrigin, NewPolicy, Policy, PolicyVerdict, Weights,
+};
+use quinion::internals::units::PAGE_SIZE;
+use quinion::internals::workingset::Refault;
 
 const GIB_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
 
 /// Linux's two lists.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TwoList(());
+#[derive(Clone, Copy, Debug)]
+struct TwoList(());
 
 impl TwoList {
     /// Two empty lists.
-    pub fn new() -> Self {
+    fn new() -> Self {
         Self(())
     }
 }
+
+/// Makes a [`TwoList`].
+pub const TWO_LISTS: NewPolicy = || Box::new(TwoList::new());
 
 /// How many times Probation Main may be, in a cache of so many pages.
 fn inactive_ratio(pages: u64) -> u64 {
@@ -42,10 +47,6 @@ fn inactive_ratio(pages: u64) -> u64 {
 }
 
 impl Policy for TwoList {
-    fn name(&self) -> &'static str {
-        "two lists"
-    }
-
     fn admit(&mut self, arrival: ArrivingFolio, _held: &Weights) -> Class {
         match (arrival.came, arrival.refault) {
             (FetchOrigin::Uncached, _) => Class::Uncached,
@@ -84,7 +85,14 @@ impl Policy for TwoList {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use quinion::internals::policy::DEFAULT_POLICY;
+    use quinion_testing::twins::rings::{activates_what_comes_back, lost_to_a_scan, makes_room};
+
+    use super::super::ours::Ours;
+    use super::super::{percent_of, real, share, synthetic};
     use super::*;
+    use crate::harness::Extent;
 
     fn held(probation: u64, main: u64) -> Weights {
         Weights { pages: [0, 0, probation, main] }
@@ -118,5 +126,40 @@ mod tests {
         assert_eq!(decide(Class::Probation, 0), PolicyVerdict::Evict { remember: true });
         assert_eq!(decide(Class::Probation, 1), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
         assert_eq!(decide(Class::Main, 3), PolicyVerdict::Keep { class: Class::Probation, reads: 0 });
+    }
+
+    #[test]
+    fn two_lists_keep_what_was_read_often_and_activate_what_comes_back() {
+        assert_eq!(lost_to_a_scan(TWO_LISTS), [0; 0]);
+        assert!(activates_what_comes_back(TWO_LISTS));
+    }
+
+    #[test]
+    fn a_cache_that_is_built_with_two_lists_hits_as_their_simulation_does() {
+        let trace = synthetic::trace(Extent::Quick);
+        let real = real::answered(&trace, trace.cache_pages(10.0), TWO_LISTS).expect("it runs");
+        let reached = share(real.hits, &trace);
+        let simulated = |policy: NewPolicy| {
+            let ours = Ours::new(&trace.places, real.pages_held, policy(), FetchOrigin::Asked);
+            (percent_of(&trace, ours) - reached).abs()
+        };
+        let (two, other) = (simulated(TWO_LISTS), simulated(DEFAULT_POLICY));
+        assert!(two < 1.0 && two < other, "{two:.2} points from two lists, {other:.2} from ours");
+    }
+
+    fn came() -> impl Strategy<Value = FetchOrigin> {
+        prop::sample::select(
+            &[FetchOrigin::Asked, FetchOrigin::Ahead, FetchOrigin::Stream, FetchOrigin::Uncached][..],
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn two_lists_make_room_in_bounded_turns(
+            pages_max in 8..40_u64,
+            reads in prop::collection::vec((0..60_u32, 0..4_u32, came()), 1..300),
+        ) {
+            makes_room(TWO_LISTS, pages_max, &reads);
+        }
     }
 }

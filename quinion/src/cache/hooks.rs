@@ -1,0 +1,22 @@
+//! Hooks: a cache of which a benchmark or a test replaces a part. Programs have no way to it: it is reached through
+//! `quinion::internals` alone.
+//!
+//! Each function takes a builder as programs have it, and returns one whose caches differ in that part and in nothing
+//! else.
+
+use crate::mapping::IndexHooks;
+use crate::policy::NewPolicy;
+
+use super::Builder;
+
+/// The same, some steps of whose indexes `hooks` takes over.
+#[must_use]
+pub fn with_index_hooks(builder: Builder, hooks: &'static dyn IndexHooks) -> Builder {
+    Builder { index_hooks: Some(hooks), ..builder }
+}
+
+/// The same, which evicts by `policy`: each pool by one of its own.
+#[must_use]
+pub fn with_policy(builder: Builder, policy: NewPolicy) -> Builder {
+    Builder { policy, ..builder }
+}

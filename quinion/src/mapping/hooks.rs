@@ -1,0 +1,85 @@
+//! Hooks: steps of the index that a benchmark or a test takes over.
+//!
+//! ```text
+//!   step                        hook                 what it is replaced for
+//!   look up, for a grab         lookup_pages_max     a walk for each page
+//!   take nodes, before a lock   nodes_taken_max      nodes that run out under the lock
+//!   keep nodes, after it        nodes_kept_max       the same, each time
+//!   insert a folio, under it    before_folio         more walks than one
+//!   insert a run, under it      add_run              a hold of the lock for each folio
+//! ```
+//!
+//! A benchmark shows what a mechanism is worth: it runs the same cache without it, which is called an ablation. A test
+//! makes a shortage happen each time. The alternatives are outside the library, beside those who compare
+//! (`quinion_testing::ablations`); here is where they plug in. The provided methods are the library's own ways.
+//!
+//! A hook has no lock of its own to take: it works through [`TreeWalks`] and [`RunInsertion`], which `insert.rs`
+//! implements.
+//!
+//! Invariants:
+//!  1. An index has one set of hooks, or none, from before its first folio until its end.
+//!  2. Without hooks each step costs one test of a pointer. Hits take none of these steps.
+//!  3. What is in the tree after a hook is what the library's own step leaves there, or a shorter prefix of it.
+//!
+//! Not an invariant: that hooks stay as they are. No user has them.
+
+use std::fmt::Debug;
+
+use crate::backend::FillRun;
+use crate::units::{Order, PageIndex};
+
+use super::new_folio::{FolioShape, NewFolio, RunOutcome};
+
+/// Steps of a mapping's index, of which an implementation replaces some.
+pub trait IndexHooks: Debug + Send + Sync {
+    /// The most pages that a grab finds by one walk down the tree.
+    fn lookup_pages_max(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// The most nodes that an insertion takes from the arena each time before it takes the lock.
+    fn nodes_taken_max(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// The most spare nodes that an insertion leaves for the next one. The library has a limit of its own, too.
+    fn nodes_kept_max(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// A folio is inserted alone next, under this hold of the lock.
+    fn before_folio(&self, _tree: &dyn TreeWalks, _folio: NewFolio) {}
+
+    /// Inserts a prefix of a run.
+    fn add_run(&self, insertion: &mut dyn RunInsertion, run: FillRun) -> RunOutcome {
+        insertion.add_run(run)
+    }
+}
+
+/// The tree, under its lock. Each call walks down from the root, and is counted.
+pub trait TreeWalks {
+    /// Whether a folio stands on one of `pages` pages from `first` on.
+    fn has_folio(&self, first: PageIndex, pages: u64) -> bool;
+
+    /// The order of what stands at `index`, if anything does.
+    fn order_at(&self, index: PageIndex) -> Option<Order>;
+}
+
+/// An insertion of runs, with the hold of the lock that was taken for it, and nodes for all of it.
+pub trait RunInsertion {
+    /// What the runs become.
+    fn shape(&self) -> FolioShape;
+
+    /// The tree, if the lock is held: it is let go where nodes run out for good.
+    fn tree(&self) -> Option<&dyn TreeWalks>;
+
+    /// Lets the lock go and takes it again, with nodes for `run`.
+    fn relock(&mut self, run: FillRun);
+
+    /// Inserts one folio with the nodes there are, as a page that is read alone goes in. False, and nothing has
+    /// happened, if it cannot go in so.
+    fn add_folio(&mut self, folio: NewFolio) -> bool;
+
+    /// Inserts a prefix of a run, the library's way.
+    fn add_run(&mut self, run: FillRun) -> RunOutcome;
+}

@@ -11,12 +11,14 @@ use super::Builder;
 
 /// The same, some steps of whose indexes `hooks` takes over.
 #[must_use]
-pub fn with_index_hooks(builder: Builder, hooks: &'static dyn IndexHooks) -> Builder {
-    Builder { index_hooks: Some(hooks), ..builder }
+pub fn with_index_hooks(mut builder: Builder, hooks: &'static dyn IndexHooks) -> Builder {
+    builder.index_hooks = Some(hooks);
+    builder
 }
 
 /// The same, which evicts by `policy`: each pool by one of its own.
 #[must_use]
-pub fn with_policy(builder: Builder, policy: NewPolicy) -> Builder {
-    Builder { policy, ..builder }
+pub fn with_policy(mut builder: Builder, policy: NewPolicy) -> Builder {
+    builder.policy = policy;
+    builder
 }

@@ -1,0 +1,320 @@
+//! Builder: how a cache is built, and its defaults.
+//!
+//! ```text
+//!   options --build--> 1 arena        the reservation and the first memory
+//!                      2 engine       how files are read and written
+//!                      3 spill, disk  the files that pages go to besides their own, if there are any
+//!                      4 filemap      the paths of data, with their policies
+//!                      5 tasks        what gives memory back, and reclaims ahead of need
+//! ```
+//!
+//! Invariant: a cache that cannot have what was asked for is not built; the error says what to ask for.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use quinion_disk::DiskOptions;
+
+use crate::arena::{Arena, ArenaOptions, Reservation, Swap, default_memory};
+use crate::backend::{Backend, DiskTier, Engine, EngineOptions, Mechanism, WaitQueue};
+use crate::curve::Sampler;
+use crate::error::{Repr, Result};
+use crate::filemap::{BackgroundReclaim, DeferredShrink, Filemap, Shrinker};
+use crate::mapping::IndexHooks;
+use crate::policy::{DEFAULT_POLICY, NewPolicy};
+use crate::pressure::Pressure;
+use crate::readahead::{Config, ReadaheadStyle};
+use crate::shmem::Shmem;
+use crate::spill::{Spill, SpillOptions};
+use crate::sync::{Rank, RankedMutex};
+use crate::sys::fork::ForkGuard;
+use crate::units::{EXTENT_PAGES, Order, Orders, PAGE_SIZE};
+use crate::writeback::WritebackOptions;
+
+use super::blocking::BlockingCalls;
+use super::disk_copies::{DiskCopies, StoreOpener};
+use super::file_table::FileTable;
+use super::{Cache, CacheInner, pool};
+
+/// The largest readahead window that can be asked for, in bytes.
+const READAHEAD_BYTES_MAX: u64 = 8 << 20;
+
+/// How to build a [`Cache`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    memory: Option<u64>,
+    /// `None`: as `memory`.
+    memory_max: Option<u64>,
+    /// `None`: half of `memory`.
+    pinned_max: Option<u64>,
+    background_reclaim: bool,
+    swap: Swap,
+    pressure: Option<Pressure>,
+    readahead: u64,
+    readahead_style: ReadaheadStyle,
+    idle_files_max: usize,
+    folio_order_min: Order,
+    /// `None`: as the memory allows.
+    folio_order_max: Option<Order>,
+    engine: EngineOptions,
+    /// What takes steps of the index over, for a benchmark or a test; see `hooks.rs`.
+    pub(super) index_hooks: Option<&'static dyn IndexHooks>,
+    pub(super) policy: NewPolicy,
+    miss_ratio_curve: bool,
+    writeback: WritebackOptions,
+    spill: Option<(SpillOptions, Option<Arc<dyn Backend>>)>,
+    disk: Option<DiskOptions>,
+}
+
+impl Builder {
+    /// The byte bound: data, descriptors, index nodes, mapping records, viewers' pages and reads in flight
+    /// together never exceed it. At least [`Cache::MEMORY_MIN`]; rounded down to whole 2 MiB. Without it, a
+    /// quarter of what the machine or the container allows.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+    /// The most that [`Cache::resize`] can ever give the cache, in bytes. At least `memory`, which is the default. Its
+    /// address space is reserved, and the tables for it take their memory at once: 0.9 % of it, out of `memory`.
+    #[must_use]
+    pub fn memory_max(mut self, bytes: u64) -> Self {
+        self.memory_max = Some(bytes);
+        self
+    }
+    /// Whether a background thread evicts before pages are needed, so that a reader that misses does not have to: it
+    /// keeps up to a 128th of the cache free, 32 MiB at most. While the cache is not full yet, it takes memory of the
+    /// machine ahead of readers: an eighth of what the cache has, 16 MiB at most. It starts when it is first needed.
+    /// The default is `true`. A cache below 64 MiB has no such thread.
+    #[must_use]
+    pub fn background_reclaim(mut self, background: bool) -> Self {
+        self.background_reclaim = background;
+        self
+    }
+    /// The most memory that pins may keep, in bytes; a pin that reaches beyond fails at once with
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory). A folio counts whole, and once however many pins it has.
+    /// The default is half of `memory`; more than `memory` means all of it, and then readers may find no page to read
+    /// into. A resize keeps the share, and of what guests take (guest memory and images) pins have none.
+    #[must_use]
+    pub fn pinned_max(mut self, bytes: u64) -> Self {
+        self.pinned_max = Some(bytes);
+        self
+    }
+    /// Whether the system must keep the cache's memory in memory and never swap it out (`mlock2`, each page from
+    /// the moment it is there). The default is no. The system counts all of `memory_max` and the 2 MiB of the control
+    /// file against `RLIMIT_MEMLOCK` when the cache is built, unless the process has `CAP_IPC_LOCK`; what does not
+    /// fit is an error then, and none ever after. Viewers read the same pages.
+    ///
+    /// The cache's memory is left out of core dumps and of forked children in any case.
+    #[must_use]
+    pub fn lock_memory(mut self, lock: bool) -> Self {
+        self.swap = if lock { Swap::Locked } else { Swap::Allowed };
+        self
+    }
+    /// Has the cache shrink while the machine or its control group is short of memory, before the kernel kills, and
+    /// come back slowly to `memory`, or what the last [`Cache::resize`] said, when there is room again. A thread looks
+    /// twice a second: at the pressure stall information of the control group or the machine, and at what is left
+    /// below the tightest limit. Without it, a cache stays as large as it was told.
+    #[must_use]
+    pub fn pressure(mut self, pressure: Pressure) -> Self {
+        self.pressure = Some(pressure);
+        self
+    }
+    /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most 1 part in 32
+    /// of `memory` is used, and at most 8 MiB; twice that for a handle with [`Hint::Sequential`](crate::Hint). The
+    /// default is 4 MiB.
+    #[must_use]
+    pub fn readahead(mut self, bytes: u64) -> Self {
+        self.readahead = bytes;
+        self
+    }
+    /// How readahead decides. The default knows several streams of each handle apart; the other way is there to
+    /// compare with.
+    #[must_use]
+    pub fn readahead_style(mut self, style: ReadaheadStyle) -> Self {
+        self.readahead_style = style;
+        self
+    }
+    /// How many files without open handles keep their pages, and a descriptor of the system each, or up to three if
+    /// they were written: for writing, too, so that other processes get no lease on them. One that was removed, on a
+    /// local file system, is released a few opens and closes later, and its space is free then. With 0 none is kept,
+    /// but for what is still to be written. The default is 1024, or a quarter of the descriptors this process may
+    /// have.
+    #[must_use]
+    pub fn idle_files_max(mut self, files: usize) -> Self {
+        self.idle_files_max = files;
+        self
+    }
+    /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. Larger folios make
+    /// hits on large files cheaper and eviction coarser. Only streams and long reads make large ones: a short
+    /// read somewhere is cached by single pages whatever this is. The default is the largest that is no
+    /// more than a 256th of `memory`: 4 with 16 MiB, 9 from 512 MiB on. Lowers the smallest folio to itself.
+    #[must_use]
+    pub fn folio_order_max(mut self, order: u8) -> Self {
+        let order = Order(order).min(Order::MAX);
+        self.folio_order_max = Some(order);
+        self.folio_order_min = self.folio_order_min.min(order);
+        self
+    }
+    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0. Reads are
+    /// then rounded to whole such folios, and these are never split: for devices and files whose pieces are larger than
+    /// a page. Raises the largest folio to itself.
+    #[must_use]
+    pub fn folio_order_min(mut self, order: u8) -> Self {
+        self.folio_order_min = Order(order).min(Order::MAX);
+        self.folio_order_max = self.folio_order_max.map(|max| max.max(self.folio_order_min));
+        self
+    }
+    /// When background write-back starts, and how long writers that outpace the device are throttled. Shares are of the
+    /// bound in force. The defaults are the kernel's: a tenth, a fifth, 30 seconds, every 5 seconds.
+    #[must_use]
+    pub fn writeback(mut self, options: WritebackOptions) -> Self {
+        self.writeback = options;
+        self
+    }
+    /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It
+    /// has no name, no other process reads it, and it is gone with the cache. Without it, memory files stay in memory,
+    /// as do unevictable ones ([`MemFileOptions::unevictable`]). A write that fits in neither fails with
+    /// [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost.
+    #[must_use]
+    pub fn spill(mut self, options: SpillOptions) -> Self {
+        self.spill = Some((options, None));
+        self
+    }
+    /// As [`Builder::spill`], in the file behind a backend of your own, which can write. It must not be used
+    /// otherwise meanwhile. The path of `options` is ignored.
+    #[must_use]
+    pub fn spill_to(mut self, backend: Arc<dyn Backend>, options: SpillOptions) -> Self {
+        self.spill = Some((options, Some(backend)));
+        self
+    }
+    /// A disk tier: bytes of backends that have a name for them that lasts, such as versions of objects in a store
+    /// ([`Backend::content_key`]), are kept on a local disk as well, and read from there when memory has them no more;
+    /// also after this process has ended, however it did. One process at a time uses a folder. What arrives faster than
+    /// the disk writes is copied to it later, as long as it is in memory; the end of the cache goes on with that for
+    /// half a second at most. Memory for it is not part of the bound: its buffers ([`DiskOptions::buffer_bytes`]),
+    /// some MiB for reads and late copies, up to 16 MiB for admission, and about 80 bytes for each extent of 4 to 64
+    /// KiB that it holds.
+    #[must_use]
+    pub fn disk(mut self, options: DiskOptions) -> Self {
+        self.disk = Some(options);
+        self
+    }
+    /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
+    /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
+    /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
+    /// are 8192 at most, some hundred nanoseconds under a lock that all readers share; until 8192 different pages
+    /// were read all are sampled. Half a MiB on the heap, which does not count to `memory`.
+    #[must_use]
+    pub fn miss_ratio_curve(mut self, wanted: bool) -> Self {
+        self.miss_ratio_curve = wanted;
+        self
+    }
+    /// How files are read: by io_uring, by a pool of threads, or by the first if the system lets us (the
+    /// default).
+    #[must_use]
+    pub fn mechanism(mut self, mechanism: Mechanism) -> Self {
+        self.engine.mechanism = mechanism;
+        self
+    }
+
+    /// Builds the cache: reserves its address space, populates its tables, starts nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Build`](crate::ErrorKind::Build) if `memory` is below the minimum or above what can be
+    /// numbered, if `memory_max` is below `memory`, or if the system refuses memory or to lock it.
+    pub fn build(self) -> Result<Cache> {
+        self.build_with(Box::new(DiskTier::open_store))
+    }
+
+    /// As [`Builder::build`]; the store of the disk tier, if there is to be one, is opened by `store`.
+    pub(super) fn build_with(self, store: StoreOpener) -> Result<Cache> {
+        let process = ForkGuard::new();
+        let memory = self.memory.unwrap_or_else(|| default_memory().max(Cache::MEMORY_MIN));
+        let reservation = Reservation { memory_max: self.memory_max.unwrap_or(memory), swap: self.swap };
+        let arena = Arena::build_within(ArenaOptions { memory }, reservation);
+        let arena = arena.map_err(|e| Repr::Build(Box::new(e)))?;
+        let wait_queue = Arc::new(WaitQueue::new());
+        let engine = Engine::new(Arc::clone(&wait_queue), self.engine);
+        let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
+        let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
+        let arena = Arc::new(arena);
+        let spill = match self.spill {
+            None => None,
+            Some((options, None)) => Some(Spill::open(&options, &engine, &arena, &wait_queue)),
+            Some((options, Some(backend))) => {
+                Some(Spill::with_backend(backend, &options, &arena, &wait_queue))
+            }
+        };
+        let spill = spill.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
+        let disk = self.disk.map(|options| DiskCopies::open(&options, store, &arena, &wait_queue));
+        let disk = disk.transpose().map_err(|e| Repr::Build(Box::new(e)))?.map(Arc::new);
+        let filemap = Filemap::new(arena, wait_queue, orders).with_spill(spill);
+        let filemap = filemap.with_hooks(self.index_hooks).with_policy(self.policy);
+        let filemap = filemap.with_writeback(self.writeback);
+        let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
+        let filemap = Arc::new(filemap.with_background_reclaim(self.background_reclaim));
+        let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
+        let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
+        let readahead = match self.readahead_style {
+            ReadaheadStyle::Streams => Config::new(readahead_pages),
+            ReadaheadStyle::KernelLike => Config::kernel_like(readahead_pages, EXTENT_PAGES, orders.max),
+        };
+        let readahead = readahead.orders(orders.min, orders.max);
+        let shared = CacheInner {
+            _tasks: (
+                DeferredShrink::of(&filemap),
+                BackgroundReclaim::of(&filemap),
+                self.pressure.map(|pressure| Shrinker::begin(&filemap, pressure)),
+            ),
+            shmem: Shmem::new(Arc::clone(&filemap)),
+            filemap,
+            engine,
+            leases: Arc::default(),
+            table: RankedMutex::new(Rank::Mappings, FileTable::default()),
+            pools: pool::no_pools(),
+            process,
+            readahead,
+            idle_files_max: self.idle_files_max,
+            parks: AtomicBool::new(false),
+            disk,
+            sampler: self.miss_ratio_curve.then(Sampler::default),
+            blocking: BlockingCalls::default(),
+        };
+        Ok(Cache { shared: Arc::new(shared) })
+    }
+}
+
+/// The largest folio that a cache of `memory` bytes makes by default: one of which 256 fit. Of what a
+/// cache holds, less than a 256th is then kept for the sake of one page in it that is read again, and a cache
+/// of 16 MiB still has some hundred folios to choose from when it evicts. From 2 MiB on a folio gains
+/// nothing by being larger, and the arena has none.
+fn folio_order_default(memory: u64) -> Order {
+    let pages = (memory / 256 / PAGE_SIZE as u64).clamp(1, u64::from(EXTENT_PAGES));
+    Order::fitting(pages as u32)
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            memory: None,
+            memory_max: None,
+            pinned_max: None,
+            background_reclaim: true,
+            swap: Swap::Allowed,
+            pressure: None,
+            readahead: 4 << 20,
+            readahead_style: ReadaheadStyle::Streams,
+            idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
+            folio_order_min: Order::ZERO,
+            folio_order_max: None,
+            engine: EngineOptions::default(),
+            index_hooks: None,
+            policy: DEFAULT_POLICY,
+            miss_ratio_curve: false,
+            writeback: WritebackOptions::default(),
+            spill: None,
+            disk: None,
+        }
+    }
+}

@@ -76,12 +76,12 @@ pub(crate) enum Repr {
     )]
     WouldBlock { position: u64 },
     #[error(
-        "no page can be had for byte {position}: all {pages} pages of the cache are pinned or in flight; \
+        "cannot cache byte {position}: all {pages} pages of the cache are pinned or in flight; \
          drop some pins, or build the cache with more memory"
     )]
     NoMemory { position: u64, pages: u64 },
     #[error(
-        "no page can be had for byte {position}: the pool \"{pool}\" has its limit of {limit} bytes, and all of it is \
+        "cannot cache byte {position}: the pool \"{pool}\" has its limit of {limit} bytes, and all of it is \
          pinned or in flight; drop some pins, or raise the limit by Pool::set_limit"
     )]
     PoolFull { position: u64, pool: std::sync::Arc<str>, limit: u64 },
@@ -189,8 +189,8 @@ pub(crate) enum Repr {
     )]
     Allocate { position: u64, len: u64, source: io::Error },
     #[error(
-        "the bytes at byte {position} were pinned for as long as the call was to wait; drop the pins, or open the file \
-         with OnPinned::Detach"
+        "cannot write at byte {position}: its bytes stayed pinned for as long as the call may wait; drop the pins, or \
+         open the file with OnPinned::Detach"
     )]
     Pinned { position: u64 },
 }

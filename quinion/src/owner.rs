@@ -529,9 +529,9 @@ impl CacheOwner {
 }
 
 /// Why viewers went to the kernel where a program came to write.
-const WRITTEN: &str = "somebody writes the file, or has it open for writing";
+const WRITTEN: &str = "another process has the file open for writing, or mapped for writing";
 /// Why they are left to it where the cache thrashes.
-const TOO_SMALL: &str = "the memory is too small for all files that are read";
+const TOO_SMALL: &str = "--memory is too small for all files that are read at the same time";
 
 fn errno(error: &Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(match error.kind() {

@@ -11,7 +11,7 @@
 //!    under two locks              neighbours together       neighbours by one way down
 //! ```
 //!
-//! Every folio stands in a ring (`lists/`) from its insertion on. When room is wanted, the policy (`policy.rs`) says
+//! Every folio stands in a ring (`lists/`) from its insertion on. When room is wanted, the policy (`policy/`) says
 //! which ring's oldest folio is to be scanned, is told how often that was read (`arena/referenced.rs`), and says
 //! whether it goes or joins a ring again. Folios that are locked, held or still waited for join their rings again
 //! without a verdict. So does what is **dirty**, or being written back: its bytes are nowhere else. Reclaim writes

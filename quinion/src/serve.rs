@@ -53,13 +53,14 @@
 //!
 //! A cache that outlives a command serves several **runs**, one after the other and side by side. Each gets a number,
 //! which its viewers put into their pages, so that each can be told what its own have done. The sums of viewers that
-//! are no more lie in the seats they had: a viewer's numbers move from its page there under the seat's lock, so who
-//! adds up finds them once.
+//! are no more lie in the seats they had: a viewer's numbers move from its page there under the seat's lock, so a
+//! thread that adds up finds them once.
 //!
 //! This file has the state that all threads share, and its beginning and end. Each of its topics is a file that adds
 //! methods to that state: `admission.rs` lets processes in, `wakeups.rs` has threads sleep and wake, `questions.rs`
-//! takes and answers, `attaching.rs` gives handles and takes them back, `closing.rs` settles what was closed, and
-//! `keeper.rs` keeps time. What the owner has to do stands in `owner.rs`.
+//! takes and answers, `attaching.rs` gives handles and takes them back, `closing.rs` settles what was closed,
+//! `named.rs` opens names, `pins.rs` pins ranges, and `keeper.rs` keeps time. What the owner has to do stands in
+//! `serve/owner.rs`.
 //!
 //! Invariants:
 //!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.

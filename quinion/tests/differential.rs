@@ -2,7 +2,7 @@
 //! does the same.
 //!
 //! ```text
-//!   seed -> bytes -> operations --run on a pair--> nothing to say         (what is compared: `cache_pair`)
+//!   seed -> bytes -> operations --run on a pair--> nothing to say         (what is compared: `twins::cache`)
 //!                                     '----------> a complaint --shrink--> a short list that still fails, printed
 //! ```
 //!

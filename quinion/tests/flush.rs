@@ -1,6 +1,6 @@
 //! Flush: what is written is what the file holds, and not a byte more.
 //!
-//! A random story of flushes, sizes, holes and reads is told to a backend and to a vector, and after each
+//! Random flushes, sizes, holes and reads are applied to a backend and to a vector, and after each
 //! sentence the file, read plainly by the kernel, is held against the vector. Each kind of backend is told
 //! it: files by io_uring and by threads, on a disk, where they are written directly, and in memory, where they
 //! are not; bytes in memory; a user's source; a device with faults; a disk that remembers.

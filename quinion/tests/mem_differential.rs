@@ -2,7 +2,7 @@
 //! the same.
 //!
 //! ```text
-//!   seed -> operations --run on a pair--> nothing to say              (what is compared: `mem_pair`)
+//!   seed -> operations --run on a pair--> nothing to say              (what is compared: `twins::mem_file`)
 //!                              '--------> a complaint --shrink--> a short list that still fails, printed
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! The tree against a naive twin, by random operations that are made shorter when they fail: with nodes of
 //! 2, 4, 8 and 64 slots and a keeper of nodes that runs out at random.
 //!
-//! What is compared, and with what, says `xarray_pair`.
+//! `quinion_testing::twins::xarray` says what is compared, and with what.
 
 use proptest::prelude::*;
 use quinion_testing::twins::xarray::{Bytes, Op, run};

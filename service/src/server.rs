@@ -114,7 +114,7 @@ pub struct ServerStats {
     pub open_files: usize,
     /// Ranges that they have pinned.
     pub pins: usize,
-    /// Reads of all clients, by their own word.
+    /// Reads of all clients, as the clients count them.
     pub reads: u64,
     /// Bytes of these.
     pub bytes: u64,

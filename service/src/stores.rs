@@ -31,6 +31,10 @@ use quinion_object::{FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, 
 
 use crate::error::{CHANGED, FETCH};
 
+/// What a client is told that is newer than this server.
+const UNKNOWN_OPTION: &str =
+    "the client asks for an option that this server does not have; use the same version for both";
+
 /// A store as it was given to the server.
 pub(crate) struct StoreRequest {
     pub(crate) prefix: String,
@@ -82,7 +86,7 @@ impl Stores {
         let StoreRequest { prefix, store, options } = request;
         let prefix = trimmed(&prefix).to_owned();
         if prefix.split_once("://").is_none_or(|(scheme, _)| scheme.is_empty()) {
-            return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
+            return Err(format!("{prefix:?} is not a URL prefix; name a store as s3://bucket"));
         }
         let name = options.name().map(|name| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string());
         let number = self.count.fetch_add(1, Ordering::Relaxed);
@@ -206,8 +210,7 @@ impl NameOpener for Stores {
         let failed = |error: Errno, text: &dyn fmt::Display| {
             refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
         };
-        let request = OpenRequest::of(lines)
-            .ok_or_else(|| failed(Errno::INVAL, &"the client wants what this server does not know"))?;
+        let request = OpenRequest::of(lines).ok_or_else(|| failed(Errno::INVAL, &UNKNOWN_OPTION))?;
         let key = percent_decode_str(key).decode_utf8().map_err(|error| failed(Errno::INVAL, &error))?;
         let path = Path::parse(&key).map_err(|error| failed(Errno::INVAL, &error))?;
         if path.as_ref() != key {

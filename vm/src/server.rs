@@ -169,7 +169,7 @@ struct Shared {
     epoll: OwnedFd,
     listener: ClosedApart,
     wake_event: OwnedFd,
-    /// It strikes when the first of `soon` is due.
+    /// Expires when the first of `soon` is due.
     clock: OwnedFd,
     is_ending: AtomicBool,
     /// The most threads of peers.

@@ -100,7 +100,7 @@ impl fmt::Display for ElfError {
                 write!(f, "it is not a 64-bit ELF file, or a damaged one ({error})")
             }
             ElfError::Machine(number) => {
-                write!(f, "it is made for machine {number}, and we know x86-64 (62) alone")
+                write!(f, "it is made for ELF machine {number}; only x86-64 (62) is supported")
             }
         }
     }

@@ -21,7 +21,7 @@
 //! | exit code | means |
 //! |---|---|
 //! | 0 | all went well |
-//! | 1 | a file could not be read, or a cache not be built; standard error says why |
+//! | 1 | a file could not be read, or the cache could not be built; standard error says why |
 //! | 2 | the command line was not understood |
 //! | 3 | `doctor`: nothing of the program can be served |
 //! | 141 | the reader of standard output went away (128 + the number of SIGPIPE, as a shell says it) |
@@ -60,7 +60,7 @@ Environment:
 
 Exit codes:
   0    all went well
-  1    a file could not be read, or a cache not be built
+  1    a file could not be read, or the cache could not be built
   2    the command line was not understood
   3    doctor: nothing of the program can be served
   141  the reader of standard output ended (SIGPIPE)

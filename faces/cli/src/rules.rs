@@ -26,13 +26,13 @@ pub struct Arguments {
     file_systems: FileSystems,
 }
 
-/// What is done where there is no lease.
+/// How changes by other processes are noticed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum Coherence {
-    /// The kernel reads.
+    /// By a read lease; a file without one is left to the kernel.
     #[default]
     Leases,
-    /// The file's times are looked at before each read.
+    /// By a read lease, or without one by the file's times and size, checked before each read.
     Times,
 }
 

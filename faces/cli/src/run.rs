@@ -97,7 +97,7 @@ impl RunOptions {
 /// How a program's calls reach the interposer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Intercept {
-    /// By names, and by patching the C library where that can be done with certainty.
+    /// By names, and by patching the C library where that is safe.
     #[default]
     Auto,
     /// By names alone: what the C library does inside itself is the kernel's.

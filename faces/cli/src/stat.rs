@@ -154,8 +154,8 @@ fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {
         }
         _ => (Value::Unknown, Value::Unknown),
     };
-    report.add("direct_align_bytes", "direct reads align to", position);
-    report.add("direct_memory_align_bytes", "and memory to", memory);
+    report.add("direct_align_bytes", "direct read offset align", position);
+    report.add("direct_memory_align_bytes", "direct read memory align", memory);
     report
 }
 

@@ -10,9 +10,9 @@
 //!        '--share--> shared --detach--> the kernel's         for good: the offset alone, or all of it
 //! ```
 //!
-//! SHARED is a permission to look, no knowledge: a thread that attaches looks at the
-//! descriptor that there is then. So it may be said of a number too often, and
-//! a forked child says it of all it inherited.
+//! SHARED does not mean that the descriptor is known to be readable; it permits an attach to check: a thread that
+//! attaches looks at the descriptor that there is then. So it may be said of a number too often, and a forked child
+//! says it of all it inherited.
 //!
 //! Invariants:
 //!  1. The kernel's offset is right before any call that uses it runs: a thread that wants one shares or detaches

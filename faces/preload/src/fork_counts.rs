@@ -70,7 +70,7 @@ pub fn end_fork(copies: u32) {
 pub struct Renumbering(());
 
 impl Renumbering {
-    /// Begins that.
+    /// Counts the calling thread as one that is about to renumber a descriptor.
     pub fn count() -> Self {
         COPYING.fetch_add(1, Ordering::SeqCst); // partner: `wait_for_forks`
         Self(())

@@ -130,7 +130,7 @@ pub extern "C" fn begin_vfork() {
 
 /// After a `vfork`, in the parent only. `answer` is the kernel's.
 pub extern "C" fn end_vfork(answer: isize) -> isize {
-    // Only who is switched on counted: a child of `vfork` that calls it again did not. Our memory was not
+    // Counted only if the switch was on: a child of `vfork` that calls this again has not counted. Our memory was not
     // forked meanwhile, so the depth is the same.
     if is_on() {
         end_vfork_child(Fork { depth: process::depth(), copies: 0 });

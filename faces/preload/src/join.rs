@@ -1,7 +1,7 @@
 //! Join: a forked child becomes a viewer, when it has something to ask or to tell; and a viewer sends a descriptor.
 //!
-//! It is waited for the owner for [`WELCOME_MILLIS`] at most, or longer by a child that has something to tell it. One
-//! for which it was too late joins once more, to tell, when the owner's heartbeat has risen.
+//! The thread waits for the owner for [`WELCOME_MILLIS`] at most, or longer by a child that has something to tell it.
+//! One for which it was too late joins once more, to tell, when the owner's heartbeat has risen.
 //!
 //! For that time some numbers of descriptors are ours. A child joins to be served reads while it has no other thread,
 //! or not at all: a thread could close such a number, or open something and get another number than without us. To

@@ -209,7 +209,7 @@ fn mode_of_child(mut mode: u32) -> u32 {
         match mode {
             INERT => settle(page),
             LEFT => return INERT,
-            // A guest does not wait for a thread of the process it is in.
+            // A child of `vfork` does not wait for a thread of its parent.
             _ if is_vfork_child() => return INERT,
             BUSY => {
                 kernel::wait(turn);

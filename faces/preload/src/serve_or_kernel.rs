@@ -119,11 +119,11 @@ fn left_to_the_kernel(fd: c_int, word: FdWord) {
 
 /// Says which is to read a candidate.
 enum Reader {
-    /// We, after asking the owner.
+    /// The cache, once the owner has attached the file.
     Ours,
-    /// The kernel, for a while.
+    /// The kernel, until the credit is used up.
     Kernels,
-    /// That has just been found out: look again.
+    /// The state has just changed: decide again.
     Unknown,
 }
 

@@ -7,8 +7,8 @@
 //! says which this is; it is counted for that one. `QUINION_FILTERS=NUMBER` says under how many filters of system calls
 //! the run was: a process that is under more makes no call of ours, since that may end it.
 //!
-//! How it becomes a viewer is in `handshake.rs`. It is waited for the owner for a bounded time, in which some numbers
-//! of descriptors are ours; the program does not run yet.
+//! How it becomes a viewer is in `handshake.rs`. The thread waits for the owner for a bounded time, in which some
+//! numbers of descriptors are ours; the program does not run yet.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -94,7 +94,7 @@ fn is_under_filter(filters: Option<u64>) -> bool {
 
 /// What a process's status says of its filters of system calls.
 enum Filters {
-    /// So many.
+    /// This many filters.
     Known(u64),
     /// There are some, and an older kernel (before 5.9) does not say how many.
     Unknown,

@@ -46,7 +46,7 @@ impl Opener {
     fn add(&self, prefix: &str, request: StoreRequest) -> std::result::Result<ObjectCache, String> {
         let prefix = prefix.trim_end_matches('/');
         if prefix.split_once("://").is_none_or(|(scheme, _)| scheme.is_empty() || scheme == "file") {
-            return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
+            return Err(format!("{prefix:?} is not a URL prefix; name a store as s3://bucket"));
         }
         let (store, options) = stores::open(prefix, request)?;
         let options = options.freshness(self.freshness);

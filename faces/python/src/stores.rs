@@ -70,7 +70,7 @@ pub(crate) fn is_network(url: &str) -> bool {
 
 fn folder(prefix: &str, url: &str) -> Result<OpenedStore, String> {
     let path = url.strip_prefix("file://").filter(|path| path.starts_with('/'));
-    let path = path.ok_or_else(|| format!("{url:?} is no folder; write it as file:///folder"))?;
+    let path = path.ok_or_else(|| format!("{url:?} is not a folder; write it as file:///folder"))?;
     let store = LocalFileSystem::new_with_prefix(path).map_err(|error| error.to_string())?;
     Ok((Arc::new(store), Options::new().store_name(format!("{prefix} at {url}"))))
 }

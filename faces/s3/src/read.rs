@@ -39,7 +39,7 @@ pub struct Request<'r> {
 pub enum Refusal {
     /// As S3 says it.
     Answer(S3Error),
-    /// The store, or the server of the cache, has a bad time: what it says is for the log.
+    /// The store, or the server of the cache, fails for the moment: its message is for the log.
     Failed(StoreError),
 }
 

@@ -19,7 +19,7 @@
 //! page; one of them gets it, and the other looks again.
 //!
 //! **What counts.** All n extents count as grown from the moment they are taken until they are given back, whether
-//! their pages have memory yet or not. So the bound holds whatever those do who map the file.
+//! their pages have memory yet or not. So the bound holds whatever the processes do that map the file.
 //!
 //! **Why the change of mapping harms no reader.** Before a guest is taken, its extents were never grown, or are
 //! punched: no reader is led there but one that is past its first look (`shrink.rs`), and that throws away what it
@@ -345,7 +345,7 @@ impl Drop for GuestExtents {
             guest.is_closing = true;
             guest.claimed_pages == 0
         };
-        // Else who frees the last of its frames does it.
+        // Otherwise the thread that frees the last of its frames ends it.
         if ended {
             self.arena.end_guests();
         }
@@ -776,7 +776,7 @@ mod tests {
         let guest = guest(&arena, 1);
         let offset = guest.place(page(0)).unwrap().offset() as u64;
         let before = taken(arena.arena_fd());
-        // As a viewer does who maps the arena's file.
+        // As a viewer does that maps the arena's file.
         rustix::io::pwrite(arena.arena_fd(), &[0; 8192], offset).unwrap();
         assert_eq!(arena.sweep(), 1);
         assert_eq!(taken(arena.arena_fd()), before);

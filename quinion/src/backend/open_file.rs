@@ -15,9 +15,9 @@
 //! leave it there. So a second descriptor goes through the kernel's cache: the page is written by it, and written back
 //! to the device at once. Then the flush that brought it means what the others mean, and its failure is its own and not
 //! the next sync's. Its calls block: a thread of the pool makes them, or a thread that waits for that page alone, on
-//! its own. Clean, the page stays in the kernel's cache, since who appends a little comes again soon, and the kernel
-//! would read it from the device before it took a part of it. The next direct write there drops it, and so does the end
-//! of this backend: it is one page for a file.
+//! its own. Clean, the page stays in the kernel's cache, since a program that appends a little soon appends again,
+//! and the kernel would read it from the device before it took a part of it. The next direct write there drops it,
+//! and so does the end of this backend: it is one page for a file.
 //! It is a whole page and not only its last sectors, because a sector that is written directly while the kernel's
 //! cache holds the block around it as it was before would be undone by that. Where no second
 //! descriptor can be had, all of the file goes through the cache.

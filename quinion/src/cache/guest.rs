@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Both count against the cache's bound in full from the moment they are made, and until the last handle is dropped.
-//! They are one file each, in one piece, and are not evicted. What happens to a request is told in `guest.rs`.
+//! They are one file each, in one piece, and are not evicted. What happens to a request is told in
+//! `quinion/src/guest.rs`.
 //!
 //! Invariants:
 //!  1. A range that [`Image::ensure`] has said `Ok` of reads as the snapshot did when it was opened, for as long as the

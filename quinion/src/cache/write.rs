@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A write goes into the cache and no further: the work is in `filemap/write.rs`, and what takes it to the file is
-//! write-back (`writeback.rs`). When a handle is closed, what it wrote is written back, and when the cache ends, that
+//! write-back (`writeback/`). When a handle is closed, what it wrote is written back, and when the cache ends, that
 //! is waited for; neither makes it durable.
 //!
 //! **What is guaranteed when.**
@@ -192,8 +192,7 @@ impl File {
     /// # Errors
     /// As [`File::write_at`]; and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it is to be an uncached
     /// one and the backend does not support that.
-    // Always: left to itself, the compiler keeps it out of some callers, where it takes a sixth more instructions.
-    #[inline(always)]
+    #[inline]
     pub fn write_at_with(&self, bytes: &[u8], position: u64, options: WriteOptions) -> Result<usize> {
         self.check_writes()?;
         check_range(position, bytes.len() as u64)?;

@@ -488,7 +488,8 @@ impl<'m> SubmitBatch<'m> {
     }
 
     /// Gives them to the device, in one call. Waits for none of them; but a single small one, of which the caller
-    /// waits for a page next, may be filled here. Returns whom they were given to.
+    /// waits for a page next, may be filled here. Returns the wakers of the threads and futures that they were given
+    /// to.
     pub fn submit(mut self, next: AfterSubmit) -> Arc<dyn Backend> {
         // A backend may complete inside the call, and a waker runs its owner's code, which may take locks held here.
         let wakes = DeferredWakes::new();

@@ -28,7 +28,7 @@
 //! Invariants:
 //!  1. No lock is held while the device or memory is waited for.
 //!  2. Bytes are shown only up to a size that was looked at after they were copied, and only if the file was not taken
-//!     for another between the hold and that look; `hit.rs` tells why.
+//!     for another between the hold and that look; `view/src/hit/mod.rs` tells why.
 //!  3. A batch is held for a copy and for nothing else: it is given back before memory is asked for.
 //!  4. An error is returned only if no byte was read; otherwise it comes with the next call.
 //!

@@ -25,8 +25,8 @@
 //!     has Write and Invalidate alone, as when it waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
 //!  3. Nothing is put into a range that is being cut or punched, except by the thread that does that.
-//!  4. A thread that reads slots waits for the device and for locks from the tree's on: never for one who may wait for
-//!     slots.
+//!  4. A thread that reads slots waits for the device and for locks from the tree's on: never for a thread that may
+//!     wait for slots.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ const TRIES: u32 = 1000;
 /// Whether the caller keeps the file from being cut and punched while pages come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TruncateExclusion {
-    /// By the write lock, or because it is it who cuts.
+    /// By the write lock, or because this thread is the one that cuts.
     ByCaller,
     /// Not.
     No,

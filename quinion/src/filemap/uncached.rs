@@ -28,7 +28,8 @@
 //!
 //! | | here | the kernel's RWF_DONTCACHE |
 //! |---|---|---|
-//! | a read of 100 bytes of a large folio | leaves it: the next one finds it | drops it: the next one asks the device again |
+//! | a read of 100 bytes of a large folio | leaves it: the next one finds it | drops it: the next one asks the device
+//! again |
 //! | read ahead and never read | goes when the stream ends, pauses, or jumps often | stays |
 //! | a plain read of a left-over | adopts it: it stays | drops it, at the plain reader's cost |
 //! | cached before | is used, and neither dropped nor flagged | the same |
@@ -125,7 +126,7 @@ impl<'r> Reader<'r> {
     pub fn plain(readahead: &'r RankedMutex<Readahead>) -> Self {
         Self::new(readahead, PoolNumber::DEFAULT, None)
     }
-    /// The same, who need not look at the file again where it ends.
+    /// The same, for a caller that need not look at the file again where it ends.
     #[must_use]
     pub fn sure_of_size(self) -> Self {
         Self { is_sure_of_size: true, ..self }

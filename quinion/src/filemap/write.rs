@@ -217,7 +217,7 @@ impl Filemap {
     /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when
     /// it was done, and goes the way of all. A write to dirty pages needs no throttle, and waits for no more than
     /// another writer's copy of a page; so nothing is held back either.
-    #[inline(always)] // as `File::write_at_with`
+    #[inline]
     pub(crate) fn overwrite(
         &self,
         mapping: &Arc<Mapping>,

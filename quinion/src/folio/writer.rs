@@ -161,7 +161,7 @@ impl PageWriter<'_> {
         unsafe { copy::zero(to, len) };
     }
 
-    #[inline(always)] // it is a sum, and out of line in one caller of two where it is left to the compiler
+    #[inline]
     fn range(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= PAGE_SIZE && len <= PAGE_SIZE - at, "{len} bytes at {at} lie in the page");
         self.bytes.wrapping_add(at)

@@ -163,7 +163,7 @@ impl FolioIndex {
     }
 
     /// Holds the folio at `index`, filled or not.
-    #[inline(always)]
+    #[inline]
     pub fn try_hold(&self, index: PageIndex) -> Result<HeldFolio<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
         HeldFolio::take(self.arena(), frame, self.id, index)

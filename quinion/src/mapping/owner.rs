@@ -236,7 +236,7 @@ impl Mapping {
     }
     /// How many bytes the file has behind byte `position`, now; `None` if it was taken for another since there were so
     /// many `renewals`: then it may have been cut and have grown again, and bytes that lie within this size may be
-    /// zeroes that lay behind another's end. `hit.rs` tells more of that.
+    /// zeroes that lay behind another's end. `view/src/hit/mod.rs` tells more of that.
     #[inline]
     pub fn left_since(&self, renewals: u64, position: u64) -> Option<u64> {
         // The Acquire in `size`, partner: the Release in `invalidate`: a thread that sees the size of a renewal sees

@@ -10,13 +10,12 @@
 //!                                                                                        +--> out, without one
 //! ```
 //!
-//! Most of what is new is not read again soon; so it gets a small ring, and what
-//! passes through it does not move what has proved itself. How small? Where few folios are read again in
-//! Probation, pages there are wasted, and where many are, more of them would be if it were larger. So
-//! **Probation's share of the cache is the share of its folios that were read again**, of late, between 1 and
-//! 40 %. On the traces of the benchmark `ratio` that is 1 to 3 % for a workstation's disk (where the cache is
-//! a tenth of it or less), 8 % for a virtual machine's, and 12 to 35 % for a database's; each is near the best
-//! fixed share for that trace, and no fixed share is right for all of them.
+//! Most of what is new is not read again soon; so it gets a small ring, and pages that pass through it do not evict
+//! pages that were read again. How small? Where few folios are read again in Probation, pages there are wasted, and
+//! where many are, more of them would be if it were larger. So **Probation's share of the cache is the share of its
+//! folios that were read again**, of late, between 1 and 40 %. On the traces of the benchmark `ratio` that is 1 to 3
+//! % for a workstation's disk (where the cache is a tenth of it or less), 8 % for a virtual machine's, and 12 to 35 %
+//! for a database's; each is near the best fixed share for that trace, and no fixed share is right for all of them.
 //!
 //! Where recency is everything, what has proved itself is gone for good by then, and Main holds only pages that are not
 //! read again. So the same is asked of Main: **of its pages scanned of late, how many were read in their turn?** As

@@ -36,7 +36,8 @@ impl Shared {
             return Err(Errno::SRCH);
         }
         let member = self.domain.member(number).map_err(|error| match error.raw_os_error() {
-            Some(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Errno(error), // it is we who lack something
+            // The owner is out of descriptors or memory.
+            Some(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Errno(error),
             _ => Errno::ACCES,
         })?;
         // The number was that process's when we asked: a descriptor of one that has ended is ready.

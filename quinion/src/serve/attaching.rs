@@ -90,7 +90,7 @@ impl Shared {
         self.note_handle(job.viewer, attached, Handle { place, device: mount.device })
     }
 
-    /// No viewer believes us before it is seen to that our end will be noticed.
+    /// Waits until the kernel will report the owner's death (`DeathNotice`): no viewer may rely on the owner before.
     pub(super) fn wait_for_death_notice(&self) {
         // Acquire, partner: the store in `DeathNotice::new`.
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
@@ -98,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Notes that the viewer has that handle. The answer that says so.
+    /// Adds the handle to the viewer's seat and returns the answer to its request.
     pub(super) fn note_handle(
         &self,
         viewer: usize,
@@ -179,7 +179,7 @@ impl Shared {
         self.let_go_in_queues(known.map(|known| (handle, known)));
     }
 
-    /// Counts a file as attached, for all who are about to write. Its place.
+    /// Counts a file as attached, so that processes about to write it notify the owner. Returns its place.
     pub(super) fn enter(&self, device: u64, inode: u64) -> usize {
         self.control().enter(device, inode)
     }

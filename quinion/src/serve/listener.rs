@@ -138,7 +138,7 @@ impl Listener {
     /// Waits until `until` at most, for processes that connect or say something and for the ends of viewers, and does
     /// what is to be done about them. For the keeper alone.
     pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
-        // 1 whom to wait for
+        // 1 what to wait for
         let mut greetings = std::mem::take(&mut *self.greetings.lock());
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.ends, PollFlags::IN)];
         fds.extend(greetings.iter().map(|greeting| PollFd::new(greeting, PollFlags::IN)));
@@ -247,7 +247,8 @@ impl Listener {
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
         let answer = |ticket: Result<u32, Errno>, theirs: &PeerConnection| {
             let welcome = ticket.map_or_else(refusal, |viewer| JoinReply { error: 0, viewer });
-            // One who does not hear it does not ask for what it has sent; see `ViewerSlot::take_late_offers`.
+            // A viewer that does not get the ticket never asks for what it has sent; see
+            // `ViewerSlot::take_late_offers`.
             let _ = rustix::net::send(theirs, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         };
         match number {

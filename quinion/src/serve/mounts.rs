@@ -3,9 +3,8 @@
 //! `stat`, `statfs`, `open` and the last `close` of a file are questions to its file system, and one that hangs (a FUSE
 //! daemon that sleeps, a network that is gone) answers none of them; a thread that has asked cannot even be killed. The
 //! kernel's own tables answer without it: `/proc/self/fdinfo/N` has the number of the mount that a descriptor is of,
-//! and
-//! `/proc/PID/mountinfo` has, for each mount, the type of its file system. So what another process offers is looked at
-//! here first, and taken only if its type may be served.
+//! and `/proc/PID/mountinfo` has, for each mount, the type of its file system. So what another process offers is looked
+//! at here first, and taken only if its type may be served.
 //!
 //! A mount that is in no table (pipes, sockets and memfds have such ones, and what was unmounted lazily) is unknown,
 //! and what lies there is not taken.

@@ -57,14 +57,16 @@ impl Shared {
     fn open_for(&self, job: &ViewerJob, name: &[u8]) -> Result<([u64; 2], String), NameRefusal> {
         let refusal = |error: Errno, text: &str| NameRefusal { error, text: text.into() };
         {
-            let busy = || refusal(Errno::AGAIN, "the owner waits for this process; try again");
+            let busy =
+                || refusal(Errno::AGAIN, "an earlier request of this process has no answer yet; try again");
             let _probe = self.workers.probe(job.process.name).ok_or_else(busy)?;
             if !self.domain.has(&job.process.member) {
                 return Err(refusal(Errno::ACCES, "this process has other credentials than the owner"));
             }
         }
         let device = self.owner.device_of_name(name)? | NAMED_DEVICE;
-        let stuck = || refusal(Errno::AGAIN, "the store does not answer those who asked before");
+        let stuck =
+            || refusal(Errno::AGAIN, "too many earlier requests to this store have no answer yet; try again");
         let _at_work = self.workers.enter(WorkKey::Files(device)).ok_or_else(stuck)?;
         self.wait_for_death_notice();
         let NamedAttachment { attached, name, text } = self.owner.open_named(name)?;

@@ -53,14 +53,14 @@ impl FileName {
     }
 }
 
-/// What is done about others who may change a file.
+/// How changes of a file by other processes are noticed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileMode {
     /// Where it was when it was attached.
     pub path: PathBuf,
-    /// What was done last.
+    /// The validation in force.
     pub validation: Validation,
-    /// Why not more; empty if there is no more.
+    /// Why no stronger one; empty if there is none.
     pub why: String,
 }
 

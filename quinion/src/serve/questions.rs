@@ -28,7 +28,7 @@ use crate::viewer::sys::{Errno, futex_wake};
 const JOBS_MAX: u32 = 16;
 
 impl Shared {
-    /// Takes the next question, of any viewer: after the last one who was asked comes the next, and each in turn.
+    /// Takes the next question, of any viewer: viewers are served round robin.
     pub(super) fn take_job(&self) -> Option<ViewerJob> {
         let (start, seats) = (self.cursor.load(Ordering::Relaxed) as usize, self.seats.count());
         let start = if start < seats { start } else { 0 };
@@ -280,7 +280,7 @@ pub(super) fn is_pending(now: u32) -> bool {
     matches!(now, state::PENDING | state::PENDING_UNATTENDED)
 }
 
-/// Whether an answer reached who asked.
+/// Whether the viewer received the answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AnswerDelivery {
     Yes,

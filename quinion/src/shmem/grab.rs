@@ -1,9 +1,9 @@
 //! Grab: folios of a memory file, found or created, for a caller that wants them all at once.
 //!
 //! ```text
-//!   preallocate    grab --> nothing put in --> left allocated        memory, and no bytes: zeros to a caller that
-//!   reads pin_folios     grab --> zeros put in ----> pinned                memory with an address, for a device or a
-//!   peer populate       grab --> bytes put in ---> up to date             populate.rs
+//!   preallocate    grab --> nothing put in --> left allocated     memory, and no bytes: readers get zeros
+//!   pin_folios     grab --> zeros put in ----> pinned             memory with an address, for a device or a library
+//!   populate       grab --> bytes put in ----> up to date         populate.rs
 //! ```
 //!
 //! A grab begins under the file's Write lock, shared, so that no thread cuts or punches it while folios are

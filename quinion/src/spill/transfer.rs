@@ -342,7 +342,7 @@ impl Spill {
 
 fn short(run: FillRun, bytes: usize) -> io::Error {
     let words = format!(
-        "the spill file ends {bytes} bytes behind byte {}; somebody has cut it, or its disk is damaged",
+        "the spill file ends {bytes} bytes behind byte {}; another program has truncated it, or its disk is damaged",
         run.index.first_byte()
     );
     io::Error::new(io::ErrorKind::UnexpectedEof, words)
@@ -350,8 +350,8 @@ fn short(run: FillRun, bytes: usize) -> io::Error {
 
 fn other_bytes(slot: u32) -> io::Error {
     let words = format!(
-        "page {slot} of the spill file holds other bytes than were written there; its disk is damaged, or somebody \
-         else writes to it"
+        "page {slot} of the spill file holds other bytes than were written there; its disk is damaged, or another \
+         program writes to it"
     );
     io::Error::new(io::ErrorKind::InvalidData, words)
 }

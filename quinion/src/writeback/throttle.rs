@@ -100,7 +100,7 @@ impl Drop for AwaitedPages<'_> {
 
 fn stuck(limits: &DirtyLimits, wait_max: Duration) -> io::Error {
     let words = format!(
-        "the device has taken nothing for {wait_max:?}, and more than {} pages wait to be written; look whether \
+        "the device has taken nothing for {wait_max:?}, and more than {} pages wait to be written; check whether \
          it still answers",
         limits.ceiling
     );

@@ -474,7 +474,7 @@ pub mod state {
 /// it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
 /// Added to the ticket that an [`Operation::Attach`] has in the place of a descriptor: it was sent, see
-/// [`Offer`](crate::viewer::handshake::DescriptorOffer).
+/// [`DescriptorOffer`](crate::viewer::handshake::DescriptorOffer).
 pub const SENT: u64 = 1 << 33;
 /// The error number (`ENOTCONN`) of an [`Operation::Attach`] whose descriptor the owner may not duplicate by itself:
 /// it is to be sent.

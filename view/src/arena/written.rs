@@ -73,9 +73,9 @@ pub fn is_still(sequence: &AtomicU32, seen: SequenceSnapshot) -> bool {
     sequence.load(Ordering::Relaxed) == seen.0 || mutant(Mutant::PageRecheck)
 }
 
-/// Whether a pinner, who looks after
-/// [`may_have_writers`](super::Descriptor::may_have_writers), finds no writer in the page. If it does,
-/// none changes it before the pin is given back.
+/// Whether a thread that pins finds no writer in the page. It looks after
+/// [`may_have_writers`](super::Descriptor::may_have_writers); if there is none, no writer changes the page before the
+/// pin is given back.
 #[inline]
 pub fn is_quiet(sequence: &AtomicU32) -> bool {
     // Acquire, partner: the Release in `leave`: the pinner reads what was written, without looking again.

@@ -16,7 +16,7 @@
 //!   5 copy, size, look, touch                                  nothing: the copy fetches the rest itself
 //! ```
 //!
-//! What makes a hit sound is kept for each read by itself, by the functions of `hit.rs`: the size is read before its
+//! What makes a hit sound is kept for each read by itself, by the functions of `mod.rs`: the size is read before its
 //! walk and after its copy, its first look comes before its copy and its second after it, and the last step checks that
 //! the record is still the mapping's. The steps of other reads in between delay a read as a slow reader is delayed:
 //! nothing is held here, and no thread waits.

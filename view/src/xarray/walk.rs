@@ -56,7 +56,25 @@ pub fn load_root(root: &AtomicU64) -> Root {
 /// The entry a reader finds for `index`; a hint.
 #[inline]
 pub fn walk<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Entry {
-    walk_to_leaf::<S, BITS>(slab, root, index).entry
+    let Some(mut shift) = shift_of_top::<BITS>(root, index) else { return Entry::EMPTY };
+    let mut entry = root.entry;
+    while let Kind::Node(node) = entry.kind() {
+        if shift == 0 {
+            // A node below the last level: the walk met a recycled one.
+            return if mutant(Mutant::WalkLeaf) { entry } else { Entry::EMPTY };
+        }
+        shift -= BITS;
+        let Some(slots) = slab.racy_slots(node) else { return Entry::EMPTY };
+        entry = Entry::from_bits(slab.read_slot(&slots[(index >> shift) as usize & ((1 << BITS) - 1)]));
+    }
+    entry
+}
+
+/// How many bits of an index lie below the level of a tree's top; `None` if the tree does not reach to `index`.
+#[inline(always)]
+fn shift_of_top<const BITS: u32>(root: Root, index: u64) -> Option<u32> {
+    let shift = u32::from(root.levels).min(64 / BITS + 1) * BITS;
+    index.checked_shr(shift).is_none_or(|above| above == 0).then_some(shift)
 }
 
 /// Where a descent ended.
@@ -72,32 +90,32 @@ impl Descent<'_> {
     const NOTHING: Self = Descent { entry: Entry::EMPTY, slot: None, leaf: None };
 }
 
-/// The way down from `root` to the lowest slot that covers `index`. Always inlined: a caller that wants the
-/// entry alone pays for nothing else.
+/// As [`walk`], for a caller that wants the slot, and the leaf, too.
 #[inline(always)]
 fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Descent<'_> {
-    let mut shift = u32::from(root.levels).min(64 / BITS + 1) * BITS;
-    if index.checked_shr(shift).is_some_and(|above| above != 0) {
-        return Descent::NOTHING;
-    }
-    let mut found = Descent { entry: root.entry, ..Descent::NOTHING };
-    while let Kind::Node(node) = found.entry.kind() {
+    let Some(mut shift) = shift_of_top::<BITS>(root, index) else { return Descent::NOTHING };
+    let mut entry = root.entry;
+    let mut place = None;
+    while let Kind::Node(node) = entry.kind() {
         if shift == 0 {
-            // A node below the last level: the walk met a recycled one.
-            return if mutant(Mutant::WalkLeaf) { found } else { Descent::NOTHING };
+            return Descent::NOTHING; // a node below the last level: the walk met a recycled one
         }
         shift -= BITS;
         let Some(slots) = slab.racy_slots(node) else {
             return Descent::NOTHING;
         };
         let slot = &slots[(index >> shift) as usize & ((1 << BITS) - 1)];
-        found = Descent {
-            entry: Entry::from_bits(slab.read_slot(slot)),
-            slot: Some(slot),
-            leaf: (shift == 0).then_some(slots),
-        };
+        entry = Entry::from_bits(slab.read_slot(slot));
+        if shift == 0 {
+            return if matches!(entry.kind(), Kind::Node(_)) && !mutant(Mutant::WalkLeaf) {
+                Descent::NOTHING
+            } else {
+                Descent { entry, slot: Some(slot), leaf: Some(slots) }
+            };
+        }
+        place = Some(slot);
     }
-    found
+    Descent { entry, slot: place, leaf: None }
 }
 
 /// What a walker found at its index; a hint.

@@ -69,7 +69,7 @@ impl Shared {
                 *stage = ConnectionState::Over;
                 self.end_connection(connection);
             }
-            // Whatever it was that was told: faults that came meanwhile have left no other word.
+            // Whichever event it was: faults that arrived meanwhile are reported by no other event.
             ConnectionState::Serving(vm) => {
                 if kind == Kind::Beginning {
                     self.begin_vm(connection, vm)?;

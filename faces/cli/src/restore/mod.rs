@@ -364,7 +364,7 @@ fn told(event: &Event) -> String {
         }
         Event::ReplayStale { differing, compared } => format!(
             "the record is stale: of {compared} pages compared {differing} differ; the rest of it is ignored; \
-             record it anew"
+             record again"
         ),
         Event::CannotAccept(error) => format!("cannot accept connections for a moment: {error}"),
         other => format!("{other:?}"),

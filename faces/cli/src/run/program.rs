@@ -297,7 +297,7 @@ fn look_at_elf(path: PathBuf, file: &File, start: &[u8]) -> Kind {
         Linking::Broken => Kind::Unknown,
         Linking::Static => Kind::Static(path),
         Linking::By(linker) if !linker.ends_with("/ld-linux-x86-64.so.2") => {
-            Kind::Foreign(path, format!("linked by {linker}, which our object is not made for"))
+            Kind::Foreign(path, format!("linked by {linker}, which the preload object is not made for"))
         }
         Linking::By(_)
             if file.metadata().is_ok_and(|data| data.mode() & SET_ID != 0 && changes_rights(&data)) =>

@@ -250,9 +250,9 @@ impl RunReport<'_> {
             && !matches!(self.ended, RunEnd::Status(126 | 127))
         {
             notes.push(
-                "nothing was served: the program did not attach; it may clear its environment or run where ours is \
-                 not seen, or its dynamic linker refused our object, as that of an older C library does, and said so \
-                 on standard error"
+                "nothing was served: the program did not attach; it may clear its environment, or run in another \
+                 mount name space, or its dynamic linker refused the preload object (as one of an older C library \
+                 does) and said so on standard error"
                     .into(),
             );
         }
@@ -316,7 +316,7 @@ impl RunReport<'_> {
         );
         line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
         if !self.modes.is_empty() {
-            line("others", self.others_text());
+            line("coherence", self.others_text());
         }
         line("intercept", self.intercept_text());
         if let Some(KeptRunNumbers { name, .. }) = self.kept {
@@ -392,7 +392,7 @@ impl RunReport<'_> {
             .add("memory", "memory", self.memory())
             .add("intercept", "intercept", self.intercept())
             .add("kernel", "kernel", self.kernel())
-            .add("others", "others", self.others())
+            .add("others", "coherence", self.others())
             .add("kept", "kept", self.kept())
             .add("notes", "notes", words_of(self.notes().into_iter()));
         report.printed(Form::Json)
@@ -578,7 +578,7 @@ fn outcome_names(outcome: Patching) -> (&'static str, &'static str) {
         Patching::OtherLibrary => ("other_library", "another C library than the planned one"),
         Patching::Interposed => ("interposed", "another object wraps what has to be patched"),
         Patching::Threads => ("threads", "had threads already"),
-        Patching::TooFar => ("too_far", "the C library lies too far from our object"),
+        Patching::TooFar => ("too_far", "the C library is mapped too far from the preload object"),
         Patching::Denied => ("denied", "the kernel lets no code be changed"),
     }
 }

@@ -18,7 +18,7 @@ pub const SIGSEGV: i32 = 11;
 pub struct SignalAction {
     /// An address, or what stands for one.
     pub handler: usize,
-    /// How.
+    /// The SA_ flags.
     pub flags: u64,
     /// The way back from the handler.
     pub restorer: usize,

@@ -101,10 +101,9 @@ pub enum NoWelcome {
     Refused,
 }
 
-/// Says `hello` to the process that listens at `socket`, a path that ends with a zero, if that is this process's own
-/// user, and sends a descriptor with it, or none; what is answered, if that is no refusal, and the descriptors that
-/// come with it. Waits
-/// `millis` milliseconds at most, and no system call of it longer.
+/// Sends `hello`, with a descriptor or none, to the process that listens at `socket` (a path that ends with a zero), if
+/// that is this process's own user. Returns what it answers, unless it refuses, and the descriptors that come with the
+/// answer. Waits `millis` milliseconds at most, and no system call of it longer.
 pub fn greet(
     socket: &[u8; 108],
     hello: &[u8],

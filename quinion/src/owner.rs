@@ -245,7 +245,7 @@ impl CacheOwner {
         self.still_open.settle(self.cache.share().control().control());
     }
 
-    /// Closes a file that no viewer has. A question for it that is being answered still, or a copy, keeps it a moment
+    /// Closes a file that no viewer has. A request for it that is being answered still, or a copy, keeps it a moment
     /// longer.
     fn close_unattached(&self, device: u64, inode: u64) {
         for _ in 0..LET_GO_LOOKS {
@@ -796,6 +796,7 @@ impl Owner for CacheOwner {
 mod tests {
     use super::*;
     use crate::Cache;
+    use crate::filemap::{FileView, read_hits_into};
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
     use std::os::unix::fs::OpenOptionsExt;
@@ -1032,6 +1033,39 @@ mod tests {
             owner.detach(attached.handle);
         }
         assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 0, "old bytes");
+    }
+
+    /// 1. The program that serves a file has a lease on it, and has read it. A viewer attaches it, is to let go of it,
+    ///    and does not look for a while.
+    /// 2. Another viewer attaches it, and lets go of it: nothing watches the file from then on.
+    /// 3. A process cuts it in a way of which a lease does not tell: the first viewer does not believe what it finds.
+    #[test]
+    fn no_viewer_believes_a_lease_when_nothing_watches_the_file() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let program = open_leased(&owner, &path);
+        let attach = || loop {
+            match attach_by_path(&owner, &path) {
+                (name, Ok(attached)) => return (name, attached),
+                (_, Err(errno)) => assert_eq!(errno, Errno::TXTBSY),
+            }
+            sleep(Duration::from_millis(5));
+        };
+        let (name, first) = attach();
+        owner.let_go(name.device, name.inode);
+        assert_eq!(program.validation(), Validation::Kernel);
+        let (_, other) = attach();
+        program.read_exact_at(&mut [0; 100_000], 0).expect("it can be read");
+        owner.detach(other.handle);
+        assert_eq!(owner.cuts.files(), 0, "nothing watches it");
+        let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
+        drop(cut.expect("it is cut"));
+        let file = FileView { view: owner.cache.arena().view(), cell: first.cell, id: first.id };
+        let believed = program.validation() == Validation::Leased;
+        let hits = read_hits_into(file, 0, &mut [0; 10], |_, _| {});
+        assert!(!believed || hits.bytes == 0, "old bytes, for good: {hits:?}");
     }
 
     /// Attaches a file by a descriptor of its own. Returns its name, too.

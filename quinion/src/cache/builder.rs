@@ -174,8 +174,8 @@ impl Builder {
     }
     /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It
     /// has no name, no other process reads it, and it is gone with the cache. Without it, memory files stay in memory,
-    /// as do unevictable ones ([`MemFileOptions::unevictable`]). A write that fits in neither fails with
-    /// [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost.
+    /// as do unevictable ones ([`MemFileOptions::unevictable`](crate::MemFileOptions::unevictable)). A write that fits
+    /// in neither fails with [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost.
     #[must_use]
     pub fn spill(mut self, options: SpillOptions) -> Self {
         self.spill = Some((options, None));

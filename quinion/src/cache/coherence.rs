@@ -73,6 +73,7 @@
 //!  3. No lock is held while the kernel is asked to open a file: it may make the opener wait for us.
 //!  4. While a handle reads for viewers, no lease begins that no watch of cuts goes with; and one that began before is
 //!     ended if the file was cut before it was watched.
+//!  5. The record says `Leased` only while a handle reads for viewers, and so only while there is a watch.
 //!
 //! Not an invariant: that a look sees each change. Times have limits; see above.
 
@@ -267,6 +268,11 @@ impl CoherenceState {
         state.for_viewers -= usize::from(access.for_viewer);
         let mut ended = None;
         if state.for_viewers == 0 {
+            // Before the watch ends: a viewer from which its handle was taken may look at the record still, and a lease
+            // that another handle keeps is blind for cuts from here on.
+            if self.mapping.record().validation() == Validation::Leased {
+                self.mapping.record().set_validation(Validation::Kernel);
+            }
             state.is_unwatched = false;
             ended = state.watch.take();
         }

@@ -461,8 +461,12 @@ impl CacheInner {
     pub(crate) fn stats(&self) -> Stats {
         let (filemap, counters) = (&self.filemap, &self.filemap.counters);
         let (supply, arena) = (&filemap.supply, filemap.arena.stats());
+        // By itself: the guard in the value of a field lives until all fields have theirs.
+        let files = self.table.lock().len() as u64;
+        // Side by side: what comes between two of them would be missing in their difference.
+        let (inserted, ahead) = (counters.sum(Count::Inserted), counters.sum(Count::Readahead));
+        let will_need = counters.sum(Count::WillNeed);
         let counted = Stats::counted(counters);
-        let ahead = counters.sum(Count::Readahead);
         let mut stats = Stats {
             memory_bytes: arena.bound_bytes,
             memory_max_bytes: arena.max_bytes,
@@ -475,14 +479,16 @@ impl CacheInner {
             index_bytes: arena.cell_bytes,
             free_bytes: arena.free_pages * PAGE_SIZE as u64,
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
-            files: self.table.lock().len() as u64,
+            files,
             memory_files: self.shmem.files(),
             unevictable_pages: supply.reclaim.unevictable_pages(),
             reads: counted.hits + counted.misses,
             dirty_pages: supply.writeback.totals().dirty(),
             writeback_pages: supply.writeback.totals().writeback(),
-            asked_pages: counted.inserted_pages.saturating_sub(ahead),
-            guessed_pages: ahead.saturating_sub(counted.will_need_pages),
+            inserted_pages: inserted,
+            asked_pages: inserted.saturating_sub(ahead),
+            guessed_pages: ahead.saturating_sub(will_need),
+            will_need_pages: will_need,
             readahead_pages: filemap.readahead_pages(),
             shadow_bytes: supply.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: filemap.in_flight(),

@@ -37,12 +37,12 @@
 //! **Many viewers** (`wakeups.rs`) cost an owner that is idle next to nothing, and a busy one no more than those that
 //! ask. Workers wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no
 //! seat is free (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes,
-//! and tells the workers whose have changed ([`doorbells`](crate::arena::doorbells)). The workers take the questions
+//! and tells the workers whose have changed ([`doorbells`](crate::arena::doorbells)). The workers take the requests
 //! of all viewers in turn, one of each. A viewer that rings hundreds of times in a second and asks nothing is polled
 //! for some time, and not slept for (`ring_limit.rs`). When no viewer is left in the last groups, their extents are
 //! given back (`release_empty_groups`); their watchers stay, and sleep.
 //!
-//! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
+//! A request of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
 //! time (`closing::SETTLE_WAIT_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a
 //! file system, that was waited for in vain is not waited for again (`closing.rs`).
 //!
@@ -57,7 +57,7 @@
 //! thread that adds up finds them once.
 //!
 //! This file has the state that all threads share, and its beginning and end. Each of its topics is a file that adds
-//! methods to that state: `admission.rs` lets processes in, `wakeups.rs` has threads sleep and wake, `questions.rs`
+//! methods to that state: `admission.rs` lets processes in, `wakeups.rs` has threads sleep and wake, `requests.rs`
 //! takes and answers, `attaching.rs` gives handles and takes them back, `closing.rs` settles what was closed,
 //! `named.rs` opens names, `pins.rs` pins ranges, and `keeper.rs` keeps time. What the owner has to do stands in
 //! `serve/owner.rs`.
@@ -68,10 +68,10 @@
 //!     [`Owner::reserve_viewers`], which calls nothing of this module. Only a thread that lets a process join waits for
 //!     that lock: the keeper goes on without it.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
-//!  4. An answer to a question that its viewer has given up is taken back: it leaves no handle behind.
+//!  4. An answer to a request that its viewer has given up is taken back: it leaves no handle behind.
 //!  5. No viewer has a handle before it is certain that viewers notice our end, however it comes
 //!     (`sys/death_notice.rs`).
-//!  6. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
+//!  6. A panic in the owner is an answer (EIO) to one request, not the end of a worker.
 //!  7. An arena has one service in its life: two would write into the same pages, and what one has said by its end
 //!     (`closed`, and the mark of `DeathNotice`) its viewers have acted upon.
 
@@ -111,7 +111,7 @@ mod named;
 mod owner;
 mod peer_connection;
 mod pins;
-mod questions;
+mod requests;
 mod ring_limit;
 mod seats;
 mod totals;
@@ -154,7 +154,7 @@ struct Shared {
     processes: Vec<AtomicU32>,
     /// How many processes had that seat.
     joins: Vec<AtomicU32>,
-    /// How many questions were taken of the processes that had that seat.
+    /// How many requests were taken of the processes that had that seat.
     taken_of: Vec<AtomicU32>,
     /// Looks of all threads that found that a viewer had rung.
     rings_seen: AtomicU64,
@@ -169,7 +169,7 @@ struct Shared {
     last_run: AtomicU64,
     /// Where the last worker found work.
     cursor: AtomicU32,
-    /// Questions that were taken.
+    /// Requests that were taken.
     taken: AtomicU64,
     /// How often what others are at was waited for in vain.
     waits_in_vain: AtomicU64,
@@ -397,7 +397,7 @@ impl Service {
         self.shared.totals(|_| true)
     }
 
-    /// Says the same; a later question is answered by what viewers had done until then. Nothing is served any more.
+    /// Says the same; a later request is answered by what viewers had done until then. Nothing is served any more.
     pub fn stop_serving(&mut self) {
         self.close();
     }

@@ -333,14 +333,14 @@ fn removed_files_are_released_some_at_a_time_by_a_call_for_that_alone() {
     }
     (0..10).step_by(2).for_each(|number| fs::remove_file(path(number)).unwrap());
     assert_eq!(cache.stats().files, 10);
-    cache.let_go_of_removed(0);
-    cache.let_go_of_removed(3);
+    cache.release_removed_files(0);
+    cache.release_removed_files(3);
     assert_eq!(cache.stats().files, 8, "of the first three, the first and the third");
-    cache.let_go_of_removed(3);
+    cache.release_removed_files(3);
     assert_eq!(cache.stats().files, 7, "then it went on: of the next three, the second");
-    (0..3).for_each(|_| cache.let_go_of_removed(3));
+    (0..3).for_each(|_| cache.release_removed_files(3));
     assert_eq!(cache.stats().files, 5, "and began anew");
-    cache.let_go_of_removed(100);
+    cache.release_removed_files(100);
     assert_eq!(cache.stats().files, 5, "what is there stays");
     cache.check().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Trace: which pages of an image VMs touched first, in their order, to have them ready next time.
+//! FaultRecord: which pages of an image VMs touched first, in their order, to have them ready next time.
 //!
 //! ```text
 //!   bytes 0        8           12       16              24             32        40         48
@@ -24,8 +24,8 @@
 //!
 //! **Damaged blocks.** Each block stands at its place and has a checksum of its own, into which the image's identity
 //! goes too. One that is damaged, cut off or from another file is left out, and the others are used;
-//! [`Trace::lost_pages`] says how many pages are missing for that. A damaged head is the end of all of it, because
-//! nothing says then what the rest is of.
+//! [`FaultRecord::lost_pages`] says how many pages are missing for that. A damaged head is the end of all of it,
+//! because nothing says then what the rest is of.
 //!
 //! The file is written beside the target and moved over it, durable before that: a reader finds a whole one or none.
 //!
@@ -50,7 +50,7 @@ const BLOCK_HEAD: usize = 16;
 /// The longest entry: five bytes of a distance (33 bits), two of a digest.
 const ENTRY_BYTES_MAX: usize = 7;
 
-/// Which image a trace is of.
+/// Which image a record is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ImageIdentity {
     /// The image's size in bytes.
@@ -68,7 +68,7 @@ impl ImageIdentity {
 
 /// A page that was wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TracedPage {
+pub struct RecordedPage {
     /// Its number in the image.
     pub page: u32,
     /// [`digest`] of what it held.
@@ -77,37 +77,37 @@ pub struct TracedPage {
 
 /// The order in which pages of an image were wanted.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Trace {
+pub struct FaultRecord {
     image: ImageIdentity,
-    entries: Vec<TracedPage>,
+    entries: Vec<RecordedPage>,
     lost_pages: u64,
 }
 
-/// Why a trace cannot be used.
+/// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each is said by its message")]
 #[non_exhaustive]
-pub enum TraceError {
+pub enum FaultRecordError {
     #[error("cannot read the record: {0}")]
     Read(#[source] io::Error),
     #[error("cannot write the record: {0}")]
     Write(#[source] io::Error),
     #[error("this is not a record of page faults; name a file that `--record` wrote")]
-    NotATrace,
+    NotARecord,
     #[error("the record has version {0}, and this release reads version {VERSION}; record again")]
     Version(u32),
     #[error("the record's header is damaged; record again")]
     Damaged,
 }
 
-impl Trace {
+impl FaultRecord {
     /// Which image it is of.
     pub fn image(&self) -> ImageIdentity {
         self.image
     }
 
     /// The pages in their order, each once.
-    pub fn entries(&self) -> &[TracedPage] {
+    pub fn entries(&self) -> &[RecordedPage] {
         &self.entries
     }
 
@@ -149,18 +149,18 @@ impl Trace {
     }
 
     /// What a file's bytes say of the pages that an image of `pages_max` pages has.
-    fn decode(bytes: &[u8], pages_max: u64) -> Result<Self, TraceError> {
+    fn decode(bytes: &[u8], pages_max: u64) -> Result<Self, FaultRecordError> {
         if bytes.len() < 12 || &bytes[..8] != MAGIC {
-            return Err(TraceError::NotATrace);
+            return Err(FaultRecordError::NotARecord);
         }
         if half(bytes, 8) != VERSION {
-            return Err(TraceError::Version(half(bytes, 8)));
+            return Err(FaultRecordError::Version(half(bytes, 8)));
         }
         if bytes.len() < HEAD_BYTES
             || word(bytes, HEAD_SUM) != Fingerprint::of(&[&bytes[..HEAD_SUM]])
             || half(bytes, 12) != PAGE_SIZE as u32
         {
-            return Err(TraceError::Damaged);
+            return Err(FaultRecordError::Damaged);
         }
         let image = ImageIdentity { bytes: word(bytes, 16), fingerprint: word(bytes, 24) };
         let mut seen = PageSet::new(image.pages().min(pages_max));
@@ -174,26 +174,26 @@ impl Trace {
         Ok(Self { image, entries, lost_pages })
     }
 
-    /// Reads the trace at `path`, as much of it as a trace of `image` can have. It may be of another image: compare
-    /// [`Trace::image`]. Parts that are damaged are left out, see [`Trace::lost_pages`].
+    /// Reads the record at `path`, as much of it as a record of `image` can have. It may be of another image: compare
+    /// [`FaultRecord::image`]. Parts that are damaged are left out, see [`FaultRecord::lost_pages`].
     ///
     /// # Errors
-    /// It cannot be read, is no trace, or of another version; or its head is damaged.
-    pub fn read(path: &Path, image: ImageIdentity) -> Result<Self, TraceError> {
+    /// It cannot be read, is no record, or of another version; or its head is damaged.
+    pub fn read(path: &Path, image: ImageIdentity) -> Result<Self, FaultRecordError> {
         let in_block = (BLOCK_BYTES - BLOCK_HEAD - ENTRY_BYTES_MAX) / ENTRY_BYTES_MAX;
         let blocks = image.pages().div_ceil(in_block as u64);
-        let file = File::open(path).map_err(TraceError::Read)?;
+        let file = File::open(path).map_err(FaultRecordError::Read)?;
         let mut bytes = Vec::new();
         let bytes_max = HEAD_BYTES as u64 + blocks * BLOCK_BYTES as u64;
-        file.take(bytes_max).read_to_end(&mut bytes).map_err(TraceError::Read)?;
+        file.take(bytes_max).read_to_end(&mut bytes).map_err(FaultRecordError::Read)?;
         Self::decode(&bytes, image.pages())
     }
 
-    /// Writes the trace to `path`, over what is there; readers find the old one or this one.
+    /// Writes the record to `path`, over what is there; readers find the old one or this one.
     ///
     /// # Errors
     /// It cannot be written; what is at `path` is what it was.
-    pub fn write(&self, path: &Path) -> Result<(), TraceError> {
+    pub fn write(&self, path: &Path) -> Result<(), FaultRecordError> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.new", std::process::id()));
         let beside = path.with_file_name(name);
@@ -205,7 +205,7 @@ impl Trace {
         };
         written().map_err(|error| {
             let _ = fs::remove_file(&beside);
-            TraceError::Write(error)
+            FaultRecordError::Write(error)
         })
     }
 }
@@ -223,7 +223,7 @@ fn quarter(bytes: &[u8], at: usize) -> u16 {
 }
 
 /// The block with that number: the first of `entries`, as many as it has room for, which are taken from there.
-fn encode_block(entries: &mut &[TracedPage], number: u32, identity: &[u8]) -> Vec<u8> {
+fn encode_block(entries: &mut &[RecordedPage], number: u32, identity: &[u8]) -> Vec<u8> {
     let (mut block, mut behind, mut count) = (vec![0; BLOCK_HEAD], 0_u64, 0_u16);
     while let Some((entry, rest)) = entries.split_first() {
         if block.len() + ENTRY_BYTES_MAX > BLOCK_BYTES {
@@ -249,7 +249,7 @@ fn encode_block(entries: &mut &[TracedPage], number: u32, identity: &[u8]) -> Ve
 }
 
 /// The entries of the block with that number; `None` if it is damaged.
-fn decode_block(block: &[u8], number: u32, identity: &[u8]) -> Option<Vec<TracedPage>> {
+fn decode_block(block: &[u8], number: u32, identity: &[u8]) -> Option<Vec<RecordedPage>> {
     if block.len() < BLOCK_HEAD || half(block, 0) != number {
         return None;
     }
@@ -275,7 +275,7 @@ fn decode_block(block: &[u8], number: u32, identity: &[u8]) -> Option<Vec<Traced
         let page = u32::try_from(behind.checked_add(distance)?).ok()?;
         let digest = quarter(rest.get(..2)?, 0);
         rest = &rest[2..];
-        entries.push(TracedPage { page, digest });
+        entries.push(RecordedPage { page, digest });
         behind = i64::from(page) + 1;
     }
     Some(entries)
@@ -305,12 +305,12 @@ impl PageSet {
     }
 }
 
-/// A trace that is being made.
+/// A record that is being made.
 #[derive(Debug)]
 pub struct Recorder {
     wanted: PageSet,
-    trace: Trace,
-    /// Pages that were taken over from an earlier trace and not seen since, and where in the new one they stand.
+    record: FaultRecord,
+    /// Pages that were taken over from an earlier record and not seen since, and where in the new one they stand.
     unseen: HashMap<u32, usize>,
 }
 
@@ -319,19 +319,19 @@ impl Recorder {
     pub fn new(image: ImageIdentity) -> Self {
         Self {
             wanted: PageSet::new(image.pages()),
-            trace: Trace { image, entries: Vec::new(), lost_pages: 0 },
+            record: FaultRecord { image, entries: Vec::new(), lost_pages: 0 },
             unseen: HashMap::new(),
         }
     }
 
     /// One that goes on from what `earlier` names of the same image. Of another image nothing is taken over: its pages
     /// are noted when they are replayed and hold what they held.
-    pub fn merging(image: ImageIdentity, earlier: &Trace) -> Self {
+    pub fn merging(image: ImageIdentity, earlier: &FaultRecord) -> Self {
         let mut recorder = Self::new(image);
         if earlier.image == image {
             earlier.entries.iter().for_each(|entry| recorder.add(*entry));
             recorder.unseen =
-                (0..).zip(&recorder.trace.entries).map(|(at, entry)| (entry.page, at)).collect();
+                (0..).zip(&recorder.record.entries).map(|(at, entry)| (entry.page, at)).collect();
         }
         recorder
     }
@@ -341,27 +341,27 @@ impl Recorder {
     pub fn note(&mut self, offset: u64, bytes: &[u8]) {
         for (page, bytes) in (offset / PAGE_SIZE as u64..).zip(bytes.chunks_exact(PAGE_SIZE)) {
             if let Ok(page) = u32::try_from(page) {
-                self.add(TracedPage { page, digest: digest(bytes) });
+                self.add(RecordedPage { page, digest: digest(bytes) });
             }
         }
     }
 
     /// Notes a page whose digest is known.
-    pub(super) fn add(&mut self, entry: TracedPage) {
+    pub(super) fn add(&mut self, entry: RecordedPage) {
         if self.wanted.take(u64::from(entry.page)) {
-            self.trace.entries.push(entry);
+            self.record.entries.push(entry);
         } else if let Some(at) = self.unseen.remove(&entry.page) {
-            self.trace.entries[at] = entry; // with the digest that it has now
+            self.record.entries[at] = entry; // with the digest that it has now
         }
     }
 
     /// What was noted so far.
-    pub fn trace(&self) -> Trace {
-        self.trace.clone()
+    pub fn record(&self) -> FaultRecord {
+        self.record.clone()
     }
 }
 
-/// What a trace says of a page's content. Four lanes take the page's words in turn, each by a step of multiplication
+/// What a record says of a page's content. Four lanes take the page's words in turn, each by a step of multiplication
 /// and rotation, so that a processor works on all four at once.
 pub fn digest(page: &[u8]) -> u16 {
     let mut lanes = [1_u64, 2, 3, 4].map(|lane| lane.wrapping_mul(FNV_BASIS));
@@ -428,22 +428,22 @@ mod tests {
         number.to_le_bytes().repeat(PAGE_SIZE / 8)
     }
 
-    fn recorded(wanted: impl IntoIterator<Item = u64>) -> Trace {
+    fn recorded(wanted: impl IntoIterator<Item = u64>) -> FaultRecord {
         let mut recorder = Recorder::new(IMAGE);
         wanted.into_iter().for_each(|number| recorder.note(number * 4096, &page(number)));
-        recorder.trace()
+        recorder.record()
     }
 
-    fn decoded(bytes: &[u8]) -> Result<Trace, TraceError> {
-        Trace::decode(bytes, 16384)
+    fn decoded(bytes: &[u8]) -> Result<FaultRecord, FaultRecordError> {
+        FaultRecord::decode(bytes, 16384)
     }
 
-    fn numbers(trace: &Trace) -> Vec<u64> {
-        trace.entries().iter().map(|entry| u64::from(entry.page)).collect()
+    fn numbers(record: &FaultRecord) -> Vec<u64> {
+        record.entries().iter().map(|entry| u64::from(entry.page)).collect()
     }
 
     /// Pages that lie scattered, more than one block has room for.
-    fn scattered() -> Trace {
+    fn scattered() -> FaultRecord {
         recorded((0..3000).map(|i| i * 7919 % 16384))
     }
 
@@ -462,8 +462,8 @@ mod tests {
 
     #[test]
     fn the_bytes_are_as_they_are_documented() {
-        let trace = recorded([16, 17, 3, 300]);
-        let bytes = trace.encode();
+        let record = recorded([16, 17, 3, 300]);
+        let bytes = record.encode();
         let head = [&b"qnfaults"[..], &[2, 0, 0, 0, 0, 16, 0, 0], &[0, 0, 0, 4, 0, 0, 0, 0]].concat();
         assert_eq!(bytes[..32], [head, vec![7, 0, 0, 0, 0, 0, 0, 0]].concat());
         assert_eq!(bytes[32..40], [4, 0, 0, 0, 0, 0, 0, 0]);
@@ -479,42 +479,44 @@ mod tests {
     #[test]
     fn a_file_is_written_whole_and_read_again() {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("trace");
-        for trace in [recorded([9, 1]), scattered(), recorded([])] {
-            trace.write(&path).expect("room for it");
-            trace.write(&path).expect("over the old one");
-            assert_eq!(Trace::read(&path, IMAGE).expect("a trace"), trace);
+        let path = folder.path().join("record");
+        for record in [recorded([9, 1]), scattered(), recorded([])] {
+            record.write(&path).expect("room for it");
+            record.write(&path).expect("over the old one");
+            assert_eq!(FaultRecord::read(&path, IMAGE).expect("a record"), record);
         }
         let names = fs::read_dir(folder.path()).expect("a folder").count();
         assert_eq!(names, 1, "nothing is left beside it");
-        let wrong = Trace::read(&folder.path().join("none"), IMAGE).expect_err("there is none");
-        assert!(matches!(wrong, TraceError::Read(_)));
+        let wrong = FaultRecord::read(&folder.path().join("none"), IMAGE).expect_err("there is none");
+        assert!(matches!(wrong, FaultRecordError::Read(_)));
         let nowhere = recorded([1]).write(&folder.path().join("no/such/folder"));
-        assert!(matches!(nowhere, Err(TraceError::Write(_))));
+        assert!(matches!(nowhere, Err(FaultRecordError::Write(_))));
     }
 
     #[test]
     fn a_file_with_a_damaged_head_or_none_is_refused() {
         let bytes = scattered().encode();
         let refused = |bytes: &[u8]| decoded(bytes).expect_err("not to be used");
-        assert!(matches!(refused(b"qnfault"), TraceError::NotATrace));
-        assert!(matches!(refused(&[0; 100]), TraceError::NotATrace));
-        assert!(matches!(refused(&bytes[..47]), TraceError::Damaged));
+        assert!(matches!(refused(b"qnfault"), FaultRecordError::NotARecord));
+        assert!(matches!(refused(&[0; 100]), FaultRecordError::NotARecord));
+        assert!(matches!(refused(&bytes[..47]), FaultRecordError::Damaged));
         for at in 12..48 {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1;
-            assert!(matches!(refused(&bytes), TraceError::Damaged), "byte {at}");
+            assert!(matches!(refused(&bytes), FaultRecordError::Damaged), "byte {at}");
         }
         for version in [1, 3] {
             let mut other = bytes.clone();
             other[8] = version;
-            assert!(matches!(refused(&other), TraceError::Version(found) if found == u32::from(version)));
+            assert!(
+                matches!(refused(&other), FaultRecordError::Version(found) if found == u32::from(version))
+            );
         }
     }
 
     #[test]
     fn a_damaged_block_is_left_out_and_the_others_are_used() {
-        let (trace, bytes) = (scattered(), scattered().encode());
+        let (record, bytes) = (scattered(), scattered().encode());
         let blocks = (bytes.len() - HEAD_BYTES).div_ceil(BLOCK_BYTES);
         assert!(blocks >= 3, "{blocks}");
         let whole: Vec<usize> = (0..blocks)
@@ -529,27 +531,27 @@ mod tests {
                 let read = decoded(&bytes).expect("its head is whole");
                 let before: usize = whole[..damaged].iter().sum();
                 let expected =
-                    [&trace.entries()[..before], &trace.entries()[before + whole[damaged]..]].concat();
+                    [&record.entries()[..before], &record.entries()[before + whole[damaged]..]].concat();
                 assert_eq!(read.entries(), expected, "block {damaged}, byte {at}");
                 assert_eq!(read.lost_pages(), whole[damaged] as u64);
             }
         }
         // It is cut off, and a block of another image stands in it.
         let cut = decoded(&bytes[..HEAD_BYTES + BLOCK_BYTES + 100]).expect("its head is whole");
-        assert_eq!(cut.entries(), &trace.entries()[..whole[0]]);
+        assert_eq!(cut.entries(), &record.entries()[..whole[0]]);
         let other = ImageIdentity { fingerprint: 8, ..IMAGE };
-        let mut mixed = Trace { image: other, ..trace.clone() }.encode();
+        let mut mixed = FaultRecord { image: other, ..record.clone() }.encode();
         mixed[HEAD_BYTES..HEAD_BYTES + BLOCK_BYTES]
             .copy_from_slice(&bytes[HEAD_BYTES..HEAD_BYTES + BLOCK_BYTES]);
         let mixed = decoded(&mixed).expect("its head is whole");
-        assert_eq!(mixed.entries(), &trace.entries()[whole[0]..]);
+        assert_eq!(mixed.entries(), &record.entries()[whole[0]..]);
     }
 
     #[test]
     fn pages_twice_or_outside_the_image_are_left_out() {
-        let entry = |page| TracedPage { page, digest: 1 };
+        let entry = |page| RecordedPage { page, digest: 1 };
         let entries = [5, 5, 16384, u32::MAX, 6].map(entry).to_vec();
-        let read = decoded(&Trace { image: IMAGE, entries, lost_pages: 0 }.encode()).expect("whole");
+        let read = decoded(&FaultRecord { image: IMAGE, entries, lost_pages: 0 }.encode()).expect("whole");
         assert_eq!((numbers(&read), read.lost_pages()), (vec![5, 6], 0));
     }
 
@@ -558,14 +560,14 @@ mod tests {
         let earlier = recorded([4, 9]);
         let mut merged = Recorder::merging(IMAGE, &earlier);
         [9, 2].into_iter().for_each(|number| merged.note(number * 4096, &page(number)));
-        assert_eq!(numbers(&merged.trace()), [4, 9, 2]);
+        assert_eq!(numbers(&merged.record()), [4, 9, 2]);
         let other = ImageIdentity { fingerprint: 8, ..IMAGE };
-        assert!(Recorder::merging(other, &earlier).trace().is_empty());
+        assert!(Recorder::merging(other, &earlier).record().is_empty());
         // A page that holds something else by now has the digest of that, in its old place, and once.
         merged.note(4 * 4096, &page(5));
         merged.note(4 * 4096, &page(6));
-        let merged = merged.trace();
-        assert_eq!(merged.entries()[0], TracedPage { page: 4, digest: digest(&page(5)) });
+        let merged = merged.record();
+        assert_eq!(merged.entries()[0], RecordedPage { page: 4, digest: digest(&page(5)) });
         assert_eq!(merged.pages(), 3);
     }
 
@@ -595,9 +597,9 @@ mod tests {
                     }
                 }
             }
-            let trace = recorder.trace();
-            prop_assert_eq!(numbers(&trace), naive);
-            prop_assert_eq!(decoded(&trace.encode()).expect("ours"), trace);
+            let record = recorder.record();
+            prop_assert_eq!(numbers(&record), naive);
+            prop_assert_eq!(decoded(&record.encode()).expect("ours"), record);
         }
 
         #[test]

@@ -42,8 +42,8 @@
 //! |---|---|
 //! | [`pages`] | the state of each page of a VM, and what a fault needs; pure |
 //! | [`message`] | what VMMs say, and whether it can be so; pure |
-//! | [`trace`] | the order in which pages of an image were wanted: made, kept, read |
-//! | `replay` | a trace as a plan of reads, and what of it is stale; pure |
+//! | [`fault_record`] | the order in which pages of an image were wanted: made, kept, read |
+//! | `replay` | a record as a plan of reads, and what of it is stale; pure |
 //! | `streams` | whether a VM walks through its memory; pure |
 //! | [`latency`], [`stats`] | how long, how much |
 //! | `snapshot` | the file, and whether it is still the same |
@@ -102,15 +102,15 @@ mod server;
 mod snapshot;
 pub mod stats;
 mod streams;
-pub mod trace;
+pub mod fault_record;
 #[allow(unsafe_code, reason = "system calls")]
 #[doc(hidden)]
 pub mod uffd;
 mod vm;
 
+pub use fault_record::{FaultRecord, FaultRecordError, ImageIdentity, RecordedPage};
 pub use server::Server;
 pub use stats::{RestoreCounters, RestoreStats};
-pub use trace::{ImageIdentity, Trace, TraceError, TracedPage};
 
 use message::BadMessage;
 use pages::TooManyPieces;
@@ -151,7 +151,7 @@ pub struct RestoreOptions {
     pub vms_max: usize,
     /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB. The
     /// page that is waited for comes first. A VM that walks through its memory gets up to 2 MiB more each time; and
-    /// while a trace is recorded each page is answered alone.
+    /// while a record is made each page is answered alone.
     pub run_bytes: u64,
     /// What is done with a VM that cannot be served.
     pub on_failure: OnFailure,
@@ -164,13 +164,13 @@ pub struct RestoreOptions {
     pub socket_owner: Option<u32>,
     /// See [`RestoreOptions::socket_owner`].
     pub socket_group: Option<u32>,
-    /// Whether the order in which the image's pages are wanted is noted, for [`Server::trace`]. It takes a bit for each
-    /// page and 8 bytes for each that was wanted. Each page is answered alone meanwhile, so VMs are slower.
+    /// Whether the order in which the image's pages are wanted is noted, for [`Server::record`]. It takes a bit for
+    /// each page and 8 bytes for each that was wanted. Each page is answered alone meanwhile, so VMs are slower.
     pub record: bool,
-    /// A trace of this snapshot, or of an earlier one of the same VM: VMs get these pages before they ask, when nothing
-    /// that was asked for waits. Pages that hold something else now are left out. With [`RestoreOptions::record`] the
-    /// new trace goes on from this one, if it is of the same image.
-    pub replay: Option<Trace>,
+    /// A record of this snapshot, or of an earlier one of the same VM: VMs get these pages before they ask, when
+    /// nothing that was asked for waits. Pages that hold something else now are left out. With
+    /// [`RestoreOptions::record`] the new record goes on from this one, if it is of the same image.
+    pub replay: Option<FaultRecord>,
     /// What VMs get before they ask.
     pub fill: Fill,
     /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the
@@ -305,7 +305,7 @@ pub enum PeerError {
     Panicked,
 }
 
-/// Which image the snapshot at `path` is, read through `cache`: what a trace should be of.
+/// Which image the snapshot at `path` is, read through `cache`: what a record should be of.
 ///
 /// # Errors
 /// It cannot be opened, or is empty.
@@ -373,7 +373,7 @@ pub enum Event {
         /// Whether its process was killed.
         killed: bool,
     },
-    /// Most pages of the trace that were compared hold something else in this snapshot: no more of it is replayed.
+    /// Most pages of the record that were compared hold something else in this snapshot: no more of it is replayed.
     ReplayStale {
         /// Pages that differ.
         differing: u64,

@@ -1,31 +1,31 @@
-//! Replay: a trace as a plan: what is read, in which order, and what of it is supplied.
+//! Replay: a record as a plan: what is read, in which order, and what of it is supplied.
 //!
 //! ```text
-//!   trace      9 512 3 4 700 | 1 8 8192 5 ..              pages in the order of their first touch
+//!   record     9 512 3 4 700 | 1 8 8192 5 ..              pages in the order of their first touch
 //!   batches    3 4 9 512 700 | 1 5 8 8192 ..              256 pages, then 512, .. , 8,192: each sorted
 //!   pieces     [3 4 9] [512 700] | [1 5 8] [8192] ..      what of a batch lies in the same 2 MiB of the image
 //!   reads      3--9    512   700                          gaps of up to 16 KiB are read with what lies around them
-//!   supplied   3 4  9  512   700                          exactly the pages of the trace, if they are what they were
+//!   supplied   3 4  9  512   700                          exactly the pages of the record, if they are what they were
 //! ```
 //!
-//! Large sorted reads are what a device is fast at; the order of touch is what a VM waits for. So the trace is sorted
+//! Large sorted reads are what a device is fast at; the order of touch is what a VM waits for. So the record is sorted
 //! in batches: the first are small, since the VM begins with them, and later ones large, since the replay is ahead by
 //! then. Pieces do not cross 2 MiB of the image, so that the cache's folios are whole and its memory is not cut up.
 //!
 //! **Stale.** Each page is compared with its digest before it is supplied. A page that differs is left to its fault.
-//! When of the pages compared, [`COMPARED_MIN`] at least, more than half differ, the trace is of another snapshot,
+//! When of the pages compared, [`COMPARED_MIN`] at least, more than half differ, the record is of another snapshot,
 //! and no further page of it is read ([`Replay::note`]).
 //!
 //! Shared by all VMs; where a VM is in it is the VM's own ([`ReplayCursor`]). Pure, but for two counters.
 //!
-//! Invariant: each page of the trace is in one piece.
+//! Invariant: each page of the record is in one piece.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use quinion::internals::units::PAGE_SIZE;
 
-use super::trace::{Trace, TracedPage};
+use super::fault_record::{FaultRecord, RecordedPage};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of the first batch, and of the largest.
@@ -34,13 +34,13 @@ const BATCH_PAGES: Range<usize> = 256..8192;
 const PIECE_PAGES: u32 = 512;
 /// The longest gap that is read with what lies around it, in pages.
 const GAP_PAGES_MAX: u32 = 4;
-/// Pages that are compared before a trace may be found stale.
+/// Pages that are compared before a record may be found stale.
 const COMPARED_MIN: u64 = 256;
 
-/// A trace, in the order in which it is read.
+/// A record, in the order in which it is read.
 #[derive(Debug)]
 pub(super) struct Replay {
-    entries: Vec<TracedPage>,
+    entries: Vec<RecordedPage>,
     /// Which entries each piece has, and how many bytes the pieces before it read.
     pieces: Vec<(Range<usize>, u64)>,
     /// A bit for each page of the image that it names.
@@ -61,8 +61,8 @@ pub(super) struct ReplayCursor {
 }
 
 impl Replay {
-    pub(super) fn new(trace: &Trace) -> Self {
-        let (mut entries, mut pieces) = (trace.entries().to_vec(), Vec::new());
+    pub(super) fn new(record: &FaultRecord) -> Self {
+        let (mut entries, mut pieces) = (record.entries().to_vec(), Vec::new());
         let (mut begin, mut batch, mut read) = (0, BATCH_PAGES.start, 0);
         while begin < entries.len() {
             let end = entries.len().min(begin + batch);
@@ -91,8 +91,8 @@ impl Replay {
         self.is_stale.load(Ordering::Relaxed) // a VM that finds out late has read some more
     }
 
-    /// Notes that `compared` pages were compared, and `differing` of them differ. Whether that made the trace stale, of
-    /// how many pages; this is said once.
+    /// Notes that `compared` pages were compared, and `differing` of them differ. Whether that made the record stale,
+    /// of how many pages; this is said once.
     pub(super) fn note(&self, compared: u64, differing: u64) -> Option<(u64, u64)> {
         // Relaxed: numbers that add up, in whatever order they come.
         let compared = compared + self.compared.fetch_add(compared, Ordering::Relaxed);
@@ -103,7 +103,7 @@ impl Replay {
 }
 
 /// What is read for pages that are sorted: ranges of the image in bytes.
-fn reads_of(entries: &[TracedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
+fn reads_of(entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
     entries.chunk_by(|a, b| b.page - a.page <= GAP_PAGES_MAX + 1).map(|read| {
         let (first, last) = (&read[0], &read[read.len() - 1]);
         u64::from(first.page) * PAGE..(u64::from(last.page) + 1) * PAGE
@@ -117,7 +117,7 @@ impl ReplayCursor {
     }
 
     /// The next pages to be supplied, which follow each other in the image: `bytes_max` bytes at most.
-    pub(super) fn next<'r>(&self, replay: &'r Replay, bytes_max: u64) -> Option<&'r [TracedPage]> {
+    pub(super) fn next<'r>(&self, replay: &'r Replay, bytes_max: u64) -> Option<&'r [RecordedPage]> {
         let (piece, _) = replay.pieces.get(self.piece).filter(|_| !replay.is_stale())?;
         let entries = &replay.entries[piece.start + self.done..piece.end];
         let run = entries.chunk_by(|a, b| a.page + 1 == b.page).next()?;
@@ -152,12 +152,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::trace::{ImageIdentity, Recorder, digest};
+    use crate::fault_record::{ImageIdentity, Recorder, digest};
 
-    fn traced(pages: &[u32]) -> Trace {
+    fn traced(pages: &[u32]) -> FaultRecord {
         let mut recorder = Recorder::new(ImageIdentity { bytes: 1 << 30, fingerprint: 1 });
         pages.iter().for_each(|&page| recorder.note(u64::from(page) * PAGE, &[page as u8; PAGE_SIZE]));
-        recorder.trace()
+        recorder.record()
     }
 
     /// The pages in the order in which they are supplied, and the reads in the order in which they are started.
@@ -224,11 +224,11 @@ mod tests {
             bytes_max in 1..600_u64,
             warm_bytes in 0..4_000_000_u64,
         ) {
-            let trace = traced(&pages);
-            let replay = Replay::new(&trace);
+            let record = traced(&pages);
+            let replay = Replay::new(&record);
             let (mut found, reads) = replayed(&replay, bytes_max * PAGE, warm_bytes);
             found.sort_unstable();
-            let mut wanted: Vec<u32> = trace.entries().iter().map(|entry| entry.page).collect();
+            let mut wanted: Vec<u32> = record.entries().iter().map(|entry| entry.page).collect();
             wanted.sort_unstable();
             prop_assert_eq!(found, wanted);
             let piece = u64::from(PIECE_PAGES) * PAGE;

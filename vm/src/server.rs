@@ -89,11 +89,11 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::sys::{descriptors_max, signal};
 use quinion::{Cache, File, Image};
 
+use crate::fault_record::{FaultRecord, ImageIdentity, Recorder};
 use crate::message::DESCRIPTORS_MAX;
 use crate::replay::Replay;
 use crate::snapshot::Snapshot;
 use crate::stats::RestoreStats;
-use crate::trace::{ImageIdentity, Recorder, Trace};
 use crate::{Event, RestoreOptions};
 
 mod connection;
@@ -245,8 +245,8 @@ impl Server {
         mut options: RestoreOptions,
     ) -> Result<Self> {
         let identity = snapshot.identity();
-        let trace = options.replay.take();
-        let recorder = options.record.then(|| match &trace {
+        let record = options.replay.take();
+        let recorder = options.record.then(|| match &record {
             Some(earlier) => Recorder::merging(identity, earlier),
             None => Recorder::new(identity),
         });
@@ -256,7 +256,7 @@ impl Server {
         let stuck_max = (spare / DESCRIPTORS_STUCK).clamp(*STUCK.start(), *STUCK.end());
         let shared = Shared {
             recorder: recorder.map(Mutex::new),
-            replay: trace.as_ref().map(Replay::new),
+            replay: record.as_ref().map(Replay::new),
             threads_max: options.vms_max + REFUSED_MAX + stuck_max,
             options,
             cache: cache.clone(),
@@ -318,12 +318,12 @@ impl Server {
     }
 
     /// The order in which the image was wanted so far, if that is noted; not in a forked child.
-    pub fn trace(&self) -> Option<Trace> {
+    pub fn record(&self) -> Option<FaultRecord> {
         if self.process.is_forked() {
             return None;
         }
         let recorder = self.shared.recorder.as_ref()?;
-        Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).trace())
+        Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).record())
     }
 
     /// Ends the server, as dropping it does: no peer is accepted any more, and VMs that are still there are

@@ -38,7 +38,7 @@ use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File, Image};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::trace::{Fingerprint, ImageIdentity};
+use super::fault_record::{Fingerprint, ImageIdentity};
 
 /// The clocks of file systems tick ten times in that time, or more often.
 const SETTLED: Duration = Duration::from_millis(40);

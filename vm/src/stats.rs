@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Of what was supplied ahead it is not known how much was used: a page that is there makes no fault. What is
-//! known is how much was asked for all the same, before the trace came to it: that is the demand.
+//! known is how much was asked for all the same, before the record came to it: that is the demand.
 //!
 //! Invariant: the names in the text for Prometheus are a promise, as those of a report are.
 
@@ -32,7 +32,7 @@ pub struct RestoreCounters {
     pub mapped_bytes: u64,
     /// Bytes that VMs have given back.
     pub removed_bytes: u64,
-    /// Bytes of a trace that were not supplied, because the snapshot has something else there now.
+    /// Bytes of a record that were not supplied, because the snapshot has something else there now.
     pub stale_bytes: u64,
     /// Bytes that could not be read, and that are bus errors in their VM now.
     pub poisoned_bytes: u64,

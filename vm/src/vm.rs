@@ -20,10 +20,10 @@
 //! pieces: a VM that touches pages here and there in all of its memory makes half of the faults then, and one that
 //! touches few pages gets no more of them.
 //!
-//! While a trace is **replayed**, a page that it names is answered alone, too: what will be wanted around it is named
+//! While a record is **replayed**, a page that it names is answered alone, too: what will be wanted around it is named
 //! as well, and comes in its turn; the rest would take the time from it.
 //!
-//! **Unasked**, in this order: the windows of streams (`streams`) and crowds, the trace (`replay`), and, if all is
+//! **Unasked**, in this order: the windows of streams (`streams`) and crowds, the record (`replay`), and, if all is
 //! to be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the
 //! faults are looked for. A step waits for no device: what has not come yet is looked for again in a moment. (Two
 //! exceptions: what was evicted three times before it could be supplied is waited for, and an image that VMs map is
@@ -31,7 +31,7 @@
 //! supplied unasked gets on.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, nothing beside it and nothing unasked but a
-//! trace that is replayed: a page that was never touched must not look as if it had been.
+//! record that is replayed: a page that was never touched must not look as if it had been.
 //!
 //! A VM that has mapped the **image** needs no bytes: its pages are made resident in the image, and mapped where it has
 //! none. What is resident around them anyway is mapped with them. Memory that it gives back shows the image again, as
@@ -59,12 +59,12 @@ use quinion::internals::sync::lock::Mutex;
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Error, ErrorKind, File, Image, ReadOptions};
 
+use super::fault_record::{RecordedPage, Recorder, digest};
 use super::pages::{ImagePart, PageNeed, Pages};
 use super::replay::{Replay, ReplayCursor};
 use super::snapshot::Snapshot;
 use super::stats::RestoreCounters;
 use super::streams::{Streams, WINDOW_BYTES_MAX};
-use super::trace::{Recorder, TracedPage, digest};
 use super::{Event, Fill, PeerError};
 
 /// Rounds in one turn, so that other VMs have theirs.
@@ -79,7 +79,7 @@ pub(super) const SPACES_MAX: usize = 8;
 const AHEAD_BYTES: u64 = 128 << 10;
 /// Steps of that in one turn.
 const AHEAD_STEPS: usize = 4;
-/// Runs of a trace that are supplied in one step.
+/// Runs of a record that are supplied in one step.
 const AHEAD_RUNS: usize = 64;
 /// How far before what is supplied unasked the snapshot is read, in bytes. A fault's own read waits behind them.
 const WARM_BYTES: u64 = 8 << 20;
@@ -133,15 +133,15 @@ impl VmShared<'_> {
         }
     }
 
-    /// Notes that these pages, which hold what the trace says, were wanted, if that is recorded.
-    fn note_pages(&self, pages: impl Iterator<Item = TracedPage>) {
+    /// Notes that these pages, which hold what the record says, were wanted, if that is recorded.
+    fn note_pages(&self, pages: impl Iterator<Item = RecordedPage>) {
         if let Some(recorder) = self.recorder {
             let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
             pages.for_each(|page| recorder.add(page));
         }
     }
 
-    /// The trace that is replayed, if it is.
+    /// The record that is replayed, if it is.
     fn replayed(&self) -> Option<&Replay> {
         self.replay.filter(|_| self.fill != Fill::Nothing)
     }
@@ -169,7 +169,7 @@ pub(super) struct Vm {
     streams: Streams,
     /// What of the image is supplied unasked before all else: windows of streams, and neighbours.
     windows: VecDeque<Range<u64>>,
-    /// Up to where the trace was supplied.
+    /// Up to where the record was supplied.
     replayed: ReplayCursor,
     /// Up to where the image was filled, and up to where it was read for that.
     filled: u64,
@@ -624,7 +624,7 @@ impl Vm {
         }
     }
 
-    /// What a fault in a run that is absent is answered with: the run; or its page alone, if a trace is replayed that
+    /// What a fault in a run that is absent is answered with: the run; or its page alone, if a record is replayed that
     /// names it. What will be wanted around it is named, too, and the rest would only take the time.
     fn run_of(&self, run: ImagePart, page: u64, unit: u64, common: &VmShared<'_>) -> ImagePart {
         let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
@@ -1019,7 +1019,7 @@ impl Vm {
         })
     }
 
-    /// Supplies the next pages of the trace.
+    /// Supplies the next pages of the record.
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
         for read in self.replayed.warm(replay, WARM_BYTES) {
             self.will_want(read.start, read.end - read.start, common);
@@ -1045,14 +1045,14 @@ impl Vm {
     fn supply_run(
         &mut self,
         replay: &Replay,
-        run: &[TracedPage],
+        run: &[RecordedPage],
         common: &VmShared<'_>,
     ) -> Result<FaultAnswer, PeerError> {
         let (offset, bytes) = (u64::from(run[0].page) * PAGE, run.len() as u64 * PAGE);
         let absent = self.spaces[0].pages.absent_in(offset, bytes);
         let (mut found, mut stale) = (FaultAnswer::Given, 0);
         for part in absent {
-            // A large page is read as a whole, and compared where the trace names it.
+            // A large page is read as a whole, and compared where the record names it.
             let named = part.offset.max(offset)..(part.offset + part.bytes).min(offset + bytes);
             let bytes = match self.bytes_ahead(part, common)? {
                 Ready::Yes(bytes) => bytes,
@@ -1099,7 +1099,7 @@ impl Vm {
         Ok(found)
     }
 
-    /// The bytes of a part of a trace, to be compared.
+    /// The bytes of a part of a record, to be compared.
     fn bytes_ahead(
         &mut self,
         part: ImagePart,
@@ -1149,7 +1149,7 @@ impl SnapshotBytes {
     }
 }
 
-/// The stretches of `part` whose pages are all what they were. A large page is supplied if what the trace names of it
+/// The stretches of `part` whose pages are all what they were. A large page is supplied if what the record names of it
 /// is.
 fn same_parts(part: ImagePart, same: &[bool], unit: u64) -> Vec<ImagePart> {
     if unit != PAGE {

@@ -10,7 +10,7 @@ mod stage;
 use std::os::unix::process::ExitStatusExt;
 
 use quinion::Cache;
-use quinion_vm::{Fill, OnFailure, RestoreOptions, Server, Trace};
+use quinion_vm::{FaultRecord, Fill, OnFailure, RestoreOptions, Server};
 use stage::{Stage, options};
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, kernel};
@@ -264,15 +264,15 @@ fn a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up() {
 }
 
 /// Records these pages, one after the other.
-fn recorded(stage: &Stage, pages: impl IntoIterator<Item = u64>) -> Trace {
+fn recorded(stage: &Stage, pages: impl IntoIterator<Item = u64>) -> FaultRecord {
     let server = stage.serve(options(|o| o.record = true));
     let mut monitor = Monitor::start(&stage.plan());
     for page in pages {
         monitor.does(&format!("touch {page} 1 1"));
     }
-    let trace = server.trace().expect("it was to record");
+    let record = server.record().expect("it was to record");
     server.stop();
-    trace
+    record
 }
 
 #[test]
@@ -284,19 +284,19 @@ fn exactly_the_pages_that_were_touched_are_recorded_in_their_order() {
     // Neighbours, pages of zeros, pages twice, and a walk, which is read ahead of otherwise.
     let walk = 1000..1200;
     let order: Vec<u64> = [2900, 6, 100, 99, 2900, 7].into_iter().chain(walk).collect();
-    let trace = recorded(&stage, order.iter().copied());
+    let record = recorded(&stage, order.iter().copied());
     let mut once: Vec<u64> = Vec::new();
     for &page in &order {
         if !once.contains(&page) {
             once.push(page);
         }
     }
-    let found: Vec<u64> = trace.entries().iter().map(|entry| u64::from(entry.page)).collect();
+    let found: Vec<u64> = record.entries().iter().map(|entry| u64::from(entry.page)).collect();
     assert_eq!(found, once);
-    let is_digest = |entry: &quinion_vm::TracedPage| {
-        entry.digest == quinion_vm::trace::digest(&stage.image.page(u64::from(entry.page)))
+    let is_digest = |entry: &quinion_vm::RecordedPage| {
+        entry.digest == quinion_vm::fault_record::digest(&stage.image.page(u64::from(entry.page)))
     };
-    assert!(trace.entries().iter().all(is_digest));
+    assert!(record.entries().iter().all(is_digest));
 }
 
 #[test]
@@ -306,16 +306,16 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     }
     let stage = Stage::new(Image::new(10, 3000));
     let pages: Vec<u64> = [2900, 100, 1500].into_iter().flat_map(|at| at..at + 40).collect();
-    let trace = recorded(&stage, pages.iter().copied());
-    let path = stage.disk.path().join("trace");
-    trace.write(&path).unwrap();
+    let record = recorded(&stage, pages.iter().copied());
+    let path = stage.disk.path().join("record");
+    record.write(&path).unwrap();
 
     // A cache without any page of the snapshot.
     let cold = Cache::builder().memory(64 << 20).build().unwrap();
-    assert_eq!(trace.pages(), 120);
-    let trace = Trace::read(&path, trace.image()).unwrap();
+    assert_eq!(record.pages(), 120);
+    let record = FaultRecord::read(&path, record.image()).unwrap();
     let server =
-        Server::start(&cold, &stage.snapshot(), &stage.socket(), options(|o| o.replay = Some(trace)))
+        Server::start(&cold, &stage.snapshot(), &stage.socket(), options(|o| o.replay = Some(record)))
             .unwrap();
     let mut monitor = Monitor::start(&stage.plan());
     until("what was recorded is given ahead", || server.stats().numbers.ahead_bytes >= 120 * PAGE as u64);
@@ -331,12 +331,12 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
 
 /// The replay ends after some hundred pages that differ, and none of those is supplied.
 #[test]
-fn pages_of_a_trace_that_differ_now_are_left_to_their_faults() {
-    if !vmm::has("pages_of_a_trace_that_differ_now_are_left_to_their_faults", &[REMOVALS]) {
+fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
+    if !vmm::has("pages_of_a_record_that_differ_now_are_left_to_their_faults", &[REMOVALS]) {
         return;
     }
     let mut stage = Stage::new(Image { zero_every: 0, ..Image::new(18, 2500) });
-    let trace = recorded(&stage, (0..2500).step_by(2));
+    let record = recorded(&stage, (0..2500).step_by(2));
     // Some pages change, and then all.
     let before = std::fs::read(stage.snapshot()).unwrap();
     let other = Image { generation: 2, ..stage.image };
@@ -346,13 +346,13 @@ fn pages_of_a_trace_that_differ_now_are_left_to_their_faults() {
         changed[page as usize * PAGE..][..PAGE].copy_from_slice(&other.page(page));
     }
     std::fs::write(stage.snapshot(), &changed).unwrap();
-    let server = stage.serve(options(|o| (o.replay, o.record) = (Some(trace.clone()), true)));
+    let server = stage.serve(options(|o| (o.replay, o.record) = (Some(record.clone()), true)));
     let _monitor = Monitor::start(&stage.plan());
     until("it is replayed", || {
         let numbers = server.stats().numbers;
         numbers.ahead_bytes + numbers.stale_bytes >= 1250 * PAGE as u64
     });
-    let again = server.trace().expect("it was to record");
+    let again = server.record().expect("it was to record");
     assert_eq!(again.pages(), 1250 - pages.len() as u64, "what holds what it held is recorded anew");
     let numbers = server.stop().numbers;
     assert_eq!(numbers.stale_bytes, pages.len() as u64 * PAGE as u64);
@@ -363,7 +363,7 @@ fn pages_of_a_trace_that_differ_now_are_left_to_their_faults() {
     let (teller, told) = std::sync::mpsc::channel();
     let teller = std::sync::Mutex::new(teller);
     let server = stage.serve(options(|o| {
-        o.replay = Some(trace);
+        o.replay = Some(record);
         o.observer = Some(std::sync::Arc::new(move |event: &quinion_vm::Event| {
             if let quinion_vm::Event::ReplayStale { differing, compared } = event {
                 teller.lock().unwrap().send((*differing, *compared)).unwrap();

@@ -380,16 +380,16 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     let memory = Memory::new(&stage, feature::EVENT_REMOVE);
     let wanted = [900, 901, 902, 5, 6, 7, 333, 1];
     wanted.iter().for_each(|&page| memory.expect_page(page));
-    let trace = server.trace().expect("it was recorded");
+    let record = server.record().expect("it was recorded");
     drop(server);
-    let pages: Vec<usize> = trace.entries().iter().map(|entry| entry.page as usize).collect();
+    let pages: Vec<usize> = record.entries().iter().map(|entry| entry.page as usize).collect();
     assert_eq!(pages, wanted);
-    let path = stage.path("trace");
-    trace.write(&path).expect("room for it");
+    let path = stage.path("record");
+    record.write(&path).expect("room for it");
 
     let mut options = RestoreOptions::new();
     options.run_bytes = 4096;
-    options.replay = Some(trace.clone());
+    options.replay = Some(record.clone());
     let (server, _events) = stage.serve(options);
     let memory = Memory::new(&stage, feature::EVENT_REMOVE);
     while server.stats().numbers.ahead_bytes < (wanted.len() * PAGE) as u64 {
@@ -474,15 +474,15 @@ fn clones_of_one_image_share_it_until_they_write() {
         (40..48).for_each(|page| clone.expect_page(page));
     }
     (0..3).for_each(|_| drop(wait_for(&events, "Begun")));
-    let trace = server.trace().expect("it was recorded");
-    assert_eq!(trace.pages(), PAGES as u64);
+    let record = server.record().expect("it was recorded");
+    assert_eq!(record.pages(), PAGES as u64);
     let numbers = server.stop().numbers;
     assert!(numbers.mapped_bytes >= 2 * (PAGES * PAGE) as u64, "{numbers:?}");
     drop(clones);
 
     // The recorded pages are mapped before the clone touches them.
     let mut options = RestoreOptions::new();
-    (options.minor, options.replay) = (true, Some(trace));
+    (options.minor, options.replay) = (true, Some(record));
     let (server, _events) = stage.serve(options);
     let clone = Memory::mapped(&stage);
     while server.stats().numbers.ahead_bytes < (PAGES * PAGE) as u64 {

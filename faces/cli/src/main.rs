@@ -342,7 +342,7 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
         let cache = build(builder.idle_files_max(keep::files_max()))?;
         let owner = attach.owner(&cache, rules.into_rules());
         let numbers = Box::new(OwnerStats(Arc::clone(&owner)));
-        let tidy = Box::new(move || cache.let_go_of_removed(keep::REMOVED_FILES_CHECKED_MAX));
+        let tidy = Box::new(move || cache.release_removed_files(keep::REMOVED_FILES_CHECKED_MAX));
         Ok(keep::Cache { owner, numbers, tidy })
     };
     match keep::keep(&keeping, build_kept) {

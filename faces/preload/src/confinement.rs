@@ -95,7 +95,7 @@ fn wait_for_others(millis: u32) {
 /// there; that is looked at for a short time. What a thread looks at that holds it back in our own name stays: the
 /// first page of the arena, which says that there is no owner, and the process's own page.
 pub fn give_addresses_back() {
-    /// For threads that sleep: longer than a question takes whose answer does not come.
+    /// For threads that sleep: longer than a request takes whose answer does not come.
     const SLEEPERS_MILLIS_MAX: u64 = 150;
     /// For threads that run, on a machine with more of them than processors: a new one blocks all signals until it is
     /// given its first turn.

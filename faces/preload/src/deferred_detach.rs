@@ -6,7 +6,7 @@
 //!                                                          attaches or removes a file--> told
 //! ```
 //!
-//! An owner that was stopped, or had no processor, for longer than a question waits is told nothing until it moves
+//! An owner that was stopped, or had no processor, for longer than a request waits is told nothing until it moves
 //! again. A handle that it is not told of then would keep its file open until this process ends: the space of a removed
 //! file would not come back, and its file system could not be unmounted.
 //!
@@ -17,21 +17,21 @@
 use quinion_view::arena::control::Operation;
 use quinion_view::viewer::RequestError;
 
-use crate::{owed_handles, process};
+use crate::{deferred_handles, process};
 
 /// Tells the owner that a handle is not used any more, now or later.
 pub fn give_back(handle: u64) {
     pay();
     if !tell(handle) {
-        owed_handles::keep(handle);
+        deferred_handles::keep(handle);
     }
 }
 
 /// Tells the owner what it could not be told, as far as it listens. The caller is counted ([`process::enter`]).
 #[inline]
 pub fn pay() {
-    if owed_handles::is_owing() {
-        owed_handles::pay_all(tell);
+    if deferred_handles::are_pending() {
+        deferred_handles::send_all(tell);
     }
 }
 

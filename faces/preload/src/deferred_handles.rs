@@ -12,11 +12,11 @@ const PLACES: usize = 1024;
 static HANDLES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// Whether there may be any. A hint: a thread that misses one leaves it to the next.
-static IS_OWING: AtomicBool = AtomicBool::new(false);
+static ARE_PENDING: AtomicBool = AtomicBool::new(false);
 
 /// Whether there may be something that the owner was not told.
-pub fn is_owing() -> bool {
-    IS_OWING.load(Ordering::Relaxed)
+pub fn are_pending() -> bool {
+    ARE_PENDING.load(Ordering::Relaxed)
 }
 
 /// Notes one more.
@@ -25,13 +25,13 @@ pub fn keep(handle: u64) {
     let put =
         |place: &AtomicU64| place.compare_exchange(0, handle, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     let _is_kept = HANDLES.iter().any(put);
-    IS_OWING.store(true, Ordering::Relaxed);
+    ARE_PENDING.store(true, Ordering::Relaxed);
 }
 
 /// Has `tell` tell the owner of each, until it cannot.
 #[cold]
-pub fn pay_all(tell: impl Fn(u64) -> bool) {
-    IS_OWING.store(false, Ordering::Relaxed); // a thread that keeps one from here on says so again
+pub fn send_all(tell: impl Fn(u64) -> bool) {
+    ARE_PENDING.store(false, Ordering::Relaxed); // a thread that keeps one from here on says so again
     for place in &HANDLES {
         let handle = place.swap(0, Ordering::Relaxed); // no other memory goes with a number
         if handle != 0 && !tell(handle) {
@@ -42,7 +42,7 @@ pub fn pay_all(tell: impl Fn(u64) -> bool) {
 
 /// In a forked child, by its only thread. A child whose parent owes nothing, as nearly all, writes nothing.
 pub fn forget() {
-    if IS_OWING.swap(false, Ordering::Relaxed) {
+    if ARE_PENDING.swap(false, Ordering::Relaxed) {
         HANDLES.iter().for_each(|place| place.store(0, Ordering::Relaxed));
     }
 }

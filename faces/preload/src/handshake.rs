@@ -19,7 +19,7 @@ use quinion_view::arena::LAYOUT_VERSION;
 use quinion_view::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
-use crate::kernel::{self, Access, NoWelcome};
+use crate::kernel::{self, Access, JoinError};
 use crate::viewer_memory::ViewerMappings;
 
 /// How long it is waited for the owner to make this process a viewer that is to be served, in milliseconds.
@@ -99,19 +99,19 @@ pub struct Joined {
 }
 
 /// In a forked child that can be a viewer, by a thread that holds its signals back: the same again, without a plan.
-pub fn join_as_child(place: &CacheLocation, millis: u32) -> Result<Joined, NoWelcome> {
-    if may_attach() { join(place, NO_PLAN, millis) } else { Err(NoWelcome::Refused) }
+pub fn join_as_child(place: &CacheLocation, millis: u32) -> Result<Joined, JoinError> {
+    if may_attach() { join(place, NO_PLAN, millis) } else { Err(JoinError::Refused) }
 }
 
 /// Has the owner make this process a viewer.
-pub fn join(place: &CacheLocation, plan: u32, millis: u32) -> Result<Joined, NoWelcome> {
+pub fn join(place: &CacheLocation, plan: u32, millis: u32) -> Result<Joined, JoinError> {
     let hello = JoinRequest { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
     let millis = place.wait.unwrap_or(millis);
-    let (_, files) = kernel::greet(&place.socket, &hello.bytes(), None, millis)?;
+    let (_, files) = kernel::send_hello(&place.socket, &hello.bytes(), None, millis)?;
     let [arena, control, page, plan_file] = files.all();
     let all = arena.zip(control).zip(page);
     let viewed = all.and_then(|((arena, control), page)| view(place, arena, control, page));
-    let (viewer, memory) = viewed.ok_or(NoWelcome::Refused)?;
+    let (viewer, memory) = viewed.ok_or(JoinError::Refused)?;
     let plan = plan_file.and_then(|file| map_sealed(file, Access::Read));
     drop(files); // what is mapped stays so
     Ok(Joined { viewer, memory, plan })
@@ -121,7 +121,9 @@ pub fn join(place: &CacheLocation, plan: u32, millis: u32) -> Result<Joined, NoW
 pub fn send(place: &CacheLocation, descriptor: c_int) -> Option<u32> {
     let offer = DescriptorOffer { version: LAYOUT_VERSION, token: place.token };
     let millis = place.wait.unwrap_or(ANSWER_MILLIS_MAX);
-    kernel::greet(&place.socket, &offer.bytes(), Some(descriptor), millis).ok().map(|(reply, _)| reply.viewer)
+    kernel::send_hello(&place.socket, &offer.bytes(), Some(descriptor), millis)
+        .ok()
+        .map(|(reply, _)| reply.viewer)
 }
 
 fn view(

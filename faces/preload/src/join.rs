@@ -16,7 +16,7 @@ use quinion_view::viewer::{LONG_MILLIS_MAX, Viewer};
 
 use crate::fork_counts::wait_for_forks;
 use crate::handshake::{self, WELCOME_MILLIS};
-use crate::kernel::{self, NoWelcome};
+use crate::kernel::{self, JoinError};
 use crate::patch;
 use crate::process::{self, CHILD, LEFT, SERVING, busy, heartbeat, mode, place, switch, viewer};
 
@@ -44,8 +44,8 @@ fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static View
             wait_for_forks();
             let joined = match handshake::join_as_child(&place(), millis) {
                 Ok(joined) => joined,
-                Err(NoWelcome::Refused) => return LEFT,
-                Err(NoWelcome::Late) => return if handshake::note_late(beat) { CHILD } else { LEFT },
+                Err(JoinError::Refused) => return LEFT,
+                Err(JoinError::Late) => return if handshake::note_late(beat) { CHILD } else { LEFT },
             };
             patch::count(&joined.viewer);
             // SAFETY: this thread is BUSY, from CHILD.

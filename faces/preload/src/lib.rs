@@ -54,7 +54,7 @@ mod patch;
 mod request_errors;
 mod read_request;
 mod table;
-mod owed_handles;
+mod deferred_handles;
 mod marked_files;
 mod fork_counts;
 mod viewer_memory;

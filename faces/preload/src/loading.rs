@@ -19,7 +19,7 @@ use crate::{audit, descriptors, process};
 /// The program loads code in a way of its own, or the C library could not be patched, so that calls of its functions
 /// need not come to us: restricted from now on.
 #[cold]
-pub fn insist() {
+pub fn restrict_to_positional_reads() {
     audit::restrict();
     descriptors::pause_all();
 }

@@ -300,7 +300,7 @@ extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usi
     const PROT_EXEC: usize = 4;
     if flags & MAP_ANONYMOUS == 0 {
         if protection & PROT_EXEC != 0 && process::is_on() {
-            loading::insist(); // a loader of its own
+            loading::restrict_to_positional_reads(); // a loader of its own
         }
         if flags & MAP_SHARED != 0 && process::is_on() {
             written::maps(fd as c_int);

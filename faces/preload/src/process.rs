@@ -70,7 +70,7 @@ use quinion_view::viewer::Viewer;
 use crate::handshake::{self, CacheLocation};
 use crate::kernel::{self, SignalsHeld};
 use crate::viewer_memory::{self, ViewerMappings};
-use crate::{fork_counts, marked_files, owed_handles, table};
+use crate::{deferred_handles, fork_counts, marked_files, table};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 pub const INERT: u32 = 0;
@@ -355,7 +355,7 @@ fn settle(page: &AtomicU32) {
         fork_counts::settle_child();
         handshake::settle_child();
         DEPTH.fetch_add(1, Ordering::Relaxed);
-        owed_handles::forget();
+        deferred_handles::forget();
         table::settle_child();
         marked_files::settle_child();
         viewer_memory::settle_child(is_held);

@@ -9,7 +9,7 @@ use quinion_view::viewer::sys::Errno;
 
 /// Whether the owner could not help, and may be able to the next time: the kernel is to read for once.
 ///
-/// All slots for questions are taken where more threads ask at once than there are slots, and have slots again soon.
+/// All slots for requests are taken where more threads ask at once than there are slots, and have slots again soon.
 pub fn is_passing(error: &RequestError) -> bool {
     matches!(error, RequestError::Late | RequestError::NoSlot)
         || *error == RequestError::Errno(Errno::AGAIN.0)

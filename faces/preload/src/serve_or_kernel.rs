@@ -79,7 +79,7 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
             }
             State::Other | State::Moving => return None,
             // No call that we saw opened it: a pipe, a socket, or what code of the program's own has opened. That is
-            // not asked: a thread that reads it may be forbidden the question, by an instruction of its own that was
+            // not asked: a thread that reads it may be forbidden the request, by an instruction of its own that was
             // never seen.
             State::Unknown => {
                 table::settle(fd, word, State::Other);

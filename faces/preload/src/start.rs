@@ -61,7 +61,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     patch::count(&joined.viewer);
     // Also where the plan did not arrive, as when few descriptors are left.
     if place.plan != NO_PLAN && !patch::is_patched() {
-        loading::insist();
+        loading::restrict_to_positional_reads();
     }
     if process::start(joined.viewer, place, joined.memory, kernel::process()).is_some() {
         if !faults::install() {

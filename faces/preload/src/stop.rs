@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use quinion_view::arena::control::Reason;
 
 use crate::process::{self, CHILD, Inside, LEFT, SERVING, STOPPING, busy, is_on, mode, note_stopped, switch};
-use crate::{deferred_detach, descriptors, faults, kernel, owed_handles};
+use crate::{deferred_detach, deferred_handles, descriptors, faults, kernel};
 
 /// What becomes of the two signals' actions when a process is served no more.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub fn stop_with(reason: Reason, actions: Actions) {
                 return stop_with(reason, actions);
             }
             descriptors::detach_all(reason);
-            tell_what_is_owed();
+            send_pending_detaches();
             leave(actions);
         }
         CHILD => {
@@ -59,11 +59,11 @@ pub fn stop_with(reason: Reason, actions: Actions) {
 
 /// Waits some milliseconds until the owner has heard which handles were given back: a process that has stopped tells it
 /// no more.
-fn tell_what_is_owed() {
+fn send_pending_detaches() {
     const TURNS_MAX: u32 = 100;
     for turn in 0..TURNS_MAX {
         deferred_detach::pay();
-        if !owed_handles::is_owing() {
+        if !deferred_handles::are_pending() {
             return;
         }
         kernel::wait(turn);

@@ -128,7 +128,7 @@ impl Drop for MappingsClaim {
 
 /// Puts zeros in the place of the memory, if that was not done before; whether they are there. Another thread may be in
 /// the middle of a read: it finds zeros there, which are the descriptor of nothing, and asks the kernel; or of a
-/// question, which it gives up.
+/// request, which it gives up.
 pub fn cover([arena, own]: [Mapped; 2]) -> bool {
     if !IS_COVERED.load(Ordering::Relaxed) {
         let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
@@ -161,7 +161,7 @@ pub fn settle_child(is_held_back: bool) {
     if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
         let [arena, own] = memory();
         let bytes = if is_held_back { arena.bytes as usize } else { PAGE };
-        mend_pages(arena.base.as_ptr() as usize, bytes, true);
+        map_zero_pages(arena.base.as_ptr() as usize, bytes, true);
         let _ = kernel::map_where_nothing_is(own.base.as_ptr() as usize, own.bytes as usize);
     }
 }
@@ -183,7 +183,7 @@ pub fn mend(address: usize) -> bool {
         let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`
         if address.wrapping_sub(start) < bytes {
             let page = address & !(PAGE - 1);
-            return mend_pages(page, PAGE, at % 2 == 0 && page == start);
+            return map_zero_pages(page, PAGE, at % 2 == 0 && page == start);
         }
     }
     false
@@ -191,7 +191,7 @@ pub fn mend(address: usize) -> bool {
 
 /// Maps zeros where pages of memory were that is gone; an arena's first says that there is no owner. `true` if
 /// something is there now.
-fn mend_pages(page: usize, bytes: usize, is_arenas_first: bool) -> bool {
+fn map_zero_pages(page: usize, bytes: usize, is_arenas_first: bool) -> bool {
     let mapped = kernel::map_where_nothing_is(page, bytes);
     if is_arenas_first && let Ok(Some(page)) = mapped {
         say_there_is_no_owner(page);

@@ -87,7 +87,7 @@ impl Cache {
     /// then. The next call continues where this one has ended. For a cache that is idle for long: each open, and each
     /// end of a handle, checks some of them anyway. Asks the file system for each; takes the lock of the table of
     /// files for some steps. In a forked child it does nothing.
-    pub fn let_go_of_removed(&self, most: usize) {
+    pub fn release_removed_files(&self, most: usize) {
         if !self.shared.process.is_forked() {
             self.shared.look_for_removed(most);
         }

@@ -72,7 +72,7 @@ struct Ring {
     pages: u64,
 }
 
-/// Rings of one keeper. `SLOTS` is the length of a chunk in words.
+/// Rings of one storage. `SLOTS` is the length of a chunk in words.
 #[derive(Debug)]
 pub struct Rings<const SLOTS: usize> {
     rings: Vec<Ring>,
@@ -129,13 +129,13 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     /// Adds an unused chunk.
-    pub fn put_spare(&mut self, keeper: &impl RingStorage, chunk: u32) {
+    pub fn put_spare(&mut self, storage: &impl RingStorage, chunk: u32) {
         self.chunks += 1;
-        self.release(keeper, chunk);
+        self.release(storage, chunk);
     }
     /// Takes a spare chunk out; the caller sees to it that room for what is reserved is left.
-    pub fn take_spare(&mut self, keeper: &impl RingStorage) -> Option<u32> {
-        let chunk = self.acquire(keeper)?;
+    pub fn take_spare(&mut self, storage: &impl RingStorage) -> Option<u32> {
+        let chunk = self.acquire(storage)?;
         self.chunks -= 1;
         Some(chunk)
     }
@@ -144,15 +144,15 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     ///
     /// # Panics
     /// If there is no chunk for it, or in debug builds, if it is listed.
-    pub fn push(&mut self, keeper: &impl RingStorage, ring: usize, frame: Frame, order: Order) {
-        debug_assert_eq!(keeper.position(frame), None, "{frame:?} is listed twice");
+    pub fn push(&mut self, storage: &impl RingStorage, ring: usize, frame: Frame, order: Order) {
+        debug_assert_eq!(storage.position(frame), None, "{frame:?} is listed twice");
         debug_assert_ne!(frame.0, 0, "frame 0 is no folio's");
         if self.rings[ring].tail == NIL || u64::from(self.rings[ring].end) == Self::ENTRIES {
-            self.append_chunk(keeper, ring);
+            self.append_chunk(storage, ring);
         }
         let at = &mut self.rings[ring];
-        entry(keeper, at.tail, at.end).store(entry_of(frame, order), Ordering::Relaxed);
-        keeper.set_position(frame, Some((at.tail, at.end)));
+        entry(storage, at.tail, at.end).store(entry_of(frame, order), Ordering::Relaxed);
+        storage.set_position(frame, Some((at.tail, at.end)));
         at.end += 1;
         at.live += 1;
         self.occupied += 1;
@@ -160,14 +160,14 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     /// Takes the oldest frame of `ring` out, and steps over dead entries before it. Room grows by both.
-    pub fn pop(&mut self, keeper: &impl RingStorage, ring: usize) -> Option<(Frame, Order)> {
-        while let Some(found) = self.take_first(keeper, ring) {
+    pub fn pop(&mut self, storage: &impl RingStorage, ring: usize) -> Option<(Frame, Order)> {
+        while let Some(found) = self.take_first(storage, ring) {
             if found == DEAD {
                 continue;
             }
             let (frame, order) = frame_of(found);
-            keeper.set_position(frame, None);
-            self.bury(keeper, ring);
+            storage.set_position(frame, None);
+            self.bury(storage, ring);
             return Some((frame, order));
         }
         None
@@ -176,64 +176,64 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     /// The frame that is popped of `ring` after `ahead` others, if it stands in the same chunk as the oldest: a hint of
     /// what is looked at soon.
     #[inline]
-    pub fn ahead(&self, keeper: &impl RingStorage, ring: usize, ahead: u32) -> Option<Frame> {
+    pub fn ahead(&self, storage: &impl RingStorage, ring: usize, ahead: u32) -> Option<Frame> {
         let (at, entries) = (&self.rings[ring], Self::ENTRIES as u32);
         let (slot, end) = (at.first + ahead, if at.head == at.tail { at.end } else { entries });
         if at.head == NIL || slot >= end {
             return None;
         }
-        let found = entry(keeper, at.head, slot).load(Ordering::Relaxed);
+        let found = entry(storage, at.head, slot).load(Ordering::Relaxed);
         (found != DEAD).then(|| frame_of(found).0)
     }
 
     /// Takes `frame` out of the ring in which it is, if it is in one; which that was, and its order. May have the
     /// ring go round.
-    pub fn remove(&mut self, keeper: &impl RingStorage, frame: Frame) -> Option<(usize, Order)> {
-        let (chunk, slot) = keeper.position(frame)?;
-        let ring = word(keeper, chunk, RING).load(Ordering::Relaxed) as usize;
-        let (named, order) = frame_of(entry(keeper, chunk, slot).swap(DEAD, Ordering::Relaxed));
+    pub fn remove(&mut self, storage: &impl RingStorage, frame: Frame) -> Option<(usize, Order)> {
+        let (chunk, slot) = storage.position(frame)?;
+        let ring = word(storage, chunk, RING).load(Ordering::Relaxed) as usize;
+        let (named, order) = frame_of(entry(storage, chunk, slot).swap(DEAD, Ordering::Relaxed));
         debug_assert_eq!(named, frame, "the entry of {frame:?} names another");
-        keeper.set_position(frame, None);
+        storage.set_position(frame, None);
         let at = &mut self.rings[ring];
         at.live -= 1;
         at.dead += 1;
         at.pages -= u64::from(order.pages());
-        self.bury(keeper, ring);
+        self.bury(storage, ring);
         Some((ring, order))
     }
 
     /// The ring that a frame stands in.
-    pub fn ring_of(&self, keeper: &impl RingStorage, frame: Frame) -> Option<usize> {
-        let (chunk, _) = keeper.position(frame)?;
-        Some(word(keeper, chunk, RING).load(Ordering::Relaxed) as usize)
+    pub fn ring_of(&self, storage: &impl RingStorage, frame: Frame) -> Option<usize> {
+        let (chunk, _) = storage.position(frame)?;
+        Some(word(storage, chunk, RING).load(Ordering::Relaxed) as usize)
     }
 
     /// If too many are dead: moves every living entry behind the last, in order, after which the dead are gone.
-    fn bury(&mut self, keeper: &impl RingStorage, ring: usize) {
+    fn bury(&mut self, storage: &impl RingStorage, ring: usize) {
         if self.rings[ring].dead <= self.rings[ring].live + Self::ENTRIES {
             return;
         }
         for _ in 0..self.rings[ring].live + self.rings[ring].dead {
-            match self.take_first(keeper, ring) {
+            match self.take_first(storage, ring) {
                 None => unreachable!("an entry is counted that is not there"),
                 Some(DEAD) => {}
                 Some(found) => {
                     let (frame, order) = frame_of(found);
-                    keeper.set_position(frame, None);
-                    self.push(keeper, ring, frame, order);
+                    storage.set_position(frame, None);
+                    self.push(storage, ring, frame, order);
                 }
             }
         }
     }
 
     /// Takes the first entry off, dead or living, and its chunk, if that was the last of it.
-    fn take_first(&mut self, keeper: &impl RingStorage, ring: usize) -> Option<u32> {
+    fn take_first(&mut self, storage: &impl RingStorage, ring: usize) -> Option<u32> {
         let at = &mut self.rings[ring];
         if at.head == NIL {
             return None;
         }
         let (chunk, last) = (at.head, at.head == at.tail);
-        let found = entry(keeper, chunk, at.first).load(Ordering::Relaxed);
+        let found = entry(storage, chunk, at.first).load(Ordering::Relaxed);
         at.first += 1;
         self.occupied -= 1;
         if found == DEAD {
@@ -244,34 +244,34 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         }
         if last && at.first == at.end {
             *at = Ring::default();
-            self.release(keeper, chunk);
+            self.release(storage, chunk);
         } else if u64::from(at.first) == Self::ENTRIES {
-            (at.head, at.first) = (word(keeper, chunk, NEXT).load(Ordering::Relaxed), 0);
-            self.release(keeper, chunk);
+            (at.head, at.first) = (word(storage, chunk, NEXT).load(Ordering::Relaxed), 0);
+            self.release(storage, chunk);
         }
         Some(found)
     }
 
-    fn append_chunk(&mut self, keeper: &impl RingStorage, ring: usize) {
-        let chunk = self.acquire(keeper).expect("an entry is listed by a reservation");
-        word(keeper, chunk, RING).store(ring as u32, Ordering::Relaxed);
-        word(keeper, chunk, NEXT).store(NIL, Ordering::Relaxed);
+    fn append_chunk(&mut self, storage: &impl RingStorage, ring: usize) {
+        let chunk = self.acquire(storage).expect("an entry is listed by a reservation");
+        word(storage, chunk, RING).store(ring as u32, Ordering::Relaxed);
+        word(storage, chunk, NEXT).store(NIL, Ordering::Relaxed);
         let at = &mut self.rings[ring];
         match at.tail {
             NIL => (at.head, at.first) = (chunk, 0),
-            tail => word(keeper, tail, NEXT).store(chunk, Ordering::Relaxed),
+            tail => word(storage, tail, NEXT).store(chunk, Ordering::Relaxed),
         }
         (at.tail, at.end) = (chunk, 0);
     }
 
-    fn acquire(&mut self, keeper: &impl RingStorage) -> Option<u32> {
+    fn acquire(&mut self, storage: &impl RingStorage) -> Option<u32> {
         let chunk = (self.spare != NIL).then_some(self.spare)?;
-        self.spare = word(keeper, chunk, NEXT).load(Ordering::Relaxed);
+        self.spare = word(storage, chunk, NEXT).load(Ordering::Relaxed);
         self.spares -= 1;
         Some(chunk)
     }
-    fn release(&mut self, keeper: &impl RingStorage, chunk: u32) {
-        word(keeper, chunk, NEXT).store(self.spare, Ordering::Relaxed);
+    fn release(&mut self, storage: &impl RingStorage, chunk: u32) {
+        word(storage, chunk, NEXT).store(self.spare, Ordering::Relaxed);
         self.spare = chunk;
         self.spares += 1;
     }
@@ -280,24 +280,24 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     /// Cost: all entries.
     pub fn check(
         &self,
-        keeper: &impl RingStorage,
+        storage: &impl RingStorage,
         mut wrong: impl FnMut(Frame, Order) -> Option<String>,
     ) -> Result<(), String> {
-        let mut chunks = self.check_spares(keeper)?;
+        let mut chunks = self.check_spares(storage)?;
         for (number, ring) in self.rings.iter().enumerate() {
             let mut found = Ring { live: 0, dead: 0, pages: 0, ..*ring };
             let (mut chunk, mut slot) = (ring.head, ring.first);
             while chunk != NIL {
                 let last = chunk == ring.tail;
                 chunks += 1;
-                if word(keeper, chunk, RING).load(Ordering::Relaxed) as usize != number {
+                if word(storage, chunk, RING).load(Ordering::Relaxed) as usize != number {
                     return Err(format!("chunk {chunk} of ring {number} says that it is another's"));
                 }
                 if chunks > self.chunks {
                     return Err(format!("ring {number} has more chunks than there are"));
                 }
                 for at in slot..if last { ring.end } else { Self::ENTRIES as u32 } {
-                    let content = entry(keeper, chunk, at).load(Ordering::Relaxed);
+                    let content = entry(storage, chunk, at).load(Ordering::Relaxed);
                     if content == DEAD {
                         found.dead += 1;
                         continue;
@@ -305,7 +305,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
                     let (frame, order) = frame_of(content);
                     found.live += 1;
                     found.pages += u64::from(order.pages());
-                    if keeper.position(frame) != Some((chunk, at)) {
+                    if storage.position(frame) != Some((chunk, at)) {
                         return Err(format!("{frame:?} in ring {number} says that it stands elsewhere"));
                     }
                     if let Some(what) = wrong(frame, order) {
@@ -313,7 +313,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
                     }
                 }
                 (chunk, slot) =
-                    (if last { NIL } else { word(keeper, chunk, NEXT).load(Ordering::Relaxed) }, 0);
+                    (if last { NIL } else { word(storage, chunk, NEXT).load(Ordering::Relaxed) }, 0);
             }
             if found != *ring {
                 return Err(format!("ring {number} counts {ring:?} and has {found:?}"));
@@ -332,10 +332,10 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Ok(())
     }
 
-    fn check_spares(&self, keeper: &impl RingStorage) -> Result<u64, String> {
+    fn check_spares(&self, storage: &impl RingStorage) -> Result<u64, String> {
         let (mut chunk, mut spares) = (self.spare, 0);
         while chunk != NIL && spares <= self.spares {
-            (chunk, spares) = (word(keeper, chunk, NEXT).load(Ordering::Relaxed), spares + 1);
+            (chunk, spares) = (word(storage, chunk, NEXT).load(Ordering::Relaxed), spares + 1);
         }
         match spares == self.spares {
             true => Ok(spares),
@@ -344,11 +344,11 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 }
 
-fn word(keeper: &impl RingStorage, chunk: u32, which: usize) -> &AtomicU32 {
-    &keeper.words(chunk)[which]
+fn word(storage: &impl RingStorage, chunk: u32, which: usize) -> &AtomicU32 {
+    &storage.words(chunk)[which]
 }
-fn entry(keeper: &impl RingStorage, chunk: u32, slot: u32) -> &AtomicU32 {
-    &keeper.words(chunk)[HEADER + slot as usize]
+fn entry(storage: &impl RingStorage, chunk: u32, slot: u32) -> &AtomicU32 {
+    &storage.words(chunk)[HEADER + slot as usize]
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl Shared {
                 return Err(error);
             }
         };
-        self.vouch();
+        self.publish_lease_deadline();
         self.note_handle(job.viewer, attached, Handle { place, device: mount.device })
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::questions::is_pending;
+use super::requests::is_pending;
 use super::viewer_slot::RunningJob;
 use crate::arena::control::{ATTACHED_PLACES, Operation, place_of, state};
 
@@ -73,7 +73,7 @@ impl Shared {
         }
     }
 
-    /// Whether workers are at something, since before question `last` was taken, for which a file is open that no
+    /// Whether workers are at something, since before request `last` was taken, for which a file is open that no
     /// viewer who waits has; or the viewer is no more and its seat is not free yet.
     fn holds_files(&self, viewer: usize, last: u64) -> bool {
         // Of the others their viewers wait for the answer, unless they have given up.

@@ -44,7 +44,7 @@ impl Shared {
     /// Ten times a second.
     fn beat(self: &Arc<Self>) {
         let beats = self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
-        self.vouch();
+        self.publish_lease_deadline();
         for viewer in self.present() {
             let mut seat = self.seat(viewer).lock();
             self.drain_ring_of(&mut seat, viewer);
@@ -72,11 +72,11 @@ impl Shared {
 
     /// Tells viewers up to when they may be sure. The clock is read first: whatever holds us up shortens that time, as
     /// does who says an older one a moment later.
-    pub(super) fn vouch(&self) {
+    pub(super) fn publish_lease_deadline(&self) {
         let from = ticks();
         let time = catch_unwind(AssertUnwindSafe(|| self.owner.leases_valid_for())).unwrap_or(Duration::ZERO);
         // Release, partner: the Acquire in `Viewer::validation`.
-        self.control().sure_until.store(from.saturating_add(ticks_within(time)), Ordering::Release);
+        self.control().leases_valid_until.store(from.saturating_add(ticks_within(time)), Ordering::Release);
     }
 
     pub(super) fn drain_rings(&self) {

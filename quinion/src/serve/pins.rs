@@ -2,7 +2,7 @@
 //!
 //! A viewer's reads copy, and need no pin. A viewer that wants bytes without a copy asks for a pin; the owner holds it,
 //! and the viewer finds the pages by the same walk as a read does. What a viewer has pinned is bounded in number and
-//! in bytes; a pin ends by a question, with its handle, or when the viewer ends, however it ends.
+//! in bytes; a pin ends by a request, with its handle, or when the viewer ends, however it ends.
 //!
 //! A pin never ends while its viewer may look at the bytes and does not know:
 //!  - A process that joins again, as another program or from another part of the same, would leave what it had
@@ -29,7 +29,7 @@ struct PinRequest {
 }
 
 impl Shared {
-    /// Answers a question about a pin.
+    /// Answers a request about a pin.
     pub(super) fn answer_pin(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         let [handle, second, len] = job.arguments;
         if job.operation == Operation::Pin as u32 {

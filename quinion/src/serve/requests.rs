@@ -1,4 +1,4 @@
-//! Questions: a worker takes what a viewer asks, has it answered, and writes the answer into the viewer's page.
+//! Requests: a worker takes what a viewer asks, has it answered, and writes the answer into the viewer's page.
 //!
 //! ```text
 //!   PENDING --take--> TAKEN --answer--> DONE      the viewer that waits is woken
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The page is read once: what it says in a moment may be something else. What a worker is at for a slot is noted in
-//! the viewer's seat before, and the seat stays busy until the answer is written. The workers take the questions of
+//! the viewer's seat before, and the seat stays busy until the answer is written. The workers take the requests of
 //! all viewers in turn, and some of them at most are at work for one viewer, or for one file system (`workers.rs`).
 
 use std::ops::Range;
@@ -28,7 +28,7 @@ use crate::viewer::sys::{Errno, futex_wake};
 const JOBS_MAX: u32 = 16;
 
 impl Shared {
-    /// Takes the next question, of any viewer: viewers are served round robin.
+    /// Takes the next request, of any viewer: viewers are served round robin.
     pub(super) fn take_job(&self) -> Option<ViewerJob> {
         let (start, seats) = (self.cursor.load(Ordering::Relaxed) as usize, self.seats.count());
         let start = if start < seats { start } else { 0 };
@@ -52,7 +52,7 @@ impl Shared {
         Some(job)
     }
 
-    /// Takes a question of that viewer.
+    /// Takes a request of that viewer.
     fn take_of(&self, viewer: usize) -> Found<ViewerJob> {
         if self.process(viewer) == 0 {
             return Found { question: None, more: false };
@@ -75,7 +75,7 @@ impl Shared {
         Found { question: None, more: is_left }
     }
 
-    /// Takes one question, if it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat
+    /// Takes one request, if it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat
     /// is busy from here on.
     pub(super) fn take(&self, viewer: usize, slot: usize, wanted: impl Fn(u32) -> bool) -> Option<ViewerJob> {
         let mut seat = self.seat(viewer).lock();
@@ -85,7 +85,7 @@ impl Shared {
         if !is_pending(pending) || seat.busy >= JOBS_MAX {
             return None;
         }
-        // Acquire, partner: the viewer's Release of PENDING: we see the question.
+        // Acquire, partner: the viewer's Release of PENDING: we see the request.
         request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // Read once: in a moment the page may say something else.
         let operation = request.operation.load(Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl Shared {
         })
     }
 
-    /// Leaves a question that was taken to another worker.
+    /// Leaves a request that was taken to another worker.
     fn put_back(&self, viewer: usize, request: &Request, pending: u32) {
         // Release, partner: the Acquire in `take`.
         let is_back =
@@ -275,7 +275,7 @@ impl Shared {
     }
 }
 
-/// Whether a slot holds a question that no worker has taken.
+/// Whether a slot holds a request that no worker has taken.
 pub(super) fn is_pending(now: u32) -> bool {
     matches!(now, state::PENDING | state::PENDING_UNATTENDED)
 }
@@ -287,7 +287,7 @@ enum AnswerDelivery {
     No,
 }
 
-/// Writes the answer and wakes the thread that waits for it. Of a question that no thread waits for, only the slot is
+/// Writes the answer and wakes the thread that waits for it. Of a request that no thread waits for, only the slot is
 /// freed.
 fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) -> AnswerDelivery {
     if attended {

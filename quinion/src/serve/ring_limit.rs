@@ -1,22 +1,22 @@
 //! Ring limit: a viewer that rings and asks nothing is polled, and not slept for.
 //!
-//! A viewer steps its futex with each question, and so wakes a thread of ours: a worker, or the watcher of its group.
-//! Nothing keeps it from doing so without a question, as fast as it can; then that thread would do nothing else.
+//! A viewer steps its futex with each request, and so wakes a thread of ours: a worker, or the watcher of its group.
+//! Nothing keeps it from doing so without a request, as fast as it can; then that thread would do nothing else.
 //!
 //! ```text
-//!   rings that no question explains    up to RINGS_MAX in a WINDOW    more
+//!   rings that no request explains    up to RINGS_MAX in a WINDOW    more
 //!   the thread                         sleeps on its futex            polls it every POLL_INTERVAL
 //!   until                                                             it has asked as often, or the window is over
 //! ```
 //!
 //! Each thread that sleeps for viewers has a limit for each of them, so no lock is needed. It counts a ring when it
-//! finds another number than at its last look, and one less for each question that any thread has taken of that viewer
+//! finds another number than at its last look, and one less for each request that any thread has taken of that viewer
 //! since then. A viewer that asks as often as it rings is therefore always slept for. What a viewer that is polled asks
 //! waits for [`POLL_INTERVAL`] at most; for all others nothing changes.
 //!
 //! Invariants:
 //!  1. A viewer that is polled is looked at within [`POLL_INTERVAL`], whatever it does.
-//!  2. Rings without questions wake a thread [`RINGS_MAX`] times in each [`WINDOW`] at most, and twice in each
+//!  2. Rings without requests wake a thread [`RINGS_MAX`] times in each [`WINDOW`] at most, and twice in each
 //!     [`POLL_INTERVAL`].
 //!
 //! Not an invariant: that the numbers rise. A viewer writes into its futex what it likes; if it writes back an earlier
@@ -26,12 +26,12 @@ use std::time::{Duration, Instant};
 
 use crate::arena::control::REQUEST_SLOTS;
 
-/// Rings without a question in a [`WINDOW`] after which a viewer is polled.
+/// Rings without a request in a [`WINDOW`] after which a viewer is polled.
 const RINGS_MAX: u32 = 512;
 const WINDOW: Duration = Duration::from_secs(1);
 /// The time between two looks at a viewer that is polled. Viewers wait for an answer for longer than that.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Heartbeats in a window. With each, a viewer may ask anew by all its slots, and give up before a question is taken.
+/// Heartbeats in a window. With each, a viewer may ask anew by all its slots, and give up before a request is taken.
 const BEATS: u32 = (WINDOW.as_millis() / super::BEAT.as_millis()) as u32;
 const _: () =
     assert!((BEATS + 1) * (REQUEST_SLOTS as u32) < RINGS_MAX, "a late owner is no reason to poll a viewer");
@@ -43,7 +43,7 @@ pub(super) struct Observation {
     pub(super) whose: u32,
     /// The number of its futex.
     pub(super) number: u32,
-    /// Questions that were taken of it.
+    /// Requests that were taken of it.
     pub(super) taken: u32,
 }
 
@@ -60,7 +60,7 @@ pub(super) enum WaitMode {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RingLimit {
     last: Option<Observation>,
-    /// Rings that no question explains, in the window that began then; at most one more than [`RINGS_MAX`].
+    /// Rings that no request explains, in the window that began then; at most one more than [`RINGS_MAX`].
     unexplained: u32,
     window_start: Option<Instant>,
     next_poll: Option<Instant>,
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn a_viewer_that_asks_as_often_as_it_rings_is_never_polled() {
         let mut stage = Stage::new();
-        // Its questions are taken late, by another thread, and some rings are seen as one.
+        // Its requests are taken late, by another thread, and some rings are seen as one.
         for round in 0..20_000_u32 {
             assert_eq!(stage.ring(), WaitMode::Futex, "{round}");
             if round % 31 == 30 {

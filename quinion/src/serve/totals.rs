@@ -18,7 +18,7 @@ pub struct ViewerTotals {
     pub bytes: u64,
     /// Of the reads, those that had to ask.
     pub asked: u64,
-    /// Questions for bytes.
+    /// Requests for bytes.
     pub misses: u64,
     /// Files attached.
     pub files: u64,

@@ -1,7 +1,7 @@
 //! Viewer slot: what the owner notes of one viewer, which has one seat and one page.
 //!
 //! The page is the viewer's, and may say anything; what is noted here is in the owner's memory, under the seat's lock.
-//! So a handle counts if it is in this list, and a question is under way if a worker has noted it here.
+//! So a handle counts if it is in this list, and a request is under way if a worker has noted it here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -129,7 +129,7 @@ pub(super) struct Handle {
     pub(super) device: u64,
 }
 
-/// A question that a worker has taken.
+/// A request that a worker has taken.
 pub(super) struct ViewerJob {
     pub(super) viewer: usize,
     pub(super) slot: usize,
@@ -140,7 +140,7 @@ pub(super) struct ViewerJob {
 }
 
 impl ViewerJob {
-    /// The device of which something is said here that the owner must hear of, however late; `None` if the question may
+    /// The device of which something is said here that the owner must hear of, however late; `None` if the request may
     /// be refused: the kernel has a writer wait for a lease, and a file that stays open a while longer is no harm.
     pub(super) fn device_to_notify(&self) -> Option<u64> {
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;

@@ -1,16 +1,16 @@
 //! Workers: how many threads answer, and which processes may keep them waiting.
 //!
-//! A question can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
-//! sleeps) would take one worker after the other, until no question is answered any more. So the workers that are at
+//! A request can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
+//! sleeps) would take one worker after the other, until no request is answered any more. So the workers that are at
 //! work on the files of one file system are counted, and if [`AT_WORK_MAX`] are and none of them has come back for
-//! [`STUCK_MIN`], another question is refused at once: its viewer reads by the kernel, and waits there by itself.
+//! [`STUCK_MIN`], another request is refused at once: its viewer reads by the kernel, and waits there by itself.
 //! What the owner must be told of a file (it is cut; a program watches it) is not refused: it waits in the queue of
-//! that file system (`Shared::do_job_or_defer`), as a handle does that is taken back. The questions of one viewer are
+//! that file system (`Shared::do_job_or_defer`), as a handle does that is taken back. The requests of one viewer are
 //! bounded in the same way (`Shared::take`). And while all workers are busy, another is started with each heartbeat,
 //! up to [`WORKERS_MAX`]; so some file systems that hang leave enough for the others.
 //!
 //! What a worker asks of a process itself before the file system is known (its descriptor, its memory map) can hang,
-//! too: the kernel takes locks of that process, which it can hold in an `exec` or a page fault. Such questions are
+//! too: the kernel takes locks of that process, which it can hold in an `exec` or a page fault. Such requests are
 //! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
 //! of the workers wait so.
 //!
@@ -43,7 +43,7 @@ const AT_WORK_MAX: usize = 8;
 const STUCK_MIN: Duration = Duration::from_millis(500);
 /// The same of what viewers say of the files of one file system, or of all.
 const NOTICES_MAX: usize = 4;
-/// Questions about one process that may wait for longer than that.
+/// Requests about one process that may wait for longer than that.
 const PROBES_STUCK_MAX: usize = 2;
 /// How long a worker that is one too many waits for something to do.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(5);
@@ -84,7 +84,7 @@ pub(super) struct Workers {
     listeners: RankedMutex<(u32, usize)>,
     /// How many are at work at each, and when one began alone or came back last.
     at_work: RankedMutex<HashMap<WorkKey, (usize, Instant)>>,
-    /// Questions about processes that are under way: which process, and since when.
+    /// Requests about processes that are under way: which process, and since when.
     probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
 
@@ -280,7 +280,7 @@ impl Drop for BusyWorker<'_> {
     }
 }
 
-/// A question about a process is under way, until this is dropped.
+/// A request about a process is under way, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Probe<'a> {
     workers: &'a Workers,

@@ -73,7 +73,7 @@ pub struct Control {
     /// Until when viewers may trust records that say [`Validation::Leased`](super::Validation::Leased), by the clock
     /// that [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner extends it with each heartbeat. An owner
     /// that was stopped does not, and may have missed news of its leases: viewers then read through the kernel.
-    pub sure_until: AtomicU64,
+    pub leases_valid_until: AtomicU64,
     /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
     /// bit is a reason to ask, and a clear one a reason not to.
     pub taken: [AtomicU64; TAKEN_BITS / 64],
@@ -92,7 +92,7 @@ pub const OPENINGS_PLACES: usize = 256;
 /// Places of [`Control::attached`].
 pub const ATTACHED_PLACES: usize = 2048;
 
-/// Which of `places` a file counts at. Two files may have one: a question about the one may be answered of the other.
+/// Which of `places` a file counts at. Two files may have one: a request about the one may be answered of the other.
 #[inline]
 pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
     // One step of a well-known generator: a good enough mix of all bits.
@@ -419,7 +419,7 @@ pub struct ViewerPage {
     pub run: AtomicU64,
     /// Numbers for the report; see [`Counter`].
     pub counters: [AtomicU64; 48],
-    /// Questions and answers.
+    /// Requests and answers.
     pub requests: [Request; REQUEST_SLOTS],
     /// Frames that were read, a lossy memory.
     pub ring: [AtomicU32; RING_ENTRIES],
@@ -433,7 +433,7 @@ const _: () = assert!(page_offset(2 * GROUP_VIEWERS - 1) + VIEWER_BYTES <= CONTR
 const _: () = assert!(size_of::<Control>().is_multiple_of(align_of::<ViewerPage>()));
 const _: () = assert!(VIEWER_BYTES.is_multiple_of(align_of::<ViewerPage>()));
 
-/// One question and its answer.
+/// One request and its answer.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Request {
@@ -455,7 +455,7 @@ pub struct Request {
 pub mod state {
     /// Unclaimed.
     pub const FREE: u32 = 0;
-    /// A viewer's thread is writing its question.
+    /// A viewer's thread is writing its request.
     pub const CLAIMED: u32 = 1;
     /// The owner should look.
     pub const PENDING: u32 = 2;
@@ -606,7 +606,7 @@ pub enum Counter {
     Bytes = 1,
     /// Of the reads, those that had to ask the owner; the rest are hits.
     Asked = 2,
-    /// Questions to the owner for bytes.
+    /// Requests to the owner for bytes.
     Misses = 3,
     /// Files attached.
     Files = 4,

@@ -17,14 +17,14 @@
 //! signal handler may read while the code it interrupted was reading, and the
 //! code runs inside any program. A request is a slot claimed by one atomic
 //! step; thirty-two may be open at a time. While one is, its thread has its
-//! signals held back: a handler may end the thread, or jump. Questions that may
+//! signals held back: a handler may end the thread, or jump. Requests that may
 //! take minutes are the exception ([`Viewer::request_within`]).
 //!
 //! Invariants:
 //!  1. A viewer stores to its own page and nowhere else; it could not store to another's, nor to what all viewers see.
 //!  2. A slot belongs to the thread that moved it from FREE to CLAIMED, until that thread frees it, or gives it up
 //!     while the owner is at work. One that was given up is freed by the owner, which never answers into it: a late
-//!     answer cannot look like the answer to a later question.
+//!     answer cannot look like the answer to a later request.
 //!  3. Each wait for the owner ends after a bounded time, by the clock: [`ANSWER_MILLIS_MAX`], unless the viewer was
 //!     built with another bound. A viewer that waited in vain reads by the kernel.
 //!  4. An owner that did not answer in time is not waited for again before its heartbeat has risen.
@@ -55,7 +55,7 @@ use sys::SignalsHeld;
 /// How long a viewer waits for an answer, in milliseconds: some times what a slow disk takes for a read. The kernel
 /// reads what takes longer.
 pub const ANSWER_MILLIS_MAX: u32 = 50;
-/// How long a viewer waits for the answer to a question that takes its time, in milliseconds.
+/// How long a viewer waits for the answer to a request that takes its time, in milliseconds.
 pub const LONG_MILLIS_MAX: u32 = 2000;
 /// How long the heartbeat of a working owner stands still at most, in milliseconds: some beats.
 const STILL_MILLIS_MAX: u64 = 300;
@@ -88,7 +88,7 @@ pub enum AttachError {
     Closed,
 }
 
-/// Why a question has no answer.
+/// Why a request has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequestError {
     /// The owner says no, with this error number.
@@ -284,8 +284,8 @@ impl Viewer {
         }
         // Before what is said: a viewer that sees a time sees what was said of files before that was promised. Acquire,
         // partner:
-        // `Shared::vouch`.
-        let until = self.control.control().sure_until.load(Ordering::Acquire);
+        // `Shared::publish_lease_deadline`.
+        let until = self.control.control().leases_valid_until.load(Ordering::Acquire);
         let said = self.arena.record(file.cell).map_or(Validation::Kernel, |record| record.validation());
         // Its owner may have been stopped, and others at work since.
         if said == Validation::Leased && sys::ticks() >= until { Validation::OwnerLate } else { said }
@@ -482,7 +482,7 @@ impl Viewer {
         let _ = self.request(Operation::Hint, [file.handle, position, advice.with_length(len)]);
     }
 
-    /// The same without waiting; forgotten if many questions are open.
+    /// The same without waiting; forgotten if many requests are open.
     pub fn suggest(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
         let _held = SignalsHeld::new(); // as in `request`
         let question = [file.handle, position, advice.with_length(len)];
@@ -590,7 +590,7 @@ impl Viewer {
         self.ask(operation, arguments, self.answer_millis_max)
     }
 
-    /// As [`Viewer::request`], of a question that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
+    /// As [`Viewer::request`], of a request that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
     /// long as the owner's heartbeat rises. An owner that was late a moment ago and may be well is asked as soon as its
     /// heartbeat has risen: what is asked here must not be passed over because a read was slow.
     pub fn request_long(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
@@ -652,7 +652,7 @@ impl Viewer {
                 if !beats && now >= still {
                     return self.note_late(still);
                 }
-                // A thread that waits without a question is not woken.
+                // A thread that waits without a request is not woken.
                 sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
             }
         }
@@ -696,7 +696,7 @@ impl Viewer {
         is_still
     }
 
-    /// Writes a question into one of the first `slots` slots.
+    /// Writes a request into one of the first `slots` slots.
     fn submit(
         &self,
         operation: Operation,
@@ -728,7 +728,7 @@ impl Viewer {
         }
         slot.error.store(0, Ordering::Relaxed);
         slot.sleeper.store(0, Ordering::Relaxed);
-        // Release, partner: the Acquire by which the owner takes the slot: it sees the question.
+        // Release, partner: the Acquire by which the owner takes the slot: it sees the request.
         slot.state.store(pending, Ordering::Release);
         self.wake_owner();
         Ok(slot)

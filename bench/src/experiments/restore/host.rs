@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use quinion::{Cache, File};
-use quinion_vm::{OnFailure, RestoreOptions, Server, Trace};
+use quinion_vm::{FaultRecord, OnFailure, RestoreOptions, Server};
 
 use super::guest::touch_all;
 use super::vmm::Guest;
@@ -76,21 +76,21 @@ impl Host {
     }
 
     /// Runs a server over `cache` with these options until a guest that `guest` made has done its work. Returns the
-    /// guest's result, and the recorded trace if the options ask for one.
+    /// guest's result, and the record if the options ask for one.
     pub fn serve<T>(
         &self,
         cache: &Cache,
         options: RestoreOptions,
         guest: NewGuest,
         work: impl FnOnce(&mut Region) -> Result<T, Unmeasured>,
-    ) -> Result<(T, Option<Trace>), Unmeasured> {
+    ) -> Result<(T, Option<FaultRecord>), Unmeasured> {
         let (server, socket) = self.start(cache, options, "socket")?;
         let mut guest = guest(&socket, self.len())?;
         let done = work(&mut guest.region)?;
         drop(guest);
-        let trace = server.trace();
+        let record = server.record();
         server.stop();
-        Ok((done, trace))
+        Ok((done, record))
     }
 
     /// Maps the resident image of a server into a new guest; another guest has touched all of it before. The first call

@@ -23,7 +23,7 @@ use std::fs::File;
 use std::rc::Rc;
 use std::time::Instant;
 
-use quinion_vm::{RestoreOptions, Trace};
+use quinion_vm::{FaultRecord, RestoreOptions};
 
 use super::guest::{handled, touch_all};
 use super::host::{Host, NewGuest, handing_out_the_image};
@@ -60,7 +60,7 @@ struct Snapshot {
     file: File,
     drops: Drops,
     /// The order in which a guest touches it, recorded once.
-    trace: OnceCell<Trace>,
+    record: OnceCell<FaultRecord>,
 }
 
 impl Snapshot {
@@ -70,7 +70,7 @@ impl Snapshot {
         check_memory(4 * bytes + (512 << 20))?;
         let host = Host::new(settings, bytes)?;
         let file = File::open(host.scratch.path())?;
-        Ok(Self { host, file, drops: Drops::of(settings), trace: OnceCell::new() })
+        Ok(Self { host, file, drops: Drops::of(settings), record: OnceCell::new() })
     }
 
     fn len(&self) -> usize {
@@ -79,12 +79,12 @@ impl Snapshot {
 
     /// Evicts the snapshot everywhere, or brings all that `way` needs into memory.
     fn prepare(&self, way: &str, before: Before) -> Result<(), Unmeasured> {
-        if way == REPLAYED && self.trace.get().is_none() {
+        if way == REPLAYED && self.record.get().is_none() {
             let mut options = RestoreOptions::new();
             options.record = true;
-            let trace = served(self, Before::Warm, options, Guest::copied)?;
-            let trace = trace.ok_or_else(|| Unmeasured::Failed("nothing was recorded".to_owned()))?;
-            self.trace.get_or_init(|| trace);
+            let record = served(self, Before::Warm, options, Guest::copied)?;
+            let record = record.ok_or_else(|| Unmeasured::Failed("nothing was recorded".to_owned()))?;
+            self.record.get_or_init(|| record);
         }
         match (before, way) {
             (Before::Warm, CONTINUE) => self.host.serve_resident(handing_out_the_image(), |_| Ok(()))?,
@@ -148,13 +148,13 @@ fn served(
     before: Before,
     options: RestoreOptions,
     guest: NewGuest,
-) -> Result<Option<Trace>, Unmeasured> {
+) -> Result<Option<FaultRecord>, Unmeasured> {
     let cache = match before {
         Before::Cold => snapshot.host.cache()?,
         Before::Warm => snapshot.host.warm_cache()?,
     };
-    let ((), trace) = snapshot.host.serve(&cache, options, guest, |region| touch_all(region))?;
-    Ok(trace)
+    let ((), record) = snapshot.host.serve(&cache, options, guest, |region| touch_all(region))?;
+    Ok(record)
 }
 
 fn mapped(snapshot: &Snapshot, before: Before) -> Result<(), Unmeasured> {
@@ -166,7 +166,7 @@ fn mapped(snapshot: &Snapshot, before: Before) -> Result<(), Unmeasured> {
 
 fn replayed(snapshot: &Snapshot, before: Before) -> Result<(), Unmeasured> {
     let mut options = RestoreOptions::new();
-    options.replay = snapshot.trace.get().cloned();
+    options.replay = snapshot.record.get().cloned();
     served(snapshot, before, options, Guest::copied).map(drop)
 }
 

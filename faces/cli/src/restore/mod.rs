@@ -1,7 +1,7 @@
 //! Restore: VMs that begin to run before their memory is there, from a snapshot in the cache.
 //!
 //! ```text
-//!   start     cache -> trace, if one is replayed -> server -> "serving ... on ..."
+//!   start     cache -> record, if one is replayed -> server -> "serving ... on ..."
 //!   meanwhile one line for each VM and each peer that was refused, on standard error
 //!             a line that moves, if that is a terminal; numbers for Prometheus, if they are asked for
 //!   a signal  stop -> write what was recorded -> print the report on standard output
@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use quinion_vm::{
-    Event, Fill, ImageIdentity, OnFailure, RestoreOptions, RestoreStats, Server, Trace, TraceError, identify,
+    Event, FaultRecord, FaultRecordError, Fill, ImageIdentity, OnFailure, RestoreOptions, RestoreStats,
+    Server, identify,
 };
 
 use crate::report::{Form, Report, Value};
@@ -36,8 +37,8 @@ const MORE: &str = r#"How to use it:
       Then have each VMM connect there. Firecracker does that when a snapshot is loaded with
       {"mem_backend": {"backend_type": "Uffd", "backend_path": "/run/vm.sock"}, ...}
       Many VMs may be started from one server: they share what the cache has of the file.
-  quinion restore ... --record boot.trace     run a VM for a while, then end this command
-  quinion restore ... --replay boot.trace     the next VMs find these pages before they ask for them
+  quinion restore ... --record boot.record     run a VM for a while, then end this command
+  quinion restore ... --replay boot.record     the next VMs find these pages before they ask for them
   quinion restore ... --fill all              VMs get all of their memory, from its beginning, while they run
 
 What is recorded is each page that a VM touched, in the order of the first touch. VMs are slower
@@ -193,17 +194,17 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     }
     watch(&server, &ending, metrics.as_ref(), &bar);
     bar.finish_and_clear();
-    let trace = server.trace();
+    let record = server.record();
     let stats = server.stop();
     if let Some(metrics) = &metrics {
         metrics.keep(&stats);
     }
-    let written = trace
+    let written = record
         .as_ref()
         .zip(arguments.record.as_ref())
-        .map_or(Ok(()), |(trace, path)| trace.write(path).map_err(|error| named(path, &error)));
+        .map_or(Ok(()), |(record, path)| record.write(path).map_err(|error| named(path, &error)));
     let form = if arguments.json { Form::Json } else { Form::Text };
-    if let Err(code) = crate::print(&report(&stats, trace.as_ref(), form).printed(form)) {
+    if let Err(code) = crate::print(&report(&stats, record.as_ref(), form).printed(form)) {
         return Ok(code);
     }
     match written {
@@ -236,7 +237,7 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     let mut options = RestoreOptions::new();
     if let Some(path) = &arguments.replay {
         let image = identify(&cache, &arguments.snapshot).map_err(|error| error.to_string())?;
-        options.replay = trace_of(path, image, bar)?;
+        options.replay = record_of(path, image, bar)?;
     }
     options.fill = match arguments.fill {
         FillChoice::None => Fill::Nothing,
@@ -278,30 +279,30 @@ fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
 }
 
 /// The record at `path`, as far as it is of use for `image`; what is not is said.
-fn trace_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<Trace>, String> {
-    let trace = match Trace::read(path, image) {
-        Ok(trace) => trace,
-        Err(error @ TraceError::Read(_)) => return Err(named(path, &error)),
+fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<FaultRecord>, String> {
+    let record = match FaultRecord::read(path, image) {
+        Ok(record) => record,
+        Err(error @ FaultRecordError::Read(_)) => return Err(named(path, &error)),
         Err(error) => {
             say(bar, &named(path, &format_args!("{error}. It is ignored")));
             return Ok(None);
         }
     };
-    let (lost, left) = (trace.lost_pages(), trace.pages());
+    let (lost, left) = (record.lost_pages(), record.pages());
     if lost > 0 {
         let what =
             format_args!("parts of the record are damaged: {lost} pages are lost, and {left} are replayed");
         say(bar, &named(path, &what));
     }
-    if trace.image() != image {
-        let (theirs, ours) = (trace.image().bytes, image.bytes);
+    if record.image() != image {
+        let (theirs, ours) = (record.image().bytes, image.bytes);
         let what = format_args!(
             "the record is of another snapshot ({theirs} bytes, this one has {ours}, or other contents): \
              pages that differ are ignored"
         );
         say(bar, &named(path, &what));
     }
-    Ok(Some(trace))
+    Ok(Some(record))
 }
 
 /// Until a signal asks this process to end.
@@ -372,7 +373,7 @@ fn told(event: &Event) -> String {
 }
 
 /// What is printed at the end.
-fn report(stats: &RestoreStats, trace: Option<&Trace>, form: Form) -> Report {
+fn report(stats: &RestoreStats, record: Option<&FaultRecord>, form: Form) -> Report {
     let numbers = &stats.numbers;
     let quantile = |share| numbers.latency.quantile(share).map_or(Value::Unknown, Value::Number);
     let mut report = Report::new();
@@ -394,7 +395,7 @@ fn report(stats: &RestoreStats, trace: Option<&Trace>, form: Form) -> Report {
     report.add("poisoned_bytes", "unreadable", Value::Bytes(numbers.poisoned_bytes));
     report.add("retries", "answers repeated", Value::Number(numbers.retries));
     report.add("device_bytes", "read from devices", Value::Bytes(stats.device_bytes));
-    let recorded = trace.map(|trace| Value::Bytes(trace.pages() * 4096));
+    let recorded = record.map(|record| Value::Bytes(record.pages() * 4096));
     if recorded.is_some() || form == Form::Json {
         report.add("recorded_bytes", "recorded", recorded.unwrap_or(Value::Unknown));
     }

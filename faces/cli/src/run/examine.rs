@@ -145,10 +145,10 @@ impl ProcessAuditor {
             }
             let audit = match part.inode {
                 _ if part.is_writable => SyscallAudit::Restricted,
-                0 => conduct_of_memory(process, &part)?,
+                0 => audit_anonymous_memory(process, &part)?,
                 _ => match self.object(process, &part)? {
                     Object::Other(audit) => audit,
-                    Object::CLibrary(name) => conduct_of_c_library(name, &part, &mut c_library),
+                    Object::CLibrary(name) => audit_c_library(name, &part, &mut c_library),
                 },
             };
             worst = worst.max(audit);
@@ -307,7 +307,7 @@ fn look_at(bytes: Vec<u8>) -> Object {
 }
 
 /// The C library, if it is the only one: neither another file of its name, nor the same bytes once more.
-fn conduct_of_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<LibraryCopy>) -> SyscallAudit {
+fn audit_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<LibraryCopy>) -> SyscallAudit {
     let bytes = part.offset..part.offset.saturating_add(part.end.saturating_sub(part.start));
     let is_copy = found.iter().any(|(other, inode, others)| {
         *other == name && (*inode != part.inode || bytes.start < others.end && others.start < bytes.end)
@@ -317,7 +317,7 @@ fn conduct_of_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<Lib
 }
 
 /// Code without a file: of a program that makes code for itself.
-fn conduct_of_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit> {
+fn audit_anonymous_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit> {
     const BYTES_MAX: u64 = 64 << 20;
     const PIECE_BYTES: u64 = 1 << 20;
     part.end.checked_sub(part.start).filter(|&len| len <= BYTES_MAX)?;
@@ -505,7 +505,7 @@ mod tests {
                 inode: 0,
                 path: "",
             };
-            assert_eq!(conduct_of_memory(child.id(), &part), Some(wanted), "at {at}");
+            assert_eq!(audit_anonymous_memory(child.id(), &part), Some(wanted), "at {at}");
             drop(child.stdin.take());
             assert!(child.wait().unwrap().success());
         }
@@ -581,9 +581,9 @@ mod tests {
             let end = start + bytes;
             Part { start, end, is_code: true, is_writable: false, offset: 0, inode: 0, path }
         };
-        assert_eq!(conduct_of_memory(std::process::id(), &part(1 << 20)), Some(SyscallAudit::Clean));
+        assert_eq!(audit_anonymous_memory(std::process::id(), &part(1 << 20)), Some(SyscallAudit::Clean));
         let before = bytes_read();
-        assert_eq!(conduct_of_memory(std::process::id(), &part(65 << 20)), None);
+        assert_eq!(audit_anonymous_memory(std::process::id(), &part(65 << 20)), None);
         assert!(bytes_read() - before < 1 << 20, "it was read");
     }
 

@@ -204,7 +204,7 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Result<i64, Errno> {
         .map(|n| n as i64)
 }
 
-/// A question to `fcntl` that takes no argument.
+/// A request to `fcntl` that takes no argument.
 pub fn fcntl(fd: i32, command: usize) -> Result<usize, Errno> {
     // SAFETY: numbers only.
     result(unsafe { call(number::FCNTL, [fd as usize, command, 0, 0, 0, 0]) })

@@ -7,7 +7,7 @@
 //!   memory     mapping, covering, unmapping, copying
 //!   signals    their actions, holding them back
 //!   threads    which of them block a signal
-//!   socket     one question to the owner
+//!   socket     one request to the owner
 //! ```
 //!
 //! Each names only those above it. None of them touches `errno`: a call that is served must leave it as it was. And
@@ -39,5 +39,5 @@ pub use memory::{
 pub use signals::{
     SIGSEGV, SignalAction, SignalsHeld, holds_back, send_to_this_thread, set_signal_action, signal_action,
 };
-pub use socket::{NoWelcome, greet};
+pub use socket::{JoinError, send_hello};
 pub use threads::{is_only_thread, is_single_threaded, other_threads_that_block};

@@ -94,7 +94,7 @@ const HEADER_BYTES: usize = core::mem::offset_of!(Control, descriptors);
 
 /// Why an owner did not do what a process asked of it at its socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NoWelcome {
+pub enum JoinError {
     /// It has not answered in time, or there is no descriptor to ask by: it may the next time.
     Late,
     /// It says no, or is not there.
@@ -104,12 +104,12 @@ pub enum NoWelcome {
 /// Sends `hello`, with a descriptor or none, to the process that listens at `socket` (a path that ends with a zero), if
 /// that is this process's own user. Returns what it answers, unless it refuses, and the descriptors that come with the
 /// answer. Waits `millis` milliseconds at most, and no system call of it longer.
-pub fn greet(
+pub fn send_hello(
     socket: &[u8; 108],
     hello: &[u8],
     descriptor: Option<i32>,
     millis: u32,
-) -> Result<(JoinReply, ReceivedDescriptors), NoWelcome> {
+) -> Result<(JoinReply, ReceivedDescriptors), JoinError> {
     const AF_UNIX: usize = 1;
     const SOCK_SEQPACKET: usize = 5;
     const FLAGS: usize = 0o2000000 | 0o4000; // SOCK_CLOEXEC, SOCK_NONBLOCK
@@ -121,21 +121,21 @@ pub fn greet(
     // 1 connect; an owner that has no room for one more does not make us wait
     // SAFETY: numbers only.
     let end = result(unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | FLAGS, 0, 0, 0, 0]) });
-    let end = OwnDescriptor(end.map_err(|_| NoWelcome::Late)? as i32);
+    let end = OwnDescriptor(end.map_err(|_| JoinError::Late)? as i32);
     let fd = end.0 as usize;
     let address = Address { family: AF_UNIX as u16, path: *socket };
     let at = core::ptr::from_ref(&address) as usize;
     // SAFETY: the address has the size that the kernel is told of.
     let connected = result(unsafe { call(number::CONNECT, [fd, at, size_of::<Address>(), 0, 0, 0]) });
-    connected.map_err(|error| if error == Errno::AGAIN { NoWelcome::Late } else { NoWelcome::Refused })?;
+    connected.map_err(|error| if error == Errno::AGAIN { JoinError::Late } else { JoinError::Refused })?;
     // 2 is it our own user?
     let (mut peer, mut len) = (Credentials::default(), size_of::<Credentials>() as u32);
     let [to, length] = [&raw mut peer as usize, &raw mut len as usize];
     // SAFETY: the kernel writes at most the size that it is told of.
     result(unsafe { call(number::GETSOCKOPT, [fd, SOL_SOCKET as usize, SO_PEERCRED, to, length, 0]) })
-        .map_err(|_| NoWelcome::Refused)?;
+        .map_err(|_| JoinError::Refused)?;
     if peer.user != effective_user() {
-        return Err(NoWelcome::Refused);
+        return Err(JoinError::Refused);
     }
     // 3 say it, and wait
     let mut control =
@@ -149,9 +149,9 @@ pub fn greet(
     }
     // SAFETY: the kernel reads so many bytes, which are there.
     result(unsafe { call(number::SENDMSG, [fd, &raw const message as usize, MSG_NOSIGNAL, 0, 0, 0]) })
-        .map_err(|_| NoWelcome::Refused)?;
+        .map_err(|_| JoinError::Refused)?;
     if !becomes_readable(end.0, millis) {
-        return Err(NoWelcome::Late);
+        return Err(JoinError::Late);
     }
     // 4 hear it
     let mut welcome = [0u8; WELCOME_BYTES + 1];
@@ -168,7 +168,7 @@ pub fn greet(
     let count = if has_rights { (control.len - HEADER_BYTES) / 4 } else { 0 };
     let received = ReceivedDescriptors { numbers: control.descriptors, count: count.min(DESCRIPTORS_MAX) };
     let welcome = heard.ok().and_then(|bytes| JoinReply::of(&welcome[..bytes]));
-    let welcome = welcome.filter(|welcome| welcome.error == 0).ok_or(NoWelcome::Refused)?;
+    let welcome = welcome.filter(|welcome| welcome.error == 0).ok_or(JoinError::Refused)?;
     Ok((welcome, received))
 }
 

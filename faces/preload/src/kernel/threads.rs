@@ -17,7 +17,7 @@ pub fn is_single_threaded() -> bool {
     threads() == Some(1)
 }
 
-/// Whether the calling thread is the only one of its process; asked without a descriptor, which is what the question is
+/// Whether the calling thread is the only one of its process; asked without a descriptor, which is what the request is
 /// about, and by a call that no filter of system calls forbids. `false` also where the kernel does not tell.
 pub fn is_only_thread() -> bool {
     /// A folder has two links of its own, and one for each folder in it.

@@ -46,8 +46,21 @@
 //! ```
 //!
 //! Begin with [`Cache`] and [`File`]; then [`OpenOptions`], [`ReadOptions`], [`WriteOptions`], [`BatchRead`],
-//! [`Pinned`], [`MemFile`], [`Stats`] and [`Error`]. All else here serves these: what they return, and what is asked
-//! for rarely. A store of your own is a [`backend::Backend`].
+//! [`Pinned`], [`MemFile`], [`Stats`] and [`Error`]. All else here serves these:
+//!
+//! | for | types |
+//! |---|---|
+//! | building a cache | [`Builder`], [`SpillOptions`], [`DiskOptions`], [`WritebackOptions`], [`Pressure`], [`Mechanism`], [`ReadaheadStyle`], [`process_limit`] |
+//! | sharing it out | [`Pool`], [`PoolOptions`], [`PoolStats`], [`ResizeOutcome`] |
+//! | reading | [`Hint`], [`Prefetch`], [`Coherence`], [`CoherenceInForce`], [`NoLease`], [`Metadata`], [`Chunks`] |
+//! | writing | [`Durability`], [`BatchWrite`], [`OnPinned`] |
+//! | waiting without a thread | [`ReadFuture`], [`PinFuture`], [`WriteFuture`], [`BatchReadFuture`], [`BlockingCall`]; `AsyncFile` with the feature `tokio` |
+//! | files in memory, and memory of virtual machines | [`MemFileOptions`], [`MemFileStats`], [`PinnedFolios`], [`PinnedFolio`], [`GuestMemory`], [`GuestSlice`], [`Image`], [`ImageStats`] |
+//! | serving other processes | [`CacheOwner`], [`ServeRules`], [`WithoutLease`], [`NameOpener`], [`NamedObject`], [`HotFile`], [`Shortage`] |
+//! | what it does, in numbers | [`StatDescription`], [`Residency`], [`ResidentRanges`], [`ResidentRange`], [`PageState`], [`ReadaheadUse`], [`ReadaheadReport`], [`Class`], [`RefaultCurve`], [`MissRatioCurve`], [`SpillStats`], [`DiskStats`] |
+//! | errors | [`ErrorKind`]; all of them in [`error`] |
+//!
+//! A store of your own is a [`backend::Backend`].
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!(

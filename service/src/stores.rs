@@ -454,7 +454,7 @@ mod tests {
             assert_eq!(of(&format!("s3://b/x\n{odd}")), None, "{odd:?}");
         }
         let error = stores(&["s3://b"]).unwrap().open(b"s3://b/x\nother 1").unwrap_err();
-        assert!(error.text.contains("does not know"), "{}", error.text);
+        assert!(error.text.contains("does not have"), "{}", error.text);
     }
 
     #[test]

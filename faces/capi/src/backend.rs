@@ -164,7 +164,7 @@ fn error_of(answer: i64, name: &str) -> io::Error {
     match answer {
         ERRNO_LEAST..=-1 => io::Error::from_raw_os_error(-answer as i32),
         _ => io::Error::other(format!(
-            "the backend's {name} returned {answer}, which is not a negative errno; it must return a negative errno"
+            "the backend's {name} returned {answer}, which is neither a count nor an errno; return a negative one"
         )),
     }
 }

@@ -135,7 +135,7 @@ fn backends_that_panic_or_lie_fail_their_read_and_nothing_else() {
     let wrong = [
         (PANIC, eio, "panics"),
         (TOO_MUCH, eio, "no more than"),
-        (NO_ERRNO, eio, "no error"),
+        (NO_ERRNO, eio, "nor an errno"),
         (-5, -5, "error 5"),
     ];
     for (answer, expected, words) in wrong {

@@ -7,21 +7,16 @@
 //!                         until the first time a task named, or a wake-up
 //! ```
 //!
-//! A **task** is work that can be done late or not at all: the thread that needs it
-//! done now does it itself, on its own thread. So nothing depends on this
-//! thread being there: a cache that the system gives no thread is as right as
-//! any, and a little slower. It starts with the first wake-up and ends with the
-//! cache.
+//! A **task** is work that can be done late or not at all: a thread that needs it done now does it itself. So a cache
+//! that the system gives no thread is as right as any, and a little slower. The first wake-up starts the thread.
 //!
-//! Tasks are known weakly. One whose owner is gone is forgotten, and while it
-//! runs, its owner lives.
+//! Tasks are known weakly. One whose owner is gone is forgotten, and while it runs, its owner lives.
 //!
 //! Invariants:
 //!  1. A change that was made before a wake-up is seen by a run of every task that begins after that wake-up.
 //!  2. Tasks run one after another, with no lock of this module held.
 //!  3. A task that panics takes neither the thread nor another task with it.
-//!  4. When [`BackgroundThread::close`] has returned to a thread that is not the background thread itself, no task runs
-//!     any more.
+//!  4. When [`BackgroundThread::close`] has returned to another thread than the background's, no task runs any more.
 //!
 //! Not an invariant: that a task runs only when it asked to. Each wake-up reaches every task.
 //!
@@ -40,7 +35,6 @@ use crate::sys::fork::ForkGuard;
 /// Work without a deadline.
 pub trait BackgroundTask: Send + Sync {
     /// Does what is due now. Returns after how long to come again without a wake-up; `None`: only then.
-    /// May take locks and wait for them, as a thread that holds none.
     fn run(&self) -> Option<Duration>;
 }
 
@@ -54,7 +48,6 @@ pub struct BackgroundThread {
 }
 
 struct Shared {
-    /// What the thread is called.
     name: &'static str,
     /// Whether a thread called `wake` since the thread last began its round.
     woken: AtomicBool,
@@ -67,7 +60,6 @@ struct TaskList {
     tasks: Vec<Weak<dyn BackgroundTask>>,
     thread: Thread,
     is_closed: bool,
-    /// What the thread does when it ends.
     last: Option<ThreadExit>,
 }
 
@@ -76,7 +68,7 @@ enum Thread {
     #[default]
     None,
     Running(JoinHandle<()>, ThreadId),
-    /// Closed, or the system has no thread for us.
+    /// Closed, or the system has no thread for it.
     Never,
 }
 
@@ -108,7 +100,7 @@ impl BackgroundThread {
         Self { shared: Arc::new(Shared { name, woken, list, wakeup }), process: ForkGuard::new() }
     }
 
-    /// Adds a task. It runs from the next wake-up on.
+    /// It runs from the next wake-up on.
     pub fn add(&self, task: Weak<dyn BackgroundTask>) {
         self.shared.lock().add(task);
     }
@@ -119,9 +111,9 @@ impl BackgroundThread {
         if self.process.is_forked() {
             return;
         }
-        // Release, partner: the Acquire in `begin_round`: what we did is seen by the round that takes this wake-up.
-        // The exchange is needed also where it says that another thread's `wake` is pending: a plain load could
-        // read one that the thread has taken already.
+        // Release, partner: the Acquire in `begin_round`: the round that takes this wake-up sees what this thread did.
+        // The exchange is needed also where it says that another thread's `wake` is pending: a plain load could read
+        // one that the thread has taken already.
         if !self.shared.woken.swap(true, Ordering::Release) {
             self.shared.ensure_thread();
             self.shared.wakeup.notify_one();
@@ -152,8 +144,7 @@ impl BackgroundThread {
 }
 
 impl BackgroundThread {
-    /// Ends the thread after the task it is at, and has it do `last` then; waits for nothing. `last` comes back if
-    /// there is no thread.
+    /// As [`BackgroundThread::close`], and has the thread do `last` then; waits for nothing. Else `last` comes back.
     pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
         let mut list = self.shared.lock();
         if self.process.is_forked() || !matches!(list.thread, Thread::Running(..)) {
@@ -196,7 +187,6 @@ impl Shared {
         }
     }
 
-    /// The thread's life.
     fn live(&self) {
         crate::sys::signal::block_all();
         let mut again = None;
@@ -211,7 +201,6 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a call of `wake` or until `again`; the tasks then. `None`: it is closed.
     fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn BackgroundTask>>> {
         let mut list = self.lock();
         while !list.is_closed {
@@ -256,7 +245,6 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// How long a test waits for the thread before it says that it will never come.
     const LONG: Duration = Duration::from_secs(60);
 
     struct Recording {

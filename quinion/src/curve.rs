@@ -1,10 +1,8 @@
 //! Curve: what share of reads would miss in a cache of any size, from a sample of the pages.
 //!
-//! In an LRU cache a page is still there when it is read again exactly if the
-//! different pages read in between, and itself, fit: its **reuse distance**. So one
-//! pass over all reads, with a histogram of distances, tells the misses at every
-//! size at once. Too dear for all pages; but pages chosen by a hash of their
-//! place behave like the rest, and so:
+//! In an LRU cache a page is still there when it is read again exactly if the different pages read in between, and
+//! itself, fit: its **reuse distance**. So one pass over all reads, with a histogram of distances, tells the misses at
+//! every size at once. Too dear for all pages; but pages chosen by a hash of their place behave like the rest, and so:
 //!
 //! ```text
 //!   read of a page --> hash < threshold?  no: that was all         (one in 1000 or so: yes)
@@ -15,18 +13,13 @@
 //!                      and the threshold falls to it               rate = threshold / 2^64
 //! ```
 //!
-//! Every read of a sampled page is seen, and none of the others. A distance of d
-//! different samples stands for d / rate pages, and one read seen for 1 / rate
-//! reads. The threshold only falls: a page that is no longer a sample is never
-//! one again.
+//! Every read of a sampled page is seen, and none of the others. A distance of d different samples stands for d / rate
+//! pages, and one read seen for 1 / rate reads. The threshold only falls: a page that is no sample stays none.
 //!
-//! Distances come from a row of 0s and 1s, one place for each read that was seen:
-//! a 1 where some sample was read last. A Fenwick tree over the row counts the 1s
-//! behind a place. When the row is full, its 1s are moved together.
+//! Distances come from a row of 0s and 1s, with a 1 where some sample was read last, over which a Fenwick tree counts.
 //!
-//! What hash and chance make too many or too few of the reads is known, since
-//! all reads are counted: the difference is given to the smallest distance, as
-//! hot pages are those that chance is unjust about (the paper's SHARDS-adj).
+//! What hash and chance make too many or too few of the reads is known, since all reads are counted: the difference is
+//! given to the smallest distance, as hot pages are those that chance is unjust about (the paper's SHARDS-adj).
 //!
 //! Invariants:
 //!  1. At most `samples_max` samples, so memory is bounded, whatever is read and for how long.
@@ -37,7 +30,7 @@
 //!
 //! Cost: a hash for each page read; for a sampled one some hundred nanoseconds under a lock.
 //!
-//! Source: Waldspurger, Park, Garthwaite, Ahmad: Efficient MRC construction with SHARDS, FAST 2015. We differ: what
+//! Source: Waldspurger, Park, Garthwaite, Ahmad: Efficient MRC construction with SHARDS, FAST 2015. This differs: what
 //! is seen is weighted when it is seen, so that nothing is rescaled when the rate falls.
 
 use std::collections::BTreeMap;
@@ -59,13 +52,11 @@ const CLASSES: usize = ((u64::BITS - CLASS_BITS) as usize + 1) << CLASS_BITS;
 /// Follows a sample of the pages that are read. Shared by all threads.
 #[derive(Debug)]
 pub struct Sampler {
-    /// A page is a sample if its hash is below. Only falls, under the lock; a thread that reads an old one asks for
-    /// the lock in vain.
+    /// A page is a sample if its hash is below. Only falls, under the lock.
     threshold: AtomicU64,
     samples: Mutex<Samples>,
 }
 
-/// What is known of the sampled pages.
 #[derive(Debug)]
 struct Samples {
     samples_max: usize,
@@ -85,11 +76,9 @@ struct Histogram {
     first: f64,
 }
 
-/// 0s and 1s, of which those from a place on are counted in few steps: a Fenwick tree.
 #[derive(Debug)]
 struct FenwickTree {
     sums: Box<[u32]>,
-    /// The first place that was not used yet.
     next: u32,
     ones: u32,
 }
@@ -112,13 +101,11 @@ impl FenwickTree {
         place
     }
 
-    /// A 0 at `place`, where there was a 1.
     fn clear(&mut self, place: u32) {
         self.ones -= 1;
         self.change(place, u32::MAX);
     }
 
-    /// Adds to a place, around the end of numbers: every sum comes out right once all changes are in.
     fn change(&mut self, place: u32, by: u32) {
         let mut at = place as usize + 1;
         while at < self.sums.len() {
@@ -127,7 +114,6 @@ impl FenwickTree {
         }
     }
 
-    /// The 1s behind `place`.
     fn ones_behind(&self, place: u32) -> u32 {
         let (mut at, mut up_to) = (place as usize + 1, 0u32);
         while at > 0 {
@@ -144,7 +130,6 @@ impl FenwickTree {
 }
 
 impl Samples {
-    /// A page of this hash was read.
     fn add(&mut self, hash: u64) {
         if hash >= self.threshold {
             return; // it fell meanwhile
@@ -166,7 +151,6 @@ impl Samples {
         self.shed();
     }
 
-    /// Lets the samples of the largest hashes go, as long as there are too many.
     fn shed(&mut self) {
         while self.last.len() > self.samples_max
             && let Some((hash, place)) = self.last.pop_last()
@@ -176,7 +160,6 @@ impl Samples {
         }
     }
 
-    /// Moves the 1s of the row to its beginning, in the order that they have.
     fn move_together(&mut self) {
         let mut places: Vec<&mut u32> = self.last.values_mut().collect();
         places.sort_unstable();
@@ -242,8 +225,7 @@ fn least_of(class: usize) -> f64 {
     (class - ((octave as usize) << CLASS_BITS)) as f64 * 2f64.powi(octave)
 }
 
-/// A number for each page in which every bit depends on its place: the finalizer of splitmix64 (Steele, Lea and
-/// Flood, OOPSLA 2014), twice.
+/// The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), twice.
 fn hash_of(mapping: MappingId, page: PageIndex) -> u64 {
     let mix = |mut z: u64| {
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -291,8 +273,7 @@ impl MissRatioCurve {
         (self.rate, self.samples)
     }
 
-    /// The curve of what was read since `before` was taken of the same cache: of the last hour, not of the
-    /// whole life.
+    /// The curve of what was read since `before` was taken of the same cache: of the last hour, not of the whole life.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut seen = self.seen.clone();
@@ -319,7 +300,6 @@ mod tests {
 
     const FILE: MappingId = MappingId(7);
 
-    /// An LRU of `size` pages, which counts what it misses.
     fn naive_misses(trace: &[u64], size: usize) -> u64 {
         let (mut by_time, mut last, mut misses) = (BTreeMap::new(), HashMap::new(), 0);
         for (now, &page) in trace.iter().enumerate() {
@@ -348,7 +328,6 @@ mod tests {
         sampler.curve(trace.len() as u64)
     }
 
-    /// Numbers that look random, from 0 to below 1.
     fn random(seed: u64) -> impl FnMut() -> f64 {
         let mut at = 0;
         move || {
@@ -372,7 +351,6 @@ mod tests {
         (0..reads).map(|_| (random() * pages as f64) as u64).collect()
     }
 
-    /// The differences between the sampled curve and the truth at some sizes up to `pages`.
     fn differences(trace: &[u64], curve: &MissRatioCurve, pages: u64) -> Vec<f64> {
         let sizes = (1..=6).map(|part| pages * part / 6 + part % 3);
         let truth = |size: u64| naive_misses(trace, size as usize) as f64 / trace.len() as f64;

@@ -1,9 +1,8 @@
 //! Errseq: each handle learns of each error of writing once.
 //!
-//! A write-back fails when no caller waits for it. A later sync must report the failure. So must
-//! one sync of each other handle that has the file open. A handle that is opened afterwards must
-//! not report a failure that another handle has reported, but must report one that no handle has
-//! reported yet. One word for each file and one for each handle suffice.
+//! A write-back fails when no caller waits for it. One later sync of each handle that has the file open must report the
+//! failure. A handle that is opened afterwards must not report a failure that another handle has reported, but must
+//! report one that no handle has. One word for each file and one for each handle suffice.
 //!
 //! ```text
 //!    63                     13   12   11        0
@@ -24,11 +23,10 @@
 //!  2. After an error was recorded, each handle opened before reports it or a later one at its next check.
 //!  3. A handle that is opened next reports an error that no handle has reported.
 //!
-//! Not an invariant: that every recorded error is reported. Of those that no handle has seen, the last one
-//! is.
+//! Not an invariant: that every recorded error is reported. Of those that no handle has seen, the last one is.
 //!
-//! The idea and the rules are those of Linux (`lib/errseq.c`, since 4.13). We differ: its word has 32 bits, so after
-//! 2^19 errors a handle that slept may miss one. Ours counts 2^51.
+//! The idea and the rules are those of Linux (`lib/errseq.c`, since 4.13). This differs: its word has 32 bits, so after
+//! 2^19 errors a handle that slept may miss one. This one counts 2^51.
 //!
 //! Each word is the whole message, so all accesses are `Relaxed`: a caller that must be told of an error has waited for
 //! the write that failed, and that orders the two.
@@ -85,8 +83,7 @@ impl ErrorSequence {
         }
     }
 
-    /// A cursor for a handle that is opened now: it will report what no handle has reported yet, and later
-    /// errors.
+    /// A cursor for a handle that is opened now: it will report what no handle has reported yet, and later errors.
     pub fn sample(&self) -> ErrorCursor {
         let word = self.word.load(Ordering::Relaxed);
         ErrorCursor { word: AtomicU64::new(if word & SEEN != 0 { word } else { 0 }) }
@@ -184,7 +181,6 @@ mod tests {
         errors.record(EIO);
         assert_eq!(errors.check_and_advance(&handle), Some(EIO));
         assert_eq!(errors.check_and_advance(&handle), None);
-        // One that asked at neither time is behind by both, and told once.
         assert_eq!(errors.check_and_advance(&late), Some(EIO));
         assert_eq!(errors.check_and_advance(&late), None);
     }
@@ -214,7 +210,7 @@ mod tests {
     }
 
     /// E08: a handle that missed 2^19 errors, each reported by another handle, still reports. The kernel's counter has
-    /// come round there, and may miss the last; ours has not.
+    /// come round there, and may miss the last; this one has not.
     #[test]
     fn e08_a_handle_that_slept_through_any_number_of_errors_reports() {
         let errors = ErrorSequence::new();
@@ -247,8 +243,6 @@ mod tests {
         ]
     }
 
-    /// The rules stated plainly: the last error, which handles have reported it, and whether any
-    /// has.
     #[derive(Default)]
     struct Twin {
         last: Option<i32>,

@@ -10,33 +10,29 @@
 //!                                                                snapshot as it was opened
 //! ```
 //!
-//! [`ImageMemory`] is the image. It is a mapping whose backend is the snapshot and whose pages have their places in a
-//! guest's extents (`arena/guest.rs`), so that a fill reads straight into the memory that the machines map: there is no
-//! second copy. It fills lazily. A caller that wants a range makes it **ready** first ([`ImageMemory::bring`]); pages
-//! that are ready stay as long as the image does, and never change.
+//! [`ImageMemory`] is the image: a mapping whose backend is the snapshot and whose pages have their places in a guest's
+//! extents (`arena/guest.rs`), so that a fill reads straight into the memory that the machines map. A caller that wants
+//! a range makes it **ready** first ([`ImageMemory::bring`]); pages that are ready stay with the image, unchanged.
 //!
-//! **A page is ready when the snapshot was checked after the page was read.** If another process writes, cuts
-//! or replaces the snapshot in place while it is served, the file's times or size change before its new bytes
-//! can be read. So the file is checked after each fill, and the pages become ready only if it is still the
-//! one that was opened. If not, the image is **broken**: pages that are ready are right and stay, and a
-//! thread that wants others gets an error. If the last change of a file is so recent that another change
-//! could carry the same time, opening it waits. A new name or a removal changes the inode too, but not its
-//! bytes, and breaks nothing.
+//! **A page is ready when the snapshot was checked after the page was read.** If another process writes, cuts or
+//! replaces the snapshot in place, the file's times or size change before its new bytes can be read. So the pages
+//! become ready only if it is still the file that was opened. If not, the image is **broken**: pages that are ready
+//! stay right, and a thread that wants others gets an error. If the last change of a file is so recent that another
+//! change could carry the same time, opening it waits. A new name or a removal changes the inode, and breaks nothing.
 //!
-//! **What is not found out.** For that reason the time of the inode's last change is not looked at, and so two are not
-//! seen whom an ordinary file of the cache may see: a program that writes in place and then sets the time of
-//! modification back; and a thread that stores through a mapping of the snapshot, until the kernel notes the time,
-//! which may be after its bytes can be read. A device's content has no times at all, and that of a [`Backend`] of the
-//! user's as many as it gives it. In all of these what was ready stays what it was, and what is brought later is what
-//! the file has then.
+//! **What is not found out.** The time of the inode's last change is therefore not looked at, and so two are not seen:
+//! a program that writes in place and then sets the time of modification back; and a thread that stores through a
+//! mapping of the snapshot, until the kernel notes the time, which may be after its bytes can be read. A device's
+//! content has no times at all, and that of a [`Backend`] of the user's as many as it gives it. In all of these what
+//! was ready stays what it was, and what is brought later is what the file has then.
 //!
 //! **A process that maps the file must not access pages that are not ready**: such a page may be a hole,
 //! which reads as zeros, or bytes that are being read. Therefore either userfaultfd answers a machine's
 //! faults, each after the pages were made ready, or the machine is started when all of the image is ready.
 //!
-//! [`MachineMemory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached,
-//! and there are no folios: a caller that reads or writes it here copies to or from its address. It gets its memory
-//! where it is touched by us, before, by a call that answers an error where a touch alone would be a signal.
+//! [`MachineMemory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached: a
+//! caller that reads or writes it copies from or to its address. The library gives it memory before it touches it, by a
+//! call that answers an error where a touch alone would be a signal.
 //!
 //! Invariants:
 //!  1. A page that is ready holds the bytes that the snapshot had there when it was opened (but for what is not found
@@ -78,10 +74,8 @@ const AHEAD: u64 = 3 * PIECE;
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// Between two looks whether it has.
 const SETTLE_LOOK: Duration = Duration::from_millis(5);
-/// Bits of a word.
 const WORD: u64 = u64::BITS as u64;
 
-/// The extents that `bytes` bytes take.
 fn extents_for(bytes: u64) -> Result<u32, Error> {
     let extents = bytes.div_ceil(EXTENT_SIZE as u64);
     // More than any arena has: `take_guest` would refuse it, if it could be said.
@@ -96,11 +90,9 @@ pub struct ImageMemory {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     places: Arc<GuestExtents>,
-    /// Its file, for reading only.
     reader: OwnedFd,
     name: Arc<str>,
     opened: Attributes,
-    /// A bit for each page that is ready.
     ready: Box<[AtomicU64]>,
     ready_pages: AtomicU64,
     is_broken: AtomicBool,
@@ -248,8 +240,7 @@ impl ImageMemory {
         }
     }
 
-    /// Sees to it that `piece` is on its way, and what follows it up to `end`, not too far. It was seen to up to
-    /// `started`.
+    /// Starts `piece`, and some of what follows it up to `end`; `started` is how far that was done.
     fn start_piece(
         &self,
         piece: &Range<PageIndex>,
@@ -272,7 +263,6 @@ impl ImageMemory {
         Ok(())
     }
 
-    /// Waits for `piece`, then looks whether the snapshot is what it was, and tells what came of it all.
     fn bring_piece(&self, piece: Range<PageIndex>, tell: PageObserver<'_>) -> ControlFlow<()> {
         let brought = self.filemap.bring(&self.mapping, piece.clone());
         // After all of it came: what came from another content shows by now.
@@ -298,7 +288,7 @@ impl ImageMemory {
         ControlFlow::Continue(())
     }
 
-    /// Looks whether the snapshot is the one that was opened; `has_ended`: it was found to end early.
+    /// `has_ended`: the snapshot was found to end early.
     fn look(&self, has_ended: bool, at: PageIndex) -> Result<(), Error> {
         let now = self.mapping.backend().attributes().map_err(Repr::Attributes)?;
         if has_ended || !is_same(&self.opened, &now) {
@@ -311,7 +301,6 @@ impl ImageMemory {
         Repr::SnapshotChanged { name: Arc::clone(&self.name), position: at.first_byte() }.into()
     }
 
-    /// `pages` hold what they hold for good.
     fn make_ready(&self, pages: Range<PageIndex>) {
         let (mut at, mut newly) = (pages.start.0, 0);
         while at < pages.end.0 {
@@ -365,13 +354,11 @@ impl fmt::Debug for ImageMemory {
     }
 }
 
-/// The end of the piece that `at` lies in, or `end` if that comes first.
 fn piece_end(at: PageIndex, end: PageIndex) -> PageIndex {
     PageIndex((at.0 / PIECE + 1) * PIECE).min(end)
 }
 
-/// Whether a file is the one that was opened, with the content it had. What else of its inode has changed, a name or
-/// the permissions, does not matter.
+/// A name or the permissions may have changed.
 fn is_same(opened: &Attributes, now: &Attributes) -> bool {
     let content = |it: &Attributes| (it.identity, it.size, it.version.modified);
     content(opened) == content(now)
@@ -398,7 +385,6 @@ fn settled(backend: &dyn Backend, name: &str) -> Result<Attributes, Error> {
     Ok(seen)
 }
 
-/// The file of a guest, opened anew for reading only.
 fn reopened(places: &GuestExtents, bytes: u64) -> Result<OwnedFd, Error> {
     let path = format!("/proc/self/fd/{}", places.file().as_raw_fd());
     let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
@@ -411,7 +397,6 @@ fn reopened(places: &GuestExtents, bytes: u64) -> Result<OwnedFd, Error> {
 /// A machine's own memory.
 pub struct MachineMemory {
     extents: Arc<GuestExtents>,
-    /// In bytes.
     size: u64,
     /// Shared by threads that touch its pages, alone while some are taken away.
     touching: RankedRwLock<()>,
@@ -461,10 +446,9 @@ impl MachineMemory {
         let range = self.range(position, bytes.len() as u64)?;
         let _shared = self.touching.read();
         self.back(range.clone())?;
-        // SAFETY: the range lies in the guest, whose frames have memory until the lock is given back. No
-        // folio is there and no reference: others, and machines, store there as they like, for which the copy
-        // is made. The source is the caller's slice, which is none of this memory: no references to it are
-        // given to others.
+        // SAFETY: the range lies in the guest, whose frames have memory until the lock is given back. No folio is there
+        // and no reference: others, and machines, store there as they like, for which the copy is made. The source is
+        // the caller's slice, which is none of this memory: no references to it are given to others.
         unsafe { copy::copy_in(bytes.as_ptr(), self.at(range.start), bytes.len()) };
         Ok(())
     }
@@ -546,7 +530,6 @@ impl MachineMemory {
         Ok(())
     }
 
-    /// The bytes `position..position + len`, if they lie inside.
     fn range(&self, position: u64, len: u64) -> Result<Range<u64>, Error> {
         match position.checked_add(len) {
             Some(end) if end <= self.size => Ok(position..end),
@@ -567,17 +550,13 @@ impl MachineMemory {
     }
 }
 
-/// A piece of guest memory that is being populated: bytes are put into it in order, by [`Write`](io::Write).
-///
-/// The populate ends where a slice was not filled when it was given back.
+/// A piece of guest memory that is being populated: bytes are put into it in order, by [`Write`](io::Write). The
+/// populate ends where a slice was not filled when it was given back.
 #[derive(Debug)]
 pub struct GuestSlice<'m> {
     memory: &'m MachineMemory,
-    /// The position of the next byte.
     at: u64,
-    /// Where it ends.
     end: u64,
-    /// Why a write of it failed.
     failed: Option<Error>,
 }
 
@@ -593,8 +572,7 @@ impl GuestSlice<'_> {
 }
 
 impl io::Write for GuestSlice<'_> {
-    /// Puts `bytes`, as many as fit; how many; 0 if it is full. Fails if the machine has no memory, because
-    /// another thread took away what was given.
+    /// 0 if it is full. Fails if the machine has no memory, because another thread took away what was given.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let len = bytes.len().min(self.left());
         if let Err(error) = self.memory.write(self.at, &bytes[..len]) {

@@ -12,24 +12,22 @@
 //! ```
 //!
 //! Every folio stands in a ring (`lists/`) from its insertion on. When room is wanted, the policy (`policy/`) says
-//! which ring's oldest folio is to be scanned, is told how often that was read (`arena/referenced.rs`), and says
-//! whether it goes or joins a ring again. Folios that are locked, held or still waited for join their rings again
-//! without a verdict. So does what is **dirty**, or being written back: its bytes are nowhere else. Reclaim writes
-//! nothing to a file. (What a memory file has is always dirty. If it may go to the spill file it is scanned as others
-//! are, and sent there: `spill.rs`.) A caller that is told that there is nothing to be had has pages written, if any
-//! are dirty (`filemap/frame_supply.rs`).
+//! which ring's oldest folio is to be scanned, is told how often that was read, and says whether it goes or joins a
+//! ring again. Folios that are locked, held or still waited for join their rings again without a verdict. So does what
+//! is **dirty**, or being written back: reclaim writes nothing to a file. (What a memory file has is always dirty. If
+//! it may go to the spill file it is scanned as others are, and sent there: `spill.rs`.) A caller that is told that
+//! there is nothing to be had has pages written (`filemap/frame_supply.rs`).
 //!
-//! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
-//! it as ever; a pool that is at its limit makes room for itself alone.
+//! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`); a pool
+//! that is at its limit makes room for itself alone.
 //!
 //! A stream that needs room makes it of what its own reader has **passed**, before others have to give: the
 //! neighbours leave together, and their frames are the next window's.
 //!
-//! Each folio that goes leaves a **shadow** with the cache's age, if the policy wants it. A page that comes back to a
-//! shadow is compared with it (`workingset.rs`); if it was not away for long,
-//! the policy is told when the folio is listed. Nodes that hold nothing but shadows are bounded to
-//! 1.8 % of memory: the oldest are forgotten before more are made. Where
-//! that cannot be, because of locks that are not waited for, an eviction leaves nothing.
+//! Each folio that goes leaves a **shadow** with the cache's age, if the policy wants it. A page that comes back is
+//! compared with its shadow (`workingset.rs`), and the policy is told. Nodes that hold nothing but shadows are bounded
+//! to 1.8 % of memory: the oldest are forgotten before more are made. Where that cannot be, because of locks that are
+//! not waited for, an eviction leaves nothing.
 //!
 //! Invariants:
 //!  1. Reclaim allocates no frame, no node and no chunk, and waits for no device.
@@ -40,15 +38,11 @@
 //!  6. A mapping that is not known here has no shadows, once the thread that removed it has returned.
 //!
 //! Not an invariant: that what is protected stays when whole extents are emptied for a smaller bound: folios do not
-//! move, and those that stand there go.
+//! move, and those that stand there go. Nor that a victim is still there, or clean, when its mapping has been locked:
+//! it is checked again under the lock. Nor that the oldest node goes first if another thread holds its tree's lock.
 //!
-//! Nor that a victim is still there, or clean, when its mapping has been locked. The tree and the
-//! descriptor are checked again under the lock, and a victim that stays is listed again. Nor that
-//! the oldest node goes first if another thread holds its tree's lock.
-//!
-//! Cost: some steps for each folio scanned, under the locks of policy and lists, which are let go after 64 victims or
-//! 1024 scans; a scan of a folio is a load of its descriptor and of its byte, that is two misses of the
-//! processor's caches.
+//! Cost: two misses of the processor's caches for each folio scanned, under the locks of policy and lists, which are
+//! let go after 64 victims or 1024 scans.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -78,17 +72,15 @@ use spill::SpillBatch;
 
 /// Rings of a pool: those that its policy scans, and the one behind them, of what is kept.
 const RINGS: usize = CLASSES + 1;
-/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and not
-/// scanned.
+/// Of what is kept: folios of memory files that may not go; charged to the pool, and not scanned.
 const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
-/// Folios of uncached reads that are scanned in one call for no others.
 const UNCACHED_SCAN_MAX: u64 = 256;
 /// Folios scanned under one hold of the locks.
 const SCAN_BATCH_MAX: u64 = 1024;
-/// How often each folio is scanned at most before reclaim says that there is nothing to be had: reads are counted up
-/// to 3, one of them goes with each scan, and before all of them a folio may be spared for its reader.
+/// How often each folio is scanned at most: reads are counted up to 3, one of them goes with each scan, and before all
+/// of them a folio may be spared for its reader.
 const SCANS_MAX: u64 = 5;
 /// Of memory, what nodes that only remember may take: so many thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
@@ -118,21 +110,17 @@ pub struct Reclaim {
     counters: Arc<Counters>,
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
     policies: RankedMutex<PoolPolicies>,
-    /// Makes the policy of a pool.
     new_policy: NewPolicy,
     lists: Arc<Lists>,
     pools: Box<[pools::State]>,
-    /// So many pools have been in use, from the default pool on.
     pools_begun: AtomicU32,
     /// The extent that is emptied next.
     extent: AtomicU32,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
-    /// Where folios of memory files go, if there is such a place.
     spill: OnceLock<Arc<Spill>>,
 }
 
-/// The policies: one for each pool, and whose turn it is.
 #[derive(Debug)]
 struct PoolPolicies {
     policies: Vec<Box<dyn Policy>>,
@@ -145,16 +133,13 @@ impl PoolPolicies {
     }
 }
 
-/// Whose folios are evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReclaimTarget {
     /// Of the pool whose turn it is; this one asks, and if nothing else is to be had it gets what is protected.
     Any(PoolNumber),
     /// Of the pool whose turn it is; no pool asks.
     Unprotected,
-    /// Of this pool alone.
     Pool(PoolNumber),
-    /// Of this pool alone, what uncached reads have made there.
     Uncached(PoolNumber),
 }
 
@@ -167,13 +152,11 @@ pub enum Protection {
     Ignored,
 }
 
-/// A folio that is to go.
 #[derive(Clone, Copy, Debug)]
 struct Victim {
     mapping: MappingId,
     index: PageIndex,
     frame: Frame,
-    /// Which folio of that frame it is.
     sequence: u32,
     /// Whether it leaves a shadow.
     remember: bool,
@@ -181,26 +164,19 @@ struct Victim {
     from: Option<usize>,
 }
 
-/// How far one call has come in its search for victims.
 #[derive(Clone, Copy, Default, Debug)]
 struct ReclaimScan {
-    /// Scans that are left; `None` before the first.
     left: Option<u64>,
     met: [ScanCounts; POOLS_MAX],
-    /// Nothing more is to be had.
     over: bool,
 }
 
-/// What one call has met in one pool.
 #[derive(Clone, Copy, Default, Debug)]
 struct ScanCounts {
-    /// Pages of each ring that were met and cannot go.
     stuck: Weights,
     /// Whether anything else was met since that was nothing.
     moved: bool,
-    /// A folio was met that is larger than what may go above the protected minimum.
     at_minimum: bool,
-    /// Nothing more is to be had here.
     over: bool,
 }
 
@@ -283,16 +259,14 @@ impl Reclaim {
         weights(&self.lists.lock(), PoolNumber::DEFAULT)
     }
 
-    /// What is wrong with what is listed and remembered, if anything. Cost: all folios, and all nodes that only
-    /// remember.
+    /// What is wrong with what is listed and remembered. Cost: all folios, and all nodes that only remember.
     pub fn check(&self) -> Result<(), String> {
         self.lists.check()?;
         self.shadow_nodes.check()
     }
 
-    /// Lists folios that were inserted, each with how it came: those whose descriptors say that they came back soon
-    /// are told apart by that. `reservation` is as large as there are folios, and its charge says which pool's they
-    /// are.
+    /// Lists folios that were inserted, each with how it came: those whose descriptors say that they came back soon are
+    /// told apart by that. `reservation` is as large as there are folios, and its charge says which pool's they are.
     ///
     /// Locks: Policy, Lists, for some steps a folio.
     pub fn list(
@@ -347,8 +321,7 @@ impl Reclaim {
         all.into_iter().find(|backend| backend.wants_leader())
     }
 
-    /// The backend of some file, if there is one: for a caller that has none of its own, and may have to fetch what
-    /// others wait for.
+    /// The backend of some file, if there is one: for a caller that may have to fetch what others wait for.
     pub fn some_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();
         mappings.values().find(|mapping| !mapping.is_memory()).map(|mapping| mapping.backend())
@@ -382,8 +355,7 @@ impl Reclaim {
         self.refaults.curve()
     }
 
-    /// Forgets at least `nodes` nodes that only remember, the oldest first, if there are so many; returns how
-    /// many were. Passes over trees that are locked, if `locks` says so.
+    /// Forgets at least `nodes` nodes that only remember, the oldest first; returns how many were.
     pub fn forget_nodes(&self, nodes: u64, locks: LockWait) -> u64 {
         let mut forgotten = 0;
         while forgotten < nodes {
@@ -395,7 +367,6 @@ impl Reclaim {
         forgotten
     }
 
-    /// Forgets the oldest nodes of the first mapping that can be had; at most `max`.
     fn forget_some(&self, max: u64, locks: LockWait) -> u64 {
         // As a rule that of the oldest; others that have old ones are asked if it cannot be had.
         let oldest = self.shadow_nodes.owner().map_or(0, |id| self.forget_some_of(id, max, locks));
@@ -406,7 +377,6 @@ impl Reclaim {
         owners.find_map(|id| Some(self.forget_some_of(id, max, locks)).filter(|&some| some > 0)).unwrap_or(0)
     }
 
-    /// Forgets the oldest nodes of a mapping, at most `max`; none if its lock cannot be had.
     fn forget_some_of(&self, id: MappingId, max: u64, locks: LockWait) -> u64 {
         let Some(mapping) = self.mappings.read().get(&id).cloned() else { return 0 };
         let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
@@ -417,8 +387,7 @@ impl Reclaim {
         }
     }
 
-    /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
-    /// locks, never for a device.
+    /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for locks, not for a device.
     pub fn reclaim(&self, pages: u32, locks: LockWait) -> u32 {
         self.reclaim_for(PoolNumber::DEFAULT, pages, locks)
     }
@@ -475,12 +444,11 @@ impl Reclaim {
     }
 
     /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
-    /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more
-    /// are near. They leave no shadow. Returns the pages freed. Waits for locks as `locks` says.
+    /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more are
+    /// near. They leave no shadow. Returns the pages freed.
     ///
-    /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
-    /// laps: what it keeps of the first lap is there in all others. Of what it has just passed a part
-    /// is left alone, for readers close behind it.
+    /// The newest go, because of a stream that goes in laps: what it keeps of the first lap is there in all others. A
+    /// part of what it has just passed is left alone, for readers close behind it.
     pub fn reclaim_passed(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
@@ -503,7 +471,6 @@ impl Reclaim {
         self.count_evicted(pool, &gone)
     }
 
-    /// Counts what was evicted of a pool; returns the pages.
     fn count_evicted(&self, pool: PoolNumber, gone: &[(Frame, Order)]) -> u32 {
         let pages = gone.iter().map(|(_, order)| order.pages()).sum();
         self.counters.add(Count::Evicted, u64::from(pages));
@@ -511,7 +478,6 @@ impl Reclaim {
         pages
     }
 
-    /// Pages behind the reader of a stream that it leaves alone when it makes room for itself; by the bound in force.
     fn followers_pages(&self) -> u64 {
         self.arena.pages_max() / FOLLOWERS_SHARE
     }
@@ -527,8 +493,7 @@ impl Reclaim {
         Some([0, 1, 2, 3].map(goes))
     }
 
-    /// The last of `folios`, `pages` pages of them or a folio more, that stand in the pool's ring of streams, can go
-    /// and are let go by `goes`.
+    /// Of `folios`, the last `pages` pages or a folio more that `goes` lets go.
     fn newest_passed(
         &self,
         mut folios: Vec<(PageIndex, Frame)>,
@@ -555,8 +520,7 @@ impl Reclaim {
         folios
     }
 
-    /// Empties one extent of folios as far as it can be, so that it can hold nodes; they take turns.
-    /// Returns the pages freed.
+    /// Empties one extent of folios as far as it can be, so that it can hold nodes; returns the pages freed.
     pub fn reclaim_extent(&self, protection: Protection) -> u32 {
         // Two at a time may choose the same: then one of them frees less.
         let Some(extent) = self.arena.next_data_extent(self.extent.load(Ordering::Relaxed)) else { return 0 };
@@ -564,8 +528,7 @@ impl Reclaim {
         self.evict_extent(extent, protection)
     }
 
-    /// Evicts the folios of one extent that can go, whatever they are worth; the pages freed. Waits for mappings'
-    /// locks, never for a device.
+    /// Evicts the folios of one extent that can go, whatever they are worth; the pages freed. Waits for locks only.
     pub fn evict_extent(&self, extent: u32, protection: Protection) -> u32 {
         let frames = (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame);
         let mut victims: Vec<(PoolNumber, Victim)> = {
@@ -591,8 +554,7 @@ impl Reclaim {
         victims.chunk_by(|a, b| a.0 == b.0).flat_map(|group| group.chunks(BATCH)).map(of_pool).sum()
     }
 
-    /// The folios headed by `frames` that stand in a ring and look as if they could go, each with its pool; of those,
-    /// the ones that `may` go, told of the pool and the folio's pages.
+    /// The folios headed by `frames` that stand in a ring, look as if they could go, and `may` go, each with its pool.
     fn listed_victims(
         &self,
         lists: &ListsGuard<'_>,
@@ -613,8 +575,7 @@ impl Reclaim {
         frames.filter_map(victim).collect()
     }
 
-    /// Has a pool's policy scan folios until there is a batch of victims, or `pages` pages of them; with the places
-    /// that they had. Where folios are large, what goes beyond the need would have been read yet.
+    /// Has a pool's policy scan folios until there is a batch of victims, or `pages` pages of them; with their places.
     /// The search is over when each folio was scanned so often that nothing is to be had.
     fn gather(
         &self,
@@ -685,7 +646,6 @@ impl Reclaim {
         Some((victims, reservation))
     }
 
-    /// What becomes of the oldest folio of a ring, which was popped.
     fn oldest_verdict(
         &self,
         policy: &mut dyn Policy,
@@ -714,8 +674,7 @@ impl Reclaim {
         self.arena.view().referenced(frame).expect("a listed frame is grown")
     }
 
-    /// Keeps a folio that an uncached read made if another reader has read it; whether it does. The caller
-    /// has had the lock of the rings since it was listed.
+    /// Keeps a folio that an uncached read made if another reader has read it; whether it does.
     fn adopt(&self, folio: &Scanned<'_>) -> bool {
         let word = folio.descriptor.word();
         let flagged = word.has(Flags::DROPBEHIND);
@@ -727,7 +686,7 @@ impl Reclaim {
         !flagged || adopted
     }
 
-    /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
+    /// What is to be seen of a folio. The caller has had the lock of the rings since it was listed.
     fn look(&self, folio: &Scanned<'_>) -> OldestState {
         if !can_go(folio.descriptor) && !self.can_spill(folio.frame) {
             return OldestState::Stuck;
@@ -742,13 +701,12 @@ impl Reclaim {
         }
     }
 
-    /// Whether the folio that `frame` heads can go.
     fn can_go(&self, frame: Frame) -> bool {
         can_go(self.arena.view().own(frame))
     }
 
-    /// Takes `victims`, all of the pool of `reservation`, out of their mappings and frees what went, or sends them to
-    /// the spill file. What stays, or is still there, is listed again.
+    /// Takes `victims`, all of the pool of `reservation`, out of their mappings and frees them, or sends them to the
+    /// spill file. What stays is listed again.
     fn evict(&self, victims: Vec<Victim>, reservation: ListReservation<'_>, locks: LockWait) -> EvictedPages {
         let pool = reservation.pool();
         self.prune_shadow_nodes(victims.len() as u64, locks);
@@ -773,8 +731,7 @@ impl Reclaim {
         EvictedPages { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 
-    /// Takes out what can go of `group`, which is of one mapping, in the order of the indices; adds it to `gone`, or to
-    /// `going` if it is on its way then.
+    /// Takes out what can go of `group`, of one mapping; adds it to `gone`, or to `going` if it is on its way then.
     fn evict_of_mapping(
         &self,
         pool: PoolNumber,
@@ -796,8 +753,8 @@ impl Reclaim {
         }
     }
 
-    /// Victims that could not go after all join the rings they came from. One that is gone all the same may have left
-    /// its frame to another folio, which is not ours to list.
+    /// Victims that could not go after all join the rings they came from. The frame of one that is gone all the same
+    /// may be another folio's by now, which is not listed here.
     fn relist(&self, stayed: &[Victim], mut reservation: ListReservation<'_>) {
         if !stayed.is_empty() {
             let mut lists = self.lists.lock();
@@ -809,7 +766,6 @@ impl Reclaim {
         }
     }
 
-    /// Before so many folios leave, each of which may leave a node that only remembers.
     fn prune_shadow_nodes(&self, folios: u64, locks: LockWait) {
         let wanted = self.shadow_nodes.count() + folios;
         let max = self.shadow_nodes_max();
@@ -834,21 +790,15 @@ impl Reclaim {
     }
 }
 
-/// Folios of one pool that leave one mapping.
 struct Leaving<'r> {
     state: &'r pools::State,
-    /// The most nodes that may only remember.
     nodes_max: u64,
-    /// Pages of those that left a shadow so far.
     shadow_pages: u64,
 }
 
-/// What a batch of victims came to, in pages.
 #[derive(Clone, Copy, Default, Debug)]
 struct EvictedPages {
-    /// They are free.
     freed: u32,
-    /// They are on their way to the spill file.
     sent: u32,
 }
 
@@ -866,7 +816,6 @@ impl<'v> Scanned<'v> {
         Self { frame, descriptor, byte: grown.referenced(frame).expect("a listed frame is grown") }
     }
 
-    /// A victim, as its descriptor says.
     fn victim(&self, remember: bool, from: Option<usize>) -> Victim {
         let (mapping, index) = (self.descriptor.mapping(), self.descriptor.index());
         let sequence = self.descriptor.word().sequence();
@@ -874,9 +823,8 @@ impl<'v> Scanned<'v> {
     }
 }
 
-/// Victims in the order of their mappings and indices. What is sorted is a number for each, as it is moved often: the
-/// index, and the place among the victims. The order of their mappings comes second, by a sort that keeps the first:
-/// where all are of one mapping, it finds nothing to be done.
+/// Victims in the order of their mappings and indices. A number for each is sorted, as it is moved often: the index,
+/// and the place among the victims. A stable sort by mapping follows, which finds nothing to do where all are of one.
 fn by_page(victims: &[Victim]) -> Vec<Victim> {
     const PLACE_BITS: u32 = BATCH.ilog2() + 1;
     assert!(victims.len() <= BATCH, "a batch has {BATCH} victims at most");
@@ -895,36 +843,26 @@ fn can_go(descriptor: &Descriptor) -> bool {
     there && word.holds() == 0
 }
 
-/// What a look at the oldest folio of a ring shows.
 enum OldestState {
     /// It cannot go now, whatever is thought of it.
     Stuck,
     /// Its reader is still to come.
     Spared,
-    /// It was read so often beyond the first, and can go.
+    /// So many reads beyond the first, and it can go.
     Due(u8),
 }
 
-/// What a scan of the oldest folio of a ring makes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OldestVerdict {
-    /// It cannot go now.
     Stuck,
-    /// It joins this ring.
     Stays(Class),
-    /// It is a victim.
-    Goes {
-        /// Whether it leaves a shadow.
-        remember: bool,
-    },
+    Goes { remember: bool },
 }
 
-/// The ring of a pool's folios of one class.
 fn ring(pool: PoolNumber, class: usize) -> usize {
     usize::from(pool.0) * RINGS + class
 }
 
-/// Pages of a pool that are kept.
 fn kept(lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
     lists.pages(ring(pool, KEPT))
 }
@@ -933,7 +871,6 @@ fn weights(lists: &ListsGuard<'_>, pool: PoolNumber) -> Weights {
     Weights { pages: lists.pages_from(ring(pool, 0)) }
 }
 
-/// What of `held` is left without `stuck`.
 fn without(held: Weights, stuck: Weights) -> Weights {
     Weights { pages: std::array::from_fn(|class| held.pages[class].saturating_sub(stuck.pages[class])) }
 }

@@ -1,9 +1,8 @@
 //! Sync: locks with a rank; and the atomics and fences of [`quinion_view::sync`], which go by one cfg.
 //!
-//! Locks carry a **rank**. A thread may only take a lock of a higher rank than
-//! every lock it holds; builds with debug assertions check that at each
-//! [`RankedMutex::lock`], and a violation panics with both names. The ranks are
-//! the lock order that ARCHITECTURE.md prints.
+//! Locks carry a **rank**. A thread may only take a lock of a higher rank than every lock it holds; builds with debug
+//! assertions check that at each [`RankedMutex::lock`], and a violation panics with both names. The ranks are the lock
+//! order that ARCHITECTURE.md prints.
 
 pub mod lock;
 
@@ -100,7 +99,6 @@ mod ranked {
         pub fn pop(_: Rank) {}
     }
 
-    /// Gives the rank back when a guard is dropped.
     #[derive(Debug)]
     struct Held(Rank);
     impl Drop for Held {

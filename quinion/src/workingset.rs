@@ -1,10 +1,9 @@
 //! Workingset: how long ago a page left, and whether it came back too soon.
 //!
-//! Pure decisions. The age of a cache is a count of pages: of those that were
-//! evicted, and of those that came back and were kept for it. An eviction leaves
-//! the age in a shadow; a **refault**, a page that comes back where its shadow
-//! is, compares it with the age by then. The **distance** between the two is how
-//! many pages more the cache would have needed to keep the page:
+//! Pure decisions. The age of a cache is a count of pages: of those that were evicted, and of those that came back and
+//! were kept for it. An eviction leaves the age in a shadow; a **refault**, a page that comes back where its shadow is,
+//! compares it with the age by then. The **distance** between the two is how many pages more the cache would have
+//! needed to keep the page:
 //!
 //! ```text
 //!   age     evicted here             comes back here
@@ -19,13 +18,10 @@
 //!   | standing  |  age in buckets, the lowest 24 bits |      bucket: 2^n pages, by the size of the arena
 //! ```
 //!
-//! A **bucket** is as small as lets 24 bits span the cache 256 times; below
-//! 64 Ki pages (256 MiB) it is one page. So the age wraps once in 256 cachefuls of
-//! evictions, and the difference of two ages is right across a wrap.
+//! A **bucket** is as small as lets 24 bits span the cache 256 times; below 64 Ki pages (256 MiB) it is one page. So
+//! the age wraps once in 256 cachefuls of evictions, and the difference of two ages is right across a wrap.
 //!
-//! Distances also say what a larger cache would have kept: a page that comes back after a distance of a
-//! quarter of what the cache holds would not have left one a quarter larger. [`RefaultCounts`] counts
-//! pages by the least **growth** that would have kept them:
+//! Distances also say what a larger cache would have kept: [`RefaultCounts`] counts pages by that least **growth**:
 //!
 //! ```text
 //!   + 1/8   + 1/4   + 1/2   + 1   + 2   + 4  ...  + 128   more      times what was held when they came back
@@ -35,22 +31,19 @@
 //!  1. A distance is off by less than a bucket, as long as fewer than 2^24 buckets went by.
 //!  2. The age only grows: by the pages of each folio that leaves or is activated.
 //!
-//! Not an invariant: that an old page is taken for an old one. After a whole lap of 2^24 buckets a distance
-//! looks small again. It costs one folio an undeserved round. Nor that a curve has all refaults: what is
-//! remembered is bounded, and a page whose shadow was forgotten counts as new. Nor that its growths are
-//! exact: pages that were activated meanwhile count along, so a distance is rather too long, and what is
-//! kept rather more than the curve says.
+//! Not an invariant: that an old page is taken for an old one. After a whole lap of 2^24 buckets a distance looks small
+//! again. It costs one folio an undeserved round. Nor that a curve has all refaults: what is remembered is bounded, and
+//! a page whose shadow was forgotten counts as new. Nor that its growths are exact: pages that were activated meanwhile
+//! count along, so a distance is rather too long, and what is kept rather more than the curve says.
 //!
-//! Kernel cousin: mm/workingset.c. We differ: the age is the cache's and not a
-//! group's, what is compared with is all that the cache holds, and buckets are
-//! chosen so that the age seldom laps instead of so that it fits.
+//! Kernel cousin: mm/workingset.c. This differs: the age is the cache's and not a group's, what is compared with is all
+//! that the cache holds, and buckets are chosen so that the age seldom laps instead of so that it fits.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::Order;
 use crate::xarray::PAYLOADS_MAX;
 
-/// Bits of an age that a shadow keeps.
 const AGE_BITS: u32 = 24;
 const AGES: u32 = 1 << AGE_BITS;
 /// How often the kept bits span the cache, at least.
@@ -102,10 +95,8 @@ impl ShadowInfo {
     }
 }
 
-/// How ages are told: the size of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Scale {
-    /// log2 of the pages of a bucket.
     shift: u32,
 }
 
@@ -121,7 +112,6 @@ impl Scale {
         (age >> self.shift) as u32 & (AGES - 1)
     }
 
-    /// Pages from the age that `memory` was left at to the age `now`.
     fn distance(self, memory: ShadowInfo, now: u64) -> u64 {
         let buckets = self.bucket(now).wrapping_sub(memory.bucket) & (AGES - 1);
         u64::from(buckets) << self.shift
@@ -257,7 +247,6 @@ mod tests {
         set
     }
 
-    /// Lets `pages` pages leave.
     fn pass(set: &WorkingSet, pages: u64) {
         set.age.fetch_add(pages, Ordering::Relaxed);
     }
@@ -344,7 +333,6 @@ mod tests {
         }
     }
 
-    /// The twin: it keeps the whole age of each eviction and subtracts.
     #[derive(Default)]
     struct Naive {
         age: u128,

@@ -42,7 +42,6 @@ pub(super) fn pages_of(runs: &[FrameRun]) -> u32 {
     runs.iter().map(|run| run.pages).sum()
 }
 
-/// Growing for what, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GrowRequest {
     pub wanted: ExtentPurpose,
@@ -64,12 +63,9 @@ pub struct AvailableMemory {
 #[derive(Clone, Copy, Debug)]
 struct MissingPages(u32);
 
-/// Whether it is worth looking again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GrowOutcome {
-    /// There is an extent more than there was.
     Yes,
-    /// The bound, the reserve or the machine forbids it.
     No,
 }
 
@@ -85,14 +81,12 @@ impl Arena {
         })
     }
 
-    /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
-    /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
-    /// many. Otherwise as [`Arena::alloc`].
+    /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the power of two
+    /// that fits if there is one or the arena may grow, else less. Otherwise as [`Arena::alloc`].
     ///
-    /// With [`LockWait::Try`] it does not wait for a lock, and answers `None` also when one is taken. It still grows
-    /// the arena by an extent if no other thread is growing it, since a caller that must not wait could never begin
-    /// otherwise; that takes half a millisecond (or several, where a virtual machine has to fetch the memory first).
-    /// While it publishes the new extent it takes the lock of the lists, which other threads hold for a few steps.
+    /// With [`LockWait::Try`] it answers `None` also when a lock is taken. It still grows the arena by an extent if no
+    /// other thread does, since a caller that must not wait could never begin otherwise; that takes half a millisecond
+    /// (or several, where a virtual machine has to fetch the memory first), and the lock of the lists for a few steps.
     pub fn alloc_run(&self, pages: u32, locks: LockWait) -> Option<FrameRun> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
         let (fit, wanted) = (
@@ -104,10 +98,9 @@ impl Arena {
         })
     }
 
-    /// Takes a frame for every page of `gaps` in as few runs as can be had that `fit`.
-    /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
-    /// already. Says how many pages more have one now: all, or with [`AllocAmount::Less`] fewer where there are no
-    /// more. No run reaches over the end of a gap.
+    /// Takes a frame for every page of `gaps` in as few runs as can be had that `fit`. Appends the runs to `runs`,
+    /// which begins with those for the first of the pages, if some have frames already. Says how many pages more have
+    /// one now: all, or with [`AllocAmount::Less`] fewer where there are no more. No run reaches over the end of a gap.
     /// One hold of the arena's lock, and one more for each step by which it is grown. Otherwise as [`Arena::alloc`], or
     /// with [`LockWait::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
     pub fn alloc_runs(
@@ -135,7 +128,6 @@ impl Arena {
         self.all_or(amount, got - had, wanted, before, runs)
     }
 
-    /// Gives `got` of `pages` pages back if that is not enough; how many there are then.
     fn all_or(
         &self,
         amount: AllocAmount,
@@ -226,9 +218,8 @@ impl Arena {
     }
 
     /// Asks `take` for the whole run, again after each step by which the arena could be grown, and for pieces in the
-    /// end. Growing goes before pieces: frames that follow each other make large requests. A step is as large as what
-    /// is missing: for each request the kernel has all processors give up the pages that they set aside. `None` also
-    /// where a lock is busy and `locks` does not wait.
+    /// end: frames that follow each other make large requests. A step is as large as what is missing. `None` also where
+    /// a lock is busy and `locks` does not wait.
     fn alloc_growing<T>(
         &self,
         locks: LockWait,
@@ -295,8 +286,7 @@ impl Arena {
         cells.len() - first
     }
 
-    /// Gives a cell back that only late readers can still reach. Locks: Arena. Panics if it was not handed out, as far
-    /// as that can be seen.
+    /// Gives a cell back that only late readers can still reach. Locks: Arena. Panics if it was not handed out.
     pub fn free_cell(&self, cell: CellNumber) {
         self.free_cells([cell]);
     }
@@ -314,8 +304,7 @@ impl Arena {
         }
     }
 
-    /// Fills `cells` up to `len` as far as that needs no growing. Returns how often the arena had grown, or
-    /// nothing if the lock is busy and `locks` does not wait.
+    /// Returns how often the arena had grown, or nothing if the lock is busy and `locks` does not wait.
     fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> Option<u64> {
         let mut stock = self.stock.lock_as(locks)?;
         while cells.len() < len {
@@ -347,13 +336,11 @@ impl Arena {
         extents > 0 && self.grow_by(extents, GrowRequest { wanted, seen, locks }) == GrowOutcome::Yes
     }
 
-    /// Grows by an extent for `wanted`; as [`Arena::grow_by`].
     pub(super) fn grow(&self, wanted: ExtentPurpose, seen: u64, locks: LockWait) -> GrowOutcome {
         self.grow_by(1, GrowRequest { wanted, seen, locks })
     }
 
-    /// Grows by up to `extents` extents that follow each other, unless it has grown since the request was
-    /// made. A thread that must not wait does not grow while another does.
+    /// Unless it has grown since the request was made. A thread that must not wait does not grow while another does.
     pub(super) fn grow_by(&self, extents: u32, request: GrowRequest) -> GrowOutcome {
         let GrowRequest { wanted, seen, locks } = request;
         // 1 one at a time; a thread that waited here may find it done
@@ -380,9 +367,8 @@ impl Arena {
         let Some(sizes) = sizes else { return GrowOutcome::No };
         let grown = || extents.clone().zip(&sizes);
         grown().for_each(|(extent, &size)| stock.add_grown(extent, size));
-        // A reader that sees the new number finds memory there, which the kernel gave above, and
-        // descriptors that have been odd since before. Where a punched extent is grown
-        // again the number stays as it is, and a reader is led there by its descriptors alone.
+        // A reader that sees the new number finds memory there, and descriptors that have been odd since before. Where
+        // a punched extent is grown again the number stays, and a reader is led there by its descriptors alone.
         self.publish(&stock);
         for (extent, _) in grown() {
             match wanted {

@@ -7,17 +7,13 @@
 //!   free(2): 2 and 3 are buddies -> one run of order 1 at 2; its buddy 0 is used: stop
 //! ```
 //!
-//! A free run is known by its first frame, the head: the order stands in the
-//! head's descriptor, and so do the links of the list of that order. There is
-//! nothing else, so a free frame costs no memory of its own. [`FreeLinks`] is what
-//! this module needs of the descriptors' owner; tests keep them in a
-//! vector, with runs of at most 8 frames.
+//! A free run is known by its first frame, the head, whose descriptor has the order and the links of the list of that
+//! order: a free frame costs no memory of its own.
 //!
-//! **Recent frames.** A cache of single pages that is full frees one page for each that it takes. To merge each with
-//! its buddies and to split it off again would be work for nothing. So single frames that come back by
-//! [`Buddy::free_page`] wait on a small stack, unmerged, and the next request for one frame takes the newest of them.
-//! Any request for more than a frame, if there are so many free ones, and whatever looks for the free frames of a
-//! range, merges them first. Linux has the same in its per-CPU page lists.
+//! **Recent frames.** A full cache of single pages frees one for each that it takes: to merge each with its buddies and
+//! split it off again would be work for nothing. So single frames that come back by [`Buddy::free_page`] wait on a
+//! small stack, unmerged, and the next request for one frame takes the newest. A request for more than a frame, and
+//! whatever looks for the free frames of a range, merges them first. Linux has the same in its per-CPU page lists.
 //!
 //! ```text
 //!   free_page: 7, 40, 3     recent  [7 40 3|      no head, in no list, merged with nothing
@@ -31,28 +27,23 @@
 //!  3. A frame is marked as head exactly while it is in the list of its order.
 //!  4. A recent frame is no head and lies in no free run, and counts as free.
 //!
-//! Not an invariant: the order of a list. It is kept loosely by address, so
-//! that low frames are used first and high extents stay whole, and otherwise
+//! Not an invariant: the order of a list. It is kept loosely by address, so that high extents stay whole, and otherwise
 //! the last freed is the first used, because its lines may still be in a cache.
 //!
-//! Locks: the caller's; nothing here is shared. Cost: at most ten steps a call,
-//! and no memory.
+//! Locks: the caller's; nothing here is shared. Cost: at most ten steps a call, and no memory.
 #![deny(unsafe_code)]
 
 use std::ops::Range;
 
 use crate::units::{Frame, Order};
 
-/// The end of a list.
 const NIL: u32 = u32::MAX;
 /// In place of a link: the frame waits unmerged. No frame has this number, nor is it a place in a ring.
 const WAITS: u32 = u32::MAX - 1;
 /// Frames that wait unmerged, at most: what one reclaim frees.
 const RECENT_MAX: usize = 256;
-/// Lists: one an order, 0 to 9.
 const ORDERS: usize = Order::MAX.0 as usize + 1;
 
-/// Where a free frame's order and list links are kept.
 pub trait FreeLinks {
     /// The next and the previous head in the list of `frame`'s order, as they were last set.
     fn links(&self, frame: Frame) -> [u32; 2];
@@ -60,7 +51,6 @@ pub trait FreeLinks {
     fn set_link(&self, frame: Frame, which: usize, to: u32);
     /// The order of the free run that `frame` heads; `None` if it heads none.
     fn free_order(&self, frame: Frame) -> Option<Order>;
-    /// Makes `frame` the head of a free run, or no head.
     fn set_free(&self, frame: Frame, order: Option<Order>);
 }
 
@@ -80,9 +70,7 @@ pub struct FrameRun {
 #[derive(Debug)]
 pub struct Buddy<const TOP: u8> {
     heads: [u32; ORDERS],
-    /// Frames of the runs that are listed.
     listed_pages: u64,
-    /// Runs of the top order that are listed.
     whole_extents: u32,
     /// Single frames that came back last, the newest last; the first `recent_pages` of these.
     recent: [u32; RECENT_MAX],
@@ -101,7 +89,6 @@ impl<const TOP: u8> Buddy<TOP> {
         Order(TOP)
     };
 
-    /// Nothing is free.
     pub const fn new() -> Self {
         Self {
             heads: [NIL; ORDERS],
@@ -112,7 +99,6 @@ impl<const TOP: u8> Buddy<TOP> {
         }
     }
 
-    /// How many frames are free.
     pub fn free_pages(&self) -> u64 {
         self.listed_pages + self.recent_pages as u64
     }
@@ -127,7 +113,6 @@ impl<const TOP: u8> Buddy<TOP> {
         &self.recent[..self.recent_pages]
     }
 
-    /// Adds a run of the top order, new or given back; it merges with nothing.
     pub fn add_extent(&mut self, links: &impl FreeLinks, first: Frame) {
         self.free(links, first, Self::TOP_ORDER);
     }
@@ -150,7 +135,6 @@ impl<const TOP: u8> Buddy<TOP> {
         self.alloc_merged(links, order)
     }
 
-    /// As [`Buddy::alloc`], of the runs that are listed.
     fn alloc_merged(&mut self, links: &impl FreeLinks, order: Order) -> Option<Frame> {
         let found = (order.0..=TOP).map(Order).find(|&o| self.heads[o.0 as usize] != NIL)?;
         let frame = self.pop(links, found)?;
@@ -161,7 +145,6 @@ impl<const TOP: u8> Buddy<TOP> {
         Some(frame)
     }
 
-    /// Takes the first run out of the list of `order`, whole.
     fn pop(&mut self, links: &impl FreeLinks, order: Order) -> Option<Frame> {
         let head = self.heads[order.0 as usize];
         if head == NIL {
@@ -188,7 +171,6 @@ impl<const TOP: u8> Buddy<TOP> {
         self.recent_pages += 1;
     }
 
-    /// Merges what waits unmerged with its buddies.
     pub fn merge_recent(&mut self, links: &impl FreeLinks) {
         for at in 0..std::mem::take(&mut self.recent_pages) {
             let frame = Frame(self.recent[at]);
@@ -218,7 +200,6 @@ impl<const TOP: u8> Buddy<TOP> {
         self.push(links, head, merged);
     }
 
-    /// Gives `pages` frames from `frame` on back, whatever their alignment.
     pub fn free_run(&mut self, links: &impl FreeLinks, frame: Frame, pages: u32) {
         let (mut frame, end) = (frame, frame.plus(pages));
         while frame < end {
@@ -247,7 +228,6 @@ impl<const TOP: u8> Buddy<TOP> {
         }
     }
 
-    /// Puts a run into the list of its order: first if it lies below the first, else second.
     fn push(&mut self, links: &impl FreeLinks, frame: Frame, order: Order) {
         let first = self.heads[order.0 as usize];
         let (before, after) = if first == NIL || frame.0 < first {
@@ -263,7 +243,6 @@ impl<const TOP: u8> Buddy<TOP> {
         self.whole_extents += u32::from(order == Self::TOP_ORDER);
     }
 
-    /// Takes a run out of the list of its order.
     fn remove(&mut self, links: &impl FreeLinks, frame: Frame, order: Order) {
         let [after, before] = links.links(frame);
         if before == NIL {
@@ -279,7 +258,6 @@ impl<const TOP: u8> Buddy<TOP> {
         self.whole_extents -= u32::from(order == Self::TOP_ORDER);
     }
 
-    /// Makes the neighbours of `frame` in the list of `order` point to it.
     fn link(&mut self, links: &impl FreeLinks, order: Order, before: u32, frame: u32, after: u32) {
         if before == NIL {
             self.heads[order.0 as usize] = frame;
@@ -291,7 +269,6 @@ impl<const TOP: u8> Buddy<TOP> {
         }
     }
 
-    /// Whether a free run that starts before `frame` covers it.
     fn is_inside_free(&self, links: &impl FreeLinks, frame: Frame) -> bool {
         (1..=TOP).any(|order| {
             let head = Frame(frame.0 & !(Order(order).pages() - 1));
@@ -323,7 +300,6 @@ impl<const TOP: u8> Buddy<TOP> {
         if end > frames.end { Err("a free run reaches beyond the arena".into()) } else { Ok(()) }
     }
 
-    /// Looks at what waits unmerged.
     fn check_recent(&self, links: &impl FreeLinks, frames: &Range<u32>) -> Result<(), String> {
         for (at, &recent) in self.recent().iter().enumerate() {
             let frame = Frame(recent);
@@ -343,7 +319,6 @@ impl<const TOP: u8> Buddy<TOP> {
         Ok(())
     }
 
-    /// Follows every list and counts its runs.
     fn check_lists(&self, links: &impl FreeLinks, frames: &Range<u32>) -> Result<usize, String> {
         let (mut listed, mut pages) = (0, 0);
         let mut whole = 0;
@@ -384,7 +359,6 @@ mod tests {
     use proptest::prelude::*;
     use std::cell::RefCell;
 
-    /// Descriptors in a vector.
     struct Table(RefCell<Vec<([u32; 2], Option<Order>)>>);
 
     impl Table {
@@ -410,7 +384,6 @@ mod tests {
     const TOP: u8 = 3;
     const EXTENT: u32 = 1 << TOP;
 
-    /// The naive twin: a bit a frame.
     struct Twin(Vec<bool>);
 
     impl Twin {
@@ -420,7 +393,6 @@ mod tests {
                 *bit = free;
             }
         }
-        /// Whether some aligned run of `order` is free.
         fn has(&self, order: Order) -> bool {
             self.0.chunks_exact(order.pages() as usize).any(|run| run.iter().all(|&free| free))
         }
@@ -433,7 +405,6 @@ mod tests {
     enum Op {
         Alloc(u8),
         AllocRun(u32),
-        /// Frees one of the runs that are out, whole.
         Free(usize),
         /// Frees one of them frame by frame, unmerged.
         FreePages(usize),
@@ -544,7 +515,6 @@ mod tests {
                 rig.step(op);
                 rig.check();
             }
-            // Whatever happened, all that is out merges back into whole extents.
             for _ in 0..rig.out.len() {
                 rig.step(&Op::FreeParts(0, 3));
             }

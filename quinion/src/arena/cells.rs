@@ -8,15 +8,12 @@
 //!     ^-------+ the link lies in the cell's first word
 //! ```
 //!
-//! A free cell's first word is the number of the next free cell of its extent.
-//! A reader that still walks a freed node may read that link as an entry. It
-//! may: whatever a walk finds is a hint that the descriptor it names confirms
-//! or does not. Cells that were never used since their extent was cut need no
-//! link, so cutting an extent touches none of its memory.
+//! A reader that still walks a freed node may read the link in its first word as an entry: whatever a walk finds is a
+//! hint that the descriptor it names confirms or does not. Cells that were never used since their extent was cut need
+//! no link, so cutting an extent touches none of its memory.
 //!
-//! The list is kept for each extent, not for all, and cells are taken from the
-//! lowest extent that has one. So the highest extents run empty, and an empty
-//! extent is given back by forgetting its list.
+//! The list is kept for each extent, not for all, and cells are taken from the lowest extent that has one. So the
+//! highest extents run empty, and an empty extent is given back by forgetting its list.
 //!
 //! Invariants (asserted by [`Cells::check`]):
 //!  1. In each extent: used + free + never used = 6144.
@@ -26,8 +23,7 @@
 //! Not an invariant: what a free cell holds beyond its link, or a fresh one at
 //! all. A user of a cell makes it empty first.
 //!
-//! Locks: the caller's. Cost: a few steps a cell; one search among the extents
-//! of cells, of which there are few.
+//! Locks: the caller's. Cost: a few steps a cell; one search among the extents of cells, of which there are few.
 #![deny(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,42 +31,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::units::{EXTENT_PAGES, Frame};
 use quinion_view::arena::{CELLS_PER_PAGE, CellNumber};
 
-/// Cells in an extent.
 pub const CELLS_PER_EXTENT: u32 = CELLS_PER_PAGE * EXTENT_PAGES;
 /// The first extent that holds no cells, because a slot of the index cannot number them: that at 256 GiB.
 pub const CELL_EXTENTS_MAX: u32 = (1 << 26) / EXTENT_PAGES;
 
-/// The end of a list; no cell has this number.
 const NIL: u32 = 0;
 
-/// Where the free cells' links are kept.
 pub trait CellLinks {
     /// The first word of a free cell, as it was last set.
     fn link(&self, cell: CellNumber) -> u32;
-    /// Sets the first word of a free cell.
     fn set_link(&self, cell: CellNumber, to: u32);
 }
 
-/// What giving a cell back did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CellFreed {
-    /// Nothing more.
     Kept,
-    /// It was the last used cell of this extent.
+    /// Its last used cell went.
     ExtentEmpty(u32),
 }
 
-/// One extent's cells.
 #[derive(Debug)]
 struct ExtentCells {
-    /// The first free cell's number; [`NIL`] for none.
+    /// [`NIL`] for none.
     free: u32,
     /// The first cell that was never used, counted from 0 in this extent.
     fresh: u32,
     used: u32,
 }
 
-/// The cells of all extents that are cut into them.
 #[derive(Debug, Default)]
 pub struct Cells {
     extents_of_cells: BTreeMap<u32, ExtentCells>,
@@ -79,20 +67,16 @@ pub struct Cells {
 }
 
 impl Cells {
-    /// No extents.
     pub const fn new() -> Self {
         Self { extents_of_cells: BTreeMap::new(), with_free: BTreeSet::new(), used: 0 }
     }
 
-    /// How many extents are cut into cells.
     pub fn extents(&self) -> u32 {
         self.extents_of_cells.len() as u32
     }
-    /// How many cells are handed out.
     pub fn used(&self) -> u64 {
         self.used
     }
-    /// Whether `extent` is cut into cells.
     pub fn has_extent(&self, extent: u32) -> bool {
         self.extents_of_cells.contains_key(&extent)
     }
@@ -118,7 +102,7 @@ impl Cells {
         self.with_free.remove(&extent);
     }
 
-    /// Takes a cell of the lowest extent that has one. Its content is arbitrary.
+    /// Of the lowest extent that has one. Its content is arbitrary.
     #[cfg(test)]
     pub fn alloc(&mut self, links: &impl CellLinks) -> Option<CellNumber> {
         let mut one = Vec::new();
@@ -187,7 +171,6 @@ impl ExtentCells {
         self.free != NIL || self.fresh < CELLS_PER_EXTENT
     }
 
-    /// The last freed cell, or else the next one that was never used.
     fn take(&mut self, extent: u32, links: &impl CellLinks) -> CellNumber {
         self.used += 1;
         if self.free != NIL {
@@ -220,12 +203,10 @@ impl ExtentCells {
     }
 }
 
-/// Which cell of its extent this is, 0 to 6143.
 fn ordinal(cell: CellNumber) -> u32 {
     cell.frame().0 % EXTENT_PAGES * CELLS_PER_PAGE + cell.place()
 }
 
-/// The `ordinal`th cell of an extent.
 fn cell_at(extent: u32, ordinal: u32) -> CellNumber {
     let frame = Frame(extent * EXTENT_PAGES + ordinal / CELLS_PER_PAGE);
     CellNumber::of(frame, ordinal % CELLS_PER_PAGE).expect("`add_extent` refused higher frames")
@@ -251,9 +232,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        /// Takes as many cells.
         Alloc(u32),
-        /// Frees as many of those that are out, from some place on.
         Free(usize, u32),
         AddExtent(u32),
     }

@@ -11,32 +11,27 @@
 //!   drop    no handle, and every frame unclaimed  ->  the arena's file over them again; they are punched extents
 //! ```
 //!
-//! Guest memory has to lie in one piece: a virtual machine maps it with one call, by one descriptor, from its first
-//! byte on. So it is not made of frames as they come, but of whole extents that follow each other, behind which a
-//! memory file of its own lies. Their frames are frames like others, with descriptors, so a folio, a hold, a fill and a
-//! copy are there what they are elsewhere. Only their allocation differs: the buddy never has them. Each has its one
-//! **place**, and a thread that wants a page of the guest **claims** the frame at its place. Two may want one absent
-//! page; one of them gets it, and the other looks again.
+//! Guest memory has to lie in one piece: a virtual machine maps it with one call, by one descriptor. So it is made of
+//! whole extents that follow each other, behind which a memory file of its own lies. Their frames are frames like
+//! others; only their allocation differs: the buddy never has them. Each has its one **place**, and a thread that wants
+//! a page of the guest **claims** the frame at its place. Of two that want one absent page the other looks again.
 //!
-//! **What counts.** All n extents count as grown from the moment they are taken until they are given back, whether
-//! their pages have memory yet or not. So the bound holds whatever the processes do that map the file.
+//! **What counts.** All n extents count as grown as long as they are taken, whether their pages have memory yet or not.
+//! So the bound holds whatever the processes do that map the file.
 //!
 //! **Why the change of mapping harms no reader.** Before a guest is taken, its extents were never grown, or are
-//! punched: no reader is led there but one that is past its first look (`shrink.rs`), and that throws away what it
-//! copies, be that zeros of the arena's file or the guest's. When it is given back every frame has been unclaimed, so
-//! every folio there was retired, and a fence lies between that and the change; again the second look tells. The kernel
-//! puts the one mapping in the other's place under its own lock, so that a thread that touches the range meanwhile
-//! finds either and never none. A device writes there only for a fill or a hold, which keeps its frames claimed.
+//! punched: only a reader that is past its first look is there (`shrink.rs`), and that throws away what it copies. When
+//! it is given back every folio there was retired, and a fence lies between that and the change; again the second look
+//! tells. The kernel puts the one mapping in the other's place under its own lock, so that a thread that touches the
+//! range finds either. A device writes there only for a fill or a hold, which keeps its frames claimed.
 //!
 //! **Viewers** map the arena's file alone and find holes where guests are. Nothing leads them there: a guest's mapping
 //! is told to no viewer, and a stale number ends at a descriptor of another mapping.
 //!
-//! **What a late reader costs** is a page of the arena's file, here or in a viewer, or of the guest's file. The former
-//! is given back by the next sweep; the latter counts already.
+//! **What a late reader costs** is a page of the arena's file, until the next sweep, or of the guest's, which counts.
 //!
-//! **What others keep.** When a guest is given back its file is closed here. A process that still maps it, a clone or a
-//! virtual machine, keeps its memory until it goes; that is its then, and does not count any more. (Emptying the file
-//! would hand it zeros.)
+//! **What others keep.** When a guest is given back its file is closed here. A process that still maps it keeps its
+//! memory, which does not count any more. (Emptying the file would hand it zeros.)
 //!
 //! Invariants (asserted by [`Arena::check`]):
 //!  1. No frame of a guest is in the buddy, none of its extents is data, cells or punched, and each counts as grown.
@@ -44,13 +39,11 @@
 //!  3. A frame is claimed once until it is freed, and freed once until it is claimed.
 //!  4. Guests do not overlap.
 //!
-//! Not an invariant: that the pages of a guest have memory. They get it when they are claimed, in pages of 2 MiB where
-//! the kernel has them, so a guest is taken at once whatever its size. Nor that taking succeeds while the bound has
-//! room: other extents may lie in the way. [`Arena::demand_guest`] chooses which of them to empty; extents of cells
-//! cannot be.
+//! Not an invariant: that the pages of a guest have memory: they get it when they are claimed. Nor that taking succeeds
+//! while the bound has room: other extents may lie in the way. [`Arena::demand_guest`] chooses which of them to empty;
+//! extents of cells cannot be.
 //!
-//! Locks: Growth around taking and giving back, Arena for claims, for a few steps; and a leaf for each extent around
-//! giving it memory.
+//! Locks: Growth around taking and giving back, Arena for claims; and a leaf for each extent around giving it memory.
 #![deny(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -103,8 +96,7 @@ impl From<ArenaError> for GuestRefused {
 /// The result of a request for frames at their places.
 #[derive(Debug)]
 pub enum ClaimOutcome {
-    /// The first so many of the pages, at least one, are the caller's now, and have memory. It frees them as any
-    /// frames.
+    /// The first so many of the pages, at least one, are the caller's now, and have memory. They are freed as any.
     Pages(u32),
     /// The first of them is taken: by a folio that is there or about to be, or one that has left and is still held.
     Taken,
@@ -124,16 +116,13 @@ pub struct GuestExtents {
     backing: Box<[Mutex<ExtentBacking>]>,
 }
 
-/// What of an extent has memory.
 #[derive(Debug)]
 enum ExtentBacking {
     Nothing,
     All(PageSize),
-    /// These pages have none.
     But(Box<Bitmap>),
 }
 
-/// A bit for each page of an extent.
 type Bitmap = [u64; EXTENT_PAGES as usize / WORD as usize];
 
 impl GuestExtents {
@@ -163,8 +152,8 @@ impl GuestExtents {
         &self.arena
     }
 
-    /// Claims as many of `pages` pages (at least one) from `index` on as follow each other unclaimed, and sees to it
-    /// that they have memory: which may take half a millisecond for each 2 MiB that have none yet.
+    /// Claims as many of `pages` pages (at least one) from `index` on as follow each other unclaimed, and gives them
+    /// memory: which may take half a millisecond for each 2 MiB that have none yet.
     ///
     /// # Panics
     /// If some of them are behind the end.
@@ -261,8 +250,7 @@ impl GuestExtents {
         self.arena.arena_segment.populate_pages(first.offset(), bytes, (self.file.as_fd(), at))
     }
 
-    /// Sees to it that `pages` frames from `first` on, which the caller has claimed, have memory; how many from the
-    /// first on do, and why not all.
+    /// Gives `pages` claimed frames from `first` on memory; how many from the first on have some, and why not all.
     fn back(&self, first: Frame, pages: u32) -> (u32, Option<std::io::Error>) {
         let mut done = 0;
         while done < pages {
@@ -276,7 +264,7 @@ impl GuestExtents {
         (done, None)
     }
 
-    /// The same, of frames of one extent. A thread that finds another at it waits for that.
+    /// As [`GuestExtents::back`], in one extent. A thread that finds another at it waits for that.
     fn back_in_extent(&self, frame: Frame, pages: u32) -> std::io::Result<()> {
         let segment = &self.arena.arena_segment;
         let extent = frame.extent();
@@ -301,13 +289,12 @@ impl GuestExtents {
         Ok(())
     }
 
-    /// Makes a hole of pages of one extent, which the caller has claimed.
     fn unback(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
         let nth = index.0 as usize / EXTENT_PAGES as usize;
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
         // Whatever the system says: a page that is said to have none is given some before it is used.
         *backing = match std::mem::replace(&mut *backing, ExtentBacking::Nothing) {
-            // None that we know of: a process that has the file open may have touched it.
+            // None that is known: a process that has the file open may have touched it.
             ExtentBacking::Nothing => ExtentBacking::Nothing,
             some => {
                 let mut missing = match some {
@@ -354,8 +341,7 @@ impl Drop for GuestExtents {
 
 impl Arena {
     /// Takes `extents` extents that follow each other for a guest, named `name` in `/proc`. They count as grown from
-    /// now on; their pages get their memory when they are claimed.
-    /// Locks: Growth, Arena.
+    /// now on; their pages get their memory when they are claimed. Locks: Growth, Arena.
     ///
     /// # Errors
     /// There is no room for them, at once or within the bound; or the system refuses, or the file would be larger than
@@ -367,7 +353,6 @@ impl Arena {
         usage: GuestUse,
     ) -> Result<GuestExtents, GuestRefused> {
         let bytes = extents as usize * EXTENT_SIZE;
-        // 1 room
         let mut growth = self.growth.lock();
         let first =
             self.stock.lock().place_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoSpace)?;
@@ -393,7 +378,6 @@ impl Arena {
             self.lay_bare(first, extents);
             return Err(error.into());
         }
-        // 4 known
         let first = Frame(first * EXTENT_PAGES);
         let mut stock = self.stock.lock();
         stock.add_guest(first, extents);
@@ -406,15 +390,13 @@ impl Arena {
         Ok(GuestExtents { arena: Arc::clone(self), first, pages: extents * EXTENT_PAGES, file, backing })
     }
 
-    /// Puts the arena's own file back; whether the system did so.
     fn lay_bare(&self, first: u32, extents: u32) -> bool {
         let (offset, bytes) = (first as usize * EXTENT_SIZE, extents as usize * EXTENT_SIZE);
         self.arena_segment.lay_bare(offset, bytes).is_ok()
     }
 
     /// Gives back the extents of guests whose handles are gone and whose frames have all come back. Where the system
-    /// refuses they go on counting, and the next call tries again.
-    /// Locks: Growth, Arena.
+    /// refuses they go on counting, and the next call tries again. Locks: Growth, Arena.
     pub fn end_guests(&self) {
         let mut growth = self.growth.lock();
         let ended: Vec<(u32, u32)> = {
@@ -423,12 +405,10 @@ impl Arena {
                 stock.guests.by_first.values().filter(|guest| guest.is_closing && guest.claimed_pages == 0);
             ended.map(|guest| (guest.first.extent(), guest.extents)).collect()
         };
-        // Partner: the Acquire fence in `end_read`. A thread that reads what is not the folio's sees that it was
-        // retired.
+        // Partner: the Acquire fence in `end_read`. A reader of what is not the folio's sees that it was retired.
         before_bytes();
         for (first, extents) in ended {
-            // No other thread has it: one that takes or gives back has the growth lock, and claims are not possible
-            // there.
+            // No other thread has it: one that takes or gives back has the growth lock, and claims are not possible.
             if self.lay_bare(first, extents) {
                 self.stock.lock().remove_guest(first);
                 growth.returned += u64::from(extents) * EXTENT_SIZE as u64;
@@ -437,11 +417,10 @@ impl Arena {
         }
     }
 
-    /// Chooses where a guest of `extents` extents could be, where no room is now: the extents in the way are emptied
-    /// from now on, and as many others as the bound needs; see [`Arena::choose_emptying`]. Nothing grows meanwhile into
-    /// what it will take. `false`: nowhere, whatever is emptied. One demand at a time, by a thread that has the lock of
-    /// resizing; it takes it back with [`Arena::end_demand`].
-    /// Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside the locks.
+    /// Chooses where a guest of `extents` extents could be: the extents in the way are emptied from now on, and as many
+    /// others as the bound needs; see [`Arena::choose_emptying`]. Nothing grows meanwhile into what it will take.
+    /// `false`: nowhere. One demand at a time, by a thread that has the lock of resizing; [`Arena::end_demand`] takes
+    /// it back. Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside the locks.
     pub fn demand_guest(&self, extents: u32) -> bool {
         let meta = self.extents_meta();
         let end = self.view.layout().frames_max / EXTENT_PAGES;
@@ -529,8 +508,7 @@ impl FrameStock {
         extent >= self.extents_reached || self.punched.contains(&extent)
     }
 
-    /// The highest place for `extents` extents that follow each other and have no memory, if the bound has room for
-    /// them; that of the demand, if there is one.
+    /// The highest place for `extents` extents in a row without memory, within the bound; or that of the demand.
     fn place_for_guest(&self, meta: u32, extents: u32) -> Option<u32> {
         let capacity = self.extents_max.saturating_sub(self.extents_grown + self.reserve_left());
         if extents == 0 || capacity < extents {
@@ -549,8 +527,7 @@ impl FrameStock {
         None
     }
 
-    /// The extents from `first` on are a guest's now. What lies between those that were grown before and these never
-    /// had memory, and counts as punched.
+    /// What lies between the extents that were grown before and these never had memory, and counts as punched.
     fn add_guest(&mut self, first: Frame, extents: u32) {
         let (from, end) = (first.extent(), first.extent() + extents);
         (self.extents_reached..from).for_each(|extent| {
@@ -566,7 +543,6 @@ impl FrameStock {
         self.guests.by_first.insert(from, Guest::new(first, extents));
     }
 
-    /// The guest whose first extent this is has ended: its extents have no memory.
     fn remove_guest(&mut self, first: u32) {
         let guest = self.guests.by_first.remove(&first).expect("it is a guest");
         debug_assert!(guest.is_closing && guest.claimed_pages == 0, "a guest ends when nobody has any of it");
@@ -577,7 +553,6 @@ impl FrameStock {
     }
 }
 
-/// Seals the file of a guest.
 fn seal_for(file: &OwnedFd, usage: GuestUse) -> Result<(), ArenaError> {
     if usage == GuestUse::Frozen {
         // The mapping that is there may write on; a kernel that does not know it has only the file's mode.
@@ -586,8 +561,7 @@ fn seal_for(file: &OwnedFd, usage: GuestUse) -> Result<(), ArenaError> {
     seal(file, SealFlags::SEAL)
 }
 
-/// The place in `all` of `extents` extents that follow each other and cost least together, the highest of several;
-/// `cost` says of each what it costs, or that it cannot be had.
+/// The highest of the windows of `extents` extents in `all` that cost least; `cost` is `None` where none can be had.
 fn cheapest_window(all: Range<u32>, extents: u32, cost: impl Fn(u32) -> Option<EmptyingCost>) -> Option<u32> {
     let costs: Vec<Option<EmptyingCost>> = all.clone().map(cost).collect();
     let (mut blocked, mut held, mut evicted) = (0u32, 0u64, 0u64);
@@ -640,7 +614,6 @@ mod tests {
             refused => panic!("{refused:?}"),
         }
     }
-    /// Memory behind a file, in bytes.
     fn taken(file: BorrowedFd<'_>) -> u64 {
         fstat(file).unwrap().st_blocks as u64 * 512
     }
@@ -728,7 +701,6 @@ mod tests {
         arena.free_run(guest.place(page(5)).unwrap(), 1);
     }
 
-    /// A folio that is held when its guest's handle goes keeps its bytes, and the guest's memory, until it is put.
     #[test]
     fn held_pages_outlive_the_guests_handle() {
         let arena = arena(SMALL);
@@ -738,7 +710,7 @@ mod tests {
         let folio = arena.view().own(frame);
         folio.prepare(MappingId(1), page(7), Order(0), false);
         let bytes = arena.view().bytes(frame).unwrap();
-        // SAFETY: the frame is ours.
+        // SAFETY: the frame is this test's.
         #[allow(unsafe_code)]
         unsafe {
             bytes.write_volatile(42);
@@ -759,8 +731,7 @@ mod tests {
         }
         assert_eq!(arena.stats().guest_bytes, 0);
         arena.check().unwrap();
-        // The arena's file lies there again, without memory; a reader that looks late finds zeros, and the sweep its
-        // page.
+        // The arena's file lies there again, without memory; a reader that looks late finds zeros.
         let bare = taken(arena.arena_fd());
         // SAFETY: the address is mapped as long as the arena is.
         #[allow(unsafe_code)]
@@ -821,7 +792,6 @@ mod tests {
         assert_eq!(guest(&arena, 1).pages(), 512);
     }
 
-    /// Full to the bound, with cells in the middle, then emptied where it costs least: side by side all the same.
     #[test]
     fn room_is_made_side_by_side_in_a_full_arena() {
         let arena = arena(24 << 20);
@@ -897,7 +867,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
-            // SAFETY: as above; the limit is read from a value of ours.
+            // SAFETY: as above; the limit is read from a local.
             unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
             let refused = arena.take_guest(2, c"quinion-guest-test", GuestUse::Shared);
             let told = matches!(refused, Err(GuestRefused::Failed(ArenaError::TooLarge { max, .. })) if max == 1 << 20);
@@ -905,12 +875,11 @@ mod tests {
             unsafe { libc::_exit(i32::from(!told)) };
         }
         let mut status = -1;
-        // SAFETY: the child is ours.
+        // SAFETY: the child is this process's.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child's exit status");
     }
 
-    /// Memory that a thread that has the file open took away is given again before it is touched here.
     #[test]
     fn holes_that_others_make_are_filled_before_we_touch_them() {
         let arena = arena(SMALL);
@@ -969,7 +938,6 @@ mod tests {
         }
     }
 
-    /// The name in `/proc` tells its file; what is mapped there is left out of core dumps, and of children.
     #[test]
     fn guest_memory_is_left_out_of_cores_and_children() {
         let arena = arena(SMALL);

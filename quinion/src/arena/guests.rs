@@ -5,8 +5,7 @@
 //!   demand   extents that are being emptied for a guest that is to come
 //! ```
 //!
-//! It is a part of the frame stock and changes under its lock; what is done with
-//! guests is in `guest.rs`.
+//! It is a part of the frame stock and changes under its lock; what is done with guests is in `guest.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +14,6 @@ use crate::units::{EXTENT_PAGES, Frame};
 
 pub(super) const WORD: u32 = u64::BITS;
 
-/// A guest as the stock knows it.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub extents: u32,
@@ -61,7 +59,6 @@ impl Guest {
     }
 }
 
-/// All guests of an arena, by their first extents.
 #[derive(Debug, Default)]
 pub(super) struct Guests {
     pub by_first: BTreeMap<u32, Guest>,
@@ -74,7 +71,6 @@ impl Guests {
     pub fn is_empty(&self) -> bool {
         self.by_first.is_empty()
     }
-    /// Extents of all of them.
     pub fn extents(&self) -> u32 {
         self.extents
     }
@@ -87,11 +83,9 @@ impl Guests {
         let (&first, guest) = self.by_first.range_mut(..=extent).next_back()?;
         (extent < guest.end()).then_some((first, guest))
     }
-    /// The extents of each.
     pub fn ranges(&self) -> Vec<Range<u32>> {
         self.by_first.iter().map(|(&first, guest)| first..guest.end()).collect()
     }
-    /// Whether it is an extent of a guest.
     pub fn has(&self, extent: u32) -> bool {
         self.of(extent).is_some()
     }

@@ -1,9 +1,8 @@
 //! Limits: how much memory this process may hope for.
 //!
-//! The least of: the machine's memory; the memory limits of the process's
-//! control group and of every group around it, versions 1 and 2; the limit on
-//! its address space; the limit on the size of its files, for the arena is one
-//! (and a file that would be too large is not refused but punished, by SIGXFSZ).
+//! The least of: the machine's memory; the memory limits of the process's control group and of every group around it,
+//! versions 1 and 2; the limit on its address space; the limit on the size of its files, for the arena is one (and a
+//! file that would be too large is not refused but punished, by SIGXFSZ).
 //!
 //! ```text
 //!   /proc/self/cgroup       which group              4:memory:/jobs/7     0::/jobs/7
@@ -33,15 +32,13 @@ pub fn process_limit() -> u64 {
     machine.into_iter().chain(groups).chain(own).min().unwrap_or(u64::MAX)
 }
 
-/// The text of a file of the kernel's. These have no size to go by, so what most of them fit into is there before: a
-/// read of the next few bytes makes the kernel write the whole text again.
+/// The files of the kernel have no size to go by; a read that does not fit makes the kernel write the whole text again.
 fn read(path: impl AsRef<Path>) -> Option<String> {
     let mut text = Vec::with_capacity(16 << 10);
     std::fs::File::open(path).ok()?.read_to_end(&mut text).ok()?;
     String::from_utf8(text).ok()
 }
 
-/// `MemTotal` of `/proc/meminfo`, in bytes.
 fn memory_total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -88,8 +85,8 @@ pub enum GroupVersion {
 }
 
 impl GroupVersion {
-    /// The files of a group that limit its memory. Above `memory.high` a group is throttled until
-    /// memory is freed, and a cache's is not freed by that; so it is a limit for us.
+    /// The files of a group that limit its memory. Above `memory.high` a group is throttled until memory is freed, and
+    /// a cache's is not freed by that; so it is a limit for a cache.
     pub fn files(self) -> &'static [&'static str] {
         match self {
             GroupVersion::One => &["memory.limit_in_bytes"],
@@ -98,11 +95,9 @@ impl GroupVersion {
     }
 }
 
-/// A place where memory groups are files.
 #[derive(PartialEq, Eq, Debug)]
 struct Mount {
     version: GroupVersion,
-    /// The group that the mount point shows.
     root: PathBuf,
     point: PathBuf,
 }
@@ -119,7 +114,6 @@ impl Mount {
         Some(Self { version, root: line.root.into(), point: line.point.into() })
     }
 
-    /// The path in a line of `/proc/self/cgroup`, if the line is of this mount's hierarchy.
     fn group_of<'a>(&self, line: &'a str) -> Option<&'a Path> {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next()?, parts.next()?);
@@ -130,8 +124,7 @@ impl Mount {
         ours.then(|| Path::new(path))
     }
 
-    /// The folders of `group` and of the groups around it, as far as this mount shows them. A group
-    /// that it does not show (a container may be told a name from outside) is taken for its root.
+    /// The folders of `group` and of the groups around it, as far as this mount shows them; else of its root.
     fn levels(&self, group: &Path) -> Vec<PathBuf> {
         let inside = group.strip_prefix(&self.root).unwrap_or(Path::new(""));
         let plain = inside.components().all(|part| matches!(part, std::path::Component::Normal(_)));

@@ -10,12 +10,11 @@
 //!   frame 0    1 ...                          512 * k
 //! ```
 //!
-//! One memfd holds all that a viewer needs, and nothing in it is a pointer:
-//! frames and nodes are numbers, so the arena may be mapped anywhere, by any
-//! process, read-only. What viewers share is [`quinion_view::arena`]: [`Layout`] says where each part lies; [`View`]
-//! is the one place that turns a number into a reference, and checks it first. [`Descriptor`] is what is known of one
-//! frame, and its byte in [`referenced`] whether it was read; [`written`] is how pages are changed while others
-//! read them, and [`dirty`] which of them are not in the file yet.
+//! One memfd holds all that a viewer needs, and nothing in it is a pointer: frames and nodes are numbers, so the arena
+//! may be mapped anywhere, by any process, read-only. What viewers share is [`quinion_view::arena`]: [`Layout`] says
+//! where each part lies; [`View`] is the one place that turns a number into a reference, and checks it first.
+//! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read; [`written`] is how
+//! pages are changed while others read them, and [`dirty`] which of them are not in the file yet.
 //!
 //! The second file, [`control`], is small, and viewers write it.
 //!

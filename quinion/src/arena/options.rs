@@ -160,12 +160,10 @@ pub fn default_memory() -> u64 {
     whole.clamp(MEMORY_MIN, MEMORY_MAX)
 }
 
-/// Extents of an arena that a bound of `memory` bytes allows.
 pub(super) fn extents_within(memory: u64) -> u32 {
     ((memory - CONTROL_BYTES as u64) / EXTENT_SIZE as u64) as u32
 }
 
-/// The least bound for an arena of this layout: its tables, the reserve, and data to work with.
 pub(super) fn memory_min(layout: &Layout) -> u64 {
     let extents = u64::from(layout.frames_meta / EXTENT_PAGES) + EXTENTS_MIN;
     CONTROL_BYTES as u64 + extents * EXTENT_SIZE as u64

@@ -9,23 +9,17 @@
 //! ```
 //!
 //! The first extents hold the header and the tables (`tables.rs`). The others are taken one after the other, when an
-//! allocation finds nothing free, and go to the buddy allocator as data or are cut into cells. Cells and data trade
-//! whole extents afterwards. An extent of data can be emptied and given back to the machine (`shrink.rs`); such a
-//! punched one is the first to be grown again.
+//! allocation finds nothing free, and go to the buddy allocator as data or are cut into cells; cells and data trade
+//! whole extents afterwards. Tables and address space are made for `memory_max`; what may be grown is the bound.
 //!
-//! Tables and address space are made for `memory_max`; what may be grown is the
-//! bound, which can be changed between them.
-//!
-//! A **reserve** of extents is kept for cells, so that a cache full of data can
-//! still index it: one in 64, and at least one. Cells may take more, like data,
-//! where there is more. `None` is the whole answer to a shortage: the path that
+//! A **reserve** of extents is kept for cells, so that a cache full of data can still index it: one in 64, and at least
+//! one. Cells may take more, like data, where there is more. `None` is the whole answer to a shortage: the path that
 //! asked calls reclaim and asks again. Nothing here calls up.
 //!
 //! Invariants (the first five asserted by [`Arena::check`]):
 //!  1. The two files together are never larger than `memory_max`; they are sealed to that. Extents are grown while
 //!     they and the control file are within the bound, and none while a lowered bound has not been reached.
-//!  2. Every extent that is grown is exactly one of: meta, data, cells, a guest's (`guest.rs`). Some of data are being
-//!     emptied.
+//!  2. Every extent that is grown is exactly one of: meta, data (some being emptied), cells, a guest's (`guest.rs`).
 //!  3. A frame that no folio heads has an odd descriptor, from before it was published.
 //!  4. Extents that may be grown, and those of cells, are together at least the reserve, but for extents that a lowered
 //!     bound wants emptied.
@@ -35,9 +29,8 @@
 //! Not an invariant: that an allocation succeeds while there is memory below
 //! the bound. The machine may have none; that is counted and answered `None`.
 //!
-//! Locks: `Rank::Growth` around growing, which may take milliseconds, and
-//! `Rank::Arena` around the lists, for a few steps. Populating happens under
-//! the first only, so a thread that finds something free never waits for the kernel.
+//! Locks: `Rank::Growth` around growing, which may take milliseconds, and `Rank::Arena` around the lists, for a few
+//! steps. Populating happens under the first only, so a thread that finds something free never waits for the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -64,9 +57,7 @@ use quinion_view::arena::control::{
 };
 use quinion_view::arena::dirty::BitTable;
 
-/// The memory of one cache: frames, cells and what viewers share. Built once, used by all threads.
-///
-/// A forked child has no arena: its mappings are not inherited, and touching one is a fault.
+/// The memory of one cache: frames, cells and what viewers share. A forked child has no arena: touching one is a fault.
 #[derive(Debug)]
 pub struct Arena {
     pub(super) view: View,
@@ -77,12 +68,10 @@ pub struct Arena {
     token: u64,
     /// Whether a service has it, or had: its control file says for ever that the service has ended.
     is_served: AtomicBool,
-    /// Pages of the folios that have users' pins.
     pinned_pages: AtomicU64,
     /// Pages of guests, claimed or not. Changed under the growth lock.
     pub(super) guest_pages: AtomicU64,
-    /// Extents of the bound that are for the pages of viewers, but for the control mapping. Changed under the growth
-    /// lock and the stock's.
+    /// But for the control mapping. Changed under the growth lock and the stock's.
     viewer_extents: AtomicU32,
     pub(super) growth: RankedMutex<GrowthParams>,
     pub(super) stock: RankedMutex<FrameStock>,
@@ -197,7 +186,6 @@ impl Arena {
         }
     }
 
-    /// Lets readers know all frames that were grown.
     pub(super) fn publish(&self, stock: &FrameStock) {
         // SAFETY: this is the owner, and what stands in the stock has memory, with its entries.
         unsafe { self.view.publish_frames(stock.frames_reached()) };
@@ -222,8 +210,7 @@ impl Arena {
     pub fn arena_fd(&self) -> BorrowedFd<'_> {
         self.arena_segment.file()
     }
-    /// The control file, of which viewers map the first [`COMMON_BYTES`] bytes read-only. Its mode is 0400, as the
-    /// arena's.
+    /// The control file, of which viewers map the first [`COMMON_BYTES`] bytes read-only. Its mode is 0400, too.
     pub fn control_fd(&self) -> BorrowedFd<'_> {
         self.control_segment.file()
     }
@@ -249,7 +236,6 @@ impl Arena {
         let viewers = u64::from(self.viewer_extents()) * EXTENT_SIZE as u64;
         memory_min(self.view.layout()) + viewers + self.guest_pages() * PAGE_SIZE as u64
     }
-    /// Extents of the bound that are for the pages of viewers, but for the control mapping.
     pub(super) fn viewer_extents(&self) -> u32 {
         self.viewer_extents.load(Ordering::Relaxed)
     }
@@ -284,8 +270,7 @@ impl Arena {
         self.pinned_pages.load(Ordering::Relaxed)
     }
 
-    /// Takes the memory of what all viewers see, of which [`Arena::build`] takes the first page only. To be
-    /// called before a viewer is given the file.
+    /// Takes the memory of what all viewers see, before the first is given the file.
     pub fn populate_control(&self) -> Result<(), ArenaError> {
         self.control_segment.populate_bytes(0, COMMON_BYTES).map_err(no_memory)
     }
@@ -313,9 +298,8 @@ impl Arena {
     }
 
     /// Gives back the extents that were set aside for groups of viewers beyond the first `groups`, with the memory of
-    /// their pages: no viewer is in them, and none is given a page there before an extent is set aside again. An extent
-    /// that the system does not empty stays set aside, as do all of them while the arena grows: to be called again.
-    /// Locks: Growth, if it is free; Arena.
+    /// their pages: no viewer is in them, and none is given a page there meanwhile. An extent that the system does not
+    /// empty stays set aside, as do all while the arena grows: to be called again. Locks: Growth, if it is free; Arena.
     pub fn release_viewers(&self, groups: usize) {
         let wanted = groups.clamp(1, GROUPS_MAX) as u32 - 1;
         if self.viewer_extents() <= wanted {
@@ -373,7 +357,7 @@ impl Arena {
     }
 
     /// Makes a fresh page for viewer `number`, all zeros, and puts it into the mapping of its group in place of the one
-    /// that was there: its file, for that viewer alone. No viewer uses that number meanwhile.
+    /// that was there: its file. No viewer uses that number meanwhile.
     ///
     /// # Errors
     /// The system refuses.
@@ -422,8 +406,7 @@ impl Arena {
         }
     }
 
-    /// What is wrong with the arena, if anything; for bug reports and tests. Looks at every frame.
-    /// Locks: Arena, for as long as that takes.
+    /// What is wrong with the arena, if anything. Looks at every frame. Locks: Arena, for as long as that takes.
     pub fn check(&self) -> Result<(), String> {
         let stock = self.stock.lock();
         let layout = self.view.layout();
@@ -477,7 +460,7 @@ impl Arena {
     }
 }
 
-/// A number that cannot be guessed; never 0.
+/// Never 0.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()).max(1)

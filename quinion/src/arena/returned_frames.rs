@@ -5,12 +5,10 @@
 
 use crate::units::{EXTENT_PAGES, Frame};
 
-/// Which frames of an extent have come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct ReturnedFrames(pub [u64; EXTENT_PAGES as usize / 64]);
 
 impl ReturnedFrames {
-    /// Notes `pages` frames from `frame` on, which lie in its extent.
     pub fn add(&mut self, frame: Frame, pages: u32) {
         for at in (frame.0..frame.0 + pages).map(|frame| frame % EXTENT_PAGES) {
             let (word, bit) = (&mut self.0[at as usize / 64], 1 << (at % 64));

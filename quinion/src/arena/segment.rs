@@ -7,11 +7,10 @@
 //! ```
 //!
 //! The file has its full size from the start and is sealed against any other, so it can never hold more bytes than
-//! that: the size *is* the largest bound. Memory is taken by [`Segment::populate`], an extent at a time, and by
-//! [`Segment::populate_bytes`], and given back by [`Segment::punch`], which the seals allow (one against writing would
-//! forbid it). Both answer an error when the machine or the container is out of memory. A byte that was not populated
-//! must not be touched: that too would take memory, and end in SIGBUS instead of an error. (A late reader of a punched
-//! extent does touch it; see `shrink.rs`.)
+//! that: the size *is* the largest bound. Memory is taken by [`Segment::populate`] and [`Segment::populate_bytes`], and
+//! given back by [`Segment::punch`], which the seals allow (one against writing would forbid it). A byte that was not
+//! populated must not be touched: that would take memory, and end in SIGBUS instead of an error. (A late reader of a
+//! punched extent does touch it; see `shrink.rs`.)
 //!
 //! Invariants:
 //!  1. The mapping stays where it is, in full, until the segment is dropped. Another file may lie over a part of it
@@ -39,12 +38,9 @@ use rustix::process::{Resource, getrlimit};
 use super::ArenaError;
 use crate::units::EXTENT_SIZE;
 
-/// What the kernel backed an extent with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageSize {
-    /// One page of 2 MiB.
     Huge,
-    /// 512 pages of 4 KiB.
     Small,
 }
 
@@ -63,14 +59,11 @@ pub enum Sharing {
 #[derive(Debug)]
 pub struct Segment {
     file: OwnedFd,
-    /// The whole reservation, for the drop.
     reserved: (NonNull<u8>, usize),
     base: NonNull<u8>,
     bytes: usize,
     sharing: Sharing,
-    /// The process that mapped it; a forked child has no mapping.
     process: u32,
-    /// Whether what is mapped there is locked in memory.
     is_locked: AtomicBool,
 }
 
@@ -104,8 +97,7 @@ impl Segment {
         let segment = Self { file, reserved, base, bytes, sharing, process, is_locked };
         segment.map(0, bytes, segment.file.as_fd(), 0).map_err(system("mmap"))?;
         segment.advise(0, bytes).map_err(system("madvise"))?;
-        // Sealed once its own mapping is in place: no process can make another writable mapping, even if it opens the
-        // file again.
+        // Sealed once its own mapping is in place: no process can make another writable mapping of the file.
         if sharing == Sharing::Common {
             let _before_5_1 = rustix::fs::fcntl_add_seals(&segment.file, SealFlags::FUTURE_WRITE);
         }
@@ -113,11 +105,10 @@ impl Segment {
         Ok(segment)
     }
 
-    /// The address of the first byte, a multiple of 2 MiB.
+    /// A multiple of 2 MiB.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
-    /// The file behind it.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -127,17 +118,16 @@ impl Segment {
         std::process::id() == self.process
     }
 
-    /// Gives `extent` its 2 MiB of memory. May take half a millisecond, or some where a virtual machine has to
-    /// fetch the memory first. An error (ENOMEM, EFAULT, EHWPOISON) if there is not enough; some of it may
-    /// have been taken then, which a later try uses.
+    /// May take half a millisecond, or some where a virtual machine has to fetch the memory first. An error (ENOMEM,
+    /// EFAULT, EHWPOISON) if there is not enough; some of it may have been taken then, which a later try uses.
     pub fn populate(&self, extent: u32) -> io::Result<PageSize> {
         let at = u64::from(extent) * EXTENT_SIZE as u64;
         self.populate_extent(extent, (self.file.as_fd(), at))
     }
 
-    /// Gives `extents`, which follow each other, their memory in one step, where the kernel has pages of 2 MiB. That
-    /// takes less time than one after the other: for each request the kernel has all processors give up the pages that
-    /// they set aside. What each became; fewer than asked for, and at least one, where memory ran out.
+    /// As [`Segment::populate`], of extents that follow each other, in one step where the kernel has pages of 2 MiB:
+    /// for each request it has all processors give up the pages that they set aside. What each became; fewer than asked
+    /// for, and at least one, where memory ran out.
     ///
     /// # Errors
     /// As [`Segment::populate`], for the first.
@@ -156,7 +146,6 @@ impl Segment {
         Ok(sizes)
     }
 
-    /// Makes each of `extents` one page of 2 MiB, or fails, with some of them done.
     fn populate_at_once(&self, extents: Range<u32>) -> io::Result<()> {
         for extent in extents.clone() {
             self.populate_bytes(extent as usize * EXTENT_SIZE, crate::units::PAGE_SIZE)?;
@@ -212,14 +201,12 @@ impl Segment {
         self.settle_in(offset, bytes)
     }
 
-    /// Puts the segment's own file back where another lay; not for [`Sharing::Common`]. Errors as for
-    /// [`Segment::lay_over`].
+    /// Puts the segment's own file back where another lay; not for [`Sharing::Common`]. See [`Segment::lay_over`].
     pub fn lay_bare(&self, offset: usize, bytes: usize) -> io::Result<()> {
         self.map(offset, bytes, self.file.as_fd(), offset as u64)?;
         self.settle_in(offset, bytes)
     }
 
-    /// The new mapping is treated as the rest is.
     fn settle_in(&self, offset: usize, bytes: usize) -> io::Result<()> {
         self.advise(offset, bytes)?;
         if self.is_locked.load(Ordering::Relaxed) {
@@ -228,8 +215,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Takes the memory of `extent` away again, in every process that maps it; a thread that reads there afterwards
-    /// finds zeros, and takes a page for each page it reads.
+    /// A thread that reads there afterwards finds zeros, and takes a page for each page it reads.
     pub fn punch(&self, extent: u32) -> io::Result<()> {
         let offset = extent as usize * EXTENT_SIZE;
         assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
@@ -258,14 +244,13 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether [`Segment::lock`] was called.
     pub fn is_locked(&self) -> bool {
         self.is_locked.load(Ordering::Relaxed)
     }
 
     fn lock_bytes(&self, offset: usize, bytes: usize) -> rustix::io::Result<()> {
         debug_assert!(offset + bytes <= self.bytes);
-        // SAFETY: the range is our mapping; locking it changes no byte.
+        // SAFETY: the range is the segment's mapping; locking it changes no byte.
         unsafe {
             let at = self.base.as_ptr().add(offset);
             rustix::mm::mlock_with(at.cast(), bytes, MlockFlags::ONFAULT)
@@ -276,17 +261,16 @@ impl Segment {
     fn collapse(&self, offset: usize, bytes: usize) -> io::Result<()> {
         /// Of Linux 6.1; older kernels answer EINVAL.
         const MADV_COLLAPSE: i32 = 25;
-        // SAFETY: the range lies in our mapping (`populate` checked); the bytes in it do not change.
+        // SAFETY: the range lies in the segment's mapping (`populate` checked); the bytes in it do not change.
         let result = unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, MADV_COLLAPSE) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Puts `file`, from `at` of it on, over a part of the reservation, in one step.
     fn map(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>, at: u64) -> rustix::io::Result<()> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
-        // SAFETY: the range lies inside our reservation. Nothing lives in it yet, or only free frames: no reference to
-        // them exists, and a thread that copies from one optimistically throws the copy away (`guest.rs`). Or it has
-        // pages of viewers, which are atomics all over, and may be others from one look at them to the next.
+        // SAFETY: the range lies inside the segment's reservation. Nothing lives in it yet, or only free frames: no
+        // reference to them exists, and a thread that copies from one optimistically throws the copy away (`guest.rs`).
+        // Or it has pages of viewers, which are atomics all over, and may be others from one look at them to the next.
         let mapped = unsafe {
             rustix::mm::mmap(
                 self.base.as_ptr().add(offset).cast(),
@@ -300,8 +284,7 @@ impl Segment {
         mapped.map(drop)
     }
 
-    /// Tells the kernel what this memory is. That cores and children leave it out matters; that huge
-    /// pages are welcome is a hint, which a kernel without them refuses.
+    /// That cores and children leave it out matters; that huge pages are welcome is a hint.
     fn advise(&self, offset: usize, bytes: usize) -> rustix::io::Result<()> {
         self.madvise(offset, bytes, Advice::LinuxDontDump)?;
         self.madvise(offset, bytes, Advice::LinuxDontFork)?;
@@ -313,7 +296,7 @@ impl Segment {
 
     fn madvise(&self, offset: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
         debug_assert!(offset + bytes <= self.bytes);
-        // SAFETY: the range lies in our mapping, and none of our advices changes the bytes in it.
+        // SAFETY: the range lies in the segment's mapping, and none of these advices changes the bytes in it.
         unsafe { rustix::mm::madvise(self.base.as_ptr().add(offset).cast(), bytes, advice) }
     }
 }
@@ -324,14 +307,13 @@ impl Drop for Segment {
             return; // invariant 3
         }
         let (start, bytes) = self.reserved;
-        // SAFETY: the reservation is ours; every holder of a view of it promised not to use it any more.
+        // SAFETY: the reservation is the segment's; every holder of a view of it promised not to use it any more.
         let unmapped = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
         debug_assert!(unmapped.is_ok(), "our own reservation can be unmapped");
     }
 }
 
-/// A memory file of its final size, to which [`seal`] may still add seals. The size is below `ulimit -f`, as in
-/// [`Segment::create`].
+/// A memory file of its final size, to which [`seal`] may still add seals. See [`Segment::create`] for the size.
 pub fn create_sized(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, ArenaError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
@@ -345,7 +327,6 @@ pub fn create_sized(name: &CStr, bytes: usize, sharing: Sharing) -> Result<Owned
     Ok(file)
 }
 
-/// Seals a memory file against more.
 pub fn seal(file: &OwnedFd, seals: SealFlags) -> Result<(), ArenaError> {
     rustix::fs::fcntl_add_seals(file, seals).map_err(system("fcntl(F_ADD_SEALS)"))
 }
@@ -418,7 +399,7 @@ mod tests {
         assert_eq!(map(ProtFlags::READ | ProtFlags::WRITE), Err(Errno::PERM));
         assert_eq!(rustix::io::pwrite(&again, b"x", 0), Err(Errno::PERM));
         let read = map(ProtFlags::READ).unwrap();
-        // SAFETY: the page is mapped by the owner for writing, and by us for reading.
+        // SAFETY: the page is mapped by the owner for writing, and by this process for reading.
         unsafe {
             byte(&segment, 0).write_volatile(7);
             assert_eq!(read.cast::<u8>().read_volatile(), 7);
@@ -449,7 +430,7 @@ mod tests {
         let _ = segment().populate(2);
     }
 
-    /// The name in `/proc/self/maps` tells our mapping from whatever other tests map there meanwhile.
+    /// The name in `/proc/self/maps` tells this mapping from whatever other tests map there meanwhile.
     #[test]
     fn a_dropped_segment_leaves_no_mapping() {
         let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("quinion-dropped");
@@ -459,8 +440,6 @@ mod tests {
         assert!(!mapped());
     }
 
-    /// A child that was forked maps something where the parent has the segment, drops its copy of the
-    /// segment, and finds its own mapping untouched.
     #[test]
     fn a_forked_child_drops_it_without_harm() {
         let segment = segment();
@@ -485,10 +464,10 @@ mod tests {
             }
         }
         let mut status = -1;
-        // SAFETY: the child is ours.
+        // SAFETY: the child is this process's.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child's exit status");
-        // SAFETY: the byte is populated and ours.
+        // SAFETY: the byte is populated and this test's.
         unsafe { byte(&segment, 5).write_volatile(9) };
     }
 }

@@ -1,8 +1,7 @@
 //! Share: what of an arena others hold.
 //!
-//! An [`ArenaShare`] is for the owner's side of viewers: files and numbers, and nothing by which a frame could be freed
-//! or a folio changed. An [`OwnedView`] keeps the arena alive together with the view that a hit walks through, and an
-//! [`OwnedRecord`] together with the record of a mapping.
+//! An [`ArenaShare`] is for the owner's side of viewers. An [`OwnedView`] keeps the arena alive together with the view
+//! that a hit walks through, and an [`OwnedRecord`] together with the record of a mapping.
 //!
 //! Invariant: none of them changes the arena.
 
@@ -36,8 +35,7 @@ impl Arena {
     }
 }
 
-/// What of an arena is shared with viewers: its files, its control file's parts and its numbers, and nothing
-/// by which a frame could be freed or a folio changed.
+/// What of an arena is shared with viewers: nothing by which a frame could be freed or a folio changed.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaShare<'a>(pub(super) &'a Arena);
 

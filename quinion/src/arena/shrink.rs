@@ -16,22 +16,16 @@
 //! cannot be allocated is never prepared. It comes to a node by a tree, and an extent of cells is never punched. So no
 //! table of holes is asked on the way of a hit.
 //!
-//! **Why one that is past its first look does no harm.** It may be in the middle
-//! of its copy when the hole is made, and copies zeros. That is no fault: all of
-//! the file stays mapped, in every process. And it is no wrong data: the sequence
-//! became odd before the hole was made (a fence and a system call lie between), so
-//! a reader that has seen a zero sees that at its second look and throws the copy away. The
-//! same holds for a caller that walks a node that is none any more: what it reads there is a
-//! hint, as ever.
+//! **Why one that is past its first look does no harm.** It copies zeros, from a file that stays mapped. The sequence
+//! became odd before the hole was made (a fence and a system call lie between), so a reader that has seen a zero sees
+//! that at its second look and throws the copy away. The same holds for a caller that walks a node that is none any
+//! more: what it reads there is a hint, as ever.
 //!
-//! **What they cost.** A read in a hole of shared memory takes a page again. It is
-//! one for each page that a late reader still touches, so [`Arena::sweep`] comes
-//! some milliseconds later, asks the file for data where there should be none, and
-//! punches again. A reader may sleep longer than that between two steps: there is
-//! a sweep with each later resize, and the background thread makes one as long as a sweep
-//! has found something. Until then such pages stand beside the account. A thread that maps
-//! the file and reads all of it on purpose can take memory up to the largest bound; that is a
-//! process of the same user, which has simpler ways to do so.
+//! **What they cost.** A read in a hole of shared memory takes a page again. So [`Arena::sweep`] comes some
+//! milliseconds later, asks the file for data where there should be none, and punches again; so it does with each later
+//! resize, and on the background thread as long as a sweep has found something. Until then such pages stand beside the
+//! account. A thread that maps the file and reads all of it on purpose can take memory up to the largest bound; that is
+//! a process of the same user, which has simpler ways to do so.
 //!
 //! Invariants (asserted by [`Arena::check`]):
 //!  1. No frame of an extent that is being emptied or punched is in the buddy, and none of a punched one in use.
@@ -40,9 +34,8 @@
 //!  4. Extents of cells and tables are never emptied.
 //!  5. There is more than the bound allows only after it was lowered.
 //!
-//! Not an invariant: that what is chosen can be emptied. A pin keeps its folio for
-//! as long as it likes, and its extent is slack. A better choice that comes up
-//! takes its place.
+//! Not an invariant: that what is chosen can be emptied. A pin keeps its folio for as long as it likes, and its extent
+//! is slack. A better choice that comes up takes its place.
 //!
 //! Locks: Growth around all that changes what is grown, Arena for the lists.
 #![deny(unsafe_code)]
@@ -57,7 +50,6 @@ use quinion_view::arena::before_bytes;
 use quinion_view::arena::referenced::is_wanted;
 use std::sync::atomic::Ordering;
 
-/// What emptying an extent would cost; the least is chosen first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct EmptyingCost {
     /// Pages that are held and may stay so for ever.
@@ -72,7 +64,7 @@ impl EmptyingCost {
     /// Of an extent that has no memory.
     pub const NOTHING: Self = Self { held_pages: 0, evicted_pages: 0, below_top: 0 };
 
-    /// The cost of `extent`, looked up without a lock: an estimate.
+    /// Looked up without a lock: an estimate.
     pub fn of(view: &View, extent: u32) -> Self {
         let (mut held_pages, mut evicted_pages) = (0, 0);
         let (mut at, end) = (extent * EXTENT_PAGES, (extent + 1) * EXTENT_PAGES);
@@ -91,7 +83,7 @@ impl EmptyingCost {
     }
 }
 
-/// Whether a user's pin keeps some folio of `extent`. An estimate, as it is looked up without a lock.
+/// An estimate, as it is looked up without a lock.
 pub(super) fn is_pinned(view: &View, extent: u32) -> bool {
     (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame).any(|frame| {
         let descriptor = view.own(frame);
@@ -101,8 +93,7 @@ pub(super) fn is_pinned(view: &View, extent: u32) -> bool {
 
 impl Arena {
     /// Changes the bound, at once: nothing is grown beyond it from now on. What is grown already goes by
-    /// [`Arena::choose_emptying`] and [`Arena::punch_empty`].
-    /// Locks: Growth, Arena; may wait while extents are grown.
+    /// [`Arena::choose_emptying`] and [`Arena::punch_empty`]. Locks: Growth, Arena; may wait while extents are grown.
     pub fn set_bound(&self, memory: u64) -> Result<(), ArenaError> {
         if memory < self.memory_min() {
             return Err(ArenaError::TooSmall { asked: memory, min: self.memory_min() });
@@ -160,9 +151,8 @@ impl Arena {
         chosen
     }
 
-    /// Makes holes of the extents that are empty by now; how many. An extent whose hole the system refuses stays,
-    /// as slack.
-    /// Locks: Growth, Arena. Takes a tenth of a millisecond for each.
+    /// Makes holes of the extents that are empty by now; how many. An extent whose hole the system refuses stays, as
+    /// slack. Locks: Growth, Arena. Takes a tenth of a millisecond for each.
     pub fn punch_empty(&self) -> u32 {
         let mut growth = self.growth.lock();
         let empty: Vec<u32> = {
@@ -189,8 +179,7 @@ impl Arena {
     }
 
     /// Gives back what late readers, or a growth that failed half-way, have taken where nothing is grown; how many
-    /// extents had something.
-    /// Locks: Growth, Arena for a few steps.
+    /// extents had something. Locks: Growth, Arena for a few steps.
     pub fn sweep(&self) -> u32 {
         let _growth = self.growth.lock();
         let is_grown = {
@@ -228,8 +217,7 @@ impl Arena {
         stock.excess().max(stock.in_the_way())
     }
 
-    /// Whether each extent that is still to go has a folio that a user's pin keeps, or one that has to go for a guest:
-    /// waiting is of no use then.
+    /// Whether waiting is of no use: each extent that is still to go has a folio that a pin keeps, or goes for a guest.
     pub fn is_excess_pinned(&self) -> bool {
         let (left, demand) = {
             let stock = self.stock.lock();
@@ -246,7 +234,6 @@ impl Arena {
 }
 
 impl FrameStock {
-    /// Whether `extent` holds data and is not being emptied. It is not one of the tables.
     pub(super) fn is_data(&self, extent: u32) -> bool {
         extent < self.extents_reached
             && !self.punched.contains(&extent)
@@ -255,7 +242,6 @@ impl FrameStock {
             && !self.guests.has(extent)
     }
 
-    /// Extents that have memory where a guest is to be.
     fn in_the_way(&self) -> u32 {
         let demand = self.guests.demand().cloned().unwrap_or_default();
         demand.filter(|extent| !self.has_no_memory(*extent)).count() as u32
@@ -271,14 +257,12 @@ impl FrameStock {
         }
     }
 
-    /// Whether the frame's extent has gone, or the frame has come back in one that is going.
     pub(super) fn is_going(&self, frame: Frame) -> bool {
         let extent = frame.extent();
         self.punched.contains(&extent)
             || self.emptying.get(&extent).is_some_and(|returned| returned.has(frame))
     }
 
-    /// Extents of data.
     pub(super) fn extents_data(&self, meta: u32) -> u32 {
         self.extents_grown - meta - self.cells.extents() - self.guests.extents()
     }
@@ -304,7 +288,6 @@ impl FrameStock {
         self.emptying.insert(extent, returned);
     }
 
-    /// Gives what has come back of `extent` to the buddy again.
     fn reopen(&mut self, view: &View, extent: u32) {
         let Some(returned) = self.emptying.remove(&extent) else { return };
         let frames = (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame);
@@ -313,8 +296,7 @@ impl FrameStock {
         }
     }
 
-    /// Takes frames back: into the buddy, or as returned where their extent is being emptied, or as unclaimed where it
-    /// is a guest's. Returns whether a guest has ended by that.
+    /// Into the buddy, or as returned or unclaimed. Returns whether a guest has ended by that.
     #[must_use]
     pub(super) fn give_back(&mut self, view: &View, frame: Frame, pages: u32) -> bool {
         let (mut frame, end, mut ended) = (frame, frame.plus(pages), false);
@@ -331,7 +313,6 @@ impl FrameStock {
         ended
     }
 
-    /// `extent` has no memory any more.
     fn note_punched(&mut self, extent: u32) {
         let returned = self.emptying.remove(&extent);
         debug_assert!(returned.is_some_and(|returned| returned.is_all()), "extent {extent} was in use");
@@ -341,7 +322,6 @@ impl FrameStock {
         self.note_lowered();
     }
 
-    /// What is wrong with the account of extents, if anything.
     pub(super) fn check_extents(&self, meta: u32) -> Result<(), String> {
         if self.extents_grown as usize + self.punched.len() != self.extents_reached as usize {
             return Err(format!(

@@ -75,8 +75,7 @@ impl FrameAlignment {
         Self { runs, align: runs.min }
     }
 
-    /// What of `wanted` a block of `order` takes: how many of its frames come before these pages, and how many they
-    /// are.
+    /// What of `wanted` a block of `order` takes: how many frames come before these pages, and how many they are.
     pub(super) fn place(self, wanted: Gap, order: Order) -> (u32, u32) {
         let before = (wanted.first.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
         (before, wanted.pages.min(order.pages() - before))
@@ -90,46 +89,35 @@ impl FrameAlignment {
     }
 }
 
-/// What a caller accepts as an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AllocPolicy {
-    /// What was asked for.
     Whole,
-    /// Less, if there is no more.
     Pieces,
 }
 
-/// What an extent is wanted for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ExtentPurpose {
     Data,
     Cells,
 }
 
-/// All that is grown, and which of it is free.
 #[derive(Debug)]
 pub(super) struct FrameStock {
-    /// Extents that may be grown: the bound without the control file.
+    /// The bound without the control file.
     pub(super) extents_max: u32,
     /// Extents that have memory, and those of guests, which count as if all of them had.
     pub(super) extents_grown: u32,
     /// The first extent above all that ever had memory or were a guest's.
     pub(super) extents_reached: u32,
-    /// Extents of the header and the tables, the lowest.
     pub(super) extents_meta: u32,
-    /// Extents that have a number.
     pub(super) extents_all: u32,
-    /// How often an extent was grown.
     pub(super) growths: u64,
-    /// Whether the machine had no memory when it was asked last.
     pub(super) is_refused: bool,
     pub(super) buddy: Buddy<{ Order::MAX.0 }>,
     pub(super) cells: Cells,
-    /// Extents that are one page of 2 MiB.
     pub(super) huge: BTreeSet<u32>,
-    /// Extents below `extents_reached` that have no memory.
+    /// Below `extents_reached`, without memory.
     pub(super) punched: BTreeSet<u32>,
-    /// Extents with files of their own.
     pub(super) guests: Guests,
     /// Extents of data that are to be given back, and which of their frames have come back so far.
     pub(super) emptying: BTreeMap<u32, ReturnedFrames>,
@@ -143,12 +131,10 @@ impl FrameStock {
         self.extents_reached * EXTENT_PAGES
     }
 
-    /// Extents kept for cells.
     pub(super) fn reserve(&self) -> u32 {
         u32::max(1, self.extents_max / 64)
     }
 
-    /// Extents of the reserve that are none of cells yet.
     pub(super) fn reserve_left(&self) -> u32 {
         self.reserve().saturating_sub(self.cells.extents())
     }
@@ -165,9 +151,8 @@ impl FrameStock {
         if within > 0 && self.next_extent(wanted).is_some() { within } else { 0 }
     }
 
-    /// The extent to be grown next: a punched one, or else the first that never had memory; none that a guest is to
-    /// have. As many as the reserve, the lowest, are left to cells as long as there are others: cells stay where they
-    /// are, and above them a guest finds room side by side.
+    /// A punched extent, or else the first that never had memory; none that a guest is to have. As many as the reserve,
+    /// the lowest, are left to cells as long as there are others: above them a guest finds room side by side.
     pub(super) fn next_extent(&self, wanted: ExtentPurpose) -> Option<u32> {
         let is_kept = |extent: &u32| self.guests.demand().is_some_and(|range| range.contains(extent));
         let (fresh, above) = (self.extents_reached..self.extents_all, self.extents_meta + self.reserve());
@@ -191,10 +176,9 @@ impl FrameStock {
         Some(first..first + 1 + more.count() as u32)
     }
 
-    /// How many extents are worth growing before they are needed, in one step: a part of what there is, and none as
-    /// long as half of that is free. Only extents that are free as a whole count: the ends of files and the first
-    /// windows of streams leave many parts of extents, and a large folio is made of none of them. And none after the
-    /// machine refused memory, until an allocation that needed it was given some.
+    /// How many extents are worth growing before they are needed: a part of what there is, and none as long as half of
+    /// that is free. Only extents that are free as a whole count: a large folio is made of no others. And none after
+    /// the machine refused memory, until an allocation that needed it was given some.
     pub(super) fn extents_ahead(&self) -> u32 {
         let ahead = (self.extents_grown / AHEAD_SHARE).min(AHEAD_EXTENTS_MAX);
         let free = self.buddy.whole_extents();
@@ -204,7 +188,6 @@ impl FrameStock {
         (ahead - free).min(STEP_EXTENTS_MAX).min(self.growable(ExtentPurpose::Data))
     }
 
-    /// `extent` has memory now.
     pub(super) fn add_grown(&mut self, extent: u32, size: PageSize) {
         self.growths += 1;
         self.extents_grown += 1;
@@ -217,11 +200,9 @@ impl FrameStock {
         }
     }
 
-    /// Runs of every size.
     pub(super) const ANY: Orders = Orders { min: Order::ZERO, max: Order::MAX };
 
-    /// Takes a run for the first of `wanted`: as many as a block can take, or with
-    /// [`AllocPolicy::Pieces`] fewer.
+    /// Takes a run for the first of `wanted`: as many as a block can take, or with [`AllocPolicy::Pieces`] fewer.
     pub(super) fn take_run(
         &mut self,
         view: &View,
@@ -244,12 +225,10 @@ impl FrameStock {
         })
     }
 
-    /// Whether it is worth to begin taking `pages` frames.
     pub(super) fn has_for(&self, pages: u32, amount: AllocAmount) -> bool {
         amount == AllocAmount::Less || self.buddy.free_pages() >= u64::from(pages)
     }
 
-    /// Cuts a free extent of data into cells, and says whether there was one.
     pub(super) fn cut_free(&mut self, view: &View) -> bool {
         let Some(frame) = self.buddy.alloc(view, Order::MAX) else { return false };
         self.cells.add_extent(frame.extent());
@@ -257,20 +236,16 @@ impl FrameStock {
     }
 }
 
-/// What growing needs to know.
 #[derive(Debug)]
 pub(super) struct GrowthParams {
     pub(super) tables: Tables,
     pub(super) failures: u64,
-    /// Requests to refuse before the machine is asked again.
     pub(super) refuse: u32,
-    /// Bytes given back to the machine.
     pub(super) returned: u64,
 }
 
 impl GrowthParams {
-    /// Asks the machine for memory. After a refusal it is left alone for a number of requests: asking is
-    /// expensive where memory is short, and a thread that was told "none" is about to ask again.
+    /// After a refusal the machine is left alone for a number of requests, as asking is expensive then.
     pub(super) fn ask<T>(&mut self, populate: impl FnOnce(&mut Tables) -> std::io::Result<T>) -> Option<T> {
         if self.refuse > 0 {
             self.refuse -= 1;

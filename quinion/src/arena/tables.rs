@@ -15,8 +15,7 @@
 //! a frame that is not grown is never looked at. (A stale number of a node may lead a late reader into a hole of the
 //! tables, as it may into a punched extent: it finds zeros, for which a page is taken.)
 //!
-//! Invariant: entries of all frames below `frames_grown` have memory, and descriptors there are odd until a folio
-//! comes.
+//! Invariant: entries of all frames below `frames_grown` have memory, and odd descriptors until a folio comes.
 //!
 //! Locks: the caller has `Rank::Growth`.
 #![deny(unsafe_code)]
@@ -26,7 +25,6 @@ use std::ops::Range;
 use super::Layout;
 use crate::units::EXTENT_SIZE;
 
-/// The extents of an arena's header and tables.
 #[derive(Debug)]
 pub(super) struct Tables {
     has_memory: Vec<bool>,
@@ -34,12 +32,10 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// So many extents, without memory.
     pub fn new(extents: u32) -> Self {
         Self { has_memory: vec![false; extents as usize], missing: extents }
     }
 
-    /// How many have no memory yet.
     pub fn missing(&self) -> u32 {
         self.missing
     }
@@ -52,7 +48,6 @@ impl Tables {
         extents.find(|extent| !self.has_memory[*extent as usize])
     }
 
-    /// `extent` has memory now.
     pub fn add(&mut self, extent: u32) {
         let place = &mut self.has_memory[extent as usize];
         self.missing -= u32::from(!*place);

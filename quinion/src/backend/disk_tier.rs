@@ -10,21 +10,17 @@
 //!                   copy to the disk's open segment, if they are worth it --> the fill's own sink
 //! ```
 //!
-//! A backend takes part if its bytes have a name that lasts ([`Backend::content_key`]): an object's version, not a
-//! file that may be written. One that can write takes no part, whatever it says. So what is on the disk is never out of
-//! date, and nothing is ever invalidated.
+//! A backend takes part if its bytes have a name that lasts ([`Backend::content_key`]), such as an object's version,
+//! and it cannot write. So what is on the disk is never out of date, and nothing is ever invalidated.
 //!
 //! **What arrives goes to the disk at once**, and not when memory evicts it: what is hot in memory would be lost with a
-//! process that is killed, and the next start would be cold. An eviction then costs nothing. While the disk has free
-//! space everything is worth it. Once it is full only what arrives a second time is: one pass over much data does not
-//! push out what is read again and again. A table of fingerprints, of a size that follows the disk's, says what has
-//! arrived before.
+//! process that is killed. While the disk has free space everything is worth it. Once it is full only what arrives a
+//! second time is, by a table of fingerprints: one pass over much data does not push out what is read again and again.
 //!
-//! **What arrives while the disk is behind is owed.** A backend may be faster than the disk writes. Then the disk
-//! refuses what arrives, and the arrival does not wait: it notes which folios it has filled (`owed.rs`). A task of the
-//! cache copies them from memory when the disk has room again ([`DiskTier::copy_owed`]), oldest first, and leaves a
-//! buffer of the disk's to what arrives meanwhile. What has left memory by then is kept at its second arrival. So after
-//! a first pass the disk has all that memory held long enough, whatever the backend's speed.
+//! **What arrives while the disk is behind is owed.** The disk refuses it, and the arrival does not wait: it notes
+//! which folios it has filled (`owed.rs`). A task of the cache copies them from memory when the disk has room again
+//! ([`DiskTier::copy_owed`]), oldest first, and leaves a buffer of the disk's to what arrives meanwhile. What has left
+//! memory by then is kept at its second arrival.
 //!
 //! A fill is read from the disk whole or not at all.
 //!
@@ -69,8 +65,7 @@ const FULL_PERCENT: u64 = 90;
 const FINGERPRINT_PAGES: u64 = 16;
 /// Fingerprints at least, and at most: 16 KiB to 16 MiB of heap.
 const FINGERPRINTS: Range<usize> = 1 << 12..1 << 22;
-/// Pages that are copied late in one piece, and pieces in one call. A segment of the disk has more than that, so a
-/// piece opens one at most.
+/// Pages that are copied late in one piece, and pieces in one call. A piece opens one segment of the disk at most.
 const LATE_PAGES: u64 = 240;
 const LATE_PIECES: usize = 8;
 /// Free segments of the disk with which something is copied late: one is left to what arrives.
@@ -78,28 +73,21 @@ const LATE_SEGMENTS: usize = 2;
 /// After so many arrivals that were owed `on_owed` is called again.
 const WAKE_PUSHES: u64 = 1024;
 
-/// A store on a disk, and the threads that read it.
 pub(crate) struct DiskTier {
     store: DiskStore,
     pool: ThreadPool,
-    /// Where fills' folios are.
     arena: Arc<Arena>,
-    /// Pages from which on the store counts as full.
     full_pages: u64,
     arrived: Mutex<ArrivedTable>,
     owed: Mutex<OwedList>,
-    /// See [`TierParts::on_owed`].
     on_owed: Box<dyn Fn() + Send + Sync>,
     late_pages: AtomicU64,
     missed_pages: AtomicU64,
 }
 
-/// What a tier is made of.
 pub(crate) struct TierParts<'a> {
     pub store: DiskStore,
-    /// The store was opened with these.
     pub options: &'a DiskOptions,
-    /// Where the folios of the cache are.
     pub arena: &'a Arc<Arena>,
     pub wait_queue: &'a Arc<WaitQueue>,
     /// Is called when something is owed and nothing was; and at each 1,024th folio that is owed, as a task that
@@ -107,14 +95,13 @@ pub(crate) struct TierParts<'a> {
     pub on_owed: Box<dyn Fn() + Send + Sync>,
 }
 
-/// What a call of [`DiskTier::copy_owed`] leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CopyOutcome {
-    /// Nothing is owed. `on_owed` is called when something is.
     Nothing,
     /// Something is owed, and the disk has no room: come again a little later. `took`: it had room for something.
-    Behind { took: bool },
-    /// Something is owed, and the disk has room.
+    Behind {
+        took: bool,
+    },
     More,
 }
 
@@ -124,7 +111,6 @@ impl DiskTier {
         DiskStore::open_with(options, crate::sys::signal::block_all)
     }
 
-    /// A tier of these parts, to which nothing is owed yet.
     pub(crate) fn new(parts: TierParts<'_>) -> Self {
         let TierParts { store, options, arena, wait_queue, on_owed } = parts;
         let pages = options.bytes / PAGE_SIZE as u64;
@@ -153,7 +139,6 @@ impl DiskTier {
         }
     }
 
-    /// What the store has done and holds.
     pub(crate) fn stats(&self) -> DiskStats {
         let mut stats = self.store.stats();
         stats.owed_pages = self.owed().pages();
@@ -162,13 +147,11 @@ impl DiskTier {
         stats
     }
 
-    /// Why the disk is left alone, if it is.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.store.trouble().map(ToString::to_string)
     }
 
-    /// Keeps what has arrived in `run`, if it is worth it; what the disk has no room for now is owed. For the sink of
-    /// the run's fill, before it is ended.
+    /// For the sink of the run's fill, before it is ended.
     fn keep(&self, key: &Arc<ContentKey>, run: FillRun, bytes: &[u8]) {
         let (first, pages) = (run.index.0, (bytes.len() / PAGE_SIZE) as u64);
         let is_known = {
@@ -186,7 +169,6 @@ impl DiskTier {
         }
     }
 
-    /// Whether the disk has room for what has not arrived before.
     fn has_space(&self) -> bool {
         self.store.stats().pages < self.full_pages
     }
@@ -205,8 +187,7 @@ impl DiskTier {
         }
     }
 
-    /// Copies some of what is owed from memory to the disk, some MiB at most, as far as the disk has room for it; by
-    /// way of `buffer`, which is anything before and after. Waits for no device.
+    /// Copies some MiB at most of what is owed to the disk, by way of `buffer`. Waits for no device.
     pub(crate) fn copy_owed(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
         for piece in 0..LATE_PIECES {
             if self.store.trouble().is_some() {
@@ -226,8 +207,7 @@ impl DiskTier {
         CopyOutcome::More
     }
 
-    /// Copies what was taken, which are neighbours, as far as they are in memory still; owes again what is refused
-    /// again.
+    /// Copies what was taken, which are neighbours, as far as they are in memory still; what is refused is owed again.
     fn copy(&self, taken: &mut TakenPages<'_>, buffer: &mut Vec<u8>) {
         let (taken, has_space) = (&mut taken.pages, self.has_space());
         while !taken.is_empty() {
@@ -259,7 +239,6 @@ impl DiskTier {
         }
     }
 
-    /// See [`DiskStore::free_segments`].
     #[cfg(test)]
     pub(crate) fn free_segments(&self) -> usize {
         self.store.free_segments()
@@ -292,8 +271,7 @@ impl Drop for TakenPages<'_> {
     }
 }
 
-/// What has arrived before, as far as it was not forgotten: a fingerprint at the place that its hash says, which the
-/// next of that place writes over.
+/// At the place that its hash says, one fingerprint, the newest.
 #[derive(Debug)]
 struct ArrivedTable {
     fingerprints: Box<[u32]>,
@@ -329,7 +307,6 @@ struct TieredBackend {
     source: Arc<TierSource>,
 }
 
-/// What is read, and where from.
 #[derive(Debug)]
 struct TierSource {
     tier: Arc<DiskTier>,
@@ -339,7 +316,6 @@ struct TierSource {
 }
 
 impl TierSource {
-    /// The bytes of the content from the fill's start on, and the pages they are in.
     fn wanted(&self, fill: &Fill) -> (usize, u32) {
         let left = self.size.saturating_sub(fill.position());
         let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(fill.len());
@@ -378,7 +354,6 @@ impl Source for TierSource {
         }
     }
 
-    /// The backend delivers what the disk does not have.
     fn read_failed(&self, fill: Fill, _error: io::Error) {
         self.inner.submit(vec![self.kept_on_arrival(fill)]);
     }
@@ -388,7 +363,6 @@ impl Source for TierSource {
     }
 }
 
-/// Where a fill's bytes go.
 struct FillBuffer(NonNull<u8>);
 
 // SAFETY: an address, of memory that is read only while the fill that owns it has not been completed.
@@ -396,7 +370,6 @@ unsafe impl Send for FillBuffer {}
 // SAFETY: as above; a shared one gives out the address only.
 unsafe impl Sync for FillBuffer {}
 
-/// The sink of a fill that the backend makes.
 struct ArrivalSink {
     sink: Arc<dyn FillSink>,
     tier: Arc<DiskTier>,
@@ -529,12 +502,9 @@ mod tests {
 
     const ORDER: Order = Order(2);
     const BYTES: usize = 4 * PAGE_SIZE;
-    /// Of the first folio; the next one begins another extent of the disk.
     const FIRST: PageIndex = PageIndex(12);
-    /// How long a test waits for what must come before it says that it never will.
     const LONG: Duration = Duration::from_secs(60);
 
-    /// A disk in memory whose writes can be held back.
     #[derive(Clone, Debug)]
     struct HeldDisk(Arc<(StdMutex<Vec<u8>>, StdMutex<bool>, Condvar)>);
 
@@ -560,7 +530,6 @@ mod tests {
         }
     }
 
-    /// A tier on a disk that can be held back, and an arena.
     struct Bench {
         arena: Arc<Arena>,
         tier: Arc<DiskTier>,
@@ -568,7 +537,6 @@ mod tests {
         wakes: Arc<AtomicU64>,
     }
 
-    /// The store's end waits for the disk, also that of a test that has failed.
     impl Drop for Bench {
         fn drop(&mut self) {
             self.disk.hold(false);
@@ -597,7 +565,6 @@ mod tests {
             Self { arena, tier: Arc::new(tier), disk, wakes }
         }
 
-        /// Holds the disk back, and puts what leaves no room in memory either.
         fn hold_and_fill(&self) {
             self.disk.hold(true);
             let mut page = 0;
@@ -606,14 +573,12 @@ mod tests {
             }
         }
 
-        /// A folio of four pages of these bytes, whose fill has not ended.
         fn filling(&self, byte: u8) -> Frame {
             let frame = self.arena.alloc(ORDER).unwrap();
             fill_again(&self.arena, frame, byte);
             frame
         }
 
-        /// A folio of these bytes, from that page on, has arrived for the content `of`.
         fn arrived(&self, of: u8, index: PageIndex, byte: u8) {
             let frame = self.filling(byte);
             let descriptor = self.arena.view().own(frame);
@@ -632,7 +597,6 @@ mod tests {
             bytes
         }
 
-        /// What arrives in a folio that is being filled, is told to `sink`.
         fn arrive(&self, frame: Frame, of: u8, sink: Arc<dyn FillSink>) {
             let buffer = FillBuffer(NonNull::new(self.arena.view().bytes(frame).unwrap()).unwrap());
             let (tier, key) = (Arc::clone(&self.tier), Arc::new(key(of)));
@@ -657,7 +621,6 @@ mod tests {
             self.tier.store.read(&key(of), index.0, 4, &mut sink).ok()?;
             Some(bytes)
         }
-        /// Pages that were put late, are owed, and are missed.
         fn counts(&self) -> (u64, u64, u64) {
             let stats = self.tier.stats();
             (stats.late_pages, stats.owed_pages, stats.missed_pages)
@@ -668,7 +631,6 @@ mod tests {
         ContentKey([of; 32])
     }
 
-    /// Fills a frame that is in no index with a folio of these bytes, which is not up to date yet.
     fn fill_again(arena: &Arena, frame: Frame, byte: u8) {
         before_bytes();
         let to = arena.view().bytes(frame).unwrap();
@@ -703,7 +665,6 @@ mod tests {
         assert_eq!(bench.on_disk(1), Some(vec![1; BYTES]));
     }
 
-    /// As above, by a disk that is behind.
     #[test]
     fn pages_that_arrive_are_owed_before_another_thread_can_change_them() {
         let bench = Bench::new();
@@ -717,7 +678,6 @@ mod tests {
         assert_eq!(bench.on_disk(1), None, "bytes of a later folio");
     }
 
-    /// The cache's own sink: the fill has ended.
     struct EndingSink(Arc<Arena>);
 
     impl FillSink for EndingSink {

@@ -1,9 +1,8 @@
 //! Engine: how the files of one cache are read and written.
 //!
-//! One engine serves all files of a cache, so that one queue depth bounds what
-//! the devices are asked for at a time and one leader fetches those of all
-//! completions. It reads and writes by io_uring ([`Mechanism::Ring`]) or, where the kernel
-//! refuses that, by a few threads ([`Mechanism::Threads`]).
+//! One engine serves all files of a cache, so that one queue depth bounds what the devices are asked for at a time and
+//! one leader fetches those of all completions. It reads and writes by io_uring ([`Mechanism::Ring`]) or, where the
+//! kernel refuses that, by a few threads ([`Mechanism::Threads`]).
 //!
 //! ```text
 //!   LocalFile --submit--> Engine --> ring.rs      or, if there is no ring or the kernel takes it away,
@@ -31,7 +30,7 @@ use crate::units::PAGE_SIZE;
 /// By what files are to be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mechanism {
-    /// By io_uring if the system lets us, else by threads. The environment variable `QUINION_IO`, if it is
+    /// By io_uring if the system allows it, else by threads. The environment variable `QUINION_IO`, if it is
     /// `ring` or `threads`, decides instead; it is for tests and bug reports.
     #[default]
     Auto,
@@ -121,8 +120,7 @@ impl Engine {
         &self.shared.driver().chosen
     }
 
-    /// What files are read by now, "io_uring" or "threads": as was chosen, or by threads because the kernel
-    /// has taken the ring away since. Before the first file is opened, what is going to be tried.
+    /// What files are read by now, "io_uring" or "threads"; before the first is opened, what is going to be tried.
     pub fn name(&self) -> &'static str {
         self.shared.name()
     }
@@ -134,18 +132,14 @@ impl Engine {
     }
 }
 
-/// What the engine and its files share.
 #[derive(Debug)]
 pub(super) struct EngineShared {
     driver: ManuallyDrop<OnceLock<Driver>>,
     pool: ManuallyDrop<Arc<ThreadPool>>,
-    /// What the driver is made of.
     plan: DriverPlan,
-    /// The process that made it.
     process: u32,
 }
 
-/// What submits to the kernel.
 #[derive(Debug)]
 struct Driver {
     ring: Option<RingDriver>,
@@ -188,7 +182,6 @@ impl EngineShared {
         self.driver.get_or_init(|| self.plan.make())
     }
 
-    /// The ring, if there is one by now: without one nothing was given to it.
     fn ring(&self) -> Option<&RingDriver> {
         self.driver.get()?.ring.as_ref()
     }
@@ -201,7 +194,6 @@ impl EngineShared {
         if by_ring { "io_uring" } else { "threads" }
     }
 
-    /// The ring, unless there is none or the kernel refused it.
     fn serving_ring(&self) -> Option<&RingDriver> {
         self.driver().ring.as_ref().filter(|ring| !ring.is_refused())
     }
@@ -217,9 +209,7 @@ impl EngineShared {
         }
     }
 
-    /// Writes flushes of a file. The last partial page of one that is written directly goes by a thread and the
-    /// kernel's cache, when the pages before it are written. (A caller that waits for such a page alone does not call
-    /// this.)
+    /// The last partial page of a flush that is written directly goes by a thread, after the pages before it.
     pub(super) fn flush(&self, file: &Arc<OpenFile>, flushes: Vec<Flush>) {
         let mut straight = Vec::with_capacity(flushes.len());
         for flush in flushes {
@@ -292,7 +282,6 @@ impl Drop for EngineShared {
     }
 }
 
-/// Has a thread write the last page of a file.
 fn start_tail(sender: &PoolSender, file: &Arc<OpenFile>, tail: Flush) {
     let by_cache: Arc<dyn Source> = Arc::new(BufferedFile(Arc::clone(file)));
     sender.submit(&by_cache, Work::Flush(tail));

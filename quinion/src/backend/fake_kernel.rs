@@ -37,12 +37,10 @@ fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// The state that all users of this kernel share.
 #[derive(Debug)]
 struct FakeKernelState {
     places: usize,
     unread: Mutex<VecDeque<Entry>>,
-    /// Held by the caller whose entries are taken.
     taking: Mutex<()>,
     requests: Mutex<InFlight>,
     changed: Condvar,
@@ -52,7 +50,6 @@ struct FakeKernelState {
     reads_are_large: bool,
 }
 
-/// What has been taken.
 #[derive(Debug, Default)]
 struct InFlight {
     in_flight: Vec<Entry>,
@@ -74,7 +71,6 @@ impl FakeKernelState {
         (x ^ x >> 31) % sides
     }
 
-    /// Lets others run, perhaps.
     fn delay(&self) {
         for _ in 0..self.roll(6).saturating_sub(2) {
             thread::yield_now();
@@ -212,7 +208,6 @@ impl Kernel for FakeKernel {
     }
 }
 
-/// A file read by a driver over this kernel.
 #[derive(Debug)]
 struct Stage {
     driver: RingDriver<FakeKernel>,
@@ -271,7 +266,7 @@ impl Stage {
         (fill, PendingFill { page, request })
     }
 
-    /// Waits for a fill, and sees that it brought the file's bytes, or an error that there was. Whether it did.
+    /// Whether it brought the file's bytes, and not an error that there was.
     fn check_fill(&self, asked: &PendingFill) -> bool {
         match asked.request.wait(self) {
             Ok(bytes) => {
@@ -288,7 +283,6 @@ impl Stage {
         }
     }
 
-    /// Submits for others, who may wait before it has: it is on the deferred first.
     fn submit_for_others(&self) {
         let (fills, asked): (Vec<_>, Vec<_>) =
             (0..self.kernel_state.roll(5) + 1).map(|_| self.fill()).unzip();
@@ -297,13 +291,11 @@ impl Stage {
         self.submit(fills);
     }
 
-    /// Waits for a fill of the deferred's; whether it went well, if there is one.
     fn wait_for_another(&self) -> Option<bool> {
         let asked = self.deferred.lock().unwrap().pop()?;
         Some(self.check_fill(&asked))
     }
 
-    /// One that submits, and never waits or reaps.
     fn ask(&self, steps: u64) {
         for _ in 0..steps {
             self.submit_for_others();
@@ -311,7 +303,6 @@ impl Stage {
         }
     }
 
-    /// A reader that does this and that. How many fills went well.
     fn read(&self, steps: u64) -> u64 {
         let mut good = 0;
         for _ in 0..steps {
@@ -353,7 +344,6 @@ fn part_pages(seed: u64) -> usize {
     if seed.is_multiple_of(2) { 2 } else { 16 }
 }
 
-/// Readers over one ring, whose kernel refuses from some moment on if `refuses`. How many fills went well.
 fn run(seed: u64, refuses: bool) -> u64 {
     let depth = 1 + seed as usize % 5;
     let stage = Stage::new(seed, (depth * PLACES_PER_PART).next_power_of_two(), depth);
@@ -387,7 +377,6 @@ fn run(seed: u64, refuses: bool) -> u64 {
     good
 }
 
-/// Runs many, each within a time in which it would be done many times over.
 fn storm(refuses: bool) {
     let runs = if std::env::var_os("QUINION_SOAK").is_some() { 20_000 } else { 150 };
     let mut good = 0;

@@ -30,7 +30,6 @@ use std::sync::{Arc, PoisonError};
 use crate::sync::lock::Mutex;
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
-/// Zeros that are written at a time.
 const ZERO_BYTES: usize = 256 << 10;
 
 /// Which bytes a flush is of.
@@ -93,8 +92,7 @@ pub(super) fn read_only(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, words)
 }
 
-/// Writes zeros to `range` by `write`, which says how many bytes it took: what a hole reads as, where there
-/// can be none.
+/// By `write`, which says how many bytes it took: what a hole reads as, where there can be none.
 pub(super) fn zero_by(
     range: Range<u64>,
     mut write: impl FnMut(&[u8], u64) -> io::Result<usize>,
@@ -120,7 +118,6 @@ pub struct Flush {
     /// Where in the run it begins, in bytes: 0, but for the second piece of one that was split.
     from: usize,
     len: usize,
-    /// The run's first byte.
     buffer: NonNull<u8>,
     sink: Option<Arc<dyn FlushSink>>,
 }
@@ -159,9 +156,8 @@ impl Flush {
     pub fn run(&self) -> FlushRun {
         self.run
     }
-    /// Where the bytes are, for a device or a system call: valid for [`Flush::len`] bytes of reads until the
-    /// flush is completed; aligned to 4096. Others may be storing to these bytes, so no Rust reference to them
-    /// may be made.
+    /// Where the bytes are, for a device or a system call: valid for [`Flush::len`] bytes of reads until the flush is
+    /// completed; aligned to 4096. Others may be storing to these bytes, so no Rust reference to them may be made.
     pub fn as_ptr(&self) -> *const u8 {
         self.buffer.as_ptr().wrapping_add(self.from)
     }
@@ -185,8 +181,7 @@ impl Flush {
             sink.flush_completed(self.run, outcome);
         }
     }
-    /// Cuts it in two at byte `at`, a page's first. The second piece is handed to `then` once the first was
-    /// written, and not if that failed; so what lies behind `at` is never written alone.
+    /// At byte `at`, a page's first. The second piece is handed to `then` once the first was written, and else not.
     pub(super) fn split(mut self, at: usize, then: impl FnOnce(Self) + Send + 'static) -> Self {
         debug_assert!(self.from == 0 && 0 < at && at < self.len && at.is_multiple_of(PAGE_SIZE));
         let whole = Self { sink: self.sink.take(), ..self };
@@ -195,7 +190,6 @@ impl Flush {
     }
 }
 
-/// The sink of a first piece.
 struct SecondHalf {
     whole: Mutex<Option<(Flush, Box<Then>)>>,
     at: usize,
@@ -203,7 +197,6 @@ struct SecondHalf {
 
 type Then = dyn FnOnce(Flush) + Send;
 
-/// The sink of a second piece.
 struct WholeFlush {
     sink: Arc<dyn FlushSink>,
     at: usize,
@@ -249,10 +242,8 @@ impl fmt::Debug for Flush {
 mod tests {
     use super::*;
 
-    /// How a flush ended, in what can be compared.
     type Ended = Result<(), (usize, io::ErrorKind)>;
 
-    /// A sink that keeps what it is told, and the bytes.
     struct Recording {
         bytes: Vec<u8>,
         outcomes: Mutex<Vec<Ended>>,

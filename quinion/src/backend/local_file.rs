@@ -4,8 +4,7 @@
 //!   Engine::open --> OpenFile (what it is, its flags, its leases) + the engine = LocalFile, a Backend
 //! ```
 //!
-//! What a file is and how it is opened is in `open_file.rs`; how requests reach
-//! the kernel is the engine's.
+//! What a file is and how it is opened is in `open_file.rs`; how requests reach the kernel is the engine's.
 
 use std::io;
 use std::ops::Range;

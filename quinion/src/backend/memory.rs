@@ -1,8 +1,7 @@
 //! Memory: a file that is bytes in this process.
 //!
-//! For tests, and for a caller that wants the cache's folios over bytes that come
-//! from nowhere near a device. Fills complete inside `submit`, flushes inside `flush`.
-//! There is nothing to make durable: a sync has nothing to do.
+//! For tests, and for a caller that wants the cache's folios over bytes that come from nowhere near a device. Fills
+//! complete inside `submit`, flushes inside `flush`. There is nothing to make durable: a sync has nothing to do.
 //!
 //! Invariant: a fill sees the bytes of one moment, never a mixture of two contents.
 
@@ -34,7 +33,6 @@ struct Content {
 }
 
 impl Content {
-    /// Makes it at least so long.
     fn reach(&mut self, size: usize) -> io::Result<()> {
         let more = size.saturating_sub(self.bytes.len());
         self.bytes.try_reserve(more).map_err(|_| io::ErrorKind::OutOfMemory)?;
@@ -88,14 +86,12 @@ impl MemoryFile {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Copies the bytes at `position`, as many as there are and fit in `buffer`. Returns how many. Counted as a device
-    /// read.
+    /// Copies as many bytes at `position` as there are and fit; how many. Counted as a device read.
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> usize {
         self.copy_out(position, buffer.len(), |bytes| buffer[..bytes.len()].copy_from_slice(bytes))
     }
 
-    /// Writes `bytes` at `position`, and gives the file a new version. A position behind the end grows the file with
-    /// zeros.
+    /// Writes `bytes` at `position`, with zeros before it where the file ended, and gives the file a new version.
     ///
     /// # Errors
     /// There is no memory for a file of this size; nothing was written.

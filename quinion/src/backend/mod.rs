@@ -1,9 +1,8 @@
 //! Backend: where the bytes of one file come from, and go to.
 //!
-//! A backend is given [`Fill`]s, each a locked run of folios with consecutive
-//! pages and consecutive frames, and completes them, in any order, on any
-//! thread. If it can write it is given [`Flush`]es as well, which are the same the other way.
-//! It never sees a mapping, a tree or a reader.
+//! A backend is given [`Fill`]s, each a locked run of folios with consecutive pages and consecutive frames, and
+//! completes them, in any order, on any thread. If it can write it is given [`Flush`]es as well, which are the same the
+//! other way. It never sees a mapping, a tree or a reader.
 //!
 //! ```text
 //!   fill path --submit(Fill, Fill, ..)--> backend --device, pool, memory--> Fill::complete(bytes)
@@ -12,11 +11,9 @@
 //!                                                          waiters woken)
 //! ```
 //!
-//! **Waiting threads may reap.** A backend whose completions must be fetched (a
-//! ring) is driven by the threads that wait for it: one of them, the leader,
-//! waits for the device; the others sleep in the [`WaitQueue`] until their folio
-//! is ready or there is no leader. So no completion depends on some other
-//! caller being awake, and a lone reader needs no second thread.
+//! **Waiting threads may reap.** A backend whose completions must be fetched (a ring) is driven by the threads that
+//! wait for it: one of them, the leader, waits for the device; the others sleep in the [`WaitQueue`] until their folio
+//! is ready or there is no leader. So a lone reader needs no second thread.
 //!
 //! | backend | bytes from | completes |
 //! |---|---|---|
@@ -27,27 +24,21 @@
 //! | a disk tier before any of them that is named for ever | a local disk, or that backend | by itself, or as that does |
 //! | `SimulatedBackend` of `quinion-testing` | memory, a disk that crashes or a generator, with faults under a seed | when reaped |
 //!
-//! A fill of many pages may say of some that they have arrived ([`Fill::pages_were_read`]) before it ends. A thread
-//! that waits for one of these is woken; all of them stay readable if the rest fails.
+//! Of a fill of many pages some may arrive before it ends ([`Fill::pages_were_read`]); these stay readable if it fails.
 //!
-//! A `Fill` or a `Flush` that is dropped completes with an error: no path through a backend
-//! can leave a folio locked, or under write-back, for good.
+//! A `Fill` or a `Flush` that is dropped completes with an error: no path leaves a folio locked, or under write-back.
 //!
-//! **What is durable.** A flush that ended well is in the device's hands or the kernel's, and no more: power that
-//! fails may take it away, in whole or in part, in any order. [`Backend::sync`] ends that: what had *completed*
-//! before it was called is durable when it returns `Ok`. It says nothing of flushes in flight, so a thread that wants
-//! to be sure of a write waits for its flush first. If it fails, whatever was not durable before may be lost, and a
-//! later sync that succeeds says nothing about it, because Linux forgets what it could not write: it has to be
-//! flushed again.
+//! **What is durable.** Power that fails may take away a flush that ended well, in whole or in part, in any order. What
+//! had *completed* before [`Backend::sync`] was called is durable when it returns `Ok`; flushes in flight are not. If
+//! it fails, whatever was not durable before has to be flushed again: a later sync that succeeds says nothing about it,
+//! because Linux forgets what it could not write.
 //!
-//! Flushes and fills in flight have no order among themselves: a caller that wants one waits for the first. The caller
-//! sees to it that [`Backend::set_size`] and [`Backend::punch`] meet no flush or fill of the bytes they take away.
+//! Flushes and fills in flight have no order among themselves: a caller that wants one waits for the first.
 //!
 //! Invariants:
 //!  1. A backend completes each fill and each flush exactly once; the type sees to it.
 //!  2. No lock that the end of a fill or of a flush takes is held when a backend is called, so completing inside
-//!     `submit` or `flush` is allowed. (A mapping's invalidate lock is held then, and its write lock while it is cut
-//!     or punched.)
+//!     `submit` or `flush` is allowed. (A mapping's invalidate lock is held then, and its write lock for a cut.)
 //!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`ReapMode::Wait`]; and
 //!     `sync`, for the device.
 //!  4. Bytes that have arrived are not written again.
@@ -83,9 +74,8 @@ mod threads;
 mod transfer;
 #[cfg(test)]
 mod fake_kernel;
-// The doubles of the crate `quinion-testing`, as source. That crate depends on this one, and the types of its `quinion`
-// are not those of this crate compiled for its unit tests. The doubles name everything by `quinion::`, which is this
-// crate in here, see `lib.rs`.
+// The doubles of the crate `quinion-testing`, as source: that crate depends on this one, and its types are not those of
+// this crate compiled for its unit tests. They name everything by `quinion::`, see `lib.rs`.
 #[cfg(test)]
 #[allow(dead_code, unused_imports, reason = "unit tests use a part")]
 #[path = "../../../testing/src/doubles/mod.rs"]
@@ -139,15 +129,13 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Set in the device of an identity that was made of a digest: no device of the system has such a number, since the
-    /// kernel's have 32 bits, spread by `fstat` over the lower 44.
+    /// Set in the device of an identity of a digest: the kernel's devices are spread over the lower 44 bits.
     const DIGEST: u64 = 1 << 63;
 
     /// The identity of something that has a name in place of numbers, such as an object of a store: of the first 192
-    /// bits of a cryptographic digest of all that tells it apart from others, one bit of which is lost. A backend whose
-    /// content may change under one name puts the version into the digest, too: then each version is a file of its own,
-    /// no page is ever of two, and a handle of an older one reads that or fails. It differs from the identities of all
-    /// files of the system.
+    /// bits of a cryptographic digest of all that tells it apart from others, but for one bit. A backend whose content
+    /// may change under one name puts the version into the digest, too: then no page is ever of two versions. It
+    /// differs from the identities of all files of the system.
     pub fn of_digest(digest: [u8; 24]) -> Self {
         let word = |at: usize| {
             let bytes = [0, 1, 2, 3, 4, 5, 6, 7].map(|i| digest[at * 8 + i]);
@@ -191,11 +179,8 @@ pub enum FileTimes {
     ChangedByWrites,
 }
 
-/// Where the bytes of one file come from.
-///
-/// Implementations are shared between threads. A backend whose completions are reaped must wake the wait queues it
-/// was given by [`Backend::attach`] whenever [`Backend::wants_leader`] may have become true: when leadership is given
-/// up, and when something is submitted while no thread leads.
+/// Where the bytes of one file come from. Implementations are shared between threads; [`Backend::attach`] says which
+/// wake-ups a backend owes whose completions are reaped.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// The name of the mechanism, for reports: "io_uring", "threads", "memory".
     fn name(&self) -> &'static str;
@@ -207,25 +192,21 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = wait_queue;
     }
 
-    /// Whether its bytes are read past the kernel's page cache, as far as is known: a file system may still
-    /// refuse the first read, and later ones then go through it.
+    /// Whether its bytes are read past the kernel's page cache; a file system may still refuse the first read.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// Reads go through the kernel's page cache from now on, because that holds the file, or newer bytes of it than the
-    /// device. A backend that has no such choice does nothing.
+    /// Reads go through the kernel's page cache from now on, because that holds the file, or newer bytes of it.
     fn read_by_kernels_cache(&self) {}
 
-    /// Whether the file may be read by uncached reads, whose pages are dropped when the reader has passed. A
-    /// backend whose bytes can be had once only, or are dear, says no, and such reads are refused.
+    /// Whether the file may be read by uncached reads. A backend whose bytes are dear, or come once only, says no.
     fn can_drop_behind(&self) -> bool {
         true
     }
 
     /// A name that its bytes have for ever: any two backends with this key, now or after years, have the same bytes.
     /// With it they may be kept on a disk tier ([`Builder::disk`](crate::Builder::disk)), unless the backend can write.
-    /// `None`, the default: its bytes may change, or the name would not tell.
     fn content_key(&self) -> Option<ContentKey> {
         None
     }
@@ -234,20 +215,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// By which descriptor a read lease on the file may be asked for. `None`: by none, as it is no file of this system
-    /// that others would have to open, or is ours for writing.
+    /// By which descriptor a read lease on the file may be asked for. `None`: by none, as no other program can open it
+    /// by this system, or the library has it for writing.
     fn leasable(&self) -> Option<Leasable<'_>> {
         None
     }
 
-    /// By which mount of this system the file was opened: a number that no other mount ever has, from the start of the
-    /// system to its end. `None` where there is none, or the system does not say.
+    /// By which mount of this system the file was opened: a number that no other mount ever has. `None`: not known.
     fn mount(&self) -> Option<u64> {
         None
     }
 
-    /// What stands in its place while the file has no open handle and its pages are kept. `None`: it has no
-    /// descriptor that could be closed.
+    /// What stands in its place while the file has no open handle and its pages are kept; `None`: it has no descriptor.
     fn parked(&self) -> Option<ParkedBackend> {
         None
     }
@@ -259,28 +238,25 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// wait for earlier fills: what the device cannot take yet is kept, and goes to it when others reap.
     fn submit(&self, fills: Vec<Fill>);
 
-    /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once, so that what is
-    /// cheaper done together may be left until then. Requests that are left go to the device at the next reap or
-    /// submission of any thread, and [`Backend::wants_leader`] is true meanwhile.
+    /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once. What is left
+    /// until then goes to the device at the next reap or submission of any thread, and [`Backend::wants_leader`] is
+    /// true meanwhile.
     fn submit_with_reap(&self, fills: Vec<Fill>) {
         self.submit(fills);
     }
 
-    /// Whether a fill of `bytes` bytes, whose reader waits for it next and has no other, is better made on the reader's
-    /// own thread.
+    /// Whether a fill of `bytes` bytes, whose reader waits for it alone, is better made on its own thread.
     fn fills_here(&self, bytes: usize) -> bool {
         let _ = bytes;
         false
     }
 
-    /// Fills on the caller's thread, by a call that blocks. For fills of which [`Backend::fills_here`] says so; the
-    /// caller holds no lock.
+    /// Fills on the caller's thread, which holds no lock, by a call that blocks; where [`Backend::fills_here`] says so.
     fn fill_here(&self, fill: Fill) {
         self.submit(vec![fill]);
     }
 
-    /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for callers
-    /// that would rather ask for less than wait in a queue.
+    /// Whether `fills` more requests can be submitted without waiting for earlier ones; a hint.
     fn has_capacity(&self, fills: usize) -> bool {
         let _ = fills;
         true
@@ -299,8 +275,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Whether it takes flushes, and the calls below. If not, they answer an error of the kind
-    /// [`Unsupported`](io::ErrorKind::Unsupported), and so do its flushes.
+    /// Whether it takes flushes, and the calls below. If not, they fail as [`Unsupported`](io::ErrorKind::Unsupported).
     fn can_write(&self) -> bool {
         false
     }
@@ -310,8 +285,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Whether the file has lost its last name, and its space is free when the last descriptor is closed. Waits for
-    /// no device. `false` if that cannot be determined.
+    /// Whether the file has lost its last name, so that its space is free when the last descriptor is closed; `false`
+    /// if that cannot be determined. Waits for no device.
     fn is_removed(&self) -> bool {
         false
     }
@@ -331,14 +306,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Flushes on the caller's thread, by calls that block. For a flush of which [`Backend::flushes_here`] says so; the
-    /// caller holds no lock.
+    /// Flushes on the caller's thread, which holds no lock, by calls that block; if [`Backend::flushes_here`] says so.
     fn flush_here(&self, flush: Flush) {
         self.flush(vec![flush]);
     }
 
-    /// Makes durable the bytes of `range` at least: what has completed before the call is, when it returns. Waits
-    /// for the device.
+    /// Makes durable the bytes of `range` at least: what has completed before the call is, when it returns.
     ///
     /// # Errors
     /// What was not durable before may not be so now, and is lost if the caller does not flush it again: no later
@@ -348,9 +321,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Err(read_only(self.name()))
     }
 
-    /// Makes durable what others have written to the file, by a backend that cannot write it: what is in the file
-    /// before the call is durable when it returns. There is nothing to do where no one else can write, which is the
-    /// default. Waits for the device.
+    /// Makes durable what others have written to the file before the call, by a backend that cannot write it. By
+    /// default there is nothing to do, as no one else can write. Waits for the device.
     ///
     /// # Errors
     /// It may not be durable.
@@ -370,8 +342,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Makes `range` read as zeros, and gives its space back where that can be done. The size stays; what of the
-    /// range lies behind it is left out. No flush or fill of the range is in flight. May wait for the file system,
-    /// and the device.
+    /// range lies behind it is left out. No flush or fill of the range is in flight. May wait for the device.
     ///
     /// # Errors
     /// Some of the range may be zero, and the rest what it was.
@@ -406,8 +377,7 @@ pub enum SyncKind {
 pub enum ReapMode {
     /// Only what is there already.
     Ready,
-    /// Wait for at least one completion, unless `done` or nothing is in flight. The backend may go on until
-    /// `done`.
+    /// Wait for at least one completion, unless `done` or nothing is in flight. The backend may go on until `done`.
     Wait,
 }
 
@@ -429,8 +399,7 @@ pub trait FillSink: Send + Sync {
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>);
 
     /// These pages of the run, counted from its start, hold the file's data, and are not written again. The fill
-    /// continues. Called before [`FillSink::fill_completed`], with locks of the backend held: it takes none and wakes
-    /// no thread.
+    /// continues. Called before [`FillSink::fill_completed`], with locks of the backend held: it takes none.
     fn pages_read(&self, run: FillRun, pages: Range<u32>) {
         let _ = (run, pages);
     }
@@ -441,7 +410,6 @@ pub trait FillSink: Send + Sync {
     }
 }
 
-/// Notice that pages of a fill were read, for the threads that wait for them.
 #[must_use = "the readers of the pages have not been woken"]
 pub(crate) struct PagesRead {
     sink: Arc<dyn FillSink>,
@@ -450,7 +418,6 @@ pub(crate) struct PagesRead {
 }
 
 impl PagesRead {
-    /// Wakes them. To be called with no lock held.
     pub(crate) fn tell(self) {
         self.sink.wake_readers(self.run, self.pages);
     }
@@ -473,14 +440,11 @@ pub struct FillRun {
     pub pages: u32,
 }
 
-/// A run of locked folios to be filled with a file's bytes.
-///
-/// Completing it (or dropping it) unlocks the folios.
+/// A run of locked folios to be filled with a file's bytes. Completing it, or dropping it, unlocks the folios.
 pub struct Fill {
     run: FillRun,
     buffer: NonNull<u8>,
     sink: Option<Arc<dyn FillSink>>,
-    /// Pages that have arrived.
     read: Vec<Range<u32>>,
 }
 

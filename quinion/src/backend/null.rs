@@ -1,9 +1,7 @@
 //! Nothing: what is behind a memory file.
 //!
-//! The pages of a memory file exist only in the cache: there is no device to read them from, and none to write them
-//! to. A caller that cuts or punches such a file does all there is to do in the index, so these calls have nothing to
-//! add and succeed. No fill is submitted here, because the paths of a memory file know that what is not cached is
-//! zeros, and no flush, because write-back does not know such files; one that comes all the same fails.
+//! There is no device to read the pages of a memory file from, and none to write them to: these calls have nothing to
+//! add and succeed. No fill or flush is submitted here; one that comes all the same fails.
 
 use std::io;
 use std::ops::Range;

@@ -4,30 +4,25 @@
 //!   path --look at its kind--> open (never hangs) --look again--> direct? --> LocalFile --submit--> Engine
 //! ```
 //!
-//! A file is read **directly**, past the kernel's page cache, where the file
-//! system says how (`STATX_DIOALIGN`) and our reads, which begin at multiples of
-//! 4096 and go to whole pages, satisfy it. Else it is read through the kernel's
-//! cache with the kernel's readahead off, because ours is at work. If a direct
-//! read is refused later, or the cache is known to hold the file, it is read through the cache from then on.
+//! A file is read **directly**, past the kernel's page cache, where the file system says how (`STATX_DIOALIGN`) and the
+//! library's reads, of whole pages, satisfy it. Else it is read through the kernel's cache with the kernel's readahead
+//! off, because the library's is at work. So it is once a direct read was refused, or the cache is known to hold it.
 //!
-//! A file that is opened for **writing** is written the same way, but for its last page, if that is partial: direct
-//! I/O is of whole sectors, and nothing may be written behind the end, not even for a moment, because a crash would
-//! leave it there. So a second descriptor goes through the kernel's cache: the page is written by it, and written back
-//! to the device at once. Then the flush that brought it means what the others mean, and its failure is its own and not
-//! the next sync's. Its calls block: a thread of the pool makes them, or a thread that waits for that page alone, on
-//! its own. Clean, the page stays in the kernel's cache, since a program that appends a little soon appends again,
-//! and the kernel would read it from the device before it took a part of it. The next direct write there drops it,
-//! and so does the end of this backend: it is one page for a file.
-//! It is a whole page and not only its last sectors, because a sector that is written directly while the kernel's
-//! cache holds the block around it as it was before would be undone by that. Where no second
-//! descriptor can be had, all of the file goes through the cache.
+//! A file that is opened for **writing** is written the same way, but for its last page, if that is partial: direct I/O
+//! is of whole sectors, and nothing may be written behind the end, because a crash would leave it there. So a second
+//! descriptor goes through the kernel's cache: the page is written by it, and written back to the device at once, so
+//! that its failure is the flush's own and not the next sync's. These calls block: a thread of the pool makes them, or
+//! a thread that waits for that page alone. Clean, the page stays in the kernel's cache, since a program that appends a
+//! little soon appends again; the next direct write there drops it, and so does the end of this backend. It is a whole
+//! page, because a sector that is written directly while the kernel's cache holds the block around it would be undone
+//! by that. Where no second descriptor can be had, all of the file goes through the cache.
 //!
 //! A file that cannot be cached is refused at open, with the reason: directories; pipes, sockets and character devices,
 //! whose bytes come once; and files of pseudo file systems, whose bytes are made when they are read.
 //!
 //! Invariants:
 //!  1. Opening never waits for the other end of a pipe and never opens a character device.
-//!  2. The descriptor's description is ours alone: changing its flags affects no other descriptor.
+//!  2. The descriptor's description is the library's alone: changing its flags affects no other descriptor.
 //!  3. `IoMode` goes from direct to buffered, never back.
 //!  4. A file that is read only is never changed: it has no [`WriteState`].
 //!
@@ -112,7 +107,7 @@ impl std::fmt::Display for NotAFileKind {
 pub enum IoMode {
     /// They do: `O_DIRECT`.
     Direct,
-    /// They do not, because the file system cannot or the descriptor's description is not ours.
+    /// They do not, because the file system cannot or the descriptor's description is not the library's.
     Buffered,
 }
 
@@ -153,14 +148,12 @@ pub enum InitialContent {
     Emptied,
 }
 
-/// What is behind a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FileKind {
     Regular,
     BlockDevice,
 }
 
-/// An open file, shared by the reads and writes that are under way.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) descriptor: OwnedFd,
@@ -168,12 +161,9 @@ pub(super) struct OpenFile {
     pub(super) is_direct: AtomicBool,
     /// What direct reads must be aligned to, in bytes; a power of two up to 4096.
     pub(super) direct_align: usize,
-    /// Of its file system.
     pub(super) clock: TimestampClock,
-    /// What a lease would be worth, if there may be one: the description is ours, and all changes of the file go
-    /// through this kernel.
+    /// What a lease would be worth, if the library has the description and all changes go through this kernel.
     pub(super) lease: Option<FileTimes>,
-    /// If it was opened for writing.
     pub(super) writing: Option<WriteState>,
     /// The mount it was opened by, by a number that is used once.
     pub(super) mount: Option<u64>,
@@ -181,10 +171,8 @@ pub(super) struct OpenFile {
     pub(super) open: Arc<()>,
 }
 
-/// What a file needs to be written.
 #[derive(Debug)]
 pub(super) struct WriteState {
-    /// A second way to the file, through the kernel's cache, if the first may be direct.
     by_cache: Option<OwnedFd>,
     /// Where the page begins, in bytes, that was written by it last, and stays in that cache; [`NO_TAIL`] if none.
     tail: AtomicU64,
@@ -193,12 +181,10 @@ pub(super) struct WriteState {
 /// No byte of a file is so far from its start.
 const NO_TAIL: u64 = u64::MAX;
 
-/// What a descriptor's description is, and whose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Description {
-    /// Made by us: its flags may be changed.
+    /// Made by the library: its flags may be changed.
     Ours,
-    /// Shared with others.
     Shared,
 }
 
@@ -227,10 +213,9 @@ impl OpenFile {
         // 1 What is it? Opening a device or a pipe could do something to it.
         let wanted = StatxFlags::BASIC_STATS;
         kind_of(&statx(rustix::fs::CWD, path, AtFlags::empty(), wanted).map_err(io::Error::from)?)?;
-        // 2 Open it, so that even a pipe that has taken its place meanwhile does not make us wait.
+        // 2 Open it, so that even a pipe that has taken its place meanwhile does not make this thread wait.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let descriptor = open(flags)?;
-        // 3 Look again at what was opened, and settle how to read it.
         Self::of(descriptor, Description::Ours)
     }
 
@@ -290,7 +275,7 @@ impl OpenFile {
             (Description::Ours, Some(_)) if set_flags(&descriptor, OFlags::DIRECT).is_ok() => IoMode::Direct,
             (Description::Ours, _) => {
                 set_flags(&descriptor, OFlags::empty())?;
-                // A hint; without it the kernel reads ahead as well as we do.
+                // A hint; without it the kernel reads ahead as well as the library.
                 let _ = fadvise(&descriptor, 0, None, Advice::Random);
                 IoMode::Buffered
             }
@@ -324,7 +309,6 @@ impl OpenFile {
         if self.is_direct.load(Ordering::Relaxed) { IoMode::Direct } else { IoMode::Buffered }
     }
 
-    /// What a read's position must be aligned to that goes by `way`.
     pub(super) fn align(&self, way: IoMode) -> usize {
         match way {
             IoMode::Direct => self.direct_align,
@@ -342,7 +326,6 @@ impl OpenFile {
         IoMode::Buffered
     }
 
-    /// The size in bytes, now.
     fn size(&self) -> io::Result<u64> {
         match self.kind {
             FileKind::Regular => Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64),
@@ -395,7 +378,7 @@ impl OpenFile {
         }
     }
 
-    /// Reads a whole fill by calls that block. Returns how many bytes came.
+    /// Returns how many bytes came.
     pub(super) fn read_blocking(&self, fill: &Fill) -> io::Result<usize> {
         let mut way = self.way();
         let mut transfer = Transfer::new(fill.len(), self.align(way));
@@ -443,21 +426,18 @@ impl Source for OpenFile {
     }
 }
 
-/// How files are written.
 impl OpenFile {
-    /// Where in `flush` the last page begins that cannot be written directly, if there is such a page.
     pub(super) fn tail_of(&self, flush: &Flush) -> Option<usize> {
         let is_whole = flush.len().is_multiple_of(self.align(self.way()));
         (!is_whole).then(|| flush.len() / PAGE_SIZE * PAGE_SIZE)
     }
 
-    /// The descriptor that goes through the kernel's cache; both do once the file has fallen back.
+    /// Both descriptors go there once the file has fallen back.
     fn by_cache(&self) -> BorrowedFd<'_> {
         let second = self.writing.as_ref().and_then(|writing| writing.by_cache.as_ref());
         second.unwrap_or(&self.descriptor).as_fd()
     }
 
-    /// Writes a whole flush by calls that block.
     fn write_blocking(&self, flush: &Flush) -> Result<(), FlushError> {
         let mut way = self.way();
         let mut transfer = Transfer::new(flush.len(), self.align(way));
@@ -498,7 +478,6 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Flushes to the device what was just written through the kernel's cache.
     fn write_back(&self, position: u64, bytes: u64) -> io::Result<()> {
         match crate::sys::io::write_back(self.by_cache(), position, bytes) {
             Err(error)
@@ -587,11 +566,9 @@ impl OpenFile {
     }
 }
 
-/// The most bytes of one write by a call that blocks: a device that is full fails a call as a whole, and what the
-/// calls before it wrote is known.
+/// Of one write: a device that is full fails a call as a whole, and what the calls before it wrote is known.
 const STEP_BYTES: usize = 512 << 10;
 
-/// One system call of a flush that is written through `descriptor`.
 fn write_step(
     descriptor: BorrowedFd<'_>,
     flush: &Flush,
@@ -605,7 +582,6 @@ fn write_step(
     Ok(transfer.advance(written, |_| false))
 }
 
-/// A file as the kernel's cache has it, for what cannot be written directly.
 pub(super) struct BufferedFile(pub(super) Arc<OpenFile>);
 
 impl Source for BufferedFile {
@@ -635,20 +611,17 @@ fn open_past_leases(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedF
     }
 }
 
-/// Opens what `descriptor` is open on once more, with a description of its own that is not direct.
 fn reopen_for_writing(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     Ok(open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?)
 }
 
-/// What is known of a file system's times.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimestampClock {
     /// How old a change must be before a later one is sure to carry another time, in nanoseconds.
     settling: i64,
     /// Whether a time that was looked at is not used again.
     steps: bool,
-    /// What they tell, if every change of its files asks for a lease's end.
     pub(super) local: Option<FileTimes>,
 }
 
@@ -665,7 +638,6 @@ impl TimestampClock {
     }
 }
 
-/// Looks at an open descriptor: what it is, and of what kind its times are.
 fn check(descriptor: &OwnedFd) -> Result<(FileKind, Statx, TimestampClock), OpenError> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN | STATX_MNT_ID_UNIQUE);
     let stat = statx(descriptor, "", AtFlags::EMPTY_PATH, wanted).map_err(io::Error::from)?;
@@ -692,7 +664,7 @@ fn kind_of(stat: &Statx) -> Result<FileKind, OpenError> {
     Err(OpenError::NotAFile { kind })
 }
 
-/// What direct reads must be aligned to, if the file says so and our reads are.
+/// What direct reads must be aligned to, if the file says so and the library's reads are.
 fn direct_align(stat: &Statx) -> Option<usize> {
     let (memory, offset) = (stat.stx_dio_mem_align as usize, stat.stx_dio_offset_align as usize);
     let fits = |align: usize| align.is_power_of_two() && align <= PAGE_SIZE;
@@ -700,8 +672,8 @@ fn direct_align(stat: &Statx) -> Option<usize> {
     (says && fits(memory) && fits(offset)).then_some(offset)
 }
 
-/// The mount, where its number is one that no other ever has. The older numbers are given anew, and the same file
-/// system may have become another in between, with the same inodes and times: an image that was built again, say.
+/// The mount, where its number is one that no other ever has: with the older numbers, which are given anew, another
+/// file system may be taken for this one.
 fn mount_of(stat: &Statx) -> Option<u64> {
     has(stat, StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE)).then_some(stat.stx_mnt_id)
 }
@@ -710,7 +682,6 @@ fn has(stat: &Statx, flag: StatxFlags) -> bool {
     stat.stx_mask & flag.bits() != 0
 }
 
-/// Whether the description was opened for reading.
 fn is_readable(descriptor: &OwnedFd) -> io::Result<bool> {
     Ok(!fcntl_getfl(descriptor)?.intersects(OFlags::WRONLY | OFlags::PATH))
 }
@@ -721,7 +692,7 @@ fn set_flags(descriptor: &OwnedFd, flags: OFlags) -> io::Result<()> {
     Ok(fcntl_setfl(descriptor, kept | flags)?)
 }
 
-/// The number that `fstat` gives, so that a viewer's can be compared with ours.
+/// The number that `fstat` gives, so that a viewer's can be compared with it.
 fn device_number(major: u32, minor: u32) -> u64 {
     rustix::fs::makedev(major, minor)
 }

@@ -4,27 +4,24 @@
 //!   arrival, refused by the disk --> [ folio | folio | folio ... ]   the oldest goes if there are too many
 //!                                       |
 //!   later, the disk has room:           1 look    this frame, mapping, page and sequence, up to date and steady?
-//!                                       2 copy    into a buffer of ours, under the hit protocol
+//!                                       2 copy    into a buffer, under the hit protocol
 //!                                       3 look    the same sequence still?    yes: to the disk    no: left out
 //! ```
 //!
 //! **What must not happen.** Bytes that are put on the disk under a content's name are given out under it for years. So
 //! it is not enough that a page is cached, of the right file, and up to date: the file may have been forgotten and
-//! filled again, written by a second handle, cut, or closed and its memory given to another file.
+//! filled again, written by a second handle, or cut.
 //!
-//! **Why it cannot.** What is owed is not a page of a file but the folio that one arrival has filled, named by its
-//! frame and the sequence in its descriptor. That is read at the arrival, while the fill holds the folio. A sequence
-//! names one folio for good: it steps when the folio leaves the index, when it is split and when its bytes are first
-//! changed in place (`arena/descriptor.rs`). So a later look that finds the same sequence, and the flag that the fill
-//! has ended, has found the bytes that this very fill was given. The copy is a reader's (`folio/mod.rs`, the hit
-//! protocol), with that one condition more; the model that proves the one proves the other. It asks neither the file,
-//! nor its version, nor its backend, since none of them decides what is in the frame.
+//! **Why it cannot.** What is owed is the folio that one arrival has filled, named by its frame and the sequence in its
+//! descriptor, read while the fill holds the folio. A sequence names one folio for good: it steps when the folio leaves
+//! the index, when it is split and when its bytes are first changed in place (`arena/descriptor.rs`). So a later look
+//! that finds the same sequence, and the flag that the fill has ended, has found the bytes that this very fill was
+//! given. The copy is a reader's (`folio/mod.rs`, the hit protocol), with that one condition more.
 //!
 //! Mapping and page are compared as well. A sequence wraps after 2^29 folios of one frame at the soonest; after these
 //! it would still have to be the same page of the same mapping.
 //!
-//! The look is no read: it sets no referenced byte, counts nothing, holds nothing and takes no lock. So it changes
-//! nothing of what stays in memory and what is evicted.
+//! The look is no read: it sets no referenced byte, counts nothing, holds nothing and takes no lock.
 //!
 //! Invariants:
 //!  1. What [`OwedPages::peek`] has copied, when it says `true`, are the bytes that arrived for its key.
@@ -47,17 +44,13 @@ use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 /// Entries at most; each is of one folio. 2 MiB of heap.
 pub(super) const OWED_MAX: usize = 1 << 16;
 
-/// Pages of one folio that are to be copied to the disk.
 #[derive(Clone, Debug)]
 pub(super) struct OwedPages {
-    /// The content they are of.
     key: Arc<ContentKey>,
-    /// The first of them.
     first: PageIndex,
     mapping: MappingId,
     /// Which the folio's first frame is.
     frame: Frame,
-    /// That of the folio's descriptor.
     sequence: u32,
     pages: u16,
     /// Whether they had arrived before, and so are worth a place on a full disk.
@@ -67,8 +60,7 @@ pub(super) struct OwedPages {
 const _: () = assert!(size_of::<OwedPages>() == 32);
 
 impl OwedPages {
-    /// Those of `wanted`, counted from the start of `run`, that are in one folio each. For the sink of the run's fill,
-    /// before it is ended.
+    /// For the sink of the run's fill, before it is ended.
     pub(super) fn of_arrival(
         view: &View,
         key: &Arc<ContentKey>,
@@ -128,8 +120,7 @@ impl OwedPages {
         self.first.plus(self.pages()) == next.first && self.key == next.key
     }
 
-    /// Copies the pages to `to`, which is as long. `false`: they are not what they were at the arrival, or may not be,
-    /// and what is in `to` is anything. Takes no lock, and changes nothing.
+    /// `false`: the pages are not what they were at the arrival, or may not be, and `to` is anything. Takes no lock.
     pub(super) fn peek(&self, view: &View, to: &mut [u8]) -> bool {
         assert_eq!(to.len(), self.bytes());
         let (Some(descriptor), Some(from)) = (view.descriptor(self.frame), view.bytes(self.frame)) else {
@@ -143,14 +134,13 @@ impl OwedPages {
         }
         // 2
         // SAFETY: the pages are inside a folio that was live at the first look, so inside the arena; it stays mapped,
-        // whatever becomes of the folio, and what others write there meanwhile is thrown away below. `to` is ours.
+        // whatever becomes of the folio, and what others write there meanwhile is thrown away below. `to` is a slice.
         unsafe { copy::copy_out(from.add(page as usize * PAGE_SIZE), to.as_mut_ptr(), to.len()) };
         // 3
         descriptor.end_read(ticket)
     }
 }
 
-/// What is owed, oldest first.
 #[derive(Debug)]
 pub(super) struct OwedList {
     entries: VecDeque<OwedPages>,
@@ -169,18 +159,15 @@ impl OwedList {
         self.entries.is_empty()
     }
 
-    /// Pages of all entries.
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// How often one was pushed.
     pub(super) fn pushes(&self) -> u64 {
         self.pushes
     }
 
-    /// Adds the newest. Returns the pages that had to go for it: the oldest have been in memory longest, and leave it
-    /// first.
+    /// Returns the pages that had to go for it: the oldest, which leave memory first.
     pub(super) fn push(&mut self, owed: OwedPages) -> u64 {
         let full = self.entries.len() == self.entries_max;
         let gone = if full { self.entries.pop_front().map_or(0, |oldest| oldest.pages()) } else { 0 };
@@ -190,8 +177,7 @@ impl OwedList {
         gone
     }
 
-    /// Takes the oldest, and with it those that follow it in the list and in the content: of `pages_max` pages
-    /// together, or the first so many of one entry, of which the rest stays.
+    /// Takes the oldest, and those that follow it in the list and in the content: `pages_max` pages together.
     pub(super) fn take(&mut self, pages_max: u64) -> Vec<OwedPages> {
         if let Some(oldest) = self.entries.front_mut()
             && oldest.pages() > pages_max
@@ -225,7 +211,6 @@ impl OwedList {
         gone
     }
 
-    /// Forgets all. Returns their pages.
     pub(super) fn clear(&mut self) -> u64 {
         self.entries.clear();
         std::mem::take(&mut self.pages)
@@ -253,7 +238,6 @@ mod tests {
         Arc::new(ContentKey([of; 32]))
     }
 
-    /// A folio of four pages, each with its number, whose fill has not ended.
     fn filling(arena: &Arena) -> (Frame, &Descriptor) {
         let frame = arena.alloc(ORDER).unwrap();
         put_numbers(arena, frame, 1);

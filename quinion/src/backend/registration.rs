@@ -1,8 +1,7 @@
 //! Registration: how a future joins the wait queue, and leaves it.
 //!
-//! The queue knows its registry of futures and nothing of the poller's thread;
-//! this file starts that thread with the first registration, hands tasks to it,
-//! and lets it end with the cache.
+//! The queue knows its registry of futures and nothing of the poller's thread; this file starts that thread with the
+//! first registration, hands tasks to it, and lets it end with the cache.
 
 use std::io;
 use std::sync::Arc;

@@ -12,25 +12,20 @@
 //! any order; the job ends with its last part. What a part has brought before that has *arrived*: its readers
 //! are woken, and keep it whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
 //!
-//! `submit` never waits for the device. Requests that do not fit into the queue stay in the backlog, and a thread that
-//! reaps refills the queue from there. The backlog needs no bound of its own: each fill in it holds frames of the
-//! arena, and those are bounded.
+//! `submit` never waits for the device. Requests that do not fit into the queue stay in the backlog, from which a
+//! thread that reaps refills it. The backlog needs no bound of its own: each fill in it holds frames of the arena.
 //!
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is entered without the lock, because that
-//! takes long, the device's driver included, and the leader, woken by a completion, would wait for the lock
-//! meanwhile. So the thread that pushed takes a [`SubmitClaim`] to what is in the queue, and enters the kernel with
-//! it. A thread that submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries unclaimed: it
-//! claims them when it leads, and one system call is both, or the last of several. Another thread that comes to
-//! lead claims them as well; it does not matter which one does.
+//! takes long, and the leader would wait for the lock meanwhile. So the thread that pushed takes a [`SubmitClaim`] to
+//! what is in the queue, and enters the kernel with it. A thread that submits and waits at once
+//! ([`RingDriver::submit_with_reap`]) leaves the entries unclaimed: a leader claims them, and one system call is both.
 //!
-//! **Large reads** are not merged. The kernel would make one request of many parts that follow each other in a file, if
-//! it is told of them in one system call, and the first bytes came with the last: a reader that has caught up with its
-//! stream waited for 4 MiB in place of 512 KiB. So it is told of two at a time. The device is as fast with parts of
-//! half a MiB, several of which are in its hands; what they take together is measured by `bench readseq` and `cold`.
+//! **Large reads** are not merged. The kernel would make one request of many parts that follow each other, if it is
+//! told of them in one system call, and a reader that has caught up with its stream would wait for 4 MiB in place of
+//! 512 KiB. So it is told of two at a time. The device is as fast with several parts of half a MiB (`bench readseq`).
 //!
 //! A kernel that refuses a claim takes nothing more, from any thread. But others may be on their way into it with
-//! claims of their own, and it takes the oldest entries first: only when all claims are back it is known which parts it
-//! never took. The last to come back fails those.
+//! claims, and it takes the oldest entries first: so the last to come back knows which parts it never took.
 //!
 //! **Leader and followers.** Completions are fetched by the threads that wait for them. One at a time is the *leader*:
 //! it holds the [`LeaderLock`], which gives it the completion half of the ring. It fetches, ends parts and jobs, and if
@@ -41,18 +36,16 @@
 //! No wake-up is lost, because every change that can make that predicate true
 //! is followed by a check of the wait queue by the thread that made it:
 //!  * `done()` becomes true when a fill completes: the sink wakes the wait queue.
-//!  * The leader's place becomes free: [`LeaderLock::leave`] is followed by `wake`, in every case, also when the leader
-//!    unwinds.
+//!  * The leader's place becomes free: [`LeaderLock::leave`] is followed by `wake`, also when the leader unwinds.
 //!  * Something comes in flight while there is no leader: a thread that has entered and does not lead raises the
 //!    count, passes a full fence and reads the leader's place. If it reads it free it wakes the wait queue. If it reads
 //!    it taken, then the leader's leaving comes later in the order of fences than the count, so the threads that the
 //!    leader's own `wake` wakes see the count.
 //!  * Something is left unclaimed: by a thread that reaps next, and leads or finds a leader; it claims either way.
 //!
-//! And no leader waits for nothing: parts are counted in flight only when the
-//! kernel has them, and only the leader takes completions out, so a count above
-//! zero means that a completion is there or will come. (It may come before it is counted. Then the count is
-//! too small for a moment, and a leader may leave too early; a thread that counts looks at the leader afterwards.)
+//! And no leader waits for nothing: parts are counted in flight only when the kernel has them, and only the leader
+//! takes completions out. (A completion may come before it is counted: then a leader may leave too early, and the
+//! thread that counts looks at the leader afterwards.)
 //!
 //! Invariants:
 //!  1. The completion queue is touched only by the leader, the submission queue only under the lock; at most
@@ -60,8 +53,7 @@
 //!     queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
-//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so a thread that waits makes
-//!     it move.
+//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be.
 //!  5. A claim is carried to the kernel by the thread that took it, whatever else it does.
 //!
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
@@ -94,45 +86,32 @@ use crate::sys::ring::{
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
 const TRIES_MAX: u32 = 1000;
-/// Places in the submission queue for each part that may exist.
-///
-/// The kernel frees the places of the entries that it takes in one call together, when it has taken the last. Some of
-/// their parts may have ended by then, on threads of the kernel's, and have been fetched, and others been pushed
-/// instead. It takes for one caller at a time, and a claim has no more parts than may exist.
+/// Places in the submission queue for each part that may exist. The kernel frees the places of the entries that it
+/// takes in one call together: by then some of their parts may have ended, and others been pushed.
 pub(super) const PLACES_PER_PART: usize = 2;
 /// A read is a large one if it is at least so large a part of the largest request: 128 KiB by default.
 pub(super) const LARGE_SHARE: usize = 4;
 /// How long a leader pauses when the kernel does not let it wait.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the driver needs of the kernel. Other than [`Uring`] there is one for tests, which delays, reorders and
-/// refuses.
+/// What the driver needs of the kernel. Tests have one that delays, reorders and refuses.
 pub(super) trait Kernel: fmt::Debug {
-    /// Where requests are queued.
     type Submit: fmt::Debug + Send;
-    /// Where the kernel is told of them.
     type Gate: fmt::Debug + Send + Sync;
-    /// Where it says how they ended.
     type Reap: fmt::Debug + Send;
 
-    /// How many requests the queue holds.
     fn submit_places(half: &Self::Submit) -> usize;
-    /// How many completions fit.
     fn reap_places(half: &Self::Reap) -> usize;
-    /// See [`SubmitHalf::queued`].
     fn queued(half: &mut Self::Submit) -> usize;
     /// See [`SubmitHalf::push`].
     ///
     /// # Safety
     /// As there.
     unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: Request);
-    /// See [`Gate::enter`].
     fn enter(gate: &Self::Gate, entries: Entries, wait: CompletionWait) -> Result<(), EnterRefused>;
-    /// See [`ReapHalf::drain`].
     fn drain(half: &mut Self::Reap, completed: &mut Vec<Completion>);
 }
 
-/// The kernel itself.
 #[derive(Debug)]
 pub(super) struct Uring;
 
@@ -162,7 +141,6 @@ impl Kernel for Uring {
     }
 }
 
-/// One io_uring instance and what is in its hands.
 #[derive(Debug)]
 pub(super) struct RingDriver<K: Kernel = Uring> {
     submission: RankedMutex<SubmissionState<K>>,
@@ -174,9 +152,7 @@ pub(super) struct RingDriver<K: Kernel = Uring> {
     unclaimed: AtomicUsize,
     /// Parts claimed by threads that have not come back from the kernel.
     claimed: AtomicUsize,
-    /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
-    /// Whether the kernel refused a submission, for good.
     is_refused: AtomicBool,
     wait_queue: Arc<WaitQueue>,
     queue_depth: usize,
@@ -231,17 +207,14 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Whether the kernel took this ring out of service, so that fills must go another way.
     pub(super) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Whether it is `wait_queue` that this ring wakes.
     pub(super) fn wakes(&self, wait_queue: &Arc<WaitQueue>) -> bool {
         Arc::ptr_eq(&self.wait_queue, wait_queue)
     }
 
-    /// Whether this many more fills, of one part each, would go to the kernel at once.
     pub(super) fn has_capacity(&self, fills: usize) -> bool {
         let in_flight = usize::try_from(self.in_flight.load(Ordering::Relaxed)).unwrap_or(0);
         self.outstanding.load(Ordering::Relaxed).max(in_flight) + fills <= self.queue_depth
@@ -281,7 +254,6 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Puts work into the backlog, and of that into the queue what fits.
     fn add(
         &self,
         file: &Arc<OpenFile>,
@@ -306,8 +278,7 @@ impl<K: Kernel> RingDriver<K> {
         self.unclaimed.load(Ordering::Relaxed) > 0
     }
 
-    /// See [`Backend::reap`](super::Backend::reap). With [`Reap::Wait`] the caller leads until it is done or
-    /// nothing is in flight.
+    /// See [`Backend::reap`](super::Backend::reap). The caller leads until it is done or nothing is in flight.
     pub(super) fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         let Some(mut leader) = LeaderGuard::take(self) else {
             self.hand_over(self.claim_left());
@@ -328,7 +299,6 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Waits until every fill given to us has been completed.
     pub(super) fn drain(&self) {
         // Partner: the release in `complete`; what a sink did is visible to a caller that has drained.
         let mut is_idle = || self.outstanding.load(Ordering::Acquire) == 0;
@@ -342,7 +312,6 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Nothing is queued or in flight, and no thread has a task.
     #[cfg(test)]
     pub(super) fn check_idle(&self) {
         let submission = self.submission.lock();
@@ -353,15 +322,13 @@ impl<K: Kernel> RingDriver<K> {
         assert!(!self.leader.is_taken());
     }
 
-    /// Pushes what the kernel can take: `again` first, then the backlog. It is unclaimed then.
     fn pump(&self, submission: &mut SubmissionState<K>, again: &[Key], finished: &mut Vec<RingJob>) {
         let pushed = submission.pump(again, finished);
         let before = self.unclaimed.load(Ordering::Relaxed);
         self.unclaimed.store(before + pushed, Ordering::Relaxed);
     }
 
-    /// A claim to all that is unclaimed. To nothing once the kernel has refused: what it has not taken
-    /// then is failed by the last to come back.
+    /// Of nothing once the kernel has refused: the last to come back fails what was not taken then.
     fn claim(&self, submission: &mut SubmissionState<K>) -> SubmitClaim {
         if submission.refusal.is_some() {
             return SubmitClaim::NOTHING;
@@ -372,8 +339,7 @@ impl<K: Kernel> RingDriver<K> {
         SubmitClaim { parts, large_reads: std::mem::take(&mut submission.large_reads) }
     }
 
-    /// As [`RingDriver::claim`], for callers that have pushed nothing just now. Mostly a claim to nothing, without
-    /// taking a lock.
+    /// As [`RingDriver::claim`], for callers that have pushed nothing just now. Mostly takes no lock.
     fn claim_left(&self) -> SubmitClaim {
         if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim::NOTHING }
     }
@@ -391,7 +357,7 @@ impl<K: Kernel> RingDriver<K> {
                 self.submission.lock().refusal = Some(error);
                 self.is_refused.store(true, Ordering::Relaxed);
             }
-            // We may not wait, so completions, which still come, are looked for now and then.
+            // The kernel does not let this thread wait, so completions, which still come, are looked for now and then.
             Some(_) => std::thread::sleep(REFUSED_PAUSE),
             None => {}
         }
@@ -413,7 +379,6 @@ impl<K: Kernel> RingDriver<K> {
         self.wait_queue.wake();
     }
 
-    /// Ends the work of `finished`. Holds no lock.
     fn complete(&self, finished: &mut Vec<RingJob>) -> usize {
         let fills = finished.len();
         for job in finished.drain(..) {
@@ -427,13 +392,11 @@ impl<K: Kernel> RingDriver<K> {
     }
 }
 
-/// The right, and the task, to tell the kernel of so many parts.
 #[derive(Debug)]
 #[must_use = "nobody else will tell the kernel of these parts"]
 struct SubmitClaim {
     parts: usize,
-    /// How many of them are large reads. The kernel takes the oldest entries first, so those of another claim may go
-    /// as this says: they are merged then, or not, and that is all.
+    /// The kernel takes the oldest entries first, so those of another claim may go as this says.
     large_reads: usize,
 }
 
@@ -445,14 +408,13 @@ impl SubmitClaim {
     }
 }
 
-/// The leader's place: the thread that has it has the completion half.
 #[derive(Debug)]
 struct LeaderLock<K: Kernel> {
     is_taken: AtomicBool,
     state: UnsafeCell<LeaderState<K>>,
 }
 
-/// What only the leader touches. The lists are empty between two fetches; they are kept for their memory.
+/// What only the leader touches. The lists are empty between two fetches.
 #[derive(Debug)]
 struct LeaderState<K: Kernel> {
     half: K::Reap,
@@ -494,12 +456,10 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
     }
 
     fn state(&mut self) -> &mut LeaderState<K> {
-        // SAFETY: this thread is the leader, so this is the only `LeaderGuard`; it is borrowed mutably as long as the
-        // reference lives.
+        // SAFETY: this thread is the leader, so this is the only `LeaderGuard`, borrowed as long as the reference.
         unsafe { &mut *self.driver.leader.state.get() }
     }
 
-    /// Fetches what has arrived and ends what that ends. Returns how many fills were completed.
     fn fetch(&mut self) -> usize {
         let driver = self.driver;
         let LeaderState { half, completed, finished } = self.state();
@@ -544,16 +504,12 @@ impl<K: Kernel> Drop for LeaderGuard<'_, K> {
     }
 }
 
-/// One fill or flush under way.
 #[derive(Debug)]
 struct RingJob {
     work: Work,
     file: Arc<OpenFile>,
-    /// Bytes of it that have been cut into parts.
     cut: usize,
-    /// Parts that have not ended.
     parts: usize,
-    /// Bytes before the file's end, as far as is known.
     end: usize,
     /// The first byte that failed, and how.
     failure: Option<(usize, io::Error)>,
@@ -566,7 +522,6 @@ impl RingJob {
     fn is_finished(&self) -> bool {
         self.is_cut() && self.parts == 0
     }
-    /// A part ended the file at `end` bytes: what has not been cut yet lies behind it.
     fn end_at(&mut self, end: usize) {
         self.end = self.end.min(end);
         self.cut = self.work.len();
@@ -588,37 +543,28 @@ impl RingJob {
     }
 }
 
-/// One request in the kernel's hands.
 #[derive(Clone, Copy, Debug)]
 struct RingRequest {
     job: Key,
-    /// Where in the job it begins, in bytes.
     at: usize,
     transfer: Transfer,
     way: IoMode,
     tries: u32,
 }
 
-/// What became of a part.
 #[derive(Debug)]
 enum CompletionVerdict {
-    /// All of it came.
     Complete,
-    /// The file ends after this many bytes of it.
     Ended(usize),
-    /// It goes on like this.
     Again(RingRequest),
-    /// It failed after this many bytes.
     Failed(usize, io::Error),
 }
 
-/// A part that did not come whole, and what is needed to resolve it.
 #[derive(Debug)]
 struct ShortCompletion {
     key: Key,
     part: RingRequest,
     file: Arc<OpenFile>,
-    /// Where in the file the part begins.
     position: u64,
     direction: Direction,
     result: i32,
@@ -645,7 +591,6 @@ impl ShortCompletion {
     }
 }
 
-/// What an error means: another try, another way, or the end.
 fn error_verdict(part: RingRequest, file: &OpenFile, error: io::Error) -> CompletionVerdict {
     match error.raw_os_error() {
         // Cancelled: the thread that submitted it has exited, and with it the kernel's helpers of that thread.
@@ -664,7 +609,6 @@ fn error_verdict(part: RingRequest, file: &OpenFile, error: io::Error) -> Comple
     }
 }
 
-/// What the submission lock guards.
 #[derive(Debug)]
 struct SubmissionState<K: Kernel> {
     /// `None` once the kernel has refused and no thread is on the way into it.
@@ -672,13 +616,11 @@ struct SubmissionState<K: Kernel> {
     /// Parts in the queue, in their order; the first of them may have been taken by the kernel already, and even have
     /// ended, and stand at the end once more.
     pushed: VecDeque<Key>,
-    /// Why the kernel takes no more.
     refusal: Option<io::Error>,
     parts: Slab<RingRequest>,
     jobs: Slab<RingJob>,
     /// Jobs not wholly cut, oldest first. May name jobs that have ended.
     backlog: VecDeque<Key>,
-    /// How many large reads are unclaimed.
     large_reads: usize,
     queue_depth: usize,
     io_bytes_max: usize,
@@ -693,7 +635,6 @@ impl<K: Kernel> SubmissionState<K> {
         self.backlog.push_back(job);
     }
 
-    /// Cuts the next part off the backlog, if there is one and the queue has a place.
     fn cut(&mut self) -> Option<Key> {
         while self.parts.len() < self.queue_depth {
             let &key = self.backlog.front()?;
@@ -711,7 +652,6 @@ impl<K: Kernel> SubmissionState<K> {
         None
     }
 
-    /// Pushes `again` and as much of the backlog as fits. How many parts that were.
     fn pump(&mut self, again: &[Key], finished: &mut Vec<RingJob>) -> usize {
         if self.refusal.is_some() || self.half.is_none() {
             self.fail(again, finished);
@@ -774,7 +714,7 @@ impl<K: Kernel> SubmissionState<K> {
         })
     }
 
-    /// Carries out a verdict. Returns the part if it is to be pushed again.
+    /// Returns the part if it is to be pushed again.
     fn apply(&mut self, key: Key, verdict: CompletionVerdict, finished: &mut Vec<RingJob>) -> Option<Key> {
         if let CompletionVerdict::Again(part) = verdict {
             *self.parts.get_mut(key).expect("a resolved part keeps its place") = part;
@@ -784,7 +724,6 @@ impl<K: Kernel> SubmissionState<K> {
         None
     }
 
-    /// Ends a part, and its job if it was the last.
     fn end(&mut self, key: Key, verdict: CompletionVerdict, finished: &mut Vec<RingJob>) {
         let part = self.parts.remove(key).expect("a part ends once");
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
@@ -811,7 +750,6 @@ impl<K: Kernel> SubmissionState<K> {
         }
     }
 
-    /// The kernel takes no more: fails what it has not taken, and what is in the backlog.
     fn fail_pushed(&mut self, finished: &mut Vec<RingJob>) {
         // The half is dropped, and with it the right to submit what the queue still holds.
         let Some(mut half) = self.half.take() else { return };
@@ -826,14 +764,12 @@ impl<K: Kernel> SubmissionState<K> {
         self.refusal.as_ref().map_or_else(gone, copy_of)
     }
 
-    /// Fails parts that the kernel does not have.
     fn fail(&mut self, parts: &[Key], finished: &mut Vec<RingJob>) {
         for &key in parts {
             self.end(key, CompletionVerdict::Failed(0, self.why()), finished);
         }
     }
 
-    /// Fails what is in the backlog.
     fn fail_backlog(&mut self, finished: &mut Vec<RingJob>) {
         let error = self.why();
         while let Some(key) = self.backlog.pop_front() {
@@ -846,7 +782,6 @@ impl<K: Kernel> SubmissionState<K> {
     }
 }
 
-/// The same error once more.
 fn copy_of(error: &io::Error) -> io::Error {
     error
         .raw_os_error()
@@ -881,7 +816,6 @@ mod tests {
         (submission, parts)
     }
 
-    /// Ends the parts with these verdicts, in this order, and says how the job ended.
     fn outcome(verdicts: Vec<(usize, CompletionVerdict)>) -> Result<usize, i32> {
         let (mut submission, parts) = job(2);
         assert_eq!(parts.len(), 3);

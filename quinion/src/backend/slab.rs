@@ -16,7 +16,6 @@ impl Key {
     }
 }
 
-/// Values by [`Key`].
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     slots: Vec<Slot<T>>,
@@ -33,7 +32,6 @@ impl<T> Slab<T> {
     pub(super) const fn new() -> Self {
         Self { slots: Vec::new(), free: Vec::new() }
     }
-    /// How many values it holds.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

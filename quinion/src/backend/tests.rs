@@ -1,9 +1,8 @@
 //! What every mechanism promises, tried on real files.
 //!
-//! Each test runs by io_uring and by threads, on a disk, where reads are direct,
-//! and in memory, where they are not; where a system has no ring, by threads twice.
-//! Byte `at` of every file is `byte(at)`, so a byte from a wrong place is seen.
-//! Tests that change their process (forbid a call, fork) run in one of their own.
+//! Each test runs by io_uring and by threads, on a disk, where reads are direct, and in memory, where they are not;
+//! where a system has no ring, by threads twice. Byte `at` of every file is `byte(at)`, so a byte from a wrong place is
+//! seen. Tests that change their process (forbid a call, fork) run in one of their own.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +20,6 @@ use super::*;
 
 const SIZES: [usize; 9] = [0, 1, 511, 512, 513, 4095, 4096, 4097, (1 << 20) + 17];
 
-/// Byte `at` of the test files.
 fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -57,7 +55,6 @@ fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc
 
 const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];
 
-/// Reads `pages` pages from `page` on and compares them with a file of `size` bytes.
 fn check(wait_queue: &Arc<WaitQueue>, file: &LocalFile, size: usize, page: u64, pages: u32) {
     let (fill, request) = Request::new(wait_queue, page, pages);
     file.submit(vec![fill]);
@@ -125,7 +122,6 @@ fn a_refused_direct_read_turns_to_the_kernels_cache_for_good() {
     }
 }
 
-/// Completes a straight fill when the crooked one inside it has ended.
 struct Crooked(Arc<Request>, std::sync::Mutex<Option<Fill>>);
 impl FillSink for Crooked {
     fn fill_completed(&self, _: FillRun, result: io::Result<usize>) {
@@ -305,7 +301,6 @@ fn a_thread_that_waits_only_for_its_own_fill_does_not_hang() {
     }
 }
 
-/// One thread submits and never waits; others wait for what it submitted, and may come first.
 #[test]
 fn a_follower_is_woken_by_a_submitter_that_does_not_wait() {
     let [disk, _] = folders();
@@ -400,7 +395,6 @@ fn draining_an_engine_ends_all_and_leaves_it_usable() {
     }
 }
 
-/// Fills whose submitter said that it would reap, and does not: the next that comes has them done.
 #[test]
 fn fills_left_to_a_reap_go_with_the_next_caller() {
     for mechanism in MECHANISMS {
@@ -434,7 +428,6 @@ fn fills_left_to_a_reap_go_with_the_next_caller() {
     }
 }
 
-/// A small fill that its reader reads by itself is done when the call returns, with nothing left to do.
 #[test]
 fn a_small_fill_is_made_on_the_readers_thread_and_leaves_nothing_to_do() {
     for mechanism in MECHANISMS {
@@ -491,7 +484,6 @@ fn threads_that_submit_and_wait_at_once_share_a_ring_with_others() {
     });
 }
 
-/// A fill's sink may hold the last reference to its backend.
 #[test]
 fn a_completion_may_drop_the_engine() {
     struct Last(std::sync::Mutex<Option<(Fill, LocalFile)>>);
@@ -519,7 +511,6 @@ fn a_completion_may_drop_the_engine() {
     assert_eq!(request.take().unwrap(), content(0, 8192));
 }
 
-/// A panic of code above the backend stays with the call that it belongs to.
 #[test]
 fn a_sink_that_panics_takes_no_other_fill_with_it() {
     struct Flawed(std::sync::Mutex<Option<Fill>>);
@@ -551,7 +542,6 @@ fn a_sink_that_panics_takes_no_other_fill_with_it() {
     }
 }
 
-/// A thread that leads for others dies: another leads.
 #[test]
 fn a_leader_that_panics_leaves_its_seat() {
     for mechanism in MECHANISMS {
@@ -590,14 +580,14 @@ fn signals_cost_a_reader_nothing_but_time() {
                 reader.set(unsafe { libc::pthread_self() }).unwrap();
                 (0..100).for_each(|page| check(&wait_queue, &file, 1 << 20, page, 100));
                 is_done.store(true, Ordering::Relaxed);
-                // The number is a thread's until the main thread has seen that we are done.
+                // The number is a thread's until the main thread has seen that the reader is done.
                 while is_done.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
             });
             let reader = *reader.wait();
             while !is_done.load(Ordering::Relaxed) {
-                // SAFETY: the thread is there: it waits for us.
+                // SAFETY: the thread is there: it waits for this one.
                 unsafe { libc::pthread_kill(reader, libc::SIGUSR2) };
                 std::thread::sleep(std::time::Duration::from_micros(20));
             }
@@ -692,7 +682,6 @@ fn the_environment_decides_what_is_left_open() {
     }
 }
 
-/// Keeps the outcome of a fill over memory of the test's own.
 #[derive(Default)]
 struct Outcome(std::sync::Mutex<Option<io::Result<usize>>>, Arc<WaitQueue>);
 impl FillSink for Outcome {
@@ -702,7 +691,6 @@ impl FillSink for Outcome {
     }
 }
 
-/// The surest way to a real error of the system: an address that nothing can be read to.
 #[test]
 fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
     for mechanism in MECHANISMS {
@@ -909,7 +897,7 @@ fn a_fork_leaves_its_parents_engine_alone() {
             assert_eq!(request.wait(&file).unwrap(), content(n as u64 * 4096, 4 * 4096));
         }
         let mut status = 0;
-        // SAFETY: waits for our child.
+        // SAFETY: waits for this process's child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(libc::WEXITSTATUS(status), 17);
     }
@@ -928,7 +916,6 @@ fn a_file_of_another_engine_is_refused() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Any fills of any file, in any order, by any mechanism, with any cutting: the file's bytes.
     #[test]
     fn any_fills_deliver_the_files_bytes(
         size in 0usize..200_000,

@@ -1,4 +1,4 @@
-//! Threads: reads and writes that block, on a few threads of our own.
+//! Threads: reads and writes that block, on a few threads of the library's.
 //!
 //! The way where io_uring is refused, for sources that users write ([`ReadAt`], [`WriteAt`]), and for the last partial
 //! page of a file that is written directly.
@@ -7,9 +7,8 @@
 //!   submit --> queue of (fill or flush, source) --> a thread: read or write, complete
 //! ```
 //!
-//! Threads are started when there is work and none is idle, up to the pool's
-//! maximum, and stay until the pool is dropped. They take none of the program's
-//! signals. If no thread can be started the work is done on the caller's.
+//! Threads are started when there is work and none is idle, up to the pool's maximum, and stay until the pool is
+//! dropped. They take none of the program's signals. If no thread can be started the work is done on the caller's.
 //!
 //! Invariants:
 //!  1. Queued requests are completed, even if the pool is dropped meanwhile.
@@ -36,9 +35,7 @@ use crate::units::PAGE_SIZE;
 const BOUNCE_BYTES: usize = 256 << 10;
 const _: () = assert!(BOUNCE_BYTES.is_multiple_of(PAGE_SIZE));
 
-/// A source of bytes that a user writes: it is read by calls that may block.
-///
-/// A [`BlockingSource`] makes a [`Backend`] of it.
+/// A source of bytes that a user writes, read by calls that may block; a [`BlockingSource`] makes a [`Backend`] of it.
 pub trait ReadAt: Send + Sync + fmt::Debug {
     /// Reads bytes from byte `position` on into `buffer` and returns how many; fewer than asked for if it
     /// likes, but 0 only at the end. Called by several threads at a time. May block.
@@ -59,9 +56,7 @@ pub trait ReadAt: Send + Sync + fmt::Debug {
     }
 }
 
-/// A source that can be written, too, by calls that may block.
-///
-/// [`BlockingSource::for_writing`] makes a [`Backend`] of it.
+/// A source that can be written, too, by calls that may block: [`BlockingSource::for_writing`].
 pub trait WriteAt: ReadAt {
     /// Writes bytes at byte `position` and returns how many; fewer than given if it likes, but not 0. What lies
     /// behind the end makes the source longer, with zeros between. Called by several threads at a time. May block.
@@ -83,11 +78,9 @@ pub trait WriteAt: ReadAt {
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 }
 
-/// What a thread of the pool can read from and write to.
 pub(super) trait Source: Send + Sync {
     /// Fills `fill`; returns how many bytes came. `bounce` is a buffer of the thread's own.
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize>;
-    /// Ends a fill whose read failed.
     fn read_failed(&self, fill: Fill, error: io::Error) {
         fill.complete(Err(error));
     }
@@ -99,7 +92,6 @@ pub(super) trait Source: Send + Sync {
 #[derive(Debug)]
 pub struct BlockingSource<R> {
     source: Arc<R>,
-    /// The same once more, if it may be written.
     writer: Option<Arc<dyn WriteAt>>,
     pool: Arc<ThreadPool>,
 }
@@ -224,15 +216,12 @@ impl<R: ReadAt> Source for BounceBuffered<R> {
 /// A few threads that read and write.
 pub struct ThreadPool {
     shared: Arc<Shared>,
-    /// The process that made it.
     process: u32,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// Notified when there is work or the pool closes.
     wakeup: Condvar,
-    /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
     wait_queue: Arc<WaitQueue>,
     threads_max: usize,
@@ -253,9 +242,8 @@ struct Queued {
 }
 
 impl ThreadPool {
-    /// A pool of at most `threads_max` threads, at least 1, none of which runs yet. [`Backend::has_capacity`]
-    /// says no when more than `queue_max` fills wait; `submit` takes them all the same, each holds frames,
-    /// and those are bounded.
+    /// A pool of at most `threads_max` threads, at least 1, none of which runs yet. [`Backend::has_capacity`] says no
+    /// when more than `queue_max` fills wait; `submit` takes them all the same, as each holds frames.
     pub fn new(wait_queue: Arc<WaitQueue>, threads_max: usize, queue_max: usize) -> Self {
         let shared = Shared {
             state: Mutex::default(),
@@ -276,13 +264,11 @@ impl ThreadPool {
         self.shared.submit(source, work);
     }
 
-    /// A way to submit that does not keep the pool.
     pub(super) fn sender(&self) -> PoolSender {
         PoolSender(Arc::clone(&self.shared))
     }
 
-    /// Waits until all work given to the pool has been completed. Not to be called while work of the
-    /// pool is being completed by the caller: that would never be done.
+    /// Not to be called while work of the pool is being completed by the caller: that would never be done.
     pub(super) fn drain(&self) {
         // Partner: the release in `Shared::run_one`.
         let shared = &self.shared;
@@ -290,8 +276,7 @@ impl ThreadPool {
     }
 }
 
-/// A way to submit to a pool, for a caller that is called by what the pool or the ring beside it completes: it does not
-/// keep the pool, so a thread that drops that waits for what comes by this way, too.
+/// A way to submit to a pool that does not keep it, for a caller that is called by what the pool or the ring completes.
 pub(super) struct PoolSender(Arc<Shared>);
 
 impl PoolSender {
@@ -316,12 +301,11 @@ impl Shared {
             self.wakeup.notify_one()
         }
         if is_alone {
-            // Not one thread could be started, or the pool is closing and this is one of its threads: the work is ours.
+            // No thread could be started, or the pool is closing and this is one of its threads.
             self.work_off();
         }
     }
 
-    /// Starts as many threads as there is work that no idle thread will take.
     fn start_threads(self: &Arc<Self>, state: &mut State) {
         while !state.is_closing && state.queue.len() > state.idle && state.threads.len() < self.threads_max {
             let shared = Arc::clone(self);
@@ -340,7 +324,6 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life: it counts as idle when it starts.
     fn run(&self) {
         crate::sys::signal::block_all();
         let mut bounce = Vec::new();
@@ -360,7 +343,6 @@ impl Shared {
         }
     }
 
-    /// Does all the work there is, on the caller's thread.
     fn work_off(&self) {
         let mut bounce = Vec::new();
         while let Some(queued) = { self.lock().queue.pop_front() } {
@@ -389,8 +371,7 @@ impl Shared {
 }
 
 impl Drop for ThreadPool {
-    /// Waits for the threads, which do what is queued first. A thread of the pool that drops it does not
-    /// wait for itself. In a fork of the process that made it nothing is done: the threads are not here.
+    /// The threads do what is queued first. A thread of the pool does not wait for itself. In a fork nothing is done.
     fn drop(&mut self) {
         if self.process != std::process::id() {
             return;

@@ -1,9 +1,8 @@
 //! Transfer: how one contiguous read or write comes to its end.
 //!
-//! A system call may deliver less than it was asked for. Whether that is the
-//! file's end, and where to go on if not, is decided here, for every mechanism,
-//! by a value that does no input or output. A write falls short as a read does;
-//! it has no end to meet, so one that stands still has failed.
+//! A system call may deliver less than it was asked for. Whether that is the file's end, and where to go on if not, is
+//! decided here, for every mechanism, by a value that does no input or output. A write falls short as a read does; it
+//! has no end to meet, so one that stands still has failed.
 //!
 //! ```text
 //!   0          from        done                     len
@@ -11,43 +10,34 @@
 //!               ^ done, aligned down to what the file's direct I/O needs
 //! ```
 //!
-//! Direct I/O delivers a number of bytes that is not aligned only where the
-//! file ends. Going on from there must begin at an aligned byte, so up to one
-//! block is read a second time; if that brings nothing new, the end it is.
+//! Direct I/O delivers a number of bytes that is not aligned only where the file ends. Going on from there must begin
+//! at an aligned byte, so up to one block is read a second time; if that brings nothing new, the end it is.
 //!
 //! Invariants:
 //!  1. `from <= done <= len`, and `from` is aligned.
 //!  2. Every `Again` has made progress, except after an interruption; so a transfer ends.
 
-/// One contiguous read or write, under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Transfer {
-    /// Bytes wanted; a multiple of `align`.
     len: usize,
-    /// Bytes that have come, or gone.
     done: usize,
     /// Where a call must begin: a power of two, 1 if anywhere.
     align: usize,
 }
 
-/// What to do after a system call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TransferStep {
-    /// All has come.
     Complete,
     /// The file ends after this many bytes of the transfer.
     Ended(usize),
-    /// Ask for [`Transfer::rest`].
     Again,
 }
 
 impl Transfer {
-    /// A transfer of `len` bytes of which none has come.
     pub(super) fn new(len: usize, align: usize) -> Self {
         debug_assert!(align.is_power_of_two() && len > 0);
         Self { len, done: 0, align }
     }
-    /// How many bytes are wanted.
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -6,13 +6,10 @@
 //!   waker:   change, fence, any waiter counted? lock, evaluate theirs -------+
 //! ```
 //!
-//! A waiter leaves a pointer to its condition behind, and the waker evaluates
-//! it: it wakes the threads whose condition is true and, for each backend that
-//! wants a leader (a thread that reaps its completions), one more. So with many
-//! waiters a completion wakes the one that it concerns, and not all of them;
-//! with 32 threads on one file that is a fifth of the context switches. The
-//! waker removes a waiter from the list itself and sets its event after it has
-//! released the lock, so that the woken thread does not wait for that lock.
+//! A waiter leaves a pointer to its condition behind, and the waker evaluates it: it wakes the threads whose condition
+//! is true and, for each backend that wants a leader, one more. So a completion wakes the waiter that it concerns, and
+//! not all of them; with 32 threads on one file that is a fifth of the context switches. The waker sets a waiter's
+//! event after it has released the lock, so that the woken thread does not wait for that.
 //!
 //! Futures wait in the same queue without a thread: see `waker_registry.rs`.
 //!
@@ -48,15 +45,12 @@ struct ParkedWaiters {
     waiters: Vec<ParkedWaiter>,
 }
 
-/// A thread that sleeps, as its wakers know it.
 struct ParkedWaiter {
     condition: *mut WakeCondition<'static>,
-    /// The backend that the sleeper would lead.
     backend: Option<*const dyn Backend>,
     event: Arc<WakeEvent>,
 }
 
-/// What wakes one thread, once.
 #[derive(Default)]
 struct WakeEvent {
     is_set: Mutex<bool>,
@@ -110,8 +104,8 @@ impl WaitQueue {
         }
     }
 
-    /// Wakes the threads for which something may have changed, to look again. To be called after the change, with no
-    /// lock held that a condition takes.
+    /// Wakes the threads for which something may have changed. To be called after the change, with no lock of a
+    /// condition held.
     pub fn wake(&self) {
         self.wake_sleepers();
         if self.waker_registry.has_waiters() {
@@ -129,8 +123,9 @@ impl WaitQueue {
     }
 
     fn wake_sleepers(&self) {
-        // Partners: the fences in `park` and in `WakerRegistry::register`. Either we see the waiter counted and look
-        // for it, or our change came first and it sees that before it sleeps. Of futures: after this, as well.
+        // Partners: the fences in `park` and in `WakerRegistry::register`. Either this thread sees the waiter counted
+        // and looks for it, or its change came first and the waiter sees that before it sleeps. Of futures: after
+        // this, as well.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             let woken_events = self.lock().take_woken(); // and the lock is released
@@ -179,8 +174,7 @@ impl ParkedWaiters {
         event
     }
 
-    /// Removes the waiters whose condition is true, and one for each backend that wants a leader. Their events are to
-    /// be set, with the lock released.
+    /// Their events are to be set with the lock released. One waiter more goes for each backend that wants a leader.
     #[must_use]
     fn take_woken(&mut self) -> Vec<Arc<WakeEvent>> {
         let mut led: Vec<*const ()> = Vec::new();
@@ -195,8 +189,7 @@ impl ParkedWaiters {
 }
 
 impl ParkedWaiter {
-    /// Whether the thread's backend wants a leader, and no thread of those in `led` was woken for it; then the backend
-    /// is put there.
+    /// Whether the thread's backend wants a leader, and is not in `led`, where it is put then.
     fn should_lead(&self, led: &mut Vec<*const ()>) -> bool {
         let Some(backend) = self.backend else { return false };
         // SAFETY: the waiter is in the list, and that is locked: invariant 1 of this file.
@@ -209,7 +202,6 @@ impl ParkedWaiter {
     }
 }
 
-/// Counts a sleeper for as long as it lives.
 struct SleeperCount<'a>(&'a AtomicUsize);
 
 impl<'a> SleeperCount<'a> {

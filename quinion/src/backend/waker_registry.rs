@@ -8,18 +8,15 @@
 //! ```
 //!
 //! A **waiter** is a page, a condition and a waker: the thread that ends a fill of the page evaluates the condition,
-//! and if it is true removes the waiter and calls the waker, once. A future may be dropped before that; its
-//! registration goes with it. Waiters lie in the order of their pages, so a fill looks at those that it concerns and
-//! passes over the rest: with ten thousand of them that is a tenth of the processor's time and less.
+//! and if it is true removes the waiter and calls the waker, once. Waiters lie in the order of their pages, so a fill
+//! looks at those that it concerns only.
 //!
-//! Completions of a ring must be reaped by some thread, its **leader**. The **poller** is a thread that starts with the
-//! first future of a cache that waits, and leads for all of them when no waiting reader does. It sleeps while there are
-//! none, and ends with the cache. A **task** is something that a poll must not do because it may block: the poller does
-//! it.
+//! The **poller** is a thread that starts with the first future of a cache that waits, and leads for all of them when
+//! no waiting reader does. It sleeps while there are none, and ends with the cache. A **task** is something that a poll
+//! must not do because it may block: the poller does it.
 //!
 //! Invariants:
-//!  1. A waker is called, and what a waiter holds is dropped, with the registry unlocked: both run code that is not
-//!     ours.
+//!  1. A waker is called, and what a waiter holds is dropped, with the registry unlocked: both run foreign code.
 //!  2. Between the evaluation of a condition and the registration the registry stays locked.
 //!  3. While there is a waiter, `waiters` is not 0; so every wake of the queue comes here. A condition becomes true
 //!     only by a fill of its page that ends.
@@ -53,7 +50,6 @@ pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
 /// Something that may block, done by the poller.
 pub type BlockingTask = Box<dyn FnOnce() + Send>;
 
-/// The futures that wait, and the state of the poller.
 #[derive(Default)]
 pub(super) struct WakerRegistry {
     state: Mutex<RegistryState>,
@@ -92,7 +88,6 @@ pub struct PageKey {
     pub page: PageIndex,
 }
 
-/// Which waiter: in the order of pages, then of registration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct WaiterId {
     page: PageKey,
@@ -105,21 +100,19 @@ pub(super) struct Waiter {
     pub waker: Waker,
 }
 
-/// What the poller does next.
 enum Task {
     Lead(Arc<dyn Backend>),
     Run(BlockingTask),
 }
 
 impl WakerRegistry {
-    /// Whether any future waits. To be asked after a full fence by a thread that made a change.
+    /// To be asked after a full fence by a thread that made a change.
     #[inline]
     pub(super) fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Calls the wakers of the futures that wait for one of `pages` pages from `first` on and whose condition is true,
-    /// and wakes the poller if a backend wants a leader.
+    /// After a fill of `pages` pages from `first` on.
     pub(super) fn wake_filled(&self, first: PageKey, pages: u32) {
         let mut state = self.lock();
         let ready = state.take_ready(first, pages);
@@ -128,12 +121,10 @@ impl WakerRegistry {
         ready.into_iter().for_each(Waiter::notify);
     }
 
-    /// Wakes the poller if a backend wants a leader.
     pub(super) fn seek_leader(&self) {
         self.wake_poller_to_lead(self.lock());
     }
 
-    /// Has the poller run `task`, after those that came before.
     pub(super) fn push_task(&self, task: BlockingTask) {
         let mut state = self.lock();
         state.tasks.push_back(task);
@@ -150,7 +141,6 @@ impl WakerRegistry {
         Ok(())
     }
 
-    /// Lets the poller end when it has nothing to do.
     pub(super) fn end_poller(&self) {
         let mut state = self.lock();
         if state.poller == Poller::Running {
@@ -177,8 +167,8 @@ impl WakerRegistry {
     /// Registers a waiter, unless its condition is true already; returns its number then.
     pub(super) fn register(&self, page: PageKey, mut waiter: Waiter) -> Option<WaiterId> {
         let counted = WaiterCount::new(&self.waiters);
-        // Partner: the fence in `WaitQueue::wake_filled`. Either the waker sees us counted and
-        // evaluates our condition, or its change came first and we see it now.
+        // Partner: the fence in `WaitQueue::wake_filled`. Either the waker sees this waiter counted and
+        // evaluates its condition, or the waker's change came first and is seen now.
         fence(Ordering::SeqCst);
         let mut state = self.lock();
         if (waiter.condition)() {
@@ -194,14 +184,12 @@ impl WakerRegistry {
         Some(number)
     }
 
-    /// Removes a waiter, if it is still there.
     pub(super) fn cancel(&self, number: WaiterId) -> Option<Waiter> {
         let waiter = self.lock().take(number)?;
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         Some(waiter)
     }
 
-    /// What the poller's thread does.
     pub(super) fn poll(&self) {
         crate::sys::signal::block_all();
         while let Some(task) = self.next_task() {
@@ -213,8 +201,7 @@ impl WakerRegistry {
         }
     }
 
-    /// Leads until there is no waiter, or something else to do; in that case not before a completion has come, so that
-    /// the poller does not switch between two backends for nothing.
+    /// Not before a completion has come, so that the poller does not switch between two backends for nothing.
     fn lead(&self, backend: &dyn Backend) {
         let mut has_looked = false;
         backend.reap(ReapMode::Wait, &mut || {
@@ -258,7 +245,6 @@ impl Waiter {
         waiter.into_iter().for_each(Waiter::wake);
     }
 
-    /// Calls the waker, which is the runtime's code: a panic in it goes no further.
     fn wake(self) {
         let _waking = WakingGuard::new();
         let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -269,16 +255,13 @@ impl Waiter {
 }
 
 std::thread_local! {
-    /// How many wakers the thread is calling, one inside the other, on behalf of fills that end.
     static WAKING: Cell<u32> = const { Cell::new(0) };
 }
 
 std::thread_local! {
-    /// How many [`DeferredWakes`] the thread has.
     static DEFERRING: Cell<u32> = const { Cell::new(0) };
     /// Whether there may be waiters in the list below: it has a destructor, so that to look at it costs more.
     static HAS_DEFERRED: Cell<bool> = const { Cell::new(false) };
-    /// The waiters that became ready meanwhile.
     static DEFERRED: RefCell<Vec<Waiter>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -288,7 +271,6 @@ std::thread_local! {
 pub(crate) struct DeferredWakes(PhantomData<*const ()>);
 
 impl DeferredWakes {
-    /// From now on.
     pub(crate) fn new() -> Self {
         DEFERRING.set(DEFERRING.get() + 1);
         Self(PhantomData)
@@ -312,7 +294,6 @@ pub(crate) fn is_waking() -> bool {
     WAKING.get() > 0
 }
 
-/// Notes that the thread calls a waker, for as long as it lives.
 struct WakingGuard;
 
 impl WakingGuard {
@@ -338,7 +319,7 @@ impl RegistryState {
         number
     }
 
-    /// Removes a waiter. It still holds its backend, so no code but ours is dropped here.
+    /// Removes a waiter. It still holds its backend, so no foreign code is dropped here.
     fn take(&mut self, number: WaiterId) -> Option<Waiter> {
         let waiter = self.waiters.remove(&number)?;
         let address = address(&waiter.backend);
@@ -360,25 +341,21 @@ impl RegistryState {
         ready.into_iter().filter_map(|number| self.take(number)).collect()
     }
 
-    /// A backend that a future waits for and no thread leads.
     fn leaderless(&self) -> Option<Arc<dyn Backend>> {
         let (backend, _) = self.backends.values().find(|(backend, _)| backend.wants_leader())?;
         Some(Arc::clone(backend))
     }
 
-    /// Whether the poller, while it leads, should turn to something else. (Backends that share what is being led do not
-    /// want a leader then.)
+    /// While the poller leads. (Backends that share what is being led do not want a leader then.)
     fn has_other_work(&self) -> bool {
         !self.tasks.is_empty() || self.leaderless().is_some()
     }
 }
 
-/// What tells backends apart.
 fn address(backend: &Arc<dyn Backend>) -> usize {
     Arc::as_ptr(backend).cast::<()>().addr()
 }
 
-/// Counts a waiter while it is being registered, or for good.
 struct WaiterCount<'a>(&'a AtomicUsize);
 
 impl<'a> WaiterCount<'a> {

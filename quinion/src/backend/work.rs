@@ -10,21 +10,15 @@ use std::ops::Range;
 
 use super::{Fill, Flush, FlushError, PagesRead};
 
-/// One request of those above.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Bytes come from the file.
     Fill(Fill),
-    /// Bytes go to the file.
     Flush(Flush),
 }
 
-/// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
-    /// From the file to memory.
     Read,
-    /// From memory to the file.
     Write,
 }
 
@@ -35,14 +29,12 @@ impl Work {
             Self::Flush(_) => Direction::Write,
         }
     }
-    /// Where in the file it begins, in bytes.
     pub(super) fn position(&self) -> u64 {
         match self {
             Self::Fill(fill) => fill.position(),
             Self::Flush(flush) => flush.position(),
         }
     }
-    /// How many bytes it is of.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Fill(fill) => fill.len(),

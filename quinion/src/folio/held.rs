@@ -6,9 +6,8 @@
 //!              +--into_pin--> a user's pin --unpin--> put
 //! ```
 //!
-//! The stamp is what the folio was when it was taken: its first index, its
-//! order and its sequence. None of them changes while it is held, so they are
-//! read from the stamp and not from the descriptor.
+//! The stamp is what the folio was when it was taken: its first index, its order and its sequence. None of them changes
+//! while it is held, so they are read from the stamp and not from the descriptor.
 //!
 //! Invariants:
 //!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
@@ -29,7 +28,6 @@ use quinion_view::folio::{copy, written};
 #[derive(Debug)]
 pub struct HeldFolio<'a> {
     arena: &'a Arena,
-    /// Of `frame`.
     descriptor: &'a Descriptor,
     frame: Frame,
     stamp: FolioStamp,
@@ -55,7 +53,6 @@ impl<'a> HeldFolio<'a> {
         Self { arena, descriptor, frame, stamp: descriptor.stamp_of_fill() }
     }
 
-    /// Its parts; the hold is the caller's to give back.
     pub(super) fn into_parts(self) -> (&'a Arena, Frame) {
         let parts = (self.arena, self.frame);
         std::mem::forget(self);
@@ -93,8 +90,7 @@ impl<'a> HeldFolio<'a> {
     pub fn drops_behind(&self) -> bool {
         self.stamp.drops_behind()
     }
-    /// What may be done with its page at `index` now: while the folio is filled, pages become readable as their
-    /// parts of it land.
+    /// What may be done with its page at `index` now: while the folio is filled, its pages become readable one by one.
     ///
     /// # Panics
     /// If the folio does not cover `index`.
@@ -138,8 +134,7 @@ impl<'a> HeldFolio<'a> {
         bytes
     }
 
-    /// Copies pages that may be being written, from `inside` the folio on: each by itself, in a quiet moment, or
-    /// under its lock if none was found.
+    /// Copies each page by itself, in a quiet moment, or under its lock if none was found.
     #[cold]
     fn copy_out_written(&self, inside: usize, to: &mut [u8]) {
         for part in written::parts(inside, to.len()) {
@@ -190,14 +185,12 @@ impl<'a> HeldFolio<'a> {
         pages as usize * PAGE_SIZE - inside % PAGE_SIZE
     }
 
-    /// Which of the folio's pages the one at `index` is.
     fn page_of(&self, index: PageIndex) -> u32 {
         let page = index.0.wrapping_sub(self.first().0);
         assert!(page < u64::from(self.order().pages()), "the folio covers the page");
         page as u32
     }
 
-    /// Where in the folio byte `position` of the file lies.
     pub(super) fn inside(&self, position: u64) -> usize {
         let inside = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
         assert!(inside < self.order().bytes() as u64, "the folio covers the position");

@@ -1,7 +1,7 @@
 //! Locked: a folio that is held and locked, as a value: its owner may bring its first bytes.
 //!
 //! ```text
-//!   inserted by us --of_new--.                         .--finish: bytes came      zeros around them; up to date
+//!   just inserted  --of_new--.                         .--finish: bytes came      zeros around them; up to date
 //!                             >-- Locked --write, zero-<
 //!   Held ----------lock------'                          `--unlock                 as it was: what it had, it has
 //! ```
@@ -16,7 +16,6 @@
 //!
 //! Of a folio that is not up to date one range of bytes is known to be written. A write that does not touch that range
 //! has the bytes between set to zero, so that the range stays one; what is left around it is set to zero in the end.
-//! A caller that writes a folio from its first byte to its last, in any number of calls, has nothing set to zero.
 //!
 //! Invariants:
 //!  1. One value is one hold and one lock; both are given back once, on whatever way out.
@@ -26,8 +25,7 @@
 //! Not an invariant: that the folio is in the index. It may be taken out at any time; then it is its holders' until
 //! they let it go, and [`FinishOutcome::Left`] says so.
 //!
-//! It wakes no thread: wait queues belong to the modules above. A thread that waits for what is unlocked here is
-//! woken by `mapping/grab.rs`.
+//! It wakes no thread: `mapping/grab.rs` wakes the threads that wait for what is unlocked here.
 
 use std::ops::Range;
 
@@ -60,7 +58,6 @@ pub enum FinishOutcome {
 /// A folio that is held and locked. Dropping it leaves the folio as it is, unlocks it and gives the hold back.
 #[derive(Debug)]
 pub struct LockedFolio<'a> {
-    /// There until it is given back.
     held: Option<HeldFolio<'a>>,
     state: LockedState,
     /// Of a folio that is not up to date: which of its bytes are written. Of another: those that were touched.
@@ -142,8 +139,8 @@ impl<'a> LockedFolio<'a> {
         }
         self.reach(&at);
         let to = self.address(&at);
-        // SAFETY: the folio is locked by us and has no bytes yet, so its frames are ours alone to write; the range lies
-        // in them. The source is a slice: if it is of an arena, it is pinned, and this folio is not.
+        // SAFETY: this thread has locked the folio, which has no bytes yet, so its frames are this thread's alone; the
+        // range lies in them. The source is a slice: if it is of an arena, it is pinned, and this folio is not.
         unsafe { copy::copy_in(bytes.as_ptr(), to, bytes.len()) };
         self.touch(at);
         Ok(())
@@ -201,7 +198,6 @@ impl<'a> LockedFolio<'a> {
         }
     }
 
-    /// Where `len` bytes at file position `position` lie in the folio.
     fn range(&self, position: u64, len: usize) -> Range<usize> {
         let start = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
         let bytes = self.order().bytes();

@@ -19,9 +19,8 @@
 //! Invariants:
 //!  1. The sequence is even exactly while the descriptor names a folio that the index may hold.
 //!  2. Mapping, index and order change only while the sequence is odd.
-//!  3. The bytes of a steady folio do not change while its sequence stays the same; those of a written one change
-//!     page by page, each while its own sequence is odd ([`written`](crate::arena::written)), and
-//!     not while it is pinned.
+//!  3. The bytes of a steady folio do not change while its sequence stays the same; those of a written one change page
+//!     by page, each while its own sequence is odd ([`written`](crate::arena::written)), and not while it is pinned.
 //!  4. A frame is given back to the arena by exactly one party: the thread that retires a folio without
 //!     holds, or a thread that drops the last hold of a detached one.
 //!  5. A thread that writes bytes has called [`before_bytes`](crate::arena::before_bytes) on the same thread;

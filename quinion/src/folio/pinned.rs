@@ -21,7 +21,6 @@ use super::held::{HeldFolio, unpin};
 #[derive(Clone)]
 pub struct Pinned(Arc<Pins>);
 
-/// What the clones of a [`Pinned`] share.
 struct Pins {
     arena: Arc<Arena>,
     /// One folio, most often: it takes no memory beside this.
@@ -31,18 +30,15 @@ struct Pins {
     /// Pages of folios that were pinned by this value first, and are not counted yet.
     uncounted_pages: u64,
     process: ForkGuard,
-    /// Is told when the pins are gone.
     after: Option<(Arc<dyn UnpinObserver>, Range<PageIndex>)>,
-    /// The bytes mapped a second time, in one piece, if they were asked for so; `None`: they cannot be. Ends before the
-    /// pins do.
+    /// The bytes mapped a second time, in one piece; `None`: they cannot be. Ends before the pins do.
     mapped: OnceLock<Option<AdjacentMapping>>,
     /// The bytes copied, if they were asked for in one piece and cannot be mapped so.
     copied: OnceLock<Box<[u8]>>,
 }
 
-/// What is lent where a memory file has no bytes: it lies with the program's constants, which the system shares. It
-/// begins with a page, as the bytes of files do, so that a thread that hands chunks to a device finds them aligned
-/// alike.
+/// What is lent where a memory file has no bytes: one of the program's constants. It begins with a page, as the bytes
+/// of files do, so that a device finds chunks aligned alike.
 static ZEROS: Zeros = Zeros([0; 64 << 10]);
 
 #[repr(align(4096))]
@@ -65,8 +61,7 @@ impl PinnedExtent {
     fn is_zeros(&self) -> bool {
         std::ptr::eq(self.first, ZEROS.0.as_ptr())
     }
-    /// Whether bytes from `first` on, of a folio, are more of the same. Those that lie behind the shared zeros are not,
-    /// whatever stands there.
+    /// Whether bytes from `first` on, of a folio, are more of the same. Those behind the shared zeros are not.
     fn is_followed_by(&self, first: *const u8) -> bool {
         !self.is_zeros() && std::ptr::eq(self.first.wrapping_add(self.len), first)
     }
@@ -82,7 +77,6 @@ impl PinnedExtent {
 #[derive(Clone, Debug)]
 pub struct Chunks<'a> {
     extents: std::slice::Iter<'a, PinnedExtent>,
-    /// What is left of the extent before.
     left: PinnedExtent,
 }
 
@@ -94,11 +88,10 @@ impl<'a> Iterator for Chunks<'a> {
             self.left = *self.extents.next()?;
         }
         let (first, len) = self.left.take_piece();
-        // SAFETY: every extent is of the zeros, which are constant,
-        // or lies in pages that were read and that the pins keep. They are not written:
-        // a fill does not write a page again; a writer changes no page that is pinned, and writers that
-        // were in one had left when the pin was given; and a change of the file replaces folios. They stay mapped as
-        // long as the arena lives, which the `Pinned` shares that is borrowed for `'a`.
+        // SAFETY: every extent is of the zeros, which are constant, or lies in pages that were read and that the pins
+        // keep. They are not written: a fill does not write a page again; a writer changes no page that is pinned, and
+        // writers that were in one had left when the pin was given; and a change of the file replaces folios. They stay
+        // mapped as long as the arena lives, which the `Pinned` shares that is borrowed for `'a`.
         Some(unsafe { std::slice::from_raw_parts(first, len) })
     }
 }
@@ -183,12 +176,10 @@ impl Pinned {
         bytes
     }
 
-    /// To add to them: there is no clone before they are handed out.
     fn pins(&mut self) -> &mut Pins {
         Arc::get_mut(&mut self.0).expect("pins that are being gathered are not shared")
     }
 
-    /// Has `after` told when these pins of folios in `pages` are gone.
     pub(crate) fn tell(&mut self, after: Arc<dyn UnpinObserver>, pages: Range<PageIndex>) {
         self.pins().after = Some((after, pages));
     }
@@ -233,14 +224,12 @@ impl Pinned {
         self.pins().count_pages()
     }
 
-    /// The first frames of the folios that are pinned.
     pub(crate) fn frames(&self) -> &[Frame] {
         &self.0.frames
     }
 }
 
 impl Pins {
-    /// Undoes a pin of which nothing is lent.
     #[cold]
     fn give_back(&mut self, frame: Frame) {
         self.count_pages();
@@ -248,20 +237,17 @@ impl Pins {
         self.arena.sub_pinned(last.map_or(0, |order| u64::from(order.pages())));
     }
 
-    /// Counts what was pinned since the last call; how many pages all pins keep now.
     fn count_pages(&mut self) -> u64 {
         self.arena.add_pinned(std::mem::take(&mut self.uncounted_pages))
     }
 }
 
-/// The bytes in one slice: as [`Pinned::mapped`], or copied, once, at the first call, where that has none.
 impl AsRef<[u8]> for Pinned {
     fn as_ref(&self) -> &[u8] {
         self.mapped().unwrap_or_else(|| self.0.copied.get_or_init(|| self.to_vec().into_boxed_slice()))
     }
 }
 
-/// The bytes in pieces, as [`Pinned::chunks`].
 impl<'a> IntoIterator for &'a Pinned {
     type Item = &'a [u8];
     type IntoIter = Chunks<'a>;
@@ -271,8 +257,7 @@ impl<'a> IntoIterator for &'a Pinned {
     }
 }
 
-/// Whole folios of a memory file, pinned: memory of this process with an address, which is neither freed nor moved as
-/// long as this lives.
+/// Whole folios of a memory file, pinned: memory of this process that is neither freed nor moved as long as this lives.
 ///
 /// They are the file's: a reader of it sees what is in them. A write to the file finds them pinned, and does what its
 /// handle says ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
@@ -280,7 +265,6 @@ pub struct PinnedFolios {
     pinned: Pinned,
     /// Of each folio its first frame, its position in the file and its length, in bytes.
     folios: Vec<(Frame, u64, usize)>,
-    /// What was asked for begins at this byte of the file.
     position: u64,
 }
 
@@ -320,11 +304,9 @@ impl fmt::Debug for PinnedFolios {
 }
 
 impl PinnedFolios {
-    /// None yet, for a caller that asked for what begins at byte `position`.
     pub(crate) fn new(pinned: Pinned, position: u64) -> Self {
         Self { pinned, folios: Vec::new(), position }
     }
-    /// Pins a held folio, that follows the last.
     pub(crate) fn add(&mut self, held: HeldFolio<'_>) {
         let (frame, position, len) = (held.frame(), held.first().first_byte(), held.order().bytes());
         self.pinned.add(held, position, || len);

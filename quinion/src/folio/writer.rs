@@ -8,12 +8,11 @@
 //!                                   +--drop--> its sequence even, the lock given back
 //! ```
 //!
-//! [`FolioWriter::write`] and [`FolioWriter::zero`] step from page to page. Writers of different pages of one folio do
-//! not meet. Why readers get whole pages is told in [`arena::written`](crate::arena::written).
+//! Writers of different pages of one folio do not meet. Why readers get whole pages is told in
+//! [`arena::written`](crate::arena::written).
 //!
 //! A pinned folio is not written: its user was promised bytes that do not change. The writer gets
-//! [`WriteRefused::Pinned`], before it has changed a byte of that page, and the path above detaches the folio or
-//! copies the page.
+//! [`WriteRefused::Pinned`] before it has changed a byte of that page.
 //!
 //! Invariants:
 //!  1. The owner of a [`PageWriter`] is alone in the page, and found it unpinned when it was alone.
@@ -61,7 +60,6 @@ impl HeldFolio<'_> {
 }
 
 impl<'h> FolioWriter<'h> {
-    /// See [`HeldFolio::writer`].
     #[inline]
     fn begin(held: &'h HeldFolio<'h>) -> Result<Self, WriteRefused> {
         held.arena().view().own(held.frame()).begin_writes()?;
@@ -94,8 +92,7 @@ impl<'h> FolioWriter<'h> {
         }
     }
 
-    /// Writes `bytes` at file position `position`, page by page. May wait for other writers and slow readers of
-    /// each page.
+    /// Writes `bytes` at file position `position`, page by page. May wait for writers and slow readers of each page.
     ///
     /// # Panics
     /// If the folio does not cover all of the range, and as [`FolioWriter::page`].

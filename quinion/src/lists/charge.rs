@@ -10,9 +10,8 @@
 //!   remove     - pages              a folio that leaves its ring other than by its head
 //! ```
 //!
-//! A pool is charged for what its rings list and for what a thread is about to list there. Such a thread has
-//! a [`Charge`], which refunds what was not used when it is dropped; so each page is refunded once, by the
-//! ring or by the charge, and never by both.
+//! A thread that is about to list folios has a [`Charge`], which refunds what was not used when it is dropped; so each
+//! page is refunded once, by the ring or by the charge.
 //!
 //! Invariants (asserted by [`Lists::check`](super::Lists::check)):
 //!  1. Under the lock of the rings, what a pool is charged for and is not outstanding is what its rings list.
@@ -33,7 +32,6 @@ use super::Lists;
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// A page charged, in a word.
 const CHARGED: u64 = 1 << 32;
 
 /// What one pool is charged for, and how much it may be.
@@ -51,8 +49,7 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Pages charged, and those of them that are not listed yet. Relaxed, here and below: only the word
-    /// itself is read, and the rings' content is behind their lock.
+    /// Pages charged, and those not listed yet. Relaxed, here and below: the rings' content is behind their lock.
     pub fn read(&self) -> (u64, u64) {
         let word = self.word.load(Ordering::Relaxed);
         (word / CHARGED, word % CHARGED)
@@ -65,7 +62,6 @@ impl Account {
         self.limit.store(pages, Ordering::Relaxed);
     }
 
-    /// Charges what of `wanted` pages the limit allows, in whole folios of `unit`; returns the pages.
     fn charge(&self, wanted: u32, unit: Order) -> u32 {
         let limit = self.limit();
         let granted = |word: u64| {
@@ -99,11 +95,9 @@ pub struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// A charge of nothing.
     pub(super) fn none(lists: &'a Lists, pool: PoolNumber) -> Self {
         Self { lists, pool, pages: 0 }
     }
-    /// What of `wanted` pages the pool's limit allows, in whole folios of `unit`.
     pub(super) fn of(lists: &'a Lists, pool: PoolNumber, wanted: u32, unit: Order) -> Self {
         Self { pages: lists.account(pool).charge(wanted, unit), lists, pool }
     }
@@ -137,7 +131,6 @@ impl Drop for Charge<'_> {
     }
 }
 
-/// What changes in one pool's account while the lock of the rings is held.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct ChargeDelta {
     pub pool: PoolNumber,

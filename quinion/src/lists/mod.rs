@@ -7,28 +7,23 @@
 //!   removal      tree lock --> remove, retire                   and only then are its frames freed
 //! ```
 //!
-//! A ring is a queue of frame numbers, oldest first, in **chunks** of the size of a cell; `rings.rs`
-//! implements it. A folio's place in it stands in the descriptor of its first frame, in the two numbers
-//! that are the arena's while the frame is free. So a folio that leaves other than by the head of its
-//! ring is taken off before its frames are given back.
+//! A ring is a queue of frame numbers, oldest first, in **chunks** of the size of a cell (`rings.rs`). A folio's place
+//! in it stands in the descriptor of its first frame, in the two numbers that are the arena's while the frame is free.
+//! So a folio that leaves other than by the head of its ring is taken off before its frames are given back.
 //!
-//! **One lock** guards all rings. Under it nothing is allocated: a thread that will list
-//! something has a [`ListReservation`] of the room for it first, for which chunks are
-//! taken from the arena if they are missing. A frame that is popped keeps the room that
-//! it had, reserved, until it is listed again or known to be gone. So there is room
-//! for every live folio, and what is not listed is reserved:
+//! **One lock** guards all rings. Under it nothing is allocated: a thread that will list something has a
+//! [`ListReservation`] of the room for it first. A frame that is popped keeps its room, reserved, until it is listed
+//! again or known to be gone:
 //!
 //! ```text
 //!   folios of the trees that are not listed  <=  entries reserved
 //! ```
 //!
-//! A thread that lists and one that removes may meet: a folio can be retired between its insertion
-//! (or its relisting) and the list. Only what is live is listed, and what is to be retired
-//! is retired under the lock, or removed after it: so it is either seen dead, or listed, and then found.
+//! A folio can be retired between its insertion (or its relisting) and the list. Only what is live is listed, and what
+//! is to be retired is retired under the lock, or removed after it: so it is either seen dead, or found listed.
 //!
-//! Each **pool** has rings of its own, as many as every other: those of pool p are p times that many and on. What a
-//! pool lists and is about to list is its charge, in `charge.rs`: a reservation carries one, for the pages that its
-//! entries will weigh.
+//! Each **pool** has rings of its own. What it lists and is about to list is its charge (`charge.rs`): a reservation
+//! carries one, for the pages that its entries will weigh.
 //!
 //! Invariants (asserted by [`Lists::check`] and `Mapping::check`):
 //!  1. Those of `rings.rs` and of `charge.rs`.
@@ -55,7 +50,6 @@ use charge::{Account, ChargeDelta};
 pub use charge::{Charge, UNLIMITED};
 use rings::{Position, RingStorage, Rings};
 
-/// Words of a cell.
 const SLOTS: usize = 64;
 /// Chunks taken beyond those that are missing, for the next ones.
 const CHUNKS_AHEAD: u64 = 8;
@@ -71,7 +65,6 @@ pub struct Lists {
     rings: RankedMutex<Rings<SLOTS>>,
     /// Entries for which there is room and no reservation.
     unreserved: AtomicI64,
-    /// How many rings a pool has.
     pool_rings: usize,
     accounts: Box<[Account]>,
     process: ForkGuard,
@@ -124,8 +117,7 @@ impl Drop for ListReservation<'_> {
     }
 }
 
-/// The view, as the rings want it: of the frames that there were when their lock was taken. What is listed came by an
-/// earlier hold of the lock, or is the caller's.
+/// Of the frames that there were when the lock was taken. What is listed came by an earlier hold, or is the caller's.
 struct ListPositions<'a>(GrownView<'a>);
 
 impl RingStorage for ListPositions<'_> {
@@ -165,8 +157,7 @@ impl Lists {
     /// Sees to it that there are rings for `pool`, and for all pools before it. They stay.
     pub fn add_pool(&self, pool: PoolNumber) {
         let mut guard = self.lock();
-        // Memory that the rings need is free no more; the guard says so when it goes. That there may be less than none
-        // is made up for by a thread that wants some next.
+        // Memory that the rings need is free no more; the guard says so when it goes.
         guard.rings.grow_to((usize::from(pool.0) + 1) * self.pool_rings);
     }
 
@@ -313,7 +304,6 @@ pub struct ListsGuard<'a> {
     rings: RankedGuard<'a, Rings<SLOTS>>,
     /// Entries for which there was room when `Lists::unreserved` was last right.
     free: i64,
-    /// What has changed in a pool's account since that was last right.
     tally: ChargeDelta,
 }
 
@@ -355,15 +345,13 @@ impl<'a> ListsGuard<'a> {
     pub fn pools(&self) -> usize {
         self.rings.rings() / self.lists.pool_rings
     }
-    /// The pool that `ring` is of.
     fn pool_of(&self, ring: usize) -> PoolNumber {
         PoolNumber((ring / self.lists.pool_rings) as u8)
     }
 
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
     /// the reservation then, and of its charge the folio's pages. What that does not cover is charged now, whatever
-    /// the limit: a caller that has a limit to keep brings a charge. Returns the folio's pages if it is listed now by
-    /// this call, else 0.
+    /// the limit: a caller that has a limit to keep brings a charge. Returns the pages that it has listed.
     pub fn list(&mut self, frame: Frame, ring: usize, reservation: &mut ListReservation<'_>) -> u64 {
         let word = self.word(frame);
         if !word.is_live() || self.holds(frame) {
@@ -404,8 +392,7 @@ impl<'a> ListsGuard<'a> {
     pub fn pop(&mut self, ring: usize, reservation: &mut ListReservation<'_>) -> Option<(Frame, Order)> {
         let places = self.places();
         let (frame, order) = self.rings.pop(&places, ring)?;
-        // A scan waits for one descriptor after the other, and each is far away: that of a folio to come is fetched
-        // meanwhile.
+        // Each descriptor is far away: that of a folio to come is fetched meanwhile.
         if let Some(frame) = self.rings.ahead(&places, ring, FETCHED_AHEAD) {
             self.grown.prefetch(frame);
         }
@@ -418,8 +405,7 @@ impl<'a> ListsGuard<'a> {
         Some((frame, order))
     }
 
-    /// Moves the oldest of `ring` to the young end of `to`, which may be another pool's, whatever its limit. Whether
-    /// there was one.
+    /// Moves the oldest of `ring` to the young end of `to`, which may be another pool's. Whether there was one.
     pub fn move_oldest(&mut self, ring: usize, to: usize) -> bool {
         let places = self.places();
         let Some((frame, order)) = self.rings.pop(&places, ring) else { return false };
@@ -460,7 +446,6 @@ impl<'a> ListsGuard<'a> {
         self.tally.outstanding += outstanding;
     }
 
-    /// Brings the pool's account up to date.
     fn settle(&mut self) {
         let ChargeDelta { pool, charged, outstanding } = std::mem::take(&mut self.tally);
         if (charged, outstanding) != (0, 0) {

@@ -7,17 +7,14 @@
 //!   position of frame 9: (this chunk, slot 3)         spare ---> [ ] ---> [ ]
 //! ```
 //!
-//! A chunk is `SLOTS` words: the number of its ring, the next chunk, and entries, each a
-//! frame and its order. Frames join at the tail and leave at the head. One that leaves from elsewhere
-//! leaves its entry **dead** (0), to be stepped over when the head comes to it; when a
-//! ring has more dead entries than living ones and a chunk's worth, all of it
+//! A chunk is `SLOTS` words: the number of its ring, the next chunk, and entries, each a frame and its order. Frames
+//! join at the tail and leave at the head. One that leaves from elsewhere leaves its entry **dead** (0), to be stepped
+//! over when the head comes to it; when a ring has more dead entries than living ones and a chunk's worth, all of it
 //! goes round once, which leaves the living in their order and the dead behind.
 //!
-//! **Room.** An entry that is occupied, living or dead, takes a slot. A ring of n occupied
-//! entries has n / E + 2 chunks at most, E being a chunk's entries: all but the first and
-//! the last are full. So R rings with as many chunks together as that says for their sum, and 2 R
-//! more, always have a spare one when a tail is full. [`Rings::free_entries`] is what is left of this: the
-//! entries that may join. To move an entry needs no room, as it takes none.
+//! **Room.** A ring of n occupied entries, living or dead, has n / E + 2 chunks at most, E being a chunk's entries: all
+//! but the first and the last are full. So R rings with as many chunks together as that says for their sum, and 2 R
+//! more, always have a spare one when a tail is full. [`Rings::free_entries`] is what is left of this.
 //!
 //! Invariants (asserted by [`Rings::check`]):
 //!  1. A frame has a position exactly while one living entry names it, and the position is that entry's.
@@ -34,7 +31,6 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::units::{Frame, Order};
 
-/// No chunk.
 const NIL: u32 = 0;
 /// A dead entry; frame 0 is never a folio's.
 const DEAD: u32 = 0;
@@ -47,17 +43,13 @@ const ORDER_BITS: u32 = 4;
 /// Where a frame's entry is: a chunk, and the entry's number in it.
 pub type Position = (u32, u32);
 
-/// Where chunks and positions are kept.
 pub trait RingStorage {
-    /// The words of a chunk.
     fn words(&self, chunk: u32) -> &[AtomicU32];
     /// Where the frame's entry is; `None`: it has none.
     fn position(&self, frame: Frame) -> Option<Position>;
-    /// Sets it.
     fn set_position(&self, frame: Frame, position: Option<Position>);
 }
 
-/// What is listed of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Ring {
     head: u32,
@@ -68,7 +60,6 @@ struct Ring {
     end: u32,
     live: u64,
     dead: u64,
-    /// Pages of the living.
     pages: u64,
 }
 
@@ -79,7 +70,6 @@ pub struct Rings<const SLOTS: usize> {
     spare: u32,
     spares: u64,
     chunks: u64,
-    /// Entries of all rings, living and dead.
     occupied: u64,
 }
 
@@ -104,21 +94,17 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     pub fn grow_to(&mut self, rings: usize) {
         self.rings.resize(rings.max(self.rings.len()), Ring::default());
     }
-    /// How many rings there are.
     pub fn rings(&self) -> usize {
         self.rings.len()
     }
 
-    /// Pages listed in `ring`.
     pub fn pages(&self, ring: usize) -> u64 {
         self.rings[ring].pages
     }
-    /// Pages listed in each of `N` rings from `first` on.
     pub fn pages_from<const N: usize>(&self, first: usize) -> [u64; N] {
         let rings = self.rings[first..].first_chunk::<N>().expect("there are so many rings");
         std::array::from_fn(|at| rings[at].pages)
     }
-    /// Frames listed in all rings.
     pub fn listed(&self) -> u64 {
         self.rings.iter().map(|ring| ring.live).sum()
     }
@@ -128,7 +114,6 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         chunks * Self::ENTRIES as i64 - self.occupied as i64
     }
 
-    /// Adds an unused chunk.
     pub fn put_spare(&mut self, storage: &impl RingStorage, chunk: u32) {
         self.chunks += 1;
         self.release(storage, chunk);
@@ -173,8 +158,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         None
     }
 
-    /// The frame that is popped of `ring` after `ahead` others, if it stands in the same chunk as the oldest: a hint of
-    /// what is looked at soon.
+    /// The frame that is popped of `ring` after `ahead` others, if it stands in the same chunk as the oldest; a hint.
     #[inline]
     pub fn ahead(&self, storage: &impl RingStorage, ring: usize, ahead: u32) -> Option<Frame> {
         let (at, entries) = (&self.rings[ring], Self::ENTRIES as u32);
@@ -186,8 +170,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         (found != DEAD).then(|| frame_of(found).0)
     }
 
-    /// Takes `frame` out of the ring in which it is, if it is in one; which that was, and its order. May have the
-    /// ring go round.
+    /// Returns the ring that the frame was in, and its order. May have the ring go round.
     pub fn remove(&mut self, storage: &impl RingStorage, frame: Frame) -> Option<(usize, Order)> {
         let (chunk, slot) = storage.position(frame)?;
         let ring = word(storage, chunk, RING).load(Ordering::Relaxed) as usize;
@@ -202,7 +185,6 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Some((ring, order))
     }
 
-    /// The ring that a frame stands in.
     pub fn ring_of(&self, storage: &impl RingStorage, frame: Frame) -> Option<usize> {
         let (chunk, _) = storage.position(frame)?;
         Some(word(storage, chunk, RING).load(Ordering::Relaxed) as usize)
@@ -276,8 +258,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         self.spares += 1;
     }
 
-    /// What is wrong with the rings, if anything. `wrong` says what is wrong with a listed frame of this order.
-    /// Cost: all entries.
+    /// What is wrong with the rings, if anything, and by `wrong` with a listed frame of this order. Cost: all entries.
     pub fn check(
         &self,
         storage: &impl RingStorage,
@@ -385,10 +366,8 @@ mod tests {
     enum Op {
         Push(usize, u32, u8),
         Pop(usize),
-        /// From the head of one to the tail of the other.
         Move(usize, usize),
         Remove(u32),
-        /// So many from a frame on.
         RemoveMany(u32, u32),
     }
 

@@ -31,9 +31,7 @@ pub enum Backing {
 /// What a memory file has besides its pages.
 #[derive(Debug)]
 pub struct MemoryBacking {
-    /// The largest folio that writers make.
     pub(super) folio_order_max: Order,
-    /// Where its folios go when memory is short; `None`: they stay.
     pub(super) spill: Option<SpillTarget>,
     /// Pages of values in the tree that stand for what is in the spill file; changed under the tree's lock.
     pub(super) spilled: AtomicU64,

@@ -14,14 +14,9 @@
 //!                    4 covers last? it is the last one, and no step is taken past it
 //! ```
 //!
-//! A batch is gathered without a lock. What a slot names is a hint; the
-//! descriptor gives the hold only if it is this mapping's folio and covers the
-//! index. The slot is looked at again behind the hold, so that a folio which
-//! was taken out or replaced in between is not handed out although a newer one
-//! stands there: then the walk begins again, at the same index.
-//!
-//! A [`ReadBatch`] is a place on the stack for 31 holds. Whatever way it goes
-//! out of scope, its holds are given back.
+//! A batch is gathered without a lock. What a slot names is a hint; the descriptor gives the hold only if it is this
+//! mapping's folio and covers the index. The slot is looked at again behind the hold, so that a folio which was taken
+//! out or replaced in between is not handed out: then the walk begins again, at the same index.
 //!
 //! Invariants:
 //!  1. The folios of a batch follow each other without a gap; the first covers the first index asked for.
@@ -30,8 +25,7 @@
 //!  3. No slot is read behind the folio that covers the last index.
 //!  4. Nothing waits, and no lock is taken.
 //!
-//! Not an invariant: that a held folio is still in the index; that [`BatchEnd::Absent`] is a hole. Only the tree
-//! lock tells a hole.
+//! Not an invariant: that a held folio is still in the index; that [`BatchEnd::Absent`] is a hole: only the lock tells.
 //!
 //! Cost: one descent for the first folio; a slot for each further one in the same leaf, and a slot to
 //! confirm each. A reader of one folio needs no batch: `Mapping::try_hold` is the same without.
@@ -52,12 +46,11 @@ pub const BATCH_FOLIOS_MAX: usize = 31;
 /// How often a folio that changes under the reader is sought before it counts as absent.
 const TRIES: u32 = 8;
 
-/// Up to [`BATCH_FOLIOS_MAX`] held folios that follow each other. Dropping it gives all holds back, and so
-/// does the next use of it. It is not for keeping: as long as it lives, none of its folios is evicted.
+/// Up to [`BATCH_FOLIOS_MAX`] held folios that follow each other. Dropping it or using it again gives all holds back.
+/// It is not for keeping: as long as it lives, none of its folios is evicted.
 #[derive(Debug)]
 pub struct ReadBatch<'a> {
-    /// Places that hold nothing are not touched, neither by a new batch nor by its end: a read of one page pays for
-    /// one.
+    /// Places that hold nothing are not touched: a read of one page pays for one.
     folios: ArrayVec<HeldFolio<'a>, BATCH_FOLIOS_MAX>,
 }
 
@@ -197,8 +190,7 @@ impl Mapping {
         self.gather(&self.arena().view().grown(), index, last, batch, BatchRules::CONTIG)
     }
 
-    /// What both of them are, by rules of the caller's, and with a keeper of nodes that sees every slot
-    /// read: for tests and measurements.
+    /// Both of them by rules of the caller's, with a keeper of nodes that sees every slot read: for tests.
     ///
     /// # Panics
     /// If `rules.folios_max` is out of its range.
@@ -218,12 +210,10 @@ impl Mapping {
         }
         let mut walk = Walker::new(slab, &self.record().root, index.0);
         loop {
-            // 1
             let (held, readable) = match self.hold_at(&mut walk) {
                 Ok(held) => held,
                 Err(end) => return end,
             };
-            // 2
             let reads = rules.stops == StopRule::NotReadyOrMarked;
             if reads && readable != ReadableState::Yes {
                 return Self::stop_at_unready(held, batch);
@@ -231,7 +221,6 @@ impl Mapping {
             walk.step_past(held.order().0);
             let marked = held.has_marker();
             batch.push(held);
-            // 3, 4
             if walk.index() > last.0 && rules.at_end == LastFolioRule::LookPast {
                 std::hint::black_box(walk.load());
             }
@@ -247,10 +236,8 @@ impl Mapping {
         }
     }
 
-    /// Holds the folio that covers the walker's index, and says what may be done with it. A folio that left
-    /// between the slot and the hold refuses it. One that left right behind the hold is noticed by a second
-    /// look, at the slot, if it was replaced there, and at the descriptor, if the slot's node went as well.
-    /// It is sought anew, at the same index and from the root.
+    /// Holds the folio that covers the walker's index, and says what may be done with it. One that left right behind
+    /// the hold is noticed by a second look, at the slot and at the descriptor, and sought anew from the root.
     #[inline]
     fn hold_at<S: RacySlots + ?Sized>(
         &self,
@@ -272,7 +259,6 @@ impl Mapping {
         Err(BatchEnd::Absent)
     }
 
-    /// A folio that is being filled: the only one, or left out.
     fn stop_at_unready<'a>(held: HeldFolio<'a>, batch: &mut ReadBatch<'a>) -> BatchEnd {
         if !batch.is_empty() {
             return BatchEnd::NotReady;

@@ -1,7 +1,6 @@
 //! Check: the invariants of a mapping, compared with what is in the tree, the descriptors and the rings.
 //!
-//! Property tests call it after every step. It walks the whole tree under its lock, and takes the lists' lock under
-//! that.
+//! Property tests call it after every step. It walks the whole tree under its lock, and takes the lists' lock under it.
 
 use crate::units::{Frame, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind};

@@ -11,19 +11,17 @@
 //!   end_writeback of a run:  w -> clean, or -> d if it failed              the last of a folio gives its hold back
 //! ```
 //!
-//! The bits say what is so, page by page (`arena/dirty.rs`). The flags sum them up for a caller that looks at one
-//! folio, and the marks for a caller that looks for folios. There is a third mark, **to write**: an integrity sync puts
-//! it on every entry that is dirty when it begins ([`MappingGuard::tag_to_write`]) and then takes those and no others,
-//! so that a thread that goes on writing does not keep it from ending. The mark goes when the folio's last dirty page
-//! is taken or forgotten, by the thread that does that, and in no other way: a sync that does not find it finds the
-//! page under write-back.
+//! The flags sum the bits (`arena/dirty.rs`) up for a caller that looks at one folio, and the marks for a caller that
+//! looks for folios. There is a third mark, **to write**: an integrity sync puts it on every entry that is dirty when
+//! it begins ([`MappingGuard::tag_to_write`]) and then takes those and no others, so that a thread that goes on writing
+//! does not keep it from ending. The mark goes only when the folio's last dirty page is taken or forgotten: a sync that
+//! does not find it finds the page under write-back.
 //!
-//! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
-//! its pages set is done ([`Mapping::is_dirty`]).
+//! All of it changes under the tree lock. Only a writer who finds the bits of its pages set needs none.
 //!
-//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts and are not written again.
-//! The pages of it that are being written stay held until that write ends, and are counted until then (`detached`), so
-//! that a thread that cuts or punches the file can tell when the device has let go.
+//! A folio that **leaves** the index is not dirty any more, and its dirty pages are not written again. Those of it that
+//! are being written stay held and counted until that write ends (`detached`), so that a thread that cuts or punches
+//! the file can tell when the device has let go.
 //!
 //! Invariants (asserted by `Mapping::check`):
 //!  1. A folio in the index has `DIRTY` exactly while one of its pages has the dirty bit, and its entry the mark;
@@ -35,12 +33,10 @@
 //! Not an invariant: that a page under write-back is clean, or that a folio under write-back is in the index. Nor that
 //! the pages of a folio of which one is dirty are all dirty: a folio of 2 MiB with one changed page writes 4 KiB.
 //!
-//! Locks: the tree lock; nothing is taken from the arena under it, and frames are given back.
-//! Cost: to mark, a step on a word of bits for each 64 pages, and a way down if the folio was clean. To begin and to
-//! end, a way down for each folio whose flags change; a search steps along marked entries only.
+//! Locks: the tree lock; nothing is taken from the arena under it, and frames are given back. Cost: a way down for each
+//! folio whose flags change, else a step for each 64 pages; a search steps along marked entries only.
 //!
-//! Kernel cousin: the tags of `mm/page-writeback.c`. We differ: pages of a large folio are told apart, so the flags
-//! and the marks are sums.
+//! Kernel cousin: the tags of `mm/page-writeback.c`. This differs: pages of a large folio are told apart.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -56,11 +52,9 @@ use crate::xarray::{Entry, INDICES_MAX, Kind, Mark};
 use super::dirty_counts::NEVER;
 use super::owner::{Mapping, MappingGuard};
 
-/// The mark of an entry that is dirty.
 pub(super) const DIRTY: Mark = Mark::Zero;
 /// The mark of a dirty entry that a sync is about to write.
 pub(super) const TO_WRITE: Mark = Mark::One;
-/// The mark of an entry under write-back.
 pub(super) const WRITEBACK: Mark = Mark::Two;
 
 /// Pages of the longest run that is taken for one flush: 1 MiB.
@@ -80,8 +74,7 @@ pub enum MarkOutcome {
         /// Pages.
         newly: u32,
     },
-    /// The folio has left the index, or one of them: what was written there is lost with it, and the caller writes it
-    /// anew.
+    /// The folio has left the index, or one of them: what was written there is lost with it. The caller writes it anew.
     Left,
 }
 
@@ -173,8 +166,6 @@ impl Mapping {
         self.seems_dirty(held, page)
     }
 
-    // ---- for the holder of the tree lock ------------------------------------------------------
-
     /// A folio that has been taken out of the tree is retired next, whoever holds it: it is not dirty any more.
     pub(super) fn forget_leaving(&self, frame: Frame, order: Order) {
         let (view, word) = (self.view(), self.view().own(frame).word());
@@ -201,7 +192,6 @@ impl Mapping {
     }
 
     /// The head of the folio of this mapping that write-back holds and of which `frame` holds the page at `index`.
-    /// Found by its flag, which no descriptor has but the head of such a folio, in the index or not.
     fn under_writeback(&self, frame: Frame, index: PageIndex) -> Option<Frame> {
         (0..=Order::MAX.0).find_map(|order| {
             let head = Frame(frame.0 & !(Order(order).pages() - 1));
@@ -227,8 +217,6 @@ impl MappingGuard<'_> {
 
     /// As [`MappingGuard::mark_dirty`], all pages of the folios of `run`, which the caller has inserted and filled by
     /// itself, and has yet to complete. If some have left, the others are dirty all the same.
-    ///
-    /// `run` begins and ends with a folio, as it was inserted.
     pub fn mark_run_dirty(&mut self, run: FillRun, now: Millis) -> MarkOutcome {
         let (mut page, mut newly, mut left) = (0, 0, false);
         while page < run.pages {
@@ -243,7 +231,6 @@ impl MappingGuard<'_> {
         if left { MarkOutcome::Left } else { MarkOutcome::Done { newly } }
     }
 
-    /// Marks pages of the folio that `frame` heads, which the caller holds.
     pub(super) fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> MarkOutcome {
         let mapping = self.mapping;
         let descriptor = mapping.view().own(frame);
@@ -323,7 +310,6 @@ impl MappingGuard<'_> {
         TakeEnd::More(at)
     }
 
-    /// Takes what is `wanted` of one folio, as far as that goes.
     fn take_of(
         &mut self,
         folio: &TreeFolio,
@@ -364,7 +350,6 @@ impl MappingGuard<'_> {
         begun
     }
 
-    /// Some pages of the folio went from dirty to write-back: so do its flags, its marks and the counts.
     fn note_taken(&mut self, folio: &TreeFolio, pages: u32) {
         let mapping = self.mapping;
         let descriptor = mapping.view().own(folio.frame);
@@ -386,9 +371,8 @@ impl MappingGuard<'_> {
         self.remark(folio.first, give, if clean { &[DIRTY, TO_WRITE] } else { &[] });
     }
 
-    /// A folio that is not under write-back was cut under this hold of the lock, and this is one of the pieces, which
-    /// stands at `first` of the tree: it is dirty if one of its own pages is. The counts stay as they are, if the
-    /// pieces drop behind as the whole did.
+    /// After a cut under this hold of the lock of a folio that was not under write-back, one of the pieces, which
+    /// stands at `first`, is dirty if one of its own pages is. The counts stay, if the pieces drop behind as the whole.
     pub fn settle_split(&mut self, first: PageIndex, frame: Frame, order: Order) {
         let view = self.mapping.view();
         let dirty = view.count_bits(BitTable::Dirty, frame, order.pages()) > 0;
@@ -398,9 +382,9 @@ impl MappingGuard<'_> {
         self.settle_clean(&TreeFolio { first, frame, order }, if dirty { &[DIRTY] } else { &[] });
     }
 
-    /// Write-back of `run`, or of whole pages of it, has ended, at the moment `now`. The pages are not under write-back
-    /// any more, and dirty again if that failed, unless their folio has left the index; the last of a folio gives
-    /// write-back's hold back. The caller wakes those that wait for them, when it has let go of the lock.
+    /// Write-back of `run`, or of whole pages of it, has ended, at the moment `now`. The pages are dirty again if that
+    /// failed, unless their folio has left the index; the last of a folio gives write-back's hold back. The caller
+    /// wakes those that wait for them, when it has let go of the lock.
     pub fn end_writeback(
         &mut self,
         run: WritebackRun,
@@ -435,7 +419,6 @@ impl MappingGuard<'_> {
         ended
     }
 
-    /// If no page of the folio is under write-back any more, it is not: its hold goes back.
     fn end_folio(&mut self, folio: &TreeFolio, ended: &mut WritebackEnd, free: &mut Vec<(Frame, Order)>) {
         let view = self.mapping.view();
         if view.count_bits(BitTable::Writeback, folio.frame, folio.order.pages()) > 0 {
@@ -454,8 +437,8 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// Clears the dirty state of `pages`, whose bytes are no longer wanted, and returns how many were dirty. Folios
-    /// that leave the index as a whole are not its concern: the thread that takes them out forgets them.
+    /// Clears the dirty state of `pages`, whose bytes are no longer wanted, and returns how many were dirty. The thread
+    /// that takes folios out of the index forgets them by itself.
     pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
         let (mut at, mut forgotten) = (pages.start, 0);
         loop {
@@ -476,8 +459,7 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// All pages that were dirty at the moment `then` have been taken for write-back since: what is dirty now became so
-    /// later, or failed.
+    /// All pages that were dirty at the moment `then` have been taken for write-back since.
     pub fn note_round(&mut self, then: Millis) {
         let since = &self.mapping.writeback().dirty.since;
         let now = since.load(Ordering::Relaxed);
@@ -486,8 +468,7 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// The pages of `pages` that are cached and filled are dirty, at the moment `now`: what was written of them to the
-    /// file may be lost there. Returns how many there are.
+    /// The cached and filled pages of `pages` are dirty, at the moment `now`: the file may lose them. Returns how many.
     pub fn mark_cached_dirty(&mut self, pages: Range<PageIndex>, now: Millis) -> u64 {
         let (mut at, mut cached) = (pages.start, 0);
         while at < pages.end {
@@ -505,7 +486,6 @@ impl MappingGuard<'_> {
         cached
     }
 
-    /// The first folios that meet `pages`, `max` of them at most.
     fn folios_from(&self, pages: Range<PageIndex>, max: usize) -> Vec<TreeFolio> {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
@@ -547,7 +527,6 @@ impl MappingGuard<'_> {
         None
     }
 
-    /// The first folios that carry `mark` and meet `pages`, `max` of them at most.
     fn marked(&self, pages: Range<PageIndex>, mark: Mark, max: usize) -> Vec<TreeFolio> {
         if pages.is_empty() {
             return Vec::new();
@@ -563,7 +542,6 @@ impl MappingGuard<'_> {
         tree.marked(pages.start.0, pages.end.0 - 1, mark).take(max).map(folio).collect()
     }
 
-    /// Gives the entry at `index` the marks in `give`, and takes those in `take` off.
     fn remark(&mut self, index: PageIndex, give: &[Mark], take: &[Mark]) {
         if !give.is_empty() || !take.is_empty() {
             let nodes = self.mapping.nodes();
@@ -614,7 +592,6 @@ impl WritebackEnd {
     }
 }
 
-/// A folio of the tree, as long as its lock is held.
 #[derive(Clone, Copy, Debug)]
 struct TreeFolio {
     first: PageIndex,
@@ -634,11 +611,9 @@ impl TreeFolio {
     }
 }
 
-/// A call that takes pages for write-back, on its way.
 #[derive(Debug)]
 struct TakeProgress<'o> {
     which: TakeFilter,
-    /// Pages that it may still take.
     left: u32,
     /// Where its runs begin in `out`.
     first: usize,
@@ -664,7 +639,6 @@ impl TakeProgress<'_> {
     }
 }
 
-/// Dirty pages that follow each other and are all under write-back, or all not.
 #[derive(Clone, Copy, Debug)]
 struct DirtyRange {
     frame: Frame,
@@ -686,7 +660,6 @@ fn next_dirty(view: &View, from: Frame, end: Frame) -> Option<DirtyRange> {
     })
 }
 
-/// The frames of `pages` of a folio, as the first and how many.
 fn frames_of(head: Frame, first: PageIndex, order: Order, pages: &Range<PageIndex>) -> (Frame, u32) {
     let end = first.plus(u64::from(order.pages()));
     assert!(

@@ -1,15 +1,13 @@
 //! Dirty counts: how many pages of a mapping, and of all mappings of a cache, wait for write-back or are in it.
 //!
-//! They change under the tree lock of their mapping, with the marks of the pages
-//! (`dirty.rs`). Write-back control reads them without a lock: what it reads was
-//! so a moment ago.
+//! They change under the tree lock of their mapping, with the marks of the pages (`dirty.rs`). Write-back control reads
+//! them without a lock: what it reads was so a moment ago.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::Millis;
 
-/// In place of a moment: nothing is dirty.
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// How many pages are dirty, and how many under write-back: of one mapping, or of all those of a cache. They change
@@ -34,14 +32,12 @@ impl DirtyPages {
     pub fn drop_behind(&self) -> u64 {
         self.behind.load(Ordering::Relaxed)
     }
-    /// What is not in the files yet: a page that was changed while it is being written is counted twice, because
-    /// it is written twice.
+    /// What is not in the files yet: a page that was changed while it is being written counts twice.
     pub fn total(&self) -> u64 {
         self.dirty() + self.writeback()
     }
 }
 
-/// What one mapping counts.
 #[derive(Debug)]
 pub(super) struct DirtyCounts {
     pub(super) own: DirtyPages,
@@ -59,7 +55,6 @@ impl Default for DirtyCounts {
     }
 }
 
-/// One of the numbers of [`DirtyPages`].
 pub(super) type DirtyCounter = fn(&DirtyPages) -> &AtomicU64;
 
 impl DirtyCounts {
@@ -72,7 +67,6 @@ impl DirtyCounts {
         debug_assert!(before >= u64::from(pages), "{pages} pages are taken off {before}");
         number(&self.totals).fetch_sub(u64::from(pages), Ordering::Relaxed);
     }
-    /// `pages` pages became dirty.
     pub(super) fn dirtied(&self, pages: u32, behind: bool, now: Millis) {
         if self.own.dirty() == 0 && pages > 0 {
             self.since.store(now.0.min(NEVER - 1), Ordering::Relaxed);
@@ -80,7 +74,6 @@ impl DirtyCounts {
         self.add(|pages| &pages.dirty, pages);
         self.add(|pages| &pages.behind, if behind { pages } else { 0 });
     }
-    /// `pages` pages are not dirty any more.
     pub(super) fn cleaned(&self, pages: u32, behind: bool) {
         self.sub(|pages| &pages.dirty, pages);
         self.sub(|pages| &pages.behind, if behind { pages } else { 0 });

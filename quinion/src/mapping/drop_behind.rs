@@ -8,9 +8,8 @@
 //!   erased   [x]    [------ x ------]                      its flag goes, and it stays
 //! ```
 //!
-//! The range is walked once. Neighbours that may go are a run: their entries are
-//! erased together, and each is retired as its entry goes. The frames are freed
-//! together when the lock has been let go.
+//! The range is walked once. Neighbours that may go are a run: their entries are erased together, and each is retired
+//! as its entry goes. The frames are freed together when the lock has been let go.
 //!
 //! | the folio is | passed by its reader | left over |
 //! |---|---|---|
@@ -65,21 +64,17 @@ pub struct DropBehindOutcome {
     pub next: PageIndex,
 }
 
-/// What is done with one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FolioVerdict {
     Go,
     Adopt,
-    /// Later.
     Keep,
-    /// When its pins are gone, or its bytes are in the file; the thread that gives them back, or ends its write-back,
-    /// sees to it.
+    /// The thread that gives its pins back, or ends its write-back, sees to it.
     Leave,
 }
 
 impl Mapping {
-    /// Drops the flagged folios that lie wholly in `pages`, at most [`BEHIND_FOLIOS_MAX`] of them. `None`: the lock
-    /// is busy and `locks` does not wait.
+    /// Drops the flagged folios wholly in `pages`, at most [`BEHIND_FOLIOS_MAX`]. `None`: the lock is busy.
     pub fn drop_behind(
         &self,
         pages: Range<PageIndex>,
@@ -118,8 +113,7 @@ impl MappingGuard<'_> {
                 break;
             }
         }
-        // Retired when the entries are gone: the last holder may free the frames at once, and an entry is
-        // erased by the order of its folio.
+        // Retired when the entries, which are erased by the folio's order, are gone: a last holder may free frames.
         let dropped: u64 = gone.iter().map(|(_, order)| u64::from(order.pages())).sum();
         let unread = mapping.retire_all(&gone, |frame, order, retired| match retired {
             RetireOutcome::Free => free.push((frame, order)),
@@ -132,21 +126,16 @@ impl MappingGuard<'_> {
     }
 }
 
-/// A walk over a range.
 #[derive(Debug)]
 struct DropWalk {
     pages: Range<PageIndex>,
     leaving: DropReason,
-    /// Where it is.
     from: PageIndex,
-    /// Folios that were scanned.
     seen: usize,
-    /// Pages that were adopted.
     adopted: u64,
     kept: Option<Range<PageIndex>>,
 }
 
-/// Whether a walk goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WalkStep {
     GoOn,
@@ -199,7 +188,6 @@ impl DropWalk {
 }
 
 impl Mapping {
-    /// What is done with a flagged folio; see the table at the top. The caller holds the tree lock.
     fn drop_behind_verdict(&self, frame: Frame, order: Order, leaving: DropReason) -> FolioVerdict {
         let view = self.view();
         let (descriptor, byte) = (view.own(frame), view.referenced(frame).expect("a frame of ours"));

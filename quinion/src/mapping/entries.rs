@@ -60,8 +60,7 @@ impl MappingGuard<'_> {
         entries.map(|(first, entry, order)| (PageIndex(first), entry, Order(order))).collect()
     }
 
-    /// Whether a folio of a fill still stands where it was put. Some may have been dropped behind a reader, who
-    /// reads what has arrived; an invalidation takes them all.
+    /// Whether a folio of a fill still stands where it was put.
     pub fn holds_run(&self, run: FillRun) -> bool {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);

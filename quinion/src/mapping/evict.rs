@@ -8,12 +8,11 @@
 //!                   others at their last put
 //! ```
 //!
-//! A descriptor is retired under the same hold of the tree lock under which its entry leaves the tree, before or after.
-//! In between, a reader may find one without the other; it looks at the descriptor, which alone decides.
+//! A descriptor is retired under the same hold of the tree lock under which its entry leaves the tree; a reader that
+//! finds one without the other looks at the descriptor, which alone decides.
 //!
-//! A folio that others hold no longer belongs to the thread that retires it: the last holder may free its frames at
-//! once. So the folio is taken off its ring first, under one hold of the lists' lock, so that no other thread lists it
-//! in between.
+//! The last holder of a folio that is retired may free its frames at once. So the folio is taken off its ring first,
+//! under one hold of the lists' lock, so that no other thread lists it in between.
 //!
 //! Locks: the tree lock, by its guard; under it the lists' lock, and the arena's lock to give frames back.
 
@@ -41,8 +40,7 @@ pub enum Replacement {
 }
 
 impl Mapping {
-    /// Takes the unread state of the folio of `order` that `frame` heads: returns its pages if no reader has used them,
-    /// else 0. The holder of the tree lock calls this when the folio has been retired.
+    /// Its pages, if no reader has used the folio, else 0. It has been retired, under the tree lock.
     pub(super) fn take_unread(&self, frame: Frame, order: Order) -> u64 {
         let byte = self.view().referenced(frame).expect("a frame of ours");
         if !referenced::is_unread(byte.load(Ordering::Relaxed)) {
@@ -63,7 +61,7 @@ impl Mapping {
     }
 
     /// Takes folios off their rings and retires them, held or not, and reports each to `retired`. Returns the pages of
-    /// those that had never been read. The caller has taken them out of the tree, whose lock it holds.
+    /// those that had never been read. They are out of the tree, whose lock the caller holds.
     pub(super) fn retire_all(
         &self,
         folios: &[(Frame, Order)],
@@ -83,8 +81,7 @@ impl Mapping {
         unread
     }
 
-    /// Retires folios that are out of the tree, frees those without holders, and empties the list of them. Returns the
-    /// pages of those that had never been read.
+    /// As [`Mapping::retire_all`]; frees those without holders, and empties the list of them.
     fn let_go(&self, folios: &mut Vec<(Frame, Order)>) -> u64 {
         let mut free = Vec::with_capacity(folios.len());
         let unread = self.retire_all(folios, |frame, order, retired| match retired {
@@ -113,9 +110,8 @@ impl MappingGuard<'_> {
         evicted.first().map(|&(_, order)| order)
     }
 
-    /// Takes out those of `folios`, which stand in the rising order of their indices, that [`MappingGuard::evict`]
-    /// would, and adds them to `evicted`, in the same order. `leave` is told the place of each among them besides. One
-    /// way down for each leaf, and the lists' lock once.
+    /// As [`MappingGuard::evict`], of `folios`, which stand in the rising order of their indices; adds those that went
+    /// to `evicted`. `leave` is told the place of each among them besides. One way down for each leaf.
     pub fn evict_all(
         &mut self,
         folios: &[(PageIndex, Frame)],
@@ -180,8 +176,7 @@ impl MappingGuard<'_> {
     }
 
     /// Takes out the folios that begin in `from..to`, end by `end`, are ready and have no holders, and the shadows
-    /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range short: the
-    /// call lists what stands in it first.
+    /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range short.
     pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
         let (mut folios, mut evicted) = (Vec::new(), Vec::new());
         for (first, entry, _) in self.inside(from, to, end) {
@@ -196,15 +191,13 @@ impl MappingGuard<'_> {
         evicted.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
 
-    /// Takes out the shadow that begins at `index`: nothing is remembered of it.
     fn forget_shadow(&mut self, index: PageIndex) {
         let nodes = self.mapping.nodes();
         self.xarray(&nodes).erase(index.0);
     }
 
-    /// Takes out the folios of a fill that `came`, told where each lies in the run and its order, says did not come
-    /// as a whole. Each is still held by the fill, so its frames are freed when the last hold is given back. Returns
-    /// the pages that went; what had left before is not among them.
+    /// Takes out the folios of a fill that `came`, told where each lies in the run and its order, says did not come as
+    /// a whole. The fill holds them until it ends. Returns the pages that went.
     pub fn remove_failed(&mut self, run: FillRun, came: impl Fn(u32, Order) -> bool) -> u64 {
         let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
@@ -232,8 +225,7 @@ impl MappingGuard<'_> {
         self.remove_all_but(&[])
     }
 
-    /// As [`MappingGuard::remove_all`], but for `kept` folios, as their first pages and the pages behind them (or
-    /// inside), in rising order.
+    /// As [`MappingGuard::remove_all`], but for `kept` folios: first pages and the pages behind (or inside), rising.
     pub(super) fn remove_all_but(&mut self, kept: &[(PageIndex, PageIndex)]) -> u64 {
         let nodes = self.mapping.nodes();
         let (mut folios, mut unread, mut pages) = (Vec::with_capacity(FREE_BATCH), 0, 0);

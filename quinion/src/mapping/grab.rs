@@ -11,17 +11,15 @@
 //! ```
 //!
 //! The result is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where the
-//! index differs from what the look found, because another thread has inserted or removed a page. The next round begins
-//! there with a new look. The prefix is kept; what was locked behind it is released, so that the locking order below
-//! holds. The whole grab ends early only at the end of memory or of the file, at a locked folio that must not be waited
-//! for, and before spilled pages if there is a prefix already.
+//! index differs from what the look found; the prefix is kept, what was locked behind it is released, so that the
+//! locking order below holds, and the next round begins there with a new look. [`GrabEnd`] says where the grab ends.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
 //! locks in rising order, and what it inserts is locked before another thread can want it. So two that grab ranges that
-//! overlap meet at the first folio of both, and one is through before the other goes on. While it waits it has none of
-//! the mapping's locks but Write. Memory is waited for, and what is spilled brought back, only while nothing is
-//! locked yet; later rounds take what there is. Reclaim waits for no folio lock. (A thread that has a
-//! [`Grabbed`] and grabs once more must keep the order itself, or use [`OnLocked::Again`].)
+//! overlap meet at the first folio of both, and one is through before the other goes on. While it waits it has none
+//! of the mapping's locks but Write. Memory is waited for, and what is spilled brought back, only while nothing is
+//! locked yet. Reclaim waits for no folio lock. (A thread that has a [`Grabbed`] and grabs once more must keep the
+//! order itself, or use [`OnLocked::Again`].)
 //!
 //! **A thread that takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is
 //! then lost ([`Committed::left`]). That cannot happen to a file whose bytes have to reach a device: its grabbers hold
@@ -40,17 +38,16 @@
 //!  1. The folios of a [`Grabbed`] follow each other without a gap; the first covers the first page asked for.
 //!  2. When they were handed out, all were in the index at one moment of the last round that found them.
 //!  3. Frames of the source are in the tree, or were given back to it, when a round has ended.
-//!  4. A round that meets no surprise takes the tree's lock once, however many folios it inserts, and not at all if
-//!     every folio is there.
+//!  4. A round that meets no surprise takes the tree's lock once, and not at all if every folio is there.
 //!
 //! Not an invariant: that a folio lies inside the range: the first and the last may reach over its ends. Nor that
 //! what was grabbed stays in the index.
 //!
 //! Cost: a look at each slot, a step on a word for each folio that is found, and an insertion as that of a window.
 //!
-//! The way of N. Kalyazin's `filemap_grab_folios` (RFC, January 2025), with what reviews of it asked for: large
-//! folios, shadows, and the batched lookup. We differ: no bitmap of what is there, since gaps are ranges; frames come
-//! before locks; a surprise ends a round and is no special case of it.
+//! The way of N. Kalyazin's `filemap_grab_folios` (RFC, January 2025), with what reviews of it asked for: large folios,
+//! shadows, and the batched lookup. This differs: no bitmap of what is there, since gaps are ranges; frames come before
+//! locks; a surprise ends a round and is no special case of it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -193,7 +190,6 @@ pub struct Committed {
     pub left: u64,
 }
 
-/// What becomes of a new folio into which nothing was put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Untouched {
     TakenOut,
@@ -201,7 +197,6 @@ enum Untouched {
 }
 
 impl<'a> Grabbed<'a> {
-    /// Nothing, yet.
     fn none(mapping: &'a Mapping, wait_queue: &'a WaitQueue, dirty: Dirtying) -> Self {
         Self { mapping, wait_queue, dirty, folios: VecDeque::new() }
     }
@@ -282,7 +277,6 @@ impl<'a> Grabbed<'a> {
         }
     }
 
-    /// Ends the work on the first `count` folios.
     fn release(&mut self, count: usize, untouched: Untouched) -> Committed {
         let (first, mut ended) = (self.start(), Committed::default());
         let mut folios: Vec<LockedFolio<'a>> = self.folios.drain(..count).collect();
@@ -306,8 +300,8 @@ impl<'a> Grabbed<'a> {
         ended
     }
 
-    /// What has to be done under the tree's lock before `folios` are unlocked: dirty marks for what was touched, and
-    /// the way out for what was not wanted. Returns the touched pages whose folios have left.
+    /// Before `folios` are unlocked, under the tree's lock: dirty marks for what was touched, and the way out for what
+    /// was not wanted. Returns the touched pages whose folios have left.
     fn settle(&self, folios: &[LockedFolio<'a>], untouched: Untouched) -> u64 {
         // A memory file's pages are dirty from birth, unless one is on its way to the spill file: what was changed of
         // it since has to be marked, or other bytes come back.
@@ -352,21 +346,14 @@ impl Drop for Grabbed<'_> {
     }
 }
 
-/// One round on its way.
 struct GrabRound<'a> {
-    /// The first page that is not to be grabbed in it.
     end: PageIndex,
-    /// Frames for the gaps, in rising order.
     runs: Vec<FillRun>,
-    /// What was there, locked.
     present: Vec<LockedFolio<'a>>,
-    /// What was inserted.
     created: Vec<LockedFolio<'a>>,
-    /// Why the whole ends behind it.
     stop: Option<RoundEnd>,
 }
 
-/// Why a round is the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RoundEnd {
     Locked,
@@ -374,9 +361,8 @@ enum RoundEnd {
 }
 
 impl Mapping {
-    /// Finds or creates folios for `pages`, in whole folios of the smallest order, and locks them. See the head of this
-    /// file. Waits for folio locks as `how` says, and for memory as `source` does; the caller has no lock of the
-    /// mapping's but Write.
+    /// Finds or creates folios for `pages`, in whole folios of the smallest order, and locks them. Waits for folio
+    /// locks as `how` says, and for memory as `source` does; the caller has no lock of the mapping's but Write.
     pub fn grab<'a, S: FrameSource>(
         &'a self,
         wait_queue: &'a WaitQueue,
@@ -404,8 +390,7 @@ impl Mapping {
                 return (grabbed, GrabEnd::Contended);
             }
             if fruitless > 0 {
-                // A thread that is changing the page has the lock until it is done, however long it is kept from the
-                // processor.
+                // A thread that is changing the page has the lock until it is done.
                 drop(self.lock());
             }
             at = now;
@@ -413,12 +398,10 @@ impl Mapping {
         (grabbed, GrabEnd::All)
     }
 
-    /// The first page that no folio may be created for, as the file's size is now.
     fn grab_limit(&self, unit: Order) -> PageIndex {
         PageIndex(self.size_pages()).align_up(unit)
     }
 
-    /// Steps 1 to 5, for at most [`GRAB_PAGES_MAX`] pages: adds to `grabbed` what they come to, which may be nothing.
     fn grab_round<'a, S: FrameSource>(
         &'a self,
         grabbed: &mut Grabbed<'a>,
@@ -469,7 +452,7 @@ impl Mapping {
         }
     }
 
-    /// 1: where nothing stands, as far as can be seen without a lock; up to the first page that is spilled.
+    /// Step 1, up to the first page that is spilled.
     fn look_for_gaps(&self, pages: Range<PageIndex>) -> GapScan {
         let grown = self.view().grown();
         let mut finder = finder(&grown, self.record());
@@ -500,8 +483,7 @@ impl Mapping {
         GapScan { gaps, end: at.min(pages.end) }
     }
 
-    /// 3: locks the folios between the runs of a round, in rising order. The round ends before the first page at which
-    /// none is any more, and before one that is locked and not waited for.
+    /// Step 3. The round ends before the first page without a folio, or with one that is locked and not waited for.
     fn lock_present<'a>(
         &'a self,
         wait_queue: &WaitQueue,
@@ -542,7 +524,6 @@ impl Mapping {
         }
     }
 
-    /// Locks a held folio.
     fn lock_folio<'a>(
         &'a self,
         wait_queue: &WaitQueue,
@@ -551,8 +532,7 @@ impl Mapping {
     ) -> Result<LockedFolio<'a>, LockRefused> {
         loop {
             match LockedFolio::lock(held) {
-                // If it has left since it is not kept; but a thread that waits for it is woken by those who end the
-                // round.
+                // If it has left since it is not kept; a thread that waits for it is woken at the end of the round.
                 Ok(locked) => return Ok(locked),
                 Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
                     let descriptor = self.view().own(it.frame());
@@ -564,14 +544,13 @@ impl Mapping {
         }
     }
 
-    /// 4 and 5: inserts what of the runs lies before the round's end, up to the first conflict, and looks whether what
-    /// was locked is still there. What went in, and what did not.
+    /// Steps 4 and 5. What went in, and what did not.
     fn insert_gaps<'a>(&'a self, how: Grab, round: &mut GrabRound<'a>) -> (Vec<FillRun>, Vec<FillRun>) {
         let runs = std::mem::take(&mut round.runs);
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
         let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
         let mut guard = self.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait);
-        // A file that has become shorter gets nothing behind its end; what is there its cutter takes out after us.
+        // A file that has become shorter gets nothing behind its end; the thread that cuts it takes out what is there.
         round.end = round.end.min(self.grab_limit(how.shape.orders.min));
         let mut conflict = None;
         for run in runs {
@@ -616,8 +595,7 @@ impl Mapping {
         self.add_run(guard, run, &mut Insertion { shape, locks, consumed, inserted, gap })
     }
 
-    /// Adds to `grabbed` what of a round follows it without a gap and is in the index; the rest is let go. Returns the
-    /// page behind.
+    /// Adds to `grabbed` what of a round follows it without a gap and is in the index. Returns the page behind.
     fn keep_prefix<'a>(
         &'a self,
         grabbed: &mut Grabbed<'a>,
@@ -636,7 +614,6 @@ impl Mapping {
         let kept = all.iter().take_while(follows).count();
         let rest = all.split_off(kept);
         grabbed.folios.extend(all);
-        // Unlocked, waked, and what was created taken out again.
         let mut surplus = Grabbed::none(self, grabbed.wait_queue, grabbed.dirty);
         surplus.folios.extend(rest);
         drop(surplus);
@@ -644,15 +621,11 @@ impl Mapping {
     }
 }
 
-/// What the look of a round has seen.
 struct GapScan {
-    /// Where nothing stands.
     gaps: Vec<Gap>,
-    /// The end of what was looked at: that of the range, or the first page that is spilled.
     end: PageIndex,
 }
 
-/// The first page of `gaps` for which there is no frame, if there is one.
 fn first_without_frame(gaps: &[Gap], runs: &[FillRun]) -> Option<PageIndex> {
     let mut got: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
     gaps.iter().find_map(|&Gap { first, pages }| {
@@ -662,7 +635,6 @@ fn first_without_frame(gaps: &[Gap], runs: &[FillRun]) -> Option<PageIndex> {
     })
 }
 
-/// What of a run lies before `end`, and what does not.
 fn cut_before(run: FillRun, end: PageIndex) -> (FillRun, FillRun) {
     cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32)
 }

@@ -9,12 +9,10 @@
 //!   insert a run, under it      add_run              a hold of the lock for each folio
 //! ```
 //!
-//! A benchmark shows what a mechanism is worth: it runs the same cache without it, which is called an ablation. A test
-//! makes a shortage happen each time. The alternatives are outside the library, beside those who compare
-//! (`quinion_testing::ablations`); here is where they plug in. The provided methods are the library's own ways.
+//! A benchmark runs the same cache without a mechanism to show what that is worth (an ablation). A test makes a
+//! shortage happen each time. The alternatives are outside the library (`quinion_testing::ablations`).
 //!
-//! A hook has no lock of its own to take: it works through [`TreeWalks`] and [`RunInsertion`], which `insert.rs`
-//! implements.
+//! A hook has no lock of its own to take: it works through [`TreeWalks`] and [`RunInsertion`].
 //!
 //! Invariants:
 //!  1. An index has one set of hooks, or none, from before its first folio until its end.
@@ -76,8 +74,7 @@ pub trait RunInsertion {
     /// Lets the lock go and takes it again, with nodes for `run`.
     fn relock(&mut self, run: FillRun);
 
-    /// Inserts one folio with the nodes there are, as a page that is read alone goes in. False, and nothing has
-    /// happened, if it cannot go in so.
+    /// Inserts one folio with the nodes there are. False, and nothing has happened, if it cannot go in so.
     fn add_folio(&mut self, folio: NewFolio) -> bool;
 
     /// Inserts a prefix of a run, the library's way.

@@ -5,11 +5,8 @@
 //!   here (heap)      the tree lock, spare nodes, the list of nodes that hold shadows only
 //! ```
 //!
-//! A look-up without the lock gives an answer about the past: the folio may leave while the caller looks at its
-//! descriptor. So whatever is found is checked against its descriptor, which carries the mapping's number and the
-//! index; [`FolioIndex::try_hold`] makes the answer last.
-//!
-//! Changes go through the `MappingGuard`, which holds the tree lock.
+//! A look-up without the lock gives an answer about the past: whatever is found is checked against its descriptor,
+//! which carries the mapping's number and the index; [`FolioIndex::try_hold`] makes the answer last.
 //!
 //! Locks: none to look up; the tree lock to change, held for a batch and never while a thread waits for a device. The
 //! arena's lock is taken under it to give a list of frames back, never to take anything.
@@ -31,20 +28,16 @@ use super::nodes::{Nodes, SpareNodes, TreeCounts};
 #[derive(Debug)]
 pub struct FolioIndex {
     id: MappingId,
-    /// Where the record is.
     cell: CellNumber,
-    /// The record in that cell, with the arena.
     record: OwnedRecord,
     pub(super) tree: RankedMutex<Tree>,
     /// Spare nodes of the tree; changed under its lock.
     pub(super) stock: SpareNodes,
-    /// The cache's nodes that hold shadows only; those of this tree are among them.
     shadow_nodes: Arc<ShadowNodes>,
     /// What takes steps of it over; `None` in a cache that ships.
     pub(super) hooks: Option<&'static dyn IndexHooks>,
 }
 
-/// What the tree lock guards besides the tree itself.
 #[derive(Debug)]
 pub(super) struct Tree {
     /// Pages of all folios in the tree.
@@ -70,7 +63,6 @@ impl FolioIndex {
         Some(index)
     }
 
-    /// Lists the nodes that hold shadows only in `shadow_nodes`, from now on. There are none yet.
     pub(super) fn set_shadow_nodes(&mut self, shadow_nodes: &Arc<ShadowNodes>) {
         assert_eq!(self.shadow_nodes.count(), 0, "a mapping changes its list before it has nodes");
         self.shadow_nodes = Arc::clone(shadow_nodes);
@@ -99,8 +91,7 @@ impl FolioIndex {
     pub(super) fn view(&self) -> &View {
         self.arena().view()
     }
-    /// The nodes of its tree, for the holder of the lock, who takes this after the lock: more frames may be grown
-    /// later, and what lies in these comes into the tree by a later hold.
+    /// For the holder of the lock, who takes this after the lock: more frames may be grown later.
     #[inline]
     pub(super) fn nodes(&self) -> Nodes<'_> {
         let grown = self.view().grown();
@@ -110,7 +101,6 @@ impl FolioIndex {
     pub fn shadow_nodes(&self) -> &ShadowNodes {
         &self.shadow_nodes
     }
-    /// The most pages that a grab finds by one walk down its tree.
     pub(super) fn lookup_pages_max(&self) -> u64 {
         self.hooks.map_or(u64::MAX, |hooks| hooks.lookup_pages_max())
     }
@@ -129,8 +119,7 @@ impl FolioIndex {
         descriptor.identify(self.id, index).is_ok_and(|stamp| descriptor.take_marker(stamp))
     }
 
-    /// The folio that covers `index`, as its first page and its order, if it goes when an uncached reader has passed.
-    /// A hint, by a look without a lock.
+    /// The folio that covers `index`, as its first page and its order, if it drops behind an uncached reader. A hint.
     pub fn find_behind(&self, index: PageIndex) -> Option<(PageIndex, Order)> {
         let stamp = self.find(index)?.identify(self.id, index).ok()?;
         stamp.drops_behind().then(|| (stamp.first, stamp.order()))
@@ -154,8 +143,7 @@ impl FolioIndex {
         }
     }
 
-    /// Whether the page at `index` of a folio that is being filled has arrived; a hint, because the caller does not
-    /// hold the folio.
+    /// A hint, because the caller does not hold the folio.
     fn is_page_read(&self, descriptor: &Descriptor, head: Frame, index: PageIndex) -> bool {
         let page = index.0.wrapping_sub(descriptor.index().0);
         page < u64::from(descriptor.word().order().pages())

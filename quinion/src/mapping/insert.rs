@@ -9,21 +9,14 @@
 //!   after it          3 no node? more of them, and on where the prefix ended, from the root
 //! ```
 //!
-//! **Prefix.** What comes before the stop is in, what comes after it was not
-//! touched. A folio's descriptor is prepared at the one moment when nothing can
-//! refuse it any more and no reader can find it yet ([`Slab::placing`]). So the
-//! frames that were not inserted are the caller's exactly as they were: no
-//! reader can have held one, and there is nothing to take back.
+//! **Prefix.** A folio's descriptor is prepared at the one moment when nothing can refuse it any more and no reader can
+//! find it yet ([`Slab::placing`]). So the frames that were not inserted are the caller's exactly as they were.
 //!
-//! **Shortage.** Between two holds of the lock anything may have happened: an
-//! eviction, another insertion of the same pages, a split of the shadow that
-//! was in the way. So nothing is kept across it but two constants, the index to
-//! go on at and the frame to go on with. There is no cursor that could be stale.
+//! **Shortage.** Between two holds of the lock anything may have happened. So nothing is kept across it but two
+//! constants, the index to go on at and the frame to go on with: there is no cursor that could be stale.
 //!
-//! **Shadows** that a folio takes the place of are reported once for each folio,
-//! with the value at its highest index, under the lock; the caller compares them
-//! when it has let the lock go. An insertion for a [`InsertPurpose::Write`] consumes
-//! them in silence: an overwrite of a page has not shown that it is read again.
+//! **Shadows** that a folio takes the place of are reported once for each folio, with the value at its highest index,
+//! under the lock. An insertion for a [`InsertPurpose::Write`] does not report them: an overwrite is no read again.
 //!
 //! Invariants:
 //!  1. Nothing is allocated from the arena while the tree lock is held, nor waited for.
@@ -34,10 +27,9 @@
 //! Not an invariant: that a window ends up complete, or in one piece. Between
 //! the look for gaps and the insertion others may have filled some of them.
 //!
-//! Cost: a window of n pages costs one hold of the lock, one way down for each
-//! run of frames, and about a store for each slot. Kernel cousin:
-//! `__filemap_add_folio`. We differ: nodes come before the lock, the batch is a
-//! primitive of the tree, and the lock is a value instead of a flag.
+//! Cost: a window of n pages costs one hold of the lock, one way down for each run of frames, and about a store for
+//! each slot. Kernel cousin: `__filemap_add_folio`. This differs: nodes come before the lock, the batch is a primitive
+//! of the tree, and the lock is a value instead of a flag.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -100,8 +92,7 @@ impl Mapping {
     /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the middle
     /// does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
     /// [`RangeStop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not wait.
-    /// `consumed` is called for shadows, see [`ShadowObserver`]. The frames behind the prefix are the caller's, as they
-    /// were.
+    /// `consumed` is called for shadows, see [`ShadowObserver`]. The frames behind the prefix are the caller's.
     ///
     /// # Panics
     /// As [`MappingGuard::add_folio_range`].
@@ -129,9 +120,8 @@ impl Mapping {
         Some(self.add_run(&mut guard, run, &mut insertion))
     }
 
-    /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its
-    /// frames are left over and the run goes on behind it, by the smallest folio: free pages of a larger one that
-    /// cannot go in may be left over, too. `None` as in [`Mapping::add_folio_range`].
+    /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its frames
+    /// are left over and the run goes on behind it, by the smallest folio. `None` as in [`Mapping::add_folio_range`].
     ///
     /// # Panics
     /// As [`MappingGuard::add_folio_range`], for each run.
@@ -142,8 +132,7 @@ impl Mapping {
         locks: LockWait,
         consumed: ShadowObserver<'_>,
     ) -> Option<AddedRuns> {
-        // Allocated before the lock: under it these vectors grow only if another thread inserted pages since the look
-        // for gaps.
+        // Allocated before the lock: under it these grow only if another thread inserted pages since the look for gaps.
         let mut done =
             AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: RangeStop::All };
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Some(done) };
@@ -173,8 +162,7 @@ impl Mapping {
         Some(done)
     }
 
-    /// Inserts a prefix of a run under the lock in `guard`, or what `guard` is left with. The one way in for runs: of
-    /// ranges, of windows and of grabs.
+    /// The one way in for runs, of ranges, windows and grabs: a prefix, under the lock in `guard`.
     pub(super) fn add_run<'m>(
         &'m self,
         guard: &mut Option<MappingGuard<'m>>,
@@ -187,9 +175,8 @@ impl Mapping {
         }
     }
 
-    /// Takes the tree lock, with nodes in stock for folios over `pages` pages from `index` on. `None` if the
-    /// lock is busy and `locks` does not wait.
-    /// May wait: for the arena before the lock, if nodes are missing.
+    /// Takes the tree lock, with nodes in stock for folios over `pages` pages from `index` on. `None` if the lock is
+    /// busy and `locks` does not wait. May wait: for the arena before the lock, if nodes are missing.
     pub fn lock_to_add(&self, index: PageIndex, pages: u64, locks: LockWait) -> Option<MappingGuard<'_>> {
         let (needed, spare) = (self.nodes_needed(index, pages), self.index().stock.count());
         if spare >= needed {
@@ -200,7 +187,6 @@ impl Mapping {
         self.lock_with(nodes, locks)
     }
 
-    /// Takes the lock; the spare nodes that are left over by an insertion stay.
     #[inline(always)]
     fn lock_keeping(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
         let mut guard = self.lock_as(locks)?;
@@ -208,7 +194,6 @@ impl Mapping {
         Some(guard)
     }
 
-    /// Takes the lock and puts `nodes` in stock; if the lock cannot be had, they go back.
     fn lock_with(&self, nodes: Vec<CellNumber>, locks: LockWait) -> Option<MappingGuard<'_>> {
         let Some(guard) = self.lock_keeping(locks) else {
             self.arena().free_cells(nodes);
@@ -226,7 +211,6 @@ impl Mapping {
         XArray::<_, NODE_BITS>::new(&nodes, &self.record().root).nodes_needed(index.0, pages)
     }
 
-    /// Takes `wanted` nodes from the arena, or as many as there are. The caller holds no lock.
     fn take_nodes(&self, wanted: u32, locks: LockWait) -> Vec<CellNumber> {
         let wanted = wanted.min(self.index().hooks.map_or(u32::MAX, |hooks| hooks.nodes_taken_max()));
         let mut nodes = Vec::new();
@@ -307,8 +291,7 @@ impl<'a> MappingGuard<'a> {
         RunOutcome { pages: added.pages as u32, stop: added.stop }
     }
 
-    /// The nodes ran out: lets the lock go, takes more and takes the lock again. `None` if there are none, or
-    /// the lock is busy; the nodes there were have gone back then.
+    /// `None` if there are no nodes, or the lock is busy; the nodes there were have gone back then.
     fn refill(
         self,
         index: PageIndex,
@@ -333,7 +316,6 @@ impl<'a> MappingGuard<'a> {
     }
 }
 
-/// How runs are inserted, under one hold of the lock or, where nodes run out, several.
 pub(super) struct Insertion<'i> {
     pub shape: FolioShape,
     pub locks: LockWait,
@@ -344,7 +326,7 @@ pub(super) struct Insertion<'i> {
     pub gap: &'i mut dyn FnMut(),
 }
 
-/// Called under the tree lock with a part of a run whose folios have just gone in.
+/// Called under the tree lock.
 pub(super) type InsertObserver<'i> = &'i mut dyn FnMut(&mut MappingGuard<'_>, FillRun);
 
 impl Insertion<'_> {
@@ -369,7 +351,6 @@ impl Insertion<'_> {
     }
 }
 
-/// An insertion under a lock, as a hook sees it.
 struct HookedInsertion<'s, 'm, 'i> {
     mapping: &'m Mapping,
     guard: &'s mut Option<MappingGuard<'m>>,
@@ -415,7 +396,6 @@ impl TreeWalks for MappingGuard<'_> {
     }
 }
 
-/// The nodes of a tree into which folios are inserted: prepares each when it goes in.
 #[derive(Debug)]
 struct Placing<'a> {
     nodes: Nodes<'a>,
@@ -423,7 +403,6 @@ struct Placing<'a> {
     marker: Option<PageIndex>,
     wanted: AskedFor,
     fate: FolioLifetime,
-    /// Pages placed that no caller had asked for.
     ahead: Cell<u64>,
 }
 
@@ -433,7 +412,6 @@ impl<'a> Placing<'a> {
         Self { nodes: mapping.nodes(), mapping: mapping.id(), marker, wanted, fate, ahead: Cell::new(0) }
     }
 
-    /// What the reclaimer knows of the folio from the start.
     #[inline]
     fn set_referenced(&self, frame: Frame, index: PageIndex, order: Order) {
         let byte = match self.fate {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   invalidate   1 the invalidate lock: no window is between insertion and submission
-//!                2 the file's attributes, again if one of our flushes has ended meanwhile
+//!                2 the file's attributes, again if one of the cache's flushes has ended meanwhile
 //!                3 a shorter size first, then the folios, then a longer size
 //! ```
 //!
@@ -60,8 +60,7 @@ impl Mapping {
         Ok(pages)
     }
 
-    /// Whether an invalidation would leave pages of which none of the bytes are ours: others of a folio of which some
-    /// page is not in the file yet.
+    /// Whether an invalidation would leave clean pages: others of a folio of which some page is not in the file yet.
     pub fn keeps_clean(&self) -> bool {
         if self.writeback().dirty_pages().total() == 0 {
             return false;
@@ -81,8 +80,8 @@ impl Mapping {
         })
     }
 
-    /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for a caller
-    /// that knows that it is about to change. Waits for no file system.
+    /// As [`Mapping::invalidate`], and uses nothing that is known of the file from now on until it is looked at: for a
+    /// caller that knows that it is about to change. Waits for no file system.
     pub fn invalidate_unsettled(&self) -> u64 {
         let mut version = self.invalidate_alone();
         version.settled = false;

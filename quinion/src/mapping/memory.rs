@@ -19,8 +19,7 @@
 //!
 //! **Dirty** says of a page that it differs from what is behind the file; a memory file has nothing behind it, so its
 //! pages are always dirty. Eviction, drop-behind and invalidation therefore skip these folios without a case for memory
-//! files, and a thread that overwrites one finds it dirty already and takes no lock. Write-back does not know the
-//! mapping: none of its pages count among the cache's dirty pages.
+//! files, and a thread that overwrites one takes no lock. None of its pages count among the cache's dirty pages.
 //!
 //! The folios of a mapping that is **kept** stand in a ring of their pool that reclaim does not scan: they are charged
 //! to the pool and found as any other. Those of one that **spills** stand in the rings that it does scan.
@@ -31,7 +30,7 @@
 //!
 //! Not an invariant: that a page that was never written is a hole. It may share a folio with one that was.
 //!
-//! Kernel cousin: `shmem`. We differ: what says that a folio has no backing but itself is the dirty bit that writers
+//! Kernel cousin: `shmem`. This differs: what says that a folio has no backing but itself is the dirty bit that writers
 //! look at in any case, and not a flag of the mapping that each path has to ask.
 
 use std::ops::Range;
@@ -118,8 +117,7 @@ impl Mapping {
         self.backing().is_memory()
     }
 
-    /// How its pages are kept now. Takes the tree lock for some thousand entries at a time: while others change it,
-    /// the numbers are of no one moment.
+    /// How its pages are kept now. Takes the tree lock for thousands of entries: the numbers are of no one moment.
     pub fn memory_pages(&self) -> MemoryPages {
         let (mut pages, mut from) = (MemoryPages::default(), Some(PageIndex(0)));
         while let Some(at) = from {
@@ -151,7 +149,6 @@ pub enum SeekTarget {
     Hole,
 }
 
-/// What one hold of the lock has found.
 enum SeekResult {
     Found(PageIndex),
     /// Nothing before this page.
@@ -176,7 +173,6 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// Adds entries from `from` on to `pages`; where to go on.
     fn count_memory(&self, from: PageIndex, pages: &mut MemoryPages) -> Option<PageIndex> {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
@@ -221,12 +217,10 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// Whether a folio of the tree has bytes, or is getting some.
     fn has_bytes(&self, frame: Frame) -> bool {
         self.mapping.view().own(frame).word().has(Flags::UPTODATE | Flags::LOCKED)
     }
 
-    /// What is wrong with the folio at `first`, by the invariants of this file.
     pub(super) fn check_backing(&self, first: u64, frame: Frame, order: Order) -> Result<(), String> {
         let (mapping, word) = (self.mapping, self.mapping.view().own(frame).word());
         // On its way to the spill file its pages are under write-back, and not dirty until they are written to.

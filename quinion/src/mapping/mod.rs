@@ -5,31 +5,23 @@
 //!              [------ F -----] [G] [s]  .  .         G  order 0      s  shadow of an evicted folio
 //! ```
 //!
-//! A mapping is a [`Record`](crate::arena::Record) in the arena, which readers in any process look
-//! at, and what only the owner needs, on the heap: the lock of its tree, its
-//! invalidate lock, the backend its bytes come from.
+//! A mapping is a [`Record`](crate::arena::Record) in the arena, which readers in any process look at, and what only
+//! the owner needs, on the heap: the lock of its tree, its invalidate lock, the backend its bytes come from.
 //!
 //! Readers take no lock: see [`find`] here and the hit path in `filemap`; a reader that needs several folios to stay
-//! gets a `ReadBatch` of them. Changes go through `Mapping::lock`: the `MappingGuard` is the tree lock, held. To
-//! insert, a thread takes it by `Mapping::lock_to_add`, with the nodes that the insertion can need: `insert.rs` tells
-//! how folios go in, `evict.rs` how they leave, `nodes.rs` where the nodes come from. A folio enters the tree locked
-//! and not up to date, with a hold that is the fill's; only the end of the fill makes it readable.
+//! gets a `ReadBatch` of them. Changes go through `Mapping::lock`: the `MappingGuard` is the tree lock, held; to
+//! insert, a thread takes it by `Mapping::lock_to_add`. A folio enters the tree locked and not up to date, with a hold
+//! that is the fill's; only the end of the fill makes it readable.
 //!
-//! A range of folios can be had locked, those that are missing created: `grab.rs`.
+//! ```text
+//!   insert, evict, remove    how folios go in and leave        nodes      where nodes come from
+//!   grab                     a range, found or created         split      a live folio in smaller ones
+//!   dirty                    what differs from the file        memory     files whose pages are nowhere else
+//!   spill                    values for spilled pages          hooks      steps that a benchmark or a test takes over
+//! ```
 //!
-//! A benchmark or a test takes steps of all that over: `hooks.rs`. A cache that ships has no hooks.
-//!
-//! A page of a memory file may stand in the tree as a value that says where in the spill file it is: `spill.rs`.
-//!
-//! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
-//!
-//! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
-//! wanted any more: `dirty.rs`. A **memory file** has no file behind it, so that all its pages are dirty, and what is
-//! not in its tree is zeros: `memory.rs`.
-//!
-//! The **invalidate lock** is another one: a thread that adds folios holds it shared
-//! from the insertion until the fills are submitted, whoever empties a range
-//! holds it alone. So no folio appears in a range that is being emptied.
+//! The **invalidate lock** is another one: a thread that adds folios holds it shared from the insertion until the fills
+//! are submitted, whoever empties a range holds it alone. So no folio appears in a range that is being emptied.
 //!
 //! The **write lock** comes before it: a writer inside the file's size holds it shared, one that changes the size, or
 //! takes pages out on behalf of this file's own writers, holds it alone.
@@ -41,13 +33,12 @@
 //!  4. The nodes of the tree that hold shadows only are listed as such, and no others.
 //!  5. Bits, flags, marks and counts of what is dirty agree: those of `dirty.rs`.
 //!
-//! Not an invariant: that a folio found without the lock is still there. The
-//! descriptor tells.
+//! Not an invariant: that a folio found without the lock is still there. The descriptor tells.
 //!
 //! A mapping dies when no handle is left and it has no folios, or when the cache has too many that are not open; its
 //! number is not used again while any descriptor may carry it.
 //!
-//! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
+//! Kernel cousin: `struct address_space`. This differs: the lock is a value, outcomes are enums.
 
 mod backing;
 mod batch;

@@ -144,8 +144,7 @@ pub struct AddedRuns {
     pub stop: RangeStop,
 }
 
-/// Called under the tree lock, once for each folio that replaced shadows, with the folio's first frame and the value at
-/// its highest index.
+/// Called under the tree lock, with a folio that replaced shadows, and the value at its highest index.
 pub type ShadowObserver<'c> = &'c mut dyn FnMut(Frame, Value);
 
 impl NewFolio {

@@ -6,29 +6,22 @@
 //!                                   count: read by all
 //! ```
 //!
-//! Under the tree lock the tree takes nodes from the stock and from nowhere
-//! else. So no insertion waits for the arena, or for the machine behind it,
-//! while others wait for the tree; and what a window can need is had in one call.
+//! Under the tree lock the tree takes nodes from the stock alone. So no insertion waits for the arena while others wait
+//! for the tree; and what a window can need is had in one call.
 //!
-//! A stock, and not a reserve for each insertion: how many nodes one *can* need is known without a look at the tree (a
-//! path, and one in 64 pages), and is mostly far more than it does need. Nodes that are left over stay for the next
-//! insertion: a stream of windows meets the arena's lock for nodes once in several windows. Taking the nodes together
-//! with the window's frames, in one hold of the arena's lock, would save less than that, and would tie cells to data in
-//! the one place where the two grow by different rules.
+//! A stock, and not a reserve for each insertion: how many nodes one *can* need is mostly far more than it does need.
+//! Nodes that are left over stay for the next insertion: a stream of windows seldom meets the arena's lock for nodes.
 //!
-//! The spare nodes form a list through a word of their heads that readers never
-//! look at; the slots of a node that was let go stay as they are until its next
-//! use. So a reader who is late finds old entries, which their descriptors
-//! refuse, and never a list.
+//! The spare nodes form a list through a word of their heads that readers never look at; the slots stay as they are
+//! until the next use. So a reader who is late finds old entries, which their descriptors refuse, and never a list.
 //!
 //! Invariants:
 //!  1. Only the holder of the tree lock changes a stock; its count may be read by any thread, as a hint.
 //!  2. When no lock is held, a stock has at most [`SPARE_MAX`] nodes, and that of a mapping without folios none.
 //!  3. Spare nodes are cells in use by the arena's account, and so within the bound.
 //!
-//! An insertion that ran out carries what is left of the stock with it while it
-//! fetches more, so that it comes back with more than it went with, whoever
-//! was there meanwhile; if there is no more, all of it goes back.
+//! An insertion that ran out carries what is left of the stock with it while it fetches more, so that it comes back
+//! with more than it went with; if there is no more, all of it goes back.
 //!
 //! Not an invariant: that what was counted before the lock is there under it.
 //! Another insertion may have used it; then this one runs out, and comes back.
@@ -43,12 +36,9 @@ use super::shadow_nodes::ShadowNodes;
 
 /// Spare nodes that a mapping with folios keeps, at most.
 pub const SPARE_MAX: u32 = 8;
-/// Nodes given back under one hold of the arena's lock.
 const GIVE_BACK_BATCH: usize = 256;
-/// The end of the list; no cell has this number.
 const NIL: u32 = 0;
 
-/// A mapping's spare nodes, and what was counted under its lock.
 #[derive(Debug, Default)]
 pub(super) struct SpareNodes {
     first: AtomicU32,
@@ -59,7 +49,7 @@ pub(super) struct SpareNodes {
     refills: AtomicU64,
 }
 
-/// What was counted of one mapping's tree since it was made.
+/// Counted of one mapping's tree since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TreeCounts {
     /// How often its lock was taken.
@@ -85,17 +75,15 @@ impl SpareNodes {
             refills: self.refills.load(Ordering::Relaxed),
         }
     }
-    /// The lock was taken. By its holder.
     #[inline]
     pub fn count_lock(&self) {
         step(&self.locks);
     }
-    /// An insertion came back. By the holder of the lock.
     pub fn count_refill(&self) {
         step(&self.refills);
     }
 
-    /// Adds a node. By the holder of the lock, as the two below.
+    /// By the holder of the lock, as [`SpareNodes::take`] and [`SpareNodes::cut`].
     pub fn put(&self, grown: GrownView<'_>, cell: CellNumber) {
         link(grown, cell).store(u64::from(self.first.load(Ordering::Relaxed)), Ordering::Relaxed);
         self.first.store(cell.0, Ordering::Relaxed);
@@ -129,12 +117,10 @@ impl SpareNodes {
     }
 }
 
-/// A number that one thread at a time changes.
 fn step(number: &AtomicU64) {
     number.store(number.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
-/// The word of a node's head that holds the number of the next spare one.
 fn link(grown: GrownView<'_>, cell: CellNumber) -> &AtomicU64 {
     &grown.own_head(cell).words[KEEPER_WORD]
 }
@@ -188,12 +174,10 @@ impl Drop for Surplus<'_> {
     }
 }
 
-/// The nodes of a mapping's tree, for the holder of its lock: out of the stock, and back into it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nodes<'a> {
-    /// The frames that there were when the lock was taken: whatever stands in the tree or in stock lies in these, and
-    /// the frame that a caller brings. So numbers are checked against a bound that is loaded once, and again where one
-    /// is beyond it: memory that was grown since.
+    /// The frames that there were when the lock was taken, in which lies whatever stands in the tree or in stock. So
+    /// numbers are checked against a bound that is loaded once, and again where one is beyond it.
     pub grown: GrownView<'a>,
     pub stock: &'a SpareNodes,
     /// Whose nodes they are, and where those of them are listed that only remember.

@@ -40,25 +40,19 @@ use super::writeback_state::WritebackState;
 /// One file's folios.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Which folio holds which pages.
     index: FolioIndex,
     /// What its pages are read from. Replaced when a parked file, which had no handles, is opened again.
     backend: Mutex<Arc<dyn Backend>>,
-    /// The way of its content to the file.
     writeback: WritebackState,
     /// How often folios were forgotten and the file's size taken anew.
     pub(super) renewals: AtomicU64,
-    /// The write lock.
     write: RankedRwLock<()>,
     /// The invalidate lock, and the content the folios were filled from.
     invalidate: RankedRwLock<Version>,
     identity: Identity,
     process: ForkGuard,
-    /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
-    /// Where pages that were fetched ahead are counted, and those of them that were never read.
     counters: Option<Arc<Counters>>,
-    /// What is behind its pages.
     backing: Backing,
 }
 
@@ -106,14 +100,12 @@ impl Mapping {
         })
     }
 
-    /// The same mapping, before it has folios, with that behind its pages.
     pub(super) fn backed(mut self, backing: Backing) -> Self {
         self.backing = backing;
         self
     }
 
-    /// The same mapping, which counts in `counters` the pages that were fetched ahead, and those of them that leave
-    /// before any reader used them. Without this call they are not counted.
+    /// The same mapping, which counts in `counters` the pages that were fetched ahead, and those that leave unused.
     #[must_use]
     pub fn with_counters(mut self, counters: &Arc<Counters>) -> Self {
         self.counters = Some(Arc::clone(counters));
@@ -147,16 +139,14 @@ impl Mapping {
         }
     }
 
-    /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
-    /// other mappings. Without this call it has a list of its own.
+    /// The same mapping, its nodes that only remember listed in `shadow_nodes`; else it has a list of its own.
     #[must_use]
     pub fn with_shadow_nodes(mut self, shadow_nodes: &Arc<ShadowNodes>) -> Self {
         self.index.set_shadow_nodes(shadow_nodes);
         self
     }
 
-    /// The same mapping, whose folios stand in rings of `lists` from the time they are listed until they leave. Without
-    /// this call they stand in none, and are not reclaimed.
+    /// The same mapping, whose folios stand in rings of `lists`; without this call they are not reclaimed.
     #[must_use]
     pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
         assert!(self.backing.places().is_none(), "what has a place is not evicted");
@@ -164,9 +154,8 @@ impl Mapping {
         self
     }
 
-    /// The same mapping, each page of which has its place in `places`: a thread that wants a frame for it claims that
-    /// one, and no other is ever in the tree. Its folios stand in no ring, so reclaim never evicts them. The mapping
-    /// is no longer than `places`.
+    /// The same mapping, each page of which has its place in `places`, which is as long: no other frame is ever in the
+    /// tree. Its folios stand in no ring, so reclaim never evicts them.
     #[must_use]
     pub fn with_places(self, places: Arc<GuestExtents>) -> Self {
         assert!(self.lists.is_none(), "what has a place is not evicted");
@@ -226,9 +215,8 @@ impl Mapping {
         // Acquire, partner: the Release in `invalidate`: a thread that sees a longer size finds no folio from before.
         self.record().size.load(Ordering::Acquire)
     }
-    /// How often the file was taken for another and its folios forgotten. A holder of folios for their bytes asks
-    /// before it looks at the size and holds the first; and then, once the bytes cannot change any more,
-    /// [`Mapping::left_since`].
+    /// How often the file was taken for another and its folios forgotten. A holder of folios asks before it looks at
+    /// the size and holds the first; and once the bytes cannot change any more, it asks [`Mapping::left_since`].
     #[inline]
     pub fn renewals(&self) -> u64 {
         // Acquire, partner: the Release in `invalidate`: a thread that sees this one holds no folio from before.
@@ -252,8 +240,8 @@ impl Mapping {
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
     }
-    /// The file ends at `bytes` from now on, by our own doing. If it becomes longer, what lies between is zero in the
-    /// cache or not there; if it becomes shorter, what lies behind is taken out next. The caller is alone to change it.
+    /// The file ends at `bytes` from now on: the cache made it so. If it becomes longer, what lies between is zero in
+    /// the cache or not there; if it becomes shorter, what lies behind is taken out next. The caller alone changes it.
     pub fn set_size(&self, bytes: u64) {
         // Release, partner: the Acquire in `read_hits`: a thread that sees a longer file finds no page from before. For
         // a shorter one the fences before the frames' next use, and before bytes are written in place, do as much.
@@ -273,18 +261,16 @@ impl Mapping {
     pub(super) fn view(&self) -> &View {
         self.index.view()
     }
-    /// The nodes of its tree, for the holder of the lock.
     #[inline]
     pub(super) fn nodes(&self) -> Nodes<'_> {
         self.index.nodes()
     }
 
-    /// Takes the tree lock; waits for it.
+    /// Takes the tree lock.
     pub fn lock(&self) -> MappingGuard<'_> {
         self.lock_as(LockWait::Wait).expect("a lock that is waited for is had")
     }
-    /// Takes the tree lock, or not if that means waiting and `locks` says no. To insert, take it by
-    /// [`Mapping::lock_to_add`].
+    /// As [`Mapping::lock`], or not if that means waiting and `locks` says no. To insert: [`Mapping::lock_to_add`].
     pub fn lock_as(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
         let tree = self.index.tree.lock_as(locks)?;
         self.index.stock.count_lock();

@@ -59,7 +59,7 @@ impl PageRanges {
         if start >= end {
             return;
         }
-        // The last that begins at or before our end may touch us, and those before it.
+        // The last that begins at or before this end may touch this range, and those before it.
         while let Some((&first, &last)) = self.ranges.range(..=end).next_back()
             && last >= start
         {
@@ -102,7 +102,6 @@ impl PageRanges {
         taken
     }
 
-    /// There are too many ranges: one takes their place.
     #[cold]
     fn fill_gaps(&mut self) {
         let first = self.ranges.first_key_value().map(|(&start, _)| start);
@@ -111,7 +110,6 @@ impl PageRanges {
         self.ranges.extend(first.zip(last));
     }
 
-    /// What is wrong with it, if anything.
     #[cfg(test)]
     fn check(&self) -> Result<(), String> {
         let mut before = None;
@@ -137,7 +135,6 @@ mod tests {
         PageIndex(start)..PageIndex(end)
     }
 
-    /// A page for each number, as long as there is no bound in the way.
     fn pages_of(ranges: &PageRanges) -> BTreeSet<u64> {
         ranges.iter().flat_map(|pages| pages.start.0..pages.end.0).collect()
     }

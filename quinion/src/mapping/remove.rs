@@ -22,8 +22,7 @@
 //!  1. What leaves here leaves no shadow, and shadows in the range go as well.
 //!  2. No folio and nothing spilled goes that reaches over an edge of the range.
 //!
-//! Cost: one walk over the range, and a way down for each run of neighbours; the tree lock is let go after
-//! [`REMOVED_FOLIOS_MAX`] entries.
+//! Cost: one walk over the range, a way down for each run of neighbours; [`REMOVED_FOLIOS_MAX`] entries for each lock.
 
 use std::ops::Range;
 
@@ -81,9 +80,8 @@ impl Mapping {
         gone
     }
 
-    /// The first folio that meets `pages` and is being filled or written, held; or how far none is. To be called again
-    /// from there, or when the found one's work has ended. Nothing new begins while the caller has the invalidate
-    /// lock alone.
+    /// The first folio that meets `pages` and is being filled or written, held; or how far none is. Nothing new begins
+    /// while the caller has the invalidate lock alone.
     pub fn find_in_flight(&self, pages: Range<PageIndex>) -> InFlight<'_> {
         let guard = self.lock();
         let nodes = self.nodes();
@@ -132,8 +130,7 @@ impl Mapping {
 }
 
 impl MappingGuard<'_> {
-    /// As [`Mapping::remove_range`], [`REMOVED_FOLIOS_MAX`] entries at most; adds to `free` the folios whose frames are
-    /// the caller's to free.
+    /// As [`Mapping::remove_range`], [`REMOVED_FOLIOS_MAX`] entries at most; the caller frees what is added to `free`.
     pub fn remove_some(
         &mut self,
         pages: Range<PageIndex>,
@@ -183,8 +180,7 @@ impl MappingGuard<'_> {
         Removed { pages: removed, next: PageIndex(from).min(pages.end).max(pages.start) }
     }
 
-    /// The first page of `pages`, all of one folio, at which what is dirty begins or ends: where that folio is to be
-    /// split so that what is clean can go. `None`: there is no such folio.
+    /// Where in `pages`, all of one folio, what is dirty begins or ends: it is split there, so that clean pages go.
     pub fn next_mixed(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
         let mut from = pages.start;
         while let Some(dirty) = self.next_dirty(from..pages.end) {
@@ -215,7 +211,6 @@ impl MappingGuard<'_> {
 }
 
 impl Mapping {
-    /// Whether a folio inside a range goes; see the table at the top. The caller holds the tree lock.
     fn goes(&self, frame: Frame, what: RemoveFilter) -> bool {
         let word = self.view().own(frame).word();
         what == RemoveFilter::All || !word.has(Flags::UNWRITTEN | Flags::LOCKED)

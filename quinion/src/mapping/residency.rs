@@ -5,9 +5,8 @@
 //!   stretches   [--- cached ----][absent] [rem.][fill]     neighbours of one state are one stretch
 //! ```
 //!
-//! The lock is held for a few hundred entries of the tree and let go; what
-//! follows is sought anew from the page after them. So a report of a large file
-//! keeps no reader or fill waiting for long, and no list of a whole file is made.
+//! The lock is held for a few hundred entries of the tree and let go; what follows is sought anew from the page after
+//! them. So a report of a large file keeps no reader or fill waiting for long, and no list of a whole file is made.
 //!
 //! Invariants:
 //!  1. Stretches follow each other without a gap or an overlap, and end where the range ends.
@@ -32,8 +31,7 @@ const ENTRIES_MAX: usize = 256;
 pub enum PageState {
     /// It is there to be read.
     Cached,
-    /// It is on its way: a reader that wants it waits for the read that was begun. (Of a large folio some pages may
-    /// have arrived and be read already.)
+    /// It is on its way: a reader waits for it. (Some pages of a large folio may be readable already.)
     Filling,
     /// It is not there, but that it was evicted is remembered.
     Remembered,
@@ -69,14 +67,13 @@ impl Mapping {
 #[derive(Debug)]
 pub struct StateRanges<'m> {
     mapping: &'m Mapping,
-    /// What is left to be gathered: `next..end`.
     next: PageIndex,
     end: PageIndex,
     gathered: std::vec::IntoIter<StateRange>,
 }
 
 impl StateRanges<'_> {
-    /// The next one, which may go on in the one after it.
+    /// It may go on in the one after it.
     fn piece(&mut self) -> Option<StateRange> {
         if self.gathered.as_slice().is_empty() && self.next < self.end {
             let gathered = self.mapping.lock().stretches(self.next, self.end);
@@ -86,7 +83,6 @@ impl StateRanges<'_> {
         self.gathered.next()
     }
 
-    /// Whether `stretch` goes on in what comes next, if anything does.
     fn goes_on(&mut self, stretch: StateRange) -> Option<StateRange> {
         let next = self.piece()?;
         if next.state == stretch.state {
@@ -145,7 +141,6 @@ impl MappingGuard<'_> {
     }
 }
 
-/// Adds the pages `from..end`, if there are any; to the last stretch, if they are in its state.
 fn push(found: &mut Vec<StateRange>, from: u64, end: u64, state: PageState) {
     if from >= end {
         return;

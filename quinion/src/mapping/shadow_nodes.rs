@@ -1,9 +1,8 @@
 //! Shadow nodes: the cache's nodes that only remember, oldest first.
 //!
-//! A node of a tree that holds shadows and nothing else costs memory for history
-//! alone. There may be many of them, so they are bounded, and when a node is
-//! wanted they go before any data does. This is the list of them, for all the
-//! trees of a cache, in the order in which they came to hold nothing but shadows:
+//! A node of a tree that holds shadows and nothing else costs memory for history alone: such nodes are bounded, and
+//! when a node is wanted they go before any data does. This is their list, for all the trees of a cache, in the order
+//! in which they came to hold nothing but shadows:
 //!
 //! ```text
 //!   oldest -->  node 84      node 20      node 37  <-- newest        a node's head, the keeper's words:
@@ -11,11 +10,11 @@
 //!                                                                     6   the mapping's number
 //! ```
 //!
-//! A tree reports when one of its nodes begins or ceases to hold shadows only, under its own lock
-//! ([`Slab::shadow_only`](crate::xarray::Slab::shadow_only)); the list's lock is taken under that one and held for a
-//! few steps. A thread that wants to forget the oldest nodes needs the two in the other order. So it asks the list
-//! whose nodes the oldest are ([`ShadowNodes::owners`]), releases the list, locks one of these trees and asks again for
-//! a node of just that tree ([`ShadowNodes::oldest_of`]). As long as it has the tree's lock, the answer stays true.
+//! A tree reports under its own lock when one of its nodes begins or ceases to hold shadows only
+//! ([`Slab::shadow_only`](crate::xarray::Slab::shadow_only)); the list's lock is taken under that one. A thread that
+//! wants to forget the oldest nodes needs the two in the other order. So it asks the list whose they are
+//! ([`ShadowNodes::owners`]), releases it, locks one of these trees and asks again for a node of just that tree
+//! ([`ShadowNodes::oldest_of`]).
 //!
 //! Invariants (asserted by [`ShadowNodes::check`] and by `Mapping::check`):
 //!  1. Each node's neighbours name it as theirs; the ends have none on one side.
@@ -71,7 +70,7 @@ struct List {
     count: u64,
 }
 
-/// The two neighbours of a node; [`NONE`] at an end.
+/// [`NONE`] at an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Links {
     older: u32,
@@ -90,8 +89,7 @@ impl ShadowNodes {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A node of `mapping`'s tree came to hold shadows only, or ceased to. The caller holds the tree's lock;
-    /// each slab through which the tree is changed passes on what it is told.
+    /// A node of `mapping`'s tree came to hold shadows only, or ceased to. The caller holds the tree's lock.
     pub fn note(&self, mapping: MappingId, node: u32, change: ShadowOnly) {
         let mut list = self.list.lock();
         match change {
@@ -121,8 +119,7 @@ impl ShadowNodes {
         owners
     }
 
-    /// The oldest node of `mapping`'s tree, if it is within `reach`. The caller holds the tree's lock, and
-    /// the node stays listed as long as it does.
+    /// The oldest node of `mapping`'s tree, if it is within `reach`. The caller holds the tree's lock.
     pub(super) fn oldest_of(&self, mapping: MappingId, reach: AgeLimit) -> Option<u32> {
         let look = match reach {
             AgeLimit::Oldest => 1,
@@ -195,7 +192,6 @@ impl ShadowNodes {
         list.count -= 1;
     }
 
-    /// The listed nodes with their mappings. `list` is the list, locked.
     fn oldest_first(&self, list: &List) -> impl Iterator<Item = (u32, MappingId)> {
         let (mut next, grown) = (list.oldest, self.arena.view().grown());
         std::iter::from_fn(move || {
@@ -207,8 +203,7 @@ impl ShadowNodes {
     }
 }
 
-/// The words of a node's head. What is listed was grown before it was, so one look at what is grown will do for a hold
-/// of the list's lock.
+/// What is listed was grown before it was, so one look at what is grown will do for a hold of the list's lock.
 #[inline]
 fn words(grown: GrownView<'_>, node: u32) -> &Head {
     &grown.head(CellNumber(node)).expect("a listed node is a cell").words

@@ -9,9 +9,8 @@
 //!   restore  [s order 2, slot 40][G][H][s, 1: 46]      pages 4 and 5 are wanted: folios there, and values around them
 //! ```
 //!
-//! A spilled page is **data**, and a value of this kind is never treated as a shadow: an insertion answers that the
-//! place is taken, an eviction never meets it, and it leaves the tree only when it is restored, punched or cut off, or
-//! with its file. Then its slots are given back, here and at once.
+//! A spilled page is **data**: an insertion answers that the place is taken, an eviction never meets it, and it leaves
+//! the tree only when it is restored, punched or cut off, or with its file. Then its slots are given back at once.
 //!
 //! On its way out a folio is under write-back, by the bits, flags and marks that every flush uses (`dirty.rs`): so
 //! it is not evicted, split or sent twice, and a thread that cuts the file waits for it. A writer finds its page not
@@ -19,8 +18,8 @@
 //! folio. Either shows at the end, under the lock, and the folio stays.
 //!
 //! To restore, a thread fills frames of its own from the spill file. Then, under one hold of the tree lock, it puts
-//! folios in place of the values, up to date and dirty; if a value has changed since the read began, it does nothing.
-//! It may restore a part of a plain value: the rest stays, as smaller values. (Slots follow each other as pages do.)
+//! folios in place of the values; if a value has changed since the read began, it does nothing. It may restore a part
+//! of a plain value: the rest stays, as smaller values. (Slots follow each other as pages do.)
 //!
 //! Invariants (asserted by `Mapping::check` and `Spill::check`):
 //!  1. The pages of values in the tree are counted.
@@ -54,7 +53,6 @@ pub struct SpillOut {
     pub frame: Frame,
     /// log2 of its pages.
     pub order: Order,
-    /// What is under write-back of it.
     runs: Vec<WritebackRun>,
 }
 
@@ -92,8 +90,7 @@ pub enum PartOutcome {
 }
 
 impl Mapping {
-    /// A value that has been taken out of the tree, whose lock the caller holds: its slots are free. Values that only
-    /// remember have none.
+    /// For the holder of the tree's lock. Values that only remember have no slots.
     pub(super) fn forget_value(&self, value: Value) {
         if value.is_spill() {
             self.backing().count_spilled(0, pages_of(value));
@@ -209,7 +206,6 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// Names the folio, which no tree has yet.
     fn prepare_restored(&self, folio: &NewFolio) {
         let (mapping, view) = (self.mapping, self.mapping.view());
         let byte = view.referenced(folio.frame).expect("a frame of ours");
@@ -242,8 +238,7 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// Sees to it that no value reaches over `edge`, if that can be done without its bytes. The caller has this lock by
-    /// [`Mapping::lock_to_add`].
+    /// Sees to it that no value reaches over `edge`. The caller has this lock by [`Mapping::lock_to_add`].
     pub fn part_at(&mut self, edge: PageIndex) -> PartOutcome {
         let nodes = self.mapping.nodes();
         let found = self.xarray(&nodes).entry_at(edge.0);
@@ -336,7 +331,6 @@ impl NewFolio {
     }
 }
 
-/// The value, if this entry stands for spilled pages.
 fn spilled(entry: Entry) -> Option<Value> {
     match entry.kind() {
         Kind::Value(value) if value.is_spill() => Some(value),

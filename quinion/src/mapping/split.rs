@@ -12,19 +12,18 @@
 //!   5                   each piece on the ring that F was on; dirty if one of its own pages is
 //! ```
 //!
-//! Between 2 and 4 a reader without the lock finds an odd descriptor or a smaller folio, and goes the way of a miss;
-//! that one looks under the tree's lock, when all is done. A reader who has found F before finds its sequence changed
-//! at its second look. So no byte is moved, no page is hidden for good, and no reader takes one page for another.
-//! (The kernel had that bug for years: its pieces became findable before all of their slots said so.)
+//! Between 2 and 4 a reader without the lock finds an odd descriptor or a smaller folio, and goes the way of a miss,
+//! which looks under the tree's lock. A reader who has found F before finds its sequence changed at its second look. So
+//! no page is hidden for good, and no reader takes one page for another. (The kernel had that bug for years: its pieces
+//! became findable before all of their slots said so.)
 //!
 //! A piece is as the whole was: up to date, steady or written, read so often, of the working set or not, going when its
 //! uncached reader has passed. The marker stays with the first.
 //!
-//! **Held.** A holder names the folio by its first frame, and gives back as many frames as its word says then. So a
-//! folio that is held is not split. Holds of readers are short, and the thread that splits tries again. A user's pin
-//! may be long, and so may the hold of a reader whose thread was stopped. Then the folio is **detached** and lives on
-//! for its holders. Its dirty pages, which exist nowhere else, are copied into frames of their own; the rest is read
-//! from the device again on demand.
+//! **Held.** A holder gives back as many frames as the folio's word says then, so a folio that is held is not split.
+//! Holds of readers are short, and the thread that splits tries again. A user's pin may be long, and so may the hold of
+//! a reader whose thread was stopped. Then the folio is **detached** and lives on for its holders. Its dirty pages are
+//! copied into frames of their own; the rest is read from the device again on demand.
 //!
 //! Invariants:
 //!  1. All pages of a folio that is split stay in the index, and no holder of the tree lock sees fewer.
@@ -33,8 +32,7 @@
 //!
 //! Not an invariant: that the pieces stand where the whole stood in its ring. They join its young end.
 //!
-//! Cost: ten pieces at most, some hundred steps under the tree lock and that of the rings. A copy costs a page of
-//! memory for each dirty page.
+//! Cost: ten pieces at most, some hundred steps under two locks. A copy costs a page of memory for each dirty page.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -98,7 +96,7 @@ impl Mapping {
         let Some(mut guard) = self.lock_to_add(from, pages, LockWait::Wait) else {
             return SplitOutcome::NoNode;
         };
-        // A folio may become a value between two holds of the lock, so in this one both are seen to.
+        // A folio may become a value between two holds of the lock, so both are seen to in one.
         match guard.part_at(edge) {
             PartOutcome::Done => guard.split_at(edge, reservation.as_mut(), &mut pieces),
             PartOutcome::Packed => SplitOutcome::Packed,
@@ -106,7 +104,6 @@ impl Mapping {
         }
     }
 
-    /// Places in the rings for so many folios; the inner `None` where the mapping has no rings.
     fn reserve_list_entries(&self, folios: u32) -> Option<Option<ListReservation<'_>>> {
         match self.lists() {
             Some(lists) => lists.reserve(folios, LockWait::Wait).map(Some),
@@ -161,12 +158,10 @@ impl Mapping {
     }
 }
 
-/// What of a folio gets a place of its own.
 #[derive(Debug)]
 struct DetachedCopy<'a> {
     first: PageIndex,
     fresh: FreshFolio<'a>,
-    /// Those of its pages that are dirty.
     dirty: Vec<PageIndex>,
 }
 
@@ -226,7 +221,6 @@ impl MappingGuard<'_> {
         SplitOutcome::Done
     }
 
-    /// The dirty pages of a held folio that are not in `unwanted`, in rising order.
     fn dirty_of(&self, held: &HeldFolio<'_>, unwanted: &Range<PageIndex>) -> Vec<PageIndex> {
         let view = self.mapping.view();
         let is_dirty = |page: &u32| view.count_bits(BitTable::Dirty, held.frame().plus(*page), 1) == 1;
@@ -234,8 +228,8 @@ impl MappingGuard<'_> {
         pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
     }
 
-    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was, and have bytes as it had.
-    /// Of each dirty page that is not in `unwanted` there has to be one.
+    /// Puts copies of the held folio's pages in its place; they are dirty and have bytes as it. Of each dirty page that
+    /// is not in `unwanted` there has to be one.
     fn exchange(
         &mut self,
         (held, has_bytes): (&HeldFolio<'_>, bool),

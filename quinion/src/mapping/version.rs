@@ -1,29 +1,27 @@
-//! Version: whether it was we who changed the file, or others.
+//! Version: whether the cache changed the file, or others did.
 //!
-//! Close-to-open compares the file's times with those known. A flush of our own changes them, too; without more, every
-//! file that is written here would look as if others had written it. So the file is looked at before the first of some
-//! flushes that are under way together, and after the last of them:
+//! Close-to-open compares the file's times with those known. A flush of the cache's own changes them, too, and would
+//! look like a write of others. So the file is looked at before the first of some flushes together, and after the last:
 //!
 //! ```text
-//!   known V0      quiet          flushes under way        quiet           known V0, or ours V1
+//!   known V0      quiet          flushes under way        quiet           known V0, or own V1
 //!                   |look: V0?                 look: V1|
-//!                   not V0: others were at it         this is ours
+//!                   not V0: others were at it         this is own
 //! ```
 //!
 //! | now the times are | it was |
 //! |---|---|
-//! | those known, or those after our last flush | this cache alone |
-//! | others, or others were seen before a flush of ours | others: what is clean may be old |
-//! | anything, while a flush of ours is under way | not to be told, and taken for ours; a later look sees it |
+//! | those known, or those after the cache's last flush | this cache alone |
+//! | others, or others were seen before a flush | others: what is clean may be old |
+//! | anything, while a flush is under way | not to be told, and taken for the cache's; a later look sees it |
 //!
-//! A flush is under way in this sense until the look after it is over: between the two the times are ours, and not
-//! known yet. And a look by others tells nothing if a flush of ours fell into it ([`VersionProbe`]).
+//! A flush is under way in this sense until the look after it is over: between the two the times are the cache's, and
+//! not known yet. And a look by others tells nothing if a flush fell into it ([`VersionProbe`]).
 //!
-//! Not an invariant: that a change by others is noticed that falls into the time of our own flushes. Two who write one
-//! file by two caches need more than times.
+//! Not an invariant: that a change by others is noticed that falls into the time of the cache's own flushes. Two who
+//! write one file by two caches need more than times.
 //!
-//! Locks: its own, and below it that of the device's account. A look is a call of the file system, made with
-//! no lock held.
+//! Locks: its own, and below it that of the device's account. A look calls the file system, with no lock held.
 
 use std::sync::PoisonError;
 
@@ -40,14 +38,12 @@ pub struct VersionProbe {
     quiet: Option<u64>,
 }
 
-/// What of a version is compared.
 fn times(version: Version) -> (i64, i64) {
     (version.modified, version.changed)
 }
 
 impl Mapping {
-    /// Flushes are about to be handed to the writing backend, and take pages from the tree after this. Looks at the
-    /// file if none is under way.
+    /// To be called before flushes take pages from the tree. Looks at the file if none is under way.
     pub fn look_before_flush(&self) {
         // A thread that forgets the file's pages looks at it itself, and is not waited for.
         let Some(known) = self.try_hold_off_invalidation().map(|version| *version) else { return };
@@ -82,8 +78,8 @@ impl Mapping {
         VersionProbe { quiet: self.writeback().quiet() }
     }
 
-    /// Whether the file's size and times are as in `now`, which is what `look` has brought, but for what we wrote to it
-    /// ourselves; also where that cannot be told, because we were writing.
+    /// Whether the file's size and times are as in `now`, which is what `look` has brought, but for what the cache
+    /// wrote to it; also where that cannot be told, because the cache was writing.
     pub fn is_as_in(&self, look: VersionProbe, now: &Attributes) -> bool {
         self.is_as_known(self.version(), look, now)
     }
@@ -105,7 +101,7 @@ impl Mapping {
     /// Whether what is known of its times was old enough, when it was looked at, that a later change has others.
     pub fn is_settled(&self) -> bool {
         let known = self.version();
-        // Of a change by others that had begun when our flush had ended we should not have heard anyway.
+        // A change by others that had begun when the cache's flush had ended would not be noticed anyway.
         known.settled && self.ours().after.is_none_or(|after| after.settled || after.steps)
     }
 

@@ -1,5 +1,4 @@
-//! Write-back state: how far the content of one mapping has come on its way to the file: which backend writes it, how
-//! many pages are dirty, which are in flight, which are written but may not survive a loss of power, and what failed.
+//! Write-back state: how far the content of one mapping has come on its way to the file.
 //!
 //! ```text
 //!   dirty pages --begin--> under way --end--> written, not durable --take_unsynced, sync, Ok--> durable
@@ -7,11 +6,9 @@
 //!                              +--failed: dirty        +--sync failed: dirty again, and those that end meanwhile, too
 //! ```
 //!
-//! Each flush has a number, and numbers rise. So a caller that waits for what is under way *now* waits for flushes
-//! below the next number, and flushes that begin later do not hold it up. Syncs have numbers as well: a caller accepts
-//! a sync that began after its own flushes had ended, and succeeded, in place of a sync of its own (group commit).
-//!
-//! The rules are those of the paths above, in `writeback`; this file only keeps the account.
+//! Flushes have numbers, which rise. So a caller that waits for what is under way *now* waits for flushes below the
+//! next number. Syncs have numbers as well: a caller accepts a sync that began after its own flushes had ended, and
+//! succeeded, in place of a sync of its own (group commit). The rules are those of `writeback`.
 //!
 //! Invariants:
 //!  1. A page is in one flush at a time: a thread that begins one asks [`WritebackState::first_clear`] under the same
@@ -41,24 +38,21 @@ use super::dirty_counts::{DirtyCounts, DirtyPages, NEVER};
 use super::own_changes::OwnChanges;
 use super::page_ranges::PageRanges;
 
-/// How long the background leaves a file alone after its first failure.
+/// How long the background leaves a file alone after its first failure, and at most after many.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// How long at most, after many.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The way of one mapping's content to its file.
 #[derive(Default, Debug)]
 pub struct WritebackState {
-    /// Where its bytes go; empty until the file is opened for writing.
     writer: OnceLock<Arc<dyn Backend>>,
-    /// How long the file on the device is, in bytes, as far as our own flushes and cuts go.
+    /// How long the file on the device is, in bytes, as far as the cache's own flushes and cuts go.
     size_on_device: AtomicU64,
-    /// How much is dirty; changed under the mapping's tree lock.
+    /// Changed under the mapping's tree lock.
     pub(super) dirty: DirtyCounts,
-    /// What our own flushes have made of the file's times.
     pub(super) own_changes: OwnChanges,
     errors: ErrorSequence,
-    /// Whether write-back has it in its list of files; changed with that list's lock held.
+    /// Changed with the lock of write-back's list held.
     is_listed: AtomicBool,
     account: Mutex<FlushAccount>,
 }
@@ -106,10 +100,8 @@ pub enum Commit {
     Own(PageRanges),
 }
 
-/// Which pages of a file are where between the cache and the disk.
 #[derive(Debug, Default)]
 struct FlushAccount {
-    /// The number of the next flush.
     next: u64,
     under_way: FlushesInFlight,
     ended: u64,
@@ -121,14 +113,12 @@ struct FlushAccount {
     voided: u64,
     unsynced: PageRanges,
     failures: Failures,
-    /// What is to be let alone by the background, and since when it has failed.
     failing: Option<Failing>,
     pass: WritebackPass,
     syncs: Syncs,
 }
 
-/// The flushes that are under way: by their numbers, and by their first pages, since no two have a page in common.
-/// There may be thousands, of a page each.
+/// By their numbers, and by their first pages, since no two have a page in common. There may be thousands.
 #[derive(Debug, Default)]
 struct FlushesInFlight {
     by_number: BTreeMap<u64, Range<u64>>,
@@ -146,15 +136,12 @@ impl FlushesInFlight {
         self.by_start.remove(&pages.start);
         pages
     }
-    /// Where the flush of `page` ends, and its number.
     fn at(&self, page: u64) -> Option<(u64, u64)> {
         self.by_start.range(..=page).next_back().map(|(_, flush)| *flush).filter(|(end, _)| page < *end)
     }
-    /// Where the first flush behind `page` begins.
     fn next_start(&self, page: u64) -> Option<u64> {
         self.by_start.range(page + 1..).next().map(|(start, _)| *start)
     }
-    /// The numbers of those of some of `pages`.
     fn meeting(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
         let flushes = self.by_start.range(..pages.end).rev();
         flushes
@@ -172,13 +159,10 @@ struct Failing {
     until: Millis,
 }
 
-/// How far the background has come in the file.
 #[derive(Debug, Default)]
 struct WritebackPass {
     number: u64,
-    /// Where it goes on.
     at: u64,
-    /// When it began, if it is under way.
     began: Option<Millis>,
     /// So many passes are asked for, this one among them.
     asked: u8,
@@ -193,14 +177,11 @@ struct Syncs {
 }
 
 impl WritebackState {
-    // ---- the file ------------------------------------------------------------------------------
-
     /// The backend that writes the file; `None` as long as the file has not been opened for writing.
     pub fn writer(&self) -> Option<&Arc<dyn Backend>> {
         self.writer.get()
     }
-    /// The file is opened for writing, by `backend`. The first caller decides for all; the backend that all use is
-    /// returned.
+    /// Opens the file for writing, by `backend`; or the backend of the first caller stays, which is returned.
     pub fn set_writer(&self, backend: Arc<dyn Backend>) -> &Arc<dyn Backend> {
         self.writer.get_or_init(|| backend)
     }
@@ -208,8 +189,7 @@ impl WritebackState {
     pub fn can_grow(&self) -> bool {
         self.writer().is_none_or(|writer| writer.can_grow())
     }
-    /// How long the file on the device is, in bytes: behind that a fill need not ask it. Without a writer it is the
-    /// file's size.
+    /// How long the file on the device is, in bytes: behind that a fill need not ask it. Without a writer its size.
     pub fn size_on_device(&self) -> u64 {
         // Acquire, partner: the Release in the two below: a thread that sees a longer file finds its bytes there.
         self.size_on_device.load(Ordering::Acquire)
@@ -222,8 +202,6 @@ impl WritebackState {
     pub fn set_size_on_device(&self, bytes: u64) {
         self.size_on_device.store(bytes, Ordering::Release); // partner: `size_on_device`
     }
-
-    // ---- what is dirty -------------------------------------------------------------------------
 
     /// How many pages are dirty, and under write-back, as of a moment ago; exact for the holder of the tree lock.
     #[inline]
@@ -241,8 +219,6 @@ impl WritebackState {
         (since != NEVER).then_some(Millis(since))
     }
 
-    // ---- write-back's list, and errors ---------------------------------------------------------
-
     /// The errors of writing that each handle reports once.
     pub fn errors(&self) -> &ErrorSequence {
         &self.errors
@@ -257,8 +233,6 @@ impl WritebackState {
     pub fn set_listed(&self, is_listed: bool) {
         self.is_listed.store(is_listed, Ordering::Relaxed);
     }
-
-    // ---- flushes -------------------------------------------------------------------------------
 
     /// A flush of `pages` begins. The caller holds the tree lock, under which it took the pages.
     pub fn begin_flush(&self, pages: Range<PageIndex>) -> FlushNumber {
@@ -314,8 +288,7 @@ impl WritebackState {
         FlushNumber(self.account().next)
     }
 
-    /// How many flushes have ended well and do not count, as [`WritebackState::valid_pages`] says: their pages are
-    /// dirty again.
+    /// How many flushes have ended well and do not count, as [`WritebackState::valid_pages`] says.
     pub fn flushes_voided(&self) -> u64 {
         self.account().voided
     }
@@ -337,8 +310,8 @@ impl WritebackState {
         (account.next == account.ended).then_some(account.next)
     }
 
-    /// The same, if the file was looked at since: what it is like by our doing is known. The same number before and
-    /// after a look at the file's attributes says that no flush of ours has changed them meanwhile.
+    /// The same, if the file was looked at since: what the cache did to it is known. The same number before and after a
+    /// look at the file's attributes says that no flush of the cache has changed them meanwhile.
     pub fn quiet(&self) -> Option<u64> {
         let account = self.account();
         (account.next == account.looked).then_some(account.next)
@@ -349,8 +322,6 @@ impl WritebackState {
         let account = &mut self.account();
         account.looked = account.looked.max(flushes);
     }
-
-    // ---- failures ------------------------------------------------------------------------------
 
     /// What has failed so far.
     pub fn failures(&self) -> Failures {
@@ -367,8 +338,6 @@ impl WritebackState {
     pub fn paused_until(&self) -> Option<Millis> {
         self.account().failing.map(|failing| failing.until)
     }
-
-    // ---- passes: the background's way through the file ------------------------------------------
 
     /// A pass begins at `now`, or goes on: where.
     pub fn begin_pass(&self, now: Millis) -> WritebackCursor {
@@ -405,8 +374,6 @@ impl WritebackState {
     pub fn is_pass_requested(&self) -> bool {
         self.account().pass.asked > 0
     }
-
-    // ---- syncs ---------------------------------------------------------------------------------
 
     /// How many syncs have begun: one that begins later and goes well makes durable all flushes that have ended by now.
     pub fn syncs_begun(&self) -> u64 {
@@ -477,8 +444,7 @@ impl FlushAccount {
         PageIndex(start)..PageIndex(end)
     }
 
-    /// Something failed. The background lets the file alone for longer each time, but for flushes that were under way
-    /// with one that has failed already.
+    /// The background lets the file alone for longer each time, but for flushes that were under way with a failed one.
     fn fail(&mut self, errno: i32, now: Millis, number: Option<u64>) {
         self.failures = Failures { count: self.failures.count + 1, errno };
         let pause = match self.failing {

@@ -1,10 +1,8 @@
 //! Policy: which folio stays.
 //!
-//! Pure decisions. The cache keeps its folios in four rings, each in the order
-//! of arrival, and asks a policy: which ring does a folio join, which ring's
-//! oldest folio is looked at next, and what becomes of it. A policy sees
-//! weights and counts; it sees no folio, does no I/O, takes no lock, reads no clock,
-//! allocates nothing.
+//! Pure decisions. The cache keeps its folios in four rings, each in the order of arrival, and asks a policy: which
+//! ring does a folio join, which ring's oldest folio is looked at next, and what becomes of it. A policy sees weights
+//! and counts; it sees no folio, does no I/O, takes no lock, reads no clock, allocates nothing.
 //!
 //! ```text
 //!    arrival --admit--> [ Uncached ]   of DONTCACHE reads; leaves first
@@ -20,9 +18,7 @@
 //! distance a return counts as [`Refault::Recent`]; so the ghosts of the literature cost nothing here. The age counts
 //! every eviction, also those that leave no shadow.
 //!
-//! The cache's policy is [`S3Fifo`]. The benchmark has others to compare with.
-//!
-//! Each pool of a cache has rings and a policy of its own; of which pool room is made is `pools.rs`.
+//! The cache's policy is [`S3Fifo`]. Each pool has one, and rings, of its own; `pools.rs` says which makes room.
 //!
 //! Invariants of every policy, asserted by `quinion_testing::twins::rings`:
 //!  1. `next` names a ring that holds something, and `None` only if none does.
@@ -161,8 +157,7 @@ pub trait Policy: Send + Debug {
     /// The ring that a folio joins, which is not listed in `held` yet.
     fn admit(&mut self, arrival: ArrivingFolio, held: &Weights) -> Class;
 
-    /// Up to which refault distance, in pages, a return counts as recent. Asked when room was made, of what is left
-    /// then.
+    /// Up to which refault distance, in pages, a return counts as recent. Asked when room was made.
     fn reach(&self, held: &Weights) -> u64;
 
     /// The ring whose oldest folio is scanned next; `None` if all are empty.

@@ -7,7 +7,6 @@
 
 use super::Weights;
 
-/// A share of one.
 pub(super) const ONE: u64 = 1 << 40;
 /// The average is over so many pages at least, in small caches.
 const LATELY_PAGES_MIN: u64 = 64;

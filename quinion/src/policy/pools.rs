@@ -12,9 +12,8 @@
 //! ```
 //!
 //! A pool that has its protected minimum, or less, is not touched as long as anything else can be had. Pages above the
-//! minima are taken in proportion, so an idle pool shrinks to its minimum in time, and a small pool does not lose more
-//! than the others. Turns are kept by **passes**, as stride scheduling keeps them: what a pool gave, in parts of its
-//! excess; the least pass goes next, and one that had no turn for long begins where the others are.
+//! minima are taken in proportion, by **passes** as in stride scheduling: what a pool gave, in parts of its excess; the
+//! least pass goes next, and one that had no turn for long begins where the others are.
 //!
 //! Numbers in, a pool out: nothing here waits or allocates.
 //!
@@ -68,14 +67,12 @@ const ROUND: u64 = 1 << 24;
 #[derive(Clone, Debug, Default)]
 pub struct PoolTurns {
     passes: [u64; POOLS_MAX],
-    /// The pass of the last turn.
     now: u64,
 }
 
 impl PoolTurns {
-    /// The pool that gives next, for pool `asking`, which wants `pages` pages; `None` if none has anything to
-    /// give. If no pool is asking, protected pages are not given. The pool is taken to give as much as its
-    /// turn says, or `pages`.
+    /// The pool that gives next, for pool `asking`, which wants `pages` pages; `None` if none has anything to give. If
+    /// no pool is asking, protected pages are not given.
     pub fn next(&mut self, shares: &[PoolPages], asking: Option<usize>, pages: u64) -> Option<PoolTurn> {
         let having = || shares.iter().enumerate().filter(|(_, share)| share.can_give);
         // 1 Over the limit.
@@ -159,7 +156,6 @@ mod tests {
         assert!((49..=51).contains(&second), "{second}");
     }
 
-    /// The twin: which pools may be named, by one look at each rule, and turns in fractions.
     #[derive(Default)]
     struct Naive {
         passes: [f64; POOLS_MAX],

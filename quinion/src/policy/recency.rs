@@ -44,7 +44,7 @@
 //! Sources: N. Megiddo, D. S. Modha, "ARC", FAST 2003, whose border moves by what comes back, without asking what the
 //! other side is worth. Marginal utility as the measure of a partition: M. Qureshi, Y. Patt, "Utility-Based Cache
 //! Partitioning", MICRO 2006; G. E. Suh, L. Rudolph, S. Devadas, "Dynamic Partitioning of Shared Cache Memory", Journal
-//! of Supercomputing 2004. No source is known to us that compares ghosts' distances with a ring's turn.
+//! of Supercomputing 2004. No source is known that compares ghosts' distances with a ring's turn.
 
 use super::Weights;
 use super::moving_share::{MovingShare, ONE};
@@ -53,9 +53,7 @@ use super::moving_share::{MovingShare, ONE};
 pub const SOON_PART: u64 = 5;
 /// Steps for each cache of pages that arrive.
 const STEPS: u64 = 16;
-/// How far the floor moves in a step.
 const STEP: u64 = ONE / 32;
-/// The floor at most.
 const FLOOR_MAX: u64 = ONE / 100 * 90;
 /// Up to here the floor need not pay.
 const FLOOR_FREE: u64 = ONE / 100 * 10;
@@ -70,7 +68,6 @@ const PAYS_PART: u128 = 4;
 const PAUSE_MIN: u32 = 16;
 const PAUSE_MAX: u32 = 1024;
 
-/// What Main's pages were read lately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MainUse {
     /// Of its pages scanned, the share that was read in their turn; in parts of [`ONE`].
@@ -79,39 +76,32 @@ pub(super) struct MainUse {
     pub turn: u64,
 }
 
-/// What Probation is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ProbationUse {
     /// Of its pages scanned, the share that was read again; in parts of [`ONE`].
     pub read: u64,
     /// The share of the cache that it is meant to have; in parts of [`ONE`].
     pub share: u64,
-    /// The pages that it has.
     pub pages: u64,
 }
 
-/// What a step of the floor means for Main.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FloorStep {
-    /// Nothing.
     Goes,
-    /// The floor is gone: what is known of Main is of a smaller one.
+    /// What is known of Main is of a smaller one.
     Ends,
 }
 
 /// The floor of Probation's share. Numbers only; nothing here allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Recency {
-    /// Of the pages that arrived lately, those that came back soon.
     soon: MovingShare,
-    /// In parts of [`ONE`].
     floor: u64,
     /// Pages that arrived since the last step, and of these those that came back soon.
     since_step: u64,
     soon_since_step: u64,
     /// Pages that had arrived in all at the last step.
     arrived: u64,
-    /// Pages of Main that were scanned in all.
     scanned: u64,
     /// Steps in which the floor may not rise, and how many there will be the next time.
     pause: u32,
@@ -132,7 +122,6 @@ impl Recency {
         }
     }
 
-    /// The least share of Probation, in parts of [`ONE`].
     pub(super) fn floor(&self) -> u64 {
         self.floor
     }
@@ -154,12 +143,10 @@ impl Recency {
         self.arrived >= held.total() && self.scanned >= held.total() / 2 && self.scanned > 0
     }
 
-    /// `pages` pages of Main were scanned.
     pub(super) fn scan(&mut self, pages: u64) {
         self.scanned = self.scanned.saturating_add(pages);
     }
 
-    /// The floor moves by one step, or stays.
     pub(super) fn step(&mut self, probation: ProbationUse, main: MainUse, held: &Weights) -> FloorStep {
         let before = self.floor;
         self.pause = self.pause.saturating_sub(1);
@@ -201,17 +188,14 @@ mod tests {
         ONE / 100 * percent
     }
 
-    /// Probation of a tenth, of which `percent` % were read again.
     fn probation(percent: u64) -> ProbationUse {
         ProbationUse { read: parts(percent), share: parts(10), pages: CACHE / 10 }
     }
 
-    /// Main of which `percent` % are read in a turn of one cache.
     fn main_read(percent: u64) -> MainUse {
         MainUse { read: parts(percent), turn: CACHE }
     }
 
-    /// Arrivals of the cache above; whether a step was taken.
     fn arrive(recency: &mut Recency, pages: u64, soon: u64) -> bool {
         recency.arrive(pages, soon, &held()) && recency.end_step(&held())
     }

@@ -1,5 +1,5 @@
 //! S3-FIFO with shadows for ghosts, a Probation that is as large as it is useful, and a Main that takes what it can
-//! keep: ours, and the default.
+//! keep: the default.
 //!
 //! ```text
 //!             not read, or once            out, with a shadow ---- comes back within a turn of Main ----+
@@ -39,14 +39,12 @@
 //! clearly nearer than those it replaces (LIRS asks the same, with the last two reads of each page). A Main that stands
 //! still turns ever longer, and so the reach grows until something joins it.
 //!
-//! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
-//! would cost one of a folio that could not be scanned yet.
+//! Main's folios leave no shadow: that would cost one of a folio that could not be scanned yet, as shadows are bounded.
 //!
-//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon:
-//! a loop a little larger than the cache comes back soon with every page, and would push out of Main what it
-//! is about to read. It stays if it proves itself in the same way; one read more may be that of a second
-//! stream, close behind the first. What an uncached read brought leaves first, and is new like others if
-//! another reader has read it meanwhile.
+//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon: a loop a
+//! little larger than the cache comes back soon with every page, and would push out of Main what it is about to read.
+//! It stays if it proves itself in the same way; one read more may be that of a second stream, close behind the first.
+//! What an uncached read brought leaves first, and is new like others if another reader has read it meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say alone, as ARC's border is (up to 14 points below a fixed
 //! one on these traces: each return of a page that a scan pushed out moves it the wrong way); a share that climbs by
@@ -59,7 +57,7 @@
 //! what comes back to a Main that lacks pages (1 to 7 less on loops).
 //!
 //! Sources: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction",
-//! SOSP 2023. We differ: ghosts are shadows compared by distance instead of a queue, the share moves, and
+//! SOSP 2023. This differs: ghosts are shadows compared by distance instead of a queue, the share moves, and
 //! what comes back is compared with Main's turn. That comparison is LIRS's (S. Jiang, X. Zhang, SIGMETRICS 2002). To
 //! weigh two ways to keep pages by what each was of use for is the idea of ARC (N. Megiddo, D. S. Modha, FAST 2003),
 //! LeCaR (HotStorage 2018) and Cacheus (FAST 2021), and of W-TinyLFU's hill climber (G. Einziger et al., Middleware
@@ -95,42 +93,35 @@ const REACH_PERCENT_MIN: u64 = 40;
 /// Turns that a folio of Main has to its credit at most, while there is a floor of Probation's share.
 const TURNS_LEFT_MOVING: u8 = 1;
 
-/// Ours.
+/// The policy of one pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct S3Fifo {
-    /// Of Probation: read again.
     read_again: MovingShare,
-    /// Of Main: read since its last scan.
     read_on: MovingShare,
-    /// How long Main takes to come round.
     turn: Turn,
-    /// What comes back soon.
     recency: Recency,
     /// Grows by the pages of streams with each look, up to all pages: then it is a stream's turn.
     streams_turn: u64,
 }
 
-/// One and a half of `pages`: further than that no return reaches while Main is full, and a turn that is shorter has
-/// not shown what Main is of use for.
+/// Further than that no return reaches while Main is full, and a shorter turn has not shown what Main is of use for.
 const fn and_a_half(pages: u64) -> u64 {
     pages + pages / 2
 }
 
 impl S3Fifo {
-    /// Nothing has happened yet.
+    /// A policy that has seen nothing yet.
     pub const fn new() -> Self {
         let (read_again, read_on) = (MovingShare::of(SHARE_FIRST), MovingShare::of(ONE));
         Self { read_again, read_on, turn: Turn::new(), recency: Recency::new(), streams_turn: 0 }
     }
 
-    /// Pages that Probation is meant to have.
     fn probation_pages(&self, held: &Weights) -> u64 {
         let listed = held.of(Class::Probation) + held.of(Class::Main);
         (self.share(held) * listed).div_ceil(PARTS)
     }
 
-    /// Probation's share, in parts of [`PARTS`]: what was read again there, while half of Main or more is read in a
-    /// turn. Below that its odds grow as Main's use, squared, falls. Never less than what comes back soon is worth.
+    /// In parts of [`PARTS`]; see the head of this file. Never less than what comes back soon is worth.
     #[inline]
     fn share(&self, held: &Weights) -> u64 {
         let share = self.read_again.get().clamp(SHARE_MIN, SHARE_MAX) / PART;
@@ -155,8 +146,7 @@ impl S3Fifo {
         (share * PARTS / (share + main)).min(SHARE_MAX_ALONE / PART)
     }
 
-    /// Of a distance, the part that a return reaches beside a Main whose pages are read in their turn: all of it up to
-    /// three quarters of them, and 3 % less for each per cent above, to [`REACH_PERCENT_MIN`].
+    /// Of a distance, the part that a return reaches beside a Main whose pages are read in their turn.
     fn near_part(&self, distance: u64) -> u64 {
         let busy = (self.read_on.get() / (ONE / 100)).saturating_sub(REACH_WHOLE_UP_TO);
         let percent = 100_u64.saturating_sub(REACH_FALL * busy).max(REACH_PERCENT_MIN);
@@ -164,8 +154,7 @@ impl S3Fifo {
     }
 
     /// Whether a stream's folio goes next, though there are others. Above their share streams go first. Below it they
-    /// take their turn with the others: what a stream is about to read, and what it has just passed, is
-    /// not to be taken for what it left behind, and yet what was left behind goes in time.
+    /// take their turn with the others: what a stream is about to read is not to be taken for what it left behind.
     fn is_streams_turn(&mut self, held: &Weights) -> bool {
         let (streams, all) = (held.of(Class::Stream), held.total());
         if streams * STREAM_SHARE > all {
@@ -179,13 +168,11 @@ impl S3Fifo {
         false
     }
 
-    /// A folio goes.
     fn evict(&mut self, pages: u32, remember: bool) -> PolicyVerdict {
         self.turn.pass(u64::from(pages));
         PolicyVerdict::Evict { remember }
     }
 
-    /// A folio of Probation or of a stream has had its time there: it goes, or joins Main.
     fn prove(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
         if reads < PROVEN_AT {
             return self.evict(pages, true);
@@ -194,7 +181,6 @@ impl S3Fifo {
         PolicyVerdict::Keep { class: Class::Main, reads: 0 }
     }
 
-    /// A folio of Main has come round: it goes, or comes round once more.
     fn come_round(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
         let scanned = u64::from(pages);
         self.read_on.note(scanned, if reads > 0 { scanned } else { 0 }, held);
@@ -207,8 +193,7 @@ impl S3Fifo {
         PolicyVerdict::Keep { class: Class::Main, reads: (reads - 1).min(turns_left) }
     }
 
-    /// The floor of Probation's share follows what came back since the last step. Where it ends, Main has been as small
-    /// as it made it, and counts as of use until it has shown the contrary.
+    /// Where the floor ends, Main counts as of use until it has shown the contrary.
     #[cold]
     fn move_floor(&mut self, held: &Weights) {
         if self.recency.end_step(held) {
@@ -296,7 +281,6 @@ mod tests {
         Weights { pages: [uncached, stream, probation, main] }
     }
 
-    /// A policy that has scanned `folios` folios in Probation, of which every `nth` had been read.
     fn after(folios: u32, nth: u32) -> S3Fifo {
         let mut policy = S3Fifo::new();
         for folio in 0..folios {
@@ -361,7 +345,6 @@ mod tests {
         assert!((245..=255).contains(&fourth), "{fourth}");
     }
 
-    /// A policy with a full Main of 900 pages that came round in `turn` pages, of which every `nth` had been read.
     fn turned(turn: u64, nth: u64) -> S3Fifo {
         let mut policy = after(5000, 4);
         let listed = held(0, 0, 100, 900);

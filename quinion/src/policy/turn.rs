@@ -9,9 +9,8 @@
 //! ```
 //!
 //! A page that joins Main is scanned one turn later, and goes if it was not read by then. So a page that comes back
-//! after a longer time than that would go again before it is wanted, and another page with it that made room. This is
-//! the question that LIRS asks with its stack (a page's last two reads, are they closer than the oldest of those that
-//! stay?), here asked of a ring, at the cost of some marks.
+//! after a longer time than that would go again before it is wanted. This is the question that LIRS asks with its
+//! stack, here asked of a ring, at the cost of some marks.
 //!
 //! Invariants:
 //!  1. Marks rise in both numbers.
@@ -28,7 +27,6 @@
 
 /// Marks at most; twice as many as divide Main, since it grows and shrinks.
 const MARKS: usize = 32;
-/// Main is divided into so many parts.
 const PARTS: u64 = 16;
 
 /// Main had had so many pages put into it at this time.
@@ -43,7 +41,6 @@ struct Mark {
 pub(super) struct Turn {
     clock: u64,
     put: u64,
-    /// The clock of the first mark.
     begun: u64,
     /// A queue: from `first` on, `len` of them, in a circle.
     marks: [Mark; MARKS],
@@ -56,12 +53,10 @@ impl Turn {
         Self { clock: 0, put: 0, begun: 0, marks: [Mark { put: 0, clock: 0 }; MARKS], first: 0, len: 0 }
     }
 
-    /// `pages` pages were evicted or activated.
     pub(super) fn pass(&mut self, pages: u64) {
         self.clock += pages;
     }
 
-    /// `pages` pages joined the ring, which holds `held` with them.
     pub(super) fn join(&mut self, pages: u64, held: u64) {
         let before = self.put;
         self.put += pages;
@@ -104,12 +99,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The twin: it keeps for every page when it joined, in their order.
     struct Both {
         turn: Turn,
         clock: u64,
         joined: Vec<u64>,
-        /// So many of them have left again.
         left: usize,
         held_max: u64,
     }
@@ -131,13 +124,11 @@ mod tests {
             self.turn.join(pages, held);
         }
 
-        /// `pages` pages leave by the old end, and as many join.
         fn go_round(&mut self, pages: u64) {
             self.left = (self.left + pages as usize).min(self.joined.len());
             self.join(pages);
         }
 
-        /// Pages that passed since the page of this number joined.
         fn since(&self, number: usize) -> u64 {
             self.clock - self.joined[number]
         }

@@ -9,23 +9,20 @@
 //!    less than 10/1000                 and  more than 1/4               calm: after 20 looks a little larger
 //! ```
 //!
-//! A kernel that is out of memory kills a process, and a cache is the one user of memory that can give some
-//! back without harm. So a cache that was told to ([`Builder::pressure`](crate::Builder)) checks twice a
-//! second (ten times while less than a quarter of a limit is left), shrinks at once and by large steps, and
-//! grows late and by small ones: of two caches that both count the memory freed by the other as available,
-//! neither then oscillates.
+//! A kernel that is out of memory kills a process, and a cache can give memory back without harm. So a cache that was
+//! told to ([`Builder::pressure`](crate::Builder)) checks twice a second (ten times while less than a quarter of a
+//! limit is left), shrinks at once and by large steps, and grows late and by small ones: of two caches that both count
+//! the memory freed by the other as available, neither then oscillates.
 //!
-//! [`target_size`] is the decision. It is given numbers and answers a bound: no file, no
-//! clock, no lock. [`PressureSource`] in `source.rs` finds the numbers in files of the system. The background thread
-//! takes the one to the other, in `filemap/shrinker.rs`.
+//! [`target_size`] is the decision: no file, no clock, no lock. [`PressureSource`] finds the numbers; the background
+//! thread takes the one to the other, in `filemap/shrinker.rs`.
 //!
 //! Invariants:
 //!  1. The answer is between the least and the most that it was given, whatever the numbers.
 //!  2. It is smaller than what the cache has only under pressure, and larger than the bound only when calm.
 //!  3. A file that cannot be read means neither pressure nor calm: with no numbers at all nothing changes.
 //!
-//! Not an invariant: that the kernel never kills. A program that takes a gigabyte within a tenth of a second is not
-//! seen in time.
+//! Not an invariant: that the kernel never kills. A gigabyte taken within a tenth of a second is not seen in time.
 
 mod source;
 pub use source::{Group, PressureSource, SourceReading};
@@ -39,8 +36,7 @@ const STALLED_CALM: u32 = 10;
 /// Looks without pressure before the cache grows again.
 const CALM_LOOKS: u32 = 20;
 
-/// How a cache shrinks when the machine is short of memory; for
-/// [`Builder::pressure`](crate::Builder::pressure).
+/// How a cache shrinks when the machine is short of memory; for [`Builder::pressure`](crate::Builder::pressure).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pressure {
     pub(crate) memory_min: u64,
@@ -49,8 +45,7 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// It shrinks to `memory_min` bytes at the least (and never below what a cache needs), and back to what it was
-    /// told when there is room again.
+    /// It shrinks to `memory_min` bytes at the least (and never below what a cache needs), and back when there is room.
     #[must_use]
     pub fn shrink_to(memory_min: u64) -> Self {
         Self { memory_min, gauge: None }
@@ -95,7 +90,6 @@ pub struct Sizes {
     pub max: u64,
 }
 
-/// How the machine is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PressureLevel {
     Pressed,
@@ -118,8 +112,7 @@ impl PressureSample {
     }
 }
 
-/// The bound that a cache of `sizes` should have after `look`; `calm_looks` counts those without pressure from one
-/// call to the next.
+/// The bound that a cache of `sizes` should have after `look`; `calm_looks` counts those without pressure.
 pub fn target_size(look: PressureSample, sizes: Sizes, calm_looks: &mut u32) -> u64 {
     let extent = EXTENT_SIZE as u64;
     let weather = look.level();

@@ -112,8 +112,7 @@ fn some_total(stalls: &str) -> Option<u64> {
     some.split(' ').find_map(|field| field.strip_prefix("total="))?.trim().parse().ok()
 }
 
-/// Pages of files that the kernel takes back first, in bytes. A group of version 1 has its inner groups' in
-/// a line of its own.
+/// Pages of files that the kernel takes back first, in bytes. A version 1 group has its inner groups' in another line.
 fn inactive_file(stat: &str) -> Option<u64> {
     let number = |name: &str| {
         stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())

@@ -9,11 +9,9 @@
 //!   fault   a window around the page, unless misses have become too many
 //! ```
 //!
-//! One stream for each handle: its newest window is all that is remembered. So
-//! what is weak there is weak here, and is kept: a step of two pages looks like
-//! a stream, backward streams and steps are never seen, the end of a window is
-//! trimmed to the folio order and so grows more slowly, and streams that take
-//! turns live by the rules for strange markers.
+//! One stream for each handle: its newest window is all that is remembered. So what is weak there is weak here, and is
+//! kept: a step of two pages looks like a stream, backward streams and steps are never seen, the end of a window is
+//! trimmed to the folio order and so grows more slowly, and streams that take turns meet strange markers.
 //!
 //! Invariants:
 //!  1. The first window begins with the missed page; around a fault it covers it.
@@ -33,7 +31,6 @@ const FAULT_MISSES_LIMIT: u16 = 100;
 /// The count of missed faults goes no further.
 const FAULT_MISSES_MAX: u16 = 1000;
 
-/// The newest window of a handle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelLike {
     start: PageIndex,
@@ -51,7 +48,6 @@ impl KernelLike {
         Self { start: PageIndex(0), size: 0, async_pages: 0, order: 0, previous: u64::MAX, fault_misses: 0 }
     }
 
-    /// A read ended before byte `position`.
     pub fn on_read_end(&mut self, position: u64) {
         self.previous = PageIndex::of_byte(position).0;
     }
@@ -120,12 +116,10 @@ impl KernelLike {
         self.start_stream(limits, start, max, max / 4, asked.file_pages)
     }
 
-    /// A page fault found its page.
     pub fn on_fault_hit(&mut self) {
         self.fault_misses = self.fault_misses.saturating_sub(1);
     }
 
-    /// Whether the marker of the newest window is on the folio that begins at `index`.
     fn expects(&self, index: PageIndex) -> bool {
         let expected = self.start.0 + u64::from(self.size - self.async_pages);
         index.0 <= expected && expected - index.0 < 1 << self.order
@@ -143,7 +137,6 @@ impl KernelLike {
         self.window(limits, file_pages)
     }
 
-    /// Ends the window at a boundary of its order, if that leaves something.
     fn trim_end(&mut self) {
         let end = self.start.plus(u64::from(self.size));
         let aligned = end.align_down(Order(self.order));
@@ -152,7 +145,6 @@ impl KernelLike {
         }
     }
 
-    /// The newest window, as it is filled.
     fn window(&mut self, limits: &WindowLimits, file_pages: u64) -> Windows {
         let pages = clamp(self.start, self.size, file_pages);
         if pages == 0 {

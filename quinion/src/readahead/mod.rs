@@ -9,31 +9,25 @@
 //!   |   asked   | . . . . . . [M] . . . . . |  next window      [M] ...
 //! ```
 //!
-//! A stream gets a window, then another before it has used up the first: the
-//! **marker** sits on a page some way ahead, and a thread that reads that page starts
-//! the next window without waiting for it. Windows grow from a few pages to the
-//! largest. A miss that belongs to no stream reads exactly what was asked.
+//! A stream gets a window, then another before it has used up the first: the **marker** sits on a page some way ahead,
+//! and a thread that reads that page starts the next window without waiting for it. Windows grow from a few pages to
+//! the largest. A miss that belongs to no stream reads exactly what was asked.
 //!
-//! Two policies share one interface. `streams` is the default: several streams
-//! for each handle, forward, backward, in steps, in laps. `kernel_like` draws
-//! the windows of Linux, to compare with. What both share is here: hints, the
-//! largest window and how trouble shrinks it, the count of what was done.
+//! Two policies share one interface. `streams` is the default. `kernel_like` draws the windows of Linux, to compare
+//! with. What both share is here: hints, the largest window and how trouble shrinks it, the count of what was done.
 //!
 //! A forward stream that has come a long way (1 MiB), or round again, says so with its windows, and what its
 //! reader has passed: when memory is short, that is what goes first ([`StreamProgress`]).
 //!
-//! Trouble is a read that failed, which makes the largest window a quarter, or
-//! a window that was gone before it was read, which halves it. After
-//! `CALM_WINDOWS` windows without trouble it doubles again, up to what was
-//! configured. (Kernel-like, it stays until a hint is given.)
+//! Trouble is a read that failed, which makes the largest window a quarter, or a window that was gone before it was
+//! read, which halves it. After `CALM_WINDOWS` windows without trouble it doubles again (kernel-like, with a hint).
 //!
 //! Invariants:
 //!  1. After a miss the first window begins with the missed page. (Around a page fault it covers it.)
 //!  2. No window reaches past the file's last page, and none is empty.
 //!  3. A marker is on a page of its window, and there is something left to read after that window.
 //!
-//! Not an invariant: that a window is filled. It is a request; a shortage shows as
-//! a miss inside it.
+//! Not an invariant: that a window is filled. It is a request; a shortage shows as a miss inside it.
 
 mod kernel_like;
 mod recent;
@@ -147,9 +141,8 @@ pub struct ReadaheadReport {
     pub window_pages: u64,
     /// Decisions that had windows with pages no reader had asked for.
     pub windows: u64,
-    /// Pages of these that no reader had asked for. Some may have been in the cache. How many of a handle's
-    /// were read is not known, since any handle may read them; for the whole cache it is
-    /// ([`ReadaheadUse`](crate::ReadaheadUse)).
+    /// Pages of these that no reader had asked for. Some may have been in the cache. How many of a handle's were read
+    /// is not known, since any handle may read them; for the whole cache it is ([`ReadaheadUse`](crate::ReadaheadUse)).
     pub prefetched_pages: u64,
     /// Decisions that were exactly what was asked for.
     pub exact: u64,
@@ -202,7 +195,6 @@ impl ReadaheadPolicy {
 pub struct Readahead {
     config: Config,
     hint: Hint,
-    /// The largest window as things are, in pages.
     pages_max: u32,
     /// Windows since there was trouble or the largest window grew.
     calm: u32,
@@ -222,8 +214,7 @@ impl Readahead {
         Self { config, hint, pages_max, calm: 0, policy, done }
     }
 
-    /// What is known of the handle, and what was done for it so far. The kernel-like policy knows no classes
-    /// and says random.
+    /// What is known of the handle, and was done for it so far. The kernel-like policy says random.
     pub fn report(&self) -> ReadaheadReport {
         let class = match &self.policy {
             ReadaheadPolicy::Streams(streams) => streams.class(),
@@ -232,8 +223,7 @@ impl Readahead {
         ReadaheadReport { class, hint: self.hint, pages_max: self.pages_max, ..self.done }
     }
 
-    /// The user says how the handle will be read. The largest window is as configured again, or twice that
-    /// for sequential reads; what was known of streams is forgotten.
+    /// The largest window is as configured again, or twice that for sequential reads; streams are forgotten.
     pub fn set_hint(&mut self, hint: Hint) {
         let done = self.done;
         *self = Self { hint, done, ..Self::new(self.config) };
@@ -282,8 +272,7 @@ impl Readahead {
         windows
     }
 
-    /// The window of the miss at `index` could not be filled, for want of memory or of a lock: the next miss
-    /// there is the stream's again.
+    /// The window of the miss at `index` could not be filled: the next miss there is the stream's again.
     pub fn on_refused(&mut self, index: PageIndex) {
         if let ReadaheadPolicy::Streams(streams) = &mut self.policy {
             streams.on_refused(index);
@@ -320,8 +309,7 @@ impl Readahead {
         }
     }
 
-    /// A read ended before byte `position`. Only the kernel-like policy wants to know; the default learns all
-    /// it needs from misses and markers.
+    /// A read ended before byte `position`. Only the kernel-like policy wants to know.
     pub fn on_read_end(&mut self, position: u64) {
         if let ReadaheadPolicy::KernelLike(kernel) = &mut self.policy {
             kernel.on_read_end(position);
@@ -344,7 +332,6 @@ impl Readahead {
         WindowLimits { pages_max: self.pages_max, io_pages, order_min, order_max, hint: self.hint }
     }
 
-    /// Counts what was decided, for a request of `wanted`.
     fn note(&mut self, windows: &mut Windows, wanted: Range<PageIndex>) {
         windows.set_order_min(self.config.order_min);
         windows.want(wanted.clone());
@@ -369,7 +356,6 @@ impl Readahead {
         self.adapt();
     }
 
-    /// The largest window follows trouble, and its absence.
     fn adapt(&mut self) {
         let ReadaheadPolicy::Streams(streams) = &mut self.policy else { return };
         let lost = streams.take_lost();
@@ -383,7 +369,6 @@ impl Readahead {
         }
     }
 
-    /// The largest window without trouble.
     fn configured_max(&self) -> u32 {
         match self.hint {
             Hint::Sequential => self.config.pages_max.saturating_mul(2),

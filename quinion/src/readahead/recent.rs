@@ -5,12 +5,9 @@
 //!   [5002,5003) d=2   [5004,5005) d=2,1   [5006,5007) d=2,2   equal distances: a strided one
 //! ```
 //!
-//! A request alone says nothing. Two that touch are a stream going forward or
-//! backward, unless the handle has read at random lately: then it takes three.
-//! Four with three equal distances between them are a strided one, or eight if
-//! others came between. The distance
-//! of a request is the one to the nearest of the newest few, so that streams
-//! which take turns do not hide each other's.
+//! Two requests that touch are a stream going forward or backward, unless the handle has read at random lately: then it
+//! takes three. Four with three equal distances between them are a strided one, or eight if others came between. The
+//! distance of a request is the one to the nearest of the newest few, so that streams may take turns.
 //!
 //! Invariants: at most [`RECENT_MAX`] requests are remembered, the oldest is
 //! forgotten first, and one that became a stream is forgotten at once.
@@ -19,17 +16,14 @@ use crate::units::PageIndex;
 
 use super::window::ReadRequest;
 
-/// How many requests are remembered.
 pub(super) const RECENT_MAX: usize = 16;
 /// Among so many of the newest a distance is looked for: more, and steps are seen where there are none.
 const DISTANCE_LOOKS: usize = 4;
-/// So many further distances equal to the first make a strided stream: where the requests follow each other,
-/// and where others lie between them. (Requests in an order that a simple formula makes, which look random
-/// and are, lie at equal distances by the half dozen.)
+/// So many further distances equal to the first make a strided stream: where the requests follow each other, and where
+/// others lie between them. (Random requests may lie at equal distances by the half dozen.)
 const REPEATS_MIN: u8 = 2;
 const REPEATS_APART_MIN: u8 = 6;
 
-/// A request that was read exactly.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     first: PageIndex,
@@ -42,20 +36,16 @@ struct Request {
     origin: PageIndex,
 }
 
-/// What a request looks like beside the remembered ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AccessPattern {
     /// It begins where another ended; the first of those that touch began at this page.
     Forward(PageIndex),
-    /// It ends where another began.
     Backward,
     /// It lies as far from another as that did from a third, and so on.
     Strided(i64),
-    /// Nothing.
     None,
 }
 
-/// How a request lies to the newest of the remembered ones.
 #[derive(Clone, Copy, Debug)]
 enum Beside {
     /// As far from one as that was from the one before it.
@@ -69,7 +59,6 @@ enum Beside {
     Nearest(i64),
 }
 
-/// The requests that no stream expected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecentRequests {
     requests: [Request; RECENT_MAX],
@@ -127,7 +116,6 @@ impl RecentRequests {
         })
     }
 
-    /// How `index` lies to the newest requests: in step with the newest that expects it, or so far from the nearest.
     fn beside_newest(&self, index: PageIndex) -> Beside {
         let (mut age, mut nearest) = (0, None);
         for back in 1..=DISTANCE_LOOKS {
@@ -155,7 +143,7 @@ impl RecentRequests {
 }
 
 impl Request {
-    /// None: it touches nothing that can be asked for.
+    /// It touches nothing that can be asked for.
     const NONE: Self = {
         let nowhere = PageIndex(u64::MAX);
         Self { first: nowhere, end: nowhere, distance: 0, repeats: 0, links: 0, origin: nowhere }
@@ -163,7 +151,6 @@ impl Request {
     fn is_none(&self) -> bool {
         self.first == Self::NONE.first
     }
-    /// A request that has nothing to do with others.
     fn alone(asked: ReadRequest) -> Self {
         let (first, end) = (asked.index, asked.end());
         Self { first, end, distance: 0, repeats: 0, links: 0, origin: first }

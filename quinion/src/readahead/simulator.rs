@@ -1,10 +1,9 @@
 //! Simulator: a naive cache around a policy, so that windows can be seen at work.
 //!
-//! A set of folios, some of them marked. A read goes page by page: a missing
-//! page is a miss, a marked folio is met once, and windows are filled at once
-//! by the rules of the real fill: largest folios that alignment allows, nothing
-//! over what is there, the marker on a folio that is new. What happened is
-//! written down as `start+pages(marker pages from the end)`.
+//! A set of folios, some of them marked. A read goes page by page: a missing page is a miss, a marked folio is met
+//! once, and windows are filled at once by the rules of the real fill: largest folios that alignment allows, nothing
+//! over what is there, the marker on a folio that is new. What happened is written down as `start+pages(marker pages
+//! from the end)`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,13 +29,11 @@ impl Cached for Pages {
 }
 
 impl Pages {
-    /// All cached pages.
     pub fn all(&self) -> impl Iterator<Item = u64> {
         self.folio_of.keys().copied()
     }
 }
 
-/// One handle on one file.
 pub struct Simulator {
     pub state: Readahead,
     pub file_pages: u64,
@@ -109,7 +106,6 @@ impl Simulator {
         }
     }
 
-    /// Takes `page` and its folio out of the cache.
     pub fn evict(&mut self, page: u64) {
         let Some(&folio) = self.pages.folio_of.get(&page) else { return };
         self.pages.folio_of.retain(|_, first| *first != folio);
@@ -121,7 +117,6 @@ impl Simulator {
         self.pages.folio_of.insert(page, page);
     }
 
-    /// The marked page of the newest window.
     pub fn newest_marker(&self) -> u64 {
         self.pages.marked.iter().next_back().copied().expect("there is a marker")
     }

@@ -28,10 +28,8 @@ use super::window::{
     Cached, ReadRequest, StreamProgress, Window, WindowLimits, Windows, clamp, first_size, next_size,
 };
 
-/// The smallest window of a stream, in pages.
 pub(super) const PAGES_MIN: u32 = 4;
-/// Pages that were asked for are no readahead: so many pages of it, 1 MiB, are read at once however small the largest
-/// window is.
+/// Pages that were asked for are no readahead: so many pages of it, 1 MiB, are read at once whatever the window.
 const ASKED_PAGES_MAX: u32 = 256;
 /// From so many pages asked for at once on, 64 KiB, they may share a folio.
 const ASKED_FOLIO_PAGES_MIN: u32 = 16;
@@ -46,10 +44,8 @@ const LONG_PAGES_MIN: u64 = 256;
 const ISLAND_LOOKS_MAX: u32 = 64;
 /// The order grows by so much with each window that a marker starts.
 const ORDER_STEP: u8 = 2;
-/// The end of a stream that goes on as long as the file.
 const NO_END: PageIndex = PageIndex(u64::MAX);
 
-/// Where a stream is going.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
     Forward,
@@ -62,11 +58,9 @@ pub(super) enum Direction {
     },
 }
 
-/// One stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub way: Direction,
-    /// Where it began.
     pub origin: PageIndex,
     /// Where its reader was at the last miss or marker.
     seen: PageIndex,
@@ -75,19 +69,16 @@ pub(super) struct Stream {
     marker: Option<PageIndex>,
     /// Where it ends though the file goes on: a long request that is read in pieces and is no stream yet.
     until: PageIndex,
-    /// Pages of the request that missed last.
     asked_pages: u32,
-    /// The newest window in pages, or pieces ahead of a strided stream.
+    /// In pages, or pieces ahead of a strided stream.
     size: u32,
     order: Order,
-    /// How often it began again.
     pub laps: u32,
     /// When it was used last, by its owner's clock.
     pub used: u64,
 }
 
 impl Stream {
-    /// A stream that began at `origin` and for which nothing was fetched yet.
     pub fn begin(way: Direction, origin: PageIndex, asked: ReadRequest, limits: &WindowLimits) -> Self {
         let size = match way {
             Direction::Strided { .. } => PIECES_FIRST,
@@ -108,7 +99,6 @@ impl Stream {
         }
     }
 
-    /// A request that is longer than a piece, and no stream.
     pub fn long_request(asked: ReadRequest, limits: &WindowLimits) -> Self {
         let mut stream = Self::begin(Direction::Forward, asked.index, asked, limits);
         (stream.until, stream.size) = (asked.end(), piece_pages(limits));
@@ -125,7 +115,6 @@ impl Stream {
         if self.is_long_request() { self.until } else { PageIndex(0) }
     }
 
-    /// Whether it is a long request that has been fetched as a whole.
     pub fn is_complete(&self) -> bool {
         self.edge >= self.until
     }
@@ -142,8 +131,7 @@ impl Stream {
         is_long && self.origin <= index && index <= self.seen
     }
 
-    /// What its reader has passed, if it has shown that it is a stream and no short file: it is long, or in its
-    /// second lap, or was said to be one.
+    /// What its reader has passed, if it is long, or in its second lap, or was said to be a stream.
     pub fn passed(&self, limits: &WindowLimits) -> Option<StreamProgress> {
         let is_said = matches!(limits.hint, Hint::Sequential | Hint::NoReuse);
         let is_shown = self.edge.0.saturating_sub(self.origin.0) >= LONG_PAGES_MIN || self.laps > 0;
@@ -162,7 +150,6 @@ impl Stream {
         self.marker.is_some_and(|marker| first.0.abs_diff(marker.0) < u64::from(self.order.pages()))
     }
 
-    /// Whether it goes forward and `index` is the first page that was not fetched for it.
     pub fn ends_at(&self, index: PageIndex) -> bool {
         self.way == Direction::Forward && self.edge == index
     }
@@ -253,7 +240,6 @@ impl Stream {
         windows
     }
 
-    /// The windows of this stream become larger, up to the largest.
     pub fn grow(&mut self, limits: &WindowLimits) {
         self.size = match self.way {
             Direction::Strided { .. } => (self.size * 2).min(PIECES_MAX),
@@ -269,7 +255,6 @@ impl Stream {
         self.move_to(at);
     }
 
-    /// Another lap, from `at` on.
     pub fn begin_again(&mut self, at: PageIndex) {
         self.laps += 1;
         self.move_to(at);
@@ -283,12 +268,9 @@ impl Stream {
         }
     }
 
-    /// The stream goes on at `at`, and what was fetched before does not count any more.
     fn move_to(&mut self, at: PageIndex) {
         (self.seen, self.edge) = (at, at);
     }
-
-    // ---- forward ---------------------------------------------------------------------------------
 
     fn forward_after_miss(
         &mut self,
@@ -332,12 +314,9 @@ impl Stream {
         Windows::one(Window { marker: self.marker, order, ..Window::exact(start, pages) })
     }
 
-    /// The order of a window that is ahead as a whole: half of it at most is lost to alignment.
     fn window_order(&self) -> Order {
         self.order.min(Order::fitting((self.size / 2).max(1)))
     }
-
-    // ---- backward --------------------------------------------------------------------------------
 
     fn backward_after_miss(
         &mut self,
@@ -360,7 +339,6 @@ impl Stream {
         windows
     }
 
-    /// A window of `pages` right before what was fetched, stepping over what is cached.
     fn push_before(&mut self, windows: &mut Windows, pages: u32, limits: &WindowLimits, cached: &dyn Cached) {
         let over = cached.cached_before(self.edge, limits.pages_max);
         let end = PageIndex(self.edge.0.saturating_sub(u64::from(over)));
@@ -384,8 +362,6 @@ impl Stream {
         let pages = (end.0 - start.0) as u32;
         windows.push(Window { marker: self.marker, order, ..Window::exact(start, pages) });
     }
-
-    // ---- strided ---------------------------------------------------------------------------------
 
     fn strided_after_miss(
         &mut self,
@@ -432,18 +408,15 @@ impl Stream {
     }
 }
 
-/// How many pages of what was asked for are read in one piece.
 pub(super) fn piece_pages(limits: &WindowLimits) -> u32 {
     limits.pages_max.max(ASKED_PAGES_MAX)
 }
 
-/// The largest folio for what was asked for.
 pub(super) fn asked_order(pages: u32, limits: &WindowLimits) -> Order {
     let fitting = if pages >= ASKED_FOLIO_PAGES_MIN { Order::fitting(pages) } else { Order::ZERO };
     fitting.min(limits.order_max).max(limits.order_min)
 }
 
-/// The first window of a stream, in pages.
 fn ramp_start(asked: u32, limits: &WindowLimits) -> u32 {
     first_size(asked, limits.pages_max).max(PAGES_MIN.min(limits.pages_max))
 }

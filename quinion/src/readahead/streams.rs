@@ -11,9 +11,8 @@
 //!          2 a strange one         -> a forward stream from the next gap on
 //! ```
 //!
-//! Evidence comes from misses and markers only, because hits are not reported. So a stream through
-//! cached pages is seen where it leaves them, by the run of cached pages before the miss, and a
-//! handle that has read at random lately needs more than that.
+//! Hits are not reported. So a stream through cached pages is seen where it leaves them, by the run of cached pages
+//! before the miss, and a handle that has read at random lately needs more than that.
 //!
 //! Invariants: at most [`STREAMS_MAX`] streams, the one used longest ago goes
 //! first; requests that no stream expects are read exactly, page for page.
@@ -25,16 +24,13 @@ use super::stream::{Direction, Stream, asked_order, piece_pages};
 use super::window::{Cached, ReadRequest, Window, WindowLimits, Windows};
 use super::{Class, Hint};
 
-/// How many streams of one handle are known at a time.
 pub(super) const STREAMS_MAX: usize = 8;
 /// After so many misses in a row that no stream expected, a run of cached pages is no evidence any more.
 const RANDOM_RUN_LIMIT: u32 = 4;
 /// After so many, two requests that touch are none.
 const RANDOM_TOUCH_LIMIT: u32 = 8;
-/// How far back a run of cached pages is looked at.
 const RUN_LOOKS_MAX: u32 = 512;
 
-/// The streams of one handle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams {
     table: [Option<Stream>; STREAMS_MAX],
@@ -65,7 +61,6 @@ impl Streams {
         std::mem::take(&mut self.lost)
     }
 
-    /// The page after the last one that had been asked for when the newest decision was made.
     pub fn wanted_end(&self) -> PageIndex {
         self.wanted_end
     }
@@ -82,13 +77,11 @@ impl Streams {
         self.wanted_end = asked.end();
         match self.windows_of_stream(limits, asked, cached) {
             Some(found) => *windows = found,
-            // 6 What was asked for: so it is for a caller that reads at random, and one window is all that is written
-            // then.
+            // 6 What was asked for, and one window is all that is written then.
             None => windows.push(self.exact(limits, asked)),
         }
     }
 
-    /// What a stream wants that is known, or seen now; `None` if there is none.
     fn windows_of_stream(
         &mut self,
         limits: &WindowLimits,
@@ -171,8 +164,6 @@ impl Streams {
         windows
     }
 
-    // ---- what a miss leads to --------------------------------------------------------------------
-
     fn expecting(
         &self,
         follow: Follow,
@@ -218,8 +209,7 @@ impl Streams {
         windows
     }
 
-    /// A forward stream from here on: one that had fetched these pages, with smaller windows; or one that had
-    /// read them and does so again; or one that was lost sight of just before; or a new one.
+    /// A forward stream from here on: one that had fetched or read these pages, or was lost just before; or a new one.
     fn resume(
         &mut self,
         origin: PageIndex,
@@ -241,13 +231,11 @@ impl Streams {
         self.start(Stream::begin(Direction::Forward, origin, asked, limits), limits, asked, cached)
     }
 
-    /// The stream at `at` begins again, or somewhere on its old way.
     fn lap(&mut self, at: usize, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         self.table[at].iter_mut().for_each(|stream| stream.begin_again(asked.index));
         self.proceed(at, limits, asked, cached)
     }
 
-    /// The stream at `at` missed a page: its windows.
     fn proceed(
         &mut self,
         at: usize,
@@ -272,7 +260,6 @@ impl Streams {
             && cached.cached_before(asked.index, looks) >= looks
     }
 
-    /// A request longer than a piece is fetched like a stream that ends.
     fn in_pieces(
         &mut self,
         limits: &WindowLimits,
@@ -291,18 +278,14 @@ impl Streams {
         })
     }
 
-    /// Exactly what was asked for.
     fn exact(&self, limits: &WindowLimits, asked: ReadRequest) -> Window {
         Window { order: asked_order(asked.pages, limits), ..Window::exact(asked.index, asked.pages) }
     }
-
-    // ---- the table -------------------------------------------------------------------------------
 
     fn known(&self, is_it: impl Fn(&Stream) -> bool) -> Option<usize> {
         self.table.iter().map_while(Option::as_ref).position(is_it) // from the front on, and none is taken out
     }
 
-    /// Puts a stream in, for the one used longest ago if there is no room.
     fn insert(&mut self, mut stream: Stream) -> usize {
         let age = |at: &usize| self.table[*at].map_or(0, |stream| stream.used);
         let at = (0..STREAMS_MAX).min_by_key(age).expect("the table has room for some");
@@ -327,10 +310,8 @@ impl Streams {
     }
 }
 
-/// Which streams are followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Follow {
-    /// Those there are.
     All,
     /// Long requests, which are read in pieces; nothing is read that was not asked for.
     Requests,

@@ -1,8 +1,7 @@
 //! Tests of both policies, by what a naive cache around them sees.
 //!
-//! The vectors V1 to V12 were measured on Linux 6.18 with windows of 32 pages;
-//! the statements Q01 to Q12 hold for the default policy, and where it does
-//! better than the kernel the test says so.
+//! The vectors V1 to V12 were measured on Linux 6.18 with windows of 32 pages; the statements Q01 to Q12 hold for the
+//! default policy, and where it does better than the kernel the test says so.
 
 use proptest::prelude::*;
 
@@ -11,7 +10,6 @@ use super::*;
 
 const FILE: u64 = 100_000;
 
-/// The kernel with small folios, and with large ones.
 fn kernel(order_max: u8) -> Simulator {
     Simulator::new(Config::kernel_like(32, 320, Order(order_max)), FILE)
 }
@@ -29,8 +27,6 @@ fn read_steps(simulator: &mut Simulator, first: u64, pages: u64, reads: u64) -> 
     (0..reads).for_each(|i| simulator.read(first + i * pages, pages));
     simulator.log()
 }
-
-// The kernel's windows.
 
 /// Q01, V01: with folios of one page, the windows of a sequential scan by single pages are those of the kernel.
 #[test]
@@ -155,8 +151,6 @@ fn page_faults_that_keep_missing_get_no_windows_any_more() {
     assert_eq!(alone, 50);
 }
 
-// The statements, for the default policy.
-
 /// Q02: no window reaches past the page of the file's last byte, which a scan to the end does fetch.
 #[test]
 fn q02_windows_end_with_the_file() {
@@ -180,8 +174,8 @@ fn q02_no_window_starts_at_the_end() {
     assert!(simulator.state.on_marker(asked, &simulator.pages).is_empty());
 }
 
-/// Q04: a failed read cuts the largest window to a quarter. Ours never falls below four pages, and reads that succeed
-/// let it grow again, which the kernel's does not.
+/// Q04: a failed read cuts the largest window to a quarter. The default's never falls below four pages, and reads that
+/// succeed let it grow again, which the kernel's does not.
 #[test]
 fn q04_windows_shrink_to_a_quarter_after_a_failed_read_and_grow_again() {
     for (config, later) in [(Config::new(1024), 1024), (Config::kernel_like(1024, 1024, Order::ZERO), 16)] {
@@ -312,8 +306,8 @@ fn q09_eight_streams_with_random_reads_between_them() {
     assert!(stream_misses <= 8 * 2, "{stream_misses}");
 }
 
-/// Q10: with a largest window of no pages, nothing is fetched ahead: the kernel's way reads page by page, ours what a
-/// read asks for.
+/// Q10: with a largest window of no pages, nothing is fetched ahead: the kernel's way reads page by page, the default
+/// what a read asks for.
 #[test]
 fn q10_only_the_pages_asked_for_are_read_without_windows() {
     let mut kernel = Simulator::new(Config::kernel_like(0, 320, Order::ZERO), FILE);
@@ -363,8 +357,6 @@ fn a_small_file_that_is_read_again_is_no_trouble() {
     assert_eq!((report.class, report.lost_windows, report.pages_max), (Class::Looping, 0, 256));
     assert_eq!(simulator.misses, [0; 5]);
 }
-
-// Where the kernel is weak.
 
 #[test]
 fn every_second_page_is_fetched_and_no_other() {
@@ -466,7 +458,6 @@ fn folios_grow_with_the_windows() {
     assert_eq!(small, 4, "the first window");
 }
 
-/// What a reader does next.
 #[derive(Clone, Debug)]
 enum Step {
     Read(u64, u64),
@@ -554,8 +545,6 @@ proptest! {
         prop_assert!(simulator.misses.len() <= 4, "{:?}", simulator.misses);
     }
 }
-
-// What has been passed.
 
 /// Reads page after page from `from` on, and says after each decision, of each of its windows, what it passed.
 fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Option<StreamProgress>)> {

@@ -5,11 +5,8 @@
 //!        [----- asked for -----[M]------ ahead ---------)
 //! ```
 //!
-//! A [`Window`] is a request to have pages in the cache. [`Windows`] are the few
-//! that one decision gives at a time, the one that was asked for first: a
-//! stream that goes backward or in steps wants pages that do not follow the
-//! missed one. A decision may look at what is cached through [`Cached`], which
-//! the caller implements by the lookups it has.
+//! [`Windows`] are the few requests that one decision gives, the one that was asked for first: a stream that goes
+//! backward or in steps wants pages that do not follow the missed one. [`Cached`] is what a decision may ask.
 
 use std::ops::Range;
 
@@ -26,8 +23,7 @@ pub struct Window {
     pub pages: u32,
     /// The page whose reader starts the next window; one of this window's.
     pub marker: Option<PageIndex>,
-    /// The largest folio the fill should make of it. The fill makes smaller ones where frames or alignment
-    /// want it so.
+    /// The largest folio the fill should make of it. The fill makes smaller ones where frames or alignment want it so.
     pub order: Order,
     /// The smallest folio that is worth making: the fill rounds the window to whole ones. 0 asks for nothing.
     pub order_min: Order,
@@ -61,7 +57,6 @@ impl Window {
     }
 }
 
-/// See [`Windows::MAX`].
 const WINDOWS_MAX: usize = 9;
 
 /// The windows of one decision, at most [`Windows::MAX`] of them. After a miss the first begins with the
@@ -99,12 +94,10 @@ impl Windows {
         self.list.push(window);
     }
 
-    /// Gives all of them this smallest folio.
     pub(super) fn set_order_min(&mut self, order_min: Order) {
         self.list.iter_mut().for_each(|window| window.order_min = order_min);
     }
 
-    /// Says of all of them that they are a stream's, or that they are none's.
     pub(super) fn set_stream(&mut self, stream: Option<StreamProgress>) {
         self.list.iter_mut().for_each(|window| window.stream = stream);
     }
@@ -119,7 +112,6 @@ impl Windows {
         self.wanted.0..self.wanted.1
     }
 
-    /// Takes the marker off the window at place `at`, if there is one.
     pub(super) fn clear_marker(&mut self, at: usize) {
         if let Some(window) = self.list.get_mut(at) {
             window.marker = None;
@@ -139,14 +131,12 @@ impl std::ops::Deref for Windows {
     }
 }
 
-/// What a decision may ask about the cache. The answers are hints: pages come and go meanwhile, and a wrong
-/// one costs a read or two, never wrong data. Asked seldom, and cheaply answered: the first page looked at
-/// ends most questions.
+/// What a decision may ask about the cache. The answers are hints: pages come and go meanwhile, and a wrong one costs a
+/// read or two, never wrong data. Asked seldom, and cheaply answered: the first page looked at ends most questions.
 pub trait Cached {
     /// How many pages right before `index` are cached without a gap; looks at no more than `max`.
     fn cached_before(&self, index: PageIndex, max: u32) -> u32;
-    /// The first page from `index` on that is not cached; looks at no more than `max`, and `None` says that
-    /// all of them are cached.
+    /// The first page from `index` on that is not cached; looks at `max` at most. `None`: all of them are cached.
     fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex>;
 }
 
@@ -175,7 +165,6 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// The page after the last one that is wanted.
     pub(super) fn end(&self) -> PageIndex {
         self.index.plus(u64::from(self.pages))
     }
@@ -187,21 +176,17 @@ impl ReadRequest {
     }
 }
 
-/// What a policy may spend, as things are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowLimits {
     /// The largest window, in pages; 0 if nothing is to be read that was not asked for.
     pub pages_max: u32,
-    /// The largest request to the device, in pages.
     pub io_pages: u32,
-    /// The smallest and the largest folio.
     pub order_min: Order,
     pub order_max: Order,
-    /// What the user said.
     pub hint: super::Hint,
 }
 
-/// The first window of a stream whose reads are of `asked` pages: room for two to four of them.
+/// Room for two to four of a stream's reads, of `asked` pages each.
 pub(super) fn first_size(asked: u32, pages_max: u32) -> u32 {
     let asked = asked.min(pages_max).next_power_of_two();
     if asked <= pages_max / 32 {
@@ -224,7 +209,6 @@ pub(super) fn next_size(size: u32, pages_max: u32) -> u32 {
     }
 }
 
-/// `pages` from `start` on, but not past `end`; 0 if `start` is there already.
 pub(super) fn clamp(start: PageIndex, pages: u32, end: u64) -> u32 {
     u64::from(pages).min(end.saturating_sub(start.0)) as u32
 }

@@ -8,12 +8,11 @@
 //! A pool's pages and limit are kept by the rings (`lists/charge.rs`), its turns by the policy (`policy/pools.rs`).
 //! Here are the rest of its numbers, and the choice that brings them together.
 //!
-//! Each pool ages by itself: its shadows say when they were left by **its own clock**, and a thread that comes back is
-//! measured by the clock of the pool that reads. Clocks begin far apart, so that a shadow that another pool left looks
-//! old.
+//! Each pool ages by itself: its shadows say when they were left by **its own clock**. Clocks begin far apart, so that
+//! a shadow that another pool left looks old.
 //!
-//! Dirty pages are charged to the pool whose reader or writer brought them, like all others, and stay charged until
-//! they have been written and evicted: a pool at its limit whose pages are all dirty has nothing to give.
+//! Dirty pages stay charged to the pool whose reader or writer brought them until they have been written and evicted: a
+//! pool at its limit whose pages are all dirty has nothing to give.
 //!
 //! Not an invariant: that an ended pool has no folio. Folios that were on their way, or about to be evicted and stayed,
 //! are listed under its number, are scanned like all others, and move when the number is used again.
@@ -32,7 +31,6 @@ use super::{ListsGuard, PoolPolicies, RINGS, Reclaim, ReclaimScan, ReclaimTarget
 /// Folios that change their pool under one hold of the lock of the rings.
 const MOVED_MAX: u32 = 256;
 
-/// One pool's numbers.
 #[derive(Debug)]
 pub(super) struct State {
     name: Mutex<Arc<str>>,
@@ -50,7 +48,6 @@ pub(super) struct State {
     fills: AtomicU64,
 }
 
-/// A fill that has ended, in the word of a pool's fills.
 const FILL_ENDED: u64 = 1 << 32;
 
 impl State {
@@ -120,7 +117,6 @@ impl Reclaim {
         self.disband(pool);
     }
 
-    /// Moves the folios of a pool to the default pool.
     fn disband(&self, pool: PoolNumber) {
         for class in 0..RINGS {
             loop {
@@ -146,7 +142,6 @@ impl Reclaim {
         self.state(pool).protected.store(pages, Ordering::Relaxed);
     }
 
-    /// Pages charged to pools besides the default pool.
     pub(super) fn charged_by_others(&self) -> u64 {
         let begun = self.pools_begun.load(Ordering::Relaxed) as u8;
         (1..begun).map(|pool| self.lists.charged(PoolNumber(pool))).sum()
@@ -197,12 +192,11 @@ impl Reclaim {
         }
     }
 
-    /// Pages of a pool above what is protected of it, as far as they are listed and can go.
     pub(super) fn excess(&self, lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
         weights(lists, pool).total().saturating_sub(self.protected_of(lists, pool))
     }
 
-    /// What is protected of those pages of a pool that can go: what is kept counts first.
+    /// What is kept counts first.
     fn protected_of(&self, lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
         let protected = self.state(pool).protected.load(Ordering::Relaxed);
         protected.saturating_sub(kept(lists, pool))

@@ -9,13 +9,11 @@
 //!
 //! Such a folio frees nothing now, so a thread that reclaims does not count it among what it has freed; what is under
 //! way shows in [`Spill::under_way`], and a thread that needs memory waits for that as it waits for fills and flushes.
-//! How much is under way is bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no
-//! more goes than memory is wanted for.
+//! How much is under way is bounded, and what does not fit is stuck like any dirty folio: so little that is hot goes.
 //!
 //! The invalidate lock is not taken: the thread that has it alone may be waiting for this very memory. A cut of the
-//! file meets folios on their way as it meets others that are written, and takes them out; their slots are given back
-//! at the end. A caller that zeroes a part of one, or populates it, marks it dirty, as writers do, and one that wants
-//! its address marks all of it: it stays.
+//! file takes folios on their way out; their slots are given back at the end. A caller that writes to one, zeroes a
+//! part, populates it or wants its address marks it dirty: it stays.
 //!
 //! Invariants:
 //!  1. Nothing is waited for here, and nothing is allocated from the arena.
@@ -33,7 +31,6 @@ use crate::xarray::Value;
 
 use super::{Flags, Reclaim, Victim};
 
-/// A folio on its way.
 struct SpillingFolio {
     mapping: Arc<Mapping>,
     departure: SpillOut,
@@ -65,8 +62,7 @@ impl Reclaim {
         }
     }
 
-    /// Takes those of `group`, which is of one mapping that spills, that can go, and adds a flush for each to what is
-    /// handed over.
+    /// Takes those of `group`, which is of one mapping that spills, that can go, and adds a flush for each.
     pub(super) fn spill_of_mapping(
         &self,
         mapping: &Arc<Mapping>,
@@ -93,7 +89,6 @@ impl Reclaim {
         out.leaving.extend(departures.into_iter().map(leaving).map(Arc::new));
     }
 
-    /// Hands over what was taken; how many pages.
     pub(super) fn send(&self, going: SpillBatch) -> u32 {
         let Some(spill) = self.spill.get().filter(|_| !going.leaving.is_empty()) else { return 0 };
         // A backend may complete inside the call, and a waker runs its owner's code, which may take locks held here.
@@ -110,10 +105,8 @@ impl Reclaim {
     }
 }
 
-/// Folios that were taken to go.
 #[derive(Default)]
 pub(super) struct SpillBatch {
     leaving: Vec<Arc<SpillingFolio>>,
-    /// Their pages.
     pages: u64,
 }

@@ -35,7 +35,6 @@ const SOON: Duration = Duration::from_millis(1);
 /// The same, when no file has gone for long.
 const LATER: Duration = Duration::from_millis(64);
 
-/// The memory files of a cache that have no handle and are alive.
 #[derive(Debug)]
 pub(super) struct EndedFiles {
     filemap: Weak<Filemap>,
@@ -58,11 +57,9 @@ impl EndedFiles {
         ended
     }
 
-    /// The last handle of `mapping` goes, which no thread finds by its number any more; the caller has one reference
-    /// to it.
+    /// The last handle of `mapping` goes; the caller has one reference to it.
     pub fn add(&self, filemap: &Filemap, mapping: &Arc<Mapping>) {
-        // Threads that took another reference did so before it was removed from the table, whose lock the caller has
-        // had since: each that is left is counted here.
+        // Other references were taken before it was removed from the table: each that is left is counted here.
         if mapping.backing().spills() && Arc::strong_count(mapping) > 1 {
             let mut list = self.list();
             list.files.push(Arc::downgrade(mapping));
@@ -78,7 +75,7 @@ impl EndedFiles {
 }
 
 impl EndedList {
-    /// Forgets those that are gone. After how long to look again; `None`: there is none left.
+    /// After how long to look again; `None`: there is none left.
     fn prune(&mut self) -> Option<Duration> {
         let before = self.files.len();
         self.files.retain(|file| file.strong_count() > 0);

@@ -6,10 +6,9 @@
 //!   populate       grab --> bytes put in ----> up to date         populate.rs
 //! ```
 //!
-//! A grab begins under the file's Write lock, shared, so that no thread cuts or punches it while folios are
-//! found and created. With these locked, the lock is released. A caller that cuts or punches then waits for
-//! the folios it meets, whatever is done with them. So no ranked lock is held while a user's closure puts
-//! bytes into folios.
+//! A grab begins under the file's Write lock, shared, so that no thread cuts or punches it meanwhile. With the folios
+//! locked, the lock is released: a caller that cuts or punches waits for the folios it meets. So no ranked lock is held
+//! while a user's closure puts bytes into folios.
 //!
 //! Invariants:
 //!  1. Pages are grabbed a few at a time ([`GRABBED_PAGES_MAX`]); each few are let go before the next are wanted.
@@ -32,7 +31,6 @@ use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
 
 use super::Shmem;
 
-/// Pages that are grabbed at a time.
 pub(super) const GRABBED_PAGES_MAX: u64 = GRAB_PAGES_MAX;
 
 impl Shmem {

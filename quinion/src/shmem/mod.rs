@@ -11,15 +11,13 @@
 //!            what is around the bytes of a page is zeros
 //! ```
 //!
-//! A memory file is sparse: pages that were not written take no memory. `mapping/memory.rs` lists the states
-//! of a page. `grab.rs` gives memory to ranges, and pins it whole; `populate.rs` fills many bytes at once;
-//! `read.rs` is the path of a read that was no hit; `pin.rs` pins bytes; `holes.rs` cuts, punches and seeks;
-//! `deferred_release.rs` sees to it that a file's memory goes with it.
+//! A memory file is sparse: pages that were not written take no memory (`mapping/memory.rs`). `grab.rs` gives memory to
+//! ranges, and pins it whole; `populate.rs` fills many bytes at once; `read.rs` is the path of a read that was no hit;
+//! `pin.rs` pins bytes; `holes.rs` cuts, punches and seeks; `deferred_release.rs` frees a file's memory with it.
 //!
-//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What
-//! memory files have is not reclaimed, so a cache can be full of them. Then a thread that wants more gets an
-//! error, and nothing is lost. If the cache has a spill file, cold folios of memory files that allow it go
-//! there, and come back for a caller that wants them (`filemap/spill_in.rs`).
+//! What memory files have is not reclaimed, so a cache can be full of them. Then a thread that wants more gets an
+//! error, and nothing is lost. If the cache has a spill file, cold folios of memory files that allow it go there, and
+//! come back for a caller that wants them (`filemap/spill_in.rs`).
 //!
 //! Invariants:
 //!  1. A page that was not found without the tree lock may not be taken for a hole.
@@ -29,7 +27,7 @@
 //!
 //! Not an invariant: that a read of several pages is of one moment. Each page is.
 //!
-//! Kernel cousin: `mm/shmem.c`. We differ: nothing is a special case of a swap cache; a hole is zeros of any length
+//! Kernel cousin: `mm/shmem.c`. This differs: nothing is a special case of a swap cache; a hole is zeros of any length
 //! where the kernel copies its zero page piece by piece.
 
 use std::sync::Arc;
@@ -60,7 +58,6 @@ const GRABBED_WRITE_MIN: usize = 128 << 10;
 #[derive(Debug)]
 pub struct Shmem {
     pub(crate) filemap: Arc<Filemap>,
-    /// How many memory files there are.
     files: AtomicU64,
     /// Those that are gone, but for folios on their way to the spill file.
     ended: Arc<EndedFiles>,
@@ -73,8 +70,7 @@ pub struct NewMemory {
     pub id: MappingId,
     /// The largest folio that writers make.
     pub folio_order_max: Order,
-    /// Its folios go to the cache's spill file when memory is short, if there is one, and this pool is charged when
-    /// they come back; `None`: they stay in memory.
+    /// The pool that is charged when its folios come back from the spill file; `None`: they stay in memory.
     pub spills: Option<PoolNumber>,
     /// The process that owns it.
     pub process: ForkGuard,
@@ -91,8 +87,7 @@ impl Shmem {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// The mapping of a memory file of no bytes, known to reclaim from now on.
-    /// `None` if there is no cell for its record.
+    /// The mapping of a memory file of no bytes, known to reclaim. `None` if there is no cell for its record.
     pub fn new_mapping(&self, new: NewMemory) -> Option<Arc<Mapping>> {
         let NewMemory { id, folio_order_max, spills, process } = new;
         let (arena, reclaim) = (&self.filemap.arena, self.filemap.reclaim());
@@ -139,9 +134,7 @@ impl Shmem {
         self.filemap.write(mapping, writer, position, bytes)
     }
 
-    /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not
-    /// spill: then they are put where they stay in one go. (What is there is written in place, with no lock but the
-    /// page's; and of what is spilled no page is brought back to be overwritten.)
+    /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one without spills.
     fn is_hole_inside(&self, mapping: &Mapping, position: u64, len: usize) -> bool {
         let is_inside = position + len as u64 <= mapping.size();
         let mut first = std::iter::once(PageIndex::of_byte(position));

@@ -21,8 +21,7 @@ use crate::units::{PageIndex, met_end_within_page};
 use super::Shmem;
 
 impl Shmem {
-    /// Pins `len` bytes at `position`, or as many as the file has there. Waits for a caller that is just filling a
-    /// page.
+    /// Pins `len` bytes at `position`, or as many as the file has there. Waits for a caller that is filling a page.
     ///
     /// # Errors
     /// Pins would keep more than they may, or a folio has all the holds that it can have; nothing is pinned then.
@@ -68,8 +67,7 @@ impl Shmem {
         Ok(pinned)
     }
 
-    /// Pins what held folios have of the rest, as far as the file reached before they were held, and reaches
-    /// now. Returns the first of them if it is being filled.
+    /// As far as the file reached before they were held, and reaches now. Returns the first if it is being filled.
     fn pin_batch<'m>(
         &self,
         mapping: &Mapping,
@@ -104,13 +102,9 @@ impl Shmem {
     }
 }
 
-/// What is to be pinned, of a file as it was before its folios were held.
 #[derive(Clone, Copy, Debug)]
 struct PinnedRange {
-    /// The first byte.
     position: u64,
-    /// How many bytes.
     len: usize,
-    /// Bytes of the file.
     size: u64,
 }

@@ -8,13 +8,11 @@
 //!                     5 aside     what a user has pinned is written as any write would, when nothing is locked
 //! ```
 //!
-//! Where the file has bytes already they are written over in place, page by page, as by any write; the folio lock keeps
-//! other populates away meanwhile. Several threads populate one file side by side: they meet in the pool's charge, the
-//! arena's lock and the tree's, each once for 2 MiB.
+//! Where the file has bytes already they are written over in place, as by any write; the folio lock keeps other
+//! populates away meanwhile. Several threads may populate one file side by side.
 //!
 //! A source that ends, fails or panics leaves what came before: the page in which that was is filled up with zeros, and
-//! with it the folio that it is a page of; whole folios of which nothing came are holes again. How many bytes came is
-//! the answer, and the error only if there was none.
+//! with it its folio; whole folios of which nothing came are holes again.
 //!
 //! Invariants:
 //!  1. No ranked lock is held while the source is asked. Folios are: a reader that wants their bytes waits for the
@@ -25,9 +23,8 @@
 //! own pages are locked it would wait for itself, and elsewhere for a caller that cuts the file and waits for these
 //! pages.
 //!
-//! Cost: a copy, and for 2 MiB one hold each of the locks above. The device's or the reader's bytes go through a buffer
-//! that stays in the processor's cache where they cannot be put in place at once: a slice of a frame is not lent,
-//! because late readers of what the frame was may be looking ([`copy`](crate::folio::copy)).
+//! Cost: a copy, and for 2 MiB one hold each of the locks of pool, arena and tree. A slice of a frame is not lent,
+//! because late readers of what the frame was may be looking ([`copy`](crate::folio::copy)): so there is a buffer.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -44,15 +41,13 @@ use super::Shmem;
 /// Bytes of the buffer between a reader and the folios: a part of a processor's own cache.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// A piece of a memory file that is being populated: bytes are put into it in order, by [`Write`].
-///
-/// The populate ends where a slice was not filled when it was given back.
+/// A piece of a memory file that is being populated: bytes are put into it in order, by [`Write`]. The populate ends
+/// where a slice was not filled when it was given back.
 #[derive(Debug)]
 pub struct PopulateSlice<'s> {
     grabbed: Grabbed<'s>,
     /// The position in the file of the next byte.
     at: u64,
-    /// Where it ends.
     end: u64,
     /// What could not be put in place, because users have pinned it.
     aside: Vec<(u64, Vec<u8>)>,
@@ -67,9 +62,8 @@ impl PopulateSlice<'_> {
     pub fn left(&self) -> usize {
         (self.end - self.at) as usize
     }
-    /// Puts `bytes`, as many as it takes; how many. Folios that are full then can be read.
-    ///
-    /// May wait for others that write in the same page, where the file had bytes before.
+    /// Puts `bytes`, as many as it takes; how many. Folios that are full then can be read. May wait for others that
+    /// write in the same page, where the file had bytes before.
     pub fn put(&mut self, bytes: &[u8]) -> usize {
         let len = bytes.len().min(self.left());
         let put = |folio: &mut LockedFolio<'_>, at: Range<usize>, position| folio.write(position, &bytes[at]);
@@ -84,8 +78,7 @@ impl PopulateSlice<'_> {
         len
     }
 
-    /// Advances by `len` bytes, folio by folio. What users have pinned is kept for later, as `keep` has it; a
-    /// folio that has left the index was cut off or punched, and is skipped.
+    /// What users have pinned is kept for later, as `keep` has it; a folio that has left the index is skipped.
     fn put_with(
         &mut self,
         len: usize,
@@ -146,7 +139,7 @@ impl Shmem {
         Ok(at - range.start)
     }
 
-    /// 1 to 5, for one slice: how many bytes came, whether these were all that it takes, and why not.
+    /// Steps 1 to 5 for one slice: how many bytes came, whether these were all that it takes, and why not.
     fn populate_some(
         &self,
         mapping: &Arc<Mapping>,

@@ -10,15 +10,13 @@
 //!                                                             waited for when it is the first
 //! ```
 //!
-//! A batch is gathered without a lock, by [`Mapping::get_folios_contig`], and each of its folios is looked at before it
-//! is copied: up to date, allocated, or on its way. To read a folio without bytes as zeros is right in every race: a
-//! fill of it is done under its lock, and then it is waited for; a moment before it was zeros. An empty batch says
-//! nothing; the tree is asked under its lock, once for each hole.
+//! Each folio of a batch is looked at before it is copied: up to date, allocated, or on its way. To read a folio
+//! without bytes as zeros is right in every race: a moment before it was zeros. An empty batch says nothing; the tree
+//! is asked under its lock, once for each hole.
 //!
-//! The size is read before a batch is gathered and after its copy, and the lesser counts: before, because a
-//! thread that extends a file zeroes first what was behind its end; after, because a thread that cuts it
-//! stores the size before it releases a page. A read that has met an end within a page is over, though the file be
-//! longer by then: the rest of that page may be another's writing, and a page is read as it was at one moment.
+//! The size is read before a batch is gathered and after its copy, and the lesser counts: a thread that extends a file
+//! zeroes first what was behind its end; one that cuts it stores the size before it releases a page. A read that has
+//! met an end within a page is over, though the file be longer by then: a page is read as it was at one moment.
 //!
 //! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
 //! The common read is a hit and does not come here.
@@ -34,7 +32,6 @@ use crate::units::{PAGE_SIZE, PageIndex, met_end_within_page, pages_of_bytes};
 
 use super::{Shmem, Target};
 
-/// What a step of a read came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReadStep {
     /// So many bytes were read; 0: look again.
@@ -90,8 +87,7 @@ impl Shmem {
         }
     }
 
-    /// What one folio has of `want` bytes from `at` on, for a caller that wants no more than a page or so: no batch is
-    /// set up.
+    /// For a caller that wants no more than a page or so: no batch is set up.
     fn read_single(
         &self,
         mapping: &Arc<Mapping>,
@@ -111,7 +107,6 @@ impl Shmem {
         Ok(ReadStep::Read(read))
     }
 
-    /// What folios that follow each other have of `want` bytes from `at` on.
     fn read_batch(
         &self,
         mapping: &Arc<Mapping>,
@@ -139,7 +134,7 @@ impl Shmem {
         Ok(ReadStep::Read(done))
     }
 
-    /// What a held folio has of `want` bytes from `at` on; 0: it is being filled, or has left since it was held.
+    /// 0: it is being filled, or has left since it was held.
     fn read_held(&self, held: &HeldFolio<'_>, at: u64, want: usize, target: &mut impl Target) -> usize {
         let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
         let bytes = (behind - at).min(want as u64) as usize;
@@ -152,7 +147,6 @@ impl Shmem {
         bytes
     }
 
-    /// Zeros for what of `want` bytes from `at` on lies in one hole.
     fn read_hole(
         &self,
         mapping: &Arc<Mapping>,
@@ -165,8 +159,7 @@ impl Shmem {
         Ok(ReadStep::Read(bytes))
     }
 
-    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. Spilled pages are
-    /// restored.
+    /// 0: there is a folio, or is now. Spilled pages are restored.
     pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, at: u64, want: usize) -> Result<usize, Error> {
         let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
         let found = mapping.lock().at(index, end);
@@ -179,7 +172,6 @@ impl Shmem {
         }
     }
 
-    /// Waits until a thread that fills a held folio has done so, if there is one.
     pub(super) fn wait_filled(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
         let is_done = || held.is_readable() != ReadableState::NotYet;
         self.filemap.wait_queue.wait(&*mapping.backend(), &mut || is_done());
@@ -191,7 +183,6 @@ impl Shmem {
     }
 }
 
-/// Copies `bytes` bytes of a held folio from file position `from` on.
 fn copy_out(held: &HeldFolio<'_>, from: u64, bytes: usize, target: &mut impl Target) {
     let mut done = 0;
     while done < bytes {

@@ -1,19 +1,16 @@
 //! Target: where a read puts its bytes: one buffer, or several that follow each other.
 //!
-//! A read does not care where one ends and the next begins: it takes the next stretch, of no more bytes than it has to
-//! put there, as often as it needs. So the zeros of a hole are laid over all the buffers that it spans, and a hole is
-//! looked up once.
+//! A read takes the next stretch, of no more bytes than it has to put there, as often as it needs. So the zeros of a
+//! hole are laid over all the buffers that it spans, and a hole is looked up once.
 
 use std::io::IoSliceMut;
 
-/// Where bytes go, in order.
 pub(crate) trait Target {
     /// How many bytes it still takes.
     fn left(&self) -> usize;
     /// The next bytes of it, at most `max` and at least one, if it takes any and `max` is not 0.
     fn next(&mut self, max: usize) -> &mut [u8];
 
-    /// Zeros for the next `len` bytes.
     fn zero(&mut self, len: usize) {
         let mut done = 0;
         while done < len {
@@ -24,7 +21,6 @@ pub(crate) trait Target {
     }
 }
 
-/// One buffer.
 #[derive(Debug)]
 pub(crate) struct OneBuffer<'b> {
     bytes: &'b mut [u8],
@@ -49,7 +45,6 @@ impl Target for OneBuffer<'_> {
     }
 }
 
-/// Several buffers.
 #[derive(Debug)]
 pub(crate) struct BufferList<'a, 'b> {
     pieces: &'a mut [IoSliceMut<'b>],
@@ -60,7 +55,6 @@ pub(crate) struct BufferList<'a, 'b> {
 }
 
 impl<'a, 'b> BufferList<'a, 'b> {
-    /// All of `pieces`.
     pub fn of(pieces: &'a mut [IoSliceMut<'b>]) -> Self {
         let left = pieces.iter().map(|piece| piece.len()).sum();
         Self { pieces, piece: 0, at: 0, left }

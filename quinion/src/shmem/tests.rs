@@ -24,7 +24,6 @@ use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolN
 use super::{NewMemory, OneBuffer, Shmem, Target};
 
 const BYTES: u64 = PAGE_SIZE as u64;
-/// How long a test waits for the background thread before it says that it will never come.
 const LONG: Duration = Duration::from_secs(60);
 /// A byte that no reader may see unless it was filled.
 const JUNK: u8 = 0xdd;
@@ -38,14 +37,12 @@ struct Stage {
 }
 
 impl Stage {
-    /// A memory file of so many pages, in a cache of 32 MiB.
     fn of(pages: u64) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
         Self::with(pages, (arena, Arc::new(WaitQueue::new()), None))
     }
 
-    /// The same, of a cache with a spill file that holds back what it was given until a thread waits for
-    /// it.
+    /// The same, of a cache with a spill file that holds back what it was given until a thread waits for it.
     fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
         let (disk, wait_queue) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));
@@ -536,7 +533,6 @@ fn a_check_finds_a_page_that_could_be_taken_for_one_that_is_elsewhere_too() {
     stage.check();
 }
 
-/// A file of 16 pages, all of them on their way to the spill file.
 fn on_its_way() -> (Stage, Arc<Spill>) {
     let (stage, spill) = Stage::that_spills(16);
     stage.write(0, &[1; 16 * PAGE_SIZE]);

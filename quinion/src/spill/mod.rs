@@ -7,17 +7,13 @@
 //!     in     Fills, straight into frames that are not published yet; each page checked against its checksum
 //! ```
 //!
-//! A folio of a file can be evicted, because its bytes are in that file. A folio of a memory file has no
-//! other copy. So there may be one file of the cache's own to which such folios go when memory is short: made
-//! with the cache, without a name, readable by no other process, and removed with it. It is no store: it is
-//! never synced.
+//! A folio of a memory file has no other copy. So there may be one file of the cache's own to which such folios go when
+//! memory is short: made with the cache, without a name, readable by no other process, never synced, removed with it.
 //!
-//! This module knows slots, frames and bytes. It knows no mapping and no tree: the caller that puts a folio
-//! here keeps the number of its first slot, and says when it is not needed any more. `mapping/spill.rs` keeps
-//! it in the tree, as a value; `reclaim/spill.rs` chooses the folios, and `filemap/spill_in.rs` fetches them.
+//! This module knows slots, frames and bytes, no mapping and no tree. `mapping/spill.rs` keeps the number of a folio's
+//! first slot in the tree, as a value; `reclaim/spill.rs` chooses the folios, and `filemap/spill_in.rs` fetches them.
 //!
-//! A **wrong read is an error** and never other bytes: a read that is short, a page whose checksum differs, a packed
-//! folio that does not become as long as it was. The folio stays where it is, and the next reader tries again.
+//! A **wrong read is an error** and never other bytes: the folio stays where it is, and the next reader tries again.
 //!
 //! Invariants:
 //!  1. A slot belongs to one folio at most; what is being read is not given to another (`slots.rs`).
@@ -31,7 +27,7 @@
 //!
 //! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at
 //! work. Cost, on the heap: three bits and eight bytes for each slot that was ever used; twice a folio's bytes while it
-//! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. We differ: a checksum, and what is large stays one
+//! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. This differs: a checksum, and what is large stays one
 //! entry.
 
 use std::fmt;
@@ -61,15 +57,13 @@ pub use transfer::{SpillSink, SpilledPart};
 const IN_FLIGHT_MAX: u64 = 2048;
 /// And as a part of the cache: one in so many.
 const IN_FLIGHT_SHARE: u64 = 8;
-/// How many names are tried if they exist already.
 const NAMES_MAX: u32 = 100;
 
 /// A file to which folios of memory files go when memory is short.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SpillOptions {
-    /// A folder, in which the file has no name; or the path of a file that is not there yet, which is made and at once
-    /// removed again.
+    /// A folder, in which the file has no name; or the path of a file that is not there yet, and is removed once made.
     pub path: PathBuf,
     /// Its size at most, in bytes; 4096 to 128 GiB, rounded down to pages. It takes space where it is written, and
     /// keeps it to write there again.
@@ -169,13 +163,11 @@ impl SlotRecord {
     fn checksum(self) -> u32 {
         self.0 as u32
     }
-    /// 0 in a plain folio.
     fn packed_bytes(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
 
-/// What the mutex guards.
 #[derive(Debug)]
 struct Store {
     slots: Slots,
@@ -196,19 +188,17 @@ pub struct Spill {
     ended: AtomicU64,
     /// Runs of so many slots, and longer ones, were not to be had when it was last tried; changed under the mutex.
     missing_run: AtomicU32,
-    /// The system's number of the last error of writing; 0 if the last went well.
+    /// 0 if the last write went well.
     errno: AtomicI32,
     spilled: AtomicU64,
     spilled_in: AtomicU64,
-    /// Pages of folios that are there.
     pages: AtomicU64,
     write_errors: AtomicU64,
     read_errors: AtomicU64,
 }
 
 impl Spill {
-    /// Makes a spill file, read and written by `engine`, for folios of `arena`; threads that wait for it wait
-    /// in `wait_queue`.
+    /// Makes a spill file, read and written by `engine`, for folios of `arena`; threads wait in `wait_queue`.
     ///
     /// # Errors
     /// See [`SpillRefused`].
@@ -279,8 +269,7 @@ impl Spill {
         self.wait_queue.wait(&*self.backend, &mut || self.in_flight.load(Ordering::Relaxed) == 0);
     }
 
-    /// Waits until the way of some folio has ended that is under way now, fetching completions meanwhile. `false`: none
-    /// is.
+    /// Waits until the way of some folio has ended that is under way now, fetching completions; `false`: none is.
     pub fn wait_for_one(&self) -> bool {
         let (in_flight, ended) = self.under_way();
         let has_ended = |(now, others): (u64, u64)| now == 0 || others != ended;
@@ -313,7 +302,7 @@ impl Spill {
         }
     }
 
-    /// What it has done and holds; a moment ago.
+    /// What it has done and holds.
     pub fn stats(&self) -> SpillStats {
         let (slots, taken) = {
             let store = self.store();
@@ -333,8 +322,6 @@ impl Spill {
     fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    // ---- what a tree keeps of a folio that is here ------------------------------------------------
 
     /// Whether the folio that `value` stands for is packed: it comes back as a whole then, and is not split.
     pub fn is_packed(&self, value: Value) -> bool {
@@ -478,7 +465,7 @@ impl fmt::Debug for Spill {
     }
 }
 
-/// A file without a name, for us alone, in the folder `path`; or one that had the name `path` for a moment.
+/// A file without a name, for this cache alone, in the folder `path`; or one that had the name `path` for a moment.
 fn nameless(path: &Path) -> io::Result<OwnedFd> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     let made = |path: &Path| -> io::Result<OwnedFd> {

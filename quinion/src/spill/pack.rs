@@ -14,7 +14,6 @@
 
 use crate::units::PAGE_SIZE;
 
-/// Bytes of a slot.
 pub const SLOT_BYTES: usize = PAGE_SIZE;
 
 const ODD: [u64; 4] =

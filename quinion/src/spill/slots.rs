@@ -7,12 +7,9 @@
 //! ```
 //!
 //! Pages that are spilled together should lie together, so that one run writes them, and one reads them. So a search
-//! begins where the last one ended, goes on to the end, and then once more from the start: the next fit. Runs are of
-//! one slot to as many as the largest folio has pages, and need no alignment.
+//! begins where the last one ended, and wraps once: the next fit. Runs need no alignment.
 //!
-//! A slot that is freed while a thread reads it must not become another folio's before the read has ended. So
-//! a reader marks the slots ([`Slots::begin_read`]), and a slot that is freed meanwhile is free when the read
-//! has ended.
+//! What is freed while a thread reads it must not become another folio's before: [`Slots::begin_read`] marks it.
 //!
 //! Invariants (asserted by [`Slots::check`]):
 //!  1. No slot is taken twice, or freed twice.
@@ -21,24 +18,18 @@
 //!
 //! Not an invariant: that a run is found whenever so many slots are free. They may lie apart.
 //!
-//! Cost: three bits for each slot, so 6 KiB for 64 MiB. A search looks at a word for each 64 slots that it passes, and
-//! at two bits for each change from free to taken. All else is a step for each slot that is named, however many are
-//! being read.
+//! Cost: three bits for each slot, so 6 KiB for 64 MiB. A search looks at a word for each 64 slots that it passes.
 
 use std::ops::Range;
 
 /// The slots of one spill file.
 #[derive(Debug)]
 pub struct Slots {
-    /// A bit a slot: taken.
     words: Vec<u64>,
     slots: u32,
     taken: u32,
-    /// Where the next search begins.
     next: u32,
-    /// What is being read.
     reading: Vec<u64>,
-    /// What was freed while it was being read, and how many these are.
     condemned_words: Vec<u64>,
     condemned: u32,
 }
@@ -186,7 +177,6 @@ impl Slots {
         clear(&mut self.words, slot);
     }
 
-    /// The first run of free slots within `range`.
     fn find(&self, range: Range<u32>, run: u32) -> Option<u32> {
         let mut at = range.start;
         while at < range.end && run <= range.end - at {
@@ -265,7 +255,6 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Take(u32),
-        /// Frees a part of what a take got.
         Free(usize, u32, u32),
         BeginRead(usize),
         EndRead(usize),
@@ -280,7 +269,6 @@ mod tests {
         ]
     }
 
-    /// The naive twin: which slots are owned, and which are being read, one by one.
     #[derive(Default)]
     struct Twin {
         owned: BTreeSet<u32>,

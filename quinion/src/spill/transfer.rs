@@ -7,9 +7,8 @@
 //!         a Fill into the heap --> is it? --> unpack --copy--> frames
 //! ```
 //!
-//! A caller that sends a folio out keeps its frames until the end is reported, and may let others write to
-//! them: then it will not want what is in the slots. A thread that fetches waits here, fetching completions
-//! meanwhile; its frames are not published yet, so no other thread sees bytes that come late or wrong.
+//! A caller that sends a folio out keeps its frames until the end is reported, and may let others write to them: then
+//! it will not want what is in the slots. A thread that fetches waits here, fetching completions meanwhile.
 //!
 //! Invariants:
 //!  1. The slots of a folio are taken before its Flush is made, and given back here if that fails.
@@ -51,10 +50,8 @@ pub struct SpilledPart {
     pub pages: u32,
 }
 
-/// Memory of whole slots, for direct I/O.
 struct Buffer(Vec<Slot>);
 
-/// The bytes of one.
 #[derive(Clone)]
 #[repr(C, align(4096))]
 struct Slot([u8; SLOT_BYTES]);
@@ -75,7 +72,6 @@ impl Buffer {
     }
 }
 
-/// A folio on its way out: the sink of its flush.
 struct OutgoingFolio {
     spill: Arc<Spill>,
     value: Value,
@@ -83,8 +79,6 @@ struct OutgoingFolio {
     /// What is written, if that is not the frames.
     _packed: Option<Buffer>,
 }
-
-// ---- out ------------------------------------------------------------------------------------------
 
 impl Spill {
     /// Makes the flush that takes the folio of `order` that `frame` heads to the file, for [`Spill::send`]. `None`:
@@ -127,7 +121,6 @@ impl Spill {
         }
     }
 
-    /// The folio made smaller, and its bytes then, if it can be.
     fn packed(&self, frame: Frame, order: Order) -> Option<(Buffer, u32)> {
         if order == Order(0) {
             return None;
@@ -140,7 +133,6 @@ impl Spill {
         Some((Buffer::of(&packed), packed.len() as u32))
     }
 
-    /// Slots that follow each other; if there are none, that is noted.
     fn take(&self, slots: u32) -> Option<u32> {
         let mut store = self.store();
         let first = store.slots.take(slots);
@@ -150,7 +142,6 @@ impl Spill {
         first
     }
 
-    /// What the slots are known by again.
     fn note(&self, first: u32, slots: u32, packed_bytes: u32, flush: &Flush) {
         let mut bytes = [0; SLOT_BYTES];
         for nth in 0..slots {
@@ -161,7 +152,6 @@ impl Spill {
         }
     }
 
-    /// A folio's way has ended.
     fn end(&self, order: Order) {
         self.ended.fetch_add(1, Ordering::Relaxed);
         self.in_flight.fetch_sub(u64::from(order.pages()), Ordering::Relaxed);
@@ -187,9 +177,6 @@ impl FlushSink for OutgoingFolio {
     }
 }
 
-// ---- in -------------------------------------------------------------------------------------------
-
-/// Fills that one caller waits for.
 #[derive(Debug)]
 struct FetchBatch {
     left: AtomicUsize,
@@ -217,7 +204,6 @@ impl FillSink for FetchBatch {
     }
 }
 
-/// One packed folio on its way back.
 struct PackedFetch {
     value: Value,
     bytes: usize,
@@ -254,7 +240,8 @@ impl Spill {
                 frame: Frame(0), // not used
                 pages: buffer.0.len() as u32,
             };
-            // SAFETY: the buffer is ours, and is neither touched nor freed until all fills have ended, below.
+            // SAFETY: the buffer is this function's, and is neither touched nor freed until all fills have ended,
+            // below.
             fills.push(unsafe { Fill::new(run, buffer.start(), sink()) });
         }
         self.backend.submit_with_reap(fills);
@@ -270,7 +257,6 @@ impl Spill {
         outcome
     }
 
-    /// What is to be read: runs of slots into frames, and packed folios, each once.
     fn sorted(&self, parts: &[SpilledPart]) -> (Vec<FillRun>, Vec<PackedFetch>) {
         let (store, mut plain, mut packed) = (self.store(), Vec::<FillRun>::new(), Vec::<PackedFetch>::new());
         for part in parts {
@@ -301,7 +287,6 @@ impl Spill {
         (plain, packed)
     }
 
-    /// Whether frames hold what was written to their slots.
     fn verify(&self, runs: &[FillRun]) -> io::Result<()> {
         let mut bytes = [0; SLOT_BYTES];
         for run in runs {
@@ -320,7 +305,6 @@ impl Spill {
         if checksum(slot, bytes) == known.checksum() { Ok(()) } else { Err(other_bytes(slot)) }
     }
 
-    /// Makes of a packed folio what it was, and copies what is wanted of it into the frames of `parts`.
     fn unpack_into(&self, packed: &PackedFetch, parts: &[SpilledPart]) -> io::Result<()> {
         let first = packed.value.payload();
         for (nth, slot) in packed.buffer.0.iter().enumerate() {

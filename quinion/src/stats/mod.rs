@@ -1,10 +1,8 @@
 //! Stats: counting without a shared store on the hit path.
 //!
-//! Every thread that reads counts in a shard of its own, a cache line that no
-//! other thread writes, with a plain load and store. [`Counters::sum`] adds the
-//! shards up. A shard is a thread's as long as the thread lives; when more
-//! threads than shards count at a time, the rest share the last one and count
-//! there by an atomic addition.
+//! Every thread that reads counts in a shard of its own, a cache line that no other thread writes, with a plain load
+//! and store. [`Counters::sum`] adds the shards up. A shard is a thread's as long as the thread lives; when more
+//! threads than shards count at a time, the rest share the last one and count there by an atomic addition.
 //!
 //! The sums are exact once the counting threads are still; while they run, a
 //! sum may miss what is being counted at that moment, never more.
@@ -29,7 +27,6 @@ const SHARED: usize = SHARDS - 1;
 struct Shard([AtomicU64; COUNTS]);
 
 impl Shard {
-    /// Adds `amount` to `count`, of a thread that has the shard to itself.
     #[inline(always)]
     fn add(&self, count: Count, amount: u64) {
         let number = &self.0[count as usize];
@@ -116,7 +113,6 @@ impl Counters {
 /// Shards that belong to no living thread, and how many were ever given out.
 static FREE: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
-/// No shard has been taken yet.
 const NONE: usize = SHARDS;
 const _: () = assert!(NONE > SHARED, "a hit asks of both at once");
 
@@ -126,7 +122,6 @@ pub(crate) fn thread_number() -> usize {
     my_shard()
 }
 
-/// The calling thread's shard.
 #[inline]
 fn my_shard() -> usize {
     match MY_SHARD.get() {
@@ -158,7 +153,6 @@ fn take_shard() -> usize {
     MY_SHARD.get()
 }
 
-/// Gives the thread's shard back when the thread ends.
 struct ShardGuard(Cell<usize>);
 
 impl Drop for ShardGuard {

@@ -7,8 +7,7 @@
 //!          EVENT          an event that other numbers are made of
 //! ```
 //!
-//! The table below is the only list of them. [`Count`], the struct's fields, [`Stats::numbers`], [`Stats::since`] and
-//! [`Stats::counted`] are made from it. The difference of two snapshots' counts is what happened between them.
+//! The table below is the only list of them: all else is made from it.
 
 use std::fmt;
 
@@ -51,7 +50,6 @@ pub struct StatDescription {
     pub help: &'static str,
 }
 
-/// The first sentence of a text in one line.
 fn first_sentence(text: &'static str) -> &'static str {
     let text = text.trim_ascii();
     text.find(". ").map_or(text, |end| &text[..=end])
@@ -74,7 +72,6 @@ macro_rules! stats {
             $($(#[doc = $own_doc])* $own,)*
         }
 
-        /// How many events there are.
         pub(super) const COUNTS: usize = [$($(stringify!($event),)?)* $(stringify!($own),)*].len();
 
         /// Numbers of a cache. Sizes in bytes, pages of 4 KiB; counts since the cache was built, of its own

@@ -1,9 +1,8 @@
 //! Lock: the standard library's locks, in a form that ThreadSanitizer sees.
 //!
-//! It sees what was compiled with it. The standard library was not, and a lock
-//! that had to be waited for is taken inside it: what the lock orders looks like
-//! a race. So under the cfg `quinion_tsan`, and only there, each lock has an
-//! **edge**, an atomic of our own, which says the same again:
+//! It sees what was compiled with it. The standard library was not, and a lock that had to be waited for is taken
+//! inside it: what the lock orders looks like a race. So under the cfg `quinion_tsan`, and only there, each lock has an
+//! **edge**, an atomic of this file's, which says the same again:
 //!
 //! ```text
 //!   unlock, wait    edge += 1, Release, then the lock is given up
@@ -96,7 +95,6 @@ mod seen {
         }
     }
 
-    /// Wraps what a lock returned, poisoned or not.
     fn wrap<I, G>(locked: LockResult<I>, guard: impl FnOnce(I) -> G) -> LockResult<G> {
         match locked {
             Ok(inner) => Ok(guard(inner)),

@@ -5,10 +5,8 @@
 //!   a mapping      [ 0-2 MiB | 2-4 MiB ]                               the same memory, by mremap(2)
 //! ```
 //!
-//! Bytes that are pinned lie in as many pieces as they have folios. A caller that wants one range of addresses, as
-//! `mmap` gives it, would have them copied. Where the pieces are long, a second mapping costs less than the copy: a
-//! system call for each, and no memory but page tables. It begins at the same place within a large page as most of the
-//! bytes do, so that the kernel can map these by large pages as well.
+//! Bytes that are pinned lie in as many pieces as they have folios. Where these are long, a second mapping costs less
+//! than a copy. It begins at the same place within a large page as most of the bytes do, for the kernel to map such.
 //!
 //! Invariants:
 //!  1. A mapping is read-only, and in no process but the one that made it: a forked child may have other memory at its
@@ -114,14 +112,12 @@ impl fmt::Debug for AdjacentMapping {
     }
 }
 
-/// Bytes that lie together.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     first: *const u8,
     len: usize,
 }
 
-/// The pieces of `chunks`: those that follow each other in memory are one.
 fn joined<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     for chunk in chunks.filter(|chunk| !chunk.is_empty()) {
@@ -135,7 +131,7 @@ fn joined<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Vec<Piece> {
     pieces
 }
 
-/// Whether all but the first begin with a page, and all but the last end with one; there is one at least.
+/// There is one piece at least.
 fn meet_at_pages(pieces: &[Piece]) -> bool {
     let Some((_, behind)) = pieces.split_first() else { return false };
     let end = |piece: &Piece| piece.first.addr() + piece.len;
@@ -161,7 +157,6 @@ mod tests {
 
     const PIECE: usize = 64 << 10;
 
-    /// Shared memory of `pieces` pieces, in which each page has a number of its own.
     fn shared(pieces: usize) -> &'static [u8] {
         let bytes = pieces * PIECE;
         let read_write = ProtFlags::READ | ProtFlags::WRITE;

@@ -1,7 +1,7 @@
-//! Last word: what the kernel says in our name if we are killed.
+//! Last word: what the kernel says in this process's name if it is killed.
 //!
 //! ```text
-//!   word, in shared memory    our thread's number  --the thread ends, however--> FUTEX_OWNER_DIED
+//!   word, in shared memory    a thread's number     --the thread ends, however--> FUTEX_OWNER_DIED
 //! ```
 //!
 //! When a process is killed, its read leases end, and a thread that waited for one continues and writes. Viewers that
@@ -12,8 +12,8 @@
 //! The kernel walks the list when a thread lets go of its memory, and closes the process's files when its last thread
 //! lets go of them, which each does after its memory. So the word is marked before any lease is gone.
 //!
-//! The C library's own list of the thread is put back at the end; a thread of ours that holds a last word uses none of
-//! the C library's robust mutexes meanwhile. The list lies in our own memory, and only the word is others' to see.
+//! The C library's own list of the thread is put back at the end; a thread of the library that holds a last word uses
+//! none of the C library's robust mutexes meanwhile. The list is this process's own; others see the word only.
 
 use std::ffi::{c_long, c_void};
 use std::marker::PhantomData;
@@ -30,7 +30,6 @@ struct Entry(*const Entry);
 #[repr(C)]
 struct Head {
     first: Entry,
-    /// From an entry to its futex, in bytes.
     offset: c_long,
     pending: *const Entry,
 }
@@ -45,22 +44,20 @@ pub struct DeathNotice<'a> {
     word: &'a AtomicU32,
     /// What the kernel walks: it does not move.
     list: *mut List,
-    /// The thread's list before.
     before: *const c_void,
     _on_this_thread: PhantomData<*const ()>,
 }
 
 impl<'a> DeathNotice<'a> {
-    /// Has `word` marked at the end of the calling thread. Where the kernel does not do that, it is marked when this is
-    /// dropped, and only then.
+    /// Has `word` marked at the end of the calling thread, or, where the kernel does not do that, when this is dropped.
     pub fn new(word: &'a AtomicU32) -> Self {
         let list = Box::into_raw(Box::new(List {
             head: Head { first: Entry(std::ptr::null()), offset: 0, pending: std::ptr::null() },
             entry: Entry(std::ptr::null()),
         }));
         let (mut before, mut bytes) = (std::ptr::null::<c_void>(), 0usize);
-        // SAFETY: the list is ours alone until the kernel is told of it, and stays until it is told of another. The
-        // kernel writes an address and a length, and reads the list when the thread ends, while the word is mapped.
+        // SAFETY: the list is this value's alone until the kernel is told of it, and stays until it is told of another.
+        // The kernel writes an address and a length, and reads the list when the thread ends, while the word is mapped.
         unsafe {
             let (head, entry) = (&raw mut (*list).head, &raw mut (*list).entry);
             (*head).first = Entry(entry);
@@ -79,7 +76,7 @@ impl Drop for DeathNotice<'_> {
     fn drop(&mut self) {
         // The mark first: there is no moment at which neither the kernel nor this code would make it.
         self.word.store(ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
-        // SAFETY: the thread's own list of before; no list refers to ours then.
+        // SAFETY: the thread's own list of before; no list refers to this value's then.
         unsafe {
             libc::syscall(libc::SYS_set_robust_list, self.before, size_of::<Head>());
             drop(Box::from_raw(self.list));

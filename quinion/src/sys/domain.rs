@@ -67,7 +67,6 @@ impl Domain {
     }
 }
 
-/// The lines of a status that are compared.
 fn credentials(status: &File) -> io::Result<Vec<String>> {
     let mut bytes = vec![0; STATUS_BYTES];
     let mut count = status.read_at(&mut bytes, 0)?;
@@ -115,7 +114,7 @@ mod tests {
     }
 
     /// 1. A process of root's gives a right away, or becomes another user.
-    /// 2. It is taken for one of ours, and reads all that root's have cached.
+    /// 2. It is taken for one of this domain, and reads all that root's have cached.
     #[test]
     fn a_process_with_other_rights_is_none() {
         if !rustix::process::geteuid().is_root() {

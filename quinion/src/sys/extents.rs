@@ -41,8 +41,7 @@ struct Extent {
 
 const _: () = assert!(size_of::<Extent>() == 56 && size_of::<Map>() == 32 + EXTENTS * 56);
 
-/// Whether `file`, of `bytes` bytes, has such a part. Moves the offset of `file`'s description. One system call, of a
-/// file without holes.
+/// Whether `file`, of `bytes` bytes, has such a part. Moves the offset of `file`'s description.
 ///
 /// # Errors
 /// The file system does not say.
@@ -68,7 +67,6 @@ pub fn has_unwritten(file: BorrowedFd<'_>, bytes: u64) -> io::Result<bool> {
 }
 
 fn ask(file: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<Map> {
-    /// `FS_IOC_FIEMAP`.
     const REQUEST: libc::c_ulong = 0xc020_660b;
     let extents = [Extent::default(); EXTENTS];
     let mut map = Map { start, length, flags: 0, mapped: 0, capacity: EXTENTS as u32, reserved: 0, extents };

@@ -1,9 +1,7 @@
-//! Io: reads and writes of memory that others may be using, write-back of a range, what the kernel holds of a file,
-//! and the size of a device.
+//! Io: reads and writes of memory that others may be using, write-back of a range, and what the kernel holds of a file.
 //!
-//! A frame of the arena may be read, by mistake and harmlessly, while the
-//! kernel writes into it, and stored to while the kernel writes it out, so no
-//! Rust reference to it may exist. These calls take an address.
+//! A frame of the arena may be read, by mistake and harmlessly, while the kernel writes into it, and stored to while
+//! the kernel writes it out, so no Rust reference to it may exist. These calls take an address.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -76,9 +74,8 @@ pub struct KernelHolds {
     pub unwritten: u64,
 }
 
-/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not report it
-/// (before 6.5, or a file of another user), some pages are read without waiting, and the rest is taken to be as they
-/// are.
+/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not report it (before
+/// 6.5, or a file of another user), some pages are read without waiting, and the rest is taken to be as they are.
 ///
 /// # Errors
 /// Those of `preadv2(2)`; the file system cannot read without waiting, say.
@@ -100,7 +97,7 @@ const SYS_CACHESTAT: libc::c_long = 451;
 fn cachestat(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds> {
     // In pages: cached, dirty, under write-back, evicted, evicted lately.
     let (range, mut pages) = ([0, bytes], [0u64; 5]);
-    // SAFETY: the kernel reads two numbers and writes five, all of them ours.
+    // SAFETY: the kernel reads two numbers and writes five, all of them this function's.
     let done =
         unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0_u32) };
     let [cached, dirty, written, ..] = pages;
@@ -110,12 +107,11 @@ fn cachestat(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds> {
     }
 }
 
-/// Whether a byte at `position` can be had without waiting.
 fn is_in_memory(file: BorrowedFd<'_>, position: u64) -> io::Result<bool> {
     let mut byte = 0u8;
     let part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let position = libc::off64_t::try_from(position).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the kernel writes one byte, which is ours.
+    // SAFETY: the kernel writes one byte, which is this function's.
     let read = unsafe { libc::preadv64v2(file.as_raw_fd(), &part, 1, position, libc::RWF_NOWAIT) };
     match (read, io::Error::last_os_error()) {
         (-1, error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),

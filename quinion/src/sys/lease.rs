@@ -1,20 +1,20 @@
 //! Lease: the kernel's read leases, and how it says that one is to be given up.
 //!
 //! ```text
-//!   thread of ours                 Summons::here        blocks the signal, on this thread alone
+//!   library thread                 Summons::here        blocks the signal, on this thread alone
 //!   any thread                     take                 F_SETOWN_EX thread, F_SETSIG signal, F_SETLEASE F_RDLCK
 //!   a process opens for writing,   kernel --signal, descriptor--> that thread; it sleeps meanwhile
 //!      or cuts the file
-//!   thread of ours                 Summons::wait        rt_sigtimedwait: which descriptor
+//!   library thread                 Summons::wait        rt_sigtimedwait: which descriptor
 //!   any thread                     give_up              F_SETLEASE F_UNLCK: it goes on
 //! ```
 //!
 //! **Which signal.** A signal that is sent to the process, and not to one of its threads, is fetched by whichever
-//! thread asks for its number first. So whatever number we would wait for, we could take a signal from a program
-//! that waits for the same number. But for one: the first real-time signal of the kernel, 32, is kept back by the C
-//! libraries for themselves. They send it to single threads only, never to a process, and their calls neither
-//! give a program its number (`SIGRTMIN` lies behind it) nor let it into a set of signals. Ours comes to our thread
-//! only, by its number, and is pending there and nowhere else; no handler is needed, and none is set.
+//! thread asks for its number first. So whatever number the library would wait for, it could take a signal from a
+//! program that waits for the same number. But for one: the first real-time signal of the kernel, 32, is kept back by
+//! the C libraries for themselves. They send it to single threads only, never to a process, and their calls neither
+//! give a program its number (`SIGRTMIN` lies behind it) nor let it into a set of signals. The library's comes to its
+//! thread only, by its number, and is pending there and nowhere else; no handler is needed, and none is set.
 //!
 //! The C library's own calls do not let the number through either, so the mask and the wait are system calls made
 //! directly. And they may take it out of a mask that they restore (glibc does when a thread is started). So **the
@@ -25,7 +25,7 @@
 //! set before the lease is asked for: set after it, a signal in between would be the program's SIGIO.
 //!
 //! Not an invariant: that each summons comes. Where the user's queue of signals is full, the kernel sends SIGIO in
-//! its place, which we leave alone, for it could be the program's. [`stands`] tells.
+//! its place, which the library leaves alone, for it could be the program's. [`stands`] tells.
 //!
 //! Not an invariant: that a lease keeps every writer out. `open` with `O_RDONLY | O_TRUNC`, which POSIX leaves
 //! undefined, cuts a file without breaking the lease. So do writes to the device below the file system, and, on a
@@ -50,8 +50,7 @@ const OURS: Signals = 1 << (SIGNAL - 1);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ThreadNumber(c_int);
 
-/// The calling thread as one that is summoned when a lease is to be given up. It stays on its thread, which does
-/// nothing but wait.
+/// A thread that is summoned when a lease is to be given up. It does nothing but wait.
 #[derive(Debug)]
 pub struct LeaseSignal {
     thread: ThreadNumber,
@@ -110,8 +109,7 @@ impl LeaseSignal {
             let (set, told, at_most) = (&raw const set, &raw mut told, &raw const at_most);
             libc::syscall(libc::SYS_rt_sigtimedwait, set, told, at_most, size_of::<Signals>())
         };
-        // What a lease sends is said to be from a descriptor; a process that sends something else does not mean a
-        // lease.
+        // What a lease sends is said to be from a descriptor; what a process sends is not.
         let is_of_a_lease = signal == c_long::from(SIGNAL) && told.code > 0 && told.code != SI_KERNEL;
         if is_of_a_lease { WaitEnd::For(told.descriptor) } else { WaitEnd::ForNothing }
     }
@@ -119,7 +117,6 @@ impl LeaseSignal {
 
 const SI_KERNEL: c_int = 0x80;
 
-/// The kernel's `siginfo`, as it is filled in for a descriptor.
 #[repr(C)]
 struct SignalInfo {
     signal: c_int,
@@ -144,16 +141,16 @@ pub fn call(thread: ThreadNumber) -> bool {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread.0, SIGNAL) == 0 }
 }
 
-/// Takes a read lease on the file behind `file`, whose description is ours alone and is open for reading only.
+/// Takes a read lease on the file behind `file`, whose description is this process's alone and open for reading only.
 /// `thread` is signalled when it is to be given up. Does not block.
 ///
 /// # Errors
-/// `EAGAIN`: another description has the file open for writing. `EACCES`: it is another user's, and we have no
+/// `EAGAIN`: another description has the file open for writing. `EACCES`: it is another user's, and this process has no
 /// `CAP_LEASE`. `EINVAL`: the file system has no leases, it is no regular file, or it has no name. `ENOLCK` or
 /// `ENOMEM`: the system is short of locks or memory.
 pub fn take(file: BorrowedFd<'_>, thread: ThreadNumber) -> io::Result<()> {
-    // The kernel does not count the first descriptor of a memfd as one that can write, and would give us a lease on
-    // what is written all the time. Such a file never had a name.
+    // The kernel does not count the first descriptor of a memfd as one that can write, and would give a lease on what
+    // is written all the time. Such a file never had a name.
     if rustix::fs::fstat(file)?.st_nlink == 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }

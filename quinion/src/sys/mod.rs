@@ -1,8 +1,7 @@
 //! Sys: the system calls that cannot be made safely from outside.
 //!
-//! Everything here that is `unsafe` says in words what the caller must hold.
-//! Calls that the `rustix` crate offers safely are made where they are needed
-//! and are not wrapped a second time.
+//! Everything here that is `unsafe` says in words what the caller must hold. Calls that the `rustix` crate offers
+//! safely are made where they are needed and are not wrapped a second time.
 //!
 //! | file | what |
 //! |---|---|
@@ -11,13 +10,13 @@
 //! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
-//! | [`death_notice`] | a mark in shared memory that the kernel makes if we are killed |
+//! | [`death_notice`] | a mark in shared memory that the kernel makes if this process is killed |
 //! | [`lease`] | read leases on files, and the notice that one is to be given up |
 //! | [`mountinfo`] | the kernel's table of mounts |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`peer`] | the process that connected a socket |
 //! | [`serial_queues`] | threads for calls that may block as long as another process likes |
-//! | [`signal`] | keeping a program's signals away from our threads |
+//! | [`signal`] | keeping a program's signals away from the library's threads |
 
 pub mod adjacent;
 pub mod domain;
@@ -42,7 +41,7 @@ pub fn descriptors_max() -> usize {
 // By the C library: what `rustix` does to find the kernel's own function, valgrind does not survive.
 pub fn coarse_nanoseconds() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one such value, to one of ours. The clock is there since Linux 2.6.32.
+    // SAFETY: the kernel writes one such value, to a local. The clock is there since Linux 2.6.32.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }

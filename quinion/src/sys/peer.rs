@@ -76,7 +76,7 @@ pub fn descriptor(socket: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     if fd < 0 {
         return Err(libc::ESRCH);
     }
-    // SAFETY: the kernel has just made this descriptor for us, close-on-exec, and says its number once.
+    // SAFETY: the kernel has just made this descriptor for this process, close-on-exec, and says its number once.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

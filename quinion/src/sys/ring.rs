@@ -4,20 +4,15 @@
 //!   SubmitHalf (one holder)  --entries-->  queue  --Gate (shared)-->  kernel  --completions-->  ReapHalf (one holder)
 //! ```
 //!
-//! The kernel serializes the system calls; our side of the shared memory is
-//! split so that the submission queue is touched through [`SubmitHalf`] only and
-//! the completion queue through [`ReapHalf`] only. Each method takes its half by
-//! `&mut`, so the types keep two threads from touching one queue at a time.
-//! A [`Gate`] touches no queue, so a thread that goes through it needs no lock: a
-//! submission takes the kernel as long as the device's driver wants, and one that
-//! also waits for a completion takes as long as the device.
+//! The kernel serializes the system calls; each method takes its half by `&mut`, so the types keep two threads from
+//! touching one queue at a time. A [`Gate`] touches no queue, so a thread that goes through it needs no lock: a
+//! submission takes the kernel as long as the device's driver wants.
 //!
 //! Invariants:
-//!  1. The kernel takes entries in the order in which they were pushed, as many for each call as it was told of.
-//!     All calls together tell it of each entry once: the callers' promise. So whose entries a call takes does not
-//!     matter, and each call finds as many as it names.
-//!     It frees their places when it has taken all that a call named, or as many as it will; requests of these may have
-//!     arrived before that.
+//!  1. The kernel takes entries in the order in which they were pushed, as many for each call as it was told of. All
+//!     calls together tell it of each entry once: the callers' promise. So whose entries a call takes does not matter,
+//!     and each call finds as many as it names. It frees their places when it has taken all that a call named, or as
+//!     many as it will; requests of these may have arrived before that.
 //!  2. No more requests are in flight than the completion queue has places, so it never overflows: the
 //!     caller's promise, which needs [`ReapHalf::capacity`]. The ring is set up without deferred task
 //!     work. So a completion that exists is in the queue, and looking there needs no system call.
@@ -150,9 +145,8 @@ impl SubmitHalf {
     /// If [`SubmitHalf::capacity`] are queued already.
     ///
     /// # Safety
-    /// The buffer is valid for `request.len` bytes, of writes if it is a read's and of reads if it is a write's,
-    /// and `file` stays open, until the request has arrived. The content of a read's buffer is not relied on
-    /// meanwhile.
+    /// The buffer is valid for `request.len` bytes, of writes if it is a read's and of reads if it is a write's, and
+    /// `file` stays open, until the request has arrived. The content of a read's buffer is not relied on meanwhile.
     pub unsafe fn push(&mut self, file: BorrowedFd<'_>, request: Request) {
         let Request { position, buffer, len, key } = request;
         let file = types::Fd(file.as_raw_fd());
@@ -168,8 +162,7 @@ impl SubmitHalf {
 }
 
 impl Gate {
-    /// Has the kernel take `entries` of the queue, and waits for a completion if `wait` says so: after it has taken
-    /// them, in the last system call.
+    /// Has the kernel take `entries` of the queue, and waits for a completion in the last system call if `wait`.
     ///
     /// # Errors
     /// The kernel refuses for good, for instance because a sandbox now forbids the system call.
@@ -210,7 +203,6 @@ impl ReapHalf {
     }
 }
 
-/// Whether trying again is all there is to do.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }

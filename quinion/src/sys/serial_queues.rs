@@ -6,17 +6,16 @@
 //! ```
 //!
 //! A descriptor that another process has sent may be of anything, and its last close may wait for as long as its maker
-//! likes: a socket that lingers, a file of a hung file system. The same is true of a socket in which such a message
-//! lies unread, of a listener with such a connection in its queue, and of the last close of a file that a cache serves
-//! from a file system that hangs. A thread that others wait for leaves all these to a queue: that of the process that
-//! sent it, or that of the file system. So a process that keeps one queue waiting keeps no other.
+//! likes: a socket that lingers, a file of a hung file system. So may that of a socket in which such a message lies
+//! unread, and of a file that a cache serves from a file system that hangs. A thread that others wait for leaves all
+//! these to a queue of the process that sent it, or of the file system: one that blocks keeps no other waiting.
 //!
-//! A thread whose queue is empty waits a moment for the next queue that needs one: processes come one after the other
-//! (a shell script, a build), and to start and end a thread for each costs as much as to admit it.
+//! A thread whose queue is empty waits a moment for the next queue: to start and end a thread for each process of a
+//! shell script costs as much as to admit it.
 //!
 //! Invariants:
 //!  1. [`SerialQueues::spawn`] and [`SerialQueues::close`] do not wait.
-//!  2. A queue has one thread at most. There are as many threads as processes and file systems that keep us waiting.
+//!  2. A queue has one thread at most. There are as many threads as processes and file systems that keep tasks waiting.
 //!     Besides, two threads without a queue wait for one, half a second at most.
 //!  3. While [`SerialQueues::are_full`], the owner admits no process that might add to them: so they are bounded.
 //!  4. There are at least as many idle threads as queues handed to them; an idle thread ends only if none is handed.
@@ -31,7 +30,7 @@ use std::time::{Duration, Instant};
 use super::peer::ProcessName;
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
-/// Tasks that wait at most before the queues are full, if this process may have so many descriptors open twice over.
+/// Tasks that wait before the queues are full, if this process may have so many descriptors open twice over.
 const TASKS_MAX: usize = 4096;
 
 /// Threads without a queue that wait for one, at most.
@@ -54,11 +53,9 @@ pub enum QueueKey {
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// The tasks of a queue that have not begun; and whether a thread does them.
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// When the one that is under way began.
     running: Option<Instant>,
     has_thread: bool,
 }
@@ -69,12 +66,10 @@ impl Queue {
     }
 }
 
-/// The queues that have tasks, and the threads that have none.
 #[derive(Default)]
 struct State {
     queues: HashMap<QueueKey, Queue>,
     idle: usize,
-    /// Queues that idle threads are to take.
     handed: VecDeque<QueueKey>,
 }
 
@@ -114,8 +109,7 @@ impl SerialQueues {
         self.waiting_where(|_| true)
     }
 
-    /// Tasks for file systems that are not done; but for those of file systems that have been at one for `stuck`, and
-    /// may be for ever.
+    /// Tasks for file systems that are not done, but for those of file systems that have been at one for `stuck`.
     pub fn waiting_for_devices(&self, stuck: Duration) -> usize {
         let is_stuck = |queue: &Queue| queue.running.is_some_and(|since| since.elapsed() >= stuck);
         let state = self.lock();
@@ -181,7 +175,6 @@ impl SerialQueues {
         left.into_iter().for_each(|key| self.start(key));
     }
 
-    /// Starts the thread of a queue, which counts as there.
     fn start(&self, key: QueueKey) {
         let own = self.clone();
         let spawned = std::thread::Builder::new().name("quinion-serial".into()).spawn(move || own.run(key));
@@ -192,7 +185,6 @@ impl SerialQueues {
         }
     }
 
-    /// The life of a thread: one queue, and others that it is handed after that.
     fn run(&self, first: QueueKey) {
         let mut key = Some(first);
         while let Some(queue) = key {
@@ -201,7 +193,6 @@ impl SerialQueues {
         }
     }
 
-    /// Does the tasks of a queue until it has none, and is gone.
     fn empty(&self, key: QueueKey) {
         loop {
             let mut state = self.lock();
@@ -219,7 +210,6 @@ impl SerialQueues {
         }
     }
 
-    /// The next queue for this thread; `None` if it is to end.
     fn wait_for_queue(&self) -> Option<QueueKey> {
         let until = Instant::now() + IDLE_TIME;
         let mut state = self.lock();

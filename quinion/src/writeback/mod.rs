@@ -20,33 +20,28 @@
 //!  3. the file is as long as its last such page needs;
 //!  4. nothing of this file that any handle was promised has failed since the sync began.
 //!
-//! Nothing else is promised, and no order: pages reach the device in any order, before and after a crash; a
-//! page that is written while it is flushed may be there in a mixture of both, until the flush that follows has
-//! ended. A caller that needs an order syncs in between.
+//! No order is promised: pages reach the device in any order; a page that is written while it is flushed may be there
+//! in a mixture of both, until the flush that follows has ended. A caller that needs an order syncs in between.
 //!
-//! **Errors.** A flush that failed makes its pages dirty again, so nothing is lost that memory can keep, and no page is
-//! clean because it failed. The background tries again with pauses that grow; a sync tries at once. Each handle is told
-//! of each failure once (`errseq`), whoever met it; and a sync whose own pages failed says so also to a handle that was
-//! told before, because `Ok` would not be true.
+//! **Errors.** A flush that failed makes its pages dirty again. The background tries again with pauses that grow; a
+//! sync tries at once. Each handle is told of each failure once (`errseq`), whoever met it; and a sync whose own pages
+//! failed says so also to a handle that was told before, because `Ok` would not be true.
 //!
 //! **A sync of the device that fails** is worse: the kernel tells it once and forgets what it could not write, so a
 //! second sync that succeeds says nothing of the first one's pages. So the account of a file
 //! (`mapping/writeback_state.rs`) knows which pages were flushed since the last sync that went well. When one fails,
 //! all of these are dirty again, those whose flushes end meanwhile among them, and the next sync writes them anew: its
-//! `Ok` is true. Three ways were open. *To forget*, as Linux does, makes every later `Ok` a lie, and has users stop
-//! their databases. *To keep* such pages from being evicted until a sync has covered them would make all of memory
-//! unevictable for a program that never syncs. We keep a range for each run, and no page; what was evicted before a
-//! sync failed cannot be written again, and is **lost** to us: how much that is stands in the error that the sync
-//! returns, and in the numbers; every handle reports it once; and later syncs report the rest.
+//! `Ok` is true. Three ways were open. *To forget*, as Linux does, makes every later `Ok` a lie. *To keep* such pages
+//! from being evicted until a sync has covered them would make all of memory unevictable for a program that never
+//! syncs. The cache keeps a range for each run, and no page; what was evicted before a sync failed cannot be written
+//! again, and is **lost** to it: the sync's error and the numbers say how much.
 //!
-//! **Memory.** Above a tenth of it the background writes what it finds. Above a fifth a thread that dirties
-//! more waits, before it takes a lock. Both follow the bound in force. A thread that finds no memory because
-//! all of it is dirty starts write-back, whichever thread it is on, and waits for it as for fills.
+//! **Memory.** Above a tenth of it the background writes what it finds. Above a fifth a thread that dirties more waits,
+//! before it takes a lock. A thread that finds all memory dirty starts write-back, and waits for it as for fills.
 //!
 //! Nothing depends on the background's thread: a sync, a throttled writer and a thread that needs memory do it
-//! themselves, and the thread that waits reaps. That thread is not the one that makes room: a file system that blocks
-//! in a write blocks nothing else. It never waits for a device either, so a device that is stuck does not keep it from
-//! others.
+//! themselves, and the thread that waits reaps. It is not the thread that makes room, and never waits for a device: one
+//! that is stuck does not keep it from others.
 //!
 //! Invariants:
 //!  1. A run is pages that follow each other in the file and in memory, of 1 MiB at most, and ends at the file's size:
@@ -57,12 +52,10 @@
 //!  5. No lock is held while a thread waits; and when a backend is called, the invalidate lock alone, shared, which
 //!     keeps the file from being cut or punched between the taking of pages and their flush.
 //!
-//! Not an invariant: that what is dirty stays below the limits. A writer that goes on after its share may exceed them
-//! by it.
+//! Not an invariant: that what is dirty stays below the limits: a writer may exceed them by its share.
 //!
-//! See also `mm/page-writeback.c` and `fs/fs-writeback.c` of Linux. This module differs: errors keep pages
-//! dirty, waits are bounded, and no bandwidth is estimated: a waiting writer continues when enough has been
-//! written.
+//! See also `mm/page-writeback.c` and `fs/fs-writeback.c` of Linux. This module differs: errors keep pages dirty, waits
+//! are bounded, and no bandwidth is estimated: a waiting writer continues when enough has been written.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -155,7 +148,7 @@ impl Default for WritebackOptions {
 
 /// The write-back of one cache.
 pub struct Writeback {
-    /// For what outlives a call: flushes that are under way.
+    /// For flushes under way, which outlive a call.
     me: Weak<Writeback>,
     arena: Arc<Arena>,
     wait_queue: Arc<WaitQueue>,
@@ -168,11 +161,8 @@ pub struct Writeback {
     /// Flushes that are under way, and that have ended.
     in_flight: AtomicU64,
     completed: AtomicU64,
-    /// Pages that were written.
     written: AtomicU64,
-    /// Pages that waiting writers want to dirty.
     awaited: AtomicU64,
-    /// Whether the background comes again soon by itself.
     is_awake: AtomicBool,
     pace: Mutex<round::RoundInterval>,
     /// Its own, because what it calls may block in a file system.
@@ -180,8 +170,7 @@ pub struct Writeback {
 }
 
 impl Writeback {
-    /// The write-back of a cache over `arena`, whose waiters wait in `wait_queue`. No file is dirty, and no thread runs
-    /// yet.
+    /// The write-back of a cache over `arena`, whose waiters wait in `wait_queue`.
     pub fn new(
         arena: Arc<Arena>,
         wait_queue: Arc<WaitQueue>,
@@ -235,8 +224,7 @@ impl Writeback {
         (self.in_flight.load(Ordering::Relaxed), self.completed.load(Ordering::Relaxed))
     }
 
-    /// Pages of `mapping` became dirty: write-back knows of it from now on. The caller does not hold the tree lock.
-    /// Waits for nothing.
+    /// Pages of `mapping` became dirty. The caller does not hold the tree lock. Waits for nothing.
     pub fn note_dirty(&self, mapping: &Arc<Mapping>) {
         if !mapping.writeback().is_listed() {
             self.list(mapping);
@@ -246,10 +234,8 @@ impl Writeback {
         }
     }
 
-    /// Has the background come soon. Costs one load if it comes in any case.
     fn wake(&self) {
-        // Not in step with `is_awake`: a wake-up that is missed so comes with the next page, or the next
-        // interval.
+        // Not in step with `is_awake`: a wake-up that is missed so comes with the next page, or the next interval.
         if !self.is_awake.load(Ordering::Relaxed) {
             self.background.wake();
         }
@@ -268,8 +254,8 @@ impl Writeback {
 
     /// Forgets a file of which nothing is dirty or under write-back, if that is so.
     fn unlist_clean(&self, mapping: &Arc<Mapping>) {
-        // A thread that marks a page has the tree lock: before us, and then the page is seen here; or after us, and
-        // then it finds that the file is not listed.
+        // A thread that marks a page has the tree lock: before this one, and then the page is seen here; or after it,
+        // and then it finds that the file is not listed.
         let _tree = mapping.lock();
         if mapping.writeback().dirty_pages().total() == 0 {
             let mut files = self.files();
@@ -278,7 +264,6 @@ impl Writeback {
         }
     }
 
-    /// The files that are known, in the order of their turns.
     fn listed(&self) -> Vec<Arc<Mapping>> {
         self.files().iter().cloned().collect()
     }
@@ -308,8 +293,7 @@ impl Writeback {
         self.background.close_with(last)
     }
 
-    /// Ends the background's thread; it starts no more flushes. Dirty pages stay dirty, unless another thread
-    /// writes them.
+    /// Ends the background's thread. Dirty pages stay dirty, unless another thread writes them.
     pub fn close(&self) {
         self.background.close();
     }

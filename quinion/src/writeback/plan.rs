@@ -9,10 +9,9 @@
 //! ```
 //!
 //! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
-//! since it came as it and those who came with it are about to dirty: so each of them goes on after its share,
-//! all other writers. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
-//! that is stuck does not hold up the writers of another. And no writer waits for longer than a bound: then it
-//! continues, or, above the ceiling, gets the error that the device completes nothing.
+//! since it came as it and those who came with it are about to dirty. A file of which little is dirty is not made to
+//! wait for others, up to the ceiling: a stuck device does not hold up the writers of another. And no writer waits for
+//! longer than a bound: then it continues, or, above the ceiling, gets the error that the device completes nothing.
 //!
 //! Invariants:
 //!  1. No I/O, no lock, no clock.
@@ -52,8 +51,7 @@ impl DirtyLimits {
         Self { calm: background / 4 * 3, background, throttle, ceiling }
     }
 
-    /// Whether the background writes whatever is dirty, if `unwritten` pages are: once it has begun it goes on until it
-    /// is calm.
+    /// Whether the background writes whatever is dirty, if `unwritten` pages are: once begun until it is calm.
     pub fn wants_all(&self, unwritten: u64, has_begun: bool) -> bool {
         unwritten > if has_begun { self.calm } else { self.background }
     }
@@ -70,8 +68,7 @@ pub struct FileDirtyState {
     pub is_asked: bool,
 }
 
-/// Whether the background begins a pass of a file now: because its dirty pages are old, because a pass was requested,
-/// or because `all` files are to be written.
+/// Whether the background begins a pass of a file now.
 pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, all: bool) -> bool {
     let Some(since) = seen.since else { return false };
     let is_paused = seen.paused_until.is_some_and(|until| now < until);
@@ -233,7 +230,6 @@ mod tests {
         );
     }
 
-    /// Writers that ask for pages of one device, round after round, as the path above does it.
     struct Simulation {
         limits: DirtyLimits,
         unwritten: u64,
@@ -247,7 +243,6 @@ mod tests {
             let writers = asks.iter().map(|&pages| (0, pages, 0, pages, Duration::ZERO)).collect();
             Self { limits: limits(), unwritten: 0, written: 0, writers }
         }
-        /// A millisecond, in which the device writes `pages`.
         fn step(&mut self, pages: u64) {
             let done = pages.min(self.unwritten);
             (self.unwritten, self.written) = (self.unwritten - done, self.written + done);

@@ -10,8 +10,7 @@
 //! ```
 //!
 //! Little at a time, of every file in turn, so that no file waits for the end of another, and readers do not stand
-//! behind more than that in a queue of their device. What ended until the next round, a millisecond later, makes
-//! room for as much: some gigabytes in a second.
+//! behind more than that in a queue of their device: some gigabytes in a second.
 //!
 //! A pass takes a page once; pages that are dirtied again behind it are left to the next pass. When it has come to the
 //! end, all that was dirty when it began has been taken.
@@ -44,13 +43,10 @@ const SOON: Duration = Duration::from_millis(1);
 /// The same, when nothing has come of it for long.
 const LATER: Duration = Duration::from_millis(64);
 
-/// How often the background comes.
 #[derive(Debug)]
 pub(super) struct RoundInterval {
     after: Duration,
-    /// Flushes that had ended when it came last.
     completed: u64,
-    /// Whether it has begun to write whatever is dirty.
     wants_all: bool,
 }
 
@@ -99,14 +95,12 @@ impl BackgroundTask for Writeback {
 }
 
 impl Writeback {
-    /// Fetches completions that no other thread fetches.
     fn fetch_completions(&self) {
         if let Some(writer) = self.idle_backend() {
             writer.reap(ReapMode::Ready, &mut || false);
         }
     }
 
-    /// The file that was first is last.
     fn next_turn(&self) {
         let mut files = self.files();
         if !files.is_empty() {
@@ -155,8 +149,7 @@ impl Writeback {
         }
     }
 
-    /// Memory is wanted, and dirty pages are in the way: starts to write some, whether they are old or not and whatever
-    /// has failed. Returns whether anything is under way now, for which the caller may wait.
+    /// Starts to write some dirty pages, old or not, because memory is wanted. Returns whether anything is under way.
     pub fn write_for_reclaim(&self) -> bool {
         if self.totals.dirty() > 0 {
             for mapping in self.listed() {
@@ -167,8 +160,7 @@ impl Writeback {
         self.flushes().0 > 0
     }
 
-    /// Asks the background to write a file's dirty pages soon: for uncached writes (D14), so that many small ones go to
-    /// the device together. Waits for nothing.
+    /// Asks the background to write a file's dirty pages soon, so that many small uncached writes (D14) go together.
     pub fn kick(&self, mapping: &Mapping) {
         mapping.writeback().request_pass();
         self.wake();

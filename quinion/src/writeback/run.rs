@@ -9,9 +9,8 @@
 //!          counted, all waiting threads woken
 //! ```
 //!
-//! A page is known to be under way in two ways: by its frame's bit, and by its index. The bit goes with the folio.
-//! When a pinned folio is replaced by a copy while it is being written, the copy's pages have no bit, but must not
-//! overtake what is under way to the same place of the file: two writes of one place may end in any order.
+//! A page is known to be under way by its frame's bit, and by its index. The bit goes with the folio: when a pinned
+//! folio is replaced by a copy while it is being written, the copy's pages must not overtake what is under way.
 //!
 //! Invariants:
 //!  1. Every run that was taken is handed to the backend; what the backend drops ends as failed.
@@ -38,7 +37,7 @@ pub(super) const UNNAMED: i32 = libc::EIO;
 /// Numbers of errors end here.
 const ERRNO_END: i32 = 4096;
 
-/// A run on its way: the sink of its flush.
+/// The sink of the flush of a run.
 struct FlushInFlight {
     writeback: Arc<Writeback>,
     mapping: Arc<Mapping>,
@@ -46,7 +45,6 @@ struct FlushInFlight {
     number: FlushNumber,
 }
 
-/// The number of the system by which an error is remembered.
 pub(super) fn errno_of(error: &io::Error) -> i32 {
     match error.raw_os_error() {
         Some(errno) if (1..ERRNO_END).contains(&errno) => errno,
@@ -55,7 +53,6 @@ pub(super) fn errno_of(error: &io::Error) -> i32 {
     }
 }
 
-/// Which dirty pages of a file are to be flushed.
 #[derive(Clone, Debug)]
 pub(super) struct FlushRequest {
     pub pages: Range<PageIndex>,
@@ -74,19 +71,17 @@ impl FlushRequest {
 }
 
 impl Writeback {
-    /// Starts writing the dirty pages of a request. Waits for nothing but the tree
-    /// lock, whatever a file system makes a write wait for, and, if its `locks` says so, a thread that cuts or
-    /// punches the file. If `locks` forbids that wait, the call has done nothing, and the caller repeats it later.
-    /// Returns where it has ended, as [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only,
-    /// before pages that are under way.
+    /// Starts writing the dirty pages of a request. Waits for nothing but the tree lock, whatever a file system makes a
+    /// write wait for, and, if its `locks` says so, a thread that cuts or punches the file. If `locks` forbids that
+    /// wait, the call has done nothing, and the caller repeats it later. Returns where it has ended, as
+    /// [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only, before pages that are under way.
     ///
     /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
     pub(super) fn write_some(&self, mapping: &Arc<Mapping>, request: FlushRequest) -> TakeEnd {
         let Some(writer) = mapping.writeback().writer() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         mapping.look_before_flush();
-        // A backend may complete inside the call, and a waker, foreign code, may want the locks
-        // that are held here.
+        // A backend may complete inside the call, and a waker, foreign code, may want the locks that are held here.
         let wakes = DeferredWakes::new();
         let held_off = match request.locks {
             LockWait::Wait => mapping.hold_off_invalidation(),
@@ -116,7 +111,6 @@ impl Writeback {
         begun
     }
 
-    /// Takes dirty pages out of those that are inside the file and not under way.
     fn take(
         &self,
         mapping: &Mapping,
@@ -195,8 +189,7 @@ impl FlushSink for FlushInFlight {
 }
 
 impl FlushInFlight {
-    /// The first `written` pages are clean, unless they were changed again, and the others dirty. Returns the
-    /// positions of folios that may leave now.
+    /// Returns the positions of folios that may leave now.
     fn settle(
         &self,
         guard: &mut crate::mapping::MappingGuard<'_>,
@@ -221,7 +214,6 @@ impl FlushInFlight {
 }
 
 impl Writeback {
-    /// A flush has ended.
     fn count_flush(&self, pages: u32, bytes: usize, errno: Option<i32>) {
         let counters = &self.counters;
         counters.add(Count::DeviceWrites, 1);

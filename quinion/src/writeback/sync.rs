@@ -15,17 +15,15 @@
 //! Of a file that this cache does not write, only step 4 is left: `Ok` says of what other processes wrote before, too,
 //! that it is durable, as the system's own call does by a descriptor that can only read.
 //!
-//! Pages that were written successfully meanwhile, but were under way when another caller's sync failed, do
-//! not count: they are dirty again, and may have been clean when the tags were set. Then steps 1 to 3 are
-//! done once more, and the pages they meet now count.
+//! Pages that were written meanwhile, but were under way when another caller's sync failed, do not count: they are
+//! dirty again, and may have been clean when the tags were set. Then steps 1 to 3 are done once more.
 //!
-//! After a failure everything goes on: the other pages are written, and the device is synced. Then the first error of
-//! this call is told.
+//! After a failure the other pages are written, and the device is synced. Then the first error of this call is told.
 //!
-//! **Why a failure of the file since the call began is told, whosever it was.** Two threads may sync at once, and the
-//! one's flush of a page that both want may be the one that fails; or the sync of the one may be told of the kernel's
-//! error, which is told once, while the other's goes well. Either way the other's pages are not durable. So anything
-//! that fails meanwhile fails both. It is an error too many if it was about other pages; `Ok` would be a lie if not.
+//! **Why a failure of the file since the call began is told, whosever it was.** Of two threads that sync at once, the
+//! one's flush of a page that both want may fail; or the sync of the one may be told of the kernel's error, which is
+//! told once. Either way the other's pages are not durable. So anything that fails meanwhile fails both: it may be an
+//! error too many; `Ok` would be a lie if not.
 //!
 //! Invariants:
 //!  1. `Ok` is returned only if all flushes that the call waited for went well, and so did a `backend.sync` that
@@ -93,7 +91,6 @@ impl Writeback {
             loop {
                 let voided = state.flushes_voided();
                 self.write_tagged(mapping, &**writer, pages.clone());
-                // If something fails again meanwhile, that is told.
                 if state.flushes_voided() == voided || state.failures() != before {
                     break;
                 }
@@ -112,8 +109,7 @@ impl Writeback {
         Err(SyncFailed { error: io::Error::from_raw_os_error(errno), lost_pages })
     }
 
-    /// Starts writing what is dirty of `pages`, and waits for none of it. More than a few megabytes are left to the
-    /// background.
+    /// Starts writing what is dirty of `pages`, a few megabytes; more is left to the background. Waits for none of it.
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let capacity = UNDER_WAY_MAX.saturating_sub(mapping.writeback().dirty_pages().writeback()) as u32;
         match self.write_some(mapping, FlushRequest::without_waiting(pages, capacity)) {
@@ -138,8 +134,7 @@ impl Writeback {
     }
 
     /// Ends the background, and writes out what is dirty of every file: for the end of a cache. Waits for the devices;
-    /// makes nothing durable. Returns the files that could not be written; what is dirty of them is lost with the
-    /// cache.
+    /// makes nothing durable. Returns the files that could not be written.
     pub fn write_out_all(&self) -> u64 {
         self.close();
         let mut failed = 0;
@@ -153,8 +148,7 @@ impl Writeback {
         failed
     }
 
-    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache on a thread that
-    /// cannot wait. Flushes that are under way then keep what they need.
+    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache.
     pub fn start_all(&self) {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
@@ -177,17 +171,14 @@ impl Writeback {
         }
     }
 
-    /// Steps 1 to 3.
     fn write_tagged(&self, mapping: &Arc<Mapping>, writer: &dyn Backend, pages: Range<PageIndex>) {
         let state = mapping.writeback();
         let end = pages.end.min(PageIndex(pages_of_bytes(mapping.size())));
-        // 1
         let mut at = pages.start;
         while at < end {
             at = mapping.lock().tag_to_write(at..end);
         }
         let tagged = state.next_flush();
-        // 2
         let mut at = pages.start;
         loop {
             self.wait_for_capacity(mapping, writer);
@@ -199,12 +190,10 @@ impl Writeback {
                 TakeEnd::Busy(page) => at = self.pass(mapping, writer, page, tagged),
             }
         }
-        // 3
         let begun = Some(state.next_flush());
         self.wait_queue.wait(writer, &mut || !state.is_under_way(&pages, begun));
     }
 
-    /// Waits while much of the file is under way.
     fn wait_for_capacity(&self, mapping: &Mapping, writer: &dyn Backend) {
         let under_way = || mapping.writeback().dirty_pages().writeback();
         if under_way() > UNDER_WAY_MAX / 2 {
@@ -232,7 +221,7 @@ impl Writeback {
         }
     }
 
-    /// Step 4. Returns how many pages were lost to us by a sync that failed.
+    /// Step 4. Returns how many pages this cache has lost by a sync that failed.
     fn make_durable(
         &self,
         mapping: &Arc<Mapping>,
@@ -251,7 +240,7 @@ impl Writeback {
         }
     }
 
-    /// Has the device make the pages of `range` durable, of which `taken` are not. What is lost, if that failed.
+    /// Returns what is lost, if that failed.
     fn sync_device(
         &self,
         mapping: &Arc<Mapping>,
@@ -262,8 +251,7 @@ impl Writeback {
         let SyncRange { kind, pages } = range;
         let bytes = pages.start.first_byte()..pages.end.0.saturating_mul(crate::units::PAGE_SIZE as u64);
         self.counters.add(Count::DeviceSyncs, 1);
-        // A backend is foreign code. If it panics it has made nothing durable, and does not keep the
-        // turn.
+        // A backend is foreign code. If it panics it has made nothing durable, and does not keep the turn.
         let outcome = catch_unwind(AssertUnwindSafe(|| writer.sync(kind, bytes)));
         let lost = match &outcome {
             Ok(Ok(())) => {
@@ -280,8 +268,7 @@ impl Writeback {
         lost
     }
 
-    /// The device's sync failed: what was flushed and is not durable is dirty again. Returns the pages of it that are
-    /// not cached any more.
+    /// What was flushed and is not durable is dirty again. Returns the pages of it that are not cached any more.
     #[cold]
     fn dirty_again(
         &self,
@@ -308,7 +295,6 @@ impl Writeback {
     }
 }
 
-/// All pages of a file.
 fn whole_file() -> Range<PageIndex> {
     PageIndex(0)..PageIndex(crate::xarray::INDICES_MAX)
 }

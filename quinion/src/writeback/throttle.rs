@@ -75,7 +75,6 @@ impl Writeback {
         }
     }
 
-    /// Starts writing some of the file, if nothing of it is under way, and fetches what has ended.
     fn help(&self, mapping: &Arc<Mapping>) {
         if let Some(writer) = mapping.writeback().writer() {
             writer.reap(ReapMode::Ready, &mut || false);

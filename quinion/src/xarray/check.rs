@@ -1,8 +1,7 @@
 //! Check: every invariant of a whole tree, and the tree as text.
 //!
-//! The check walks down once and adds up on the way back: what a node says of
-//! itself (its count, its shadows, its marks) is compared with what was found
-//! below it.
+//! The check walks down once and adds up on the way back: what a node says of itself (its count, its shadows, its
+//! marks) is compared with what was found below it.
 //!
 //! ```text
 //!   root     as low as it can be; its marks are those of what hangs below
@@ -12,9 +11,8 @@
 //!   keeper   was told of each node that holds shadows alone, and of no other
 //! ```
 //!
-//! It says the first thing that is wrong, with the place, and stops there:
-//! what is found later is often only a consequence. It takes the tree as its
-//! writer sees it, so it needs the tree's lock, and its cost is the whole tree.
+//! It says the first thing that is wrong, with the place, and stops there: what is found later is often only a
+//! consequence. It takes the tree as its writer sees it, so it needs the tree's lock, and its cost is the whole tree.
 //!
 //! Not checked: whether a folio is alive and whose it is. The tree does not
 //! know; `Mapping::check` asks the descriptors.
@@ -185,7 +183,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 }
 
-/// The nodes of a tree as text: for a test that says "unchanged", nodes included.
 impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// The tree as text with its nodes: what stands in every slot.
     pub fn dump_nodes(&self) -> String {

@@ -1,8 +1,7 @@
 //! Erase and replace: entries leave, whole, and nodes that hold nothing leave with them.
 //!
-//! A node is unlinked first and given back after: a reader that is still in it
-//! finds what was there, or what its next user puts there, and is told by the
-//! descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
+//! A node is unlinked first and given back after: a reader that is still in it finds what was there, or what its next
+//! user puts there, and is told by the descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
 
 use super::iter::Cursor;
 use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
@@ -128,11 +127,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Puts into `places` where the lowest slots are that cover the next of `indices`, in rising order, until these end
     /// or `places` is full; how many. Where nothing stands there is no place. A place stays right while entries are
-    /// revised in their order: its node has at least the entry that stands there, and goes after all places in it have
-    /// been passed.
+    /// revised in their order: its node goes after all places in it have been passed.
     ///
-    /// These ways down wait for no one's outcome, and the last step of each looks at the slot and at its node. So the
-    /// processor fetches for many of them at once what the revision of one after the other would wait for one by one.
+    /// No way down waits for the outcome of another, so the processor fetches for many of them at once.
     #[inline(never)]
     fn locate(
         &self,
@@ -161,8 +158,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         located
     }
 
-    /// Puts a value in place of the folio or value that covers `index`, of the same order: what eviction
-    /// leaves. Returns what was there. The value carries no marks.
+    /// What eviction leaves: puts a value in place of what covers `index`, of the same order; returns what was there.
     ///
     /// # Panics
     /// If nothing covers `index`, or something of another order.
@@ -174,8 +170,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         old
     }
 
-    /// If `expected` covers `index`, puts `new`, of the same order, in its place, or nothing. The new entry
-    /// carries no marks.
+    /// If `expected` covers `index`, puts `new`, of the same order and without marks, in its place, or nothing.
     ///
     /// # Panics
     /// If the two are not of the same order, or `expected` is empty: to fill a hole, insert.
@@ -194,9 +189,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         ExchangeOutcome::Done
     }
 
-    /// Drops all shadows of a node that holds nothing else, and the node. `node` is one of this tree: the
-    /// slab was told that it [became shadow-only](Slab::shadow_only), and not yet that it ceased. Looks at none of
-    /// them: [`shadows_in`](XArray::shadows_in) tells what there is to forget.
+    /// Drops all shadows of a node that holds nothing else, and the node, without a look at them; see
+    /// [`shadows_in`](XArray::shadows_in). `node` is one of this tree, of which the slab was told that it [became
+    /// shadow-only](Slab::shadow_only), and not yet that it ceased.
     pub fn forget(&mut self, number: u32) -> ForgetOutcome {
         let node = self.node(number);
         if !node.is_shadow_only() {
@@ -230,7 +225,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         })
     }
 
-    /// The first index that a node covers.
     fn base(&self, number: u32) -> u64 {
         let (mut base, mut number, mut shift) = (0, number, self.node(number).shift());
         while let SlotRef { home: SlotHome::Node(parent), slot, .. } = self.above(number, shift) {
@@ -240,14 +234,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         base
     }
 
-    /// Takes the entry around `at` out, and the nodes and levels that go with it.
     fn remove(&self, at: SlotRef, entry: Entry) {
         self.clear_run(at, entry);
         self.prune(at.home);
         self.shrink();
     }
 
-    /// Empties the slots of the entry around `at`. The node stays, empty or not.
     fn clear_run(&self, at: SlotRef, entry: Entry) {
         let order = self.order_of(entry);
         let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
@@ -256,7 +248,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.account(at.home, -(run as i32), if is_shadow(entry) { -(run as i32) } else { 0 });
     }
 
-    /// Stores `new` in the slots of `old` around `at`.
     fn swap_run(&self, at: SlotRef, old: Entry, new: Entry) {
         let order = self.order_of(old);
         assert!(
@@ -273,7 +264,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         );
     }
 
-    /// Unlinks and gives back the node and those above it, as far as they are empty.
     pub(super) fn prune(&self, mut home: SlotHome) {
         while let SlotHome::Node(number) = home {
             let node = self.state(number);
@@ -289,8 +279,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.settle(home);
     }
 
-    /// Makes the tree as low as its entries allow, after insertions over shadows. Such a one takes no slot from
-    /// a node, so only a new level, or a shadow that became a node, can leave one node alone at the top.
+    /// After insertions over shadows: only a new level, or a shadow that became a node, leaves one node at the top.
     #[inline]
     pub(super) fn shrink_if_reshaped(&self) {
         if self.reshaped.take() {
@@ -298,7 +287,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// Makes the tree as low as its entries allow.
     pub(super) fn shrink(&self) {
         loop {
             let Root { entry, levels } = self.root();

@@ -12,11 +12,10 @@
 //!   5 store     in every slot; then free what hung below
 //! ```
 //!
-//! Nothing is prepared outside the lock, so nothing can be out of date. Nodes
-//! are taken one by one as they are needed; if there is none, the tree is as it
-//! was, except that a shadow may have become several smaller ones that say the
-//! same. [`XArray::insert_range`] keeps its place between folios: neighbours
-//! cost no new descent, and a new node costs a climb no higher than it must.
+//! Nothing is prepared outside the lock, so nothing can be out of date. Nodes are taken one by one as they are needed;
+//! if there is none, the tree is as it was, except that a shadow may have become several smaller ones that say the
+//! same. [`XArray::insert_range`] keeps its place between folios: neighbours cost no new descent, and a new node costs
+//! a climb no higher than it must.
 
 use core::ops::ControlFlow;
 
@@ -101,28 +100,21 @@ pub enum Split {
     NoNode,
 }
 
-/// An entry on its way into the tree.
 #[derive(Clone, Copy, Debug)]
 struct NewEntry {
-    /// The first index that it stands for.
     index: u64,
-    /// log2 of how many it stands for.
     order: u8,
     entry: Entry,
-    /// What it may take the place of.
     over: Overwrite,
 }
 
-/// What a new entry may take the place of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Overwrite {
-    /// Shadows.
     Shadows,
     /// Shadows, and whatever lies inside the new entry's range.
     Inside,
 }
 
-/// Why an entry could not be placed.
 #[derive(Clone, Copy)]
 pub(super) enum PlaceRefused {
     Present(Entry),
@@ -138,7 +130,6 @@ impl From<PlaceRefused> for RangeStop {
     }
 }
 
-/// Where the way down ended.
 enum Placed {
     /// At the first of the slots that the entry will fill.
     There(SlotRef),
@@ -146,7 +137,6 @@ enum Placed {
     Planted(SlotRef),
 }
 
-/// Nodes between the root and an entry, at most: the case of 1 bit a level.
 pub(super) const LEVELS_MAX: usize = 64;
 
 impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
@@ -205,9 +195,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         done
     }
 
-    /// Inserts what comes next of a batch as long as it goes into the node at `place`, right after the entry
-    /// of order `last` there, into slots that are empty or hold shadows of just that order. Returns the
-    /// first folio that is to go in otherwise.
+    /// Inserts what comes next of a batch as long as it goes into the node at `place`, right after the entry of order
+    /// `last` there. Returns the first folio that is to go in otherwise.
     #[inline]
     fn fill_node(
         &self,
@@ -314,7 +303,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// One step of a split that ends at `order`.
     fn split_towards(&self, at: SlotRef, value: Value, order: u8) -> Result<(), PlaceRefused> {
         if Self::shift_for(order) == at.shift {
             self.split_here(at, value, order);
@@ -354,10 +342,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         StoredRange { pages: at - from, stop }
     }
 
-    /// Places one entry. `place` is where the last one went, with its index; it is left where this one did.
-    /// Afterwards the topmost node may hold no more than one below: it was made in vain, or what filled it
-    /// was split. The caller shrinks the tree when it has placed its last; where nothing goes but shadows,
-    /// only if it was [reshaped](XArray::shrink_if_reshaped).
+    /// Places one entry. `place` is where the last one went, with its index; it is left where this one did. Afterwards
+    /// the topmost node may hold no more than one below; the caller shrinks the tree when it has placed its last, or,
+    /// where nothing goes but shadows, only if it was [reshaped](XArray::shrink_if_reshaped).
     #[inline]
     fn place(
         &mut self,
@@ -410,7 +397,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(self.top())
     }
 
-    /// One level more at the top; the tree says what it said.
     fn grow(&self) -> Result<(), PlaceRefused> {
         self.reshaped.set(true);
         let Root { entry, levels } = self.root();
@@ -431,8 +417,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(())
     }
 
-    /// Step 2: down from `at` to the slot of `index` on the level of `order`. If nodes are missing there,
-    /// the entry goes in with them.
+    /// Step 2. If nodes are missing on the way, the entry goes in with them.
     #[inline]
     fn seat(&self, mut at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<Placed, PlaceRefused> {
         let shift = Self::shift_for(order);
@@ -459,7 +444,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// Hangs a chain of new nodes into the empty slot `at`, with `entry` in the lowest, by one store.
     fn plant(&self, at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<SlotRef, PlaceRefused> {
         let mut numbers = [0; LEVELS_MAX];
         let numbers = &mut numbers[..((at.shift - Self::shift_for(order)) / BITS) as usize];
@@ -489,7 +473,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(low)
     }
 
-    /// Tells the keeper of a folio that goes in now.
     #[inline]
     fn announce(&self, index: u64, order: u8, entry: Entry) {
         if let Kind::Folio(folio) = entry.kind() {
@@ -497,7 +480,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// All of the nodes or none.
     pub(super) fn alloc_all(&self, numbers: &mut [u32]) -> Result<(), PlaceRefused> {
         for i in 0..numbers.len() {
             match self.slab.alloc() {
@@ -511,8 +493,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(())
     }
 
-    /// Splits the shadow around `at` by one step: into pieces that fill one slot each, or, if it does so
-    /// itself, into two halves in a new node below.
+    /// Into pieces that fill one slot each, or two halves in a new node below.
     fn split_step(&self, at: SlotRef, value: Value) -> Result<(), PlaceRefused> {
         let whole = value.order();
         let one_slot = whole - (u32::from(whole) % BITS) as u8;
@@ -523,7 +504,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.split_below(at, value.with_order(whole - 1))
     }
 
-    /// Turns a shadow of several slots into pieces of order `piece` in the same slots.
     fn split_here(&self, at: SlotRef, value: Value, piece: u8) {
         self.slab.split();
         let first = Self::first_slot(at, value.order());
@@ -538,7 +518,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// Hangs a node full of `half` (two of them) into the slot of a shadow.
     fn split_below(&self, at: SlotRef, half: Value) -> Result<(), PlaceRefused> {
         let Some(number) = self.slab.alloc() else {
             self.settle(at.home); // it may be the last step's new node, and stays as it is
@@ -566,8 +545,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(())
     }
 
-    /// Steps 3 to 5, in the slots that the entry fills. `at` is the first of them. Where nothing stands,
-    /// nothing is in the way, displaced or marked.
+    /// Steps 3 to 5. `at` is the first of the slots.
     #[inline]
     fn fill(
         &self,
@@ -647,8 +625,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// Visits the entries in `run` slots from `at` (the slot of `index`) on, and below them, each once, in
-    /// rising order.
+    /// Visits the entries in `run` slots from `at` (the slot of `index`) on, and below them, once, in rising order.
     pub(super) fn each_in_run(
         &self,
         at: SlotRef,
@@ -692,10 +669,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 }
 
-/// Told of an entry: its first index, itself, its order. May end the visit.
 pub(super) type EntryVisitor<'v> = dyn FnMut(u64, Entry, u8) -> ControlFlow<Entry> + 'v;
 
-/// How many of `run` slots that hold `entry` hold a shadow.
 #[inline]
 fn shadows_in(entry: Entry, run: u32) -> i32 {
     if is_shadow(entry) { run as i32 } else { 0 }

@@ -1,10 +1,7 @@
 //! Iterate: entries in order, each once, whole.
 //!
-//! A step goes by entries, not by indices: it begins at the first index of
-//! whatever covers the start, and goes on right after its last. So a search
-//! that starts inside a large entry finds that entry, once, and nothing is
-//! reported a page too high. Every call names its start, so a search may be
-//! taken up again after the lock was dropped.
+//! A step goes by entries, not by indices: a search that starts inside a large entry finds that entry, once, and
+//! nothing is reported a page too high. Every call names its start, so a search may go on after the lock was dropped.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,8 +11,7 @@ use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
 use quinion_view::xarray::{Entry, Kind};
 
 impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
-    /// The first entry that meets `from..=to`: its first index (which may lie before `from`), the entry,
-    /// its order.
+    /// The first entry that meets `from..=to`: its first index (which may lie before `from`), the entry, its order.
     #[inline]
     pub fn next(&self, from: u64, to: u64) -> Option<(u64, Entry, u8)> {
         let mut cursor = Cursor::new(self);
@@ -73,8 +69,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         Some((Self::first_slot(at, order), first))
     }
 
-    /// The first of `pages` indices from `from` on where an insertion would find nothing in its way: a hole
-    /// or a shadow.
+    /// The first of `pages` indices from `from` on where an insertion would find a hole or a shadow.
     pub fn next_gap(&self, from: u64, pages: u64) -> Option<u64> {
         let mut gap = from;
         for (first, entry, order) in self.range(from, from.saturating_add(pages).saturating_sub(1)) {
@@ -100,8 +95,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         (lowest <= gap).then_some(gap)
     }
 
-    /// From `at`, the slot of `index`, to the first entry with a marked slot, `passed` slots or more to the
-    /// right: right where there is one, up where a node has none left, down where one holds a node.
+    /// From `at`, the slot of `index`, to the first entry with a marked slot, `passed` slots or more to the right.
     fn marked_right(
         &self,
         mut at: SlotRef,
@@ -129,11 +123,9 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
 }
 
-/// A place in a tree that moves to the right or to the left. The tree may change under it, as long as
-/// no node on the way down to it goes.
+/// It moves to the right or to the left. The tree may change under it, as long as no node on the way down to it goes.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
-    /// The slot it is at.
     pub at: SlotRef,
     /// An index that this slot covers: the one last looked for.
     pub index: u64,
@@ -142,7 +134,6 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// A cursor at the root.
     #[inline]
     pub fn new<S: Slab, const BITS: u32>(tree: &XArray<'a, S, BITS>) -> Self {
         Self { at: tree.top(), index: 0, slots: &[] }
@@ -212,7 +203,6 @@ impl<'a> Cursor<'a> {
         None
     }
 
-    /// From the slot it is at, which holds `entry`, down to the lowest that covers `index`; what stands there.
     #[inline]
     fn descend<S: Slab, const BITS: u32>(
         &mut self,

@@ -1,8 +1,7 @@
 //! Mark: one of the three bits that an entry can carry.
 //!
-//! A node keeps a word of each mark for its slots, and an entry's ancestors carry
-//! a mark as long as one below them does; `marking.rs` sets them, finds by them
-//! and takes them off.
+//! A node keeps a word of each mark for its slots, and an entry's ancestors carry a mark as long as one below them
+//! does; `marking.rs` sets them, finds by them and takes them off.
 
 /// One of the three marks. What they mean is the user's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -53,14 +53,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.root_marks() & mark.bit() != 0
     }
 
-    /// Where the marks of the entry at `index` stand.
     pub(super) fn marked_place(&self, index: u64) -> Option<(SlotRef, Entry)> {
         let at = self.leaf(index)?;
         let entry = self.get(at);
         (!entry.is_empty()).then(|| (Self::first_slot(at, self.order_of(entry)), entry))
     }
 
-    /// Marks one slot and all above it.
     pub(super) fn mark_up(&self, mut at: SlotRef, mark: Mark) {
         while let SlotHome::Node(number) = at.home {
             let node = self.state(number);
@@ -74,7 +72,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.set_root(self.root(), self.root_marks() | mark.bit());
     }
 
-    /// Gives one slot the marks of `marks`, a bit each.
     pub(super) fn mark_all(&self, at: SlotRef, marks: u8) {
         for mark in Mark::ALL {
             if marks & mark.bit() != 0 {
@@ -102,7 +99,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.set_root(self.root(), self.root_marks() & !mark.bit());
     }
 
-    /// Takes all marks off `run` slots from `at` on.
     #[inline]
     pub(super) fn unmark_all(&self, at: SlotRef, run: u32) {
         if self.root_marks() == 0 {

@@ -1,11 +1,9 @@
 //! XArray: an index from page numbers to entries, sparse, with entries of many sizes.
 //!
-//! A tree of nodes with 2^BITS slots. An **entry** is a folio, by number, or a
-//! **value**: a **shadow**, which remembers an eviction and may be dropped,
-//! split or replaced, or a **spill**, which is data that lives elsewhere. An
-//! entry of **order** n covers 2^n pages from an **index** that is a multiple
-//! of 2^n. It stands on the level where one slot covers the largest power of
-//! 2^BITS that fits in it, and there in every slot that it covers, whole:
+//! A tree of nodes with 2^BITS slots. An **entry** is a folio, by number, or a **value**: a **shadow**, which remembers
+//! an eviction and may be dropped, split or replaced, or a **spill**, which is data that lives elsewhere. An entry of
+//! **order** n covers 2^n pages from an **index** that is a multiple of 2^n. It stands on the level where one slot
+//! covers the largest power of 2^BITS that fits in it, and there in every slot that it covers, whole:
 //!
 //! ```text
 //!   a shadow of order 9 in 64-slot nodes          a page comes in at 77
@@ -20,17 +18,14 @@
 //!        5 -> 0  in half of it                           +--+- -+-----+- -+--+--+- -+--+  a page a slot
 //! ```
 //!
-//! Only what is in the way is split, one step at a time, and what is split off
-//! stays as large as it can without a node of its own. At each moment every
-//! slot holds the old shadow or a piece of it, and both say the same.
+//! Only what is in the way is split, one step at a time, and what is split off stays as large as it can without a node
+//! of its own. At each moment every slot holds the old shadow or a piece of it, and both say the same.
 //!
-//! An entry tells its own order, a value by its bits and a folio by asking the
-//! [`Slab`]; so no slot points to another slot, a reader never hops sideways,
-//! and the first index of an entry follows from any index inside it.
+//! An entry tells its own order, a value by its bits and a folio by asking the [`Slab`]; so no slot points to another
+//! slot, a reader never hops sideways, and the first index of an entry follows from any index inside it.
 //!
-//! **Writers** hold the one lock that guards the root; [`XArray`] is what they
-//! hold it for. **Readers** need none: [`walk()`] may meet a tree that changes
-//! and nodes that were recycled. It always ends, stays in bounds, and returns a
+//! **Writers** hold the one lock that guards the root; [`XArray`] is what they hold it for. **Readers** need none:
+//! [`walk()`] may meet a tree that changes and nodes that were recycled. It always ends, stays in bounds, and returns a
 //! hint, which the folio's descriptor confirms or not.
 //!
 //! ```text
@@ -45,9 +40,7 @@
 //!   check    all invariants, and text
 //! ```
 //!
-//! What the tree does not do: it does not know what a folio is, nor where nodes
-//! lie. It does not wait, reclaim, or allocate but by [`Slab::alloc`]. It stores
-//! no pointer and reads no clock.
+//! The tree does not know what a folio is, nor where nodes lie. It never waits, and allocates by [`Slab::alloc`] only.
 //!
 //! Invariants (asserted by [`XArray::check`]):
 //!  1. An entry of order n starts at a multiple of 2^n and fills its slots with the same bits.
@@ -66,9 +59,8 @@
 //! eighth of one by one. Iteration reads each slot once.
 //!
 //! See also `struct xarray`, lib/xarray.c of Linux. This one differs: slots are numbers of 32 bits; an entry is
-//! repeated instead of pointed at by siblings; positions are made and dropped within one call, so that no
-//! cursor can be stale; the shape of an outcome is an enum; and readers recognize stale nodes by what they find
-//! instead of by a grace period.
+//! repeated instead of pointed at by siblings; no cursor outlives a call; and readers recognize stale nodes by what
+//! they find instead of by a grace period.
 
 mod check;
 mod erase;

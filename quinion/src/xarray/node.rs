@@ -10,10 +10,9 @@
 //!           word 5-7 the keeper's: the tree never looks at them
 //! ```
 //!
-//! A mark stands at the first slot of an entry, and at every slot on the way
-//! down to it. The head's words are atomics because they lie in memory that
-//! others map; under the writers' lock plain loads and stores do, so all of
-//! them are Relaxed.
+//! A mark stands at the first slot of an entry, and at every slot on the way down to it. The head's words are atomics
+//! because they lie in memory that others map; under the writers' lock plain loads and stores do, so all of them are
+//! Relaxed.
 
 use core::ops::Deref;
 
@@ -37,16 +36,13 @@ const MARKS: usize = 2;
 const HAS_PARENT: u64 = 1 << 48;
 const LISTED: u64 = 1 << 49;
 
-/// The head of a node.
 #[derive(Clone, Copy)]
 pub(super) struct State<'a>(pub &'a Head);
 
-/// The slots of a node.
 #[derive(Clone, Copy)]
 pub(super) struct Slots<'a>(pub &'a [AtomicU32]);
 
-/// A node with its two halves at hand. What needs one of them takes that one alone: to find a half is to check a
-/// number.
+/// What needs one of the two halves takes that one alone: to find a half is to check a number.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a> {
     state: State<'a>,
@@ -80,22 +76,18 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// See [`Slots::get`].
     #[inline]
     pub fn get(&self, slot: u32) -> Entry {
         self.slots.get(slot)
     }
-    /// See [`Slots::put`].
     #[inline]
     pub fn put(&self, slot: u32, entry: Entry) {
         self.slots.put(slot, entry);
     }
-    /// See [`Slots::put_run`].
     #[inline]
     pub fn put_run(&self, slot: u32, run: u32, entry: Entry) {
         self.slots.put_run(slot, run, entry);
     }
-    /// See [`Slots::is_vacant`].
     #[inline]
     pub fn is_vacant(&self, slot: u32, run: u32) -> bool {
         self.slots.is_vacant(slot, run)
@@ -108,7 +100,6 @@ impl Slots<'_> {
     pub fn get(self, slot: u32) -> Entry {
         Entry::from_bits(self.0[slot as usize].load(Ordering::Relaxed))
     }
-    /// Stores `entry` where readers may be looking.
     #[inline]
     pub fn put(self, slot: u32, entry: Entry) {
         // Release, partner: the Acquire in `RacySlots::read_slot`: a thread that finds a node here finds its
@@ -128,7 +119,6 @@ impl Slots<'_> {
             slot.store(entry.bits(), Ordering::Release);
         }
     }
-    /// Whether nothing stands in `run` slots from `slot` on.
     #[inline]
     pub fn is_vacant(self, slot: u32, run: u32) -> bool {
         if run == 1 {
@@ -140,18 +130,15 @@ impl Slots<'_> {
 }
 
 impl State<'_> {
-    /// Slots that are not empty.
     #[inline]
     pub fn count(&self) -> u32 {
         self.counts().0
     }
-    /// Slots that are not empty, and slots that hold a shadow.
     #[inline]
     pub fn counts(&self) -> (u32, u32) {
         let counts = self.word(COUNTS);
         (counts as u32, (counts >> 32) as u32)
     }
-    /// Adds to both counts.
     #[inline]
     pub fn account(&self, slots: i32, shadows: i32) {
         let (count, now) = self.counts();
@@ -159,7 +146,6 @@ impl State<'_> {
         debug_assert!(count <= u64::BITS && shadows <= count);
         self.set(COUNTS, u64::from(shadows) << 32 | u64::from(count));
     }
-    /// Whether there is something in it and all of it is shadows.
     #[inline]
     pub fn is_shadow_only(&self) -> bool {
         let (count, shadows) = self.counts();
@@ -192,7 +178,6 @@ impl State<'_> {
         self.set(PLACE, self.word(PLACE) ^ LISTED);
     }
 
-    /// The slots that carry `mark`, a bit each.
     #[inline]
     pub fn marks(&self, mark: Mark) -> u64 {
         self.word(MARKS + mark as usize)

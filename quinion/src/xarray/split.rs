@@ -12,15 +12,12 @@
 //!        reaches over 77: one more for each halving
 //! ```
 //!
-//! A shadow's pieces all say what the shadow said. A folio's do not: each piece is a folio with a number of its own,
-//! and its descriptor has to be set up before a reader finds it. So the caller is asked for each piece, in rising
-//! order, right before it is stored: it names it, and makes true what has to be true of it. New nodes are full
-//! before they are linked, by one store. All nodes are there before the first piece is asked for, so a split
-//! is done whole or not at all.
+//! Each piece is a folio with a number of its own, and its descriptor has to be set up before a reader finds it. So the
+//! caller is asked for each piece, in rising order, right before it is stored. New nodes are full before they are
+//! linked, by one store. All nodes are there before the first piece is asked for: a split is done whole or not at all.
 //!
-//! What a reader without the lock finds at any moment, at any index of the folio: the whole folio's number, or that of
-//! the piece that covers the index. Never a hole, and never another piece. The whole's number means nothing any more
-//! when its descriptor has become a piece's; that tells the reader so, as ever.
+//! A reader without the lock finds at any moment, at any index of the folio, the whole folio's number, or that of the
+//! piece that covers the index. The whole's number means nothing any more when its descriptor has become a piece's.
 //!
 //! Marks stand at every piece as they stood at the whole. A caller that knows better of a piece takes them off.
 //!
@@ -33,7 +30,6 @@ use super::tree::{Slab, SlotHome, SlotRef, XArray};
 use crate::sync::{Mutant, mutant};
 use quinion_view::xarray::{Entry, Kind};
 
-/// A folio that is split: where its first slot is, what it covers.
 #[derive(Clone, Copy, Debug)]
 struct Whole {
     at: SlotRef,
@@ -90,7 +86,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.reaching_over(edge).map_or(0, |whole| Self::levels_below(whole, edge))
     }
 
-    /// The folio that covers `edge` and begins before it.
     fn reaching_over(&self, edge: u64) -> Option<Whole> {
         assert!(
             edge < super::INDICES_MAX,
@@ -104,7 +99,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         (first < edge).then_some(Whole { at: Self::first_slot(at, order), first, order })
     }
 
-    /// The levels below the whole's on which pieces come to stand.
     fn levels_below(whole: Whole, edge: u64) -> u32 {
         let mut shift = whole.at.shift;
         while edge & ((1 << shift) - 1) != 0 {
@@ -113,8 +107,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         (whole.at.shift - shift) / BITS
     }
 
-    /// Prepares the new nodes and hangs each but the first into the one above. Where the first is to hang, if there
-    /// is one.
+    /// Prepares the new nodes and hangs each but the first into the one above. Returns where the first is to hang.
     fn hang_below(&self, whole: Whole, edge: u64, numbers: &[u32]) -> Option<SlotRef> {
         let mut above = Self::on_level_of(whole, edge);
         let hung = above;
@@ -132,7 +125,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         (!numbers.is_empty()).then_some(hung)
     }
 
-    /// The first slot of a piece: of the whole's node, or of the new one on its level.
     fn seat_of_piece(whole: Whole, numbers: &[u32], first: u64, order: u8) -> SlotRef {
         let shift = Self::shift_for(order);
         if shift == whole.at.shift {
@@ -142,7 +134,6 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         SlotRef { home: SlotHome::Node(numbers[below as usize]), shift, slot: Self::slot_of(first, shift) }
     }
 
-    /// The slot of `index`, which the whole covers, on its level.
     fn on_level_of(whole: Whole, index: u64) -> SlotRef {
         SlotRef { slot: Self::slot_of(index, whole.at.shift), ..whole.at }
     }

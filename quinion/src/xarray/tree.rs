@@ -1,8 +1,7 @@
 //! Tree: the owner of the nodes, and finding the way among them under the lock.
 //!
-//! A **position** ([`SlotRef`]) is one slot: of a node, or the root's word, which is
-//! the slot above the topmost node. Everything that a writer does is moving a
-//! position up and down and storing at it.
+//! A **position** ([`SlotRef`]) is one slot: of a node, or the root's word, which is the slot above the topmost node.
+//! Everything that a writer does is moving a position up and down and storing at it.
 
 use core::cell::Cell;
 
@@ -16,8 +15,7 @@ use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 /// The first index that does not fit: 2^52 pages of 4 KiB are all that 64 bits of bytes can name.
 pub const INDICES_MAX: u64 = 1 << 52;
 
-/// Supplies nodes, and knows how large a folio is. The tree asks it; the tree never learns where
-/// nodes lie or what a folio is.
+/// Supplies nodes, and knows how large a folio is.
 pub trait Slab {
     /// The slots of a node, 2^BITS of them. `node` is one that [`alloc`](Slab::alloc) gave.
     fn slots(&self, node: u32) -> &[AtomicU32];
@@ -57,11 +55,9 @@ pub enum ShadowOnly {
     Ceased,
 }
 
-/// A tree, as seen by the holder of its lock: made on the fly from the nodes' keeper and the root's word.
-///
-/// Locks: the caller holds the one lock that guards this root for as long as this value exists. Readers
-/// without the lock use [`walk()`](quinion_view::xarray::walk()).
-/// May wait: never, nor does anything here allocate except through [`Slab::alloc`].
+/// A tree, as seen by the holder of its lock: made on the fly from the nodes' keeper and the root's word. The caller
+/// holds the one lock that guards this root for as long as this value exists; readers without it use
+/// [`walk()`](quinion_view::xarray::walk()). Nothing here waits, or allocates except through [`Slab::alloc`].
 #[derive(Debug)]
 pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {
     pub(super) slab: &'a S,
@@ -70,12 +66,9 @@ pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {
     pub(super) reshaped: Cell<bool>,
 }
 
-/// Where a slot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SlotHome {
-    /// The root's word.
     Root,
-    /// A node, by number.
     Node(u32),
 }
 
@@ -138,8 +131,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         u32::try_from(path).unwrap_or(u32::MAX).saturating_add(growth)
     }
 
-    // Positions.
-
     #[inline]
     pub(super) fn root(&self) -> Root {
         Root::from_bits(self.root.load(Ordering::Relaxed))
@@ -159,12 +150,10 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) fn node(&self, node: u32) -> Node<'a> {
         Node::new(self.slab.head(node), self.slab.slots(node))
     }
-    /// The head of a node, without its slots.
     #[inline]
     pub(super) fn state(&self, node: u32) -> State<'a> {
         State(self.slab.head(node))
     }
-    /// The slots of a node, without its head.
     #[inline]
     pub(super) fn slots(&self, node: u32) -> Slots<'a> {
         Slots(self.slab.slots(node))
@@ -173,12 +162,10 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) fn slot_of(index: u64, shift: u32) -> u32 {
         (index >> shift) as u32 & (Self::SLOTS - 1)
     }
-    /// The slot above the topmost node.
     #[inline]
     pub(super) fn top(&self) -> SlotRef {
         SlotRef { home: SlotHome::Root, shift: u32::from(self.root().levels) * BITS, slot: 0 }
     }
-    /// The slot of `node`, which hangs in `at`, on the way to `index`.
     #[inline]
     pub(super) fn down(at: SlotRef, node: u32, index: u64) -> SlotRef {
         let shift = at.shift - BITS;
@@ -211,13 +198,11 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
             SlotHome::Node(node) => self.slots(node).put(at.slot, entry),
         }
     }
-    /// Stores at `run` positions side by side, from `at` on; see [`put`](Self::put).
     #[inline]
     pub(super) fn put_run(&self, at: SlotRef, run: u32, entry: Entry) {
         let SlotHome::Node(node) = at.home else { return self.put(at, entry) };
         self.slots(node).put_run(at.slot, run, entry);
     }
-    /// From `at` down to the lowest slot that covers `index`.
     #[inline]
     pub(super) fn descend(&self, at: SlotRef, index: u64) -> SlotRef {
         self.descend_to(at, index).0
@@ -232,20 +217,16 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         }
         (at, entry)
     }
-    /// The lowest slot that covers `index`; `None` if the tree does not reach so far.
     #[inline]
     pub(super) fn leaf(&self, index: u64) -> Option<SlotRef> {
         self.leaf_entry(index).map(|(at, _)| at)
     }
-    /// As [`leaf`](XArray::leaf), and what stands there.
     #[inline]
     pub(super) fn leaf_entry(&self, index: u64) -> Option<(SlotRef, Entry)> {
         let top = self.top();
         self.slab.descended();
         (index >> top.shift == 0).then(|| self.descend_to(top, index))
     }
-
-    // Entries.
 
     #[inline]
     pub(super) fn order_of(&self, entry: Entry) -> u8 {
@@ -270,7 +251,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) fn run_of(order: u8) -> u32 {
         1 << (u32::from(order) % BITS)
     }
-    /// The first of the slots that an entry of `order` fills around `at`.
     #[inline]
     pub(super) fn first_slot(at: SlotRef, order: u8) -> SlotRef {
         SlotRef { slot: at.slot & !(Self::run_of(order) - 1), ..at }
@@ -293,8 +273,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         );
     }
 
-    // Bookkeeping.
-
     #[inline]
     pub(super) fn account(&self, home: SlotHome, slots: i32, shadows: i32) {
         if let SlotHome::Node(node) = home {
@@ -308,7 +286,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
             self.settle_node(number, self.state(number));
         }
     }
-    /// As [`account`](XArray::account), and then [`settle`](XArray::settle).
     #[inline]
     pub(super) fn account_and_settle(&self, home: SlotHome, slots: i32, shadows: i32) {
         if let SlotHome::Node(number) = home {
@@ -325,7 +302,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
             self.slab.shadow_only(number, change);
         }
     }
-    /// Gives back a node that nothing points to any more.
     pub(super) fn release(&self, number: u32) {
         let node = self.state(number);
         if node.is_listed() {
@@ -334,7 +310,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         }
         self.slab.free(number);
     }
-    /// The marks of the entry whose first slot is `at`, a bit each.
     pub(super) fn marks_at(&self, at: SlotRef) -> u8 {
         match at.home {
             SlotHome::Root => self.root_marks(),
@@ -346,7 +321,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
 }
 
-/// Whether this is a memory of an eviction.
 #[inline]
 pub(super) fn is_shadow(entry: Entry) -> bool {
     matches!(entry.kind(), Kind::Value(value) if !value.is_spill())

@@ -1,7 +1,6 @@
 //! Tests of the arena: what it grows by, what it hands out, what it gives back, and what others may do to its files.
 //!
-//! A twin keeps account of the holder of each frame and cell under random operations; [`Arena::check`] passes after
-//! each.
+//! A twin keeps account of the holder of each frame and cell under random operations; each passes [`Arena::check`].
 //!
 //! Invariant: no frame and no cell is ever two holders'.
 
@@ -34,12 +33,10 @@ fn resizable(memory: u64, memory_max: u64) -> Arena {
     Arena::build_within(ArenaOptions { memory }, Reservation { memory_max, swap: Swap::Allowed }).unwrap()
 }
 
-/// Memory that both files have taken, in bytes.
 fn taken(arena: &Arena) -> u64 {
     [arena.arena_fd(), arena.control_fd()].iter().map(|fd| fstat(fd).unwrap().st_blocks as u64 * 512).sum()
 }
 
-/// Frames for `pages` pages, wherever they lie; how many.
 fn take(
     arena: &Arena,
     (pages, sizes): (u32, Orders),
@@ -69,7 +66,6 @@ fn a_bound_out_of_range_is_refused_with_the_range() {
     assert!(matches!(build(u64::MAX), Err(ArenaError::TooLarge { max, .. }) if max <= MEMORY_MAX));
 }
 
-/// The tables have entries for all frames there may be, and memory for those there are.
 #[test]
 fn a_large_arena_takes_little_before_it_is_used() {
     let arena = arena(8 << 30);
@@ -113,7 +109,6 @@ fn the_arena_grows_to_its_bound_and_not_a_byte_further() {
         assert_eq!((stats.free_pages, stats.cells_used, stats.growth_failures), (0, 6144, 0));
         assert!(taken(&arena) <= memory);
         arena.check().unwrap();
-        // And all of it merges back into whole extents.
         runs.reverse();
         arena.free_all(&runs);
         assert_eq!(drain(&arena, Order::MAX).len() as u64, stats.data_bytes / EXTENT_SIZE as u64);
@@ -173,7 +168,7 @@ fn a_cell_is_all_zeros_whatever_was_there() {
     let scribble = drain(&arena, Order::MAX);
     for &(frame, order) in &scribble {
         let bytes = arena.view().bytes(frame).unwrap();
-        // SAFETY: the frames are ours, and are not read.
+        // SAFETY: the frames are this test's, and are not read.
         unsafe { bytes.write_bytes(0xa5, order.bytes()) };
     }
     arena.free_all(&scribble);
@@ -223,7 +218,6 @@ fn a_thread_that_waited_for_growth_does_not_grow_again() {
     assert_eq!(arena.stock.lock().growths, seen + 1);
 }
 
-/// An eighth of what there is, and 32 MiB at most, is kept whole and free; a step is 16 MiB at most.
 #[test]
 fn an_arena_that_is_used_up_grows_ahead() {
     const EXTENTS: u64 = 256;
@@ -372,7 +366,6 @@ fn emptied_extents_go_back_to_the_machine_and_grow_again() {
     assert_eq!(stats.grown_bytes + stats.control_bytes, SMALL - EXTENT_SIZE as u64, "but for the reserve");
     arena.check().unwrap();
     assert_eq!(drain(&arena, Order(9)).len(), 5, "it does not grow beyond the bound");
-    // And up again.
     arena.set_bound(large).unwrap();
     assert_eq!(drain(&arena, Order(9)).len(), 20);
     assert_eq!(taken(&arena), before);
@@ -469,7 +462,6 @@ fn a_bound_out_of_reach_is_refused() {
 #[derive(Clone, Debug)]
 enum Op {
     Alloc(u8),
-    /// Grows by so many extents at once.
     Grow(u32),
     Runs(u32),
     Free(usize),
@@ -479,11 +471,8 @@ enum Op {
     Resize(u64),
     /// As if reclaim came: whatever is freed now may complete what was begun.
     Punch,
-    /// Takes a guest of so many extents, by force if there is no room for it.
     Guest(u32),
-    /// Claims pages of one of the guests; they are freed as any others.
     Claim(usize, u32, u32),
-    /// Drops the handle of one of the guests.
     DropGuest(usize),
 }
 
@@ -506,8 +495,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
-    /// The twin: an owner for each frame. Everything handed out is inside what is grown, aligned, and has one owner;
-    /// and no request is refused that could be met.
+    /// The twin: an owner for each frame. No request is refused that could be met.
     #[test]
     fn no_frame_is_handed_out_twice(ops in ops()) {
         let arena = Arc::new(resizable(SMALL, SMALL + 6 * EXTENT_SIZE as u64));
@@ -581,7 +569,6 @@ proptest! {
     }
 }
 
-/// Grows by as many extents as were asked for, or fewer; by none only if the bound forbids it.
 fn grow(arena: &Arena, extents: u32) -> Result<(), String> {
     let (seen, growable) = {
         let stock = arena.stock.lock();
@@ -597,7 +584,6 @@ fn grow(arena: &Arena, extents: u32) -> Result<(), String> {
     }
 }
 
-/// A guest of so many extents, by force if there is no room for it; none if there is none at all.
 fn take_guest(arena: &Arc<Arena>, extents: u32) -> Result<Option<GuestExtents>, String> {
     let take = || arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
     let before = arena.stats();
@@ -619,7 +605,6 @@ fn take_guest(arena: &Arc<Arena>, extents: u32) -> Result<Option<GuestExtents>, 
     }
 }
 
-/// A run of the guest's pages from about `at` on, as far as they are free.
 fn claim(guest: &GuestExtents, at: u32, pages: u32) -> Result<Option<FrameRun>, String> {
     let at = at % guest.pages();
     let (index, pages) = (PageIndex(u64::from(at)), pages.min(guest.pages() - at));
@@ -632,8 +617,7 @@ fn claim(guest: &GuestExtents, at: u32, pages: u32) -> Result<Option<FrameRun>, 
     }
 }
 
-/// What the system has given is what is counted, and within the bound or falling towards it. (What it has given
-/// guests is behind other files.)
+/// Within the bound, or falling towards it. (What the system has given guests is behind other files.)
 fn check_taken(arena: &Arena, most_grown: &mut u64) -> Result<(), String> {
     let stats = arena.stats();
     let (taken, counted) = (taken(arena), stats.grown_bytes - stats.guest_bytes + PAGE_SIZE as u64);
@@ -651,7 +635,6 @@ fn check_taken(arena: &Arena, most_grown: &mut u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs for the pages from `at` on: each page agrees with its frame, as far as folios of `align` need.
 fn check_places(mut at: PageIndex, align: Order, runs: &[FrameRun]) -> Result<(), String> {
     for run in runs {
         let mut page = 0;
@@ -713,7 +696,6 @@ fn four_threads_at_once() {
     assert_eq!(stats.cells_used, 0);
 }
 
-/// Takes and gives back; what a thread has it writes its number on, and finds it there again.
 fn churn(arena: &Arena, thread: u32) {
     let mut random = 0x9e37_79b9u32.wrapping_mul(thread + 1);
     let mut runs = Vec::new();
@@ -772,9 +754,6 @@ fn a_machine_without_memory_is_asked_now_and_then() {
     assert_eq!(growth.ask(|_| Ok(PageSize::Huge)), Some(PageSize::Huge));
 }
 
-// ---- what others may do with the files ---------------------------------------------------------
-
-/// The arena's file as a viewer gets it.
 fn reopened(file: impl AsFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
@@ -804,7 +783,7 @@ fn a_viewer_maps_the_arena_for_reading_only() {
     let file = reopened(arena.arena_fd(), OFlags::RDONLY).unwrap();
     assert_eq!(map(&file, bytes, ProtFlags::READ | ProtFlags::WRITE), Err(Errno::ACCESS));
     let base = map(&file, bytes, ProtFlags::READ).unwrap();
-    // SAFETY: the mapping is ours; were it to succeed, it would not be used.
+    // SAFETY: the mapping is this test's; were it to succeed, it would not be used.
     let made_writable = unsafe { mprotect(base.as_ptr().cast(), bytes, MprotectFlags::WRITE) };
     assert_eq!(made_writable, Err(Errno::ACCESS));
     if !rustix::process::geteuid().is_root() {

@@ -15,7 +15,7 @@ pub struct Error(Box<Repr>);
 /// The result of a call of this library.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// More kinds may come.
+/// What kind of error it is; more kinds may come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -248,7 +248,6 @@ impl Error {
         }
     }
 
-    /// Not of pins that are too many.
     pub(crate) fn is_of_memory(&self) -> bool {
         matches!(*self.0, Repr::NoMemory { .. } | Repr::PoolFull { .. })
     }

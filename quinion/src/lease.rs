@@ -59,7 +59,7 @@ use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::sys::lease::{self, LeaseSignal, ThreadNumber, WaitEnd};
 
-/// At most, lest a lost call keep a cache from ending.
+/// The longest wait of the fetcher, lest a lost call keep a cache from ending.
 const FETCH: Duration = Duration::from_secs(10);
 const BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
 
@@ -116,7 +116,7 @@ impl NoLease {
     }
 }
 
-/// What a lease is taken for.
+/// The holder of a lease.
 pub trait LeaseHolder: Send + Sync {
     /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops trusting it, then forgets what
     /// was read under it, and then drops it. May wait for locks; a writer in another process waits for this call.
@@ -132,7 +132,7 @@ pub struct Leases {
     process: ForkGuard,
 }
 
-/// Dropping it gives it up.
+/// A read lease; dropping it gives it up.
 pub struct Lease {
     shared: Arc<LeaseShared>,
     process: ForkGuard,
@@ -165,6 +165,7 @@ enum Threads {
         worker: JoinHandle<()>,
         signalled: ThreadNumber,
     },
+    /// Closed, or the system has none.
     Never,
 }
 
@@ -209,7 +210,7 @@ impl Leases {
         now < self.shared.seen_until.load(Ordering::Relaxed)
     }
 
-    /// From now on; a step of the clock more at most, for which there is room.
+    /// How long leases may be trusted from now on; there is room for a step of the clock.
     pub fn seen_for(&self) -> Duration {
         // Acquire, partner: `see`: a thread that reads a time also sees what holders published before it.
         Duration::from_nanos(self.shared.seen_until.load(Ordering::Acquire).saturating_sub(now()))
@@ -257,7 +258,7 @@ impl Drop for Leases {
 }
 
 impl Lease {
-    /// One system call, which does not block.
+    /// Whether it stands: one system call, which does not block.
     pub fn stands(&self) -> bool {
         self.on.leasable().is_some_and(|leasable| lease::stands(leasable.descriptor))
     }
@@ -356,6 +357,7 @@ impl LeaseShared {
         Some(Threads::Running { fetcher, worker, signalled })
     }
 
+    /// The fetcher calls no foreign code.
     fn fetch(&self, summons: &LeaseSignal) {
         loop {
             let signalled = summons.wait(FETCH);

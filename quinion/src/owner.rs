@@ -82,7 +82,7 @@ pub struct CacheOwner {
 #[derive(Debug, Default)]
 struct WatchedFiles {
     files: BTreeSet<(u64, u64)>,
-    /// Too many, or what is watched is no file.
+    /// All files are: too many were watched, or what is watched is no file.
     all: bool,
 }
 
@@ -159,7 +159,7 @@ const LET_GO_PAUSE: Duration = Duration::from_millis(5);
 
 const MODES_MAX: usize = 1000;
 
-/// Then files are not refused any more: after five minutes.
+/// Windows without an attach, five minutes, after which files are not refused any more.
 const IDLE_WINDOWS_MAX: u32 = 600;
 
 impl CacheOwner {
@@ -234,7 +234,7 @@ impl CacheOwner {
         &self.cache
     }
 
-    /// What was left to the kernel.
+    /// What was left to the kernel because memory is too small.
     pub fn shortage(&self) -> Shortage {
         let short = self.short.lock();
         let bytes = short.files.values().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));
@@ -1015,7 +1015,6 @@ mod tests {
         assert!(!believed || hits.bytes == 0, "old bytes, for good: {hits:?}");
     }
 
-    /// Returns the file's name, too.
     fn attach_by_path(owner: &CacheOwner, path: &Path) -> (FileName, Result<Attached, Errno>) {
         let file = std::fs::File::open(path).expect("it is there");
         let stat = file.metadata().expect("it can be looked at");

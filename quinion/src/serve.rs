@@ -138,11 +138,11 @@ struct Shared {
     examiner: Option<SyscallAuditor>,
     domain: Domain,
     seats: Seats,
-    /// By seat, 0 for a free one.
+    /// The process of each seat, 0 for a free one.
     processes: Vec<AtomicU32>,
-    /// By seat.
+    /// How many processes had each seat.
     joins: Vec<AtomicU32>,
-    /// By seat, of all processes that had it.
+    /// How many requests were taken of the processes that had each seat.
     taken_of: Vec<AtomicU32>,
     /// Looks that found that a viewer had rung.
     rings_seen: AtomicU64,
@@ -150,7 +150,7 @@ struct Shared {
     groups: RankedMutex<()>,
     /// Seats whose viewers are dead, and for which a worker was still at work.
     overdue: RankedMutex<Vec<usize>>,
-    /// All groups but the first: the workers themselves wait for that.
+    /// Of all groups but the first: the workers themselves wait for that.
     doorbells: Doorbells<DOORBELL_WORDS>,
     runs: RankedMutex<HashSet<u64>>,
     last_run: AtomicU64,

@@ -54,7 +54,7 @@ impl<'b> BatchRead<'b> {
     pub fn position(&self) -> u64 {
         self.position
     }
-    /// For the next batch; the result is forgotten.
+    /// Moves it to another byte, for the next batch; its result is forgotten.
     #[inline]
     pub fn set_position(&mut self, position: u64) {
         (self.position, self.answer) = (position, BatchResult::Unread);

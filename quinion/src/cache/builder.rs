@@ -59,7 +59,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The byte bound: data, descriptors, index nodes, mapping records, viewers' pages and reads in flight together.
+    /// The byte bound of data, descriptors, index nodes, mapping records, viewers' pages and reads in flight together.
     /// At least [`Cache::MEMORY_MIN`]; rounded down to whole 2 MiB. The default is a quarter of the machine's or
     /// container's.
     #[must_use]
@@ -157,7 +157,7 @@ impl Builder {
     /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It
     /// has no name, and is gone with the cache. Unevictable memory files do not go there
     /// ([`MemFileOptions::unevictable`](crate::MemFileOptions::unevictable)). A write that fits in neither fails with
-    /// [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost.
+    /// [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost. By default all memory files stay in memory.
     #[must_use]
     pub fn spill(mut self, options: SpillOptions) -> Self {
         self.spill = Some((options, None));

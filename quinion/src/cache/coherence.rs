@@ -92,7 +92,9 @@ use crate::sync::{Rank, RankedGuard, RankedMutex};
 use super::File;
 use super::open::Access;
 
+/// How long a lease that was given up is not asked for.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
+/// How long a lease that was refused is not asked for.
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
 /// How a handle notices changes of the file that are not made through this cache.
@@ -151,6 +153,7 @@ pub(crate) struct CoherenceState {
     filemap: Arc<Filemap>,
     leases: Arc<Leases>,
     is_leased: AtomicBool,
+    /// When the file was last looked at, by the clock of leases.
     looked: AtomicU64,
     state: RankedMutex<State>,
 }
@@ -176,9 +179,11 @@ impl ObservedTimes {
 
 #[derive(Debug)]
 struct State {
+    /// How many handles want a lease.
     wanted: usize,
     lease: Option<Lease>,
     no_lease: NoLease,
+    /// When a lease may be asked for again, by that clock.
     again: u64,
     /// The file at the end of the last lease, if what was cached then is still what is cached where it is unchanged.
     left: Option<Attributes>,

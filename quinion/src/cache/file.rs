@@ -34,9 +34,9 @@ use super::kernel_cache::use_kernel_cache_if_warm;
 pub struct ReadOptions {
     /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead. Takes free
     /// pages, lets the cache grow within its bound (2 MiB at a time, half a millisecond of computing each), evicts
-    /// clean pages and starts reads, so that a later call finds the bytes. (Its locks of the free pages, of the nodes
-    /// that only remember, of the submission queue, and of the policy and its rings are held for a thousand scans at
-    /// most, some hundred microseconds, and never by a thread that waits.)
+    /// clean pages and starts reads, so that a later call finds the bytes. (The locks of the free pages, of the nodes
+    /// that only remember, of the submission queue, and of the policy and its rings it does take: they are held for a
+    /// thousand scans at most, some hundred microseconds, and never by a thread that waits.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.
     pub cached_only: bool,
@@ -112,9 +112,9 @@ pub struct File {
 
 /// Where a hit looks: the cache follows what is read.
 const FOLLOWED: CellNumber = CellNumber::nowhere(0);
-/// The handle's reads are uncached ones.
+/// Where a hit looks: the handle's reads are uncached ones.
 const UNCACHED: CellNumber = CellNumber::nowhere(1);
-/// The handle asks before each read whether others have changed the file.
+/// Where a hit looks: the handle asks before each read whether others have changed the file.
 const WATCHED: CellNumber = CellNumber::nowhere(2);
 
 #[derive(Debug, Default)]
@@ -335,7 +335,7 @@ impl File {
         Ok(())
     }
 
-    /// See [`File::set_uncached`].
+    /// Whether [`File::set_uncached`] is in force.
     #[inline]
     pub fn is_uncached(&self) -> bool {
         self.looks_in() == UNCACHED

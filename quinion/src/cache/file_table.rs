@@ -34,8 +34,9 @@ use crate::xarray::INDICES_MAX;
 use super::coherence::{Coherence, CoherenceState, ObservedTimes};
 use super::{Cache, CacheInner};
 
+/// Files without open handles that are checked at a time for having been removed.
 pub(super) const LOOKED_AT: usize = 4;
-/// A descriptor of a file without open handles, if its mount has no number of its own.
+/// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
 const LINGERS: Duration = Duration::from_secs(1);
 /// How long the end of the last handle waits for readahead in the file, if descriptors are not kept.
 const CLOSING_MAX: Duration = Duration::from_millis(50);
@@ -46,6 +47,7 @@ pub(super) struct FileTable {
     files: HashMap<Identity, KnownFile>,
     idle: BTreeMap<u64, Identity>,
     idle_clock: u64,
+    /// The idle mapping from which on the next check for removed files goes.
     looked_from: u64,
     last_id: u32,
     /// What stands for files whose descriptors were let go of, and may be open for what is in flight.
@@ -60,6 +62,7 @@ struct KnownFile {
     watch: Arc<CoherenceState>,
     handles: usize,
     idle_since: Option<u64>,
+    /// Its mount, while it has no descriptor.
     parked_on: Option<u64>,
 }
 
@@ -314,7 +317,7 @@ impl FileTable {
             .then_some(identity)
     }
 
-    /// It goes if it has no folios, else it becomes idle. Returns since when.
+    /// A mapping without handles goes if it has no folios, else it becomes idle. Returns since when.
     fn retire(&mut self, identity: Identity, gone: &mut DeferredRelease) -> u64 {
         let now = self.idle_clock;
         self.idle_clock += 1;
@@ -329,7 +332,7 @@ impl FileTable {
         now
     }
 
-    /// Those with nothing to be written, until `idle_max` are left.
+    /// Forgets the oldest with nothing to be written, until `idle_max` are left.
     fn bound_idle(&mut self, idle_max: usize, gone: &mut DeferredRelease) {
         while self.idle.len() > idle_max {
             // Mappings with unwritten pages stay known, however many they are.

@@ -33,6 +33,7 @@ use super::{Cache, CacheInner, File};
 
 /// A part of a processor's own cache; no slice of guest memory is lent, because machines may be writing there.
 const BUFFER_BYTES: usize = 128 << 10;
+/// Bytes of a file that are lent at a time to be copied.
 const COPIED: u64 = 1 << 20;
 
 /// An image: a snapshot in memory that many virtual machines map at once, each page brought when it is first wanted,
@@ -250,7 +251,7 @@ impl Image {
         self.frozen.is_broken()
     }
 
-    /// In a forked child all of them are 0.
+    /// Its numbers now; in a forked child all of them are 0.
     pub fn stats(&self) -> ImageStats {
         if self.check_process().is_err() {
             return ImageStats::default();

@@ -70,7 +70,8 @@ impl File {
         Ok(done)
     }
 
-    /// The path by which the file was opened; `None` of one that was adopted or is behind a backend of your own.
+    /// The path by which the file was opened, and which it may have no more; `None` of one that was adopted, or is
+    /// behind a backend of your own.
     pub fn path(&self) -> Option<&Path> {
         self.handle.path.as_deref()
     }
@@ -105,7 +106,7 @@ impl Read for &File {
     }
 }
 
-/// A handle that appends writes at the end of the file.
+/// By a handle that appends, at the end of the file.
 impl Write for &File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.handle.access.appends {

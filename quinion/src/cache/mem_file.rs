@@ -36,11 +36,11 @@ use super::pool::{Pool, PoolShare};
 use super::write::{GatherCursor, check_range};
 use super::{Cache, CacheInner};
 
-/// See [`Cache::mem_file`].
+/// How a memory file is made; see [`Cache::mem_file`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct MemFileOptions {
-    /// In bytes, all of it a hole at first. The default is 0.
+    /// Its length in bytes, all of it a hole at first. The default is 0.
     pub size: u64,
     /// Its name in errors and in [`MemFile`]'s `Debug`; need not be unique. The default is "memory file".
     pub name: Option<String>,
@@ -451,7 +451,7 @@ impl MemFile {
 
     // ---- numbers --------------------------------------------------------------------------------
 
-    /// In bytes. In a forked child 0.
+    /// Its length in bytes; in a forked child 0.
     pub fn len(&self) -> u64 {
         if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
     }

@@ -119,6 +119,7 @@ pub(crate) struct CacheInner {
     shmem: Shmem,
     engine: Engine,
     leases: Arc<Leases>,
+    /// Keeps the background tasks registered.
     _tasks: (Arc<DeferredShrink>, Arc<BackgroundReclaim>, Option<Arc<Shrinker>>),
     table: RankedMutex<FileTable>,
     pools: pool::Directory,
@@ -345,7 +346,7 @@ impl Cache {
         self.sync_all()
     }
 
-    /// In a forked child all of them are 0.
+    /// Numbers of this cache; in a forked child all of them are 0.
     pub fn stats(&self) -> Stats {
         if self.shared.process.is_forked() { Stats::default() } else { self.shared.stats() }
     }
@@ -396,12 +397,12 @@ impl Cache {
         self.shared.filemap.arena.check()
     }
 
-    /// `None`: there is no spill file.
+    /// What the spill file has done and holds; `None` if there is none.
     pub fn spill_stats(&self) -> Option<SpillStats> {
         self.shared.filemap.supply.spill.as_ref().map(|spill| spill.stats())
     }
 
-    /// `None`: there is no disk tier.
+    /// What the disk tier has done and holds; `None` if there is none.
     pub fn disk_stats(&self) -> Option<DiskStats> {
         self.shared.disk.as_ref().map(|disk| disk.stats())
     }

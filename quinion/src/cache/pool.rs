@@ -73,7 +73,7 @@ pub struct PoolStats {
     pub limit_bytes: Option<u64>,
     /// What others leave to it.
     pub protected_bytes: u64,
-    /// Cached, or on their way.
+    /// Pages that are cached, or on their way.
     pub used_pages: u64,
     /// Pages that its readers brought.
     pub inserted_pages: u64,
@@ -83,7 +83,8 @@ pub struct PoolStats {
     pub refaulted_pages: u64,
 }
 
-/// A named share of a cache; clones share it. It ends with the last of them and of the files opened by them.
+/// A named share of a cache; clones share it. It ends with the last of them and of the files opened by them; then its
+/// pages are the default pool's.
 #[derive(Clone, Debug)]
 pub struct Pool {
     share: Arc<PoolShare>,
@@ -170,7 +171,7 @@ impl Cache {
         self.shared.alive_pools().into_iter().find(|share| &*share.name == name).map(|share| Pool { share })
     }
 
-    /// The default pool first. In a forked child there are none.
+    /// Numbers of all pools, the default pool first. In a forked child there are none.
     pub fn pools(&self) -> Vec<PoolStats> {
         if self.check_process().is_err() {
             return Vec::new();
@@ -297,7 +298,7 @@ impl Pool {
         &self.share.name
     }
 
-    /// Waits for nothing. In a forked child they are what they were at the fork.
+    /// Its numbers now. Waits for nothing. In a forked child they are what they were at the fork.
     pub fn stats(&self) -> PoolStats {
         self.share.shared.pool_stats(self.share.number, &self.share.name)
     }

@@ -23,7 +23,7 @@ use super::{File, Handle};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ResidentRange {
-    /// Whole pages, but for the file's last.
+    /// The bytes: whole pages, but for the file's last.
     pub bytes: Range<u64>,
     /// How many pages they are.
     pub pages: u64,
@@ -41,7 +41,7 @@ pub struct Residency {
     pub cached_pages: u64,
     /// Pages on their way.
     pub filling_pages: u64,
-    /// Evicted pages that the cache remembers.
+    /// Pages that are absent, and whose eviction is remembered.
     pub remembered_pages: u64,
     /// Pages of which nothing is known.
     pub absent_pages: u64,

@@ -55,7 +55,7 @@ pub struct WriteOptions {
     /// reports it. Refused by backends that do not support it
     /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     pub uncached: bool,
-    /// `None`: as the handle says.
+    /// When the write is durable; `None`: when the handle says.
     pub durability: Option<Durability>,
 }
 

@@ -24,7 +24,7 @@ use super::shared::Filemap;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadaheadUse {
-    /// The sum of the others.
+    /// All of them: the sum of the others.
     pub pages: u64,
     /// Those that were read.
     pub used_pages: u64,
@@ -41,7 +41,7 @@ impl ReadaheadUse {
         (known > 0).then(|| self.used_pages as f64 / known as f64)
     }
 
-    /// In the order of the fields; for reports.
+    /// Every number with its name, in the order of the fields.
     pub fn numbers(&self) -> [(&'static str, u64); 4] {
         [
             ("pages", self.pages),
@@ -58,7 +58,7 @@ impl Filemap {
         self.counters.sum(Count::Readahead).saturating_sub(self.counters.sum(Count::ReadaheadActivated))
     }
 
-    /// Looks at one byte for each page of the arena.
+    /// What became of them. Looks at one byte for each page of the arena.
     pub fn readahead_use(&self) -> ReadaheadUse {
         let (pages, wasted) = (self.readahead_pages(), self.counters.sum(Count::ReadaheadWasted));
         let unread = unread_pages(self.arena.view()).min(pages.saturating_sub(wasted));

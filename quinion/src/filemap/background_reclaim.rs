@@ -63,7 +63,7 @@ pub(crate) struct BackgroundReclaim {
 }
 
 impl BackgroundReclaim {
-    /// The background thread does it as long as the value lives.
+    /// Registers the task with the background thread, as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let task = Arc::new(Self { filemap: Arc::downgrade(filemap) });
         let known: Weak<Self> = Arc::downgrade(&task);

@@ -72,7 +72,7 @@ use super::shared::Filemap;
 use super::uncached::DropBehindState;
 use super::wait_policy::WaitPolicy;
 
-/// More gaps are rare, and take their list anew under the tree's lock.
+/// Gaps for which there is room: more are rare, and take their list anew under the tree's lock.
 const GAPS_USUAL: usize = 16;
 
 impl From<NoFrames> for FillOutcome {
@@ -415,7 +415,7 @@ pub(super) struct SubmitBatch<'m> {
 }
 
 impl<'m> SubmitBatch<'m> {
-    /// There is room for one, as a miss has. With `behind`: of an uncached read.
+    /// No fills yet, with room for one, as a miss has. With `behind`: of an uncached read.
     pub fn of(mapping: &'m Arc<Mapping>, pool: PoolNumber, behind: Option<&'m DropBehindState>) -> Self {
         Self { mapping, pool, behind, fills: Vec::with_capacity(1), held_off: None }
     }
@@ -570,7 +570,6 @@ impl WindowFills {
         Some(failures.swap_remove(place).1)
     }
 
-    /// Takes out of the tree what of the run did not come.
     fn settle(&self, run: FillRun, result: io::Result<usize>) -> FillCompletion {
         let counters = &self.filemap.counters;
         let wanted = run.pages as usize * PAGE_SIZE;

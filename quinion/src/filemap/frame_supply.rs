@@ -68,10 +68,10 @@ pub(crate) enum FillUrgency {
 pub(super) struct FrameRequest<'r> {
     pub mapping: &'r Mapping,
     pub pool: PoolNumber,
-    /// The order of its folios, and what its stream has passed and can lose.
+    /// Has the order of its folios, and what its stream has passed and can lose.
     pub window: Window,
     pub urgency: FillUrgency,
-    /// Of an uncached reader.
+    /// What an uncached reader has announced.
     pub reservation: Option<&'r Reservation<'r>>,
     /// Whether locks, and with them memory, may be waited for.
     pub locks: LockWait,
@@ -81,7 +81,7 @@ pub(super) struct FrameRequest<'r> {
 pub(super) struct SuppliedFrames<'s> {
     /// Of as many pages as `runs`; of none where pages have their places.
     pub charge: Charge<'s>,
-    /// Never empty: begins with the first page of the first gap.
+    /// Never empty: it begins with the first page of the first gap.
     pub runs: Vec<FillRun>,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct FrameSupply {
     pub(crate) background: BackgroundThread,
     pub(super) in_background: bool,
     pub(crate) folio_orders: Orders,
-    /// Announced by uncached reads.
+    /// Pages of the windows that uncached reads have announced.
     uncached_coming: AtomicU64,
 }
 
@@ -457,7 +457,7 @@ impl FrameSupply {
         self.take_frames(wanted, AllocAmount::Less, locks, runs);
     }
 
-    /// In runs that are whole folios; returns how many pages.
+    /// Takes runs that are whole folios; returns how many pages.
     fn take_frames(
         &self,
         wanted: WantedFrames<'_>,

@@ -126,7 +126,7 @@ impl Filemap {
         Poll::Ready(read)
     }
 
-    /// If not, the future is registered or has a task.
+    /// Whether it is there. If not, the future is registered or has a task.
     fn poll_waited(
         self: &Arc<Self>,
         poll: PolledRead<'_>,

@@ -34,7 +34,7 @@ use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
 use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
-/// From one page on and before another. Memory files' paths hand it down.
+/// Brings back what is spilled from one page on and before another, for the paths of memory files.
 pub(crate) type SpillIn<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
 
 struct CacheFrames<'f> {

@@ -29,14 +29,14 @@ use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
 
-/// A page may have arrived, and be gone when its folio has ended.
+/// Bound of the attempts: a page may have arrived, and be gone when its folio has ended.
 const TRIES: u32 = 1000;
 
 #[derive(Debug, Default)]
 pub(crate) struct FetchedPages {
     /// Whole, in rising order; they may reach further than was asked.
     pub there: Vec<Range<PageIndex>>,
-    /// In rising order.
+    /// Pages that cannot be had, in rising order.
     pub failed: Vec<(Range<PageIndex>, Error)>,
     /// The file ends there.
     pub ended: Option<PageIndex>,

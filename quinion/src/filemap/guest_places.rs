@@ -67,7 +67,7 @@ impl FrameSupply {
         }
     }
 
-    /// Until a page cannot be had; returns the result of the last claim.
+    /// Claims until a page cannot be had; returns the result of the last claim.
     fn claim_all(
         &self,
         places: &GuestExtents,

@@ -39,9 +39,9 @@ const PIECE_PAGES: u64 = 256;
 pub struct Prefetch {
     /// Pages whose reads were started.
     pub started_pages: u64,
-    /// In the cache already, or on their way.
+    /// Pages in the cache already, or on their way.
     pub cached_pages: u64,
-    /// Because half of the memory is on its way already or no more can be had.
+    /// Pages left alone: half of the memory is on its way already, or no more can be had.
     pub left_pages: u64,
 }
 

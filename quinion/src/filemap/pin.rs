@@ -38,16 +38,16 @@ use super::wait_policy::WaitPolicy;
 
 const LOOKED_AT_MAX: usize = 512;
 
-/// See [`Filemap::pin`].
+/// What [`Filemap::pin`] pins.
 #[derive(Clone, Copy, Debug)]
 pub struct PinRequest {
-    /// In bytes.
+    /// The first byte.
     pub position: u64,
-    /// Fewer where the file ends.
+    /// Bytes, fewer where the file ends.
     pub len: usize,
     /// If it may not wait, the error says where the missing bytes begin; their fills start as the policy allows.
     pub wait_policy: WaitPolicy,
-    /// Of the caller.
+    /// The process that pins.
     pub process: ForkGuard,
 }
 

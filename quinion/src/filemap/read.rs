@@ -258,7 +258,7 @@ impl Filemap {
         self.hold_page(mapping, reader, position).map(drop)
     }
 
-    /// As [`Filemap::hold_folio`]; if it is not there, reads that page alone.
+    /// As [`Filemap::hold_folio`]; a page that is not there is read alone.
     pub(super) fn hold_page<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,

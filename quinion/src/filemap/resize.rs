@@ -44,14 +44,14 @@ use super::shared::Filemap;
 
 const UNPROTECTED_SHARE: u64 = 16;
 const WAIT_MAX: Duration = Duration::from_millis(500);
-/// Gigabytes may have to be evicted, and written before.
+/// Longer, because gigabytes may have to be evicted, and written before.
 const GUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 const ROUND: Duration = Duration::from_millis(1);
-/// After that a reader has most likely ended its copy.
+/// A reader has most likely ended its copy after that.
 const GRACE: Duration = Duration::from_millis(3);
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// All in bytes.
+/// The result of [`Cache::resize`](crate::Cache::resize), in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ResizeOutcome {
@@ -265,7 +265,7 @@ pub(crate) struct DeferredShrink {
 }
 
 impl DeferredShrink {
-    /// The background thread does it as long as the value lives.
+    /// Registers the task with the background thread, as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let task = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
         let known: Weak<Self> = Arc::downgrade(&task);

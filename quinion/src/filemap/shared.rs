@@ -32,7 +32,7 @@ pub struct Filemap {
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; pressure may make the one in force smaller.
     pub(super) memory_configured: AtomicU64,
-    /// Of the bound, as (part, whole).
+    /// What pins may keep of the bound, as (part, whole).
     pub(super) pinned_share: (u64, u64),
     /// Takes steps of the mappings' indexes over; `None` in a cache that ships.
     pub(crate) hooks: Option<&'static dyn IndexHooks>,
@@ -80,7 +80,7 @@ impl Filemap {
         self
     }
 
-    /// To be called before any mapping counts its dirty pages.
+    /// The same, with these options. To be called before any mapping counts its dirty pages.
     #[must_use]
     pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
         let (arena, wait_queue, counters) =
@@ -89,7 +89,7 @@ impl Filemap {
         self
     }
 
-    /// A place where folios of memory files go when memory is short.
+    /// The same, with a place where folios of memory files go when memory is short.
     #[must_use]
     pub fn with_spill(mut self, spill: Option<Arc<Spill>>) -> Self {
         spill.iter().for_each(|spill| self.supply.reclaim.spill_to(spill));
@@ -126,7 +126,7 @@ impl Filemap {
         &self.supply.writeback
     }
 
-    /// See `background_reclaim.rs`.
+    /// The same, with or without the thread of `background_reclaim.rs`.
     #[must_use]
     pub(crate) fn with_background_reclaim(mut self, in_background: bool) -> Self {
         self.supply.in_background = in_background;

@@ -42,7 +42,7 @@ struct PressureWatch {
 }
 
 impl Shrinker {
-    /// The background thread does it as long as the value lives.
+    /// Registers the task with the background thread, as long as the value lives.
     pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
         let watch = PressureWatch { gauge: pressure.gauge, at: Instant::now(), last: None, calm_looks: 0 };
         let task = Arc::new(Self {

@@ -316,7 +316,6 @@ impl Filemap {
     }
 }
 
-/// Values and runs follow each other, each for itself.
 fn parts_of(values: &[(PageIndex, Value)], runs: &[FillRun]) -> Vec<SpilledPart> {
     let mut parts = Vec::with_capacity(values.len() + runs.len());
     for &run in runs {
@@ -336,7 +335,7 @@ fn parts_of(values: &[(PageIndex, Value)], runs: &[FillRun]) -> Vec<SpilledPart>
     parts
 }
 
-/// Each the largest of `orders` that index, frame and rest of the run allow.
+/// Makes each folio the largest of `orders` that index, frame and rest of the run allow.
 fn cut_to_folios(runs: &[FillRun], orders: Orders) -> Vec<NewFolio> {
     let mut folios = Vec::new();
     for &run in runs {

@@ -45,7 +45,7 @@ impl StreamPositions {
         }
     }
 
-    /// Out of the hit, which most often has nothing to note.
+    /// Out of line: a hit most often has nothing to note.
     #[inline(never)]
     fn count_at(&self, grown: GrownView<'_>, frame: Frame, position: u64, len: usize) {
         let first = grown.descriptor(frame).map_or(0, |folio| folio.index().first_byte());

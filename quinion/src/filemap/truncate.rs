@@ -61,6 +61,7 @@ use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 use super::shared::Filemap;
 use super::spill_in::TruncateExclusion;
 
+/// Then a held folio that reaches over an edge is detached.
 const HOLDS_WAIT: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_micros(50);
 const PINS_AGAIN: Duration = Duration::from_millis(1);
@@ -95,7 +96,7 @@ impl<'m> ExclusiveAccess<'m> {
         Self { mapping, version: mapping.invalidate_alone(), _write: Some(write), _wakes: wakes }
     }
 
-    /// If the version before was this cache's, the new one is.
+    /// Changes the file; if the version before was this cache's, the new one is.
     fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
         let device = device_of(self.mapping);
         let look = self.mapping.begin_look();
@@ -412,7 +413,7 @@ impl Filemap {
         self.remove_clean(mapping, from..end).map(drop)
     }
 
-    /// In place, page by page. A pinned folio is replaced by a copy.
+    /// Zeroes in place, page by page. A pinned folio is replaced by a copy.
     fn zero(self: &Arc<Self>, mapping: &Arc<Mapping>, range: Range<u64>) -> Result<(), Error> {
         let mut at = range.start;
         while at < range.end {

@@ -72,7 +72,7 @@ use super::wait_policy::WaitPolicy;
 
 /// A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
 pub const TRAILS_MAX: usize = 24;
-/// Before what a paused stream left behind goes; at most twice as long.
+/// The pause of a stream before what it left behind goes; at most twice as long.
 pub const PAUSE: Duration = Duration::from_secs(1);
 /// The most pages that left-overs stay behind their reader, at most 1 part in 64 of the cache; half of it at least,
 /// as pieces may be read out of order.
@@ -103,7 +103,7 @@ pub struct Reader<'r> {
 }
 
 impl<'r> Reader<'r> {
-    /// With `passing`, of an uncached read.
+    /// A reader of this readahead state; with `passing`, of an uncached read.
     pub fn new(
         readahead: &'r RankedMutex<Readahead>,
         pool: PoolNumber,
@@ -305,7 +305,6 @@ impl DropBehindState {
     }
 }
 
-/// For what a future's blocking task noted after the handle was closed.
 impl Drop for DropBehindState {
     fn drop(&mut self) {
         self.end();
@@ -438,7 +437,7 @@ impl StreamTrails {
         left
     }
 
-    /// Whether the background thread is to start looking: says so once.
+    /// Whether the background thread is to start looking for pauses; true once.
     fn wants_watch(&mut self) -> bool {
         let wants = !self.is_watched && !self.list.is_empty();
         self.is_watched |= wants;

@@ -12,7 +12,7 @@ pub enum WaitPolicy {
     Wait,
     /// For futures: starts what it can and waits only for locks, whose holders wait for no device or memory.
     Start,
-    /// As `Start`, and it waits for no lock.
+    /// Starts what it can and waits for no device, no memory and no lock.
     Now,
     /// It takes what is in the cache and starts nothing.
     CacheOnly,

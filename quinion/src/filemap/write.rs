@@ -80,7 +80,7 @@ const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteContext<'a> {
-    /// For what is overwritten in part; `None` for a memory file.
+    /// Reads what is overwritten in part; `None` for a memory file.
     reader: Option<Reader<'a>>,
     pool: PoolNumber,
     touched: &'a StreamPositions,
@@ -113,7 +113,7 @@ impl<'a> WriteContext<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CachePolicy {
     Bytes,
-    /// The folio too, which an uncached reader or writer made: it is adopted.
+    /// The folio, which an uncached reader or writer made: it is adopted.
     Folio,
 }
 

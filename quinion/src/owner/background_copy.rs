@@ -58,22 +58,22 @@ pub(super) const LAZY_ATTACH: AttachPolicy = AttachPolicy {
     looks_at_times: false,
     any_file_system: false,
 };
-/// The kernel's reads of a file before it is copied.
+/// The kernel reads a file so often before it is copied.
 const TIMES: u64 = 2;
 const OPENINGS_MAX: u32 = 2;
-/// As a part of memory.
+/// The largest file that is copied, as a part of memory.
 pub(super) const FILES_MIN: u64 = 4;
-/// Then all are forgotten but those that wait to be copied.
+/// Above that all are forgotten but those that wait to be copied.
 const KNOWN_MAX: usize = 4096;
 const STEP: u64 = 1 << 20;
 const REST_FACTOR: u32 = 3;
-/// So that the end of the service does not wait.
+/// Short, so that the end of the service does not wait.
 const REST_MAX: Duration = Duration::from_millis(10);
-/// From the request on.
+/// From the request on, a file is held open so long at most.
 const HELD_MAX: Duration = Duration::from_secs(3);
 /// From then on a copy counts as stuck in its file system: others end soon after [`HELD_MAX`].
 const STUCK_AFTER: Duration = Duration::from_secs(10);
-/// Then no other is begun: each keeps a thread.
+/// Stuck copies, of which each keeps a thread, after which no other is begun.
 const STUCK_MAX: u32 = 4;
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
@@ -181,7 +181,7 @@ impl State {
         gone
     }
 
-    /// These are held, and would be requested twice.
+    /// Keeps those that wait to be copied: they are held, and would be requested twice.
     fn forget_others(&mut self) {
         let Self { known, taken, .. } = self;
         known.retain(|_, now| *now == CopyState::Requested);
@@ -389,7 +389,7 @@ fn is_held(holds: KernelHolds, bytes: u64) -> bool {
     holds.unwritten > 0 || holds.pages >= pages - pages / 4
 }
 
-/// Opened anew, if it is the regular file `name`.
+/// Opens the file anew, if it is the regular file `name`.
 fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
     let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;

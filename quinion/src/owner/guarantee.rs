@@ -33,7 +33,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxFlags, fsta
 use crate::arena::Validation;
 use crate::arena::file_systems::FileSystem;
 
-/// Used where the owner has no lease.
+/// What serves a file where the owner has no lease on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum WithoutLease {

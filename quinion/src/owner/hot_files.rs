@@ -23,9 +23,9 @@ use crate::units::MappingId;
 pub struct HotFile {
     /// Where the viewer had it from when it attached it last.
     pub name: PathBuf,
-    /// Requests about its reads: less than its reads, but enough to rank files by.
+    /// How often the owner was asked about it: less than its reads, but enough to rank files by.
     pub requests: u64,
-    /// In whole pages; `None` if no viewer has it open any more.
+    /// Its cached bytes, in whole pages; `None` if no viewer has it open any more.
     pub cached_bytes: Option<u64>,
 }
 

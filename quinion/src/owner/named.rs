@@ -41,11 +41,11 @@ pub trait NameOpener: Send + Sync + fmt::Debug {
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal>;
 }
 
-/// One open of one version.
+/// One open of one version of an object.
 pub trait NamedObject: Send + Sync + fmt::Debug {
     /// The cache's file.
     fn file(&self) -> &File;
-    /// For the viewer.
+    /// What the viewer is told of it.
     fn text(&self) -> String;
     /// A viewer is about to wait for up to `len` bytes at `position`: what is missing may be asked for in one plan.
     fn announce(&self, position: u64, len: u64);
@@ -62,7 +62,7 @@ pub(super) fn no_pins() -> Pins {
 }
 
 impl CacheOwner {
-    /// Has `opener` open names for viewers.
+    /// The same, which has `opener` open names for viewers.
     #[must_use]
     pub fn with_opener(mut self, opener: Arc<dyn NameOpener>) -> Self {
         self.opener = Some(opener);

@@ -25,7 +25,7 @@ pub(super) struct StillOpen {
 #[derive(Debug)]
 struct CountedFile {
     place: usize,
-    /// Each time that it was opened and is not known to be closed.
+    /// One for each open that is not known to be closed.
     opens: Vec<ParkedBackend>,
 }
 
@@ -34,7 +34,7 @@ impl StillOpen {
         Self { files: RankedMutex::new(Rank::Viewer, BTreeMap::new()) }
     }
 
-    /// Called before the file stops counting for the viewer that had it.
+    /// A viewer has let go of it. Called before the file stops counting for that viewer.
     pub(super) fn note(&self, control: &Control, (device, inode): (u64, u64), open: ParkedBackend) {
         if open.is_closed() {
             return;

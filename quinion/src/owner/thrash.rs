@@ -15,13 +15,13 @@
 //!
 //! Numbers in, verdict out: nothing here is locked or looked at.
 
-/// Reads per miss, under pressure.
+/// One miss in so many reads is pressure.
 const MISS_SHARE: u64 = 50;
-/// Misses per page that came back, under pressure.
+/// One page that came back for so many misses is pressure.
 const REFAULT_SHARE: u64 = 16;
-/// In a window; with fewer nothing is said.
+/// With fewer misses in a window nothing is said.
 const MISSES_MIN: u64 = 64;
-/// In a row, until memory counts as too small.
+/// Windows with pressure, in a row, until memory counts as too small.
 const WINDOWS: u32 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

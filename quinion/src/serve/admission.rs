@@ -23,7 +23,7 @@ use crate::arena::control::GROUP_VIEWERS;
 use crate::sys::peer::ProcessName;
 use crate::viewer::sys::Errno;
 
-/// With more viewers, the next beat adds up what they opened, not a join.
+/// Above so many viewers, what they opened is added up at the next beat, not at a join.
 const VIEWERS_SUMMED_AT_JOIN: usize = 64;
 const OFFERS_MAX: usize = 16;
 

@@ -171,7 +171,7 @@ impl Shared {
         self.let_go_in_queues(known.map(|known| (handle, known)));
     }
 
-    /// So that processes about to write it notify the owner. Returns its place.
+    /// Counts a file as attached, so that processes about to write it notify the owner. Returns its place.
     pub(super) fn enter(&self, device: u64, inode: u64) -> usize {
         self.control().enter(device, inode)
     }
@@ -184,7 +184,7 @@ impl Shared {
         let_go(&*self.owner, handle, place);
     }
 
-    /// Each in the queue of its file system: what the owner closes may hang.
+    /// Takes them back, each in the queue of its file system: what the owner closes may hang.
     pub(super) fn let_go_in_queues(&self, handles: impl IntoIterator<Item = (u64, Handle)>) {
         let mut by_device: HashMap<u64, Vec<(u64, usize)>> = HashMap::new();
         for (handle, known) in handles {

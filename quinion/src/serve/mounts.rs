@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use crate::arena::file_systems::FileSystem;
 use crate::sys::mountinfo::Line;
 
-/// From the kernel's table.
+/// A mount, as the kernel's table has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mount {
-    /// May be given again once the mount is gone.
+    /// Its number, which may be given again once the mount is gone.
     pub id: u64,
-    /// As `stat` has it of most files there (btrfs says others).
+    /// Its file system's device, as `stat` has it of most files there (btrfs says others).
     pub device: u64,
     /// What is known of its type.
     pub system: FileSystem,

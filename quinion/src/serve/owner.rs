@@ -28,9 +28,9 @@ pub const NAMED_DEVICE: u64 = 1 << 63;
 /// A file that was attached for a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attached {
-    /// Not 0, and unlike all that are not detached yet.
+    /// The owner's number for this attachment: not 0, and unlike all that are not detached yet.
     pub handle: u64,
-    /// Of the file's record.
+    /// Where the file's record is.
     pub cell: CellNumber,
     /// The mapping's number.
     pub id: MappingId,
@@ -46,7 +46,7 @@ pub struct FileName {
 }
 
 impl FileName {
-    /// `None`: it is no regular file.
+    /// The numbers of the regular file behind a descriptor; `None` if it is none.
     pub fn of(file: impl AsFd) -> Option<Self> {
         let stat = fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
         Some(Self { device: stat.st_dev, inode: stat.st_ino })
@@ -56,11 +56,11 @@ impl FileName {
 /// How changes of a file by other processes are noticed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileMode {
-    /// When it was attached.
+    /// Where the file was when it was attached.
     pub path: PathBuf,
     /// The validation in force.
     pub validation: Validation,
-    /// Empty if no other was possible.
+    /// Why no stronger one; empty if there is none.
     pub why: String,
 }
 
@@ -69,7 +69,7 @@ pub struct FileMode {
 pub struct NamedAttachment {
     /// As a file that was attached.
     pub attached: Attached,
-    /// Its device is what [`Owner::device_of_name`] said.
+    /// What it counts as; its device is what [`Owner::device_of_name`] said.
     pub name: FileName,
     /// For the viewer: [`NAME_TEXT_MAX`](crate::viewer::handshake::NAME_TEXT_MAX) bytes at most.
     pub text: String,
@@ -153,7 +153,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn window_ended(&self, totals: &ViewerTotals) {
         let _ = totals;
     }
-    /// By file.
+    /// How changes of viewers' files are noticed, by file.
     fn modes(&self) -> Vec<FileMode> {
         Vec::new()
     }
@@ -210,7 +210,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn touched(&self, frame: Frame);
 }
 
-/// For an [`Owner`] that prepares files.
+/// What the service does for an [`Owner`] that prepares files.
 pub trait ServiceHandle {
     /// Whether to go on.
     fn goes_on(&self) -> bool;

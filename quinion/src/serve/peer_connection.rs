@@ -109,7 +109,6 @@ impl PeerConnection {
         }
     }
 
-    /// No worker waits for it.
     pub(super) fn close_in_queue(&self, descriptor: OwnedFd) {
         self.queues.close(self.key, descriptor);
     }

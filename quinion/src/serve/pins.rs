@@ -17,7 +17,7 @@ use crate::arena::control::Operation;
 use crate::viewer::sys::Errno;
 
 const PINS_MAX: usize = 1024;
-/// For one viewer, as a part of the cache's memory.
+/// The part of the cache's memory that one viewer may pin, as 1 / so many.
 const PART_OF_MEMORY: u64 = 4;
 
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::control::{Counter, Patching, Reason, ViewerPage};
 
-/// Dead ones included, as they say themselves.
+/// What all viewers did, dead ones included, as they say themselves.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ViewerTotals {
     /// Processes that attached.

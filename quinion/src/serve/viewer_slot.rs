@@ -19,19 +19,19 @@ use crate::sys::peer::ProcessName;
 pub(super) struct ViewerSlot {
     pub(super) process: Option<Process>,
     pub(super) handles: HashMap<u64, Handle>,
-    /// Of the ring of what it read.
+    /// How far its ring of what it read was looked at.
     pub(super) tail: u32,
     pub(super) busy: u32,
-    /// By slot; not what the page says.
+    /// What a worker is at for each slot; not what the page says.
     pub(super) jobs: [Option<RunningJob>; REQUEST_SLOTS],
-    /// Waits for its workers that ended without it.
+    /// Waits in vain for its workers.
     pub(super) delays: u32,
-    /// Sent and not asked for, by ticket.
+    /// What it has sent and not asked for, by ticket.
     pub(super) offers: HashMap<u32, Offer>,
     pub(super) pins: HashMap<u64, PinnedRange>,
     pub(super) last_ticket: u32,
     pub(super) is_replaced: bool,
-    /// Of former viewers, by run; stays when the viewer goes.
+    /// Sums of former viewers, by run; stays when the viewer goes.
     pub(super) past: BTreeMap<u64, ViewerTotals>,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct RunningJob {
 pub(super) struct Process {
     pub(super) number: u32,
     pub(super) name: ProcessName,
-    /// Names it and no other.
+    /// Tells when it has ended, and names it and no other.
     pub(super) alive: Arc<OwnedFd>,
     pub(super) member: Arc<Member>,
 }

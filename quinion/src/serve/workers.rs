@@ -62,7 +62,7 @@ pub(super) struct Workers {
     resting: AtomicUsize,
     /// The wake-up count when the last viewer joined, and how many sleep since then.
     listeners: RankedMutex<(u32, usize)>,
-    /// How many, and when one began alone or came back last.
+    /// How many work at each, and when one began alone or came back last.
     at_work: RankedMutex<HashMap<WorkKey, (usize, Instant)>>,
     probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
@@ -155,7 +155,7 @@ impl Workers {
         self.resting.load(Ordering::Relaxed) == 0 && self.count.load(Ordering::Relaxed) < WORKERS_MAX
     }
 
-    /// `None`: too many do so already.
+    /// Begins to work at that; `None`: too many do so already.
     pub(super) fn enter(&self, key: WorkKey) -> Option<BusyWorker<'_>> {
         self.enter_at(key, Instant::now())
     }

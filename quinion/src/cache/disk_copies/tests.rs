@@ -105,7 +105,6 @@ impl ReadAt for Content {
     }
 }
 
-/// Its writes are lost.
 impl WriteAt for Content {
     fn write_at(&self, bytes: &[u8], _position: u64) -> io::Result<usize> {
         Ok(bytes.len())

@@ -1,15 +1,13 @@
 //! Errors: what was asked, what is wrong, what to do.
 //!
-//! One opaque [`Error`] for the whole library. [`Error::kind`] is what a program
-//! decides by; the message is for people and always ends with a remedy where
-//! there is one. An input or output error keeps its source.
+//! [`Error::kind`] is what a program decides by; the message is for people and always ends with a remedy where there
+//! is one. An input or output error keeps its source.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// What a call of this library could not do, and why. `Debug` prints the message as well, so that it can be read where
-/// `main` returns it.
+/// What a call could not do, and why. `Debug` prints the message as well, for `main`.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<Repr>);
@@ -29,8 +27,7 @@ pub enum ErrorKind {
     Io,
     /// The bytes are not there and the call was told not to wait.
     WouldBlock,
-    /// No page can be had: all are pinned, held or in flight, in the cache or in a pool that is at its limit; or
-    /// pins keep as much as they may.
+    /// No page can be had: all are pinned, held or in flight, in the cache or its pool; or pins keep all they may.
     NoMemory,
     /// The cache belongs to the parent process.
     Forked,
@@ -42,17 +39,15 @@ pub enum ErrorKind {
     Unsupported,
     /// The file was opened for reading only, or is where nothing can be written.
     ReadOnly,
-    /// The file, or what it is kept on, could not be changed. What was written before stays in the cache, and is
-    /// tried again.
+    /// The file, or its store, could not be changed. Earlier writes stay in the cache, and are tried again.
     Write,
-    /// What was written is not known to be durable. It stays in the cache and is tried again by the next sync: until
-    /// one says that it is, it may be lost with the machine.
+    /// What was written is not known to be durable; it may be lost until a later sync returns `Ok`.
     Sync,
     /// As [`ErrorKind::Write`] or [`ErrorKind::Sync`], because there is no space left, or a quota is used up.
     NoSpace,
-    /// Users' pins kept bytes as they are for longer than the call was to wait.
+    /// Users' pins kept bytes for longer than the call was to wait.
     Busy,
-    /// A file that had to stay as it was has changed, or become shorter: what is read of it now is not what it was.
+    /// A file that had to stay as it was has changed, or become shorter.
     Changed,
 }
 
@@ -195,7 +190,6 @@ pub(crate) enum Repr {
     Pinned { position: u64 },
 }
 
-/// For the packages of this repository that serve a cache's users beside this one.
 #[doc(hidden)]
 impl Error {
     /// The file at `path` cannot be opened, or nothing can be made there.
@@ -213,7 +207,6 @@ impl Error {
 }
 
 impl Error {
-    /// The byte that was not to be waited for, if that is what is wrong.
     pub(crate) fn would_block_at(&self) -> Option<u64> {
         match *self.0 {
             Repr::WouldBlock { position } => Some(position),
@@ -255,12 +248,11 @@ impl Error {
         }
     }
 
-    /// Whether it says that there is no page to be had: not of pins that are too many.
     pub(crate) fn is_of_memory(&self) -> bool {
         matches!(*self.0, Repr::NoMemory { .. } | Repr::PoolFull { .. })
     }
 
-    /// The kind of an error of changing a file: `kind`, but where the system says more.
+    /// `kind`, unless the system's error says more.
     fn kind_of_change(&self, kind: ErrorKind) -> ErrorKind {
         match self.cause() {
             Some(cause) if matches!(cause.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {
@@ -277,7 +269,6 @@ impl Error {
         self.cause()?.raw_os_error()
     }
 
-    /// The error of input or output that was the cause, if one was.
     fn cause(&self) -> Option<&io::Error> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(self);
         while let Some(error) = source {

@@ -2,48 +2,44 @@
 //!
 //! ```text
 //!   another process          kernel                     fetcher          worker                  holder
-//!     open for writing -----> breaks our read lease --> signal, fd --.
-//!     sleeps                                             notes fd    '-> wakes --look()-------> believes it no more
+//!     open for writing -----> breaks the read lease --> signal, fd --.
+//!     sleeps                                             notes fd    '-> wakes --look()-------> trusts it no more
 //!        .                                                                                      forgets the bytes
 //!        .                <------------------------------------------------------------------   gives it up
 //!     goes on, writes
 //! ```
 //!
-//! The kernel grants a read lease on a file that no process has open for writing. A later `open` for writing,
-//! or a truncation, blocks, and the kernel notifies the lease's holder. The blocked call continues when the
-//! holder gives the lease up, or when `/proc/sys/fs/lease-break-time` is over (45 seconds by default): then
-//! the kernel revokes the lease. (An `open` with `O_NONBLOCK` fails with `EAGAIN` instead and may be
-//! repeated; the holder is notified all the same.)
+//! The kernel grants a read lease on a file that no process has open for writing. A later `open` for writing, or a
+//! truncation, blocks until the holder, which the kernel notifies, gives the lease up, or until
+//! `/proc/sys/fs/lease-break-time` is over (45 seconds by default): then the kernel revokes it. (An `open` with
+//! `O_NONBLOCK` fails with `EAGAIN`; the holder is notified all the same.)
 //!
-//! This module takes leases, and tells their **holders** to look at them. It knows no mapping and forgets nothing by
-//! itself; that is the holder's part, and the order in which it has to be done is at [`LeaseHolder::look`].
+//! This module takes leases, and tells their **holders** to look at them ([`LeaseHolder::look`]).
 //!
 //! **Two threads**, started with the first lease and ended with the cache. The *fetcher* waits for the signal, which
-//! comes to it alone, and notes which lease it was about; why it does nothing else is told in `sys/lease.rs`. The
-//! *worker* has the holders look. Nothing of the program's signals is touched: no handler, no mask, no number it
-//! can use.
+//! comes to it alone, and notes its lease (`sys/lease.rs` tells why it does nothing else). The *worker* has the
+//! holders look. The program's signals are untouched: no handler, no mask, no number it can use.
 //!
-//! **How long a lease is believed.** A process that was stopped, or a machine that was, may come back when the time is
-//! over and the writer long at work, and its readers may run before the fetcher does. So a lease is believed for a
-//! time only: three quarters of the break time after it was last seen to stand, by the same clock.
+//! **How long a lease is trusted.** A process or machine that was stopped may resume when the time is over and the
+//! writer at work, and its readers may run before the fetcher does. So a lease is trusted for three quarters of the
+//! break time after it was last seen to stand, by the same clock.
 //!
 //! ```text
 //!   seen to stand at t:  no break had begun before t  =>  no writer continues before t + break time
-//!   believed until t + 3/4 break time;  seen again each 1/4 of it;  a later reader checks it itself
+//!   trusted until t + 3/4 break time;  seen again each 1/4 of it;  a later reader checks it itself
 //! ```
 //!
 //! The same look finds breaks of which the signal was lost.
 //!
 //! Invariants:
-//!  1. A lease is in the table before the kernel knows of it, and leaves it before it is given up: no signal comes for
-//!     a lease that the book does not have, unless it is given up anyway.
-//!  2. [`Leases::are_seen_at`] is true only at a time up to which no lease can have been taken away that its holder
-//!     has not looked at.
+//!  1. A lease is in the table before the kernel knows of it, and leaves it before it is given up: every signal finds
+//!     its lease, unless that is given up anyway.
+//!  2. [`Leases::are_seen_at`] is true only at a time up to which no lease can have been revoked unseen by its holder.
 //!  3. No lock of this module is held while a holder looks.
 //!  4. A forked child gives up no lease: it would be the parent's.
 //!
-//! Not an invariant: that a look finds something. One is enough for many signals, and a signal may be
-//! about a lease that was given up, or about the one that has its descriptor's number now.
+//! Not an invariant: that a look finds something. One is enough for many signals, and a signal may be about a lease
+//! that was given up, or about the one that has its descriptor's number now.
 //!
 //! Cost: taking a lease is four system calls, and giving one up is one; a look is one, of a fifth of a microsecond.
 
@@ -63,9 +59,8 @@ use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::sys::lease::{self, LeaseSignal, ThreadNumber, WaitEnd};
 
-/// How long the fetcher waits at most, lest a call that got lost keep a cache from ending.
+/// The longest wait of the fetcher, lest a lost call keep a cache from ending.
 const FETCH: Duration = Duration::from_secs(10);
-/// Where the kernel says how long it lets others wait.
 const BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
 
 /// Why there is no lease on a file.
@@ -115,7 +110,7 @@ impl NoLease {
         }
     }
 
-    /// Whether this may change soon without any action on our side.
+    /// Whether this may change soon by itself.
     pub fn is_transient(self) -> bool {
         matches!(self, Self::OpenForWriting | Self::GivenUp)
     }
@@ -123,11 +118,11 @@ impl NoLease {
 
 /// The holder of a lease.
 pub trait LeaseHolder: Send + Sync {
-    /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops believing it, then forgets what
-    /// was read under it, and then drops it. May wait for locks; a process that wants to write waits for this call.
+    /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops trusting it, then forgets what
+    /// was read under it, and then drops it. May wait for locks; a writer in another process waits for this call.
     fn look(&self);
-    /// Gives the lease up, if there is one, because it will not be checked for a while. Pages that were read under it
-    /// must not be trusted from now on, until the file was checked or there is a lease again.
+    /// Gives the lease up, because it will not be checked for a while. Pages that were read under it must not be
+    /// trusted until the file was checked or there is a lease again.
     fn give_up(&self);
 }
 
@@ -137,17 +132,17 @@ pub struct Leases {
     process: ForkGuard,
 }
 
-/// A read lease, which is given up when this is dropped.
+/// A read lease; dropping it gives it up.
 pub struct Lease {
     shared: Arc<LeaseShared>,
     process: ForkGuard,
-    /// Keeps the descriptor, and so its number.
+    /// Keeps the descriptor's number.
     on: Arc<dyn Backend>,
 }
 
 #[derive(Default)]
 struct LeaseShared {
-    /// Until when leases are believed without a further check, by [`now`].
+    /// Until when leases are trusted without a check, by [`now`].
     seen_until: AtomicU64,
     table: Mutex<LeaseTable>,
     wakeup: Condvar,
@@ -156,7 +151,6 @@ struct LeaseShared {
 #[derive(Default)]
 struct LeaseTable {
     holders: HashMap<RawFd, Weak<dyn LeaseHolder>>,
-    /// Descriptors for which there was a signal.
     signalled: Vec<RawFd>,
     threads: Threads,
     is_closed: bool,
@@ -171,15 +165,13 @@ enum Threads {
         worker: JoinHandle<()>,
         signalled: ThreadNumber,
     },
-    /// Closed, or the system has none for us.
+    /// Closed, or the system has none.
     Never,
 }
 
-/// What the worker does next.
 enum WorkerStep {
-    /// These are to look.
     Some(Vec<Weak<dyn LeaseHolder>>),
-    /// All are to look; they are believed for so long from this time on.
+    /// They are trusted for so long from this time on.
     All(Vec<Weak<dyn LeaseHolder>>, u64, Duration),
     End,
 }
@@ -190,8 +182,7 @@ impl Leases {
         Self { shared: Arc::default(), process: ForkGuard::new() }
     }
 
-    /// Takes a lease on the file that `on` reads; `holder` checks it from now on, at any time and on another
-    /// thread. Does not block.
+    /// Takes a lease on the file that `on` reads; `holder` checks it, at any time, on another thread. Does not block.
     ///
     /// # Errors
     /// There can be none, for this reason.
@@ -213,16 +204,15 @@ impl Leases {
         }
     }
 
-    /// Whether leases that their holders believe in may be believed at `now`, without another look.
+    /// Whether leases that their holders trust may be trusted at `now`, without another look.
     #[inline]
     pub fn are_seen_at(&self, now: u64) -> bool {
         now < self.shared.seen_until.load(Ordering::Relaxed)
     }
 
-    /// How long they may be, from now on; a step of the clock more at most, for which there is room.
+    /// How long leases may be trusted from now on; there is room for a step of the clock.
     pub fn seen_for(&self) -> Duration {
-        // Acquire, partner: `see`: a thread that reads a time also sees what holders published before
-        // it.
+        // Acquire, partner: `see`: a thread that reads a time also sees what holders published before it.
         Duration::from_nanos(self.shared.seen_until.load(Ordering::Acquire).saturating_sub(now()))
     }
 
@@ -232,7 +222,7 @@ impl Leases {
         holders.iter().filter_map(Weak::upgrade).for_each(|holder| holder.give_up());
     }
 
-    /// Ends the threads, and waits for that; one that calls this itself is not waited for.
+    /// Ends the threads, and waits for them; a call by one of them does not wait for it.
     pub fn close(&self) {
         if self.process.is_forked() {
             return;
@@ -268,8 +258,7 @@ impl Drop for Leases {
 }
 
 impl Lease {
-    /// Whether the lease stands and no process waits for its end: one system call, which does not
-    /// block.
+    /// Whether it stands: one system call, which does not block.
     pub fn stands(&self) -> bool {
         self.on.leasable().is_some_and(|leasable| lease::stands(leasable.descriptor))
     }
@@ -288,14 +277,13 @@ impl Drop for Lease {
     }
 }
 
-/// The time by which leases are believed, in nanoseconds: a clock that is read without a system call and steps by some
-/// milliseconds.
+/// In nanoseconds, by a clock that is read without a system call and steps by some milliseconds.
 #[inline]
 pub fn now() -> u64 {
     crate::sys::coarse_nanoseconds()
 }
 
-/// How long the kernel lets others wait before it takes a lease away. If it does not say, the least it can be told.
+/// How long the kernel waits before it revokes a lease; if it does not say, the least it can be told.
 fn break_time() -> Duration {
     let said = std::fs::read_to_string(BREAK_TIME).ok().and_then(|text| text.trim().parse().ok());
     match said {
@@ -305,7 +293,6 @@ fn break_time() -> Duration {
     }
 }
 
-/// How long a lease is believed after it was seen.
 fn believed(break_time: Duration) -> Duration {
     break_time / 4 * 3
 }
@@ -319,18 +306,16 @@ impl LeaseShared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a lease that is about to be taken.
     fn enter(&self, number: RawFd, holder: Weak<dyn LeaseHolder>) {
         let mut table = self.lock();
         if table.holders.is_empty() {
-            // All there are, of which there are none, are seen now; and what is taken from now on is younger.
+            // There were none, and what is taken from now on is younger.
             self.see(now(), break_time());
             self.wakeup.notify_all();
         }
         table.holders.insert(number, holder);
     }
 
-    /// All leases were seen to stand at `at`, or were ended.
     fn see(&self, at: u64, break_time: Duration) {
         // Release, partner: `seen_for`.
         self.seen_until.fetch_max(at.saturating_add(nanoseconds(believed(break_time))), Ordering::Release);
@@ -338,7 +323,6 @@ impl LeaseShared {
 
     // ---- the threads ----------------------------------------------------------------------------
 
-    /// The thread that is summoned. `None`: there is no thread to be had.
     fn ensure_threads(self: &Arc<Self>) -> Option<ThreadNumber> {
         let mut table = self.lock();
         if matches!(table.threads, Threads::None) {
@@ -373,7 +357,7 @@ impl LeaseShared {
         Some(Threads::Running { fetcher, worker, signalled })
     }
 
-    /// The fetcher's loop. It calls no foreign code.
+    /// The fetcher calls no foreign code.
     fn fetch(&self, summons: &LeaseSignal) {
         loop {
             let signalled = summons.wait(FETCH);
@@ -388,7 +372,6 @@ impl LeaseShared {
         }
     }
 
-    /// The worker's life.
     fn work(&self) {
         let look = |holders: Vec<Weak<dyn LeaseHolder>>| {
             for holder in holders.into_iter().filter_map(|holder| holder.upgrade()) {
@@ -409,7 +392,7 @@ impl LeaseShared {
         }
     }
 
-    /// Sleeps until there was a signal, or it is time, `all_at`, for all to look.
+    /// Sleeps until there was a signal, or all are to look at `all_at`.
     fn begin_round(&self, all_at: u64) -> WorkerStep {
         let mut table = self.lock();
         loop {
@@ -459,7 +442,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Tells of each look whether its lease stands, and gives it up if not.
+    /// Notes for each look whether its lease stands, and gives it up if not.
     struct LookReport {
         lease: Mutex<Option<Lease>>,
         looks: Mutex<Sender<bool>>,
@@ -491,8 +474,8 @@ mod tests {
         Arc::new(Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default()).open(path).unwrap())
     }
 
-    /// As [`take`], where there is a lease to be had: also if another test starts a process meanwhile, which has a
-    /// writer's descriptor of ours until it executes its program.
+    /// As [`take`], again: a process that another test starts has a writer's descriptor until it executes its
+    /// program.
     fn take_at_last(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<LookReport>) {
         let begun = Instant::now();
         while let Err(why) = take(leases, on, holder) {
@@ -590,7 +573,7 @@ mod tests {
         assert!(!leases.are_seen_at(taken + nanoseconds(waits)), "somebody may have gone on by then");
         for seconds in 1..100 {
             let waits = Duration::from_secs(seconds);
-            // The next look comes before it is believed no more, and in time for a step of the clock.
+            // The next look comes before leases expire, and in time for a step of the clock.
             assert!(believed(waits) >= waits / 2 && waits - believed(waits) >= Duration::from_millis(250));
         }
     }

@@ -1,9 +1,7 @@
 //! Quinion: a page cache you own.
 //!
-//! The Linux page cache's mechanisms in user space: files are cached as folios
-//! in one bounded arena, found through an XArray per file, filled in batches by
-//! readahead, and read without a system call, a lock or a store to shared
-//! memory.
+//! Files are cached as folios in one bounded arena, found through an XArray per file, filled in batches by readahead,
+//! and read without a system call, a lock or a store to shared memory.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,9 +70,8 @@ compile_error!(
 #[cfg(all(test, not(quinion_model)))]
 extern crate self as quinion;
 
-/// The modules of the architecture, for the command, the benchmark and the tests of this repository. No promise is made
-/// about anything in here: names and behaviour change without an entry in the change log. Programs use what
-/// stands at the top of the crate.
+/// The modules of the architecture, for this repository's command, benchmark and tests. No promise is made: names and
+/// behaviour change without an entry in the change log.
 #[doc(hidden)]
 #[path = "."]
 pub mod internals {

@@ -1,17 +1,15 @@
 //! Owner: a cache on behalf of viewers in other processes.
 //!
 //! ```text
-//!   viewer: attach(a duplicate of its descriptor) --> we open the very same file through that,
-//!                                                     with a description of our own
+//!   viewer: attach(a duplicate of its descriptor) --> the owner opens the very same file through that,
+//!                                                     with a description of its own
 //!           fill, advance, revalidate(handle)   --> the paths of the cache, with that handle's readahead
 //! ```
 //!
-//! A handle is an open [`File`]: it keeps its mapping, so the record that a
-//! viewer looks at stays what it is until the viewer has let go.
+//! A handle is an open [`File`]: it keeps its mapping, so the viewer's record stays valid until it lets go.
 //!
-//! A file is served while there is a guarantee that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease;
-//! or the one that declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at
-//! their times.
+//! A file is served while there is a guarantee that it stays as it is (`owner/guarantee.rs`): a lease, or a
+//! declaration. Others are left to the kernel, unless the owner was asked to serve them by a look at their times.
 //!
 //! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others
 //! fit, and are refused from then on.
@@ -64,34 +62,27 @@ pub struct CacheOwner {
     cache: Cache,
     rules: ServeRules,
     files: RankedMutex<HashMap<u64, Attachment>>,
-    /// What was done about others, by device and inode.
+    /// What was done about changes by others, by device and inode.
     modes: RankedMutex<BTreeMap<(u64, u64), FileMode>>,
     last: AtomicU64,
     heat: Heat,
-    /// If what the kernel holds is left to it.
     copies: Option<BackgroundCopies>,
-    /// If memory is too small, for what.
     short: RankedMutex<ShortageState>,
-    /// Files that programs watch.
     watched: RankedMutex<WatchedFiles>,
-    /// Files that no viewer has, until they are closed.
     still_open: StillOpen,
-    /// What tells of cuts that no viewer told of.
     cuts: Cuts,
-    /// Opens what has no descriptor, if the owner was given an opener.
+    /// `None`: nothing is opened by a name.
     opener: Option<Arc<dyn NameOpener>>,
-    /// How often viewers said that a file is not to be believed any more, whichever.
+    /// How often viewers said that a file may not be trusted any more, whichever.
     revoked: AtomicU64,
-    /// What a test does to a file that is about to be noted as attached.
     #[cfg(test)]
     before_noted: tests::BeforeNoted,
 }
 
-/// Files that programs watch, or have watched: they are left to the kernel for good, as nothing says when a watch ends.
 #[derive(Debug, Default)]
 struct WatchedFiles {
     files: BTreeSet<(u64, u64)>,
-    /// Too many, or what they watch is no file.
+    /// All files are: too many were watched, or what is watched is no file.
     all: bool,
 }
 
@@ -110,29 +101,22 @@ impl WatchedFiles {
     }
 }
 
-/// In place of a file's device and inode.
 const ALL_FILES: (u64, u64) = (0, 0);
-/// Why a file that is watched is left to the kernel.
 const WATCHED: &str = "a program watches it";
 
-/// What is known of a memory that is too small.
 #[derive(Debug, Default)]
 struct ShortageState {
     detector: Detector,
-    /// Files that were left to the kernel for it, by device and inode.
     files: BTreeMap<(u64, u64), RefusedFile>,
-    /// How much memory would have held all files, in bytes.
+    /// Bytes that would have held all files.
     memory: u64,
-    /// Windows, one after the other, in which nothing was attached.
     idle_windows: u32,
 }
 
 impl ShortageState {
-    /// Files that are known at most.
     const FILES_MAX: usize = 4096;
 
-    /// Notes a file. If there are too many, one of those that were not refused is forgotten for it, or one of them all:
-    /// that is looked at again.
+    /// If there are too many, one is forgotten, first one that was not refused: that is looked at again.
     fn insert(&mut self, inode: (u64, u64), left: RefusedFile) {
         if self.files.len() >= Self::FILES_MAX && !self.files.contains_key(&inode) {
             let noted = self.files.iter().find(|(_, file)| !file.is_refused);
@@ -146,7 +130,6 @@ impl ShortageState {
 #[derive(Clone, Copy, Debug)]
 struct RefusedFile {
     bytes: u64,
-    /// Whether it is refused to a viewer that attaches it.
     is_refused: bool,
 }
 
@@ -157,32 +140,26 @@ pub struct Shortage {
     pub files: u64,
     /// Bytes of these.
     pub bytes: u64,
-    /// How large a memory would have held them, and those that were served then, in bytes.
+    /// Bytes of memory that would have held them beside those that were served.
     pub memory: u64,
 }
 
-/// A file as one viewer attached it.
 #[derive(Clone, Debug)]
 struct Attachment {
     file: Arc<File>,
     inode: (u64, u64),
     path: PathBuf,
-    /// How often its viewer asked for bytes.
     fills: u64,
-    /// What it is an open of, if it was opened by a name.
     object: Option<Arc<dyn NamedObject>>,
-    /// What its viewer has pinned of it.
     pins: named::Pins,
 }
 
-/// How often, and after what time, a file that is to be let go is looked at again.
 const LET_GO_LOOKS: u32 = 20;
 const LET_GO_PAUSE: Duration = Duration::from_millis(5);
 
-/// Of so many files it is remembered what was done about others.
 const MODES_MAX: usize = 1000;
 
-/// After so many windows without a file files are not refused any more: five minutes.
+/// Windows without an attach, five minutes, after which files are not refused any more.
 const IDLE_WINDOWS_MAX: u32 = 600;
 
 impl CacheOwner {
@@ -213,23 +190,21 @@ impl CacheOwner {
         }
     }
 
-    /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
-    /// page cache while no read waits, and taken over. So no read is slower than without us, and those of what is read
-    /// once are not faster.
+    /// The same, which leaves files to the kernel until they have been read some times; then they are copied out of
+    /// its page cache while no read waits. Reads of what is read once are as fast as the kernel's, and not faster.
     #[must_use]
     pub fn attach_lazily(mut self) -> Self {
         self.copies = Some(BackgroundCopies::new(self.cache.clone()));
         self
     }
 
-    /// The same, which serves files by these rules. By the default files are served that have a lease.
+    /// The same, by these rules. The default serves files that have a lease.
     #[must_use]
     pub fn with_rules(mut self, rules: ServeRules) -> Self {
         self.rules = rules;
         self
     }
 
-    /// Closes what no viewer has attached any more. It counts as attached until it is closed: see [`StillOpen`].
     fn close(&self, gone: impl IntoIterator<Item = Attachment>) {
         for Attachment { file, inode, .. } in gone {
             let open = file.parked();
@@ -240,13 +215,11 @@ impl CacheOwner {
         }
     }
 
-    /// Counts as attached what is, and nothing that is closed.
     fn settle_still_open(&self) {
         self.still_open.settle(self.cache.share().control().control());
     }
 
-    /// Closes a file that no viewer has. A request for it that is being answered still, or a copy, keeps it a moment
-    /// longer.
+    /// Closes a file that no viewer has; a request that is being answered, or a copy, may keep it a moment longer.
     fn close_unattached(&self, device: u64, inode: u64) {
         for _ in 0..LET_GO_LOOKS {
             if self.cache.forget_idle(device, inode) {
@@ -256,12 +229,12 @@ impl CacheOwner {
         }
     }
 
-    /// The cache.
+    /// The cache that it serves.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// What was left to the kernel because the memory is too small.
+    /// What was left to the kernel because memory is too small.
     pub fn shortage(&self) -> Shortage {
         let short = self.short.lock();
         let bytes = short.files.values().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));
@@ -269,8 +242,7 @@ impl CacheOwner {
         Shortage { files, bytes, memory: if files > 0 { short.memory } else { 0 } }
     }
 
-    /// The files that viewers read most, of those they attached last; at most `most`, hottest first. Meant for people
-    /// who watch: it costs some ten nanoseconds for each folio that is cached of these files.
+    /// The files that viewers read most, hottest first. Costs some ten nanoseconds for each of their cached folios.
     pub fn hottest(&self, most: usize) -> Vec<HotFile> {
         let hottest = self.heat.hottest(most).into_iter();
         hottest
@@ -278,7 +250,6 @@ impl CacheOwner {
             .collect()
     }
 
-    /// Bytes that are cached of a file that some viewer has open.
     fn cached_bytes(&self, id: MappingId) -> Option<u64> {
         let open = self
             .files
@@ -299,7 +270,7 @@ impl CacheOwner {
         self.files.lock().get(&handle).map(|known| known.inode).unwrap_or_default()
     }
 
-    /// A handle's file, unless its viewer is not to believe what it would find.
+    /// `Err`: the viewer must not trust what it would find.
     fn valid_file(&self, handle: u64) -> Result<Arc<File>, Errno> {
         let file = self.file(handle)?;
         match file.validation() {
@@ -309,13 +280,12 @@ impl CacheOwner {
         }
     }
 
-    /// A handle of that file, if it is attached.
     fn of_inode(&self, inode: (u64, u64)) -> Option<Arc<File>> {
         let files = self.files.lock();
         files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
     }
 
-    /// The files that are attached, with their bytes and how often viewers asked for some.
+    /// The attached files, with their bytes and how often viewers asked for some.
     fn candidates(&self) -> HashMap<(u64, u64), Candidate> {
         let mut found = HashMap::new();
         for Attachment { file, inode, fills, .. } in self.files.lock().values() {
@@ -325,7 +295,6 @@ impl CacheOwner {
         found
     }
 
-    /// A file is left to the kernel because the memory is too small for it beside the others.
     fn note_short(&self, inode: (u64, u64), left: RefusedFile) {
         let attached = self.candidates();
         let mut short = self.short.lock();
@@ -343,13 +312,12 @@ impl CacheOwner {
         self.short.lock().files.get(&inode).is_some_and(|file| file.is_refused)
     }
 
-    /// Closes a file, as far as it depends on this, and leaves it to the kernel for now.
     fn let_go_for(&self, inode: (u64, u64), why: &str) {
         let gone = self.take_from_viewers(inode, why);
         self.close_for_good(inode, gone);
     }
 
-    /// No viewer is served this file any more when this returns. What is to be closed of it.
+    /// No viewer is served this file when this returns. Returns what is to be closed.
     fn take_from_viewers(&self, inode: (u64, u64), why: &str) -> Vec<Attachment> {
         let mut gone = Vec::new();
         self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
@@ -361,13 +329,12 @@ impl CacheOwner {
             stays
         });
         if let Some(known) = gone.first() {
-            known.file.drop_before_cut(); // a viewer that looks from here on finds that it may believe nothing
+            known.file.drop_before_cut(); // a viewer that looks from here on finds that it may trust nothing
             self.note_mode(&known.path, known.inode, Validation::Kernel, why.into());
         }
         gone
     }
 
-    /// Closes what was taken from viewers, which may wait for the file system.
     fn close_for_good(&self, inode: (u64, u64), gone: Vec<Attachment>) {
         self.close(gone);
         let (device, inode) = inode;
@@ -378,7 +345,6 @@ impl CacheOwner {
         self.settle_still_open();
     }
 
-    /// Leaves files to the kernel until the others fit.
     fn shed(&self) {
         let capacity = thrash::capacity_of(self.cache.arena().bound());
         let mut files: Vec<_> = self.candidates().into_values().collect();
@@ -388,13 +354,13 @@ impl CacheOwner {
             // First, so that a viewer that attaches it from here on is refused; see `open`.
             self.note_short(chosen.inode, RefusedFile { bytes: chosen.bytes, is_refused: true });
             if let Some(file) = self.of_inode(chosen.inode) {
-                file.drop_before_cut(); // a viewer that looks from here on finds that it may believe nothing
+                file.drop_before_cut(); // a viewer that looks from here on finds that it may trust nothing
             }
         }
     }
 
-    /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, without a viewer: what
-    /// is copied is not believed when the lease has ended. Whether all of it was.
+    /// Copies a file out of the kernel's cache, if it can be served. It is attached meanwhile, without a viewer, so a
+    /// lease that ends drops what was copied. Returns whether all was copied.
     fn copy(&self, request: &CopyRequest, service: &dyn ServiceHandle) -> bool {
         let path = format!("/proc/self/fd/{}", request.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
@@ -416,13 +382,10 @@ impl CacheOwner {
         done
     }
 
-    /// Opens a file as [`open`](Self::open) does, and notes it as attached. `is_ours` says whether it is filled
-    /// through the kernel's page cache.
-    ///
-    /// A viewer that says in between that the file is cut does not find it noted, and must not be passed over: no lease
-    /// tells of that. So the thread that notes it checks afterwards whether a cut of any file was told, and gives it
-    /// up. Either that is seen here, or the file was noted before it was looked for: both are done under the lock of
-    /// the files.
+    /// Opens a file as [`open`](Self::open) does, and notes it as attached. `is_ours`: it is filled through the
+    /// kernel's page cache. A viewer that says in between that the file is cut does not find it noted, and no lease
+    /// tells of that. So this thread checks afterwards whether a cut of any file was told, and gives it up; or the
+    /// file was noted before it was looked for. Both are done under the lock of the files.
     fn open_and_note(
         &self,
         path: &str,
@@ -451,8 +414,7 @@ impl CacheOwner {
         Err(Errno::TXTBSY)
     }
 
-    /// Opens the file behind `path`, which a viewer calls `name`, if it may be served; says in its record how far it
-    /// may be believed, and notes what was done.
+    /// Opens the file behind `path`, which a viewer calls `name`, if it may be served, and sets its validation.
     fn open(&self, path: &str, name: PathBuf, inode: (u64, u64)) -> Result<Attachment, Errno> {
         let unserved = |unserved: Unserved| {
             self.note_mode(&name, inode, Validation::Kernel, unserved.to_string());
@@ -469,7 +431,7 @@ impl CacheOwner {
             return Err(Errno::BUSY); // a program that watches is told of opens, too
         }
         let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
-        // What never changes is looked at once, here: it may be another file of the same number.
+        // A file that never changes is checked once, here: it may be another of the same number.
         let coherence =
             if without_lease == Validation::Immutable { Coherence::Check } else { Coherence::Lease };
         // No watch, no service: a lease does not tell of all changes.
@@ -495,7 +457,7 @@ impl CacheOwner {
             return Err(unserved(Unserved::Unwritten));
         }
         let (validation, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
-        // After it was admitted: the thread that leaves it to the kernel says so first, and takes its record back then.
+        // After it was admitted: the thread that leaves it to the kernel records that before it resets the record.
         if is_watched() {
             file.drop_before_cut();
             return Err(Errno::BUSY);
@@ -528,9 +490,7 @@ impl CacheOwner {
     }
 }
 
-/// Why viewers went to the kernel where a program came to write.
 const WRITTEN: &str = "another process has the file open for writing, or mapped for writing";
-/// Why they are left to it where the cache thrashes.
 const TOO_SMALL: &str = "--memory is too small for all files that are read at the same time";
 
 fn errno(error: &Error) -> Errno {
@@ -674,7 +634,6 @@ impl Owner for CacheOwner {
         if self.watched.lock().has(inode) {
             return None; // the viewer that attaches it is told
         }
-        // What is not served anyway is not opened; a viewer that attaches it is told why.
         self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), inode).ok()?;
         if self.is_refused(inode) {
             return None; // the viewer that attaches it is told
@@ -803,7 +762,6 @@ mod tests {
 
     type Act = Box<dyn FnOnce(&CacheOwner) + Send>;
 
-    /// What a test does when a file is about to be noted as attached, once.
     #[derive(Default)]
     pub(super) struct BeforeNoted(std::sync::Mutex<Option<Act>>);
 
@@ -836,8 +794,7 @@ mod tests {
         assert_eq!(short.files.len() as u64, most);
     }
 
-    /// 1. Files that do not fit into the memory together are attached, and read over and over.
-    /// 2. Each read evicts what the next one needs, and all of them wait for the device.
+    /// Each read evicts what the next one needs, and all of them wait for the device.
     #[test]
     fn files_that_thrash_are_left_to_the_kernel_until_the_others_fit() {
         const BYTES: u64 = 5 << 20;
@@ -875,8 +832,7 @@ mod tests {
         assert!(thrash::capacity_of(memory) >= 3 * BYTES && memory < 32 << 20, "as much as is said would do");
     }
 
-    /// The kernel tells no lease of a file that is cut by being opened to read only. A viewer that says so while the
-    /// file is being attached is heard.
+    /// A lease does not tell of a file that is cut by being opened to read only.
     #[test]
     fn a_truncation_while_a_file_is_being_attached_is_noticed() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -905,9 +861,7 @@ mod tests {
         }
     }
 
-    /// 1. Two viewers attach a file, and one of them lets go of it.
-    /// 2. A process that tells nothing cuts it, and the kernel tells no lease.
-    /// 3. What was cached is believed no more. The next viewer that attaches it finds it watched again.
+    /// Also after one of two viewers has let go; the next viewer that attaches it finds it watched again.
     #[test]
     fn a_cut_that_no_viewer_tells_of_is_heard() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -940,9 +894,8 @@ mod tests {
         assert_eq!(owner.cuts.files(), 0, "what is closed is watched no more");
     }
 
-    /// 1. A viewer attaches a file, which is watched, and a process writes to it: the notice ends the watch.
-    /// 2. A read of the owner's, for a viewer that looks at times, finds no lease, and no process that writes.
-    /// 3. A process cuts the file in a way of which a lease does not tell: the next read finds the end.
+    /// The notice of a write ends the watch. A read of the owner's then finds no lease, though no process writes; the
+    /// file is cut in a way that no lease tells of, and the next read finds the end.
     #[test]
     fn a_read_takes_no_lease_that_no_watch_goes_with() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -974,15 +927,12 @@ mod tests {
         owner.detach(handle);
     }
 
-    /// Of a program that serves the files that it reads itself.
     fn open_leased(owner: &CacheOwner, path: &Path) -> Arc<File> {
         let options = *OpenOptions::new().coherence(Coherence::Lease);
         Arc::new(owner.cache.open_with(path, &options).expect("it is there"))
     }
 
-    /// 1. A viewer attaches a file, and a process writes to it: the notice ends the watch.
-    /// 2. The program that serves it opens it, and reads: no lease is taken as long as the viewer has it.
-    /// 3. The viewer is gone: the program has a lease again.
+    /// A write ends the watch; the owner's program gets no lease until the viewer is gone.
     #[test]
     fn an_open_takes_no_lease_while_a_viewer_has_the_file_and_no_watch() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -1009,9 +959,8 @@ mod tests {
         }
     }
 
-    /// 1. The program that serves a file has a lease on it, and has read it.
-    /// 2. A process cuts it in a way of which a lease does not tell.
-    /// 3. A viewer attaches it after that, and is shown no old byte.
+    /// The owner's program has a lease and has read the file; it is cut in a way that no lease tells of; a viewer
+    /// attaches it after that, and is shown no old byte.
     #[test]
     fn a_cut_of_before_the_watch_is_seen_by_what_attaches_the_file() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -1035,10 +984,8 @@ mod tests {
         assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 0, "old bytes");
     }
 
-    /// 1. The program that serves a file has a lease on it, and has read it. A viewer attaches it, is to let go of it,
-    ///    and does not look for a while.
-    /// 2. Another viewer attaches it, and lets go of it: nothing watches the file from then on.
-    /// 3. A process cuts it in a way of which a lease does not tell: the first viewer does not believe what it finds.
+    /// A viewer whose handle was taken does not look for a while; another attaches the file and lets go, which ends
+    /// the watch. A cut that no lease tells of follows: the first viewer does not trust what it finds.
     #[test]
     fn no_viewer_believes_a_lease_when_nothing_watches_the_file() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -1068,7 +1015,6 @@ mod tests {
         assert!(!believed || hits.bytes == 0, "old bytes, for good: {hits:?}");
     }
 
-    /// Attaches a file by a descriptor of its own. Returns its name, too.
     fn attach_by_path(owner: &CacheOwner, path: &Path) -> (FileName, Result<Attached, Errno>) {
         let file = std::fs::File::open(path).expect("it is there");
         let stat = file.metadata().expect("it can be looked at");
@@ -1076,8 +1022,7 @@ mod tests {
         (name, owner.attach(file.into(), name))
     }
 
-    /// 1. A viewer lets go of a file that another handle in this process still has open.
-    /// 2. It counts as attached, so that a program that removes it asks; until it is closed.
+    /// Another handle in this process keeps it open, so a program that removes it asks.
     #[test]
     fn a_file_counts_as_attached_until_it_is_closed() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

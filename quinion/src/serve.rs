@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   process, at the socket       keeper
-//!     Hello    ------------>  whose process? of our domain? --> a seat, a page of its own
+//!     Hello    ------------>  whose process? of the domain? --> a seat, a page of its own
 //!     Welcome  <------------  arena, control, page
 //!
 //!   viewer's page                workers (more if they hang)       Owner
@@ -18,49 +18,41 @@
 //! ```
 //!
 //! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
-//! spaces. The kernel says who is at the other end of the socket (`listener.rs`); and before each file is attached the
-//! process is looked at again, since its credentials may have changed. A file is attached by a descriptor that is
-//! duplicated from the process (`pidfd_getfd`) and can read: so no process learns by way of us what it could not read.
-//! Where the system forbids that to us (Yama, for processes that are not our children) the process sends it, by a
-//! connection of its own (`DescriptorOffer`), and asks with the ticket it gets for it.
+//! spaces. The kernel says which process is at the other end of the socket (`listener.rs`); and before each file is
+//! attached the process is looked at again, since its credentials may have changed. A file is attached by a
+//! descriptor that is duplicated from the process (`pidfd_getfd`) and can read, so no process learns what it could
+//! not read. Where the system forbids that to the owner (Yama, for processes that are not its children) the process
+//! sends it, by a connection of its own (`DescriptorOffer`), and asks with the ticket it gets for it.
 //!
-//! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a
-//! handle must have been given to the viewer that names it, and what a viewer
-//! does to its own page, which no other viewer has, hurts only that viewer. The
-//! owner's own notes about viewers, the **seats**, lie in the owner's memory (`viewer_slot.rs`).
+//! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a handle must have been given
+//! to the viewer that names it, and a viewer's page is its own: it can hurt only itself. The owner's notes about
+//! viewers, the **seats**, lie in its own memory (`viewer_slot.rs`).
 //!
-//! **Who may keep us waiting** (`workers.rs`): a file system that hangs, or a viewer that asks without end, has some
-//! of the workers at most; the others get more workers, and viewers wait for a bounded time anyway. The keeper closes
-//! nothing that may hang: that is done in a queue of the file system, or of the process that sent it
-//! (`sys/serial_queues.rs`).
+//! **What may delay the owner** (`workers.rs`): a file system that hangs, or a viewer that asks without end, has some
+//! of the workers at most; the others get more workers, and viewers wait for a bounded time. The keeper closes
+//! nothing that may hang: a queue of the file system, or of the process that sent it, does (`sys/serial_queues.rs`).
 //!
-//! **Many viewers** (`wakeups.rs`) cost an owner that is idle next to nothing, and a busy one no more than those that
-//! ask. Workers wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no
-//! seat is free (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes,
-//! and tells the workers whose have changed ([`doorbells`](crate::arena::doorbells)). The workers take the requests
-//! of all viewers in turn, one of each. A viewer that rings hundreds of times in a second and asks nothing is polled
-//! for some time, and not slept for (`ring_limit.rs`). When no viewer is left in the last groups, their extents are
-//! given back (`release_empty_groups`); their watchers stay, and sleep.
+//! **Many viewers** (`wakeups.rs`) cost an idle owner next to nothing, and a busy one no more than those that ask.
+//! Workers wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no seat is
+//! free (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes, and
+//! tells the workers whose have changed ([`doorbells`](crate::arena::doorbells)). Workers take one request of each
+//! viewer in turn. A viewer that rings hundreds of times in a second and asks nothing is polled for some time
+//! (`ring_limit.rs`). When the last groups have no viewer, their extents are given back (`release_empty_groups`).
 //!
-//! A request of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
-//! time (`closing::SETTLE_WAIT_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a
-//! file system, that was waited for in vain is not waited for again (`closing.rs`).
+//! A request to unmount or remove something waits for what workers do for others, for a bounded time (`closing.rs`).
+//! A viewer, or a file system, that was waited for in vain is not waited for again.
 //!
-//! A viewer that dies is noticed by its process descriptor, so a new process
-//! with the same number is not mistaken for it. Its seat is free
-//! when no worker is at work for it, and the next in that seat gets a fresh page. A process that became another program
-//! joins anew; what it had before is over then.
+//! A viewer's death is noticed by its process descriptor, so a new process with the same number is not mistaken for
+//! it. Its seat is free when no worker works for it, and the next in that seat gets a fresh page. A process that
+//! became another program joins anew.
 //!
-//! A cache that outlives a command serves several **runs**, one after the other and side by side. Each gets a number,
-//! which its viewers put into their pages, so that each can be told what its own have done. The sums of viewers that
-//! are no more lie in the seats they had: a viewer's numbers move from its page there under the seat's lock, so a
-//! thread that adds up finds them once.
+//! A cache that outlives a command serves several **runs**, one after the other and side by side. Each has a number,
+//! which its viewers put into their pages, and sums of its own. A dead viewer's sums move from its page to its seat
+//! under the seat's lock, so a thread that adds up counts them once.
 //!
-//! This file has the state that all threads share, and its beginning and end. Each of its topics is a file that adds
-//! methods to that state: `admission.rs` lets processes in, `wakeups.rs` has threads sleep and wake, `requests.rs`
-//! takes and answers, `attaching.rs` gives handles and takes them back, `closing.rs` settles what was closed,
-//! `named.rs` opens names, `pins.rs` pins ranges, and `keeper.rs` keeps time. What the owner has to do stands in
-//! `serve/owner.rs`.
+//! This file has the state that all threads share, and its beginning and end. Each topic is a file that adds methods
+//! to that state: `admission.rs`, `wakeups.rs`, `requests.rs`, `attaching.rs`, `closing.rs`, `named.rs`, `pins.rs`
+//! and `keeper.rs`. `serve/owner.rs` says what the owner has to do.
 //!
 //! Invariants:
 //!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
@@ -69,11 +61,11 @@
 //!     that lock: the keeper goes on without it.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. An answer to a request that its viewer has given up is taken back: it leaves no handle behind.
-//!  5. No viewer has a handle before it is certain that viewers notice our end, however it comes
+//!  5. No viewer has a handle before it is certain that viewers notice the owner's end, however it comes
 //!     (`sys/death_notice.rs`).
 //!  6. A panic in the owner is an answer (EIO) to one request, not the end of a worker.
-//!  7. An arena has one service in its life: two would write into the same pages, and what one has said by its end
-//!     (`closed`, and the mark of `DeathNotice`) its viewers have acted upon.
+//!  7. An arena has one service in its life: two would write into the same pages, and viewers have acted upon what one
+//!     has said by its end (`closed`, and the mark of `DeathNotice`).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -133,13 +125,10 @@ use workers::{ThreadEnds, Workers};
 pub const WORKERS: usize = 4;
 /// How many processes may view a cache at a time unless the options say otherwise.
 pub const VIEWERS: usize = 1024;
-/// Words of the doorbells of all viewers.
 const DOORBELL_WORDS: usize = (GROUPS_MAX * GROUP_VIEWERS).div_ceil(64);
-/// The time between two heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
-/// The run of viewers that said none.
 const NO_RUN: u64 = 0;
-/// Processes that may wait to be heard at a time.
+/// Connections that may wait in the listen queue.
 pub const LISTEN_MAX: i32 = 128;
 
 const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
@@ -147,49 +136,43 @@ const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what 
 struct Shared {
     owner: Arc<dyn Owner>,
     examiner: Option<SyscallAuditor>,
-    /// Whose processes may view the cache.
     domain: Domain,
     seats: Seats,
-    /// The process that has which seat, 0 for a free seat: for a look at all of them.
+    /// The process of each seat, 0 for a free one.
     processes: Vec<AtomicU32>,
-    /// How many processes had that seat.
+    /// How many processes had each seat.
     joins: Vec<AtomicU32>,
-    /// How many requests were taken of the processes that had that seat.
+    /// How many requests were taken of the processes that had each seat.
     taken_of: Vec<AtomicU32>,
-    /// Looks of all threads that found that a viewer had rung.
+    /// Looks that found that a viewer had rung.
     rings_seen: AtomicU64,
-    /// Held by a thread that gives out a seat, makes a group or gives one back.
+    /// Held while a seat is given out, or a group is made or given back.
     groups: RankedMutex<()>,
-    /// Seats whose viewers are no more, and for which a worker was still at work.
+    /// Seats whose viewers are dead, and for which a worker was still at work.
     overdue: RankedMutex<Vec<usize>>,
-    /// Which viewers have asked, of all groups but the first: the workers themselves wait for that.
+    /// Of all groups but the first: the workers themselves wait for that.
     doorbells: Doorbells<DOORBELL_WORDS>,
-    /// Runs that have begun and not ended.
     runs: RankedMutex<HashSet<u64>>,
     last_run: AtomicU64,
     /// Where the last worker found work.
     cursor: AtomicU32,
-    /// Requests that were taken.
     taken: AtomicU64,
-    /// How often what others are at was waited for in vain.
+    /// Waits for what others are at that ended without it.
     waits_in_vain: AtomicU64,
     workers: Workers,
     listener: Listener,
-    /// For what may wait as long as another process likes.
     queues: SerialQueues,
 }
 
 /// How a [`Service`] is started.
 pub struct ServiceOptions {
-    /// How many threads answer; at least one does.
+    /// How many threads answer: one at least.
     pub workers: usize,
-    /// How many processes may view the cache at a time: one at least, and [`VIEWERS_MAX`] at most.
+    /// How many processes may view the cache at a time: 1 to [`VIEWERS_MAX`].
     pub viewers_max: usize,
-    /// Answers [`Operation::Examine`](crate::arena::control::Operation::Examine). If none is set, processes that ask
-    /// are restricted.
+    /// Answers [`Operation::Examine`](crate::arena::control::Operation::Examine). `None`: those are restricted.
     pub examiner: Option<SyscallAuditor>,
-    /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET. Without one they can be let in by
-    /// [`Service::admit`] alone.
+    /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET; else by [`Service::admit`] alone.
     pub listener: Option<OwnedFd>,
 }
 
@@ -237,7 +220,7 @@ impl Admission {
 pub fn listen(path: &Path) -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // Before it has a name: a process that finds the name finds it closed to others.
+    // Before it has a name, so that a process that finds the name finds it closed to others.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, LISTEN_MAX)?;
@@ -259,8 +242,7 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts `workers` threads (at least one) that answer, and one that does the housekeeping (the keeper). Processes
-    /// are not examined, and none joins by a socket.
+    /// Starts `workers` threads (at least one) that answer, and the keeper. No examiner, no socket.
     pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
         Self::start_with(owner, ServiceOptions { workers, ..ServiceOptions::default() })
     }
@@ -306,15 +288,14 @@ impl Service {
         shared.workers.keep(workers.max(1));
         let ends = ThreadEnds::default();
         let mut service = Self { shared, threads: Vec::new(), ends, process: ForkGuard::new() };
-        // A thread that cannot be started: the drop of `service` stops the other. The other workers are started when
-        // they are needed, and if they cannot be, fewer do.
+        // If the keeper cannot be started, the drop of `service` stops the worker. More are started when needed.
         service.shared.start_worker()?;
         service.threads.push(spawn(&service.shared, ("quinion-keeper", &service.ends), Shared::run_keeper)?);
         Ok(service)
     }
 
-    /// Lets a process of our domain become a viewer, as it would by the socket. Its page is given to another when the
-    /// process has ended, or has joined anew.
+    /// Lets a process of the owner's domain become a viewer, as it would by the socket. Its page is given to another
+    /// when the process has ended, or has joined anew.
     ///
     /// # Errors
     /// There is no such process, it is of another domain (EACCES), there are as many viewers as there may be (EUSERS),
@@ -339,28 +320,26 @@ impl Service {
         self.shared.totals(|_| true)
     }
 
-    /// The queues for what may wait for others. An owner that does such things besides does them here: one bound is for
-    /// all of it.
+    /// For what may wait for others. An owner that does such things itself uses them too: one bound is for all.
     pub fn queues(&self) -> SerialQueues {
         self.shared.queues.clone()
     }
 
-    /// Begins to count for a run apart. Its number, above 0, goes to its viewers, who say it by
-    /// [`Viewer::count_for`].
+    /// Begins a run; its number, above 0, goes to its viewers, which say it by [`Viewer::count_for`].
     pub fn begin_run(&self) -> u64 {
         let run = self.shared.last_run.fetch_add(1, Ordering::Relaxed) + 1;
         self.shared.runs.lock().insert(run);
         run
     }
 
-    /// What viewers of that run did so far, as they say themselves; of one that has ended, nothing. What they read and
-    /// was not noted yet is noted first, so that the owner's numbers agree.
+    /// What viewers of that run did so far, as they say themselves; nothing of one that has ended. What they read is
+    /// noted first, so that the owner's numbers agree.
     pub fn totals_of(&self, run: u64) -> ViewerTotals {
         self.shared.drain_rings();
         self.shared.totals(|counted_for| counted_for == run)
     }
 
-    /// No viewer asks for that run any more: its numbers are free from now on, and those of its viewers that go on.
+    /// No viewer asks for that run any more: its numbers may be dropped.
     pub fn end_run(&self, run: u64) {
         self.shared.runs.lock().remove(&run);
         for seat in self.shared.seats.iter() {
@@ -371,33 +350,33 @@ impl Service {
         }
     }
 
-    /// How many threads answer now: more than it was started with for some time after some hung.
+    /// How many threads answer now: more than it was started with after some hung.
     pub fn workers(&self) -> usize {
         self.shared.workers.count()
     }
 
-    /// How often a process that is about to unmount or remove something waited in vain for what others are at.
+    /// How often a process that is about to unmount or remove something waited in vain.
     pub fn waits_in_vain(&self) -> u64 {
         self.shared.waits_in_vain.load(Ordering::Relaxed)
     }
 
-    /// How often a thread that sleeps for viewers has found that one had rung, whether it asked or not.
+    /// How often a sleeping thread found that a viewer had rung, whether it asked or not.
     pub fn rings_seen(&self) -> u64 {
         self.shared.rings_seen.load(Ordering::Relaxed)
     }
 
-    /// How many processes view the cache now. One that has died is counted until its end has been noticed.
+    /// How many processes view the cache now, dead ones whose end has not been noticed among them.
     pub fn viewers(&self) -> usize {
         self.shared.present().count()
     }
 
-    /// Says that nothing is served any more, waits for the threads, detaches all handles. The last totals.
+    /// As [`Service::stop_serving`], and returns the last totals.
     pub fn stop(mut self) -> ViewerTotals {
         self.close();
         self.shared.totals(|_| true)
     }
 
-    /// Says the same; a later request is answered by what viewers had done until then. Nothing is served any more.
+    /// Ends the service, waits for the threads, detaches all handles. Totals can still be asked for.
     pub fn stop_serving(&mut self) {
         self.close();
     }
@@ -458,7 +437,6 @@ impl Shared {
         among.filter(|&viewer| self.process(viewer) != 0)
     }
 
-    /// What is known of a viewer, or of a seat that one had.
     fn seat(&self, viewer: usize) -> &RankedMutex<ViewerSlot> {
         self.seats.of(viewer).expect("a viewer has a seat")
     }
@@ -467,7 +445,6 @@ impl Shared {
         self.control().closed.load(Ordering::SeqCst) != 0 // partner: `close`
     }
 
-    /// The sums of all whose run is `wanted`, the dead and the living.
     fn totals(&self, wanted: impl Fn(u64) -> bool) -> ViewerTotals {
         let mut totals = ViewerTotals::default();
         for (viewer, seat) in self.seats.iter().enumerate() {

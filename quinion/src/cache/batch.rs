@@ -8,9 +8,8 @@
 //!   5 drop behind    what uncached reads of the wave have passed
 //! ```
 //!
-//! Each read is answered as `File::read_at_with` would answer it; the call gives
-//! the processor and the device several of them to work on at a time, and that is
-//! all it is. No heap is used, and 2 to 4 happen only if something is left for them.
+//! Each read is answered as by `File::read_at_with`; the call gives the processor and the device several to work on
+//! at a time. No heap is used, and 2 to 4 happen only if something is left for them.
 //!
 //! Invariants:
 //!  1. After the call every read has an answer, and one read's error is no other's.
@@ -30,14 +29,13 @@ use crate::units::FILE_BYTES_MAX;
 
 use super::{Cache, File, ReadOptions};
 
-/// One read of a batch: where from, where to, and once it was made, what came of it.
+/// One read of a batch, and its result once it was made.
 pub struct BatchRead<'b> {
     buffer: &'b mut [u8],
     position: u64,
     answer: BatchResult,
 }
 
-/// What is known of a read's outcome.
 enum BatchResult {
     Read(usize),
     Unread,
@@ -56,7 +54,7 @@ impl<'b> BatchRead<'b> {
     pub fn position(&self) -> u64 {
         self.position
     }
-    /// Moves it to another byte of the file, for the next batch; its answer is forgotten.
+    /// Moves it to another byte, for the next batch; its result is forgotten.
     #[inline]
     pub fn set_position(&mut self, position: u64) {
         (self.position, self.answer) = (position, BatchResult::Unread);
@@ -101,7 +99,6 @@ impl<'b> BatchRead<'b> {
         };
     }
 
-    /// What of it is to be started: the pages from its first missing byte on.
     fn missing(&self) -> Option<Span> {
         let BatchResult::Missing(done) = self.answer else { return None };
         Some(Span::of(self.position + done as u64, self.buffer.len() - done))
@@ -114,7 +111,7 @@ impl<'b> BatchRead<'b> {
 pub struct BatchReadFuture<'a, 'b> {
     file: &'a File,
     reads: &'a mut [BatchRead<'b>],
-    /// How far each has come; none if it is answered. Empty before the first poll.
+    /// `None` if it is answered. Empty before the first poll.
     progress: Vec<Option<PendingRead>>,
 }
 
@@ -155,21 +152,16 @@ impl fmt::Debug for BatchRead<'_> {
 }
 
 impl File {
-    /// Makes several reads of this file at once; each is answered in its [`BatchRead`] as
-    /// [`File::read_at`] would answer it.
-    ///
-    /// Hits are found side by side, which hides most of the waiting for memory. That pays where the file is
-    /// much larger than the processor's caches and the positions are scattered; a few pages that are read
-    /// over and over are read faster one by one. Of pages that are missing the device is asked for all
-    /// before the first is waited for. Any number of reads, in any order, of any length; reads of ascending
-    /// positions let neighbouring missing pages be read as one.
+    /// Makes several reads of this file; each [`BatchRead`] gets the result that [`File::read_at`] would return. Hits
+    /// are found side by side, which pays where the file is much larger than the processor's caches and the positions
+    /// are scattered. The device is asked for all missing pages before the first is waited for. Any number, order and
+    /// length; reads of ascending positions let neighbouring missing pages be read as one.
     pub fn read_batch(&self, reads: &mut [BatchRead<'_>]) {
         self.read_batch_with(reads, ReadOptions::default());
     }
 
-    /// As [`File::read_batch`], as a future: the first poll answers hits and asks the device for all that is missing,
-    /// and the future is ready when all are answered, each in its [`BatchRead`]. Hits are not looked up side by side,
-    /// as [`File::read_batch`] does. A poll looks at each read that is not answered yet.
+    /// As [`File::read_batch`], as a future: the first poll answers hits one by one and asks the device for all that
+    /// is missing; it is ready when all are answered. A poll looks at each read that is not answered yet.
     pub fn read_batch_async<'a, 'b>(&'a self, reads: &'a mut [BatchRead<'b>]) -> BatchReadFuture<'a, 'b> {
         BatchReadFuture::new(self, reads)
     }
@@ -186,8 +178,7 @@ impl Cache {
         self.read_batch_with(reads, ReadOptions::default());
     }
 
-    /// As [`Cache::read_batch`], with options. (A file of another cache is read, too, but not side by side
-    /// with others.)
+    /// As [`Cache::read_batch`], with options. (A file of another cache is read by itself.)
     pub fn read_batch_with(&self, reads: &mut [(&File, BatchRead<'_>)], options: ReadOptions) {
         let Some((leader, _)) = reads.iter().find(|(file, _)| Arc::ptr_eq(&file.handle.shared, &self.shared))
         else {
@@ -200,8 +191,6 @@ impl Cache {
     }
 }
 
-/// The story at the top of this file. `parts` tells an item's file and read; `leader` is a file of the cache
-/// whose files' reads go side by side.
 #[inline]
 fn read_all<'f, 'b: 'f, T>(
     leader: &'f File,
@@ -220,7 +209,6 @@ fn read_all<'f, 'b: 'f, T>(
     }
 }
 
-/// 1: reads what of a group is plainly a hit; how many reads are left.
 #[inline]
 fn read_hits<'f, 'b: 'f, T>(
     leader: &'f File,
@@ -257,7 +245,6 @@ fn read_hits<'f, 'b: 'f, T>(
     reads - served.count() as usize
 }
 
-/// 2 to 5: looks at what is left, then starts and finishes it, a wave at a time.
 #[cold]
 fn read_rest<'f, 'b: 'f, T>(
     items: &mut [T],
@@ -282,8 +269,7 @@ fn read_rest<'f, 'b: 'f, T>(
     }
 }
 
-/// 3: starts what is missing of as many reads as one wave has room for, at least one; returns how many reads
-/// that are, those that miss nothing among them.
+/// 3: as many reads as one wave has room for, at least one; returns how many, those that miss nothing among them.
 fn start_wave<'f, 'b: 'f, T>(
     items: &mut [T],
     parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
@@ -311,7 +297,6 @@ fn start_wave<'f, 'b: 'f, T>(
     reads
 }
 
-/// Adds a span behind the others; to the last of them, if it goes on there.
 fn add_or_join(spans: &mut Vec<Span>, span: Span) {
     match spans.last_mut() {
         Some(last) => match last.joined(span) {
@@ -322,7 +307,6 @@ fn add_or_join(spans: &mut Vec<Span>, span: Span) {
     }
 }
 
-/// Starts what was gathered of one file.
 fn start(gathered: Option<(&File, Vec<Span>)>, options: ReadOptions) {
     if let Some((file, spans)) = gathered {
         file.start(&spans, options);
@@ -330,7 +314,6 @@ fn start(gathered: Option<(&File, Vec<Span>)>, options: ReadOptions) {
 }
 
 impl BatchRead<'_> {
-    /// 2: takes what the cache holds.
     fn look(&mut self, file: &File, options: ReadOptions) {
         if !matches!(self.answer, BatchResult::Unread) {
             return;
@@ -356,7 +339,6 @@ impl BatchRead<'_> {
         };
     }
 
-    /// 4: takes the ordinary way to the end.
     fn finish(&mut self, file: &File, options: ReadOptions) {
         if matches!(self.answer, BatchResult::Read(_) | BatchResult::Failed(_)) {
             return;
@@ -378,7 +360,6 @@ impl BatchRead<'_> {
         };
     }
 
-    /// 5: drops what it has passed, if it is an uncached one.
     fn end_drop_behind(&self, file: &File, options: ReadOptions) {
         if let BatchResult::Read(bytes) = self.answer
             && bytes > 0
@@ -411,7 +392,6 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// Four pages that are in the cache.
     fn cached() -> (Cache, File) {
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache");
         let backend =
@@ -421,8 +401,7 @@ mod tests {
         (cache, file)
     }
 
-    /// Reads pages 0, 1 and 2 as a group, with `meanwhile` done after the first is served and before the others
-    /// are copied; which were served.
+    /// Which of pages 0, 1 and 2 a group serves; `meanwhile` runs after the first.
     fn served(file: &File, meanwhile: impl FnOnce()) -> [bool; 3] {
         let mut buffers = [[9; PAGE]; 3];
         let mut at = 0;

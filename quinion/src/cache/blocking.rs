@@ -5,13 +5,8 @@
 //!          <----waker------ result    a thread without work ends after some seconds
 //! ```
 //!
-//! A read waits without a thread (`filemap/future.rs`). A sync, and a write that
-//! cannot go to the cache at once, wait inside system calls or for memory, and
-//! have to have a thread while they do. It is one of ours, so that such a future
-//! needs no runtime, and blocks none.
-//!
-//! Dropping a [`BlockingCall`] does not stop a call that was handed over: it is
-//! made, and its result is dropped.
+//! A sync, and a write that cannot go to the cache at once, wait inside system calls or for memory, on a thread of
+//! the cache: so such a future needs no runtime, and blocks none. Dropping a [`BlockingCall`] does not stop the call.
 //!
 //! Invariants:
 //!  1. A call that was handed over is made once, in its turn, while the process lives.
@@ -30,14 +25,11 @@ use std::time::Duration;
 
 use crate::error::{Repr, Result};
 
-/// Calls that are made at once; more wait in a queue.
 const THREADS_MAX: usize = 8;
-/// How long a thread waits for another call before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// The queue of one cache, and its threads.
 #[derive(Default)]
 pub(super) struct BlockingCalls {
     shared: Arc<Shared>,
@@ -54,12 +46,10 @@ struct Queue {
     calls: VecDeque<Call>,
     threads: usize,
     idle: usize,
-    /// No more work is accepted.
     is_closed: bool,
 }
 
 impl BlockingCalls {
-    /// Has `call` made by a thread of the cache.
     pub fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> Result<T> + Send + 'static,
@@ -116,7 +106,6 @@ impl Shared {
         Ok(())
     }
 
-    /// What a thread does.
     fn work(&self) {
         let mut queue = lock(&self.queue);
         loop {
@@ -142,7 +131,7 @@ impl Shared {
     }
 }
 
-/// Nothing inside a lock of this file panics, so that a poisoned one is as good as any.
+/// Nothing panics inside a lock of this file, so a poisoned one is as good as any.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -154,15 +143,13 @@ enum CallState<T> {
 }
 
 /// A call that a thread of the cache makes, as a future of its result: see
-/// [`File::sync_data_async`](crate::File::sync_data_async). It was handed over when it was made, not at its first
-/// poll; dropping it does not stop the call.
+/// [`File::sync_data_async`](crate::File::sync_data_async). Neither its first poll starts it nor its drop stops it.
 #[must_use = "the call is made, but whether it succeeded is only known by waiting for it"]
 pub struct BlockingCall<T> {
     outcome: Arc<Mutex<CallState<T>>>,
 }
 
 impl<T> BlockingCall<T> {
-    /// One that has ended.
     pub(super) fn ready(result: Result<T>) -> Self {
         Self { outcome: Arc::new(Mutex::new(CallState::Ended(result))) }
     }

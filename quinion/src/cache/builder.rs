@@ -1,11 +1,7 @@
 //! Builder: how a cache is built, and its defaults.
 //!
 //! ```text
-//!   options --build--> 1 arena        the reservation and the first memory
-//!                      2 engine       how files are read and written
-//!                      3 spill, disk  the files that pages go to besides their own, if there are any
-//!                      4 filemap      the paths of data, with their policies
-//!                      5 tasks        what gives memory back, and reclaims ahead of need
+//!   options --build--> arena, engine, spill and disk files, filemap (the paths of data, with their policies), tasks
 //! ```
 //!
 //! Invariant: a cache that cannot have what was asked for is not built; the error says what to ask for.
@@ -36,16 +32,13 @@ use super::disk_copies::{DiskCopies, StoreOpener};
 use super::file_table::FileTable;
 use super::{Cache, CacheInner, pool};
 
-/// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
 /// How to build a [`Cache`].
 #[derive(Clone, Debug)]
 pub struct Builder {
     memory: Option<u64>,
-    /// `None`: as `memory`.
     memory_max: Option<u64>,
-    /// `None`: half of `memory`.
     pinned_max: Option<u64>,
     background_reclaim: bool,
     swap: Swap,
@@ -54,10 +47,9 @@ pub struct Builder {
     readahead_style: ReadaheadStyle,
     idle_files_max: usize,
     folio_order_min: Order,
-    /// `None`: as the memory allows.
     folio_order_max: Option<Order>,
     engine: EngineOptions,
-    /// What takes steps of the index over, for a benchmark or a test; see `hooks.rs`.
+    /// Takes steps of the index over, for a benchmark or a test; see `hooks.rs`.
     pub(super) index_hooks: Option<&'static dyn IndexHooks>,
     pub(super) policy: NewPolicy,
     miss_ratio_curve: bool,
@@ -67,88 +59,79 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The byte bound: data, descriptors, index nodes, mapping records, viewers' pages and reads in flight
-    /// together never exceed it. At least [`Cache::MEMORY_MIN`]; rounded down to whole 2 MiB. Without it, a
-    /// quarter of what the machine or the container allows.
+    /// The byte bound of data, descriptors, index nodes, mapping records, viewers' pages and reads in flight together.
+    /// At least [`Cache::MEMORY_MIN`]; rounded down to whole 2 MiB. The default is a quarter of the machine's or
+    /// container's.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
         self
     }
-    /// The most that [`Cache::resize`] can ever give the cache, in bytes. At least `memory`, which is the default. Its
-    /// address space is reserved, and the tables for it take their memory at once: 0.9 % of it, out of `memory`.
+    /// The most that [`Cache::resize`] can ever give the cache, in bytes. The default is `memory`. The tables for it
+    /// take 0.9 % of it at once, out of `memory`.
     #[must_use]
     pub fn memory_max(mut self, bytes: u64) -> Self {
         self.memory_max = Some(bytes);
         self
     }
-    /// Whether a background thread evicts before pages are needed, so that a reader that misses does not have to: it
-    /// keeps up to a 128th of the cache free, 32 MiB at most. While the cache is not full yet, it takes memory of the
-    /// machine ahead of readers: an eighth of what the cache has, 16 MiB at most. It starts when it is first needed.
-    /// The default is `true`. A cache below 64 MiB has no such thread.
+    /// Whether a background thread evicts before pages are needed: it keeps up to a 128th of the cache free, 32 MiB
+    /// at most. A cache that is not full yet takes memory of the machine ahead of readers: an eighth of what it has,
+    /// 16 MiB at most. The default is `true`. A cache below 64 MiB has no such thread.
     #[must_use]
     pub fn background_reclaim(mut self, background: bool) -> Self {
         self.background_reclaim = background;
         self
     }
-    /// The most memory that pins may keep, in bytes; a pin that reaches beyond fails at once with
-    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory). A folio counts whole, and once however many pins it has.
-    /// The default is half of `memory`; more than `memory` means all of it, and then readers may find no page to read
-    /// into. A resize keeps the share, and of what guests take (guest memory and images) pins have none.
+    /// The most memory that pins may keep, in bytes; a pin beyond fails with
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory). A folio counts whole, and once. The default is half of
+    /// `memory`; all of it may leave readers no page. A resize keeps the share; guests' memory does not count.
     #[must_use]
     pub fn pinned_max(mut self, bytes: u64) -> Self {
         self.pinned_max = Some(bytes);
         self
     }
-    /// Whether the system must keep the cache's memory in memory and never swap it out (`mlock2`, each page from
-    /// the moment it is there). The default is no. The system counts all of `memory_max` and the 2 MiB of the control
-    /// file against `RLIMIT_MEMLOCK` when the cache is built, unless the process has `CAP_IPC_LOCK`; what does not
-    /// fit is an error then, and none ever after. Viewers read the same pages.
-    ///
-    /// The cache's memory is left out of core dumps and of forked children in any case.
+    /// Whether the system must never swap the cache's memory out (`mlock2`, each page from the moment it is there).
+    /// The default is no. The system counts `memory_max` and 2 MiB against `RLIMIT_MEMLOCK` when the cache is built,
+    /// unless the process has `CAP_IPC_LOCK`; what does not fit is an error then, and none ever after. The cache's
+    /// memory is left out of core dumps and of forked children in any case.
     #[must_use]
     pub fn lock_memory(mut self, lock: bool) -> Self {
         self.swap = if lock { Swap::Locked } else { Swap::Allowed };
         self
     }
-    /// Has the cache shrink while the machine or its control group is short of memory, before the kernel kills, and
-    /// come back slowly to `memory`, or what the last [`Cache::resize`] said, when there is room again. A thread looks
-    /// twice a second: at the pressure stall information of the control group or the machine, and at what is left
-    /// below the tightest limit. Without it, a cache stays as large as it was told.
+    /// Has the cache shrink while the machine or its control group is short of memory, and grow back slowly to
+    /// `memory`, or what the last [`Cache::resize`] said. A thread looks twice a second at the pressure stall
+    /// information, and at what is left below the tightest limit. The default is no.
     #[must_use]
     pub fn pressure(mut self, pressure: Pressure) -> Self {
         self.pressure = Some(pressure);
         self
     }
-    /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most 1 part in 32
-    /// of `memory` is used, and at most 8 MiB; twice that for a handle with [`Hint::Sequential`](crate::Hint). The
-    /// default is 4 MiB.
+    /// The largest readahead window, in bytes; 0 turns readahead off. At most 1 part in 32 of `memory` and 8 MiB are
+    /// used; twice that for a handle with [`Hint::Sequential`](crate::Hint). The default is 4 MiB.
     #[must_use]
     pub fn readahead(mut self, bytes: u64) -> Self {
         self.readahead = bytes;
         self
     }
-    /// How readahead decides. The default knows several streams of each handle apart; the other way is there to
-    /// compare with.
+    /// The default knows several streams of each handle apart; the other style is there to compare with.
     #[must_use]
     pub fn readahead_style(mut self, style: ReadaheadStyle) -> Self {
         self.readahead_style = style;
         self
     }
-    /// How many files without open handles keep their pages, and a descriptor of the system each, or up to three if
-    /// they were written: for writing, too, so that other processes get no lease on them. One that was removed, on a
-    /// local file system, is released a few opens and closes later, and its space is free then. With 0 none is kept,
-    /// but for what is still to be written. The default is 1024, or a quarter of the descriptors this process may
-    /// have.
+    /// How many files without open handles keep their pages, and a descriptor each, or up to three if they were
+    /// written: for writing, too, so that other processes get no lease on them. A removed one, on a local file
+    /// system, is released a few opens and closes later. With 0 none is kept, but for what is still to be written.
+    /// The default is 1024, or a quarter of the descriptors this process may have.
     #[must_use]
     pub fn idle_files_max(mut self, files: usize) -> Self {
         self.idle_files_max = files;
         self
     }
-    /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. Larger folios make
-    /// hits on large files cheaper and eviction coarser. Only streams and long reads make large ones: a short
-    /// read somewhere is cached by single pages whatever this is. The default is the largest that is no
-    /// more than a 256th of `memory`: 4 with 16 MiB, 9 from 512 MiB on. Lowers the smallest folio to itself.
+    /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. Larger folios make hits on
+    /// large files cheaper and eviction coarser. Only streams and long reads make large ones. The default is at most
+    /// a 256th of `memory`: 4 with 16 MiB, 9 from 512 MiB on. Lowers the smallest folio to itself.
     #[must_use]
     pub fn folio_order_max(mut self, order: u8) -> Self {
         let order = Order(order).min(Order::MAX);
@@ -156,62 +139,58 @@ impl Builder {
         self.folio_order_min = self.folio_order_min.min(order);
         self
     }
-    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0. Reads are
-    /// then rounded to whole such folios, and these are never split: for devices and files whose pieces are larger than
-    /// a page. Raises the largest folio to itself.
+    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0. Reads
+    /// are rounded to whole such folios, and these are never split. Raises the largest folio to itself.
     #[must_use]
     pub fn folio_order_min(mut self, order: u8) -> Self {
         self.folio_order_min = Order(order).min(Order::MAX);
         self.folio_order_max = self.folio_order_max.map(|max| max.max(self.folio_order_min));
         self
     }
-    /// When background write-back starts, and how long writers that outpace the device are throttled. Shares are of the
-    /// bound in force. The defaults are the kernel's: a tenth, a fifth, 30 seconds, every 5 seconds.
+    /// When background write-back starts, and how long writers that outpace the device are throttled; as shares of
+    /// the bound in force. The defaults are a tenth, a fifth, 30 seconds, every 5 seconds.
     #[must_use]
     pub fn writeback(mut self, options: WritebackOptions) -> Self {
         self.writeback = options;
         self
     }
     /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It
-    /// has no name, no other process reads it, and it is gone with the cache. Without it, memory files stay in memory,
-    /// as do unevictable ones ([`MemFileOptions::unevictable`](crate::MemFileOptions::unevictable)). A write that fits
-    /// in neither fails with [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost.
+    /// has no name, and is gone with the cache. Unevictable memory files do not go there
+    /// ([`MemFileOptions::unevictable`](crate::MemFileOptions::unevictable)). A write that fits in neither fails with
+    /// [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost. By default all memory files stay in memory.
     #[must_use]
     pub fn spill(mut self, options: SpillOptions) -> Self {
         self.spill = Some((options, None));
         self
     }
-    /// As [`Builder::spill`], in the file behind a backend of your own, which can write. It must not be used
-    /// otherwise meanwhile. The path of `options` is ignored.
+    /// As [`Builder::spill`], in the file behind a backend of your own, which can write and is not used otherwise.
+    /// The path of `options` is ignored.
     #[must_use]
     pub fn spill_to(mut self, backend: Arc<dyn Backend>, options: SpillOptions) -> Self {
         self.spill = Some((options, Some(backend)));
         self
     }
-    /// A disk tier: bytes of backends that have a name for them that lasts, such as versions of objects in a store
-    /// ([`Backend::content_key`]), are kept on a local disk as well, and read from there when memory has them no more;
-    /// also after this process has ended, however it did. One process at a time uses a folder. What arrives faster than
-    /// the disk writes is copied to it later, as long as it is in memory; the end of the cache goes on with that for
-    /// half a second at most. Memory for it is not part of the bound: its buffers ([`DiskOptions::buffer_bytes`]),
-    /// some MiB for reads and late copies, up to 16 MiB for admission, and about 80 bytes for each extent of 4 to 64
-    /// KiB that it holds.
+    /// A disk tier: bytes of backends with a lasting name for them, such as versions of objects in a store
+    /// ([`Backend::content_key`]), are kept on a local disk as well, and read from there when memory has them no
+    /// more; also after this process has ended. One process at a time uses a folder. What arrives faster than the
+    /// disk writes is copied later, as long as it is in memory; the end of the cache goes on with that for half a
+    /// second at most. Its memory is not part of the bound: its buffers ([`DiskOptions::buffer_bytes`]), some MiB for
+    /// reads and late copies, up to 16 MiB for admission, and about 80 bytes for each extent of 4 to 64 KiB.
     #[must_use]
     pub fn disk(mut self, options: DiskOptions) -> Self {
         self.disk = Some(options);
         self
     }
-    /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
-    /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
-    /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
-    /// are 8192 at most, some hundred nanoseconds under a lock that all readers share; until 8192 different pages
-    /// were read all are sampled. Half a MiB on the heap, which does not count to `memory`.
+    /// Whether a sample of the pages that are read is followed, for [`Cache::miss_ratio_curve`]. The default is not,
+    /// and then it costs nothing. If so, reads in one call do not go side by side, and each read costs a hash for
+    /// each of its pages; one of a sampled page, of which there are 8192 at most, some hundred nanoseconds under a
+    /// lock that all readers share. Half a MiB on the heap, which does not count to `memory`.
     #[must_use]
     pub fn miss_ratio_curve(mut self, wanted: bool) -> Self {
         self.miss_ratio_curve = wanted;
         self
     }
-    /// How files are read: by io_uring, by a pool of threads, or by the first if the system lets us (the
-    /// default).
+    /// How files are read: by io_uring, by a pool of threads, or by the first if the system allows it (the default).
     #[must_use]
     pub fn mechanism(mut self, mechanism: Mechanism) -> Self {
         self.engine.mechanism = mechanism;
@@ -227,7 +206,6 @@ impl Builder {
         self.build_with(Box::new(DiskTier::open_store))
     }
 
-    /// As [`Builder::build`]; the store of the disk tier, if there is to be one, is opened by `store`.
     pub(super) fn build_with(self, store: StoreOpener) -> Result<Cache> {
         let process = ForkGuard::new();
         let memory = self.memory.unwrap_or_else(|| default_memory().max(Cache::MEMORY_MIN));
@@ -285,10 +263,9 @@ impl Builder {
     }
 }
 
-/// The largest folio that a cache of `memory` bytes makes by default: one of which 256 fit. Of what a
-/// cache holds, less than a 256th is then kept for the sake of one page in it that is read again, and a cache
-/// of 16 MiB still has some hundred folios to choose from when it evicts. From 2 MiB on a folio gains
-/// nothing by being larger, and the arena has none.
+/// The largest folio of which 256 fit: less than a 256th is then kept for the sake of one page, and a cache of 16 MiB
+/// still has some hundred folios to choose from when it evicts. From 2 MiB on a folio gains nothing by being larger,
+/// and the arena has none.
 fn folio_order_default(memory: u64) -> Order {
     let pages = (memory / 256 / PAGE_SIZE as u64).clamp(1, u64::from(EXTENT_PAGES));
     Order::fitting(pages as u32)

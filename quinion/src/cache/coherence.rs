@@ -11,9 +11,9 @@
 //!
 //! A **look** asks the file system for the file's size and times; if they are not those of what is cached, or too
 //! young to be conclusive, all of the file's pages are forgotten. A **lease** (`lease.rs`) needs no look: the file
-//! does not change while it stands. A file has one if any of its handles wants one, and all of them are served by it.
-//! Where none can be had, a handle that wants one looks before each read, as long as that is so: it asked not to be
-//! shown old bytes. If this cache writes the file, there is nothing to look for, and it is as `Check`.
+//! does not change while it stands. A file has one if any of its handles wants one, and it serves all of them. Where
+//! none can be had, a handle that wants one looks before each read. If this cache writes the file, there is nothing
+//! to look for, and it is as `Check`.
 //!
 //! **Never stale under a lease.** A read that begins after a writer's `open` has returned shows no byte from before
 //! it, unless that byte is still the file's. The order that makes it so:
@@ -21,8 +21,8 @@
 //! ```text
 //!     begin     1 the kernel grants the lease: no process has the file open for writing, and one that opens it waits
 //!             2 what is cached is forgotten, unless the file is known to be as it was when the last lease ended
-//!             3 the lease is believed
-//!   end       1 it is believed no more
+//!             3 the lease is trusted
+//!   end       1 it is trusted no more
 //!             2 what is cached is forgotten
 //!             3 the lease is given up: only now does the writer's open return
 //! ```
@@ -43,11 +43,11 @@
 //! were old enough then for a later change to carry others; and if all changes carry times there, which tmpfs does not
 //! promise.
 //!
-//! **Viewers** in other processes hit without a message to the owner, so what they may believe stands in the file's
-//! record ([`Validation`]), and is changed under the same lock: it says `Leased` only while there is a lease, and says
-//! otherwise before end.2. A viewer's process that is about to open the file for writing notifies the owner, if it
-//! can: then the owner gives the lease up by itself, so that the opener need not wait, and what is cached stays. One
-//! that does not is made to wait by the kernel, as any other process is.
+//! **Viewers** in other processes hit without a message to the owner, so what they may trust stands in the file's
+//! record ([`Validation`]), and is changed under the same lock: it says `Leased` only while there is a lease, and
+//! says otherwise before end.2. A viewer's process that is about to open the file for writing notifies the owner, if
+//! it can: the owner gives the lease up by itself, the opener need not wait, and what is cached stays. The kernel
+//! makes any other process wait.
 //!
 //! ```text
 //!   of a file that is attached                   lease   trust              what is cached
@@ -62,15 +62,14 @@
 //! `CheckTimes` is set only if the owner was asked to serve files by a look at their times. `Leased` is said at an
 //! attach alone, as a lease does not tell of each cut: an owner that attaches a file has it watched for these first.
 //!
-//! After a lease was given up it is not asked for again for a second, so that a process that got `EAGAIN` finds it
-//! open when it tries again. While another process writes, it is asked for at each open, and fifty times a second at
-//! most besides.
+//! After a lease was given up it is not asked for again for a second, so that a process that got `EAGAIN` finds the
+//! file open when it tries again. While another process writes, it is asked for fifty times a second at most.
 //!
 //! Invariants:
 //!  1. `is_leased` is true only while the lease is there, and everything cached of the file was read under it, or is
 //!     known to be what it was at the end of the last one.
 //!  2. There is a lease only while a handle is open that wants one.
-//!  3. No lock is held while the kernel is asked to open a file: it may make the opener wait for us.
+//!  3. No lock is held while the kernel is asked to open a file: it may make the opener wait for this process.
 //!  4. While a handle reads for viewers, no lease begins that no watch of cuts goes with; and one that began before is
 //!     ended if the file was cut before it was watched.
 //!  5. The record says `Leased` only while a handle reads for viewers, and so only while there is a watch.
@@ -95,11 +94,10 @@ use super::open::Access;
 
 /// How long a lease that was given up is not asked for.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
-/// How long one that could not be had is not asked for.
+/// How long a lease that was refused is not asked for.
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
-/// How a handle notices changes of the file that are not made through this cache: by other processes, or by this one by
-/// other means. The default is [`Coherence::Check`].
+/// How a handle notices changes of the file that are not made through this cache.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Coherence {
@@ -119,20 +117,18 @@ pub enum Coherence {
     /// A lease needs a regular file of a local file system, which this process's user owns (or `CAP_LEASE`), and
     /// which is not open for writing; another cache that has written it keeps it open so for as long as it knows the
     /// file ([`Builder::idle_files_max`](crate::Builder::idle_files_max)). Without one, reads are as with
-    /// `CheckEvery` zero, and it is asked for again; [`File::coherence`] reports the current state and the reason.
-    /// `nowait` reads wait for locks and the file system then. A file that this cache has open for writing has no
+    /// `CheckEvery` zero, `nowait` reads wait for locks and the file system, and the lease is asked for again;
+    /// [`File::coherence`] reports the state and the reason. A file that this cache has open for writing has no
     /// lease, and reads are as with [`Coherence::Check`].
     ///
-    /// In a forked child that continues without `exec` the descriptor stays open; should the parent be killed,
-    /// writers wait until `/proc/sys/fs/lease-break-time` is over.
+    /// In a forked child without `exec` the descriptor stays open: if the parent is killed, writers wait until
+    /// `/proc/sys/fs/lease-break-time` is over.
     Lease,
-    /// The file never changes. It is checked only by [`File::revalidate`]; if it changes all the same, reads return old
-    /// or new bytes.
+    /// The file never changes. Only [`File::revalidate`] checks it; if it changes, reads return old or new bytes.
     Immutable,
 }
 
 impl Coherence {
-    /// Whether a handle that wants this has to ask before each read.
     pub(super) fn needs_looks(self) -> bool {
         matches!(self, Self::CheckEvery(_) | Self::Lease)
     }
@@ -151,20 +147,17 @@ pub struct CoherenceInForce {
     pub no_lease: Option<NoLease>,
 }
 
-/// What all handles of one file know of the outside.
 #[derive(Debug)]
 pub(crate) struct CoherenceState {
     mapping: Arc<Mapping>,
     filemap: Arc<Filemap>,
     leases: Arc<Leases>,
-    /// Whether reads may rely on the lease.
     is_leased: AtomicBool,
     /// When the file was last looked at, by the clock of leases.
     looked: AtomicU64,
     state: RankedMutex<State>,
 }
 
-/// What times and size tell of a file's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ObservedTimes {
     modified: i64,
@@ -176,11 +169,9 @@ impl ObservedTimes {
     fn new(version: Version, size: u64) -> Self {
         Self { modified: version.modified, changed: version.changed, size }
     }
-    /// Of what is cached.
     pub(super) fn of(mapping: &Mapping) -> Self {
         Self::new(mapping.version(), mapping.size())
     }
-    /// Of what the file has.
     pub(super) fn by(file: &Attributes) -> Self {
         Self::new(file.version, file.size)
     }
@@ -188,20 +179,17 @@ impl ObservedTimes {
 
 #[derive(Debug)]
 struct State {
-    /// Handles that want a lease.
+    /// How many handles want a lease.
     wanted: usize,
     lease: Option<Lease>,
-    /// Why there is none.
     no_lease: NoLease,
-    /// When one may be asked for again.
+    /// When a lease may be asked for again, by that clock.
     again: u64,
     /// The file at the end of the last lease, if what was cached then is still what is cached where it is unchanged.
     left: Option<Attributes>,
-    /// Whether viewers were told to believe nothing, and a fill since may have brought what is of no known time.
+    /// Whether viewers were told to trust nothing, and a fill since may have brought what is of no known time.
     doubtful: bool,
-    /// Those of them that read for viewers.
     for_viewers: usize,
-    /// The watch that tells of cuts, as long as a handle is open that reads for viewers.
     watch: Option<Box<dyn std::fmt::Debug + Send>>,
     /// There are viewers, and the watch has ended with a notice: no lease is asked for until there is another.
     is_unwatched: bool,
@@ -253,8 +241,7 @@ impl CoherenceState {
         self.filemap.renew(&self.mapping, found)
     }
 
-    /// A handle is closed that might do `access`; the last that wanted a lease takes it along, and the last that read
-    /// for viewers the watch.
+    /// The last handle that wanted a lease ends it, and the last that read for viewers ends the watch.
     pub(super) fn leave(&self, access: Access) {
         if access.coherence != Coherence::Lease {
             return;
@@ -268,8 +255,8 @@ impl CoherenceState {
         state.for_viewers -= usize::from(access.for_viewer);
         let mut ended = None;
         if state.for_viewers == 0 {
-            // Before the watch ends: a viewer from which its handle was taken may look at the record still, and a lease
-            // that another handle keeps is blind for cuts from here on.
+            // Before the watch ends: a viewer from which its handle was taken may look at the record still, and a
+            // lease that another handle keeps does not notice cuts from here on.
             if self.mapping.record().validation() == Validation::Leased {
                 self.mapping.record().set_validation(Validation::Kernel);
             }
@@ -280,7 +267,7 @@ impl CoherenceState {
         drop(ended); // without the lock
     }
 
-    /// Keeps a watch that tells of cuts, in place of the one before, until the last handle that reads for viewers is
+    /// Keeps a watch that notices cuts, in place of the one before, until the last handle that reads for viewers is
     /// closed. If it has ended by now, [`CoherenceState::note_change`] is called after this.
     pub(crate) fn keep_watch(&self, watch: Box<dyn std::fmt::Debug + Send>) {
         let mut state = self.state.lock();
@@ -290,18 +277,14 @@ impl CoherenceState {
         drop(before); // without the lock
     }
 
-    /// A handle that reads for viewers has been opened, and its watch is in force: takes a lease, or looks.
     pub(crate) fn enter_watched(self: &Arc<Self>) -> Result<()> {
         self.ask_at_open(&mut self.state.lock());
         if self.holds_lease() { Ok(()) } else { self.look_again() }
     }
 
-    /// The version, if it is the mapping's, of which all pages are that are cached when the last handle goes, which
-    /// wanted `policy`; and from which any later change leads to another. `None` if there is no such one. Asks no
-    /// file system.
-    ///
-    /// It stays true of that version, whichever handles are opened and closed meanwhile: what is cached later of a
-    /// file that still has its times was read of the same bytes.
+    /// The version of which all cached pages are when the last handle, which wanted `policy`, goes, and which any
+    /// later change ends; `None` if there is none. Asks no file system. It stays true whichever handles are opened
+    /// meanwhile: what is cached later of a file with the same times was read of the same bytes.
     pub(super) fn observed_times(&self, policy: Coherence) -> Option<ObservedTimes> {
         match policy {
             // A store to mapped memory may have happened both before and after a page was read, and times report only
@@ -319,7 +302,6 @@ impl CoherenceState {
         }
     }
 
-    /// Gives up a standing lease by itself; what is cached stays.
     fn release_lease(&self, state: &mut RankedGuard<'_, State>, validation: Validation) {
         self.mapping.record().set_validation(validation);
         state.doubtful |= validation == Validation::Kernel;
@@ -335,9 +317,8 @@ impl CoherenceState {
 
     // ---- for viewers ----------------------------------------------------------------------------
 
-    /// A viewer's descriptor is attached: says in the record how far viewers may believe what is cached, and why there
-    /// is no lease. `without_lease` is what they may do where there is none; [`Validation::Immutable`] whether or not
-    /// there is.
+    /// A viewer's descriptor is attached: says in the record how far viewers may trust what is cached, and why there
+    /// is no lease. `without_lease` is for where there is none; [`Validation::Immutable`] holds in any case.
     pub(super) fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
@@ -354,8 +335,7 @@ impl CoherenceState {
         Ok((validation, state.no_lease))
     }
 
-    /// A viewer is about to open the file for writing: it need not wait for the lease. Viewers may do `without_lease`
-    /// then.
+    /// A viewer is about to open the file for writing: it need not wait for the lease.
     pub(super) fn expect_writer(&self, without_lease: Validation) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
@@ -371,9 +351,9 @@ impl CoherenceState {
         state.left = None;
     }
 
-    /// The file has changed a moment ago. If there is a lease on it, that was a cut of which it does not tell, and no
-    /// reader gets what was cached when this returns. If there is none, a process writes that had to wait for its end,
-    /// or cut it before that.
+    /// The file has changed a moment ago. Under a lease, that was a cut which does not break it, and no reader gets
+    /// what was cached when this returns. Without one, a process writes that waited for its end, or cut the file
+    /// before that.
     pub(crate) fn note_change(&self) {
         let mut state = self.state.lock();
         if state.lease.is_some() {
@@ -383,14 +363,13 @@ impl CoherenceState {
         state.is_unwatched = state.for_viewers > 0;
     }
 
-    /// Whether the file has not changed since what is cached of it was read, and cannot: without a system call.
+    /// Whether the file has not changed since what is cached of it was read, and cannot. No system call.
     #[inline]
     pub(super) fn holds_lease(&self) -> bool {
         // Acquire, partner: the Release in `begin`: what was forgotten there is not found by a thread that sees this.
         self.is_leased.load(Ordering::Acquire) && self.leases.are_seen_at(now())
     }
 
-    /// Before a read by a handle that wants `policy`.
     #[inline]
     pub(super) fn assure(self: &Arc<Self>, policy: Coherence) -> Result<()> {
         match policy {
@@ -425,13 +404,12 @@ impl CoherenceState {
         self.look_again()
     }
 
-    /// Looks at the file; forgets what is cached of it if that may be old.
     fn look_again(&self) -> Result<()> {
         self.looked.store(now(), Ordering::Relaxed);
         self.filemap.revalidate(&self.mapping).map(drop)
     }
 
-    /// Whether this cache has the file open for writing, for as long as it knows the file.
+    /// Whether this cache has the file open for writing; it keeps it open so for as long as it knows the file.
     fn we_write(&self) -> bool {
         self.mapping.writeback().writer().is_some()
     }
@@ -453,7 +431,6 @@ impl CoherenceState {
 
     // ---- with the lock of the file's lease ------------------------------------------------------
 
-    /// Whether there is a lease that stands. One that does not is ended.
     fn confirm(&self, state: &mut RankedGuard<'_, State>) -> bool {
         let stands = state.lease.as_ref().is_some_and(Lease::stands);
         if !stands && state.lease.is_some() {
@@ -462,7 +439,6 @@ impl CoherenceState {
         stands
     }
 
-    /// Asks for a lease at an open.
     fn ask_at_open(self: &Arc<Self>, state: &mut RankedGuard<'_, State>) {
         if state.no_lease == NoLease::OpenForWriting {
             state.again = 0; // the process that had it open may have closed it just now
@@ -470,8 +446,8 @@ impl CoherenceState {
         self.ask(state);
     }
 
-    /// Asks for a lease, if there is none and it is time. A lease that no watch goes with is blind for cuts, and a
-    /// viewer that looks at times would be given old bytes: there is none while the file is unwatched.
+    /// Asks for a lease, if there is none and it is time. There is none while the file is unwatched: such a lease
+    /// does not notice cuts, and a viewer that looks at times would be given old bytes.
     fn ask(self: &Arc<Self>, state: &mut RankedGuard<'_, State>) {
         if state.lease.is_some() || state.is_unwatched || now() < state.again {
             return;
@@ -520,7 +496,6 @@ impl CoherenceState {
         backend.leasable().is_some_and(|leasable| leasable.times == FileTimes::ChangedByStores)
     }
 
-    /// The lease is to be given up, or is gone.
     fn end(&self, state: &mut RankedGuard<'_, State>) {
         // 1: SeqCst, so that a thread that reads after the writer's open has returned sees it; the system call of step
         // 3, and that by which it learns of it, partner with it.
@@ -547,17 +522,15 @@ impl LeaseHolder for CoherenceState {
         if self.confirm(&mut state) {
             // A thread that writes meanwhile may be any process, and times report its writes too late.
             self.release_lease(&mut state, Validation::Kernel);
-            // Not before we have been stopped.
+            // Not before the opener has been stopped.
             state.again = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
             state.no_lease = NoLease::GivenUp;
         }
     }
 }
 
-/// Of a [`File`]: what others do to it.
 impl File {
-    /// What this handle does now about changes by others: what it was opened with, or, where a lease cannot be had,
-    /// what is done in its place, and why. Asks the kernel; waits for a lease that is being given up.
+    /// What this handle does now about changes by others, and why. Asks the kernel; waits for a lease's end.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -568,44 +541,36 @@ impl File {
         Ok(self.handle.watch.in_force(self.handle.access.coherence))
     }
 
-    /// See [`CoherenceState::admit`].
     pub(crate) fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
         self.handle.watch.admit(without_lease)
     }
-    /// See [`CoherenceState::expect_writer`].
     pub(crate) fn expect_writer(&self, without_lease: Validation) {
         self.handle.watch.expect_writer(without_lease);
     }
-    /// See [`CoherenceState::drop_before_cut`].
     pub(crate) fn drop_before_cut(&self) {
         self.handle.watch.drop_before_cut();
     }
-    /// What all handles of the file know of the outside.
     pub(crate) fn coherence_state(&self) -> &Arc<CoherenceState> {
         &self.handle.watch
     }
-    /// What tells whether the descriptor is closed by which it is read, when nothing has it open any more; `None` if
-    /// there is none.
+    /// What tells whether the descriptor by which it is read is closed once it is idle; `None` if there is none.
     pub(crate) fn parked(&self) -> Option<ParkedBackend> {
         self.handle.mapping.backend().parked()
     }
-    /// Whether a part of the file has room on its device and no bytes; `None` where that is not known.
+    /// Whether a part of the file has room on its device and no bytes; `None`: not known.
     pub(crate) fn has_unwritten_extents(&self) -> Option<bool> {
         let backend = self.handle.mapping.backend();
         let leasable = backend.leasable()?;
         crate::sys::extents::has_unwritten(leasable.descriptor, self.len()).ok()
     }
-    /// How far viewers may believe what is cached of it, at the moment.
     pub(crate) fn validation(&self) -> Validation {
         self.handle.mapping.record().validation()
     }
 
-    /// Whether a lease says that what is cached is the file's.
     pub(super) fn holds_lease(&self) -> bool {
         self.handle.watch.holds_lease()
     }
 
-    /// Whether the file need not be looked at where a read meets its end.
     pub(super) fn is_sure_of_size(&self) -> bool {
         match self.handle.access.coherence {
             Coherence::Immutable => true,
@@ -626,9 +591,7 @@ mod tests {
     use super::*;
     use crate::{Cache, OpenOptions};
 
-    /// 1. A viewer is about to open a file for writing, and its lease is given up. What is cached stays.
-    /// 2. A notice of a change of the file comes, which may be a cut of before that.
-    /// 3. At the next lease what is cached is forgotten, though the file's times are as they were.
+    /// The notice may be of a cut from before the lease was given up, though the file's times are as they were.
     #[test]
     fn pages_kept_beyond_a_lease_are_forgotten_after_a_notice_of_a_change() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

@@ -7,16 +7,12 @@
 //!   the end of the cache: copies what is owed still, half a second at most, then the disk writes what it has
 //! ```
 //!
-//! Which bytes are copied, and why they cannot be others, is told in `backend/owed.rs`. Here is only when: at the
-//! disk's pace, by a thread that no reader waits for. It is not the cache's other background thread, since a reader
-//! that needs memory is better off if that one is free.
+//! `backend/owed.rs` says which bytes are copied. Here is only when: at the disk's pace, by a thread of its own,
+//! since readers that need memory want the cache's other background thread free.
 //!
 //! **The end.** A program that reads once and ends would leave the next one with what its disk took at the first
-//! arrival. So the end of a cache copies on, for half a second at most: some hundred MiB on a fast disk. It is less
-//! than the 2 seconds for which a successor waits for the folder; what the disk's own thread writes at the end comes on
-//! top, some MiB. So where a server takes the place of another (`--replace`) the pause is up to half a second longer if
-//! something is owed. What is owed after that is lost to the disk, and the next reader of it asks the backend. A
-//! process that is killed copies nothing more.
+//! arrival. So the end of a cache copies on, for half a second at most: some hundred MiB on a fast disk, and less
+//! than the 2 seconds for which a successor (`--replace`) waits for the folder. The rest is lost to the disk.
 //!
 //! Invariants:
 //!  1. Nothing depends on the thread: without it the disk has less.
@@ -34,37 +30,32 @@ use crate::backend::{Backend, CopyOutcome, DiskTier, TierParts, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread};
 use crate::sync::lock::Mutex;
 
-/// After which a disk that had no room is asked again: a fast one has written some MiB by then, less than it buffers.
+/// A fast disk has written some MiB by then, less than it buffers.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
-/// The same for a disk that takes nothing, as one that hangs.
+/// For a disk that takes nothing, as one that hangs.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// How long the end of a cache copies what is owed. A unit test's copies all, however busy the machine is.
+/// A unit test's copies all, however busy the machine is.
 pub(super) const END_MAX: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
 
-/// Opens the store of a tier.
 pub(super) type StoreOpener = Box<dyn FnOnce(&DiskOptions) -> Result<DiskStore, DiskError>>;
 
-/// A cache's disk tier, and the thread that copies to it what is owed.
 pub(super) struct DiskCopies {
     tier: Arc<DiskTier>,
     task: Arc<CopyTask>,
     thread: Arc<BackgroundThread>,
 }
 
-/// What the thread does.
 struct CopyTask {
     tier: Arc<DiskTier>,
-    /// The next pause for a disk that takes nothing, and the buffer that copies go through. Held by a run of the task
-    /// alone: no other thread waits for it.
+    /// The next pause for a disk that takes nothing, and the copies' buffer. Held by a run of the task alone.
     state: Mutex<(BehindPause, Vec<u8>)>,
 }
 
-/// Grows while the disk takes nothing.
 #[derive(Debug)]
 struct BehindPause(Duration);
 
 impl BehindPause {
-    /// For how long to leave alone a disk that has no room; `took`: it has taken something since the last pause.
+    /// `took`: the disk has taken something since the last pause.
     fn next(&mut self, took: bool) -> Duration {
         let pause = if took { PAUSE_MIN } else { self.0 };
         self.0 = (pause * 2).min(PAUSE_MAX);
@@ -79,7 +70,6 @@ impl Default for BehindPause {
 }
 
 impl DiskCopies {
-    /// Opens the tier. Its thread starts when something is owed.
     pub(super) fn open(
         options: &DiskOptions,
         store: StoreOpener,
@@ -102,20 +92,17 @@ impl DiskCopies {
         Ok(Self { tier, task, thread })
     }
 
-    /// See [`DiskTier::before`].
     pub(super) fn before(&self, backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
         self.tier.before(backend)
     }
-    /// See [`DiskTier::stats`].
     pub(super) fn stats(&self) -> DiskStats {
         self.tier.stats()
     }
-    /// See [`DiskTier::trouble`].
     pub(super) fn trouble(&self) -> Option<String> {
         self.tier.trouble()
     }
 
-    /// Ends the thread, and copies what is owed still, so long at most. Not in a forked child.
+    /// Copies what is owed still, so long at most. Not in a forked child.
     pub(super) fn end(&self, time_max: Duration) {
         self.thread.close();
         let begun = Instant::now();

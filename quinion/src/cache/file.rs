@@ -1,9 +1,7 @@
 //! File: what a program reads from, and in `write.rs` beside what it writes to.
 //!
-//! A [`File`] is one stream through one file: it has a position for
-//! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is
-//! cheap and starts another stream at the same position; threads that each read their
-//! own way should each have a clone, though one `File` may be shared.
+//! A [`File`] is one stream through one file: it has a position for [`Read`](std::io::Read) and
+//! [`Seek`](std::io::Seek), and readahead state of its own. Each thread that reads its own way should have a clone.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -34,20 +32,16 @@ use super::kernel_cache::use_kernel_cache_if_warm;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead: it
-    /// goes without. Takes free pages, lets the cache grow within its bound (2 MiB at a time, half a
-    /// millisecond of computing each), evicts clean pages and starts reads, so that a later call finds the
-    /// bytes, also in a cache that was never read from before. (Some locks it takes that others hold for some
-    /// steps and never while they wait: that of the free pages, to give pages back and to add what has
-    /// grown, that of the list of nodes that only remember, that of the submission queue, and those of the policy
-    /// and its rings, to say what is new: these are held for a thousand scans at most, some hundred
-    /// microseconds.)
+    /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead. Takes free
+    /// pages, lets the cache grow within its bound (2 MiB at a time, half a millisecond of computing each), evicts
+    /// clean pages and starts reads, so that a later call finds the bytes. (The locks of the free pages, of the nodes
+    /// that only remember, of the submission queue, and of the policy and its rings it does take: they are held for a
+    /// thousand scans at most, some hundred microseconds, and never by a thread that waits.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.
     pub cached_only: bool,
     /// Leaves in the cache nothing that it brought there: for data that is read once, so that it takes no room from
-    /// data that is read again. The read goes through the cache all the same, with readahead, and uses
-    /// what is cached.
+    /// data that is read again. The read uses what is cached, and readahead.
     ///
     /// Pages that it fetched leave the cache when the handle's reads have passed them: pages that lie wholly in what
     /// was read are gone when the call returns; of larger folios those that were read to their end. Pages that were
@@ -95,16 +89,14 @@ impl ReadOptions {
 
 /// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
 ///
-/// It lends no descriptor (`AsFd`): what is read or written by one passes the cache by, and a file behind a backend of
-/// your own has none. For what descriptors are borrowed for there are [`File::metadata`], [`File::lock`],
-/// [`File::sync_all`] and [`File::path`].
+/// It lends no descriptor (`AsFd`): what is read or written by one passes the cache by. For what descriptors are
+/// borrowed for there are [`File::metadata`], [`File::lock`], [`File::sync_all`] and [`File::path`].
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: OwnedView,
-    /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if the cache follows what is read,
-    /// this handle's reads are uncached ones, or others may have changed the file ([`FOLLOWED`], [`UNCACHED`],
-    /// [`WATCHED`]). Then no read is a plain hit, all take the
-    /// cold way, which finds the record by the mapping; and other handles' hits have nothing to ask.
+    /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if [`FOLLOWED`], [`UNCACHED`] or
+    /// [`WATCHED`]. Then every read takes the cold way, which finds the record by the mapping, and other handles'
+    /// hits have nothing to check.
     looks_in: AtomicU32,
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
@@ -114,19 +106,17 @@ pub struct File {
     left_behind: DropBehindLeftovers,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    /// Where [`Read`](std::io::Read), [`Write`](std::io::Write) and [`Seek`](std::io::Seek) go on, in
-    /// bytes.
+    /// Where [`Read`](std::io::Read), [`Write`](std::io::Write) and [`Seek`](std::io::Seek) go on, in bytes.
     pub(super) position: AtomicU64,
 }
 
-/// Where a hit looks if the cache follows what is read.
+/// Where a hit looks: the cache follows what is read.
 const FOLLOWED: CellNumber = CellNumber::nowhere(0);
-/// Where a hit looks if the handle's reads are uncached ones, whether they are followed or not.
+/// Where a hit looks: the handle's reads are uncached ones.
 const UNCACHED: CellNumber = CellNumber::nowhere(1);
-/// Where a hit looks if the handle has to ask before each read whether others have changed the file.
+/// Where a hit looks: the handle asks before each read whether others have changed the file.
 const WATCHED: CellNumber = CellNumber::nowhere(2);
 
-/// What a handle's uncached reads have left behind.
 #[derive(Debug, Default)]
 struct DropBehindLeftovers(OnceLock<Arc<DropBehindState>>);
 
@@ -138,14 +128,12 @@ impl DropBehindLeftovers {
     }
 }
 
-/// The handle is closed.
 impl Drop for DropBehindLeftovers {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Where a hit looks if the handle's reads are not uncached ones.
 fn plain_cell(handle: &Handle) -> CellNumber {
     match handle.access.coherence.needs_looks() {
         _ if handle.shared.sampler.is_some() => FOLLOWED,
@@ -171,12 +159,11 @@ impl File {
         }
     }
 
-    /// Reads up to `buffer.len()` bytes at byte `position` into `buffer` and returns how many were read:
-    /// all of them, or fewer at the end of the file, or fewer because something went wrong after some bytes
-    /// (the next call tells what). 0 means the end of the file, or an empty buffer.
+    /// Reads up to `buffer.len()` bytes at byte `position` and returns how many were read: all of them, or fewer at
+    /// the end of the file, or because something failed after some bytes (the next call returns the error). 0 means
+    /// the end of the file, or an empty buffer.
     ///
-    /// A hit takes no lock, makes no system call and stores nothing that other threads look at. A miss
-    /// waits for the device.
+    /// A hit takes no lock, makes no system call and stores nothing that other threads look at. A miss waits.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io), [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory),
@@ -216,7 +203,6 @@ impl File {
         }
     }
 
-    /// A read that is more than a page, or of a folio of which more is to be known.
     #[inline(never)]
     fn read_folios(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let (touched, len) = (&self.touched, buffer.len());
@@ -229,7 +215,6 @@ impl File {
         self.read_slowly(buffer, position, options, hits)
     }
 
-    /// The file as the hit sees it, if its record is in `cell`.
     #[inline(always)]
     fn view_in(&self, cell: CellNumber) -> FileView<'_> {
         FileView { view: &self.view, cell, id: self.id }
@@ -252,7 +237,6 @@ impl File {
         self.end_read(buffer, position, options, hits)
     }
 
-    /// A read of a handle that has to ask first.
     fn read_watched(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         self.assure()?;
         let len = buffer.len();
@@ -266,7 +250,6 @@ impl File {
         self.end_read(buffer, position, options, hits)
     }
 
-    /// Ends a read of which `hits` are there already.
     fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
         let (filemap, call) = (&self.handle.shared.filemap, self.call(None, options.wait_policy()));
         // What was copied is there, and counted where folios are; only the rest is read again.
@@ -277,13 +260,12 @@ impl File {
         let stopped = Some(hits.stopped).filter(|stopped| *stopped != HitStop::Stale);
         let reading = ReadProgress { done: hits.bytes, hit: true, stopped };
         let bytes = filemap.finish(&call, position, buffer, reading)?;
-        // The next read may go on in the same folio, by a hit; that is this read still.
+        // The next read may go on in the same folio, by a hit; that counts as this read still.
         self.touched.remember(position, position + bytes as u64);
         self.note_read(position, bytes);
         Ok(bytes)
     }
 
-    /// Tells the cache that bytes were read, if it follows that.
     pub(super) fn note_read(&self, position: u64, bytes: usize) {
         self.handle.shared.note_read(&self.handle.mapping, position, bytes);
     }
@@ -298,7 +280,6 @@ impl File {
         Ok(bytes)
     }
 
-    /// A read of the file by this handle.
     pub(super) fn call<'c>(
         &'c self,
         passing: Option<&'c UncachedRead<'c>>,
@@ -307,13 +288,11 @@ impl File {
         self.reader(passing).call(&self.handle.mapping, wait_policy)
     }
 
-    /// The reader that this handle is.
     pub(super) fn reader<'r>(&'r self, passing: Option<&'r UncachedRead<'r>>) -> Reader<'r> {
         let reader = Reader::new(&self.readahead, self.handle.pool_number(), passing);
         if self.is_sure_of_size() { reader.sure_of_size() } else { reader }
     }
 
-    /// The beginning of an uncached read.
     pub(super) fn passing(&self) -> Result<UncachedRead<'_>> {
         let Handle { shared, mapping, .. } = &*self.handle;
         self.check_drops_behind()?;
@@ -321,7 +300,6 @@ impl File {
         Ok(UncachedRead::new(self.left_behind.0.get_or_init(new)))
     }
 
-    /// As [`File::passing`], if a read with `options` is an uncached one.
     pub(super) fn passing_with(&self, options: ReadOptions) -> Result<Option<UncachedRead<'_>>> {
         if options.uncached | self.is_uncached() { self.passing().map(Some) } else { Ok(None) }
     }
@@ -335,11 +313,9 @@ impl File {
     }
 
     /// Makes every read of this handle an uncached one from now on ([`ReadOptions::uncached`]), pins, futures and
-    /// [`Read`](std::io::Read) included, or none but those that say so themselves. Pages that a pin brought go
-    /// when it is dropped and the reads have passed them. With `false`, what was left behind goes now; that
-    /// may wait for locks.
-    ///
-    /// It is this handle's; a clone begins as its original, and leaves its own pages behind.
+    /// [`Read`](std::io::Read) included. Pages that a pin brought go when it is dropped and the reads have passed
+    /// them. With `false`, what was left behind goes now; that may wait for locks. A clone begins as its original,
+    /// and leaves its own pages behind.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
@@ -359,13 +335,12 @@ impl File {
         Ok(())
     }
 
-    /// Whether every read of this handle is an uncached one.
+    /// Whether [`File::set_uncached`] is in force.
     #[inline]
     pub fn is_uncached(&self) -> bool {
         self.looks_in() == UNCACHED
     }
 
-    /// Where a hit of a batch looks for the record: under a lease no check is needed.
     #[inline]
     pub(super) fn looks_in_now(&self) -> CellNumber {
         match self.looks_in() {
@@ -374,18 +349,14 @@ impl File {
         }
     }
 
-    /// Where a plain hit looks for the record.
     #[inline]
     pub(super) fn looks_in(&self) -> CellNumber {
         CellNumber(self.looks_in.load(Ordering::Relaxed))
     }
 
-    /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
-    /// runtime. Nothing happens before the first poll, which answers a hit at once. Dropping the future is
-    /// cancelling the read; bytes that are on their way then go to the cache.
-    ///
-    /// The first future of a cache that must wait starts one thread, which waits for all of them and ends
-    /// with the cache.
+    /// As [`File::read_at`], as a future for any runtime. Nothing happens before the first poll, which answers a hit
+    /// at once. Dropping the future cancels the read; bytes on their way then go to the cache. One thread waits for
+    /// all futures of a cache: it starts when the first must wait, and ends with the cache.
     ///
     /// # Errors
     /// As [`File::read_at`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if that thread cannot be started.
@@ -453,8 +424,8 @@ impl File {
         Ok(())
     }
 
-    /// Pins `len` bytes at `position`, or as many as the file has there: waits until they are in the cache
-    /// and keeps them there, unchanged, until the [`Pinned`] is dropped. No byte is copied.
+    /// Pins `len` bytes at `position`, or as many as the file has there: waits until they are in the cache and keeps
+    /// them there, unchanged and uncopied, until the [`Pinned`] is dropped.
     ///
     /// # Errors
     /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit
@@ -463,9 +434,8 @@ impl File {
         self.pin_with(position, len, ReadOptions::default())
     }
 
-    /// As [`File::pin`], with options. With `nowait` or `cached_only` it is all or nothing: a range of which a part
-    /// would have to be waited for is not pinned. With `nowait` the reads are under way by then, so a later call finds
-    /// the bytes.
+    /// As [`File::pin`], with options. With `nowait` or `cached_only` it pins all of the range or nothing. With
+    /// `nowait` the reads are under way by then, so a later call finds the bytes.
     ///
     /// # Errors
     /// As [`File::pin`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not all of the range can be had
@@ -474,9 +444,8 @@ impl File {
         self.pin_by((options, options.wait_policy()), position, len)
     }
 
-    /// As [`File::pin`], as a future: it waits without a thread of its own and needs no particular runtime. Nothing
-    /// happens before the first poll, which asks the device for all of the range that is missing. Dropping the future
-    /// pins nothing; bytes that are on their way then go to the cache.
+    /// As [`File::pin`], as a future for any runtime. Nothing happens before the first poll, which asks the device
+    /// for all that is missing. Dropping the future pins nothing; bytes on their way then go to the cache.
     ///
     /// # Errors
     /// As [`File::pin`] and [`File::read_at_async`].
@@ -484,8 +453,6 @@ impl File {
         PinFuture::new(self, position, len)
     }
 
-    /// As [`File::pin`]; an error of the kind [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) where it may not
-    /// wait.
     pub(super) fn pin_by(
         &self,
         (options, wait_policy): (ReadOptions, WaitPolicy),
@@ -506,15 +473,13 @@ impl File {
         Ok(pinned)
     }
 
-    /// The threads for calls that wait.
     pub(super) fn blocking(&self) -> &BlockingCalls {
         &self.handle.shared.blocking
     }
 
-    /// Says how this handle will be read from now on (`posix_fadvise`). Readahead forgets what it knew of the handle,
-    /// and its largest window is as configured again. Waits only for a reader of this handle that is starting a window.
-    ///
-    /// The advice is this handle's: a clone begins without it.
+    /// Says how this handle will be read from now on (`posix_fadvise`); a clone begins without it. Readahead forgets
+    /// what it knew of the handle, and its largest window is as configured again. Waits only for a reader of this
+    /// handle that is starting a window.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -526,11 +491,10 @@ impl File {
         Ok(())
     }
 
-    /// Says between which orders the folios are to be that this handle's reads make, each log2 of pages; what lies
-    /// outside the cache's own orders ([`Builder::folio_order_max`](crate::Builder::folio_order_max)) is brought
-    /// inside. Reads are rounded to whole folios of the least order; folios are smaller all the same where others made
-    /// smaller ones, or memory is in pieces. What readahead knew of the handle is forgotten. Waits as [`File::advise`]
-    /// does.
+    /// Sets the least and the largest order of the folios that this handle's reads make, each log2 of pages; both are
+    /// brought inside the cache's own ([`Builder::folio_order_max`](crate::Builder::folio_order_max)). Reads are
+    /// rounded to whole folios of the least order; folios are smaller all the same where others made smaller ones, or
+    /// memory is in pieces. Resets and waits as [`File::advise`] does.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput)
@@ -561,9 +525,8 @@ impl File {
         Ok(self.readahead.lock().report())
     }
 
-    /// Starts reading the part of `len` bytes at `position` that is not in the cache, and does not wait for it. The
-    /// result says how much was started and how much was not, because half of the cache is in flight already or no page
-    /// can be had. May wait for locks.
+    /// Starts reading the part of `len` bytes at `position` that is not in the cache, and waits only for locks. The
+    /// result says how much was not started, because half of the cache is in flight already or no page can be had.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Device errors are returned by the read that meets them.
@@ -576,10 +539,8 @@ impl File {
     }
 
     /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie
-    /// wholly in the range go, and none that is pinned or on its way; other files' and other ranges'
-    /// pages stay. The range may reach past the file's end; one of no bytes is none. That pages of the range
-    /// had been evicted before is forgotten too: when they are read again, it is as if for the first time. May
-    /// wait for locks.
+    /// wholly in the range go, and none that is pinned or on its way. The range may reach past the file's end.
+    /// Evictions in the range are forgotten: pages read again count as read for the first time. May wait for locks.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -591,11 +552,9 @@ impl File {
         Ok(shared.filemap.dont_need(mapping, position, len))
     }
 
-    /// Has the file read through the kernel's page cache from now on, if that holds half of it or more now: bytes that
-    /// the kernel has in memory are copied from there, and not read from the device again. Otherwise nothing changes,
-    /// and reads go past the kernel's cache where the file system lets them. Returns whether the kernel's cache is
-    /// used. A handle that writes, and a backend of your own, stay as they are. Looks at what the kernel holds once;
-    /// waits for nothing.
+    /// Has the file read through the kernel's page cache from now on, if that holds half of it or more now, and
+    /// returns whether it does: bytes that the kernel has in memory are not read from the device again. A handle that
+    /// writes, and a backend of your own, stay as they are. Checks once what the kernel holds; waits for nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -606,9 +565,8 @@ impl File {
         Ok(use_kernel_cache_if_warm(&*self.handle.mapping.backend(), self.len()))
     }
 
-    /// The file's size in bytes, as last known: what was written through the cache counts at once, and what others did
-    /// is looked at when the file is opened and when a read meets its end.
-    /// In a forked child it is 0: what is known stands in memory that a child does not have.
+    /// The file's size in bytes, as last known: writes through the cache count at once, changes by others when the
+    /// file is opened and when a read meets its end. 0 in a forked child, which does not have that memory.
     pub fn len(&self) -> u64 {
         if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
     }
@@ -618,10 +576,10 @@ impl File {
         self.len() == 0
     }
 
-    /// Looks at the file again; if it changed since its pages were cached, they are forgotten, but for those that were
-    /// written here and not written back. Returns whether it had, or whether that cannot be told: so soon after a
-    /// change that another one might carry the same time. Waits for the file system. Of a file that has a lease
-    /// ([`Coherence::Lease`](crate::Coherence)) it is known that it has not changed.
+    /// Looks at the file again; if it changed since its pages were cached, they are forgotten, except those written
+    /// here and not written back. Returns whether it changed, or whether that cannot be told: so soon after a change
+    /// that another one might carry the same time. Waits for the file system; a file with a lease
+    /// ([`Coherence::Lease`](crate::Coherence)) needs no look.
     ///
     /// # Errors
     /// The backend cannot say what the file is now.
@@ -633,40 +591,33 @@ impl File {
         if self.handle.watch.holds_lease() { Ok(false) } else { shared.filemap.revalidate(mapping) }
     }
 
-    /// Whether a viewer that looks for what is pinned of this file finds it in the index, now and as long as it is
-    /// pinned; of a file that never changes.
+    /// Whether viewers find what is pinned in the index as long as it is pinned; of a file that never changes.
     pub(crate) fn stands_in_index(&self, pinned: &Pinned) -> bool {
         let Handle { shared, mapping, .. } = &*self.handle;
         shared.filemap.stands_in_index(mapping, pinned)
     }
-    /// Where viewers find the file's record, and the number it has there.
     pub(crate) fn record(&self) -> (CellNumber, MappingId) {
         (self.handle.mapping.index().cell(), self.id)
     }
-    /// Whether it is this file of this machine, in `fstat`'s numbers.
     pub(crate) fn is_inode(&self, device: u64, inode: u64) -> bool {
         let identity = self.handle.mapping.identity();
         (identity.device, identity.inode) == (device, inode)
     }
-    /// Reads go through the kernel's page cache from now on.
     pub(crate) fn read_by_kernels_cache(&self) {
         self.handle.mapping.backend().read_by_kernels_cache();
     }
-    /// Makes the page at `position` ready for a reader that wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
         self.assure()?;
         let call = self.call(None, WaitPolicy::Wait);
         self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)
     }
-    /// The same for a viewer's uncached read; what it brings goes with [`File::end_uncached`], or as is said of
-    /// [`ReadOptions::uncached`].
+    /// The same for a viewer's uncached read; its pages go with [`File::end_uncached`].
     pub(crate) fn make_ready_uncached(&self, position: u64, len: usize) -> Result<()> {
         self.assure()?;
         let passing = self.passing()?;
         let call = self.call(Some(&passing), WaitPolicy::Wait);
         self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)
     }
-    /// A viewer's uncached read of `bytes` bytes at `position` has ended.
     pub(crate) fn end_uncached(&self, position: u64, bytes: u64) -> Result<()> {
         let passing = self.passing()?;
         let position = position.min(FILE_BYTES_MAX);
@@ -674,12 +625,10 @@ impl File {
         self.reader(Some(&passing)).end_drop_behind(position, bytes, LockWait::Wait);
         Ok(())
     }
-    /// A reader met the marker on `page`; an uncached read, if it says so.
     pub(crate) fn advance(&self, page: PageIndex, uncached: bool) {
         let passing = if uncached { self.passing().ok() } else { None };
         self.handle.shared.filemap.advance(&self.call(passing.as_ref(), WaitPolicy::Wait), page);
     }
-    /// Whether a viewer's reads can leave nothing behind.
     pub(crate) fn can_drop_behind(&self) -> bool {
         self.check_drops_behind().is_ok()
     }
@@ -689,14 +638,13 @@ impl File {
         self.handle.mapping.backend().name()
     }
 
-    /// Whether the file is read past the kernel's page cache, as far as is known: `false` for a backend that
-    /// is not a file of the system, and from the moment on when the file system refused such a read.
+    /// Whether the file is read past the kernel's page cache, as far as is known: `false` for a backend that is not a
+    /// file of the system, and once the file system refused such a read.
     pub fn is_direct(&self) -> bool {
         self.handle.mapping.backend().is_direct()
     }
 
-    /// What was counted of the file's index since the cache knows the file: locks, ways down, cuts of shadows. For
-    /// benchmarks and tests. Waits for nothing.
+    /// Counts of the file's index since the cache knows the file, for benchmarks and tests. Waits for nothing.
     pub fn tree_counts(&self) -> TreeCounts {
         self.handle.mapping.index().tree_counts()
     }
@@ -708,7 +656,6 @@ impl File {
 }
 
 impl fmt::Debug for File {
-    /// The handle's own state; the cache behind it is left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("File");
         text.field("len", &self.len()).field("position", &self.position.load(Ordering::Relaxed));

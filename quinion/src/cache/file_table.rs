@@ -1,21 +1,18 @@
 //! The table of files: which file is which mapping, and what becomes of a mapping without open handles.
 //!
 //! ```text
-//!   open     identity --table--> known: one handle more          parked, and not to be believed: taken for new
+//!   open     identity --table--> known: one handle more          parked, and not to be trusted: taken for new
 //!                                else a mapping of its own
 //!   release  the last handle goes --> idle --> forgotten: it has no folio, there are too many, its file was removed
 //!                                          --> parked: its descriptor is closed, and it is known by mount and version
 //! ```
 //!
-//! A mapping without open handles is kept for its folios; the oldest such one goes when there are too many, because
-//! each keeps a descriptor of the system open. In a cache that reads on behalf of other programs it is **parked**,
-//! without a descriptor, and known by its mount, identity and version; or forgotten, where these are not conclusive.
-//! One whose file was removed goes soon, because its space is not free before: each open, and each end of a handle,
-//! checks some of them. One that was written has its dirty pages written back when it is closed, and stays until that
-//! has ended.
-//!
-//! Files are closed, and mappings removed, with the table's lock given back: both may wait for a file system
-//! ([`DeferredRelease`]).
+//! A mapping without open handles is kept for its folios; the oldest goes when there are too many, because each keeps
+//! a descriptor open. In a cache that reads on behalf of other programs it is **parked**, without a descriptor, and
+//! known by its mount, identity and version; or forgotten, where these are not conclusive. One whose file was removed
+//! goes soon, to free its space: each open, and each end of a handle, checks some of them. One that was written stays
+//! until its dirty pages are written back. Files are closed, and mappings removed, with the table's lock released:
+//! both may wait for a file system ([`DeferredRelease`]).
 //!
 //! Invariants:
 //!  1. At most one mapping for an identity.
@@ -37,24 +34,20 @@ use crate::xarray::INDICES_MAX;
 use super::coherence::{Coherence, CoherenceState, ObservedTimes};
 use super::{Cache, CacheInner};
 
-/// How many files without open handles are checked at a time for having been removed.
+/// Files without open handles that are checked at a time for having been removed.
 pub(super) const LOOKED_AT: usize = 4;
 /// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
 const LINGERS: Duration = Duration::from_secs(1);
-/// How long the end of the last handle waits for readahead that is under way in the file, if descriptors are not kept;
-/// and how often it looks.
+/// How long the end of the last handle waits for readahead in the file, if descriptors are not kept.
 const CLOSING_MAX: Duration = Duration::from_millis(50);
 const CLOSING_PAUSE: Duration = Duration::from_micros(200);
-/// How long [`Cache::release_idle`] waits for what is in flight.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
-/// Which mapping is which file's.
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
     files: HashMap<Identity, KnownFile>,
-    /// Mappings without handles, by when they became so.
     idle: BTreeMap<u64, Identity>,
     idle_clock: u64,
-    /// From which on idle mappings have not been looked at, whether their files were removed.
+    /// The idle mapping from which on the next check for removed files goes.
     looked_from: u64,
     last_id: u32,
     /// What stands for files whose descriptors were let go of, and may be open for what is in flight.
@@ -69,39 +62,35 @@ struct KnownFile {
     watch: Arc<CoherenceState>,
     handles: usize,
     idle_since: Option<u64>,
-    /// While it has no descriptor: by which mount its file was open.
+    /// Its mount, while it has no descriptor.
     parked_on: Option<u64>,
 }
 
-/// What is to be done, without the lock, when the table has changed: mappings that are forgotten, and backends whose
-/// place was taken.
 #[derive(Debug, Default)]
 struct DeferredRelease {
     mappings: Vec<Arc<Mapping>>,
     backends: Vec<Arc<dyn Backend>>,
 }
 
-/// Of a cache that reads on behalf of other programs, and of one that is idle for long.
 impl Cache {
-    /// Checks up to `most` files without open handles, and releases those that were removed: their space is free
-    /// then. The next call continues where this one has ended. For a cache that is idle for long: each open, and each
-    /// end of a handle, checks some of them anyway. Asks the file system for each; takes the lock of the table of
-    /// files for some steps. In a forked child it does nothing.
+    /// Checks up to `most` files without open handles, and releases those that were removed; the next call continues
+    /// there. For a cache that is idle for long: each open, and each end of a handle, checks some anyway. Asks the
+    /// file system for each; takes the lock of the table of files for some steps. In a forked child it does nothing.
     pub fn release_removed_files(&self, most: usize) {
         if !self.shared.process.is_forked() {
             self.shared.look_for_removed(most);
         }
     }
 
-    /// Closes the descriptor of each file with its last handle, from now on: for a cache that reads on behalf of
-    /// other programs, which cannot know that this process has their files open. Pages stay where the next open can
-    /// tell that they are the file's: see [`CacheInner::release`].
+    /// Closes the descriptor of each file with its last handle, from now on: other programs cannot know that this
+    /// process has their files open. Pages stay where the next open can tell that they are the file's: see
+    /// [`CacheInner::release`].
     pub(crate) fn park_idle_files(&self) {
         self.shared.parks.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets that file, if it has no open handle: its descriptor is closed, and its pages go. Returns whether it is
-    /// not known now, and nothing that was released is in flight still.
+    /// Closes and forgets that file, if it has no open handle. Returns whether it is not known now, and nothing that
+    /// was released is in flight still.
     pub(crate) fn forget_idle(&self, device: u64, inode: u64) -> bool {
         let mut gone = DeferredRelease::default();
         let mut table = self.shared.table.lock();
@@ -117,8 +106,8 @@ impl Cache {
         !is_known && !self.shared.is_closing()
     }
 
-    /// Forgets the files that were not opened again for a second, of those that are kept open only because their
-    /// mount has no number of its own. Returns which they were, by device and inode.
+    /// Forgets the files that are kept open only because their mount has no number, and were not opened for a second.
+    /// Returns their devices and inodes.
     pub(crate) fn forget_lingering(&self) -> Vec<(u64, u64)> {
         let (mut gone, mut names) = (DeferredRelease::default(), Vec::new());
         let mut table = self.shared.table.lock();
@@ -137,16 +126,14 @@ impl Cache {
         names
     }
 
-    /// Closes the descriptors of all files without open handles, and waits for what is in flight by them, half a
-    /// second at most.
     pub(crate) fn release_idle(&self) {
         self.shared.release_idle();
     }
 }
 
 impl CacheInner {
-    /// The mapping of the file that `attributes` are of, with one handle more.
-    /// From now on it is written by `backend`, if `writes` says so and it is not by another.
+    /// The mapping of the file that `attributes` are of, with one handle more. `backend` writes it from now on, if
+    /// `writes` says so and no other does.
     pub(super) fn mapping_of(
         &self,
         backend: Arc<dyn Backend>,
@@ -154,14 +141,13 @@ impl CacheInner {
         writes: bool,
     ) -> Result<(Arc<Mapping>, Arc<CoherenceState>)> {
         let mut table = self.table.lock();
-        // Known by the same identity, and not to be believed: another file, or another content. It is taken for new.
+        // The same identity, and not to be trusted: another file, or another content. It is taken for new.
         let outdated = table.outdated(&*backend, attributes);
         if let Some(known) = table.files.get_mut(&attributes.identity) {
             known.handles += 1;
             let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
             if known.parked_on.take().is_some() {
-                // Before another thread can find it: the pages are this file's, and a thread that asks it asks this
-                // backend.
+                // Before another thread can find it: a thread that finds it asks this backend.
                 drop(mapping.replace_backend(Arc::clone(&backend)));
             }
             if let Some(since) = known.idle_since.take() {
@@ -204,11 +190,10 @@ impl CacheInner {
         Ok((mapping, watch))
     }
 
-    /// A handle on `mapping` is gone.
     pub(super) fn release(&self, mapping: &Arc<Mapping>, watch: &CoherenceState, policy: Coherence) {
         let mut gone = DeferredRelease::default();
         let parks = self.parks.load(Ordering::Relaxed);
-        // Asked before the lock of the table, which is not held while a lease's is waited for.
+        // Before the lock of the table, which is not held while a lease's is waited for.
         let told = if parks { watch.observed_times(policy) } else { None };
         let open = if parks { mapping.backend().parked() } else { None };
         let mut table = self.table.lock();
@@ -236,7 +221,7 @@ impl CacheInner {
         }
     }
 
-    /// What the table has let go of goes: with its lock given back, since closing a file may wait for its file system.
+    /// With the table's lock released, since closing a file may wait for its file system.
     fn end_all(&self, gone: DeferredRelease) {
         for mapping in gone.mappings {
             self.filemap.supply.reclaim.remove_mapping(mapping.id());
@@ -244,7 +229,6 @@ impl CacheInner {
         drop(gone.backends);
     }
 
-    /// Releases the descriptors of all files without open handles.
     fn release_idle(&self) {
         let mut table = self.table.lock();
         let idle: Vec<_> = table
@@ -268,9 +252,8 @@ impl CacheInner {
         }
     }
 
-    /// Whether a file that was let go of is open still, for what is in flight by it. Fetches what has completed:
-    /// requests in flight keep a descriptor, and readahead that no reader waits for completes only when a thread reaps
-    /// it.
+    /// Whether a released file is open still, for what is in flight by it. Fetches what has completed: readahead that
+    /// no reader waits for completes only when a thread reaps it.
     fn is_closing(&self) -> bool {
         if let Some(parked) = self.closing() {
             parked.reap(ReapMode::Ready, &mut || false);
@@ -278,17 +261,15 @@ impl CacheInner {
         self.closing().is_some()
     }
 
-    /// One of the files that were let go of and are open for what is in flight, if there is one.
     fn closing(&self) -> Option<ParkedBackend> {
         let mut table = self.table.lock();
         table.closing.retain(|parked| !parked.is_closed());
         table.closing.first().cloned()
     }
 
-    /// Checks `most` files without open handles, and forgets those that were removed.
     pub(super) fn look_for_removed(&self, most: usize) {
         let mut removed = self.table.lock().some_idle(most);
-        // The file system is asked with no lock held. A file without open handles is not dirtied.
+        // No lock is held. A file without open handles is not dirtied.
         removed.retain(|(_, mapping)| {
             mapping.backend().is_removed() && mapping.writeback().dirty_pages().total() == 0
         });
@@ -306,22 +287,18 @@ impl CacheInner {
 }
 
 impl FileTable {
-    /// How many files are known.
     pub(super) fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// The mappings of all of them.
     pub(super) fn mappings(&self) -> Vec<Arc<Mapping>> {
         self.files.values().map(|known| Arc::clone(&known.mapping)).collect()
     }
 
-    /// The cache ends: the mappings of all files, which are known no more.
     pub(super) fn take(&mut self) -> Vec<Arc<Mapping>> {
         std::mem::take(&mut self.files).into_values().map(|known| known.mapping).collect()
     }
 
-    /// A number that no known mapping has.
     pub(super) fn next_id(&mut self, filemap: &Filemap) -> MappingId {
         loop {
             self.last_id = self.last_id.wrapping_add(1).max(1);
@@ -340,7 +317,7 @@ impl FileTable {
             .then_some(identity)
     }
 
-    /// A mapping has lost its last handle: it goes if it has no folios, else it becomes idle. Returns since when.
+    /// A mapping without handles goes if it has no folios, else it becomes idle. Returns since when.
     fn retire(&mut self, identity: Identity, gone: &mut DeferredRelease) -> u64 {
         let now = self.idle_clock;
         self.idle_clock += 1;
@@ -348,15 +325,14 @@ impl FileTable {
         let known = self.files.get_mut(&identity).expect("an idle mapping is known");
         known.idle_since = Some(now);
         known.mapping.give_back_nodes(LockWait::Wait);
-        // Of a folio that has left, a page may be on its way to the file still: an open that comes anew must not
-        // overtake it.
+        // A page of a folio that has left may be on its way to the file still: a new open must not overtake it.
         if known.mapping.lock().pages() == 0 && known.mapping.writeback().dirty_pages().total() == 0 {
             self.forget_into(now, gone);
         }
         now
     }
 
-    /// The oldest idle ones go that are more than `idle_max` and have nothing to be written.
+    /// Forgets the oldest with nothing to be written, until `idle_max` are left.
     fn bound_idle(&mut self, idle_max: usize, gone: &mut DeferredRelease) {
         while self.idle.len() > idle_max {
             // Mappings with unwritten pages stay known, however many they are.
@@ -367,10 +343,9 @@ impl FileTable {
         }
     }
 
-    /// The descriptor of one that is idle since then is closed. Its pages stay if `told`, the version of which its
-    /// file's times will tell whether it still has it, is the version that they are of; else it is forgotten. One that
-    /// has something to be written stays as it is; and, if it `may_linger`, one of a mount that has no number, for
-    /// [`Cache::forget_lingering`].
+    /// Closes the descriptor of one that is idle since then. Its pages stay if they are of the version `told`, which
+    /// its file's times will identify; else it is forgotten. One that has something to be written stays as it is;
+    /// and, if it `may_linger`, one of a mount that has no number, for [`Cache::forget_lingering`].
     fn park(
         &mut self,
         since: u64,
@@ -397,13 +372,12 @@ impl FileTable {
         self.note_closing(place);
     }
 
-    /// The descriptor of the file whose place that has is let go of.
     fn note_closing(&mut self, place: ParkedBackend) {
         self.closing.retain(|parked| !parked.is_closed());
         self.closing.push(place);
     }
 
-    /// What is parked under the identity of the file behind `backend`, and is not to be believed, as that is now.
+    /// What is parked under that identity, and is not what `now` says.
     fn outdated(&mut self, backend: &dyn Backend, now: &Attributes) -> Option<Arc<Mapping>> {
         let known = self.files.get(&now.identity)?;
         let mount = known.parked_on?;
@@ -420,7 +394,6 @@ impl FileTable {
         gone.mappings.push(mapping);
     }
 
-    /// The idle mappings whose turn it is, `most` of them, each with the time since when.
     fn some_idle(&mut self, most: usize) -> Vec<(u64, Arc<Mapping>)> {
         let idle = self.idle.range(self.looked_from..).take(most);
         let some: Vec<_> =
@@ -435,8 +408,7 @@ impl FileTable {
     }
 }
 
-/// Waits until a file whose descriptor was let go of is closed, [`CLOSING_MAX`] at most, and fetches what has completed
-/// in it.
+/// Waits for a released file to be closed, [`CLOSING_MAX`] at most, and reaps.
 fn await_closed(file: &ParkedBackend) {
     let begun = Instant::now();
     while !file.is_closed() && begun.elapsed() < CLOSING_MAX {

@@ -7,9 +7,7 @@
 //!   WriteFuture       (`write.rs`) made by the first poll if it can be; else by a thread of the cache (`blocking.rs`)
 //! ```
 //!
-//! A future borrows its file and its buffers, so it cannot outlive either; to
-//! hand one to a task of its own, give the task a clone of the file and a
-//! buffer.
+//! A future borrows its file and its buffers; give a task of its own a clone of the file and a buffer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,8 +20,7 @@ use crate::folio::Pinned;
 use super::blocking::BlockingCall;
 use super::{File, ReadOptions};
 
-/// A read that is under way or has not begun; see [`File::read_at_async`]. May be polled again after it is
-/// ready: it then reads once more.
+/// A read that is under way or has not begun; see [`File::read_at_async`]. Polled after it is ready, it reads again.
 #[derive(Debug)]
 #[must_use = "a future does nothing until it is polled"]
 pub struct ReadFuture<'a> {
@@ -49,7 +46,6 @@ impl Future for ReadFuture<'_> {
     }
 }
 
-/// Waits until the page at a byte is in the cache, as a read of that byte does.
 #[derive(Debug, Default)]
 pub(crate) struct PagePresence {
     progress: PendingRead,
@@ -73,20 +69,18 @@ pub struct PinFuture<'a> {
     position: u64,
     len: usize,
     state: PinState,
-    /// How often all pages were there one after the other and not together.
+    /// How often all pages were there in turn and not together.
     tries: u32,
 }
 
 #[derive(Debug)]
 enum PinState {
     Begun,
-    /// The page at this byte is waited for.
     Waiting(u64, PagePresence),
-    /// A thread of the cache pins.
     HandedOver(BlockingCall<Pinned>),
 }
 
-/// Tries after which a thread does it: pages go as fast as they come.
+/// Then a thread does it: pages go as fast as they come.
 const PIN_TRIES_MAX: u32 = 1000;
 
 impl<'a> PinFuture<'a> {
@@ -94,7 +88,6 @@ impl<'a> PinFuture<'a> {
         Self { file, position, len, state: PinState::Begun, tries: 0 }
     }
 
-    /// What is there, pinned; or what is waited for next.
     fn attempt(&mut self) -> Option<Result<Pinned>> {
         let Self { file, position, len, .. } = *self;
         if self.tries == 0 {

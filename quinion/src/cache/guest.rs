@@ -7,9 +7,8 @@
 //!                                            `- ensure(range)          `ensure`, or `populate` it first
 //! ```
 //!
-//! Both count against the cache's bound in full from the moment they are made, and until the last handle is dropped.
-//! They are one file each, in one piece, and are not evicted. What happens to a request is told in
-//! `quinion/src/guest.rs`.
+//! Both count against the cache's bound in full until the last handle is dropped. They are one file each, in one
+//! piece, and are not evicted. `quinion/src/guest.rs` says what happens to a request.
 //!
 //! Invariants:
 //!  1. A range that [`Image::ensure`] has said `Ok` of reads as the snapshot did when it was opened, for as long as the
@@ -32,29 +31,27 @@ use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 use super::kernel_cache::use_kernel_cache_if_warm;
 use super::{Cache, CacheInner, File};
 
-/// Bytes of the buffer between a reader and guest memory, of which no slice is lent, because machines may be writing
-/// there: a part of a processor's own cache.
+/// A part of a processor's own cache; no slice of guest memory is lent, because machines may be writing there.
 const BUFFER_BYTES: usize = 128 << 10;
-/// Bytes of a file that are lent at a time to be copied into guest memory.
+/// Bytes of a file that are lent at a time to be copied.
 const COPIED: u64 = 1 << 20;
 
-/// An image: a snapshot in memory that many virtual machines map at once, each page of it brought when it is first
-/// wanted, and all of it frozen. Cloning it is cheap and gives another handle of the same image; when the last is gone
-/// its memory goes back to the cache. All of it takes `&self`, and may be done by many threads at once.
+/// An image: a snapshot in memory that many virtual machines map at once, each page brought when it is first wanted,
+/// and all of it frozen. Clones are handles of the same image; after the last its memory goes back to the cache. All
+/// of it takes `&self`, and may be done by many threads at once.
 ///
-/// A machine maps [`Image::fd`] with `MAP_PRIVATE`: it shares with all others what it does not write. What is not
-/// resident yet it must not see: either register the mapping with userfaultfd, for missing *and* minor faults, and have
-/// each answered by `UFFDIO_CONTINUE` after [`Image::ensure`] of its range; or call [`Image::populate`] before the
-/// machine starts. (Where a page is missing without that, the kernel shows zeros; where its memory is there and its
-/// bytes are not, whatever has come.)
+/// A machine maps [`Image::fd`] with `MAP_PRIVATE`: it shares with all others what it does not write. It must not see
+/// what is not resident yet: either register the mapping with userfaultfd, for missing *and* minor faults, and answer
+/// each by `UFFDIO_CONTINUE` after [`Image::ensure`] of its range; or call [`Image::populate`] before the machine
+/// starts. (Without that, the kernel shows zeros or incomplete bytes there.)
 ///
 /// **The snapshot must not be written while it is served.** A change is detected by the file's size and modification
 /// time, before the bytes that were read are shown: the read fails, and no further page is filled. Not detected are a
 /// writer that sets the modification time back, a store through a shared mapping until the kernel updates the time, and
 /// any change of a block device. Renaming or removing the snapshot, or replacing it by a rename, does not change it.
 ///
-/// What virtual machines have mapped stays theirs when the last handle is dropped, as long as they map it; it does not
-/// count against the cache's bound any more then. So keep a handle as long as there are machines.
+/// What virtual machines have mapped stays theirs when the last handle is dropped, but does not count against the
+/// cache's bound any more. So keep a handle as long as there are machines.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -79,7 +76,7 @@ pub struct Image {
     shared: Arc<CacheInner>,
 }
 
-/// Numbers of an image. All in bytes.
+/// Numbers of an image, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct ImageStats {
@@ -87,17 +84,17 @@ pub struct ImageStats {
     pub bytes: u64,
     /// What counts against the cache's bound: whole 2 MiB.
     pub memory_bytes: u64,
-    /// What of it was given memory by the machine so far.
+    /// What of it has memory of the machine so far.
     pub backed_bytes: u64,
-    /// The part of that which is pages of 2 MiB.
+    /// The part of that in pages of 2 MiB.
     pub huge_bytes: u64,
-    /// What is resident: it came, and was found to be the snapshot's. Whole pages.
+    /// What is resident: read, and found to be the snapshot's. Whole pages.
     pub resident_bytes: u64,
 }
 
 impl Image {
-    /// An image of the file at `path`, in the memory of `cache`. Nothing of it is read yet. Where the cache has no room
-    /// for it side by side, it empties some, which takes as long as [`Cache::resize`]; where the file was written a
+    /// An image of the file at `path`, in the memory of `cache`. Nothing of it is read yet. Where the cache has no
+    /// contiguous room, it empties some, which takes as long as [`Cache::resize`]; where the file was written a
     /// moment ago, it waits until a later change would show, some milliseconds on local file systems. If the kernel's
     /// page cache holds half of the file or more, it is read from there.
     ///
@@ -140,8 +137,7 @@ impl Image {
     pub fn len(&self) -> u64 {
         self.frozen.len()
     }
-    /// The size of the memory, and of the file behind [`Image::fd`], in bytes: whole 2 MiB. Behind the snapshot's end
-    /// it is zeros.
+    /// The size of the memory, and of the file behind [`Image::fd`], in bytes: whole 2 MiB, zeros at the end.
     pub fn memory_len(&self) -> u64 {
         u64::from(self.frozen.places().pages()) * PAGE_SIZE as u64
     }
@@ -179,8 +175,8 @@ impl Image {
         outcome
     }
 
-    /// As [`Image::ensure`], and tells `tell` what came of each part of the range, in rising order, in whole pages:
-    /// where a page cannot be read, the others are made resident all the same. It says whether to go on.
+    /// As [`Image::ensure`], and calls `tell` with the result of each part of the range, in rising order, in whole
+    /// pages: where a page cannot be read, the others are made resident all the same. It says whether to go on.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there. All others go to `tell`.
@@ -204,8 +200,8 @@ impl Image {
         self.ensure(0..self.len())
     }
 
-    /// Starts bringing what of `range`, in bytes, is not resident, and waits for none of it; what comes of it, the next
-    /// [`Image::ensure`] finds out. What is brought so has no bound but the range's.
+    /// Starts bringing what of `range`, in bytes, is not resident, however much that is, and waits for none of it;
+    /// the next [`Image::ensure`] returns the errors.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
@@ -215,8 +211,8 @@ impl Image {
         Ok(())
     }
 
-    /// Gives all of the image its memory, so that no fault in a mapping of [`Image::fd`] is a missing one: from then on
-    /// minor faults are all there are, and answering these is enough. The kernel clears 2 MiB at a time.
+    /// Gives all of the image its memory, so that mappings of [`Image::fd`] have minor faults only, and answering
+    /// these is enough. The kernel clears 2 MiB at a time.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the machine has none.
@@ -255,7 +251,7 @@ impl Image {
         self.frozen.is_broken()
     }
 
-    /// Its numbers now. In a forked child all of them are 0.
+    /// Its numbers now; in a forked child all of them are 0.
     pub fn stats(&self) -> ImageStats {
         if self.check_process().is_err() {
             return ImageStats::default();
@@ -271,7 +267,6 @@ impl Image {
         }
     }
 
-    /// The pages that a range of bytes touches, as far as the snapshot goes.
     fn pages(&self, range: Range<u64>) -> Range<PageIndex> {
         let end = PageIndex(pages_of_bytes(range.end.min(self.len())));
         PageIndex::of_byte(range.start).min(end)..end
@@ -286,12 +281,11 @@ impl fmt::Debug for Image {
 }
 
 /// The memory of one virtual machine: one file, in one piece of whole 2 MiB, all zeros at first. The machine maps
-/// [`GuestMemory::as_fd`] with `MAP_SHARED` and does with it what it likes. It is not evicted, and goes back to the
-/// cache when this is dropped; a machine that still maps it keeps what it has, which does not count against the
-/// cache's bound any more.
+/// [`GuestMemory::as_fd`] with `MAP_SHARED`. It is not evicted, and goes back to the cache when this is dropped; a
+/// machine that still maps it keeps it, and it does not count against the cache's bound any more.
 ///
-/// Reads and writes here copy between a buffer and what the machine has, as it is at that moment: no page of it is
-/// cached, and nothing is promised of bytes that the machine writes meanwhile.
+/// Reads and writes here copy between a buffer and what the machine has at that moment: nothing is cached, and
+/// nothing is promised of bytes that the machine writes meanwhile.
 ///
 /// ```
 /// # fn main() -> quinion::error::Result<()> {
@@ -313,9 +307,8 @@ pub struct GuestMemory {
 }
 
 impl Cache {
-    /// Guest memory of `bytes` bytes, rounded up to whole 2 MiB in memory. It counts against the cache's bound at once,
-    /// and takes memory of the machine where it is touched. Where the cache has no room for it side by side, it empties
-    /// some, which takes as long as [`Cache::resize`].
+    /// Guest memory of `bytes` bytes, rounded up to whole 2 MiB in memory. It counts against the cache's bound at
+    /// once, and takes memory of the machine where it is touched. Makes room as [`Image::from_snapshot`] does.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is to have no byte, or more than any cache has;
@@ -341,8 +334,8 @@ impl GuestMemory {
     pub fn memory_len(&self) -> u64 {
         u64::from(self.memory.extents().pages()) * PAGE_SIZE as u64
     }
-    /// Its file, open for reading and writing and sealed against any other size, for the machine to map. An untouched
-    /// page takes memory when the machine touches it: where the machine has none that is a signal there, unless
+    /// Its file, open for reading and writing and sealed against any other size, for the machine to map. Where the
+    /// machine has no memory for a page that is touched first, that is a signal there, unless
     /// [`GuestMemory::allocate`] was called before.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.extents().file()
@@ -383,7 +376,7 @@ impl GuestMemory {
     }
 
     /// Copies `len` bytes of `file` from its byte `from` on to byte `position` here, through the cache, without a
-    /// buffer between. Several threads may do so at once.
+    /// buffer between. Threads may do so side by side.
     ///
     /// # Errors
     /// As [`GuestMemory::allocate`] and [`File::pin`]; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if
@@ -409,10 +402,10 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Fills `range`, in bytes, by what `source` writes into one [`GuestSlice`] of it after the other, 2 MiB at most,
-    /// which has its memory before `source` is asked. Returns how many bytes came: all, or fewer if `source` left a
-    /// slice before it was full, or failed, or memory ended (a next call tells); what lies behind them is as it was.
-    /// No lock is held while `source` runs. Threads that fill different ranges do so side by side.
+    /// Fills `range`, in bytes, by what `source` writes into one [`GuestSlice`] of it after the other, each 2 MiB at
+    /// most. Returns how many bytes came: all, or fewer if `source` left a slice before it was full, or failed, or
+    /// memory ended (a next call returns that); what lies behind them is as it was. No lock is held while `source`
+    /// runs, so threads may fill different ranges side by side.
     ///
     /// # Errors
     /// As [`GuestMemory::allocate`], if no byte came; or [`ErrorKind::Write`](crate::ErrorKind::Write) with what

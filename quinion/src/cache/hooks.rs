@@ -1,15 +1,13 @@
-//! Hooks: a cache of which a benchmark or a test replaces a part. Programs have no way to it: it is reached through
-//! `quinion::internals` alone.
+//! Hooks: caches of which a benchmark or a test replaces a part, by way of `quinion::internals` alone.
 //!
-//! Each function takes a builder as programs have it, and returns one whose caches differ in that part and in nothing
-//! else.
+//! Each function returns a builder whose caches differ in that part and in nothing else.
 
 use crate::mapping::IndexHooks;
 use crate::policy::NewPolicy;
 
 use super::Builder;
 
-/// The same, some steps of whose indexes `hooks` takes over.
+/// The same, with `hooks` for some steps of the indexes.
 #[must_use]
 pub fn with_index_hooks(mut builder: Builder, hooks: &'static dyn IndexHooks) -> Builder {
     builder.index_hooks = Some(hooks);

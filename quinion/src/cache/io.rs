@@ -1,10 +1,9 @@
 //! The shapes of the standard library: [`Read`], [`Write`] and [`Seek`] of a [`File`] and of a reference to one,
 //! vectored reads, the path and the metadata.
 //!
-//! A `File` has one position, in memory of its own. [`Read`], [`Write`] and [`Seek`] go on from there; the calls whose
-//! names end in `_at` neither use it nor move it. Threads that share a `File` by reference share the position as well:
-//! each call takes it once and sets it once, and two at the same time may read the same bytes. Give each thread a
-//! clone.
+//! A `File` has one position, which [`Read`], [`Write`] and [`Seek`] move; the calls whose names end in `_at` do not
+//! use it. Threads that share a `File` by reference share the position: two reads at the same time may read the same
+//! bytes. Give each thread a clone.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -25,8 +24,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// The file's size in bytes: what the file system says, or more, where bytes were appended here and not written
-    /// back yet.
+    /// In bytes: as the file system says, or more where bytes were appended here and not written back yet.
     #[expect(clippy::len_without_is_empty, reason = "as std::fs::Metadata")]
     pub fn len(&self) -> u64 {
         self.len
@@ -51,9 +49,7 @@ impl Metadata {
 }
 
 impl File {
-    /// Reads into several buffers, one after the other, from byte `position` on, and returns how many bytes were read:
-    /// as [`File::read_at`] of each until one is not filled. For ranges that do not follow each other, and for
-    /// look-ups side by side, see [`File::read_batch`].
+    /// As [`File::read_at`] into several buffers in turn, until one is not filled. See also [`File::read_batch`].
     ///
     /// # Errors
     /// As [`File::read_at`].
@@ -74,14 +70,13 @@ impl File {
         Ok(done)
     }
 
-    /// The path by which the file was opened; `None` of one that was adopted or is behind a backend of your own. The
-    /// file may have another name by now.
+    /// The path by which the file was opened, and which it may have no more; `None` of one that was adopted, or is
+    /// behind a backend of your own.
     pub fn path(&self) -> Option<&Path> {
         self.handle.path.as_deref()
     }
 
-    /// Asks the file system what the file is now: for its size after another process may have changed it, which
-    /// [`File::len`] does not ask for. Waits for the file system.
+    /// What the file system says of the file now; [`File::len`] does not ask. Waits for the file system.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io), [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -102,7 +97,6 @@ impl File {
     }
 }
 
-/// At the handle's position, which it moves.
 impl Read for &File {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.read_on(|position| self.read_at(buffer, position))
@@ -112,7 +106,7 @@ impl Read for &File {
     }
 }
 
-/// At the handle's position; by a handle that appends, at the end of the file.
+/// By a handle that appends, at the end of the file.
 impl Write for &File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.handle.access.appends {

@@ -5,8 +5,7 @@
 //!   less                               O_DIRECT, if that may be   no byte is in memory twice
 //! ```
 //!
-//! One look at the whole file decides, and the decision stays: the file is read by one way, and whichever it is, each
-//! read sees what the file has. Reads of what the kernel's cache has not are as large by either way.
+//! One look at the whole file decides for good: the file is read by one way, and each read sees what the file has.
 //!
 //! Not an invariant: that what was in the kernel's cache at the look is there at a read.
 
@@ -14,8 +13,7 @@ use crate::backend::Backend;
 use crate::sys::io::kernel_holds;
 use crate::units::pages_of_bytes;
 
-/// Has a file of `bytes` bytes read through the kernel's page cache from now on, if that holds half of it or more.
-/// Whether it is read so.
+/// Returns whether the kernel's cache is used: it holds half of the file or more.
 pub(super) fn use_kernel_cache_if_warm(backend: &dyn Backend, bytes: u64) -> bool {
     let Some(file) = backend.descriptor().filter(|_| bytes > 0) else { return false };
     let is_warm = kernel_holds(file, bytes).is_ok_and(|held| 2 * held.pages >= pages_of_bytes(bytes));

@@ -1,8 +1,7 @@
 //! Lock: advisory locks of a file, as [`std::fs::File::lock`] has them.
 //!
-//! They are the system's (`flock`), so they keep out other processes that ask for one, and other handles of this
-//! process. A lock belongs to an open file description; that by which the cache reads is shared by all handles, so each
-//! handle that locks opens the file once more. Clones of a handle share its lock.
+//! They are the system's (`flock`). A lock belongs to an open file description; the cache reads all handles of a file
+//! by one, so each handle that locks opens the file once more. Clones of a handle share its lock.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -73,8 +72,7 @@ impl File {
         }
     }
 
-    /// A description of this handle's own. It writes if the handle does: network file systems want that of a lock that
-    /// keeps others out.
+    /// Of this handle's own. It writes if the handle does: network file systems want that for an exclusive lock.
     fn open_for_lock(&self) -> Result<OwnedFd> {
         let backend = self.handle.mapping.backend();
         let Some(descriptor) = backend.descriptor() else {

@@ -8,12 +8,11 @@
 //! ```
 //!
 //! A [`MemFile`] is sparse: bytes that were not written read as zeros and take no memory. It grows by writes, up to
-//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is
-//! dropped; the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`]) takes
-//! nothing of them either: the excess is slack. Pinned bytes live on with their pins.
+//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle
+//! is dropped; the cache evicts files' pages for them. A smaller bound ([`Cache::resize`]) takes nothing of them
+//! either: the excess is slack. Pinned bytes live on with their pins.
 //!
-//! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
-//! in `shmem/`.
+//! It has no name in any file system, and viewers cannot open it. `shmem/` says what happens to a request.
 //!
 //! Invariants:
 //!  1. An error is returned only if not one byte was read or written; otherwise their number.
@@ -37,22 +36,21 @@ use super::pool::{Pool, PoolShare};
 use super::write::{GatherCursor, check_range};
 use super::{Cache, CacheInner};
 
-/// What a memory file is to be.
+/// How a memory file is made; see [`Cache::mem_file`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct MemFileOptions {
-    /// How long it is at first, in bytes: all of it a hole. The default is 0.
+    /// Its length in bytes, all of it a hole at first. The default is 0.
     pub size: u64,
-    /// What it is called in errors and in [`MemFile`]'s `Debug`. It need not be the only one of that name. The default
-    /// is "memory file".
+    /// Its name in errors and in [`MemFile`]'s `Debug`; need not be unique. The default is "memory file".
     pub name: Option<String>,
     /// The largest folio that is made of its pages, as log2 of pages, 0 to 9; larger values mean 9. The default is the
     /// cache's ([`Builder::folio_order_max`](crate::Builder::folio_order_max)), and it is never more than that.
     pub folio_order_max: Option<u8>,
     /// What writes, cuts and punches do with bytes that are pinned.
     pub on_pinned: OnPinned,
-    /// Whether its pages stay in memory also if the cache has a spill file ([`Builder::spill`](crate::Builder::spill)).
-    /// Where there is none, they do in any case. The default is that they may go there.
+    /// Whether its pages stay in memory also if the cache has a spill file
+    /// ([`Builder::spill`](crate::Builder::spill)). The default is that they may go there.
     pub unevictable: bool,
 }
 
@@ -114,8 +112,8 @@ impl MemFileStats {
     }
 }
 
-/// A file of memory, in a [`Cache`]. Cloning it is cheap and gives another handle of the same file, at the same
-/// position. All of it takes `&self`, and may be done by many threads at once.
+/// A file of memory, in a [`Cache`]. Clones are handles of the same file, at the same position. All of it takes
+/// `&self`, and may be done by many threads at once.
 pub struct MemFile {
     // What a hit needs, side by side.
     view: OwnedView,
@@ -128,7 +126,7 @@ pub struct MemFile {
     position: u64,
 }
 
-/// What the handles of a memory file share; with the last of them it ends.
+/// What the handles of a memory file share; the file ends with the last of them.
 pub(super) struct MemHandle {
     pub mapping: Arc<Mapping>,
     /// `None`: the default pool.
@@ -186,9 +184,7 @@ impl Pool {
 }
 
 impl CacheInner {
-    /// A mapping for a memory file, with a number that no other has.
-    /// Its folios may go to the spill file, if there is one, if `spills` says which pool is charged when they come
-    /// back.
+    /// `spills`: the pool that is charged when folios return from the spill file.
     fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);
@@ -224,13 +220,12 @@ impl MemFile {
 
     // ---- reading --------------------------------------------------------------------------------
 
-    /// Reads up to `buffer.len()` bytes at byte `position` into `buffer` and returns how many were read: all of them,
-    /// or fewer at the end of the file. 0 means the end of the file, or an empty buffer. Bytes that were not written
-    /// are zeros, and take no memory by being read.
+    /// Reads up to `buffer.len()` bytes at byte `position` and returns how many were read: all of them, or fewer at
+    /// the end of the file. 0 means the end of the file, or an empty buffer. Holes read as zeros, and take no memory.
     ///
     /// A read of what was written takes no lock, makes no system call and stores nothing that other threads look at.
-    /// A read of a hole takes the file's index lock briefly, once for each hole however large. Waits only for a call
-    /// that is populating a page of the range.
+    /// A read of a hole takes the file's index lock briefly, once however large. Waits only for a call that is
+    /// populating a page of the range.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio is
@@ -253,7 +248,6 @@ impl MemFile {
         self.read_slowly(buffer, position, hits.bytes, hits.stopped)
     }
 
-    /// Ends a read of which `done` bytes are there.
     #[inline(never)]
     fn read_slowly(&self, buffer: &mut [u8], position: u64, done: usize, why: HitStop) -> Result<usize> {
         let bytes = match why {
@@ -275,8 +269,7 @@ impl MemFile {
         shared.shmem.read(mapping, position, target, why)
     }
 
-    /// Reads into the buffers of `pieces`, one after the other, from byte `position` on, and returns how many bytes
-    /// were read; as [`MemFile::read_at`] of all of them together.
+    /// As [`MemFile::read_at`] into the buffers of `pieces`, one after the other.
     ///
     /// # Errors
     /// As [`MemFile::read_at`].
@@ -314,8 +307,7 @@ impl MemFile {
     }
 
     /// Pins `len` bytes at `position`, or as many as the file has there, without a copy. They stay as they are until
-    /// the [`Pinned`] is dropped, even if the file is written. For holes it returns shared zeros, and pins and
-    /// allocates nothing.
+    /// the [`Pinned`] is dropped, even if the file is written. Holes are shared zeros, and nothing is pinned there.
     ///
     /// # Errors
     /// As [`MemFile::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside
@@ -329,11 +321,11 @@ impl MemFile {
     // ---- writing --------------------------------------------------------------------------------
 
     /// Writes `bytes` at byte `position`, and returns how many were written: all of them, or fewer because memory ran
-    /// out after some (the next call tells). Past the end the file grows, and what lies between is a hole.
+    /// out after some (the next call returns the error). Past the end the file grows by a hole.
     ///
-    /// Every reader sees them when it returns, each 4 KiB page whole. Nothing is read, and nothing waits for a device
-    /// but for memory that other files' pages have to leave. Over what was written before it takes no lock but that of
-    /// the page, and one that all writers inside the file share.
+    /// Every reader sees them when it returns, each 4 KiB page whole. It may wait for memory that other files' pages
+    /// have to leave, and reads nothing. Over what was written before it takes no lock but that of the page, and one
+    /// that all writers inside the file share.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache, or the pool, has no page left that can go; what
@@ -373,8 +365,7 @@ impl MemFile {
         if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
     }
 
-    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`MemFile::write_at`] of all of them,
-    /// also where several lie in one page.
+    /// As [`MemFile::write_at`] of the bytes of all `pieces` in turn, also where several lie in one page.
     ///
     /// # Errors
     /// As [`MemFile::write_at`].
@@ -393,8 +384,7 @@ impl MemFile {
         }
     }
 
-    /// Writes `bytes` at the end of the file, wherever that is, and returns the position of the first of them. Of two
-    /// appends at once neither gets into the other.
+    /// Writes `bytes` at the end of the file, and returns their position. Appends at once do not mix.
     ///
     /// # Errors
     /// As [`MemFile::write_at`]; but some of the bytes may stand at the end of the file then ([`MemFile::len`] says).
@@ -411,7 +401,7 @@ impl MemFile {
 
     // ---- size and holes -------------------------------------------------------------------------
 
-    /// Makes the file `bytes` long: cuts it off there, and what lay behind is free, or extends it by a hole. Bytes that
+    /// Makes the file `bytes` long: cuts it off there and frees what lay behind, or extends it by a hole. Bytes that
     /// were pinned behind the new end stay with their pins. Waits for writes in progress.
     ///
     /// # Errors
@@ -426,9 +416,8 @@ impl MemFile {
         shared.shmem.set_len(mapping, bytes, *on_pinned).map_err(|error| self.explain(error))
     }
 
-    /// Makes `len` bytes at byte `position` a hole: they read as zeros, and the pages that lie wholly in them are
-    /// freed, unless they are pinned. The size stays; the part of the range behind it is ignored. Waits as
-    /// [`MemFile::set_len`].
+    /// Makes `len` bytes at byte `position` a hole: they read as zeros, and unpinned pages that lie wholly in them
+    /// are freed. The size stays; the part of the range behind it is ignored. Waits as [`MemFile::set_len`].
     ///
     /// # Errors
     /// As [`MemFile::set_len`]; some of the range may be zeros then.
@@ -440,9 +429,8 @@ impl MemFile {
         punched.map_err(|error| self.explain(error))
     }
 
-    /// The first byte from `position` on that lies in data: in a folio that was written to. `None`: there is none
-    /// before the end of the file. Memory that is allocated and was not written to is no data. Takes the file's index
-    /// lock, some thousand folios at a time.
+    /// The first byte from `position` on that lies in a folio that was written to. `None`: there is none before the
+    /// end of the file. Takes the file's index lock, some thousand folios at a time.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -463,7 +451,7 @@ impl MemFile {
 
     // ---- numbers --------------------------------------------------------------------------------
 
-    /// How long it is, in bytes. In a forked child 0.
+    /// Its length in bytes; in a forked child 0.
     pub fn len(&self) -> u64 {
         if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
     }
@@ -493,7 +481,7 @@ impl MemFile {
         Ok(MemFileStats { data_pages: data, allocated_pages: allocated, spilled_pages: spilled, hole_pages })
     }
 
-    /// What was counted of its index: locks, ways down. For benchmarks and tests. Waits for nothing.
+    /// Counts of its index, for benchmarks and tests. Waits for nothing.
     pub fn tree_counts(&self) -> TreeCounts {
         self.handle.mapping.index().tree_counts()
     }
@@ -502,12 +490,10 @@ impl MemFile {
         self.handle.pool.as_ref().map_or(PoolNumber::DEFAULT, |share| share.number)
     }
 
-    /// The writer that this handle is.
     pub(super) fn write_context(&self) -> WriteContext<'_> {
         WriteContext::of_memory(self.pool_number(), &self.touched, self.handle.on_pinned)
     }
 
-    /// An error of this file's: where there is no memory, what can be done is another thing than for a file.
     pub(super) fn explain(&self, error: Error) -> Error {
         if !error.is_of_memory() {
             return error;
@@ -544,7 +530,6 @@ impl Clone for MemFile {
     }
 }
 
-/// At the handle's position.
 impl Read for MemFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let bytes = self.read_at(buffer, self.position)?;
@@ -558,7 +543,6 @@ impl Read for MemFile {
     }
 }
 
-/// At the handle's position.
 impl Write for MemFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.write_at(bytes, self.position)?;

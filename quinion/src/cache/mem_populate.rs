@@ -12,13 +12,11 @@ use crate::shmem::{PopulateSlice, Shmem};
 use super::File;
 use super::mem_file::{MemFile, MemHandle};
 
-/// Bytes of another file that are pinned at a time while they are copied.
 const PINNED_BYTES_MAX: u64 = 1 << 20;
 
 impl MemFile {
     /// Gives memory to all of `len` bytes at byte `position` that has none, so that writes there cannot fail for want
-    /// of it. It reads as zeros as before, and nothing is set to zero before it is written. The size stays; the range
-    /// must lie inside. Waits for memory, and for calls that are populating a page of it.
+    /// of it; they read as zeros. The range must lie inside the file. Waits for memory, and for calls that populate.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): there is not enough; what was given before stays.
@@ -32,14 +30,13 @@ impl MemFile {
     }
 
     /// Fills `range`, in bytes, by what `source` puts into one [`PopulateSlice`] of it after the other: up to 2 MiB
-    /// each, straight into the memory that they will be read from. Returns how many bytes came: all, or fewer if
-    /// `source` left a slice before it was full, or failed, or memory ended (a next call tells). What came is there;
-    /// behind it the file is as it was, but that the page in which the source ended, and the folio around it, is filled
-    /// up with zeros if it had no bytes.
+    /// each, straight into the file's memory. Returns how many bytes came: all, or fewer if `source` left a slice
+    /// before it was full, or failed, or memory ended (a next call returns that). Behind them the file is as it was,
+    /// but that the folio in which the source ended is filled up with zeros if it had no bytes.
     ///
     /// While `source` runs, readers and writers of its slice wait for it, and so do calls that truncate or punch the
-    /// file there, which block further callers: `source` must not use this file, nor wait for a thread that does. No
-    /// lock of the cache is held. Several threads may populate different ranges of one file in parallel.
+    /// file there: `source` must not use this file, nor wait for a thread that does. No lock of the cache is held.
+    /// Threads may populate different ranges of one file in parallel.
     ///
     /// # Errors
     /// As [`MemFile::write_at`] (the range must lie inside the file), or what `source` returned; no byte came then.
@@ -65,8 +62,7 @@ impl MemFile {
         came.map_err(|error| self.explain(error))
     }
 
-    /// As [`MemFile::populate_with`], with the bytes that `file` has from byte `position` on, until it ends: they are
-    /// read into the cache, and copied from there.
+    /// As [`MemFile::populate_with`], with the bytes of `file` from byte `position` on, through the cache.
     ///
     /// # Errors
     /// As there; as [`File::read_at`], if it gave none.
@@ -97,9 +93,8 @@ impl MemFile {
     }
 
     /// Pins the folios that hold `range`, in bytes, from its beginning on: at most `max` of them. Missing folios are
-    /// created, and bytes that were never written are zeros. The folios have stable addresses, for a device or another
-    /// library. The range must lie inside the file; the first and the last folio may reach over its ends
-    /// ([`PinnedFolios::offset`]).
+    /// created. The folios have stable addresses, for a device or another library. The range must lie inside the
+    /// file; the first and the last folio may reach over its ends ([`PinnedFolios::offset`]).
     ///
     /// # Errors
     /// As [`MemFile::pin`] and [`MemFile::preallocate`]; nothing is pinned then, and what was created stays.
@@ -110,7 +105,6 @@ impl MemFile {
         pinned.map_err(|error| self.explain(error))
     }
 
-    /// The range, if all of it lies inside the file.
     fn inside(&self, range: Range<u64>) -> Result<Range<u64>> {
         self.check_process()?;
         Shmem::check_inside(&self.handle.mapping, &range)?;

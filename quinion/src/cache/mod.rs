@@ -1,20 +1,18 @@
 //! Cache: the public API. One bounded memory, and the files that are read through it.
 //!
-//! A [`Cache`] is a handle: clones share one cache, which ends when the last
-//! clone, file and pin is gone. A [`File`] is one stream through one file; it
-//! is in `file.rs` beside, and several reads in one call are in `batch.rs`.
-//! Two opens of one file share folios, and a file that changed between two opens is read anew (**close-to-open**: an
-//! open sees all that was written and closed before it). Which file is which mapping, and what becomes of one that has
-//! no open handle, is in `file_table.rs`; how a cache is built is in `builder.rs`.
+//! A [`Cache`] is a handle: clones share one cache, which ends when the last clone, file and pin is gone. A [`File`]
+//! (`file.rs`) is one stream through one file; `batch.rs` has several reads in one call. Two opens of one file share
+//! folios, and a file that changed between two opens is read anew (**close-to-open**: an open sees all that was
+//! written and closed before it). `file_table.rs` says which file is which mapping, and what happens to one that has
+//! no open handle; `builder.rs` builds caches.
 //!
 //! ```text
 //!   open(path) -> backend -> identity --table--> mapping of that file     version as known: share it
 //!                                                                         changed: forget its folios, share it
 //! ```
 //!
-//! A cache has **memory files**, in `mem_file.rs`, which are in no table: each is known to its handles.
-//!
-//! A cache has **pools**, named shares of it, in `pool.rs`; what is opened without one is of the default pool.
+//! **Memory files** (`mem_file.rs`) are in no table. **Pools** (`pool.rs`) are named shares of a cache; what is
+//! opened without one is of the default pool.
 //!
 //! When the cache ends, it writes all dirty pages back and waits for that, but does not sync them. A program that needs
 //! durability, or the errors, calls [`File::sync_data`], [`Cache::sync_all`] or [`Cache::close`] before.
@@ -99,14 +97,13 @@ pub use residency::{Residency, ResidentRange, ResidentRanges};
 pub use tokio_io::AsyncFile;
 pub use write::{BatchWrite, WriteFuture, WriteOptions};
 
-/// A page cache of this process. Cheap to clone; clones share it.
+/// A page cache of this process. Clones share it.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) shared: Arc<CacheInner>,
 }
 
 impl fmt::Debug for Cache {
-    /// Its size alone; [`Cache::stats`] says the rest.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("Cache");
         if !self.shared.process.is_forked() {
@@ -116,15 +113,13 @@ impl fmt::Debug for Cache {
     }
 }
 
-/// What the clones of a cache share.
 #[derive(Debug)]
 pub(crate) struct CacheInner {
     pub(crate) filemap: Arc<Filemap>,
-    /// The paths of memory files.
     shmem: Shmem,
     engine: Engine,
     leases: Arc<Leases>,
-    /// Keep the background tasks known.
+    /// Keeps the background tasks registered.
     _tasks: (Arc<DeferredShrink>, Arc<BackgroundReclaim>, Option<Arc<Shrinker>>),
     table: RankedMutex<FileTable>,
     pools: pool::Directory,
@@ -133,11 +128,8 @@ pub(crate) struct CacheInner {
     idle_files_max: usize,
     /// Whether the descriptors of files without open handles are closed.
     parks: AtomicBool,
-    /// What is kept on a local disk as well, if there is one for it.
     disk: Option<Arc<DiskCopies>>,
-    /// Follows what is read, if a miss-ratio curve is wanted.
     sampler: Option<Sampler>,
-    /// Makes calls that wait, for futures.
     blocking: BlockingCalls,
 }
 
@@ -150,8 +142,8 @@ impl Cache {
         Builder::default()
     }
 
-    /// Opens a file for reading through the cache. Files with a fixed content on a file system and block
-    /// devices can be opened. If the file changed since its pages were cached, they are forgotten.
+    /// Opens a file for reading through the cache: a file with a fixed content on a file system, or a block device.
+    /// If it changed since its pages were cached, they are forgotten.
     ///
     /// # Errors
     /// [`ErrorKind::Open`](crate::ErrorKind::Open): it cannot be opened, or is a directory, a pipe, a
@@ -161,12 +153,10 @@ impl Cache {
         self.open_in(path.as_ref(), OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
-    /// Opens a file through the cache as `options` say, for writing too, if they do.
-    ///
-    /// All handles of a file share its pages: what one writes the others read at once. If the file changed outside
-    /// since its pages were cached, they are forgotten, but for those that were written here and not written back:
-    /// these are written over what others did. The first handle that writes opens the file a second time; pages are
-    /// still read by the first.
+    /// Opens a file through the cache as `options` say. All handles of a file share its pages: what one writes the
+    /// others read at once. If the file changed outside since its pages were cached, they are forgotten, except those
+    /// written here and not written back: these are written over what others did. The first handle that writes opens
+    /// the file a second time; pages are still read by the first.
     ///
     /// # Errors
     /// As [`Cache::open`]; [`ErrorKind::Open`](crate::ErrorKind::Open), also if it cannot be opened for writing;
@@ -215,8 +205,8 @@ impl Cache {
         self.adopt_in(descriptor, OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
-    /// As [`Cache::adopt`], opened as `options` say: for writing, too, if they do. The file is opened anew, with this
-    /// process's rights, so a descriptor that a more privileged process opened for writing is not enough.
+    /// As [`Cache::adopt`], opened as `options` say. The file is opened anew, with this process's rights, so a
+    /// descriptor that a more privileged process opened for writing is not enough.
     ///
     /// # Errors
     /// As [`Cache::open_with`].
@@ -237,8 +227,7 @@ impl Cache {
         self.open_backend_in(backend, OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
-    /// As [`Cache::open_with`], of whatever `backend` reads and writes. Whether it may be new is the backend's matter,
-    /// and what `options` say of that is not looked at.
+    /// As [`Cache::open_with`], of whatever `backend` reads and writes. What `options` say of new files is ignored.
     ///
     /// # Errors
     /// As [`Cache::open_backend`] and [`Cache::open_with`]; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the
@@ -263,7 +252,7 @@ impl Cache {
         self.shared.look_for_removed(LOOKED_AT);
         let writes = options.writes();
         let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
-        // From here on it is closed if something goes wrong, and then it has entered.
+        // From here on a failure closes the handle, which has entered.
         let (cursor, access) = (mapping.writeback().errors().sample(), options.access());
         let shared = Arc::clone(&self.shared);
         let pool = pool.cloned();
@@ -278,32 +267,29 @@ impl Cache {
         Ok(file)
     }
 
-    /// Gives up all read leases ([`Coherence::Lease`](crate::Coherence::Lease)); cached pages stay. Call it before the
-    /// process is stopped, as by job control: a stopped process gives up nothing, and a writer in another process waits
-    /// for it for `/proc/sys/fs/lease-break-time` seconds (45 by default). No lease is taken in the next second. Until
-    /// there is one again, this process checks the file before each read, and viewers leave it to the kernel. Waits
-    /// only for locks.
+    /// Gives up all read leases ([`Coherence::Lease`](crate::Coherence::Lease)); cached pages stay. Call it before
+    /// the process is stopped, as by job control: a writer in another process waits for a stopped one for
+    /// `/proc/sys/fs/lease-break-time` seconds (45 by default). For the next second no lease is taken: this process
+    /// checks the file before each read, and viewers leave it to the kernel. Waits only for locks.
     pub fn give_up_leases(&self) {
         if !self.shared.process.is_forked() {
             self.shared.leases.give_up_all();
         }
     }
 
-    /// How long from now on leases that are believed in now may be believed in, without another look.
+    /// How long from now on leases that are trusted now may be trusted without another look.
     pub(crate) fn leases_seen_for(&self) -> Duration {
         self.shared.leases.seen_for()
     }
 
-    /// Gives the cache another bound, of `bytes` bytes, while it is in use: up to
-    /// [`Builder::memory_max`], and down to [`Cache::MEMORY_MIN`] or what its tables leave some room beside.
+    /// Changes the cache's bound to `bytes` bytes while it is in use: up to [`Builder::memory_max`], and down to
+    /// [`Cache::MEMORY_MIN`] or what its tables leave some room beside.
     ///
-    /// Larger: the cache may grow from now on. Smaller: it does not grow from now on, whole extents of 2 MiB are
-    /// emptied, those first that cost least, and their memory goes back to the machine; readers go on meanwhile, here
-    /// and in viewers. Takes some milliseconds for each hundred extents, waits for locks of files, and up to half a
-    /// second for reads in flight. It does not wait for pins: what they keep is [`ResizeOutcome::slack_bytes`], and
-    /// goes when they go.
-    ///
-    /// The window of readahead and the largest folio stay as they were when the cache was built.
+    /// A smaller bound empties whole extents of 2 MiB, the cheapest first, and gives their memory back to the
+    /// machine; readers go on meanwhile, here and in viewers. Takes some milliseconds for each hundred extents, waits
+    /// for locks of files, and up to half a second for reads in flight. What pins keep is
+    /// [`ResizeOutcome::slack_bytes`], and goes when they go. Readahead's window and the largest folio stay as they
+    /// were built.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the bound is out of range, or too small for what
@@ -324,16 +310,14 @@ impl Cache {
         resized.map_err(|e| Repr::Resize(Box::new(e)).into())
     }
 
-    /// Sets memory aside for the pages of viewers; see [`Filemap::reserve_viewers`].
     pub(crate) fn reserve_viewers(&self, groups: usize) -> std::result::Result<(), ArenaError> {
         // As in `resize`.
         let pools = self.shared.pools.lock();
         self.shared.filemap.reserve_viewers(groups, || drop(pools))
     }
 
-    /// Makes durable what was written by all handles of this cache, also by those that are closed: as
-    /// [`File::sync_all`] of each file that has something to write, one after the other. All files are tried, whatever
-    /// went wrong with one.
+    /// Makes durable what was written by all handles of this cache, also closed ones: [`File::sync_all`] of each file
+    /// in turn that has something to write. All files are tried, whatever went wrong with one.
     ///
     /// # Errors
     /// The first error, as of [`File::sync_all`]; also one of an earlier write-back that no handle was told of.
@@ -353,8 +337,8 @@ impl Cache {
         all.into_iter().collect()
     }
 
-    /// Ends this handle of the cache, and says what dropping it would not: whether everything that was written is
-    /// durable. The cache itself ends with its last handle, file or pool.
+    /// Ends this handle of the cache, and returns whether everything that was written is durable, which dropping it
+    /// does not. The cache itself ends with its last handle, file or pool.
     ///
     /// # Errors
     /// As [`Cache::sync_all`]. The handle is gone all the same; what could not be written is lost when the cache ends.
@@ -362,16 +346,14 @@ impl Cache {
         self.sync_all()
     }
 
-    /// Numbers of this cache; each documented at its field.
-    /// In a forked child all of them are 0.
+    /// Numbers of this cache; in a forked child all of them are 0.
     pub fn stats(&self) -> Stats {
         if self.shared.process.is_forked() { Stats::default() } else { self.shared.stats() }
     }
 
-    /// What became of the pages that were fetched before a read asked for them. Looks at one byte for each page
-    /// of the cache, some ten microseconds for each gigabyte, and takes no lock: while others read, the
-    /// numbers may not quite add up.
-    /// In a forked child all of them are 0.
+    /// What became of the pages that were fetched before a read asked for them. Looks at one byte for each page of
+    /// the cache, some ten microseconds for each gigabyte, and takes no lock: while others read, the numbers may not
+    /// quite add up. In a forked child all of them are 0.
     pub fn readahead_use(&self) -> ReadaheadUse {
         if self.shared.process.is_forked() {
             return ReadaheadUse::default();
@@ -379,10 +361,9 @@ impl Cache {
         self.shared.filemap.readahead_use()
     }
 
-    /// How many of the pages that were evicted and came back a larger cache would have kept: what more memory
-    /// would do, seen from what is remembered of evictions. That is bounded by 1.8 % of memory and by what
-    /// hints and changes of files take away, so the truth is this or more. Costs a dozen loads and no lock.
-    /// In a forked child it is empty.
+    /// How many of the pages that were evicted and came back a larger cache would have kept. What is remembered of
+    /// evictions is bounded by 1.8 % of memory and by what hints and changes of files take away, so the truth is this
+    /// or more. Costs a dozen loads and no lock. In a forked child it is empty.
     pub fn refaults(&self) -> RefaultCurve {
         if self.shared.process.is_forked() {
             return RefaultCurve::default();
@@ -390,18 +371,17 @@ impl Cache {
         self.shared.filemap.supply.reclaim.refaults()
     }
 
-    /// What share of page reads would miss in a cache of any size: what another GiB would do. It is estimated from a
-    /// sample of all that this process read by this cache's files (not viewers in others), for a cache that evicts
-    /// what was read longest ago and reads nothing ahead; measured by [`Stats::data_bytes`], ours may miss less.
-    /// `None` without [`Builder::miss_ratio_curve`], and in a forked child. Copies some kilobytes, in a moment
-    /// during which readers of sampled pages wait.
+    /// What share of page reads would miss in a cache of any size. It is estimated from a sample of all that this
+    /// process read by this cache's files (not viewers in others), for a cache that evicts what was read longest ago
+    /// and reads nothing ahead; measured by [`Stats::data_bytes`], this cache may miss less. `None` without
+    /// [`Builder::miss_ratio_curve`], and in a forked child. Readers of sampled pages wait meanwhile.
     pub fn miss_ratio_curve(&self) -> Option<MissRatioCurve> {
         let sampler = self.shared.sampler.as_ref().filter(|_| !self.shared.process.is_forked())?;
         Some(sampler.curve(self.shared.filemap.counters.sum(Count::PageReads)))
     }
 
-    /// Whether every invariant of the cache holds; what does not, in words, for a bug report. Takes each
-    /// mapping's lock in turn and looks at every page's descriptor: it is slow.
+    /// Whether every invariant of the cache holds; for a bug report. Slow: takes each mapping's lock in turn and
+    /// looks at every page's descriptor.
     ///
     /// # Errors
     /// What is broken.
@@ -427,7 +407,7 @@ impl Cache {
         self.shared.disk.as_ref().map(|disk| disk.stats())
     }
 
-    /// Why the disk tier is left alone, in words for people, if it is: its disk failed. Nothing is lost by that.
+    /// Why the disk tier is not used, for people: its disk failed. Nothing is lost by that.
     pub fn disk_trouble(&self) -> Option<String> {
         self.shared.disk.as_ref()?.trouble()
     }
@@ -447,7 +427,6 @@ impl Cache {
 }
 
 impl CacheInner {
-    /// `bytes` bytes at `position` were read, and the cache follows what is read.
     fn note_read(&self, mapping: &Mapping, position: u64, bytes: usize) {
         if let Some(sampler) = &self.sampler
             && bytes > 0
@@ -517,12 +496,11 @@ impl Drop for CacheInner {
         let mappings = self.table.lock().take();
         let end = move || {
             leases.close();
-            // Pages that were written and are not in their files yet. A failure is counted; no handle is left to report
-            // it.
+            // A failure to write is counted; no handle is left to report it.
             filemap.supply.writeback.write_out_all();
             filemap.supply.background.close();
             filemap.supply.spill.iter().for_each(|spill| spill.drain());
-            // No future is left: each borrows a file, which keeps us.
+            // No future is left: each borrows a file, which keeps the cache.
             filemap.wait_queue.close();
             // Requests in flight write into the arena: it ends before anything else does.
             engine.drain();
@@ -530,8 +508,8 @@ impl Drop for CacheInner {
             mappings.iter().for_each(|mapping| filemap.supply.reclaim.remove_mapping(mapping.id()));
         };
         if is_waking() {
-            // A waker held the last of us, and the fill that woke it ends when we have returned: not to be waited
-            // for here. Where something is dirty there is a thread already.
+            // A waker held the cache last, and the fill that woke it ends when this thread has returned: not to be
+            // waited for here. Where something is dirty there is a thread already.
             let Err(end) = self.filemap.supply.writeback.close_with(Box::new(end)) else { return };
             if std::thread::Builder::new().name("quinion-end".into()).spawn(end).is_err() {
                 // There is no thread to be had. Requests in flight keep what they need.
@@ -543,15 +521,13 @@ impl Drop for CacheInner {
     }
 }
 
-/// What an open asks for besides the file.
 #[derive(Clone, Copy, Debug)]
 struct OpenRequest<'a> {
     options: &'a OpenOptions,
-    /// Which pool is charged for what is read; `None`: the default pool.
+    /// `None`: the default pool.
     pool: Option<&'a Arc<PoolShare>>,
 }
 
-/// One open of a file; the last clone gives its mapping back.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) shared: Arc<CacheInner>,
@@ -559,18 +535,14 @@ pub(crate) struct Handle {
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
     watch: Arc<CoherenceState>,
-    /// What it may do.
     access: Access,
-    /// How far it has been told of errors of writing.
+    /// How far this handle has been told of errors of writing.
     cursor: ErrorCursor,
-    /// By which it was opened, if it was opened by a path.
     path: Option<PathBuf>,
-    /// The description that [`File::lock`] locks, once it has.
     lock: OnceLock<OwnedFd>,
 }
 
 impl Handle {
-    /// The pool that is charged for what is read.
     fn pool_number(&self) -> PoolNumber {
         self.pool.as_ref().map_or(PoolNumber::DEFAULT, |share| share.number)
     }

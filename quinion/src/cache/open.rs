@@ -6,9 +6,9 @@
 //!         the first handle that writes gives it its second backend <-------+
 //! ```
 //!
-//! Handles of one file share its pages whatever they may do: what one writes the others read at once, each page
-//! whole. What they do not share is here: whether they write, how durable their writes are when they return, what
-//! they do to pinned bytes, and which errors they have been told of.
+//! Handles of one file share its pages: what one writes the others read at once, each page whole. They do not share
+//! what is here: whether they write, when writes are durable, what they do to pinned bytes, and which errors they
+//! have been told of.
 
 use crate::error::{Repr, Result};
 use crate::filemap::OnPinned;
@@ -30,7 +30,6 @@ pub struct OpenOptions {
     for_viewer: bool,
 }
 
-/// Whether the file may be new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum New {
     #[default]
@@ -64,21 +63,20 @@ impl OpenOptions {
     pub fn new() -> Self {
         Self::default()
     }
-    /// Whether the handle may write, too. The cache has the file open for writing from then on, as long as it knows
-    /// the file: also when the handle is closed.
+    /// Whether the handle may write, too. The cache then has the file open for writing as long as it knows the file,
+    /// also when the handle is closed.
     pub fn write(&mut self, write: bool) -> &mut Self {
         self.write = write;
         self
     }
-    /// Whether writes by [`Write`](std::io::Write) go to the end of the file, wherever that is; the handle may write
-    /// then. [`File::write_at`](crate::File::write_at) writes where it is told all the same, and
-    /// [`File::append`](crate::File::append) is for every handle that may write.
+    /// Whether [`Write`](std::io::Write) writes at the end of the file; the handle may write then. Neither
+    /// [`File::write_at`](crate::File::write_at) nor [`File::append`](crate::File::append) is affected.
     pub fn append(&mut self, append: bool) -> &mut Self {
         self.append = append;
         self
     }
-    /// Whether the file is made if it is not there. The handle must be one that writes. The name of a new file is
-    /// durable when its folder was synced, which the cache does not do.
+    /// Whether the file is made if it is not there; needs a handle that writes. The name of a new file is durable
+    /// when its folder was synced, which the cache does not do.
     pub fn create(&mut self, create: bool) -> &mut Self {
         self.creation = match (create, self.creation) {
             (true, New::No) => New::May,
@@ -87,8 +85,7 @@ impl OpenOptions {
         };
         self
     }
-    /// Whether the file is made, and must not be there; then [`OpenOptions::create`] and [`OpenOptions::truncate`]
-    /// do not matter.
+    /// Whether the file is made, and must not be there; then `create` and `truncate` do not matter.
     pub fn create_new(&mut self, create_new: bool) -> &mut Self {
         self.creation = match (create_new, self.creation) {
             (true, _) => New::Must,
@@ -97,8 +94,8 @@ impl OpenOptions {
         };
         self
     }
-    /// Whether the file is emptied, for all handles; what was written and not written back is gone. The handle must be
-    /// one that writes. A block device keeps its bytes.
+    /// Whether the file is emptied, for all handles, unwritten bytes included; needs a handle that writes. A block
+    /// device keeps its bytes.
     pub fn truncate(&mut self, truncate: bool) -> &mut Self {
         self.truncate = truncate;
         self
@@ -113,15 +110,12 @@ impl OpenOptions {
         self.durability = durability;
         self
     }
-    /// Whether all reads and writes of the handle are uncached ones; see
-    /// [`ReadOptions::uncached`](crate::ReadOptions::uncached) and
-    /// [`WriteOptions::uncached`](crate::WriteOptions::uncached).
+    /// Whether all reads and writes of the handle are [uncached](crate::ReadOptions::uncached) ones.
     pub fn uncached(&mut self, uncached: bool) -> &mut Self {
         self.uncached = uncached;
         self
     }
-    /// What the handle does about pins of what it changes. The default leaves pinned bytes to their pins, and has new
-    /// readers read anew.
+    /// What the handle does about pins of what it changes; by default the pinned bytes stay with their pins.
     pub fn on_pinned(&mut self, on_pinned: OnPinned) -> &mut Self {
         self.on_pinned = on_pinned;
         self
@@ -138,23 +132,19 @@ impl OpenOptions {
         self
     }
 
-    /// Whether it is such a one.
     pub(super) fn is_for_viewer(&self) -> bool {
         self.for_viewer
     }
-    /// Whether the handle may write.
     pub(super) fn writes(&self) -> bool {
         self.write || self.append
     }
-    /// Whether the file is to be emptied. What is made has no bytes.
     pub(super) fn empties(&self) -> bool {
         self.truncate && self.creation != New::Must
     }
     pub(super) fn is_uncached(&self) -> bool {
         self.uncached
     }
-    /// How a local file is opened for writing. It is emptied when its mapping is known, not here: its pages go with
-    /// its bytes.
+    /// A local file is emptied when its mapping is known, not here: its pages go with its bytes.
     pub(super) fn for_backend(&self) -> crate::backend::WriteOptions {
         use crate::backend::{Creation, InitialContent};
         let creation = match self.creation {
@@ -168,7 +158,6 @@ impl OpenOptions {
             mode: self.mode.unwrap_or(0o666),
         }
     }
-    /// What the handle may do.
     pub(super) fn access(&self) -> Access {
         Access {
             writes: self.writes(),
@@ -179,7 +168,6 @@ impl OpenOptions {
             for_viewer: self.for_viewer,
         }
     }
-    /// Whether the options fit together.
     pub(super) fn check(&self) -> Result<()> {
         if self.writes() || (self.creation == New::No && !self.truncate) {
             return Ok(());
@@ -190,19 +178,14 @@ impl OpenOptions {
     }
 }
 
-/// What one handle may do with its file, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
-    /// Whether it may change the file.
     pub writes: bool,
-    /// Whether a write without a position goes to the end.
+    /// Writes without a position go to the end.
     pub appends: bool,
-    /// When its writes are durable.
     pub durability: Durability,
-    /// What it does to pinned bytes.
     pub on_pinned: OnPinned,
-    /// What it does about others.
     pub coherence: Coherence,
-    /// Whether it reads on behalf of viewers, whose owner watches the file for cuts from before it was opened.
+    /// The viewers' owner watches the file for cuts from before it was opened.
     pub for_viewer: bool,
 }

@@ -7,19 +7,16 @@
 //!   cache.open(a)    the same file: hits what the index brought, and what it brings itself is the default pool's
 //! ```
 //!
-//! A folio belongs to the pool of the handle whose read or write brought it; a hit from another pool, or a write over
-//! it, changes nothing of that, and charges nothing. A pool with a **limit** makes room for itself out of itself when
-//! it is there; a pool's **protected** minimum is left to it by all others (`policy/pools.rs`).
-//!
-//! A pool lives as long as a [`Pool`], or a [`File`] opened by one, does. Then its pages are the default pool's, as
-//! if they had been brought there, the oldest first.
+//! A folio belongs to the pool of the handle whose read or write brought it; other pools' hits and writes change
+//! nothing of that. A pool at its **limit** evicts of its own; its **protected** minimum is left to it by all others
+//! (`policy/pools.rs`). A pool lives as long as a [`Pool`], or a [`File`] opened by one, does. Then its pages are the
+//! default pool's, the oldest first.
 //!
 //! Invariants:
 //!  1. A name is one pool's at a time, and a number one pool's.
 //!  2. The protected shares of all pools fit into the bound, with a sixteenth of it left unprotected.
 //!
-//! Not an invariant: that the second holds after pressure has made the cache smaller; it shrinks to no less than
-//! that, as far as its bounds allow.
+//! Not an invariant: that the second holds after pressure has made the cache smaller.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -35,15 +32,15 @@ use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
 
 use super::{Cache, CacheInner, File, OpenOptions, OpenRequest};
 
-/// What a pool may have, and should keep. The default is no limit and nothing protected.
+/// What a pool may have, and should keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolOptions {
-    /// The most that the pool's pages may take, in bytes, those on their way included: rounded down to whole pages, at
-    /// least one of the cache's smallest folios. `None`: as much as there is.
+    /// The most that the pool's pages may take, in bytes, those on their way included: rounded down to whole pages,
+    /// at least one smallest folio. `None` is the default: as much as there is.
     pub limit: Option<u64>,
-    /// What others leave to the pool of what it has, in bytes: rounded up to whole pages, at most `limit`, and together
-    /// with other pools' at most 15 parts in 16 of the data that the cache can hold.
+    /// What others leave to the pool of what it has, in bytes: rounded up to whole pages, at most `limit`, and
+    /// together with other pools' at most 15 parts in 16 of the cache's data. The default is 0.
     pub protected: u64,
 }
 
@@ -76,24 +73,23 @@ pub struct PoolStats {
     pub limit_bytes: Option<u64>,
     /// What others leave to it.
     pub protected_bytes: u64,
-    /// What it has: cached, or on its way.
+    /// Pages that are cached, or on their way.
     pub used_pages: u64,
     /// Pages that its readers brought.
     pub inserted_pages: u64,
-    /// Pages evicted of it to make room. (Its pages also leave as any others, see [`Stats`](crate::Stats).)
+    /// Evicted to make room. (Pages also leave as any others, see [`Stats`](crate::Stats).)
     pub evicted_pages: u64,
-    /// Of `inserted_pages`, those that had been evicted, from this pool or another, and came back to their shadow.
+    /// Of `inserted_pages`, those that had been evicted, from this pool or another.
     pub refaulted_pages: u64,
 }
 
-/// A named share of a cache. Cheap to clone; clones share it. It ends with the last of them and of the files opened by
-/// them: its pages are the default pool's then.
+/// A named share of a cache; clones share it. It ends with the last of them and of the files opened by them; then its
+/// pages are the default pool's.
 #[derive(Clone, Debug)]
 pub struct Pool {
     share: Arc<PoolShare>,
 }
 
-/// What keeps a pool alive.
 pub(crate) struct PoolShare {
     shared: Arc<CacheInner>,
     pub(super) number: PoolNumber,
@@ -117,10 +113,8 @@ impl Drop for PoolShare {
     }
 }
 
-/// Which pools there are, by number.
 pub(super) type Directory = RankedMutex<[Option<Weak<PoolShare>>; POOLS_MAX]>;
 
-/// No pool but the default one.
 pub(super) fn no_pools() -> Directory {
     RankedMutex::new(Rank::Pools, Default::default())
 }
@@ -136,7 +130,7 @@ impl Cache {
         self.check_process()?;
         let shared = &self.shared;
         let mut known = shared.pools.lock();
-        // Held until the lock is let go: the last of them to go wants it.
+        // Held until the lock is released: the end of a share takes it.
         let alive: Vec<_> = known.iter().flatten().filter_map(Weak::upgrade).collect();
         let is_known = name == "default" || alive.iter().any(|share| &*share.name == name);
         let (reclaim, taken) = (&shared.filemap.supply.reclaim, known.each_ref().map(Option::is_some));
@@ -171,15 +165,13 @@ impl Cache {
         begun
     }
 
-    /// The pool of this name, if there is one; not the default pool.
-    /// In a forked child there is none.
+    /// The pool of this name, if there is one; not the default pool. In a forked child there is none.
     pub fn pool(&self, name: &str) -> Option<Pool> {
         self.check_process().ok()?;
         self.shared.alive_pools().into_iter().find(|share| &*share.name == name).map(|share| Pool { share })
     }
 
-    /// Numbers of all pools, the default pool first.
-    /// In a forked child there are none.
+    /// Numbers of all pools, the default pool first. In a forked child there are none.
     pub fn pools(&self) -> Vec<PoolStats> {
         if self.check_process().is_err() {
             return Vec::new();
@@ -196,8 +188,7 @@ impl CacheInner {
         self.pools.lock().iter().flatten().filter_map(Weak::upgrade).collect()
     }
 
-    /// The limit and the protected minimum of `options` in pages, if they fit beside all that is protected already but
-    /// for `own` pages.
+    /// The limit and the protected minimum in pages, if they fit beside all that is protected but for `own` pages.
     fn fitting(&self, options: PoolOptions, own: u64) -> Result<(u64, u64)> {
         let PoolOptions { limit, protected } = options;
         let refused = |text: String| Err(Repr::InvalidInput(text).into());
@@ -307,14 +298,13 @@ impl Pool {
         &self.share.name
     }
 
-    /// Numbers of this pool. Waits for nothing. In a forked child they are what they were at the fork.
+    /// Its numbers now. Waits for nothing. In a forked child they are what they were at the fork.
     pub fn stats(&self) -> PoolStats {
         self.share.shared.pool_stats(self.share.number, &self.share.name)
     }
 
-    /// Gives the pool another limit, in bytes, or none, while it is in use. If it has more, as much of that is evicted
-    /// now as can be, which may wait for locks of files; what is pinned or in flight goes when it can, and until then
-    /// the pool gets nothing.
+    /// Changes the pool's limit, in bytes, while it is in use. The excess is evicted now as far as can be, which may
+    /// wait for locks of files; what is pinned or in flight goes when it can, and until then the pool gets nothing.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is below what is protected of the pool, or below
@@ -332,8 +322,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Has others leave so many bytes to the pool, while it is in use. A protected share that the pool does not fill
-    /// yet is not reserved for it.
+    /// Changes the pool's protected minimum, in bytes. What the pool does not fill yet is not reserved for it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the
@@ -350,7 +339,6 @@ impl Pool {
     }
 }
 
-/// Of a [`File`]: whose its pages are.
 impl File {
     /// The name of the pool that is charged for what this handle brings into the cache.
     pub fn pool(&self) -> &str {

@@ -5,9 +5,9 @@
 //!   residents(position, len)    which ones: ranges of one state, in rising order
 //! ```
 //!
-//! The walk is the mapping's, in `mapping/residency.rs`; here pages become bytes and a range ends with the file. It
-//! reads nothing, sets no referenced byte, and keeps no page. Reads of the device that have ended are completed first,
-//! without waiting: after a hint no reader may have done so.
+//! The walk is in `mapping/residency.rs`; here pages become bytes and a range ends with the file. It reads nothing,
+//! sets no referenced byte, and keeps no page. Ended reads of the device are completed first, without waiting: after
+//! a hint no reader may have done so.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use super::{File, Handle};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ResidentRange {
-    /// The bytes that they are: whole pages, but for the file's last.
+    /// The bytes: whole pages, but for the file's last.
     pub bytes: Range<u64>,
     /// How many pages they are.
     pub pages: u64,
@@ -41,7 +41,7 @@ pub struct Residency {
     pub cached_pages: u64,
     /// Pages on their way.
     pub filling_pages: u64,
-    /// Pages that are not there, but that were evicted is remembered.
+    /// Pages that are absent, and whose eviction is remembered.
     pub remembered_pages: u64,
     /// Pages of which nothing is known.
     pub absent_pages: u64,
@@ -56,10 +56,8 @@ pub struct ResidentRanges<'f> {
 }
 
 impl File {
-    /// How many pages of the `len` bytes at `position` are in the cache, on their way, remembered or absent: the
-    /// pages that the range touches, as far as the file goes. Waits for the file's lock now and again, holds it
-    /// for some hundred folios at a time, and costs some ten nanoseconds for each folio. While others read, the
-    /// numbers are of no one moment.
+    /// How many pages of the `len` bytes at `position`, as far as the file goes, are in which state. Holds the file's
+    /// lock for some hundred folios at a time; costs some ten nanoseconds for each. The numbers are of no one moment.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -69,8 +67,8 @@ impl File {
         Ok(residency)
     }
 
-    /// As [`File::residency`], range by range: each is as long as its state goes, and no two neighbours are in one
-    /// state. The lock is not held between two calls of `next`, which in a forked child finds nothing.
+    /// As [`File::residency`], range by range: neighbours differ in state. The lock is not held between two calls of
+    /// `next`, which in a forked child finds nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -79,7 +77,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        // Pages that a hint has fetched have no reader who would take them off the device's queue.
+        // What a hint has fetched has no reader that reaps it.
         mapping.backend().reap(ReapMode::Ready, &mut || false);
         let size = mapping.size();
         let end = PageIndex(pages_of_bytes(position.saturating_add(len).min(size)));

@@ -8,10 +8,9 @@
 //!   poll_seek    the end of a file is looked for by a thread of the cache
 //! ```
 //!
-//! Only tokio's traits are used, so this works on any runtime that knows them.
-//! As with tokio's own files, an error of a write comes with the next call:
-//! call `flush` before you drop the file, and [`File::sync_data_async`] to make
-//! durable what was flushed.
+//! Only tokio's traits are used, so this works on any runtime that knows them. As with tokio's own files, an error of
+//! a write comes with the next call: call `flush` before you drop the file ([`File::sync_data_async`] for
+//! durability).
 
 use std::future::Future;
 use std::io::{self, SeekFrom};
@@ -28,27 +27,22 @@ use super::future::PagePresence;
 use super::write::WriteOptions;
 use super::{File, ReadOptions};
 
-/// Bytes that one call of `poll_write` takes at most where they have to be copied.
 const COPIED_MAX: usize = 1 << 20;
 
-/// A [`File`] for code that wants tokio's [`AsyncRead`], [`AsyncWrite`] and [`AsyncSeek`]: with the feature `tokio`. It
-/// goes on at the file's position, and moves it.
+/// A [`File`] for code that wants tokio's [`AsyncRead`], [`AsyncWrite`] and [`AsyncSeek`], with the feature `tokio`.
 #[derive(Debug)]
 pub struct AsyncFile {
     file: File,
-    /// The page at the position is waited for.
     missing: Option<PagePresence>,
-    /// A write that was handed over.
     writing: Option<Writing>,
-    /// A look for the end of the file, and how far from it the position is to be.
+    /// How far from the end the position is to be.
     seeking: Option<(BlockingCall<u64>, i64)>,
 }
 
-/// A write that a thread of the cache makes.
 #[derive(Debug)]
 enum Writing {
     At(BlockingCall<()>),
-    /// So many bytes, behind which the position is when they are written.
+    /// So many bytes, which end at the new position.
     Appends(BlockingCall<u64>, usize),
 }
 
@@ -63,7 +57,7 @@ impl AsyncFile {
         &self.file
     }
 
-    /// The file; a write that was handed over goes on, and its error is not told.
+    /// A write that was handed over goes on, and its error is lost.
     pub fn into_inner(self) -> File {
         self.file
     }
@@ -76,7 +70,6 @@ impl AsyncFile {
         self.file.position.store(self.position() + bytes as u64, Ordering::Relaxed);
     }
 
-    /// Waits for the write that was handed over, if there is one.
     fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(writing) = &mut self.writing else { return Poll::Ready(Ok(())) };
         let written = match writing {
@@ -89,7 +82,6 @@ impl AsyncFile {
         Poll::Ready(written.map_err(io::Error::from))
     }
 
-    /// Reads into `buffer`; 0 bytes at the end of the file.
     fn poll_read_into(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             let position = self.position();
@@ -161,12 +153,11 @@ impl AsyncWrite for AsyncFile {
         Poll::Ready(Ok(len))
     }
 
-    /// Waits for what was written, and tells its error. Makes nothing durable.
+    /// Returns the error of what was written. Makes nothing durable.
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.get_mut().poll_written(context)
     }
 
-    /// As [`AsyncWrite::poll_flush`].
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.get_mut().poll_written(context)
     }

@@ -6,9 +6,8 @@
 //!   write_back     the cache -> the file                    begun, and by itself after a while
 //! ```
 //!
-//! A write goes into the cache and no further: the work is in `filemap/write.rs`, and what takes it to the file is
-//! write-back (`writeback/`). When a handle is closed, what it wrote is written back, and when the cache ends, that
-//! is waited for; neither makes it durable.
+//! A write goes into the cache and no further: `filemap/write.rs` does it, and write-back (`writeback/`) takes it to
+//! the file. The end of a handle starts that, and the end of the cache waits for it; neither makes it durable.
 //!
 //! **What is guaranteed when.**
 //!
@@ -25,7 +24,7 @@
 //!
 //! Invariants:
 //!  1. An error is returned only if not one byte was written; otherwise their number, and the error comes again with
-//!     the next call. (Not so where a sync was asked for with the write: its error is told.)
+//!     the next call. (If the write asked for a sync, the sync's error is returned.)
 //!  2. Each handle is told of each error of write-back once, by the first of its syncs after it.
 
 use std::fmt;
@@ -52,11 +51,11 @@ pub struct WriteOptions {
     /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that has
     /// ended well, unless another reader or writer has used them meanwhile. Pages that were cached before stay.
     ///
-    /// It makes nothing durable: that still takes a sync. What could not be written back stays, and is told of by the
-    /// next sync as ever. Refused by backends that do not support it
+    /// It makes nothing durable: that still takes a sync. What could not be written back stays, and the next sync
+    /// reports it. Refused by backends that do not support it
     /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     pub uncached: bool,
-    /// When it is durable; `None`: when the handle says.
+    /// When the write is durable; `None`: when the handle says.
     pub durability: Option<Durability>,
 }
 
@@ -79,7 +78,7 @@ impl WriteOptions {
     }
 }
 
-/// One write of a batch: what, where to, and once it was made, what came of it.
+/// One write of a batch, and its result once it was made.
 pub struct BatchWrite<'b> {
     bytes: &'b [u8],
     position: u64,
@@ -119,8 +118,6 @@ impl fmt::Debug for BatchWrite<'_> {
     }
 }
 
-/// Of a [`File`] that was opened for writing ([`Cache::open_with`](crate::Cache::open_with)): how it is changed. All of
-/// it takes `&self`, and may be done by many threads at once.
 /// A write that is under way or has not begun; see [`File::write_at_async`].
 #[derive(Debug)]
 #[must_use = "a future does nothing until it is polled"]
@@ -159,18 +156,16 @@ impl Future for WriteFuture<'_> {
 
 impl File {
     /// Writes `bytes` at byte `position`, and returns how many were written: all of them, or fewer because something
-    /// went wrong after some (the next call tells what). Past the file's end the file grows, and what lies between
-    /// reads as zeros.
+    /// went wrong after some (the next call returns the error). Past its end the file grows, by zeros up to
+    /// `position`.
     ///
-    /// They are in the cache when it returns, and every reader of the cache sees them; when they are durable, the
-    /// handle says ([`OpenOptions::durability`](crate::OpenOptions::durability)). Each 4 KiB page is written whole as
-    /// far as readers can tell; a write of several pages is not. Pages that it overwrites as a whole are not read; of
-    /// one that it overwrites in part, and that is not cached, that page is read first.
+    /// They are in the cache when it returns, and every reader of the cache sees them;
+    /// [`OpenOptions::durability`](crate::OpenOptions::durability) says when they are durable. Readers see each 4 KiB
+    /// page whole, but not several. Only a page that is overwritten in part, and is not cached, is read first.
     ///
     /// Over cached bytes it takes no lock but that of the page, and one that all writers inside the file share, and
-    /// does not block. It may wait for the device where it has to read, for memory, and for write-back where so much
-    /// is dirty that writers are throttled. The bytes must not be such that reading this file serves their page
-    /// faults.
+    /// does not block. It may wait for the device where it has to read, for memory, and for write-back where writers
+    /// are throttled. Page faults on `bytes` must not be served by reading this file.
     ///
     /// # Errors
     /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the handle does not write.
@@ -212,10 +207,9 @@ impl File {
         Ok(written)
     }
 
-    /// As [`File::write_at`], as a future. The first poll writes what is cached as a whole at once; what has to wait
-    /// (for a page to be read, for memory, for write-back, for a sync of a durable handle) is copied and handed to a
-    /// thread of the cache, and is made even if the future is dropped then. Wait for one write before you begin the
-    /// next of the same bytes: two that are under way at once are made in any order.
+    /// As [`File::write_at`], as a future. The first poll writes what is cached as a whole at once. What has to wait
+    /// (for a page, memory, write-back, or a sync of a durable handle) is copied and handed to a thread of the cache,
+    /// and is made even if the future is dropped then. Writes that are under way at once are made in any order.
     ///
     /// # Errors
     /// As [`File::write_at`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if no thread can be started.
@@ -236,7 +230,6 @@ impl File {
         WriteFuture::new(self, bytes, position, options)
     }
 
-    /// The write, if it can be made, or refused, without waiting.
     pub(super) fn write_at_once(
         &self,
         bytes: &[u8],
@@ -311,8 +304,7 @@ impl File {
         if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
     }
 
-    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of all of them,
-    /// also where several lie in one page.
+    /// As [`File::write_at`] of the bytes of all `pieces`, one after the other, also where several lie in one page.
     ///
     /// # Errors
     /// As [`File::write_at`].
@@ -339,7 +331,7 @@ impl File {
         Ok(done)
     }
 
-    /// Makes several writes, in order; each is answered in its [`BatchWrite`] as [`File::write_at`] would answer it.
+    /// Makes several writes, in order; each [`BatchWrite`] gets the result that [`File::write_at`] would return.
     /// Where they are to be durable, one sync serves all.
     pub fn write_batch(&self, writes: &mut [BatchWrite<'_>]) {
         self.write_batch_with(writes, WriteOptions::default());
@@ -371,8 +363,7 @@ impl File {
         }
     }
 
-    /// Writes `bytes` at the end of the file, wherever that is, and returns the position of the first of them. Of two
-    /// appends at once neither gets into the other, also by other handles of this cache.
+    /// Writes `bytes` at the end of the file, and returns their position. Appends by several handles do not mix.
     ///
     /// # Errors
     /// As [`File::write_at`]; but some of the bytes may stand at the end of the file then ([`File::len`] says).
@@ -389,7 +380,6 @@ impl File {
         outcome.map(|()| position)
     }
 
-    /// Appends what can be: where, how many bytes, and why not more.
     pub(super) fn append_some(
         &self,
         bytes: &[u8],
@@ -408,9 +398,8 @@ impl File {
         Ok((position, written, outcome))
     }
 
-    /// Makes the file `bytes` long, for all handles: cuts it off there, or extends it with zeros. Bytes that were
-    /// pinned behind the new end stay with their pins. Waits for reads and write-back in flight of what goes, and for
-    /// the file system.
+    /// Makes the file `bytes` long, for all handles: cuts it off there, or extends it with zeros. Pinned bytes behind
+    /// the new end stay with their pins. Waits for reads and write-back in flight there, and for the file system.
     ///
     /// # Errors
     /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly),
@@ -424,8 +413,8 @@ impl File {
         shared.filemap.truncate(mapping, bytes, access.on_pinned)
     }
 
-    /// Makes `len` bytes at byte `position` read as zeros, and gives their space back where the file system can do
-    /// that. The size stays; what of the range lies behind it is left out. Waits as [`File::set_len`] does.
+    /// Makes `len` bytes at byte `position` read as zeros, and gives their space back where the file system can. The
+    /// size stays; the part of the range behind it is ignored. Waits as [`File::set_len`] does.
     ///
     /// # Errors
     /// As [`File::set_len`]; some of the range may be zeros then.
@@ -454,9 +443,9 @@ impl File {
         backend.allocate(position..position + len).map_err(failed)
     }
 
-    /// Makes durable what was written to the file before the call, by whatever handle of this cache, and the size that
-    /// it needs: writes it back, waits for that, and has the system flush its own caches (`fdatasync`). Writes that
-    /// begin while it waits do not prolong it.
+    /// Makes durable what any handle of this cache wrote to the file before the call, and the size that it needs:
+    /// writes it back, waits for that, and has the system flush its own caches (`fdatasync`). Writes that begin while
+    /// it waits do not prolong it.
     ///
     /// # Errors
     /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that
@@ -496,7 +485,7 @@ impl File {
         Ok(())
     }
 
-    /// How many bytes of the file the cache has and the file does not, in whole pages, those on their way among them.
+    /// Bytes of the file that the cache has and the file does not, in whole pages, those on their way among them.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -518,7 +507,6 @@ impl File {
         shared.filemap.supply.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
     }
 
-    /// What a write of `range` owes its handle's durability.
     fn make_durable(&self, durability: Durability, range: Range<u64>) -> Result<()> {
         match durability {
             _ if range.is_empty() => Ok(()),
@@ -528,7 +516,6 @@ impl File {
         }
     }
 
-    /// The writer that this handle is.
     fn write_context<'a>(&'a self, passing: Option<&'a UncachedRead<'a>>) -> WriteContext<'a> {
         WriteContext::new(self.reader(passing), &self.touched, self.handle.access.on_pinned)
     }
@@ -545,7 +532,7 @@ impl File {
     }
 }
 
-/// Pieces that follow each other, of which `at` bytes of the first have been handed out.
+/// Pieces that follow each other; `at` bytes of the first have been handed out.
 pub(super) struct GatherCursor<'a, 'b> {
     pieces: &'a [IoSlice<'b>],
     at: usize,
@@ -556,8 +543,8 @@ impl<'a, 'b> GatherCursor<'a, 'b> {
         Self { pieces, at: 0 }
     }
 
-    /// What comes next, for byte `position` of the file, so that each page is written once: what one piece has up to
-    /// the end of a page, or what several have of one page, in `page`. Empty: nothing is left.
+    /// The next bytes, for byte `position` of the file, so that each page is written once: one piece up to the end of
+    /// a page, or what several pieces have of one page, in `page`. Empty: nothing is left.
     pub fn next<'p>(&mut self, position: u64, page: &'p mut [u8; PAGE_SIZE]) -> &'p [u8]
     where
         'a: 'p,
@@ -589,7 +576,6 @@ impl<'a, 'b> GatherCursor<'a, 'b> {
         }
     }
 
-    /// What is left of the first piece.
     fn first(&self) -> &'a [u8] {
         self.pieces.first().map_or(&[], |piece| &piece[self.at..])
     }
@@ -601,7 +587,6 @@ impl<'a, 'b> GatherCursor<'a, 'b> {
     }
 }
 
-/// Whether there can be such bytes in a file.
 #[inline]
 pub(super) fn check_range(position: u64, len: u64) -> Result<()> {
     if position <= FILE_BYTES_MAX && len <= FILE_BYTES_MAX - position {

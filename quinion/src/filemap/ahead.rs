@@ -7,12 +7,10 @@
 //!                      `- the rest: no hit counts anything
 //! ```
 //!
-//! A folio counts with all its pages: one that holds a page that was asked for is not fetched ahead, and one page that
-//! is read makes the others of its folio used. Pages that come back soon after their eviction are left out: that it is
-//! wanted was known.
+//! A folio counts with all its pages: one that holds a page that was asked for is not fetched ahead, and one page
+//! that is read makes the others used. Pages that come back soon after their eviction are left out.
 //!
-//! Not an invariant: that a read is seen at once, or at all, if a viewer in another
-//! process made it: its ring of what it read forgets, and may be told late.
+//! Not an invariant: that a viewer's read is seen at once, or at all: its ring of what it read forgets.
 
 use std::sync::atomic::Ordering;
 
@@ -26,25 +24,24 @@ use super::shared::Filemap;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadaheadUse {
-    /// All of them: the other three together.
+    /// All of them: the sum of the others.
     pub pages: u64,
     /// Those that were read.
     pub used_pages: u64,
-    /// Those that left before they were read: evicted, dropped, forgotten because their file changed, or
-    /// not delivered.
+    /// Those that left unread: evicted, dropped, outdated, or not delivered.
     pub wasted_pages: u64,
-    /// Those that are in the cache, or on their way, and have not been read.
+    /// Those that are in the cache, or on their way.
     pub unread_pages: u64,
 }
 
 impl ReadaheadUse {
-    /// Of the pages of which it is known, the share that was used, from 0 to 1; `None` if there are none.
+    /// Used pages as a share of used and wasted ones, 0 to 1; `None` if there are none.
     pub fn accuracy(&self) -> Option<f64> {
         let known = self.used_pages + self.wasted_pages;
         (known > 0).then(|| self.used_pages as f64 / known as f64)
     }
 
-    /// Every number with its name, in the order of the fields; for reports.
+    /// Every number with its name, in the order of the fields.
     pub fn numbers(&self) -> [(&'static str, u64); 4] {
         [
             ("pages", self.pages),
@@ -70,7 +67,6 @@ impl Filemap {
     }
 }
 
-/// Pages of all folios that were fetched ahead and not read yet.
 fn unread_pages(view: &View) -> u64 {
     let grown = view.grown();
     let frames = (view.layout().frames_meta..grown.frames()).map(Frame);
@@ -79,7 +75,7 @@ fn unread_pages(view: &View) -> u64 {
         referenced::is_unread(byte)
     };
     let words = frames.filter(is_unread).map(|frame| view.own(frame).word());
-    // What an uncached read made begins as unread, and is not counted among what was fetched ahead.
+    // An uncached read's pages begin as unread, and were not fetched ahead.
     words
         .filter(|word| word.is_live() && !word.has(Flags::DROPBEHIND))
         .map(|word| u64::from(word.order().pages()))

@@ -6,25 +6,19 @@
 //!               the thread stops   it is woken   readers reclaim directly
 //! ```
 //!
-//! A reader that misses a page should not have to evict another one first. Below the low watermark the background
-//! thread evicts, by the policy, until the high watermark is reached. This is an optimisation: with no page free the
-//! reader evicts by itself (**direct reclaim**), and a cache without the thread is just as correct.
+//! Below the low watermark the background thread evicts, by the policy, up to the high one. This is an optimisation:
+//! with no page free the reader evicts by itself (**direct reclaim**).
 //!
-//! A cache that is not full yet **grows** instead: it takes memory of the machine, in extents of 2 MiB, which the
-//! kernel fills with zeros. A reader that finds none waits for that, and its next request to the device with it. So the
-//! thread grows ahead: an eighth of what there is and at most 32 MiB are kept free, in whole extents, since large
-//! folios are made of no others. It is woken when half of that is left, grows by 16 MiB at most in one request of the
-//! kernel, and looks again a moment later.
+//! A cache that is not full yet **grows** instead, by extents of 2 MiB, which the kernel fills with zeros; a reader
+//! that finds none waits for that. So the thread keeps an eighth of what there is free, at most 32 MiB, in whole
+//! extents, since large folios are made of no others. It is woken when half of that is left, grows by 16 MiB at most
+//! in one request, and looks again a moment later.
 //!
-//! **Streams** do not use these pages. A sequential stream reuses the pages it has already passed, which is better than
-//! what the policy would choose.
+//! **Streams** do not use these pages: a stream reuses the pages it has passed. Pages that pools protect are not
+//! evicted in the background, and write-back is not started: if all pages are dirty it finds nothing.
 //!
-//! Pages that pools protect are not evicted in the background, since no allocation waits for their memory yet.
-//! Background reclaim does not start write-back either: dirty pages stay until write-back has written them, and count
-//! as used. If all pages are dirty it finds nothing, and sleeps until it is woken again.
-//!
-//! Free pages cache nothing, so the watermarks are small: the high one is a 128th of the cache and at most 32 MiB, the
-//! low one half of that. A cache below 64 MiB has none, because that would be a readahead window or two.
+//! Free pages cache nothing, so the watermarks are small: a 128th of the cache and at most 32 MiB, and half of that.
+//! A cache below 64 MiB has none: that would be a readahead window or two.
 //!
 //! Invariants:
 //!  1. Nothing depends on this task being done.
@@ -43,42 +37,33 @@ use crate::sync::LockWait;
 use super::frame_supply::FrameSupply;
 use super::shared::Filemap;
 
-/// The high mark is one part in so many of the cache.
 const HIGH_SHARE: u64 = 128;
-/// And so many pages at most, 32 MiB.
 const HIGH_PAGES_MAX: u64 = 8192;
-/// A cache of fewer pages than that, 64 MiB, has no marks.
+/// Smaller caches, below 64 MiB, have no marks.
 const CACHE_PAGES_MIN: u64 = 16384;
-/// After a step of growing it is looked so much later whether another is due.
 const GROWN_PAUSE: Duration = Duration::from_millis(1);
-/// Pages evicted from one look to the next.
 const AT_A_TIME: u64 = 256;
 
-/// Free pages, those included that the arena may still grow by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Watermarks {
-    /// Below this, room is made.
     low: u64,
-    /// Until there is this much.
     high: u64,
 }
 
 impl Watermarks {
-    /// The marks of a cache of so many pages.
     fn of(pages: u64) -> Self {
         let high = if pages < CACHE_PAGES_MIN { 0 } else { (pages / HIGH_SHARE).min(HIGH_PAGES_MAX) };
         Self { low: high / 2, high }
     }
 }
 
-/// The task of making room.
 #[derive(Debug)]
 pub(crate) struct BackgroundReclaim {
     filemap: Weak<Filemap>,
 }
 
 impl BackgroundReclaim {
-    /// The task of `filemap`, made known to its background thread; it is done as long as the value lives.
+    /// Registers the task with the background thread, as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let task = Arc::new(Self { filemap: Arc::downgrade(filemap) });
         let known: Weak<Self> = Arc::downgrade(&task);
@@ -94,7 +79,7 @@ impl BackgroundTask for BackgroundReclaim {
         if marks.high > 0 && filemap.arena.grow_ahead() {
             return Some(GROWN_PAUSE); // what is not grown yet counts as available: there is nothing to evict
         }
-        // Every wake-up comes by here, and most are others'.
+        // Most wake-ups are for others.
         let is_low = |available: u64| available < marks.low;
         if !filemap.arena.available_pages(LockWait::Wait).is_some_and(is_low) {
             return None;
@@ -117,14 +102,12 @@ impl FrameSupply {
         if self.in_background { Watermarks::of(self.arena.pages_max()) } else { Watermarks::of(0) }
     }
 
-    /// Whether a stream that wants `pages` pages should make room for them before it takes them.
     pub(super) fn is_low_for_stream(&self, pages: u32) -> bool {
         let wanted = self.watermarks().high + u64::from(pages);
         self.arena.available_pages(LockWait::Try).is_none_or(|available| available < wanted)
     }
 
-    /// Asks for background reclaim if little memory is free, and `window` is not a stream's; and for memory ahead if
-    /// little of what is grown is left. Does not wait.
+    /// Does not wait. Streams' windows ask for growth only, not for reclaim.
     pub(super) fn wake_background_reclaim(&self, window: Window) {
         let low = self.watermarks().low;
         if low == 0 {

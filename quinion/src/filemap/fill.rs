@@ -14,15 +14,13 @@
 //!              page, is read by its reader's own system call, with no lock held
 //! ```
 //!
-//! A window becomes gaps, gaps become runs of consecutive frames (`frame_supply.rs`), runs become
-//! locked folios in the tree and one [`Fill`] each. Fewer frames than pages is not an error in the end: a window is a
-//! request.
+//! A window becomes gaps, gaps become runs of consecutive frames (`frame_supply.rs`), runs become locked folios in
+//! the tree and one [`Fill`] each. Fewer frames than pages is not an error: a window is a request. A random read,
+//! which misses one page, takes the same steps with a value where others have a list (`insert_folio`), as long as
+//! nothing is short: that saves 2,300 instructions.
 //!
-//! A random read misses one page. Its window takes the same steps with a value where others have a list
-//! (`insert_folio`), as long as nothing is short: by the lists such a miss would take 2,300 instructions more.
-//!
-//! **Budget** of such a miss in a full cache, in instructions beside the bytes, by callgrind: what `cargo xtask test
-//! instructions` calls `miss of 64 B, evicting`. Each page of its file is the only one cached of its leaf, so seven
+//! **Budget** of such a miss in a full cache, in instructions beside the bytes, by callgrind (`miss of 64 B,
+//! evicting` of `cargo xtask test instructions`). Each page of its file is the only one cached of its leaf, so seven
 //! misses of ten take a node of the tree and give one back.
 //!
 //! | step | instructions |
@@ -39,18 +37,15 @@
 //!
 //! Two allocations are left in it, the fills of the window and their list: some 300 instructions.
 //!
-//! Where the cache has a smallest folio, a window starts and ends at multiples
-//! of it, as do gaps and runs; the last folio may reach over the end of the
-//! file, and its rest is zeros.
+//! Where the cache has a smallest folio, windows, gaps and runs start and end at multiples of it; the last folio may
+//! reach over the end of the file, and its rest is zeros.
 //!
-//! The end of a fill comes by [`FillSink`], on whatever thread reaped it, and before it the news that pages have
-//! arrived: these are read by a thread that waits for them, while the rest of their folio is on its way. Folios that
-//! the device did not deliver whole leave the tree before they are unlocked, so a failed page is absent, never empty.
+//! The end of a fill comes by [`FillSink`], on whatever thread reaped it. Pages are announced as they arrive, so a
+//! thread that waits for one reads it while the rest of its folio is on its way. Folios that the device did not
+//! deliver whole leave the tree before they are unlocked, so a failed page is absent, never empty.
 //!
-//! A failed page takes with it the folio that it is a page of, and no other folio of its request. The folio could
-//! stay, with a hole to be filled on demand; but then a folio that is neither filled nor being
-//! filled would be a state for eviction, batches, pins and viewers to know, for the sake of bad sectors. Its good pages
-//! come again when they are wanted, by themselves.
+//! A failed page takes with it its folio, and no other folio of its request. Keeping the folio with a hole would add
+//! a state for eviction, batches, pins and viewers; its good pages are read again on demand.
 
 use std::io;
 use std::ops::Range;
@@ -77,7 +72,7 @@ use super::shared::Filemap;
 use super::uncached::DropBehindState;
 use super::wait_policy::WaitPolicy;
 
-/// Room for the gaps of a window: more of them are rare, and take their list anew under the tree's lock.
+/// Gaps for which there is room: more are rare, and take their list anew under the tree's lock.
 const GAPS_USUAL: usize = 16;
 
 impl From<NoFrames> for FillOutcome {
@@ -91,17 +86,14 @@ impl From<NoFrames> for FillOutcome {
     }
 }
 
-/// What the caller does after it has submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AfterSubmit {
-    /// It waits for this page, and reaps, if one of its own submissions fetches that page: that page cannot arrive
-    /// before the caller reaps, so it surely reaps. A page that another thread fetches may arrive before.
+    /// It waits for this page, and reaps, if one of its own submissions fetches that page: it cannot arrive before
+    /// that. A page that another thread fetches may arrive before.
     Reap(PageIndex),
-    /// Perhaps that, and perhaps not, or not at once.
     Anything,
 }
 
-/// What of one window came back from an eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Refaults {
     /// Pages of folios that found a shadow.
@@ -114,7 +106,6 @@ pub(crate) struct Refaults {
     pub working_set: u32,
 }
 
-/// A window that is to be filled.
 #[derive(Clone, Debug)]
 pub(super) struct FillRequest {
     pub window: Window,
@@ -124,16 +115,13 @@ pub(super) struct FillRequest {
     pub wait_policy: WaitPolicy,
 }
 
-/// The result of a request to fill a window.
 #[derive(Debug)]
 pub(crate) enum FillOutcome {
     /// Some of it is on its way, beginning with the first page that was not there.
     Submitted(Arc<WindowFills>),
     /// Every page of it is there, or another thread fetches it.
     Nothing,
-    /// No frame or no node could be had for its first missing page.
     NoMemory,
-    /// The reader's pool is at its limit, and has nothing that can go.
     PoolFull,
     /// A lock was held or the device's queue full, and the caller does not wait.
     Busy,
@@ -162,10 +150,6 @@ impl Filemap {
         self.insert_missing(batch, request, window).unwrap_or_else(|refused| refused)
     }
 
-    /// The steps of [`Filemap::insert_window`], for `window`, which is made of whole folios.
-    ///
-    /// # Errors
-    /// What became of a window of which nothing went into the tree.
     fn insert_missing(
         self: &Arc<Self>,
         batch: &mut SubmitBatch<'_>,
@@ -211,9 +195,8 @@ impl Filemap {
     }
 
     /// The fast path of [`Filemap::insert_window`] for a window of one folio of the smallest order, as random reads
-    /// need. It does not look for gaps: the reader has just missed the page, and the insertion finds out whether it is
-    /// still missing. `None`, with nothing changed, if a page cannot be had without reclaim, or the caller must not
-    /// wait: then the window takes the general path, which reclaims and checks the device's queue.
+    /// need. It looks for no gaps: the insertion finds out whether the page is still missing. `None`, with nothing
+    /// changed, if a page cannot be had without reclaim, or the caller must not wait.
     fn insert_folio(
         self: &Arc<Self>,
         batch: &mut SubmitBatch<'_>,
@@ -271,7 +254,6 @@ impl Filemap {
         Some(self.begin_fills(batch, &[run], refaults, urgency))
     }
 
-    /// Makes a request for each run that went into the tree, and counts what went.
     fn begin_fills(
         self: &Arc<Self>,
         batch: &mut SubmitBatch<'_>,
@@ -294,8 +276,7 @@ impl Filemap {
         FillOutcome::Submitted(fills)
     }
 
-    /// What of the window no folio covers: never nothing. A window of one folio comes here only
-    /// if memory is short: one descent is enough for it.
+    /// What of the window no folio covers: never nothing. A window of one folio comes here only if memory is short.
     fn gaps(
         &self,
         batch: &SubmitBatch<'_>,
@@ -325,7 +306,6 @@ impl Filemap {
     fn whole_folios(&self, window: Window, size_pages: u64) -> Window {
         let min = self.supply.folio_orders.min.max(window.order_min.min(self.supply.folio_orders.max));
         if min == Order::ZERO {
-            // Nothing to be rounded: only the end of the file cuts it.
             let end = window.end().min(PageIndex(size_pages)).max(window.start);
             let marker = window.marker.filter(|marker| *marker < end);
             return Window { pages: (end.0 - window.start.0) as u32, marker, ..window };
@@ -337,8 +317,7 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
-    /// Puts the runs of a window into the tree, as far as the file still goes, and frees what stays outside.
-    /// `None` if the lock is busy and the caller does not wait.
+    /// Puts runs into the tree, as far as the file still goes, and frees the rest. `None`: busy.
     fn insert(
         &self,
         batch: &SubmitBatch<'_>,
@@ -367,8 +346,7 @@ impl Filemap {
         added
     }
 
-    /// Lists the folios of `runs`, which were just inserted into `mapping`: those of a memory file that does not spill
-    /// in the ring that reclaim does not scan, and all others as [`Filemap::list`] does.
+    /// As [`Filemap::list`]; a memory file that does not spill is in the ring that reclaim does not scan.
     pub(crate) fn list_new(
         &self,
         mapping: &Mapping,
@@ -385,8 +363,7 @@ impl Filemap {
         self.supply.reclaim.list_kept(runs.iter().flat_map(heads), list_entries);
     }
 
-    /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
-    /// are not submitted. One that was dropped behind another uncached reader meanwhile is not listed any more.
+    /// A folio that was dropped behind another uncached reader meanwhile is not listed.
     pub(super) fn list(
         &self,
         runs: &[FillRun],
@@ -406,7 +383,6 @@ impl Filemap {
         self.supply.reclaim.list(folios, list_entries);
     }
 
-    /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<WindowFills>, runs: &[FillRun], fills: &mut Vec<Fill>) {
         self.supply.fills_begin(batch.pool, runs.len() as u64);
         fills.reserve(runs.len());
@@ -414,63 +390,57 @@ impl Filemap {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
             let sink = Arc::clone(batch) as Arc<dyn FillSink>;
-            // SAFETY: the run's folios are locked by us, with a hold until `fill_completed`, so their
-            // frames are this fill's alone; the batch keeps the arena alive.
+            // SAFETY: the run's folios are locked by this thread, with a hold until `fill_completed`, so their frames
+            // are this fill's alone; the batch keeps the arena alive.
             fills.push(unsafe { Fill::new(run, buffer, sink) });
         }
     }
 
-    /// There is no cell for a node or a chunk: the caller looks again if one can be made.
     fn nodes_ran_out(&self, pool: PoolNumber, wait_policy: WaitPolicy) -> FillOutcome {
         let made = wait_policy == WaitPolicy::Wait && self.supply.make_nodes(pool);
         if made { FillOutcome::Nothing } else { FillOutcome::NoMemory }
     }
 }
 
-/// Fills of one file that go to the device together. From the first insertion until then invalidation is held
-/// off. If they never go, each ends with an error.
+/// Fills of one file that go to the device together. Invalidation is held off from the first insertion until then.
+/// Fills that never go end with an error.
 #[derive(Debug)]
 pub(super) struct SubmitBatch<'m> {
     mapping: &'m Arc<Mapping>,
-    /// Whose pages they are.
     pool: PoolNumber,
-    /// Where it is noted what they make, if that is dropped behind their reader.
+    /// Where what they make is noted, if it is dropped behind their reader.
     behind: Option<&'m DropBehindState>,
     fills: Vec<Fill>,
     held_off: Option<RankedReadGuard<'m, Version>>,
 }
 
 impl<'m> SubmitBatch<'m> {
-    /// None yet, for a reader of `pool`; with `behind`, of an uncached read. There is room for one, as a miss has.
+    /// No fills yet, with room for one, as a miss has. With `behind`: of an uncached read.
     pub fn of(mapping: &'m Arc<Mapping>, pool: PoolNumber, behind: Option<&'m DropBehindState>) -> Self {
         Self { mapping, pool, behind, fills: Vec::with_capacity(1), held_off: None }
     }
 
-    /// How long what they make is to stay.
     pub fn fate(&self) -> FolioLifetime {
         if self.behind.is_some() { FolioLifetime::DropsBehind } else { FolioLifetime::Stays }
     }
 
-    /// The folios that a window becomes, of these orders; what is `wanted` of it was asked for.
     fn shape(&self, window: Window, wanted: &Range<PageIndex>, orders: Orders) -> FolioShape {
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let (marker, purpose, fate) = (window.marker, InsertPurpose::Read, self.fate());
         FolioShape { orders, marker, purpose, wanted, fate }
     }
 
-    /// Folios of these runs went into the tree: an uncached reader notes where, to drop them behind it.
     fn note_made(&self, runs: &[FillRun]) {
         if let (Some(behind), Some(first), Some(last)) = (self.behind, runs.first(), runs.last()) {
             behind.note_made(first.index..last.index.plus(u64::from(last.pages)));
         }
     }
 
-    /// Whose they are.
     pub fn mapping(&self) -> &'m Arc<Mapping> {
         self.mapping
     }
 
-    /// Holds invalidation off from now on; `None` if that would need waiting and the caller does not wait.
+    /// Holds invalidation off; `None` if the caller would have to wait, and does not.
     fn hold_off(&mut self, wait_policy: WaitPolicy) -> Option<()> {
         if self.held_off.is_none() {
             self.held_off = match wait_policy.locks() {
@@ -481,15 +451,13 @@ impl<'m> SubmitBatch<'m> {
         self.held_off.as_ref().map(|_| ())
     }
 
-    /// Whether `page` is among what they bring.
     fn brings(&self, page: PageIndex) -> bool {
         let covers = |run: FillRun| run.index <= page && page < run.index.plus(u64::from(run.pages));
         self.fills.iter().any(|fill| covers(fill.run()))
     }
 
-    /// Gives them to the device, in one call. Waits for none of them; but a single small one, of which the caller
-    /// waits for a page next, may be filled here. Returns the wakers of the threads and futures that they were given
-    /// to.
+    /// Gives them to the device, in one call. Waits for none; but a single small one, of which the caller waits for a
+    /// page next, may be filled here.
     pub fn submit(mut self, next: AfterSubmit) -> Arc<dyn Backend> {
         // A backend may complete inside the call, and a waker runs its owner's code, which may take locks held here.
         let wakes = DeferredWakes::new();
@@ -504,7 +472,7 @@ impl<'m> SubmitBatch<'m> {
             AfterSubmit::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
             AfterSubmit::Reap(_) | AfterSubmit::Anything => backend.submit(self.fills),
         }
-        // In flight from here on: what invalidation takes out of the tree is filled for those who hold it.
+        // In flight from here on: what invalidation takes out of the tree is filled for those that hold it.
         drop(self.held_off);
         if let Some(fill) = alone {
             backend.fill_here(fill);
@@ -513,14 +481,12 @@ impl<'m> SubmitBatch<'m> {
         backend
     }
 
-    /// Whether they are one, and better made by its reader.
     fn is_for_reader(&self, backend: &dyn Backend) -> bool {
         matches!(&self.fills[..], [fill] if backend.fills_here(fill.len()))
     }
 
-    /// Ends the fills that begin where the file, as it is kept, has ended: what was written there and is not cached
-    /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree:
-    /// a flush of such a page has raised that end before the page could leave its place to ours.
+    /// Ends fills that begin behind the stored end of the file: what is not cached there is zeros. The end is looked
+    /// at when the folios are in the tree: a flush of such a page has raised it before the page could leave the tree.
     fn end_behind_device(&mut self) {
         if self.mapping.writeback().writer().is_some() {
             let end = self.mapping.writeback().size_on_device();
@@ -530,7 +496,6 @@ impl<'m> SubmitBatch<'m> {
     }
 }
 
-/// How the folio of `order` at `index` came, which was made for `window` in that shape.
 fn completion_of(index: PageIndex, order: Order, window: Window, shape: FolioShape) -> policy::FetchOrigin {
     match () {
         () if shape.fate == FolioLifetime::DropsBehind => policy::FetchOrigin::Uncached,
@@ -544,7 +509,6 @@ pub(super) fn pages_of(runs: &[FillRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.pages)).sum()
 }
 
-/// Adds to `gaps` what of `window` no folio covers.
 fn add_gaps(gaps: &mut Vec<Gap>, guard: &MappingGuard<'_>, window: Window) {
     let end = window.start.plus(u64::from(window.pages));
     let mut from = window.start;
@@ -554,7 +518,6 @@ fn add_gaps(gaps: &mut Vec<Gap>, guard: &MappingGuard<'_>, window: Window) {
     }
 }
 
-/// What of `runs` lies before `end`, and what at or behind it.
 fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
     if runs.last().is_none_or(|run| run.index.plus(u64::from(run.pages)) <= end) {
         return (runs, Vec::new()); // nearly always
@@ -568,12 +531,10 @@ fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
     (inside, beyond)
 }
 
-/// The fills of one window, and what went wrong with them.
 pub(crate) struct WindowFills {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     pool: PoolNumber,
-    /// The first of its runs.
     first: FillRun,
     failures: Mutex<Vec<(FillRun, io::Error)>>,
     refaults: Refaults,
@@ -590,19 +551,18 @@ impl WindowFills {
         Self { filemap, mapping, pool, first, failures: Mutex::default(), refaults }
     }
 
-    /// Where the folio is likely to begin that covers `index`: a hint, right for the first of the window.
+    /// Where the folio that covers `index` likely begins: right for the first of the window.
     pub(crate) fn likely_frame(&self, index: PageIndex) -> Frame {
         let page = index.0.wrapping_sub(self.first.index.0).min(u64::from(self.first.pages));
         self.first.frame.plus(page as u32)
     }
 
-    /// Whether a folio of this window had been in the working set and was evicted not long ago: whoever
-    /// waits for it waits for want of memory.
+    /// Whether a folio of this window was in the working set not long ago: a wait for it is for want of memory.
     pub(crate) fn refaulted(&self) -> bool {
         self.refaults.working_set > 0
     }
 
-    /// The error that kept `index` from being filled, if there was one. Asked once.
+    /// The error that kept `index` from being filled. Returned once.
     pub(crate) fn take_failure(&self, index: PageIndex) -> Option<io::Error> {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let covers = |run: &FillRun| index.0.wrapping_sub(run.index.0) < u64::from(run.pages);
@@ -610,7 +570,6 @@ impl WindowFills {
         Some(failures.swap_remove(place).1)
     }
 
-    /// What of the run holds the file's bytes: takes the rest out of the tree.
     fn settle(&self, run: FillRun, result: io::Result<usize>) -> FillCompletion {
         let counters = &self.filemap.counters;
         let wanted = run.pages as usize * PAGE_SIZE;
@@ -627,8 +586,8 @@ impl WindowFills {
         counters.add_all([(Count::DeviceReads, u64::from(!is_zeros)), (Count::DeviceBytes, bytes as u64)]);
         if came != FillCompletion::Before(wanted) {
             let mut guard = self.mapping.lock();
-            // The file ends here: first its size, then the pages that may be looked at. But what a fill
-            // found that was let go meanwhile says nothing of the file as it is now.
+            // The file ends here: first its size, then the pages. But a fill that was let go meanwhile tells nothing
+            // of the file as it is now.
             if let FillCompletion::Before(bytes) = came
                 && self.mapping.writeback().writer().is_none()
                 && guard.holds_run(run)
@@ -642,8 +601,8 @@ impl WindowFills {
         came
     }
 
-    /// How many bytes of a run hold the file's, of which the device had `bytes`, and the rest is zeros. A file that is
-    /// written here reaches as far as we say, also where the device does not know it yet.
+    /// How many bytes of a run are the file's, of which the device had `bytes`; the rest is zeros. A file that is
+    /// written here reaches as far as this cache says, also where the device does not know it yet.
     fn reaches(&self, run: FillRun, bytes: usize) -> usize {
         if self.mapping.writeback().writer().is_none() {
             return bytes;
@@ -653,7 +612,6 @@ impl WindowFills {
         bytes.max(inside.min((wanted * PAGE_SIZE) as u64) as usize)
     }
 
-    /// Whether the folio of `order` at the `page`th page of a run that ended so has come as a whole.
     fn is_complete(&self, came: FillCompletion, run: FillRun, page: u32, order: Order) -> bool {
         match came {
             FillCompletion::Before(end) => (page as usize * PAGE_SIZE) < end,
@@ -664,13 +622,12 @@ impl WindowFills {
         }
     }
 
-    /// The folios of a run that is being filled, as (page of the run, order).
     fn folios(&self, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
         folios_in(self.filemap.arena.view(), run)
     }
 }
 
-/// The folios of a run that was inserted, as (page of the run, order).
+/// As (page of the run, order).
 pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
     let mut page = 0;
     std::iter::from_fn(move || {
@@ -683,13 +640,11 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
     })
 }
 
-/// What of a run has come when its fill has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillCompletion {
-    /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or pages
-    /// that arrived when the file was longer; readers do not see it, since it lies behind the file's size.
+    /// So many bytes, all that the file has: what follows them lies behind the file's size.
     Before(usize),
-    /// What had arrived before something failed.
+    /// What arrived before something failed.
     ReadPages,
 }
 
@@ -750,7 +705,6 @@ mod tests {
     use super::*;
     use crate::mapping::NewMapping;
 
-    /// A file that counts what was left to a reap.
     #[derive(Debug)]
     struct ReapBacklog {
         file: MemoryFile,
@@ -773,11 +727,8 @@ mod tests {
         }
     }
 
-    /// 1 R misses page 0, and is about to fetch pages 0 to 3.
-    /// 2 Others bring page 0 meanwhile, and it lands.
-    /// 3 R inserts pages 1 to 3; W finds page 2 on its way, sees nothing in flight, and sleeps.
-    /// 4 R leaves its fills to the reap that comes with its wait; but it need not wait, and does not reap.
-    /// 5 W sleeps until another thread happens to read.
+    /// Page 0 comes by another thread, so the reader, which has left its other fills to its own reap, need not wait,
+    /// and does not reap: a thread that waits for these would sleep until another read.
     #[test]
     fn a_fill_is_left_to_a_reap_only_if_the_reap_comes_for_sure() {
         let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);

@@ -8,16 +8,14 @@
 //!              still too few: in pieces, evicting and waiting for what is in flight, as many as memory allows
 //! ```
 //!
-//! Frames are taken for what is not cached and for nothing else, all or none: a window for which there is no memory
-//! takes none away from others while it reclaims. Only the first missing page of a read is worth waiting for memory
-//! ([`FillUrgency::Asked`]); what is waited for is the end of a fill, a flush or a spill, after which pages can go that
-//! could not before.
+//! Frames are taken only for what is not cached, all or none: a window for which there is no memory takes none from
+//! others while it reclaims. Only the first missing page of a read is worth waiting for memory
+//! ([`FillUrgency::Asked`]): for the end of a fill, a flush or a spill, after which its pages can go.
 //!
-//! **An uncached reader** leaves what others cached. What uncached reads have in the cache may take from others an
-//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that
-//! would be small is none. But what is asked for gets 64 KiB: of what uncached reads have made, and if that cannot
-//! go, of what others cached. So many streams at once have small windows, and what is hot stays. A reader that does not
-//! wait even for locks gets what there is without evicting.
+//! **An uncached reader** leaves what others cached. What uncached reads have may take from others an eighth of the
+//! cache, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that would be
+//! small is none. But what is asked for gets 64 KiB: of what uncached reads have made, then of what others cached. A
+//! reader that does not wait even for locks gets what there is without evicting.
 //!
 //! Invariants:
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
@@ -44,133 +42,102 @@ use crate::writeback::Writeback;
 
 use super::wait_policy::WaitPolicy;
 
-/// Nodes that only remember, forgotten at a time when nodes run out.
 const FORGET_NODES: u64 = 64;
-/// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
+/// log2 of pages, 1 MiB; a folio may be larger.
 pub(super) const RUN_ORDER_MAX: Order = Order(8);
-/// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
+/// So that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
-/// How often memory is waited for before it is said that there is none.
 const STALLS_MAX: u32 = 100;
-/// A window is one part in so many of its pool's limit at most, if that is in its way.
+/// The most of its pool's limit that a window takes, as 1 / so many.
 const WINDOW_SHARE: u64 = 4;
-/// What uncached reads have may take from others one part in so many of the cache, or of their pool's limit.
+/// The most that uncached reads take from others, as 1 / so many of the cache, or of their pool's limit.
 const UNCACHED_SHARE: u64 = 8;
-/// Pages that an uncached reader gets of what it asks for, whosever they were.
+/// What an uncached reader gets of what it asks for, from any pool.
 const UNCACHED_LEAST: u32 = 16;
-/// How long, where there is nothing in flight to wait for.
 const STALL: Duration = Duration::from_millis(1);
 
-/// How much the caller needs the first missing page of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FillUrgency {
-    /// It was asked for, and the caller will wait for it: worth waiting for memory.
+    /// The caller will wait for it: worth waiting for memory.
     Asked,
-    /// It may come handy.
     Ahead,
-    /// A program said that it will need it, and waits for none of it.
     Hinted,
 }
 
-/// Frames that are wanted for pages of one mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameRequest<'r> {
-    /// Whose pages they are.
     pub mapping: &'r Mapping,
-    /// The pool that is charged.
     pub pool: PoolNumber,
-    /// What is fetched: the order of its folios, and what its stream has passed and can lose.
+    /// Has the order of its folios, and what its stream has passed and can lose.
     pub window: Window,
-    /// How much the first of the pages is needed.
     pub urgency: FillUrgency,
-    /// What an uncached reader has announced; `None` for any other.
+    /// What an uncached reader has announced.
     pub reservation: Option<&'r Reservation<'r>>,
     /// Whether locks, and with them memory, may be waited for.
     pub locks: LockWait,
 }
 
-/// Frames for pages that are not cached, and what is charged for them.
 #[derive(Debug)]
 pub(super) struct SuppliedFrames<'s> {
-    /// Of as many pages as `runs` have; of none where pages have their places.
+    /// Of as many pages as `runs`; of none where pages have their places.
     pub charge: Charge<'s>,
-    /// Never empty: the first page of the first gap has its frame.
+    /// Never empty: it begins with the first page of the first gap.
     pub runs: Vec<FillRun>,
 }
 
-/// Why there is no frame for the first page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NoFrames {
-    /// No frame could be had.
     NoMemory,
-    /// The pool is at its limit, and has nothing that can go.
     PoolFull,
     /// Another thread has brought the page to its place meanwhile.
     Present,
-    /// A lock was held, and the caller does not wait.
     Busy,
 }
 
-/// Where frames come from: free ones, evicted ones, and those of what is in flight.
 #[derive(Debug)]
 pub(crate) struct FrameSupply {
     pub(super) arena: Arc<Arena>,
     wait_queue: Arc<WaitQueue>,
     pub(crate) reclaim: Reclaim,
-    /// Dirty pages on their way to their files.
     pub(crate) writeback: Arc<Writeback>,
-    /// Where folios of memory files go when memory is short, if there is such a place.
     pub(crate) spill: Option<Arc<Spill>>,
-    /// The thread for tasks that no caller waits for.
     pub(crate) background: BackgroundThread,
-    /// Whether room is made before it is needed.
     pub(super) in_background: bool,
-    /// The folios that fills make.
     pub(crate) folio_orders: Orders,
-    /// Pages of the windows that uncached reads are putting into the cache just now.
+    /// Pages of the windows that uncached reads have announced.
     uncached_coming: AtomicU64,
 }
 
-/// Pages that need frames.
 #[derive(Clone, Copy, Debug)]
 struct WantedFrames<'g> {
-    /// Where they are, as (first page, pages).
+    /// As (first page, pages).
     gaps: &'g [Gap],
-    /// How many they are.
     pages: u32,
-    /// The largest folio to be made of them.
     align: Order,
-    /// How many are evicted at a time for them, under pressure.
+    /// Pages evicted at a time, under pressure.
     at_a_time: u32,
 }
 
-/// Where room is short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ShortageScope {
-    /// In the cache as a whole.
     Cache,
-    /// Below the limit of the reader's pool.
     Pool,
 }
 
-/// What an uncached reader lacks for a window.
 #[derive(Clone, Copy, Debug)]
 struct Shortfall {
     pool: PoolNumber,
     within: ShortageScope,
-    /// Pages for which there is no room.
     pages: u32,
-    /// Pages in all that it is to have, if that can be.
     least: u32,
     locks: LockWait,
 }
 
-/// A window that an uncached read is about to put into the cache, until it is listed, or is not to be had.
+/// A window of an uncached read, until it is listed or refused.
 #[derive(Debug)]
 pub(super) struct Reservation<'f> {
     supply: &'f FrameSupply,
     pages: Cell<u64>,
-    /// A caller has asked for its first page.
     is_asked: bool,
 }
 
@@ -181,17 +148,15 @@ impl<'f> Reservation<'f> {
         Self { supply, pages: Cell::new(pages), is_asked }
     }
 
-    /// Whether a window of so many pages is worth its request: of a read, any; ahead, as many as these at least.
     fn is_content(&self, pages: u32, least: u32) -> bool {
         pages >= least || self.is_asked && pages > 0
     }
 
-    /// Whether it takes of others what it needs to begin.
+    /// Whether it may evict from others for its first page.
     fn may_press(&self, locks: LockWait) -> bool {
         self.is_asked && locks == LockWait::Wait
     }
 
-    /// It is of so many pages at most.
     fn keep(&self, pages: u32) {
         let fewer = self.pages.get().saturating_sub(u64::from(pages));
         self.supply.uncached_coming.fetch_sub(fewer, Ordering::Relaxed);
@@ -206,7 +171,6 @@ impl Drop for Reservation<'_> {
 }
 
 impl FrameSupply {
-    /// The supply of a cache over `arena`.
     pub(super) fn new(
         arena: Arc<Arena>,
         wait_queue: Arc<WaitQueue>,
@@ -227,29 +191,25 @@ impl FrameSupply {
         }
     }
 
-    /// Fills submitted and not yet completed.
     pub(super) fn in_flight(&self) -> u64 {
         self.reclaim.all_fills().0
     }
 
-    /// So many fills of the pool have been submitted.
     pub(super) fn fills_begin(&self, pool: PoolNumber, fills: u64) {
         self.reclaim.fills_begin(pool, fills);
     }
 
-    /// A fill of the pool has completed.
     pub(super) fn fill_ends(&self, pool: PoolNumber) {
         self.reclaim.fill_ends(pool);
     }
 
-    /// The orders of the folios that are made for `window`.
     pub(super) fn orders_for(&self, window: Window) -> Orders {
         let Orders { min, max } = self.folio_orders;
         Orders { min, max: max.min(window.order.max(window.order_min)).max(min) }
     }
 
-    /// Frames for the pages of `gaps`, the first of them at least, and a charge of the pool for what there are frames
-    /// for. Where pages have their places, those at their places, and a charge of nothing.
+    /// Frames for the first of `gaps` at least, and a charge for as many pages. Pages that have their places get
+    /// these, and a charge of nothing.
     pub(super) fn take(
         &self,
         request: &FrameRequest<'_>,
@@ -270,9 +230,8 @@ impl FrameSupply {
         Ok(SuppliedFrames { charge, runs: deal_out(&gaps, &frames) })
     }
 
-    /// A charge of the pool for the pages of `gaps`, which are cut short to what it is for. A pool at its limit evicts
-    /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited
-    /// for, if the urgency says so and `locks` allows it.
+    /// A charge for the pages of `gaps`, which are cut short to it. A pool at its limit evicts of its own, a stream's
+    /// passed pages first. Waits for the first of the pages, if the urgency says so and `locks` allows it.
     fn charge(&self, request: &FrameRequest<'_>, gaps: &mut Vec<Gap>) -> Charge<'_> {
         let &FrameRequest { mapping, pool, window, reservation, locks, .. } = request;
         let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
@@ -310,7 +269,6 @@ impl FrameSupply {
         charge
     }
 
-    /// Charges the pool for `wanted` pages in all, as long as it can evict something for them.
     fn charge_slow(&self, request: &FrameRequest<'_>, charge: &mut Charge<'_>, wanted: u32) {
         let &FrameRequest { mapping, urgency, locks, .. } = request;
         let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
@@ -337,7 +295,6 @@ impl FrameSupply {
         }
     }
 
-    /// Evicts of a pool what it has above its limit, as far as it can go.
     pub(crate) fn shrink_to_limit(&self, pool: PoolNumber) {
         let lists = self.reclaim.lists();
         loop {
@@ -348,8 +305,8 @@ impl FrameSupply {
         }
     }
 
-    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
-    /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
+    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: of what the stream's
+    /// reader has passed, if it can be. Under more pressure in pieces, as many as can be had.
     fn alloc_frames(&self, request: &FrameRequest<'_>, gaps: &[Gap]) -> Vec<FrameRun> {
         let &FrameRequest { mapping, pool, window, locks, .. } = request;
         let (pages, align) = (gaps.iter().map(|gap| gap.pages).sum(), self.orders_for(window).max);
@@ -369,7 +326,7 @@ impl FrameSupply {
         }
         let (_, completed) = self.under_way();
         let some = match window.stream {
-            // It takes of others what it lacks now and no more.
+            // It takes from others only what it lacks now.
             Some(_) => self.lacking(pages),
             None => pages.max(RECLAIM_PAGES),
         };
@@ -380,7 +337,6 @@ impl FrameSupply {
         runs
     }
 
-    /// Frames for an uncached reader, for whom there is not all that is wanted; as the head of this file says.
     fn alloc_for_uncached(
         &self,
         request: &FrameRequest<'_>,
@@ -401,7 +357,6 @@ impl FrameSupply {
         // A fill that no reader asked for can wait, and leaves reclaim to others.
         runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
         if coming.may_press(locks) {
-            // Others were quicker to take what was made.
             let (_, completed) = self.under_way();
             let mut gaps = wanted.gaps.to_vec();
             cut_short(&mut gaps, least);
@@ -411,8 +366,7 @@ impl FrameSupply {
         runs
     }
 
-    /// Makes room for an uncached read, until `take`, which takes what room there is and says how many pages it has
-    /// then, has enough of them. Waits for nothing but locks.
+    /// Makes room for an uncached read, until `take` returns enough pages. Waits only for locks.
     fn reclaim_for_uncached(
         &self,
         lack: Shortfall,
@@ -445,19 +399,16 @@ impl FrameSupply {
         take()
     }
 
-    /// Pages without which a window of `pages` is not worth its request to an uncached reader.
     fn uncached_least(&self, pages: u32) -> u32 {
         UNCACHED_LEAST.max(self.folio_orders.min.pages()).min(pages)
     }
 
-    /// Of `pages` that are wanted, those for which no frame is free.
     fn lacking(&self, pages: u32) -> u32 {
         u64::from(pages).saturating_sub(self.arena.available_pages(LockWait::Try).unwrap_or(0)) as u32
     }
 
-    /// Pages that uncached reads may take from others yet. Others who are coming as well, in whatever pool, are
-    /// counted as if they had all that they want; so several at a time may get little for a moment, and not too
-    /// much.
+    /// Pages that uncached reads may still take from others. Announced windows in all pools count in full; so several
+    /// at a time may get little for a moment, and not too much.
     fn uncached_may_take(
         &self,
         (within, pool): (ShortageScope, PoolNumber),
@@ -473,8 +424,8 @@ impl FrameSupply {
         (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Takes what frames there are of those wanted, and reclaims for the rest as long as that brings some. For
-    /// the first of them memory is waited for, if the urgency says so and `locks` allows it.
+    /// Takes what frames there are, and reclaims for the rest as long as that brings some. For the first memory is
+    /// waited for, if the urgency says so and `locks` allows it.
     fn alloc_frames_slow(
         &self,
         request: &FrameRequest<'_>,
@@ -506,7 +457,7 @@ impl FrameSupply {
         self.take_frames(wanted, AllocAmount::Less, locks, runs);
     }
 
-    /// Frames for those of the wanted pages for which `runs` has none, in runs that are whole folios; how many.
+    /// Takes runs that are whole folios; returns how many pages.
     fn take_frames(
         &self,
         wanted: WantedFrames<'_>,
@@ -522,55 +473,50 @@ impl FrameSupply {
         self.arena.alloc_runs(gaps, fit, amount, locks, runs)
     }
 
-    /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
+    /// Fills and flushes in flight, whose pages cannot go yet, and how many have ended.
     fn under_way(&self) -> (u64, u64) {
         let ((fills, filled), (flushes, flushed)) = (self.reclaim.all_fills(), self.writeback.flushes());
         let (spills, spilled) = self.spills();
         (fills + flushes + spills, filled + flushed + spilled)
     }
 
-    /// Pages on their way to the spill file, and folios whose way has ended.
+    /// Pages in flight to the spill file, and how many folios have ended.
     fn spills(&self) -> (u64, u64) {
         self.spill.as_ref().map_or((0, 0), |spill| spill.under_way())
     }
 
-    /// The same, of a pool; whose the pages of a flush are is not known, so all of these count.
+    /// As [`Self::under_way`]; a flush's pool is not known, so all flushes count.
     fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
         let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
         let (spills, spilled) = self.spills();
         (fills + flushes + spills, filled + flushed + spilled)
     }
 
-    /// Whether folios on their way to the spill file are still waited for, by a thread that began at that moment:
-    /// others may have been quicker to take what the last of them left.
+    /// Whether to wait for spills still, having begun at `began`: others may have taken what they freed.
     fn spill_may_free_memory(&self, began: Instant) -> bool {
         let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
         self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
     }
 
-    /// Whether what is in flight is still waited for on behalf of a pool, by a thread that began at that moment. A file
-    /// that takes nothing always has flushes under way for it, because it asks for them: they are waited for so long
-    /// and no longer.
+    /// Whether to wait for what is in flight still, having begun at `began`. A file that takes nothing always has
+    /// flushes under way, because they are asked for: they are waited for so long and no longer.
     fn may_free_memory(&self, pool: PoolNumber, began: Instant) -> bool {
         let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
         self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
     }
 
-    /// Nothing can be evicted: what is in flight may be, once it has arrived. Waits for a fill or a flush to end after
-    /// `completed` had, and reaps where no other thread does; or a moment, if none is in flight: frames may be on their
-    /// way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have ended.
+    /// Waits for a fill or a flush to end after `completed` had, and reaps where no other thread does; or a moment,
+    /// if none is in flight: frames may be on their way between arena and tree. `fills`: in flight, ended.
     fn wait_for_fill_progress(
         &self,
         mapping: &Mapping,
         fills: impl Fn() -> (u64, u64) + Sync,
         completed: u64,
     ) {
-        // It may be in flight at another backend than ours, where no thread waits: then this one waits there until any
-        // request ends, since the request that frees memory may be at a third.
+        // It may be in flight at another backend, where no thread waits: then this thread waits there.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        // A backend that has a leader now may lose it the next moment, so a thread without a device of its own waits at
-        // another's.
+        // A backend may lose its leader at any moment, so a thread without a device waits at another's.
         let own = || match mapping.backing().spill() {
             Some(spill) => Arc::clone(spill.backend()),
             None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
@@ -587,8 +533,7 @@ impl FrameSupply {
         }
     }
 
-    /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
-    /// the mapping has no rings. `None`: there is no cell for them.
+    /// Places in the rings for the smallest folios of `runs`, if the mapping has rings. `None`: no cell.
     pub(super) fn reserve_list_entries(
         &self,
         mapping: &Mapping,
@@ -602,16 +547,14 @@ impl FrameSupply {
         self.reclaim.lists().reserve(pages >> self.folio_orders.min.0, wait_policy.locks())
     }
 
-    /// Gives the frames of `runs` back, which are in no tree.
     pub(super) fn free_runs(&self, runs: &[FillRun]) {
         for run in runs {
             self.arena.free_run(run.frame, run.pages);
         }
     }
 
-    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
-    /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
-    /// turn), then whole extents of them.
+    /// Takes unused cells back from mappings and rings, then forgets and evicts until one can be had; returns
+    /// whether. Nodes that only remember go first, then scattered folios, then whole extents of them.
     pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
         self.reclaim.collect_spare_nodes();
         self.reclaim.lists().give_back();
@@ -638,7 +581,6 @@ impl FrameSupply {
     }
 }
 
-/// Cuts the last of `gaps` off, until they are `pages` pages.
 fn cut_short(gaps: &mut Vec<Gap>, pages: u32) {
     let mut left = pages;
     for gap in gaps.iter_mut() {
@@ -648,7 +590,7 @@ fn cut_short(gaps: &mut Vec<Gap>, pages: u32) {
     gaps.retain(|gap| gap.pages > 0);
 }
 
-/// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
+/// Both are in order; the last gaps go without if frames are few.
 pub(super) fn deal_out(gaps: &[Gap], frames: &[FrameRun]) -> Vec<FillRun> {
     let mut runs = Vec::with_capacity(gaps.len() + frames.len());
     let mut frames = frames.iter().copied();

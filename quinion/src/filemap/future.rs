@@ -7,17 +7,14 @@
 //!            it is not there and could not be started: a task        -> Pending
 //! ```
 //!
-//! Bytes land in the cache's frames, never in the caller's buffer; they are
-//! copied there by a poll. So a future that is dropped leaves nothing behind but
-//! a fill that ends in the cache, and borrows its buffer like any call.
-//!
-//! What may block is not done by a poll. Memory that is short, a page whose
-//! fill failed and a look at the file's end are **tasks**: the wait queue's
-//! poller does them, one after the other, and wakes the future.
+//! Bytes land in the cache's frames, and a poll copies them to the caller's buffer. So a dropped future leaves
+//! nothing behind but a fill that ends in the cache. A poll does nothing that may block: for memory that is short, a
+//! page whose fill failed and a look at the file's end there are **tasks**, which the wait queue's poller does in
+//! turn, and wakes the future.
 //!
 //! Invariants:
 //!  1. A pending future is registered or has a task under way, each with the waker of its last poll.
-//!  2. A page that was waited for and did not come is sought by a task, which finds out why: no future polls for ever.
+//!  2. A page that did not come is sought by a task, which finds out why: no future polls for ever.
 //!  3. Bytes that were read before an error are returned; the error comes with the next read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +34,6 @@ use super::shared::Filemap;
 use super::uncached::{ReadCall, Reader};
 use super::wait_policy::WaitPolicy;
 
-/// How far a pending read has come.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRead {
     read: ReadProgress,
@@ -45,25 +41,23 @@ pub(crate) struct PendingRead {
     end: EndCheck,
 }
 
-/// What a read waits for.
 #[derive(Debug, Default)]
 enum WaitingFor {
     #[default]
     Nothing,
-    /// The page at this byte, for which it is registered.
-    Page { position: u64, waiter: Option<RegisteredWaiter> },
-    /// Something that the poller does.
+    Page {
+        position: u64,
+        waiter: Option<RegisteredWaiter>,
+    },
     Task(Arc<Mutex<TaskOutcome>>),
 }
 
-/// What has become of a task.
 #[derive(Debug)]
 enum TaskOutcome {
     Pending(Waker),
     Done(Option<Error>),
 }
 
-/// Whether the file was looked at again where it seemed to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum EndCheck {
     #[default]
@@ -71,27 +65,20 @@ enum EndCheck {
     LookedAt,
 }
 
-/// One poll of a read.
 #[derive(Clone, Copy)]
 pub(crate) struct PolledRead<'p> {
-    /// The file and the handle.
     pub mapping: &'p Arc<Mapping>,
     pub reader: Reader<'p>,
-    /// Wakes the task when it is to poll again.
     pub waker: &'p Waker,
 }
 
-/// What a poll found where it could go no further.
 enum PollBlocked {
-    /// The file ends here, as far as is known.
     End,
-    /// The page at this byte is not ready.
     Page(u64),
 }
 
 impl Filemap {
-    /// Goes on with a read of `to.len()` bytes at `position`. Ready with what [`Filemap::read`] would
-    /// return. Waits for no device and no memory.
+    /// Ready with what [`Filemap::read`] would return. Waits for no device and no memory.
     pub(crate) fn poll_read(
         self: &Arc<Self>,
         poll: PolledRead<'_>,
@@ -139,7 +126,7 @@ impl Filemap {
         Poll::Ready(read)
     }
 
-    /// Whether what was waited for is there. If not, sees to it that the future is woken when it is.
+    /// Whether it is there. If not, the future is registered or has a task.
     fn poll_waited(
         self: &Arc<Self>,
         poll: PolledRead<'_>,
@@ -181,7 +168,6 @@ impl Filemap {
         }
     }
 
-    /// Reads what is there and starts what is not. `None`: all of it was read.
     fn read_ready(
         self: &Arc<Self>,
         PolledRead { mapping, reader, .. }: PolledRead<'_>,
@@ -200,7 +186,6 @@ impl Filemap {
         }
     }
 
-    /// Registers for the page at byte `position`, which is being filled.
     fn await_page(
         self: &Arc<Self>,
         poll: PolledRead<'_>,
@@ -221,7 +206,6 @@ impl Filemap {
         if is_registered { Ok(Poll::Pending) } else { self.poll_waited(poll, progress) }
     }
 
-    /// Has the poller do what may block.
     fn send(
         self: &Arc<Self>,
         PolledRead { mapping, waker, .. }: PolledRead<'_>,
@@ -232,7 +216,7 @@ impl Filemap {
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
         let task = move || {
             let done = catch_unwind(AssertUnwindSafe(|| task(&filemap, &mapping)));
-            // A user's source that panics fails what was asked of it, and nothing else.
+            // A user's source that panics fails only this request.
             let done = done.unwrap_or_else(|_| Err(Repr::Panicked.into()));
             drop((filemap, mapping)); // before the future may go on and let go of the cache
             let done = TaskOutcome::Done(done.err());

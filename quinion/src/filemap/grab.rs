@@ -7,13 +7,11 @@
 //!          a spill   -->     the part that brings it back, handed down by the paths of memory files
 //! ```
 //!
-//! `mapping/grab.rs` tells how a range is grabbed; this file supplies its frames, as for any write. A grab waits for
-//! memory only as long as it has no folio locked; after that it takes what is free. So a thread that waits for memory
-//! never blocks others at a folio lock, and a grab of a large range returns a part of it instead of reclaiming with
-//! locked folios.
+//! `mapping/grab.rs` tells how a range is grabbed; this file supplies its frames. A grab waits for memory only as
+//! long as it has no folio locked; after that it takes what is free, and may return a part of the range. So a thread
+//! that waits for memory never blocks others at a folio lock.
 //!
-//! Invariant: a charge, a reservation and frames are had together, used for what is inserted, and given back for the
-//! rest before the round that asked for them ends.
+//! Invariant: a charge, a reservation and frames are taken together; the rest is given back before the round ends.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,26 +34,23 @@ use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
 use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
-/// Brings back what is spilled, from one page on and before another. The paths of memory files hand it down.
+/// Brings back what is spilled from one page on and before another, for the paths of memory files.
 pub(crate) type SpillIn<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
 
-/// Frames of a cache for one grab.
 struct CacheFrames<'f> {
     filemap: &'f Arc<Filemap>,
     mapping: &'f Arc<Mapping>,
     pool: PoolNumber,
     shape: FolioShape,
     spill_in: SpillIn<'f>,
-    /// What came with the frames that were taken last.
     reserved: Option<(Charge<'f>, ListReservation<'f>)>,
-    /// Why there were none.
     refused: Option<Error>,
 }
 
 impl Filemap {
-    /// Finds or creates folios for `pages` on behalf of `pool`, locked and held; see `mapping/grab.rs`. A prefix, if
-    /// memory ends before the range does, or a folio is locked that is not waited for; no folio, if the file does.
-    /// The caller has the mapping's Write lock, and no other.
+    /// Finds or creates folios for `pages` on behalf of `pool`, locked and held; see `mapping/grab.rs`. A prefix if
+    /// memory ends, or a folio's lock is not waited for; none if the file ends. The caller has the mapping's Write
+    /// lock alone.
     ///
     /// # Errors
     /// Why there is not even the first folio.

@@ -6,9 +6,8 @@
 //!   read      one page, if its folio did not come                 read_brought
 //! ```
 //!
-//! Many pages can be on their way while the first are waited for. Where a folio did not come, its pages are read one by
-//! one, and each that cannot be read has an error of its own. Each page has one frame and no other
-//! (`guest_places.rs`).
+//! Many pages can be on their way while the first are waited for. Where a folio did not come, its pages are read one
+//! by one, and each has an error of its own. Each page has its own frame (`guest_places.rs`).
 //!
 //! Invariant: a page that is returned as there was there as a part of a whole folio.
 #![deny(unsafe_code)]
@@ -30,23 +29,21 @@ use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
 
-/// How often a page is brought that was there, and had gone when its folio had ended.
+/// Bound of the attempts: a page may have arrived, and be gone when its folio has ended.
 const TRIES: u32 = 1000;
 
-/// What came of pages that were brought.
 #[derive(Debug, Default)]
 pub(crate) struct FetchedPages {
-    /// Pages that are there as a whole, in rising order; they may reach further than was asked.
+    /// Whole, in rising order; they may reach further than was asked.
     pub there: Vec<Range<PageIndex>>,
-    /// Pages that cannot be had, and why, in rising order.
+    /// Pages that cannot be had, in rising order.
     pub failed: Vec<(Range<PageIndex>, Error)>,
-    /// The file ends there; of what follows nothing is said.
+    /// The file ends there.
     pub ended: Option<PageIndex>,
 }
 
 impl Filemap {
-    /// Starts filling what of `pages` is missing, and waits for none of it; with [`FillUrgency::Asked`] for memory and
-    /// places.
+    /// Fills what is missing, and waits for none of it; with [`FillUrgency::Asked`] for memory and places.
     ///
     /// # Errors
     /// There is no memory for the first page that is missing.
@@ -69,7 +66,6 @@ impl Filemap {
         }
     }
 
-    /// Waits until all of `pages` are there as whole folios, bringing what is not on its way.
     pub(crate) fn bring(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> FetchedPages {
         // What waits inside reaps, and a waker runs its owner's code, which may take locks that the caller holds.
         let _wakes = DeferredWakes::new();
@@ -112,7 +108,6 @@ impl Filemap {
         brought
     }
 
-    /// Copies pages that are there, of a mapping whose pages stay, from byte `position` on.
     pub(crate) fn read_brought(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,

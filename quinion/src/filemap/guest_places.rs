@@ -7,12 +7,9 @@
 //! ```
 //!
 //! The mapping of a guest (`arena/guest.rs`) takes no frame that the buddy has, and none of its pages is charged: its
-//! extents count in full from the beginning. So there is nothing to reclaim for. What a page may have to wait for is
-//! its place: two threads may want one absent page, and one of them has claimed it and not inserted it yet. The other
-//! looks again as soon as the page is there, or its place free.
-//!
-//! Frames are given back as any others are ([`FrameSupply::free_runs`], the last hold of a folio): the arena knows
-//! their owners.
+//! extents count in full from the beginning, so there is nothing to reclaim for. A page may have to wait for its
+//! place: of two threads that want an absent page, one has claimed it and not inserted it yet. The arena knows the
+//! frames' owners when they are given back.
 //!
 //! Invariants:
 //!  1. A page's folio stands in its place and in no other (asserted by `Mapping::check`).
@@ -30,16 +27,14 @@ use super::frame_supply::{
     FillUrgency, FrameRequest, FrameSupply, NoFrames, RUN_ORDER_MAX, SuppliedFrames, deal_out,
 };
 
-/// How long a place is waited for at most.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// Looks at it without sleeping: the thread that has claimed a page inserts it some steps later.
+/// Without sleeping: the thread that has claimed a page inserts it some steps later.
 const LOOKS: u32 = 64;
-/// Between two looks from then on.
 const LOOK: Duration = Duration::from_micros(200);
 
 impl FrameSupply {
-    /// The frames of `gaps` at their places, as many as are free from the first page on, and a charge of nothing. The
-    /// call waits for the place of the first page, if the urgency says so and `locks` allows it.
+    /// As many as are free from the first page on, and a charge of nothing. Waits for the place of the first page, if
+    /// the urgency says so and `locks` allows it.
     pub(super) fn claim_places(
         &self,
         request: &FrameRequest<'_>,
@@ -72,7 +67,7 @@ impl FrameSupply {
         }
     }
 
-    /// Claims from the first of `gaps` on, until a page cannot be had; says what became of the last claim.
+    /// Claims until a page cannot be had; returns the result of the last claim.
     fn claim_all(
         &self,
         places: &GuestExtents,

@@ -6,8 +6,8 @@
 //!                                  and what is remembered there
 //! ```
 //!
-//! A hint costs no reader anything: the locks are let go between pieces, no
-//! device is waited for, and a hint that cannot be followed says how far it was.
+//! A hint costs no reader anything: the locks are released between pieces, no device is waited for, and a hint that
+//! cannot be followed says how far it was.
 //!
 //! Invariants:
 //!  1. The three counts of a [`Prefetch`] add up to the pages of the range that the file has.
@@ -30,7 +30,7 @@ use super::frame_supply::FillUrgency;
 use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
-/// Pages of a piece: 1 MiB, so that a lock is held for a moment only.
+/// 1 MiB, so that a lock is held for a moment only.
 const PIECE_PAGES: u64 = 256;
 
 /// What became of the pages of a range that will be needed.
@@ -39,14 +39,14 @@ const PIECE_PAGES: u64 = 256;
 pub struct Prefetch {
     /// Pages whose reads were started.
     pub started_pages: u64,
-    /// Pages that were in the cache already, or on their way.
+    /// Pages in the cache already, or on their way.
     pub cached_pages: u64,
-    /// Pages that were left alone, because half of the memory is on its way already or no more can be had.
+    /// Pages left alone: half of the memory is on its way already, or no more can be had.
     pub left_pages: u64,
 }
 
 impl Filemap {
-    /// Starts reading what of `len` bytes at `position` is not in the cache, for `pool`, and waits for none of it.
+    /// Starts reading what is not cached, for `pool`, and waits for none of it.
     pub(crate) fn will_need(
         self: &Arc<Self>,
         pool: PoolNumber,
@@ -83,7 +83,6 @@ impl Filemap {
         if missing > 0 {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
-            // Whatever came of it shows in what is missing afterwards.
             let mut submit_batch = SubmitBatch::of(mapping, pool, None);
             let (urgency, wait_policy) = (FillUrgency::Hinted, WaitPolicy::Start);
             let request = FillRequest { window, wanted: from..from, urgency, wait_policy };
@@ -94,17 +93,16 @@ impl Filemap {
         Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }
     }
 
-    /// Drops the folios that lie wholly within `len` bytes at `position`; the pages that went.
     pub(crate) fn dont_need(&self, mapping: &Mapping, position: u64, len: u64) -> u64 {
         let (first, end) = pages_within(mapping, position, len);
         let mut dropped = 0;
         let mut at = first;
         loop {
             let mut guard = mapping.lock();
-            // Pages that are not cached are skipped: a file may be much longer than what is known of it.
+            // A file may be much longer than what is cached of it.
             let Some(next) = guard.next_entry(at, end) else { break };
             at = PageIndex(end.0.min(next.0 + PIECE_PAGES));
-            // A folio may reach over pieces: the range that it must lie in is the whole one.
+            // The folio must lie in the whole range, not in the piece.
             dropped += guard.drop_range(next, at, end);
         }
         self.counters.add(Count::Dropped, dropped);
@@ -112,7 +110,6 @@ impl Filemap {
     }
 }
 
-/// Pages of `from..end` that no folio covers.
 fn missing(guard: &MappingGuard<'_>, from: PageIndex, end: PageIndex) -> u64 {
     let (mut missing, mut at) = (0, from);
     while let Some((first, pages)) = guard.next_gap(at, end) {
@@ -122,15 +119,13 @@ fn missing(guard: &MappingGuard<'_>, from: PageIndex, end: PageIndex) -> u64 {
     missing
 }
 
-/// The pages of the file that `len` bytes at `position` touch.
 fn pages_touched(mapping: &Mapping, position: u64, len: u64) -> (PageIndex, PageIndex) {
     let end = position.saturating_add(len).min(mapping.size());
     let first = PageIndex::of_byte(position);
     (first, PageIndex(pages_of_bytes(end)).max(first))
 }
 
-/// The pages that lie wholly within `len` bytes at `position`. Nothing lies behind the file's end: a range that
-/// reaches it holds the last page, and what folios have behind that.
+/// The pages that lie wholly inside. A range that reaches the file's end holds the last page whole.
 fn pages_within(mapping: &Mapping, position: u64, len: u64) -> (PageIndex, PageIndex) {
     let (size, end) = (mapping.size(), position.saturating_add(len));
     let first = PageIndex(pages_of_bytes(position));

@@ -13,16 +13,10 @@
 //!           8 an uncached read: drop behind it what uncached reads alone have wanted
 //! ```
 //!
-//! [`read_hits`] is the hit, in [`quinion_view::hit`], which viewers run too. `shared.rs` is what all paths
-//! share. `fill.rs` is steps 3 to 5 and the end of a fill, `frame_supply.rs` where its frames come from, with
-//! `refault.rs` for folios that had been evicted; `read.rs` is the story as told above, for the owner's threads and on
-//! behalf of viewers. `future.rs` tells it once more for callers that must not block a thread. [`read_group`],
-//! there too, is the hit of several reads side by side, and `start.rs` what happens to those of a batch that
-//! missed. `uncached.rs` is step 8. `write.rs` is the story of a write. `stream_positions.rs` counts a reader of small
-//! pieces once for each folio. `pin.rs` lends bytes instead of copying them, and `resize.rs` gives memory back to the
-//! machine, in `shrinker.rs` before the machine has none; `background_reclaim.rs` frees memory before an allocation
-//! needs it, and `truncate.rs` cuts and punches files. `guest_places.rs` claims frames where each page has its own,
-//! `guest_fill.rs` fills them. `spill_in.rs` fetches pages of memory files from the spill file.
+//! [`read_hits`] is the hit, in [`quinion_view::hit`], which viewers run too; [`read_group`], there too, is the hit
+//! of several reads side by side. `fill.rs` is steps 3 to 5 and the end of a fill, `frame_supply.rs` where its frames
+//! come from, `uncached.rs` step 8, `read.rs` the whole story, and `future.rs` tells it for callers that must not
+//! block a thread. Each other file's essay says what it does.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.

@@ -11,20 +11,15 @@
 //!   if it is an uncached one, what it met goes when it is unpinned, or when its stream has passed, if that is later
 //! ```
 //!
-//! A pin is a read without the copy: it is counted as one, and as a hit if no
-//! folio had to be waited for.
-//!
-//! What pins keep is bounded, so that readers have memory to go on with: a pin that
-//! would reach beyond fails at once. A folio counts whole, and once however many
-//! pins it has.
+//! A pin counts as a read, and as a hit if no folio had to be waited for. What pins keep is bounded, so that readers
+//! have memory: a pin that would exceed that fails at once. A folio counts whole, and once.
 //!
 //! Invariants:
 //!  1. What is pinned is one range without a hole, from `position` on.
 //!  2. On an error nothing stays pinned: what was gathered is dropped on the way out.
 //!
 //! Not an invariant: that what fits is pinned while others pin too: two that want the last of the share may both be
-//! refused. Nor that the whole range is of one version of the file. Each
-//! folio is what the file was when that folio was filled.
+//! refused. Nor that the whole range is of one version of the file: each folio is as it was when it was filled.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,35 +36,28 @@ use super::shared::Filemap;
 use super::uncached::{ReadCall, Reader};
 use super::wait_policy::WaitPolicy;
 
-/// Folios that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 512;
 
-/// What is to be pinned.
+/// What [`Filemap::pin`] pins.
 #[derive(Clone, Copy, Debug)]
 pub struct PinRequest {
     /// The first byte.
     pub position: u64,
-    /// Bytes, or as many as the file has there.
+    /// Bytes, fewer where the file ends.
     pub len: usize,
-    /// Whether it may wait for what is not in the cache; if not, what is missing is started as far as the policy
-    /// allows, and the error says where it begins.
+    /// If it may not wait, the error says where the missing bytes begin; their fills start as the policy allows.
     pub wait_policy: WaitPolicy,
-    /// Whose pin it is.
+    /// The process that pins.
     pub process: ForkGuard,
 }
 
-/// What can be pinned without waiting.
 enum ReadyFolios<'m> {
-    /// The folio of the one page that is wanted.
     One(HeldFolio<'m>),
-    /// What the batch has, at least one.
     Batch,
-    /// Nothing, and what is known of the first page.
     None(FirstPage<'m>),
 }
 
-/// Holds what is ready from `index` to `last`, in `batch` if that is more than a page: a batch of one is set up for
-/// longer than a look-up takes.
+/// Uses `batch` for more than a page: to set up a batch takes longer than to look one page up.
 #[inline]
 fn hold_ready<'m>(
     mapping: &'m Mapping,
@@ -93,7 +81,6 @@ fn hold_ready<'m>(
     }
 }
 
-/// Bytes that the file had before they were held, when so many renewals of it had been seen.
 struct AskedBytes {
     bytes: Range<u64>,
     renewals: u64,
@@ -109,7 +96,7 @@ impl Filemap {
     ) -> Result<Pinned, Error> {
         let call = ReadCall { mapping, reader, wait_policy: request.wait_policy };
         let pinned = self.pin_known(&call, request)?;
-        // Nothing there, as far as is known: as for a read, the file is looked at again, once.
+        // Nothing there: as for a read, the file is looked at again, once.
         let may_look = request.wait_policy == WaitPolicy::Wait && !reader.is_sure_of_size();
         if pinned.is_empty() && request.len > 0 && may_look && self.look_at_the_end(mapping)? {
             return self.pin_known(&call, request);
@@ -117,7 +104,6 @@ impl Filemap {
         Ok(pinned)
     }
 
-    /// As [`Filemap::pin`], with the file's size as it is known.
     fn pin_known(self: &Arc<Self>, call: &ReadCall<'_>, request: PinRequest) -> Result<Pinned, Error> {
         let &ReadCall { mapping, reader, wait_policy } = call;
         let PinRequest { position, len, process, .. } = request;
@@ -178,15 +164,11 @@ impl Filemap {
         Ok(pinned)
     }
 
-    /// Whether each folio that is pinned stands in the index with all of its pages read. If so, and if the file never
-    /// changes, it stays there as long as it is pinned, and a reader that has the index alone finds it.
-    ///
-    /// A folio that is still being filled leaves the index when its fill fails, and one that was dropped behind its
-    /// reader before it was pinned has left: then another folio takes its place, which is not pinned.
+    /// Whether each pinned folio is in the index with all of its pages read: if the file never changes, readers find
+    /// it there as long as it is pinned. A folio being filled, or dropped before it was pinned, may have left.
     pub fn stands_in_index(&self, mapping: &Mapping, pinned: &Pinned) -> bool {
         pinned.frames().chunks(LOOKED_AT_MAX).all(|frames| {
-            // A folio is retired under this lock when it leaves the index, and a thread that drops folios looks for
-            // their pins under it.
+            // Folios leave the index, and are checked for pins before that, under this lock.
             let _tree = mapping.lock();
             let stands = |frame: &Frame| {
                 let descriptor = self.arena.view().own(*frame);
@@ -196,8 +178,8 @@ impl Filemap {
         })
     }
 
-    /// Pins what held folios have of the rest of `asked`, as far as the file reaches now; up to the first that is of
-    /// another file than it is now. Returns the first page of the one with the marker.
+    /// Pins what held folios have of the rest of `asked`, up to the end or the first that is of an older file.
+    /// Returns the first page of the one with the marker.
     fn pin_batch(
         &self,
         call: &ReadCall<'_>,
@@ -216,7 +198,6 @@ impl Filemap {
         marked
     }
 
-    /// The same of one held folio.
     #[inline]
     fn pin_folio(
         &self,
@@ -238,10 +219,7 @@ impl Filemap {
     }
 }
 
-/// What became of a folio that was to be pinned.
 struct PinStep {
-    /// Its first page, if it has the marker.
     marked: Option<PageIndex>,
-    /// Whether all of it is pinned that follows what was there.
     is_whole: bool,
 }

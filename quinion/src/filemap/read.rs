@@ -14,16 +14,12 @@
 //!                           +-- and again, until it is held, an error is its own, or the file ends
 //! ```
 //!
-//! A caller that has tried the hit already says why that ended, and it is not tried again; a caller that was told that
-//! nothing is there goes straight to readahead, which looks once more with its lock held.
+//! A caller that has tried the hit already says why that ended, and it is not tried again. A [`Reader`] is a handle's
+//! readahead state and, of an uncached read, what is dropped behind it at the end (`uncached.rs`). Each step that may
+//! wait asks the caller's [`WaitPolicy`] first.
 //!
-//! The one that reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped
-//! behind it at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may
-//! wait asks it first.
-//!
-//! A window that failed says little about the page that was asked for: the bad
-//! sector may lie anywhere in it. So the next attempt reaches for the page
-//! alone, and only an error of that one is the reader's.
+//! A window that failed says little about the page that was asked for: the bad sector may lie anywhere in it. So the
+//! next attempt reads that page alone, and only its error is the reader's.
 //!
 //! Invariants:
 //!  1. No lock is held while the device or memory is waited for.
@@ -32,8 +28,7 @@
 //!  3. A batch is held for a copy and for nothing else: it is given back before memory is asked for.
 //!  4. An error is returned only if no byte was read; otherwise it comes with the next call.
 //!
-//! Not an invariant: that a page which was filled is still there when its
-//! reader looks. It seeks again, and gives up only after [`SEEKS`] times.
+//! Not an invariant: that a filled page is still there when its reader looks. It tries again, [`SEEKS`] times.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,11 +51,9 @@ use super::uncached::{DropBehindState, ReadCall, Reader, UncachedRead};
 use super::wait_policy::WaitPolicy;
 use quinion_view::hit::{HitStop, read_hits_into};
 
-/// How often a page is sought before the read gives up: each time it was there and gone again, or its
-/// fill ended without it and without an error.
+/// A page may be there and gone again each time, or its fill end without it and without an error.
 const SEEKS: u32 = 1000;
 
-/// What readahead may ask: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
 impl Cached for Mapping {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let max = index.0.min(u64::from(max)) as u32;
@@ -73,15 +66,13 @@ impl Cached for Mapping {
 }
 
 impl Filemap {
-    /// Reads up to `to.len()` bytes at `position`. Returns how many: fewer than asked at the end of the
-    /// file, or if bytes were read before something went wrong or would have had to be waited for.
+    /// Returns how many bytes were read: fewer at the end of the file, or where the read failed or would have waited.
     pub fn read(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, to: &mut [u8]) -> Result<usize, Error> {
         let read = self.finish(call, position, to, ReadProgress::default());
         call.reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), call.wait_policy.locks());
         read
     }
 
-    /// Ends a read of which `reading` is there already.
     pub(crate) fn finish(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
@@ -93,14 +84,12 @@ impl Filemap {
         self.end_read(reading, outcome)
     }
 
-    /// Counts a read that has ended so, and says what it returns: what was read counts, and the error comes again
-    /// with the next call.
+    /// Counts a read that has ended, and returns the bytes read; the error comes again with the next call.
     pub(super) fn end_read(&self, reading: ReadProgress, outcome: Result<(), Error>) -> Result<usize, Error> {
         self.count_read(reading);
         if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
     }
 
-    /// Goes on with a read of `to.len()` bytes at `position` of which `run.done` are there, and steps `run`.
     pub(crate) fn read_on(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
@@ -130,8 +119,7 @@ impl Filemap {
                     let at = position + run.done as u64;
                     let rest = &mut to[run.done..];
                     run.done += self.read_slowly(call, at, rest, stopped)?;
-                    // The end of the file, within a page: what stands behind it, if the file grows now, is of another
-                    // moment than what was read of the page.
+                    // The end of the file, within a page: what a growth puts behind it is of a later moment.
                     if met_end_within_page(position, run.done) {
                         return Ok(());
                     }
@@ -141,7 +129,6 @@ impl Filemap {
         Ok(())
     }
 
-    /// Reads on as far as the cache gives it, and says why it gives no more.
     fn read_hits(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
@@ -164,8 +151,6 @@ impl Filemap {
         self.counters.add_all([(Count::Bytes, done as u64), (outcome, 1)]);
     }
 
-    /// Reads some of `to` at `position`, where the hit `stopped` and found nothing to read. Returns 0 only if the file
-    /// ends there.
     fn read_slowly(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
@@ -181,8 +166,7 @@ impl Filemap {
         }
     }
 
-    /// As [`Filemap::read_slowly`]: what is ready by now, else what the first folio holds, filling it first if need be.
-    /// `None` if that was of another file than this is now.
+    /// As [`Filemap::read_slowly`]: what is ready by now, else the first folio. `None`: of another file than now.
     fn read_held(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
@@ -191,8 +175,8 @@ impl Filemap {
         stopped: HitStop,
     ) -> Result<Option<usize>, Error> {
         let mapping = call.mapping;
-        // The size, before the data is held: a folio from before a growth is not found with the new size,
-        // and so what lies behind the old end in it, zeroes, is not taken for the file's.
+        // The size, before the data is held: a folio from before a growth is not found with the new size, so the
+        // zeros behind the old end in it are not taken for the file's.
         let from = SeenByte { position, renewals: mapping.renewals() };
         let left = mapping.size().saturating_sub(position);
         let len = to.len();
@@ -200,8 +184,7 @@ impl Filemap {
         if to.is_empty() {
             return Ok(Some(0));
         }
-        // 1 What is ready is read without waiting. Where the hit saw nothing there is nothing to gather; and a read
-        // within one page has one folio to ask for, and needs no batch for that.
+        // 1 What is ready. A read within one page needs no batch.
         let index = PageIndex::of_byte(position);
         let last = PageIndex::of_byte(position + to.len() as u64 - 1);
         let mut first = if stopped == HitStop::Absent { FirstPage::Absent } else { FirstPage::Unknown };
@@ -226,8 +209,8 @@ impl Filemap {
         Ok(shown)
     }
 
-    /// Copies what ready folios hold of `to`, beginning at `from`; gives them back, and only then lets readahead go
-    /// on, which may need memory. `None` as [`Filemap::read_held`].
+    /// Copies what ready folios hold of `to` and gives them back; only then does readahead go on, which may need
+    /// memory. `None` as [`Filemap::read_held`].
     fn read_batch(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
@@ -249,8 +232,8 @@ impl Filemap {
         shown
     }
 
-    /// Holds the readable folio that covers `position`, filling it first if need be; a read of `len` bytes
-    /// is going on there. `first` is what the caller has found there. `None` if the file ends there.
+    /// Holds the readable folio that covers `position`, filling it first if need be; `first` is what the caller has
+    /// found there. `None` if the file ends there.
     pub(crate) fn hold_folio<'m>(
         self: &Arc<Self>,
         call: &ReadCall<'m>,
@@ -263,7 +246,6 @@ impl Filemap {
         self.hold_reaching(MissedRead { call: *call, miss }, first)
     }
 
-    /// Waits until the page at `position` is in the cache, reading it alone if need be.
     pub(super) fn wait_for_page(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -276,8 +258,7 @@ impl Filemap {
         self.hold_page(mapping, reader, position).map(drop)
     }
 
-    /// Holds the readable folio that covers `position`; if it is not there, reads that page alone. `None` if the file
-    /// ends there.
+    /// As [`Filemap::hold_folio`]; a page that is not there is read alone.
     pub(super) fn hold_page<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
@@ -322,7 +303,6 @@ impl Filemap {
         Err(Repr::NoMemory { position, pages: self.pages_max() }.into())
     }
 
-    /// Waits, if the caller does, until the page that was missed has arrived or never will.
     fn wait_readable(&self, missed: &MissedRead<'_>, held: &HeldFolio<'_>) -> ReadableState {
         let &MissedRead { call: ReadCall { mapping, wait_policy, .. }, miss } = missed;
         let readable = || held.is_readable_at(miss.index);
@@ -338,8 +318,8 @@ impl Filemap {
         readable()
     }
 
-    /// Fills a page that is not there. If that did not do, says how far the next attempt should reach:
-    /// after a failed window, the page alone; after the page alone has failed, the error.
+    /// Fills a page that is not there. If that failed, says how far the next attempt reaches: after a failed window,
+    /// the page alone; after that, the error.
     fn fill_miss<'m>(self: &Arc<Self>, missed: &MissedRead<'m>) -> Result<MissOutcome<'m>, Error> {
         let &MissedRead { call: ReadCall { mapping, reader, wait_policy }, miss } = missed;
         let Miss { index, position, reach, .. } = miss;
@@ -347,7 +327,7 @@ impl Filemap {
         if wait_policy == WaitPolicy::CacheOnly {
             return Err(would_block());
         }
-        // 1 Which pages? None if it has come meanwhile, or the file became shorter: the caller looks again.
+        // 1 Which pages? None if it has come meanwhile, or the file became shorter.
         let mut windows = Windows::none();
         let readahead = plan_miss(missed, &mut windows)?;
         // 2 The first window, with the page that is waited for.
@@ -387,9 +367,8 @@ impl Filemap {
         }
     }
 
-    /// Starts filling the first window. It is inserted with readahead still locked: a thread that misses the same
-    /// page sees it on its way, and does not plan once more. Memory is waited for without that lock. Returns whom the
-    /// fill was given to as well.
+    /// Starts filling the first window, with readahead still locked: a thread that misses the same page sees it on
+    /// its way, and does not plan once more. Memory is waited for without that lock. Returns the backend as well.
     fn begin_miss(
         self: &Arc<Self>,
         missed: &MissedRead<'_>,
@@ -413,8 +392,7 @@ impl Filemap {
         }
     }
 
-    /// Waits for the page that was missed, which is in `begun`, if the caller waits at all. If it will not come, says
-    /// how far the next attempt should reach, or why there is none.
+    /// Waits for the missed page, if the caller does. Else returns how far the next attempt reaches, or the error.
     fn await_miss<'m>(
         &self,
         missed: &MissedRead<'m>,
@@ -428,8 +406,8 @@ impl Filemap {
                 ReadableState::NotYet => self.wait_for_fill(missed, &held, batch),
                 there => {
                     if next != AfterSubmit::Anything {
-                        // It arrived inside the call; or our folio was dropped and another thread has fetched the page.
-                        // This thread will not wait, and so does not reap.
+                        // It arrived inside the call; or its folio was dropped and another thread has fetched the
+                        // page. This thread will not wait, and so does not reap.
                         backend.reap(ReapMode::Ready, &mut || false);
                     }
                     there
@@ -442,7 +420,7 @@ impl Filemap {
             }
         }
         if next != AfterSubmit::Anything {
-            // We may not have waited, and others may wait for what was left to us.
+            // This thread may not have waited, and others may wait for what was left to it.
             backend.reap(ReapMode::Ready, &mut || false);
         }
         let failure = batch.take_failure(index);
@@ -453,7 +431,6 @@ impl Filemap {
         extent_of_retry(failure, miss).map(MissOutcome::Again)
     }
 
-    /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
     fn wait_for_fill(
         &self,
         missed: &MissedRead<'_>,
@@ -468,8 +445,7 @@ impl Filemap {
         readable
     }
 
-    /// The marked page `page` was read: starts the next window, if the stream has one, and waits for none
-    /// of it.
+    /// The marked page was read: starts the next window, if the stream has one. Waits for none of it.
     pub fn advance(self: &Arc<Self>, call: &ReadCall<'_>, page: PageIndex) {
         let &ReadCall { mapping, reader, wait_policy } = call;
         if wait_policy == WaitPolicy::CacheOnly {
@@ -492,7 +468,7 @@ impl Filemap {
     }
 
     /// Inserts windows that no reader waits for, until one finds no memory or a busy lock; they go to the device with
-    /// the rest of `together`. The pages in `wanted` were asked for.
+    /// `together`. The pages in `wanted` were asked for.
     pub(super) fn insert_ahead(
         self: &Arc<Self>,
         submit_batch: &mut SubmitBatch<'_>,
@@ -517,14 +493,14 @@ impl Filemap {
     pub fn make_ready(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, len: usize) -> Result<(), Error> {
         if let Some(held) = self.hold_folio(call, position, len, FirstPage::Unknown)? {
             call.reader.touch(self.arena.view().grown(), held.frame());
-            // A viewer cannot take the page's lock. It looks again when the writer that had it is through.
+            // A viewer cannot take the page's lock: it looks again when its writer has released it.
             held.wait_for_writer(PageIndex::of_byte(position));
         }
         Ok(())
     }
 
-    /// Looks at the file again; if it may not be what the folios were filled from, forgets them, but for pages that are
-    /// yet to be written. Returns whether it did. The caller holds no lock of the index.
+    /// Looks at the file again; if it may have changed, forgets its folios, except dirty pages. Returns whether it
+    /// did. The caller holds no lock of the index.
     pub fn revalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let settled = mapping.is_settled();
         let changed = self.look_at_the_end(mapping)?;
@@ -534,13 +510,11 @@ impl Filemap {
         Ok(changed || !settled)
     }
 
-    /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that, as
-    /// [`Filemap::revalidate`].
     pub(crate) fn renew(self: &Arc<Self>, mapping: &Arc<Mapping>, now: &Attributes) -> Result<(), Error> {
         if mapping.is_settled() && mapping.is_as_in(mapping.begin_look(), now) {
             return Ok(());
         }
-        // What was looked at before may be what it was before a flush of ours.
+        // The attributes were read before, perhaps before a flush by this cache.
         match mapping.writeback().writer() {
             Some(_) => self.revalidate(mapping).map(drop)?,
             None => drop(self.invalidate(mapping)?),
@@ -548,8 +522,8 @@ impl Filemap {
         Ok(())
     }
 
-    /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a
-    /// file that was just written would be forgotten each time its end is met.
+    /// As [`Filemap::revalidate`], for a reader that met the end of the file: equal times are enough, or a file that
+    /// was just written would be forgotten each time.
     pub(crate) fn look_at_the_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let look = mapping.begin_look();
         let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
@@ -560,12 +534,9 @@ impl Filemap {
         Ok(changed)
     }
 
-    /// Forgets what is cached of a file and takes its attributes anew. What is dirty stays. Where a folio is dirty in
-    /// part, what is in flight is waited for, and the rest of it goes before the attributes are believed: a page
-    /// that stayed would pass for the file as it is now, for good.
-    ///
-    /// # Errors
-    /// The file cannot be looked at; or as [`Filemap::invalidate_range`].
+    /// Forgets what is clean of a file and takes its attributes anew. A folio that is dirty in part loses its clean
+    /// pages before the attributes are taken: a page that stayed would pass for the file as it is now. Waits for what
+    /// is in flight there. Fails if the file cannot be looked at; or as [`Filemap::invalidate_range`].
     pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
         if mapping.keeps_clean() {
             self.invalidate_range(mapping, 0..FILE_BYTES_MAX, RemoveFilter::Clean)?;
@@ -575,7 +546,6 @@ impl Filemap {
         Ok(())
     }
 
-    /// The error of a reader whose pool can have no more.
     pub(super) fn pool_full(&self, pool: PoolNumber, position: u64) -> Error {
         let limit = self.supply.reclaim.lists().limit(pool).saturating_mul(PAGE_SIZE as u64);
         Repr::PoolFull { position, pool: self.supply.reclaim.pool_name(pool), limit }.into()
@@ -586,10 +556,9 @@ impl Filemap {
     }
 }
 
-/// How many of `bytes` bytes that were read at `from` out of `folios`, which are still held, may be shown. The size,
-/// after the data is held: the file may have become shorter. If it was taken for another since `from` was seen, only
-/// what is of the other, too: the folios that were not forgotten with the rest, up to the first that was; `None` if
-/// that is the first of all.
+/// How many of `bytes` bytes, read at `from` out of `folios`, which are still held, may be shown: up to the size,
+/// which may have become smaller; and if the file was taken for another since `from`, up to the first folio that was
+/// forgotten. `None` if that is the first of all.
 fn shown<'h, 'm: 'h>(
     mapping: &Mapping,
     from: SeenByte,
@@ -606,21 +575,19 @@ fn shown<'h, 'm: 'h>(
     Some(left.min(end - position) as usize)
 }
 
-/// A byte of a file, and which file that was: so many renewals had been seen before anything was held.
+/// A byte of a file, and the renewals of the file that had been seen before anything was held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SeenByte {
     pub position: u64,
     pub renewals: u64,
 }
 
-/// How far a read is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadProgress {
-    /// Bytes that are in the reader's buffer.
     pub done: usize,
-    /// Whether the cache alone has given them.
+    /// Whether all came from the cache.
     pub hit: bool,
-    /// Why the cache gave no more, if it has just been asked: then it is not asked again.
+    /// Why the cache gave no more, if it was just asked.
     pub stopped: Option<HitStop>,
 }
 
@@ -630,15 +597,12 @@ impl Default for ReadProgress {
     }
 }
 
-/// What a reader has found at the first page that it wants.
 #[derive(Debug, Default)]
 pub(crate) enum FirstPage<'m> {
-    /// It has not looked.
     #[default]
     Unknown,
-    /// No folio, as far as could be seen without a lock.
+    /// No folio, as far as a look without a lock tells.
     Absent,
-    /// This one, which may be being filled.
     Held(HeldFolio<'m>),
 }
 
@@ -648,7 +612,6 @@ impl<'m> From<Option<HeldFolio<'m>>> for FirstPage<'m> {
     }
 }
 
-/// A page that is not there, and the read that wants it.
 #[derive(Clone, Copy, Debug)]
 struct Miss {
     index: PageIndex,
@@ -657,60 +620,46 @@ struct Miss {
     reach: ReadExtent,
 }
 
-/// A miss, and the call that met it.
 #[derive(Clone, Copy)]
 struct MissedRead<'c> {
     call: ReadCall<'c>,
     miss: Miss,
 }
 
-/// The window that has the page that was missed.
 struct MissWindow<'r> {
     window: Window,
-    /// What of it the reader asked for.
     wanted: Range<PageIndex>,
-    /// The readahead that said so, still locked.
+    /// It planned the window, and is still locked.
     readahead: Option<RankedGuard<'r, Readahead>>,
-    /// What the reader does when it is on its way.
     next: AfterSubmit,
 }
 
-/// A window that is on its way.
 struct BegunFill<'b> {
     batch: &'b WindowFills,
-    /// The backend that has it, and knows that the reader does `next`.
     backend: &'b dyn Backend,
     next: AfterSubmit,
 }
 
-/// How much is read on a miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReadExtent {
-    /// What readahead says.
     Window,
     /// The page alone, because a longer read that covered it failed: the fault may lie elsewhere in it.
     Page,
 }
 
-/// What came of windows that no reader waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadaheadOutcome {
-    /// All, or the first of them, are on their way or there.
     Started,
-    /// Not even the first.
     Refused,
 }
 
-/// What came of a miss.
 enum MissOutcome<'m> {
-    /// The folio, filled.
     Ready(HeldFolio<'m>),
-    /// Look again, and reach so far if it is still not there.
     Again(ReadExtent),
 }
 
-/// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for its turn
-/// to ask. Returns the readahead that said so, locked, if one was asked.
+/// Puts into `windows` what to fetch for `miss`: nothing if it has come meanwhile. Returns the readahead that said
+/// so, locked, if one was asked.
 fn plan_miss<'r>(
     missed: &MissedRead<'r>,
     windows: &mut Windows,
@@ -725,8 +674,7 @@ fn plan_miss<'r>(
     let Some(mut guard) = reader.readahead().lock_as(wait_policy.locks()) else {
         return Err(Repr::WouldBlock { position }.into());
     };
-    // Others may have planned, and filled, since this reader looked: what they brought is not a window that was lost,
-    // and is not to be treated as one.
+    // Another thread may have filled the page meanwhile: readahead must not take that for a lost window.
     if mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
@@ -736,7 +684,6 @@ fn plan_miss<'r>(
     Ok(Some(guard))
 }
 
-/// A fill ended without the page: an error if the page alone was read, a second look if it was a window.
 fn extent_of_retry(failure: Option<std::io::Error>, miss: Miss) -> Result<ReadExtent, Error> {
     match (failure, miss.reach) {
         (Some(source), ReadExtent::Page) => {

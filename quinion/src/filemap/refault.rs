@@ -1,8 +1,7 @@
 //! Refault: what it means for a folio that a shadow was in its place.
 //!
-//! The tree tells, folio by folio, which shadow an insertion consumed. The
-//! shadow says when the page left; if that is not long ago, the cache was too
-//! small to keep it and should try again:
+//! The tree tells, folio by folio, which shadow an insertion consumed. If the page left not long ago, the cache was
+//! too small to keep it and should try again:
 //!
 //! ```text
 //!   away for long                    as if it had never been here
@@ -11,11 +10,9 @@
 //!   recent, and WORKINGSET before    as if it had never been here            the working set does not fit
 //! ```
 //!
-//! The last line is the one to watch: a folio that had proved itself was evicted
-//! and is wanted again. It had its time among what is kept, and is new again: kept at once, such folios cost
-//! others their first time (up to two points of hits, on the traces of the benchmark `ratio`).
-//! A window remembers it, so that time spent waiting for the window
-//! can be told from time that any first read costs.
+//! The last line is the one to watch: a folio that had proved itself was evicted and is wanted again. It is new
+//! again: kept at once, such folios cost others their first time (up to two points of hits, on the traces of the
+//! benchmark `ratio`). A window remembers it, to tell waits for want of memory from those of any first read.
 //!
 //! Runs under the tree's lock, between insertion and submission: only the fill can hold the folio yet.
 
@@ -31,7 +28,6 @@ use super::fill::Refaults;
 use super::shared::Filemap;
 
 impl Filemap {
-    /// The folio that `frame` heads, just inserted for `pool`, took the place of `shadow`.
     pub(super) fn note_refault(&self, pool: PoolNumber, frame: Frame, shadow: Value, seen: &mut Refaults) {
         let descriptor = self.arena.view().own(frame);
         let order = descriptor.word().order();
@@ -49,7 +45,7 @@ impl Filemap {
                 let pages = u64::from(order.pages());
                 let byte = self.arena.view().referenced(frame).expect("a frame of ours");
                 if referenced::is_unread(byte.swap(referenced::ASKED, Ordering::Relaxed)) {
-                    // It was fetched ahead, but that it is wanted was known: no guess of ours.
+                    // It was fetched ahead, but was known to be wanted.
                     self.counters.add(Count::ReadaheadActivated, pages);
                 }
                 seen.activated += pages;
@@ -58,7 +54,6 @@ impl Filemap {
         }
     }
 
-    /// Counts what came back with a window that is being submitted.
     pub(super) fn count_refaults(&self, seen: Refaults) {
         self.counters.add_all([
             (Count::Refaults, seen.pages),

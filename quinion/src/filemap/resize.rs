@@ -14,16 +14,14 @@
 //!                         others as the bound wants; and 1 again
 //! ```
 //!
-//! What is left in the end is **slack**: extents with a page that a user's pin
-//! keeps, or a device or reader that is slow; or a page that is dirty or being written back, for a smaller bound loses
-//! no bytes. It is reported, and goes when the pins go and the pages have been written.
+//! What is left in the end is **slack**: extents with a page that is pinned, slow to be read or released, or dirty.
+//! It is reported, and goes when the pins go and the pages have been written.
 //!
 //! Invariants:
 //!  1. A resize returns in bounded time: it waits for no pin, and for all else half a second at most.
 //!  2. Readers go on meanwhile, and find the right bytes.
 //!
-//! Not an invariant: that the least-wanted pages go. Whole extents go, the cheapest
-//! first; what else they hold is read anew if it is wanted, also what a pool protects.
+//! Not an invariant: that the least-wanted pages go. Whole extents go, the cheapest first, also what a pool protects.
 //!
 //! Locks: Resize, one at a time; under it mappings' locks, as any reclaim.
 
@@ -44,44 +42,39 @@ use crate::units::{EXTENT_SIZE, PAGE_SIZE};
 
 use super::shared::Filemap;
 
-/// One part in so many of the cache's data is protected for no pool.
 const UNPROTECTED_SHARE: u64 = 16;
-/// How long a resize waits for what is in flight, or held by a reader.
 const WAIT_MAX: Duration = Duration::from_millis(500);
-/// The same, for a guest, for which gigabytes may have to be evicted, and written before.
+/// Longer, because gigabytes may have to be evicted, and written before.
 const GUEST_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Between two looks at it.
 const ROUND: Duration = Duration::from_millis(1);
-/// After which a reader who was in the middle of a copy has most likely ended it.
+/// A reader has most likely ended its copy after that.
 const GRACE: Duration = Duration::from_millis(3);
-/// How often the background thread looks for what is left.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// The result of a request to resize a cache. All in bytes.
+/// The result of [`Cache::resize`](crate::Cache::resize), in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ResizeOutcome {
     /// The bound in force now.
     pub memory_bytes: u64,
-    /// What the cache has of the machine's memory now; above the bound by the slack, if there is some.
+    /// Memory of the machine that the cache has now; above the bound by the slack.
     pub grown_bytes: u64,
     /// What this call gave back to the machine.
     pub returned_bytes: u64,
-    /// What is still to be given back: whole extents of 2 MiB with something in them that is pinned, or that a
-    /// device is reading into or a reader holds for longer than was waited, or that is yet to be written to its file.
-    /// It goes when that goes, by itself or with the next resize.
+    /// What is still to be given back: extents of 2 MiB with something in them that is pinned, dirty, being read
+    /// into, or held. It goes when that goes, by itself or with the next resize.
     pub slack_bytes: u64,
     /// What users' pins keep in the whole cache.
     pub pinned_bytes: u64,
 }
 
 impl Filemap {
-    /// Changes the bound; see the head of this file. Calls `in_force` when the bound is, before anything is emptied.
+    /// Calls `in_force` when the bound is, before anything is emptied; see the head of this file.
     ///
     /// # Errors
     /// The bound is below the least or above the most that the arena was built for; nothing was changed.
     pub fn resize(&self, memory: u64, in_force: impl FnOnce()) -> Result<ResizeOutcome, ArenaError> {
-        // Completions are fetched below, under the lock of resizing; their wakers are called after it.
+        // Completions are fetched under the lock of resizing; their wakers are called after it.
         let _wakes = DeferredWakes::new();
         let _one = self.resizing.lock();
         let resized = self.resize_within(memory, WAIT_MAX, in_force)?;
@@ -89,8 +82,8 @@ impl Filemap {
         Ok(resized)
     }
 
-    /// Sets an extent aside for the pages of each further group of viewers, up to so many, and empties as many where
-    /// the bound was reached; waits as a resize. Calls `in_force` before anything is emptied.
+    /// Sets an extent aside for each of so many further groups of viewers, and empties as many where the bound was
+    /// reached; waits as a resize. Calls `in_force` before anything is emptied.
     ///
     /// # Errors
     /// The bound has no room for them beside what pools protect, or beside the least that it must hold.
@@ -112,21 +105,20 @@ impl Filemap {
         Ok(())
     }
 
-    /// The bound that the user said last, in bytes.
     pub(super) fn memory_configured(&self) -> u64 {
         self.memory_configured.load(Ordering::Relaxed)
     }
 
-    /// Changes the bound without waiting, unless the user has said another than `told` meanwhile.
+    /// Without waiting, unless the user has set another than `told`.
     pub(super) fn resize_if_configured(&self, memory: u64, told: u64) {
         let _one = self.resizing.lock();
         if self.memory_configured() == told {
-            // A guest that was taken meanwhile may want more: then the next look at the machine finds that out.
+            // If a guest was taken meanwhile, the next look at the machine finds that out.
             let _in_range = self.resize_within(memory, Duration::ZERO, || {});
         }
     }
 
-    /// Takes `extents` extents for a guest, emptying others where there is no room for them.
+    /// Empties other extents where there is no room.
     ///
     /// # Errors
     /// So much is not to be had in one piece, or the system refuses.
@@ -159,7 +151,7 @@ impl Filemap {
         }
     }
 
-    /// As [`Filemap::resize`], and waits for `wait_max` at most. The caller has the lock of resizing.
+    /// Waits for `wait_max` at most. The caller has the lock of resizing.
     fn resize_within(
         &self,
         memory: u64,
@@ -181,7 +173,7 @@ impl Filemap {
         if stats.returned_bytes > before {
             std::thread::sleep(GRACE);
         }
-        // Also of what earlier resizes gave back: a reader may have been late for them.
+        // Also what earlier resizes gave back: a reader may have been late for them.
         let found = if stats.returned_bytes > 0 { self.arena.sweep() } else { 0 };
         if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
             self.supply.background.wake();
@@ -195,7 +187,6 @@ impl Filemap {
         })
     }
 
-    /// Empties and punches what the bound wants gone, until `deadline` or until only pins stand in the way.
     fn empty_extents(&self, deadline: Instant) {
         loop {
             let gone = self.empty_once();
@@ -212,7 +203,6 @@ impl Filemap {
         }
     }
 
-    /// One round: chooses, evicts, punches; how many extents went.
     fn empty_once(&self) -> u32 {
         let mut gone = 0;
         for extent in self.arena.choose_emptying() {
@@ -222,7 +212,7 @@ impl Filemap {
         gone
     }
 
-    /// Starts write-back of what is dirty, reaps completions where no other thread does, and waits a moment.
+    /// Starts write-back, reaps where no other thread does, and waits a moment.
     fn let_things_end(&self) {
         self.supply.writeback.write_for_reclaim();
         for backend in
@@ -233,7 +223,6 @@ impl Filemap {
         std::thread::sleep(ROUND);
     }
 
-    /// What a resize left; returns whether to come again.
     fn go_on_resizing(&self) -> bool {
         let _one = self.resizing.lock();
         if self.arena.excess_extents() > 0 && self.empty_once() == 0 {
@@ -243,8 +232,7 @@ impl Filemap {
         found > 0 || self.arena.excess_extents() > 0
     }
 
-    /// The least bound, in bytes, beside which all that pools protect can be kept, with some room for others; 0 if
-    /// nothing is protected.
+    /// The least bound, in bytes, beside which all that pools protect fits; 0 if nothing is protected.
     pub(crate) fn memory_for_protected(&self) -> u64 {
         match self.supply.reclaim.protected() {
             0 => 0,
@@ -252,36 +240,32 @@ impl Filemap {
         }
     }
 
-    /// Pages that all pools together may have protected, by the bound in force.
+    /// By the bound in force, for all pools together.
     pub(crate) fn protected_pages_max(&self) -> u64 {
         self.pages_max() / UNPROTECTED_SHARE * (UNPROTECTED_SHARE - 1)
     }
 
-    /// The most pages that users' pins may keep, by the bound in force: a share of what guests leave of it, or pins
-    /// could have all that there is for readers.
+    /// By the bound in force: a share of what guests leave of it.
     pub(crate) fn pinned_pages_max(&self) -> u64 {
         let (part, whole) = self.pinned_share;
         let left = self.arena.bound().saturating_sub(self.arena.guest_pages() * PAGE_SIZE as u64);
         (u128::from(left) * u128::from(part) / u128::from(whole)) as u64 / PAGE_SIZE as u64
     }
 
-    /// The error of a request to pin `asked` bytes more than may be.
     pub(crate) fn too_much_pinned(&self, asked: u64) -> Error {
         let pinned = self.arena.pinned_pages() * PAGE_SIZE as u64;
         Repr::TooMuchPinned { asked, pinned, max: self.pinned_pages_max() * PAGE_SIZE as u64 }.into()
     }
 }
 
-/// The background part: what a resize left, and pages that late readers took.
 #[derive(Debug)]
 pub(crate) struct DeferredShrink {
     filemap: Weak<Filemap>,
-    /// When it was last looked for them.
     looked: Mutex<Option<Instant>>,
 }
 
 impl DeferredShrink {
-    /// The task of `filemap`, made known to its background thread; it is done as long as the value lives.
+    /// Registers the task with the background thread, as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let task = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
         let known: Weak<Self> = Arc::downgrade(&task);
@@ -293,7 +277,7 @@ impl DeferredShrink {
 impl BackgroundTask for DeferredShrink {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
-        // Every wake-up comes by here, and most are others': nothing was ever to be given back, or a moment ago.
+        // Most wake-ups are for others: nothing was ever to be given back, or a moment ago.
         let stats = filemap.arena.stats();
         if stats.returned_bytes == 0 && stats.slack_bytes == 0 {
             return None;

@@ -1,7 +1,6 @@
 //! Shared: what the paths of one cache have in common.
 //!
-//! A [`Filemap`] is what a read, a write, a grab and a resize of one cache need besides the mapping they are of: the
-//! arena, the wait queue, the counters, and the [`FrameSupply`]. Each path is an `impl Filemap` in a file of its own.
+//! A [`Filemap`] is what all paths need besides a mapping; each path is an `impl Filemap` in a file of its own.
 //!
 //! Invariant: nothing here changes while the cache lives but numbers.
 
@@ -29,20 +28,17 @@ pub struct Filemap {
     pub(crate) arena: Arc<Arena>,
     pub(crate) wait_queue: Arc<WaitQueue>,
     pub(crate) counters: Arc<Counters>,
-    /// Where frames come from.
     pub(crate) supply: FrameSupply,
-    /// Held by the thread that resizes.
     pub(super) resizing: RankedMutex<()>,
-    /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
+    /// The bound that the user wants, in bytes; pressure may make the one in force smaller.
     pub(super) memory_configured: AtomicU64,
-    /// What of the bound users' pins may keep: a part of a whole.
+    /// What pins may keep of the bound, as (part, whole).
     pub(super) pinned_share: (u64, u64),
-    /// What takes steps of the mappings' indexes over; `None` in a cache that ships.
+    /// Takes steps of the mappings' indexes over; `None` in a cache that ships.
     pub(crate) hooks: Option<&'static dyn IndexHooks>,
 }
 
 impl Filemap {
-    /// A file as the hit sees it.
     #[inline(always)]
     pub(super) fn view_of(&self, mapping: &Mapping) -> FileView<'_> {
         FileView { view: self.arena.view(), cell: mapping.index().cell(), id: mapping.id() }
@@ -76,7 +72,7 @@ impl Filemap {
         }
     }
 
-    /// With users' pins that may keep `bytes` bytes, and that share of the bound when it is changed.
+    /// Pins may keep `bytes` bytes, and that share of the bound when it is changed.
     #[must_use]
     pub fn with_pinned_max(mut self, bytes: u64) -> Self {
         let bound = self.arena.bound();
@@ -84,7 +80,7 @@ impl Filemap {
         self
     }
 
-    /// The same, which writes back in this way. To be called before any mapping counts its dirty pages.
+    /// The same, with these options. To be called before any mapping counts its dirty pages.
     #[must_use]
     pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
         let (arena, wait_queue, counters) =
@@ -130,7 +126,7 @@ impl Filemap {
         &self.supply.writeback
     }
 
-    /// The same, and the background thread makes room before it is needed; see `background_reclaim.rs`.
+    /// The same, with or without the thread of `background_reclaim.rs`.
     #[must_use]
     pub(crate) fn with_background_reclaim(mut self, in_background: bool) -> Self {
         self.supply.in_background = in_background;

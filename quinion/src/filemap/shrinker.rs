@@ -1,15 +1,13 @@
-//! Give way: a cache that becomes smaller while the machine is short of memory.
+//! Shrinker: a cache that becomes smaller while the machine is short of memory.
 //!
 //! ```text
 //!   background thread, twice a second,    source -> sample -> target size -> resize, without waiting
 //!   ten times if it is tight                            up to what the user said last
 //! ```
 //!
-//! The numbers and the decision are in `pressure/`; here the one is taken to the other. What the user said, when
-//! the cache was built or by the last resize, is what it comes back to. A user's resize is in force at once, also
-//! under pressure, and the next look decides from there. What pools protect is not given way.
-//!
-//! Not an invariant: that all is given back at a look. What is in flight or pinned then goes at a later one.
+//! `pressure/` has the numbers and the decision. The cache returns to what the user said when it was built or by the
+//! last resize, which is in force at once, also under pressure. What pools protect is not given back. What is in
+//! flight or pinned at a look goes at a later one.
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -20,14 +18,12 @@ use crate::sync::lock::Mutex;
 
 use super::shared::Filemap;
 
-/// From one look to the next.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// The same where there is a limit and less than a quarter of it is left: programs that take the rest take it fast.
+/// Where less than a quarter of a limit is left: programs that take the rest take it fast.
 const LOOK_SOON: Duration = Duration::from_millis(100);
-/// Looks that follow each other more closely than that say nothing of the time between them.
+/// A shorter time between looks says nothing.
 const APART_MIN: Duration = Duration::from_millis(50);
 
-/// The task of looking for pressure.
 #[derive(Debug)]
 pub(crate) struct Shrinker {
     filemap: Weak<Filemap>,
@@ -35,21 +31,18 @@ pub(crate) struct Shrinker {
     watch: Mutex<PressureWatch>,
 }
 
-/// What is looked at, and what was seen.
 #[derive(Debug)]
 struct PressureWatch {
     /// This process's, if nothing else was said; sought at the first look, which takes a hundred system calls: more
     /// than many a program makes.
     gauge: Option<PressureSource>,
-    /// When it was looked last, or begun.
     at: Instant,
-    /// What was seen then.
     last: Option<SourceReading>,
     calm_looks: u32,
 }
 
 impl Shrinker {
-    /// The task for `filemap`, made known to its background thread and begun; it is done as long as the value lives.
+    /// Registers the task with the background thread, as long as the value lives.
     pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
         let watch = PressureWatch { gauge: pressure.gauge, at: Instant::now(), last: None, calm_looks: 0 };
         let task = Arc::new(Self {
@@ -65,8 +58,7 @@ impl Shrinker {
 }
 
 impl PressureWatch {
-    /// What there is to be seen, if the last look is long enough ago. How long tasks waited for memory is known from
-    /// the second look on.
+    /// `None` too soon after the last look. Waits for memory are known from the second look on.
     fn look(&mut self) -> Option<PressureSample> {
         let apart = self.at.elapsed();
         if apart < APART_MIN {

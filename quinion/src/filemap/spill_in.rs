@@ -13,12 +13,9 @@
 //! ```
 //!
 //! A page on its way is not visible: the value stands until the bytes are there. A thread that meets the value
-//! meanwhile comes here, too, finds that its slots are being read, waits for that and looks again. A page that cannot
-//! be read stays spilled, and only callers that asked for it see the error; if a neighbour could not be read, the page
-//! is tried alone.
-//!
-//! Of a plain value a part is brought back, with some pages around, so that a read of 4 KiB does not bring 2 MiB.
-//! What is packed comes as a whole.
+//! meanwhile comes here, waits for its slots and looks again. A page that cannot be read stays spilled, and only
+//! callers that asked for it see the error; after a failed batch the page is tried alone. Of a plain value a part is
+//! brought back; what is packed comes as a whole.
 //!
 //! Invariants:
 //!  1. No lock of the index is held while memory or the device is waited for. (A thread that cuts the file
@@ -50,17 +47,12 @@ use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
 use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
-/// Pages are brought back with those that share so large a block with them: 64 KiB.
 const AROUND: Order = Order(4);
-/// Pages of a batch, if no more are asked for: 256 KiB.
 const BATCH_PAGES: u64 = 64;
-/// And at most.
 const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
-/// How often there may be frames, and too few of them for what has to come as a whole.
+/// Tries with too few frames for what has to come as a whole; a pause before each.
 const SHORT_MAX: u32 = 200;
-/// And then it is waited so long.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often it is tried: each time another thread was first, or memory was short.
 const TRIES: u32 = 1000;
 
 /// Whether the caller keeps the file from being cut and punched while pages come back.
@@ -68,24 +60,18 @@ const TRIES: u32 = 1000;
 pub(crate) enum TruncateExclusion {
     /// By the write lock, or because this thread is the one that cuts.
     ByCaller,
-    /// Not.
     No,
 }
 
-/// How much comes along with the page that is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SpillInExtent {
-    /// What is around it, and ahead.
     Batch,
-    /// As little as can be.
     Alone,
 }
 
-/// What is to come back.
 #[derive(Debug)]
 struct SpillInPlan {
     values: Vec<(PageIndex, Value)>,
-    /// The pages, of these values.
     pages: Range<PageIndex>,
 }
 
@@ -96,8 +82,7 @@ impl SpillInPlan {
     fn bare_values(&self) -> Vec<Value> {
         self.values.iter().map(|(_, value)| *value).collect()
     }
-    /// Leaves away what lies behind the first `count` pages, and behind what of these is whole; `None` if `wanted` is
-    /// not among the rest.
+    /// Keeps the first `count` pages, and of these what is whole; `None` if `wanted` is not among them.
     fn cut(mut self, count: u32, unit: Order, wanted: PageIndex, spill: &Spill) -> Option<Self> {
         let mut end = self.pages.start.plus(u64::from(count)).align_down(unit);
         while let Some(&(first, value)) = self.values.last() {
@@ -120,8 +105,8 @@ fn end_of(first: PageIndex, value: Value) -> PageIndex {
 }
 
 impl Filemap {
-    /// Brings `pages.start` back from the spill file, and more of `pages` and around, if it is there. When this returns
-    /// the page is in memory, or was for a moment: look again. Waits for memory, and for the device.
+    /// Brings `pages.start` back from the spill file, and more of `pages` and around. When this returns the page is
+    /// in memory, or was for a moment: look again. Waits for memory, and for the device.
     ///
     /// # Errors
     /// It cannot be read, or there is no memory for it. It stays where it is.
@@ -185,8 +170,6 @@ impl Filemap {
         Err(self.no_memory(wanted.first_byte()))
     }
 
-    /// 1: the values from the one that covers `pages.start` on, and what of them comes back. `None`: that page is not
-    /// spilled.
     fn plan(
         &self,
         mapping: &Mapping,
@@ -210,7 +193,6 @@ impl Filemap {
         Some(SpillInPlan { values, pages: from..end })
     }
 
-    /// 2: frames for the pages, or for fewer of them, and the charge for these.
     fn frames_back(&self, mapping: &Mapping, plan: &SpillInPlan) -> Result<SuppliedFrames<'_>, Error> {
         let (pool, position) = (mapping.backing().spill_pool(), plan.pages.start.first_byte());
         let gaps = vec![Gap { first: plan.pages.start, pages: plan.count() }];
@@ -228,7 +210,6 @@ impl Filemap {
         Window { order, ..Window::exact(plan.pages.start, plan.count()) }
     }
 
-    /// The first `pages` pages of `runs`; the rest is given back.
     fn keep_first(&self, runs: Vec<FillRun>, pages: u32) -> Vec<FillRun> {
         let (mut left, mut kept, mut rest) = (pages, Vec::with_capacity(runs.len()), Vec::new());
         for run in runs {
@@ -241,7 +222,6 @@ impl Filemap {
         kept
     }
 
-    /// There was no cell: one is made, or that is said.
     fn nodes_for(&self, mapping: &Mapping, wanted: PageIndex) -> Result<(), Error> {
         match self.supply.make_nodes(mapping.backing().spill_pool()) {
             true => Ok(()),
@@ -274,7 +254,7 @@ impl Filemap {
         };
         // 4
         let parts = parts_of(&plan.values, runs);
-        // SAFETY: the frames are ours alone, by the arena, and in no tree before the next step.
+        // SAFETY: the frames are this thread's alone, by the arena, and in no tree before the next step.
         unsafe { spill.fetch(&parts) }?;
         // 5
         let window = self.window_of(mapping, plan);
@@ -284,8 +264,7 @@ impl Filemap {
             TruncateExclusion::ByCaller => None,
             TruncateExclusion::No => match mapping.try_hold_off_invalidation() {
                 Some(held_off) => Some(held_off),
-                // A thread that cuts the file may want these very slots, and memory: it is not waited for with either
-                // in hand.
+                // A thread that cuts the file may want these slots and memory: it is waited for with neither.
                 None => return Ok(RestoreOutcome::Changed),
             },
         };
@@ -315,14 +294,13 @@ impl Filemap {
         Ok(RestoreOutcome::Done)
     }
 
-    /// Whether the page at `index` is in the spill file; a hint. Takes the tree lock only if anything of the file seems
-    /// to be there: the first that goes is counted when it is gone.
+    /// A hint. Takes the tree lock only if anything of the file seems to be spilled.
     pub(super) fn is_spilled(&self, mapping: &Mapping, index: PageIndex) -> bool {
         mapping.backing().spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
     }
 
-    /// Before locks are taken to cut the file at these bytes: brings the pages back that are cut in two, so that no
-    /// memory has to be waited for under the locks, if nothing comes in between.
+    /// Before locks are taken to cut the file: brings the pages back that are cut in two, so that no memory has to be
+    /// waited for under the locks.
     pub(super) fn bring_edges(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -338,7 +316,6 @@ impl Filemap {
     }
 }
 
-/// What of each value goes to which frames. Values and runs follow each other, each for itself.
 fn parts_of(values: &[(PageIndex, Value)], runs: &[FillRun]) -> Vec<SpilledPart> {
     let mut parts = Vec::with_capacity(values.len() + runs.len());
     for &run in runs {
@@ -358,7 +335,7 @@ fn parts_of(values: &[(PageIndex, Value)], runs: &[FillRun]) -> Vec<SpilledPart>
     parts
 }
 
-/// The runs as folios, each the largest of `orders` that index, frame and rest of the run allow.
+/// Makes each folio the largest of `orders` that index, frame and rest of the run allow.
 fn cut_to_folios(runs: &[FillRun], orders: Orders) -> Vec<NewFolio> {
     let mut folios = Vec::new();
     for &run in runs {

@@ -1,8 +1,7 @@
 //! Start: the reads of a batch that missed, from the first look to their end.
 //!
-//! A read by itself waits for its page before the next read asks for its own, so
-//! a device that could serve thirty-two at a time serves one. The reads of a
-//! batch are known together:
+//! A read by itself waits for its page before the next read asks for its own, so a device that could serve thirty-two
+//! at a time serves one. The reads of a batch are known together:
 //!
 //! ```text
 //!   look      each read that was no plain hit: what the cache holds of it, as far as it goes
@@ -11,18 +10,15 @@
 //!   finish    each read in order, the ordinary way: it finds its page there, on its way, or gone again
 //! ```
 //!
-//! Joining is what tells a batch of scattered positions from a stream: two
-//! neighbours in one batch are one request of two pages, not a second read that
-//! continues the first. A batch that begins where the last one ended does
-//! continue it, and its windows grow like those of a stream of long reads.
+//! Joining tells scattered positions from a stream: two neighbours in one batch are one request of two pages, not a
+//! second read that continues the first. A batch that begins where the last one ended does continue it.
 //!
 //! Invariants:
 //!  1. A page is asked of the device at most once by a start, and not again by the finish, unless it failed
 //!     or was evicted between the two.
 //!  2. A start waits for no device and no memory, and says nothing of what went wrong: the finish meets it.
 //!
-//! Not an invariant: that every span starts. What finds no memory or no room at the device is filled
-//! when its read is finished.
+//! Not an invariant: that every span starts. What finds no memory or no room at the device is filled by the finish.
 
 use std::sync::Arc;
 
@@ -40,21 +36,17 @@ use super::uncached::ReadCall;
 use super::wait_policy::WaitPolicy;
 use quinion_view::hit::{HitStop, read_hits_into};
 
-/// What is asked for is read at once up to this size, whatever the largest readahead window is; in pages.
+/// In pages: so much is read at once, whatever the largest readahead window is.
 const JOINED_PAGES_MAX: u64 = 256;
 
-/// How far a read of a batch is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Progress {
-    /// It was not looked up, or the file seemed to end before its first byte: the whole read is still to be done.
+    /// Not looked up, or the file seemed to end before its first byte.
     Unread,
-    /// The cache held all of it, or all that the file has: so many bytes.
     Read(usize),
-    /// After so many bytes the cache does not hold it.
     Missing(usize),
 }
 
-/// Pages that reads of one file want: those from `first` to before `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
     first: PageIndex,
@@ -62,18 +54,16 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The pages of `len` bytes (at least 1) at `position`.
     pub(crate) fn of(position: u64, len: usize) -> Self {
         debug_assert!(len > 0);
         let first = PageIndex::of_byte(position);
         let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
         Self { first, end: first.plus(pages) }
     }
-    /// How many pages there are.
     pub(crate) fn pages(self) -> u64 {
         self.end.0 - self.first.0
     }
-    /// Both as one, if `next` begins in this one or right behind it, and one window can cover them.
+    /// If `next` begins in this one or right behind it, and one window can cover both.
     pub(crate) fn joined(self, next: Span) -> Option<Span> {
         let joins = self.first <= next.first && next.first <= self.end;
         let both = Span { first: self.first, end: self.end.max(next.end) };
@@ -82,8 +72,7 @@ impl Span {
 }
 
 impl Filemap {
-    /// Copies what the cache holds of `to.len()` bytes at `position`, and says how far that goes. Counts the
-    /// read if that is all of it.
+    /// Copies what the cache holds, and returns how far that goes. Counts the read if that is all.
     pub(crate) fn look(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, to: &mut [u8]) -> Progress {
         let touch = |grown: GrownView<'_>, frame| call.reader.touch(grown, frame);
         let hits = read_hits_into(self.view_of(call.mapping), position, to, touch);
@@ -102,8 +91,8 @@ impl Filemap {
         }
     }
 
-    /// Starts filling what of `spans` is not there, and what readahead adds, in one call of the device. Waits
-    /// for locks as the call's wait policy says, and for nothing else.
+    /// Fills what of `spans` is missing, and what readahead adds, in one call of the device. Waits only for locks, as
+    /// the call's wait policy says.
     pub(crate) fn start(self: &Arc<Self>, call: &ReadCall<'_>, spans: &[Span]) {
         let &ReadCall { mapping, reader, wait_policy } = call;
         if wait_policy == WaitPolicy::CacheOnly {
@@ -149,21 +138,19 @@ impl Filemap {
         }
     }
 
-    /// Notes that pages will be read in a moment, so that reclaim does not take them for the next reads of the batch.
-    /// It concerns pages fetched ahead that were not read yet; the batch holds the fills that it has started itself.
+    /// Keeps reclaim from pages fetched ahead that the batch will read; it holds the fills that it started itself.
     fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
         let grown = self.arena.view().grown();
         let Some(record) = grown.record(mapping.index().cell()) else { return };
         for page in 0..u64::from(pages) {
-            // A hint may name the frame of another folio by now; that one is spared once more, then.
+            // A hint may name another folio's frame by now, which is spared once more then.
             if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {
                 grown.referenced(Frame(number)).into_iter().for_each(referenced::expect_reader);
             }
         }
     }
 
-    /// How many pages a batch may have started and not yet read: few enough that the last of them do not
-    /// evict the first.
+    /// Few enough that the last pages that a batch starts do not evict the first.
     pub(crate) fn started_pages_max(&self) -> u64 {
         self.pages_max() / 16
     }

@@ -5,15 +5,15 @@
 //!   counted                x                         | x          one access for each folio
 //! ```
 //!
-//! The policy ranks a folio by how often readers come to it. A scan by small reads comes once, however many calls that
-//! takes; counted by calls, its folios would look like the hottest in the cache. So a handle remembers, for each of its
-//! threads, where the last few reads ended. A read that begins there goes on with one of them, and the folio in whose
-//! middle it begins was counted then. A page that is read again and again from the same place does count.
+//! The policy ranks a folio by how often readers come to it. Counted by calls, a scan by small reads would look like
+//! the hottest in the cache. So a handle remembers, for each of its threads, where the last few reads ended: a read
+//! that begins there continues one of them, and its first folio was counted then. A page that is read again and again
+//! from the same place does count.
 //!
-//! Only what is not saturated asks this module at all: a hot hit loads the folio's byte and is done.
+//! A saturated folio's byte is loaded, and nothing else is done.
 //!
-//! Not an invariant: that two threads have two places. There are eight; threads that share one forget each
-//! other's reads, as do more than seven scans that take turns, and then a read may count that should not.
+//! Not an invariant: that two threads have two places. Threads that share one of the eight forget each other's reads,
+//! as do more than seven scans in turn, and then a read may count that should not.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -21,27 +21,21 @@ use crate::arena::{GrownView, referenced};
 use crate::stats::thread_number;
 use crate::units::Frame;
 
-/// Places of a handle.
 const PLACES: usize = 8;
-/// Ends that a place remembers.
 const ENDS: usize = 7;
 
-/// Where the readers of one handle are.
 #[derive(Debug, Default)]
 pub(crate) struct StreamPositions([ReadPosition; PLACES]);
 
-/// Where one thread's reads ended, in bytes of the file. 0, at which nothing goes on, is nowhere.
+/// Where one thread's reads ended, in bytes of the file; 0 is nowhere.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct ReadPosition {
     ends: [AtomicU64; ENDS],
-    /// Which is forgotten next.
     next: AtomicU32,
 }
 
 impl StreamPositions {
-    /// Notes that a read of `len` bytes at `position` by this thread met the folio at `frame`, if that says anything
-    /// new.
     #[inline]
     pub(crate) fn note(&self, grown: GrownView<'_>, frame: Frame, position: u64, len: usize) {
         if let Some(byte) = grown.referenced(frame)
@@ -51,7 +45,7 @@ impl StreamPositions {
         }
     }
 
-    /// Away from the hit, which most often has nothing to note and is the smaller without.
+    /// Out of line: a hit most often has nothing to note.
     #[inline(never)]
     fn count_at(&self, grown: GrownView<'_>, frame: Frame, position: u64, len: usize) {
         let first = grown.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
@@ -60,7 +54,6 @@ impl StreamPositions {
         }
     }
 
-    /// The same, of a folio whose first byte is `first`, and a read that ends at `end`.
     fn count(&self, byte: &AtomicU8, first: u64, position: u64, end: u64) {
         let found = byte.load(Ordering::Relaxed);
         let goes_on = self.remember(position, end) && first < position;
@@ -69,8 +62,7 @@ impl StreamPositions {
         }
     }
 
-    /// Remembers a read from `position` to `end`, whoever counts it; whether it goes on where one ended. Of a read of
-    /// several folios this is asked for each.
+    /// Remembers a read; returns whether it continues one. Called for each folio of a read.
     pub(crate) fn remember(&self, position: u64, end: u64) -> bool {
         let place = &self.0[thread_number() % PLACES];
         let mut ended_here = false;

@@ -16,39 +16,34 @@
 //!   invalidate       1 to 5, then remove; with Content::Clean what is dirty stays, and folios are split around it
 //! ```
 //!
-//! The order is for readers, who take no lock:
+//! The order is for readers, who take no lock. *Cut*: the size is stored before any page is freed or zeroed, so a
+//! reader that copied another folio's page or zeros sees the new size after its copy, and returns nothing behind it
+//! (T01). *Extend*: zeros before the size (T07). *Punch*: the device before the pages, so that pages that are read
+//! anew are zeros.
 //!
-//! * *Cut*: the size is stored before any page is freed or zeroed. A reader that copied another folio's page, or zeros
-//!   where there were bytes, sees the new size when it looks at it after its copy, and returns nothing behind it. (T01)
-//! * *Extend*: zeros before the size. A thread that sees the new size sees them. (T07)
-//! * *Punch*: the device before the pages are let go, so that a thread that reads them anew reads zeros.
+//! And for the device: nothing is in flight in the range when it is cut, because 3 has waited and 2 lets nothing
+//! begin. So no late flush writes to space that was given back or makes the file longer again (T05, T09): write-back
+//! holds the invalidate lock shared until the backend has its pages.
 //!
-//! And for the device: nothing is in flight to or from the range when it is cut, because 3 has waited and 2 lets
-//! nothing begin. So no late flush writes to space that was given back, and none makes the file longer again. (T05,
-//! T09) A thread that takes pages for write-back holds the invalidate lock shared until the backend has them.
+//! **Edges.** What lies on the other side of an edge stays in the cache. A folio that is held for a moment is tried
+//! again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index gets copies of its
+//! dirty pages, and the clean ones are read again on demand. A cache with a smallest folio keeps such folios whole:
+//! what of one lies behind the edge is zeroed. What was spilled of a memory file is cut in its slots, or brought
+//! back, if a page of it is to be zeroed in part or it is packed.
 //!
-//! **Edges.** What lies on the other side of an edge stays in the cache, dirty or not. A folio that is held for a
-//! moment is tried again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index gets
-//! copies of its dirty pages, and the clean ones are read again on demand. Pages are zeroed in place, each at once for
-//! readers. A cache with a smallest folio keeps such folios whole: then an edge is where one of them ends, and all of
-//! it behind the edge is zero. What was spilled of a memory file is cut in its slots, or brought back, if a page of it
-//! is to be zeroed in part or it is packed.
-//!
-//! **A memory file** has no device, and nothing of it is in flight to or from one, so 3 waits for nothing: what lies
-//! between the edges is taken out even while a thread fills it, which keeps it until it is done. A folio that reaches
-//! over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is split, and is
-//! zeros as it is.
+//! **A memory file** has no device, so 3 waits for nothing: what lies between the edges is taken out even while a
+//! thread fills it, which keeps it until it is done. A folio that reaches over an edge, and a page that is zeroed in
+//! part, are waited for. What is allocated and has no bytes is split.
 //!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
 //!  2. What the file holds outside the range is not changed, and no dirty page of it becomes clean. (T06)
 //!  3. After an error of the device what was dirty is dirty. What was clean and may differ is forgotten.
 //!
-//! Not an invariant: that a read of several pages sees a punch whole. Each page is read before it or after it.
+//! Not an invariant: that a read of several pages sees a punch whole.
 //!
-//! Locks: Write, Invalidate, then what is below. A device is waited for under both: readers of what is cached go on,
-//! those who miss wait.
-//! Cost: a walk over what is cached of the range; two splits at most; the backend's call.
+//! Locks: Write, Invalidate, then what is below. A device is waited for under both: misses wait, hits go on. Cost: a
+//! walk over what is cached of the range; two splits at most; the backend's call.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,47 +61,42 @@ use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 use super::shared::Filemap;
 use super::spill_in::TruncateExclusion;
 
-/// How long a folio that reaches over an edge is tried to be split before it is detached.
+/// Then a held folio that reaches over an edge is detached.
 const HOLDS_WAIT: Duration = Duration::from_millis(20);
-/// Between two tries.
 const AGAIN: Duration = Duration::from_micros(50);
-/// Between two looks for pins.
 const PINS_AGAIN: Duration = Duration::from_millis(1);
-/// Pages reclaimed at a time for copies.
 const RECLAIM_PAGES: u32 = 64;
-/// How often memory is sought before it is said that there is none.
 const MEMORY_TRIES: u32 = 100;
 
 /// What a change of this cache's own does with bytes that a user has pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum OnPinned {
-    /// The pinned bytes stay what they were, for as long as they are pinned; new reads find what is new.
+    /// The pinned bytes stay while they are pinned; new reads find what is new.
     #[default]
     Detach,
-    /// Waits so long at most for the pins to be given back, before anything is changed; then it is an error of the kind
+    /// Waits so long at most for the pins to go, before anything is changed; then the error is
     /// [`Busy`](crate::ErrorKind::Busy). A pin that is made while the change is under way is detached.
     Wait(Duration),
 }
 
-/// Exclusive access to a file: no other thread writes to it, adds folios, or hands fills and flushes to its backend.
+/// No other thread writes to the file, adds folios, or hands fills and flushes to its backend.
 #[derive(Debug)]
 struct ExclusiveAccess<'m> {
     mapping: &'m Arc<Mapping>,
     version: RankedWriteGuard<'m, Version>,
     _write: Option<RankedWriteGuard<'m, ()>>,
-    // Last: a waker runs its owner's code, which may take locks held here. It runs when all are given back.
+    // Last: a waker runs its owner's code, which may take locks, when all here are released.
     _wakes: DeferredWakes,
 }
 
 impl<'m> ExclusiveAccess<'m> {
-    /// Steps 1 and 2.
     fn with(mapping: &'m Arc<Mapping>) -> Self {
         let (wakes, write) = (DeferredWakes::new(), mapping.write_alone());
         Self { mapping, version: mapping.invalidate_alone(), _write: Some(write), _wakes: wakes }
     }
 
-    /// Does `change` to the file; its new version is ours, if the one before was.
+    /// Changes the file; if the version before was this cache's, the new one is.
     fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
         let device = device_of(self.mapping);
         let look = self.mapping.begin_look();
@@ -132,12 +122,10 @@ impl<'m> ExclusiveAccess<'m> {
 }
 
 impl Filemap {
-    /// Gives the file `size` bytes: cuts it, or extends it with zeros. Waits for the device, for those who write, and
-    /// for what is in flight there.
+    /// Cuts the file, or extends it with zeros. Waits for the device, for writers, and for what is in flight there.
     ///
     /// # Errors
-    /// The backend's, [`ErrorKind::Busy`](crate::ErrorKind::Busy), or that there is no memory for the copy of an edge:
-    /// the file is what it was.
+    /// The backend's, [`ErrorKind::Busy`](crate::ErrorKind::Busy), or no memory for an edge; nothing was changed.
     pub fn truncate(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -166,7 +154,7 @@ impl Filemap {
         let behind = PageIndex(size.div_ceil(PAGE_SIZE as u64));
         let mut tree = mapping.lock();
         mapping.set_size(size);
-        // Of a memory file everything is dirty as long as it is there.
+        // A memory file's pages are always dirty.
         if !mapping.is_memory() {
             tree.forget_dirty(behind..touched.end);
         }
@@ -178,8 +166,8 @@ impl Filemap {
         Ok(())
     }
 
-    /// Makes the bytes of `range` zero, and gives their space back where the backend can. The size stays; what of the
-    /// range lies behind it is left out. Waits as [`Filemap::truncate`].
+    /// Makes the bytes of `range` zero, and gives their space back where the backend can. The size stays; the part of
+    /// the range behind it is ignored. Waits as [`Filemap::truncate`].
     ///
     /// # Errors
     /// As there; if it is the backend's, some of the range may be zero.
@@ -224,13 +212,12 @@ impl Filemap {
     }
 
     /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
-    /// whole; how many pages went. With [`RemoveFilter::Clean`] dirty pages stay, and folios are split around them;
-    /// with [`RemoveFilter::All`] they are lost. Pinned bytes stay with the caller that pinned them. Waits for those
-    /// who write, and for what is in flight.
+    /// whole; returns how many went. With [`RemoveFilter::Clean`] dirty pages stay, and folios are split around them;
+    /// with [`RemoveFilter::All`] they are lost. Waits for writers, and for what is in flight.
     ///
     /// # Errors
-    /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer,
-    /// because that was left to the flush of pages that go, and could not.
+    /// No memory for the copy of what stays of a held folio; or the file could not be made longer, which was left to
+    /// the flush of pages that go.
     pub fn invalidate_range(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -259,8 +246,7 @@ impl Filemap {
         }
     }
 
-    /// The file is about to be extended by a write: zeroes what its old last page has behind the old end in the
-    /// cache, before the new size is published. The caller has the write lock alone.
+    /// Before a write extends the file: zeroes the rest of its last page. The caller has the write lock alone.
     ///
     /// # Errors
     /// There is no memory for the copy of that page, which is pinned.
@@ -269,14 +255,13 @@ impl Filemap {
         self.zero(mapping, size..self.page_behind(size).first_byte())
     }
 
-    /// The first page from byte `at` on with which a smallest folio begins.
+    /// The first page from byte `at` on that begins a smallest folio.
     fn page_behind(&self, at: u64) -> PageIndex {
         PageIndex(at.div_ceil(PAGE_SIZE as u64)).align_up(self.supply.folio_orders.min)
     }
 
     // ---- steps 1 to 4 -----------------------------------------------------------------------------
 
-    /// Alone with a file of which `pages` are to be changed, with nothing in flight there.
     fn lock_exclusive<'m>(
         &self,
         mapping: &'m Arc<Mapping>,
@@ -291,7 +276,7 @@ impl Filemap {
             }
             let OnPinned::Wait(most) = on_pinned else { return Ok(alone) };
             let Some(pinned) = mapping.first_pinned(pages.clone()) else { return Ok(alone) };
-            drop(alone); // others go on while we wait
+            drop(alone); // others go on during the wait
             if begun.elapsed() >= most {
                 return Err(Repr::Pinned { position: pinned.first_byte() }.into());
             }
@@ -299,7 +284,6 @@ impl Filemap {
         }
     }
 
-    /// Waits until no fill and no flush of these pages is in flight. None begins meanwhile.
     fn wait_for_quiet(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let mut from = pages.start;
         while from < pages.end {
@@ -312,7 +296,6 @@ impl Filemap {
         self.wait_queue.wait(&*flushed_by(mapping), &mut || mapping.writeback().detached_pages() == 0);
     }
 
-    /// Waits until what is in flight of a held folio has ended.
     fn wait_for_folio(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
         let word = || self.arena.view().own(held.frame()).word();
         self.wait_queue.wait(&*mapping.backend(), &mut || !word().has(Flags::LOCKED));
@@ -321,7 +304,7 @@ impl Filemap {
 
     // ---- step 5 ---------------------------------------------------------------------------------
 
-    /// Sees to it that no folio reaches over `edge`. What of it lies in `unwanted` need not be kept.
+    /// No folio reaches over `edge` when this returns. What lies in `unwanted` need not be kept.
     fn split(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -345,7 +328,7 @@ impl Filemap {
         }
     }
 
-    /// Detaches the folio that covers `index`, if it is there; what of it is dirty and not in `unwanted` is copied.
+    /// Copies what is dirty and not in `unwanted`.
     fn yield_to_pins(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -359,8 +342,8 @@ impl Filemap {
         }
     }
 
-    /// The held folio is pinned, and its bytes are to change: its users keep it, copies of its dirty pages take its
-    /// place, and its clean ones are read again on demand. The caller has the write lock alone.
+    /// The held folio's bytes are to change, and it is pinned: copies of its dirty pages take its place, and its
+    /// clean ones are read again on demand. The caller has the write lock alone.
     ///
     /// # Errors
     /// There is no memory for the copies.
@@ -378,7 +361,7 @@ impl Filemap {
         held: &HeldFolio<'_>,
         unwanted: Range<PageIndex>,
     ) -> Result<(), Error> {
-        // Of a memory file every page is copied: into one folio, if all stay and there is such a one.
+        // Of a memory file every page is copied: into one folio, if that can be had.
         let smallest = self.supply.folio_orders.min;
         let stays_whole = mapping.is_memory() && unwanted.is_empty();
         let mut unit = if stays_whole { held.order().max(smallest) } else { smallest };
@@ -409,8 +392,7 @@ impl Filemap {
         gone
     }
 
-    /// Takes out what is clean of `pages`, whose edges no folio reaches over. Folios with dirty pages are split around
-    /// them, as far as there may be smaller ones.
+    /// Takes out what is clean of `pages`. Folios with dirty pages are split, as far as there may be smaller ones.
     fn remove_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<u64, Error> {
         let mut at = pages.start;
         while let Some(edge) = { mapping.lock().next_mixed(at..pages.end) } {
@@ -420,7 +402,7 @@ impl Filemap {
         Ok(self.remove(mapping, pages, RemoveFilter::Clean))
     }
 
-    /// A punch failed half-way: the file may not be any more what is cached of `pages` and clean.
+    /// A punch failed half-way: the file may differ from what is cached and clean.
     fn forget_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<(), Error> {
         let (from, end) = (
             pages.start.align_down(self.supply.folio_orders.min),
@@ -431,7 +413,7 @@ impl Filemap {
         self.remove_clean(mapping, from..end).map(drop)
     }
 
-    /// Zeroes what is cached of the bytes of `range`, in place, page by page. A pinned folio is replaced by a copy.
+    /// Zeroes in place, page by page. A pinned folio is replaced by a copy.
     fn zero(self: &Arc<Self>, mapping: &Arc<Mapping>, range: Range<u64>) -> Result<(), Error> {
         let mut at = range.start;
         while at < range.end {
@@ -440,7 +422,7 @@ impl Filemap {
             let held = match mapping.try_hold(index) {
                 Ok(held) => held,
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
-                // It may be on its way to the spill file or back in this very moment: the lock tells.
+                // It may be on its way to the spill file or back: the lock tells.
                 Err(_) if mapping.backing().spill().is_some() => {
                     let found = mapping.lock().at(index, index.plus(1));
                     match found {
@@ -459,14 +441,14 @@ impl Filemap {
             };
             match zero_page(&held, at, (page_end - at) as usize) {
                 Ok(()) => {
-                    // On its way to the spill file a folio has to hear of it, or other bytes come back.
+                    // A folio on its way to the spill file must be marked, or other bytes come back.
                     if mapping.is_memory() {
                         mapping.lock().mark_dirty(&held, index..index.plus(1), Millis(0));
                     }
                     at = page_end;
                 }
                 Err(WriteRefused::Left) => {}
-                // A folio of a memory file that was allocated and is not being written: it is zeros.
+                // Allocated, not being written: it is zeros.
                 Err(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => at = page_end,
                 Err(WriteRefused::Filling) => {
                     let filled = || held.is_readable() != ReadableState::NotYet;
@@ -482,7 +464,6 @@ impl Filemap {
     }
 }
 
-/// Zeroes bytes of one page.
 fn zero_page(held: &HeldFolio<'_>, position: u64, len: usize) -> Result<(), WriteRefused> {
     match held.writer()?.zero(position, len).refused {
         None => Ok(()),
@@ -490,17 +471,14 @@ fn zero_page(held: &HeldFolio<'_>, position: u64, len: usize) -> Result<(), Writ
     }
 }
 
-/// Whether the folio that covers `index` is pinned; a hint.
 fn is_pinned(mapping: &Mapping, index: PageIndex) -> bool {
     mapping.try_hold(index).is_ok_and(|held| held.is_pinned())
 }
 
-/// Where its pages are written: a memory file's to the spill file.
 fn flushed_by(mapping: &Mapping) -> Arc<dyn Backend> {
     mapping.backing().spill().map_or_else(|| device_of(mapping), |spill| Arc::clone(spill.backend()))
 }
 
-/// Where the file is changed.
 fn device_of(mapping: &Mapping) -> Arc<dyn Backend> {
     mapping.writeback().writer().map_or_else(|| mapping.backend(), Arc::clone)
 }

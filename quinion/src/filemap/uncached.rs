@@ -1,8 +1,6 @@
 //! Uncached: reads that leave in the cache what others want, and nothing else.
 //!
-//! An uncached read is an ordinary read: it meets the folios of others, waits for
-//! fills, reads ahead. But the folios that it makes are flagged from birth, and
-//! when it has passed them they go.
+//! An uncached read is an ordinary read, but its folios are flagged from birth, and go when it has passed them.
 //!
 //! ```text
 //!   pages     0   1   2   3   4   5   6   7   8   9  10  11  12
@@ -11,7 +9,7 @@
 //!                       |        |        here           read ahead
 //!                       |        a small read began in F
 //!                       another reader's
-//!            trail:         [4 ------------------------------ 13)     may hold what we made and have not dropped
+//!            trail:         [4 ------------------------------ 13)     may hold what it made and has not dropped
 //!
 //!   next read of 100 bytes in G     nothing: G is not passed
 //!   reads until page 12             G goes; so does F, since the stream went up from it
@@ -19,12 +17,11 @@
 //!   no read comes for a second, or the handle is closed, or it has too many trails: all of it goes
 //! ```
 //!
-//! A **trail** is a range of pages in which this handle's uncached reads may have
-//! made folios, or met flagged ones, that are still there. Each stream of a handle has one
-//! or a few, so threads that share a handle do not drop each other's. A
-//! trail grows where a window is made or a flagged folio is met, and shrinks where its reader passes. The
-//! **run** of a trail is the bytes read last that follow each other, in whatever pieces: a folio is passed
-//! when the run covers it, or when the run began inside it and went up beyond.
+//! A **trail** is a range of pages in which this handle's uncached reads may have made folios, or met flagged ones,
+//! that are still there. Each stream of a handle has one or a few, so threads that share a handle do not drop each
+//! other's. A trail grows where a window is made or a flagged folio is met, and shrinks where its reader passes. Its
+//! **run** is the bytes read last that follow each other: a folio is passed when the run covers it, or when the run
+//! began inside it and went up beyond.
 //!
 //! | | here | the kernel's RWF_DONTCACHE |
 //! |---|---|---|
@@ -35,10 +32,8 @@
 //! | cached before | is used, and neither dropped nor flagged | the same |
 //! | not supported | an error, and nothing is read | the same |
 //!
-//! A reader that wants a folio to stay says so by reading it: a plain read sets the referenced
-//! byte as always, an uncached one sets none, of any folio. What was flagged and is found touched
-//! when it would go, is adopted. The test is `mapping/drop_behind.rs`'s, under the
-//! tree lock.
+//! A reader that wants a folio to stay says so by reading it: a plain read sets the referenced byte, an uncached one
+//! never does. A flagged folio that is found touched is adopted (`mapping/drop_behind.rs`, under the tree lock).
 //!
 //! Invariants:
 //!  1. A flagged folio lies in a trail, or is pinned, or is being filled while a reader waits for it, or a drop of it
@@ -49,16 +44,12 @@
 //!  4. When a handle is closed its trails are gone.
 //!
 //! Not an invariant: that what is dropped is gone for good, or that trails do not overlap those of other handles.
-//! The reader that passes a flagged folio first drops it; another reader finishes from its hold.
 //!
-//! A folio that is dirty, or being written, is not dropped by those who read past it; it keeps its flag, and
-//! the thread that ends its write-back drops it then (`mapping/dirty.rs`).
+//! A folio that is dirty, or being written, keeps its flag; the thread that ends its write-back drops it
+//! (`mapping/dirty.rs`). A folio that is split hands its flag to every piece (D17, `mapping/split.rs`).
 //!
-//! A folio that is split while it lives hands its flag to every piece (D17, `mapping/split.rs`).
-//!
-//! Cost: a read that meets nothing flagged and has no trail pays one uncontended lock; one that passes folios pays the
-//! tree lock once, and looks at up to two entries without it. The background thread looks for pauses, so no read looks
-//! at a clock.
+//! Cost: a read that meets nothing flagged and has no trail pays one uncontended lock; one that passes folios pays
+//! the tree lock once. No read looks at a clock: the background thread looks for pauses.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -79,42 +70,40 @@ use super::shared::Filemap;
 use super::touch::touch;
 use super::wait_policy::WaitPolicy;
 
-/// The most trails of a handle. A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
+/// A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
 pub const TRAILS_MAX: usize = 24;
-/// How long a stream pauses before what it left behind goes, at least; at most twice as long.
+/// The pause of a stream before what it left behind goes; at most twice as long.
 pub const PAUSE: Duration = Duration::from_secs(1);
-/// Left-overs stay so many pages behind their reader at most, and half of that at least: pieces may be read out of
-/// order. At most 1 part in 64 of the cache.
+/// The most pages that left-overs stay behind their reader, at most 1 part in 64 of the cache; half of it at least,
+/// as pieces may be read out of order.
 const LAG_PAGES_MAX: u64 = 1024;
 const LAG_PAGES_MIN: u64 = 16;
-/// The largest folio.
 const FOLIO_BYTES_MAX: u64 = Order::MAX.bytes() as u64;
 
 type Pages = Range<PageIndex>;
 
-/// A read: of which file, by whose handle, and how far it goes for its bytes.
+/// A read, and how far it goes for its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadCall<'c> {
     /// The file.
     pub mapping: &'c Arc<Mapping>,
     /// The handle's readahead and pool.
     pub reader: Reader<'c>,
-    /// What it waits for.
+    /// How far it goes for bytes that are not there.
     pub wait_policy: WaitPolicy,
 }
 
-/// A reader: one handle's readahead state, and where an uncached read leaves its traces.
+/// One handle's readahead state, and where an uncached read leaves its traces.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'r> {
     readahead: &'r RankedMutex<Readahead>,
     pool: PoolNumber,
     passing: Option<&'r UncachedRead<'r>>,
-    /// Whether the file ends where it is known to end.
     is_sure_of_size: bool,
 }
 
 impl<'r> Reader<'r> {
-    /// A reader with this readahead state, for `pool`; with `passing`, of an uncached read.
+    /// A reader of this readahead state; with `passing`, of an uncached read.
     pub fn new(
         readahead: &'r RankedMutex<Readahead>,
         pool: PoolNumber,
@@ -131,7 +120,7 @@ impl<'r> Reader<'r> {
     pub fn sure_of_size(self) -> Self {
         Self { is_sure_of_size: true, ..self }
     }
-    /// A read of that file by this reader.
+    /// A read by this reader.
     pub fn call<'c>(self, mapping: &'c Arc<Mapping>, wait_policy: WaitPolicy) -> ReadCall<'c>
     where
         'r: 'c,
@@ -141,7 +130,6 @@ impl<'r> Reader<'r> {
     pub(super) fn is_sure_of_size(self) -> bool {
         self.is_sure_of_size
     }
-    /// The pool that is charged for what it brings.
     pub(super) fn pool(self) -> PoolNumber {
         self.pool
     }
@@ -155,8 +143,7 @@ impl<'r> Reader<'r> {
         self.passing.map(|passing| passing.behind)
     }
 
-    /// The folio that `frame` heads was read. A plain read notes that; an uncached one leaves no trace, and sees
-    /// whether it is one to be dropped.
+    /// A plain read marks the folio that `frame` heads; an uncached one notes whether it is flagged.
     #[inline]
     pub(super) fn touch(self, grown: GrownView<'_>, frame: Frame) {
         match self.passing {
@@ -165,17 +152,15 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// The read of this reader has ended: it gave `bytes` bytes from byte `position` on. Drops what it has passed, if
-    /// it is an uncached one. May wait for the mapping's lock, if `locks` says so; if not, and it is
-    /// busy, what was passed goes later.
+    /// The read gave `bytes` bytes from byte `position` on. Drops what an uncached one has passed; later, if the
+    /// mapping's lock is busy and `locks` forbids to wait.
     pub fn end_drop_behind(self, position: u64, bytes: usize, locks: LockWait) {
         if let Some(passing) = self.passing {
             passing.behind.end_drop_behind(passing.take_met(), position, bytes, locks);
         }
     }
 
-    /// What the read has met so far, if it is to be dropped some time: for a caller that keeps it longer than the read
-    /// lasts.
+    /// What the read has met so far, for a caller that keeps it longer than the read lasts.
     pub(super) fn met(self) -> Option<(Arc<DropBehindState>, Pages)> {
         let passing = self.passing?;
         let (first, end) = passing.met.get()?;
@@ -199,7 +184,7 @@ impl<'r> UncachedRead<'r> {
 
     fn meet(&self, grown: GrownView<'_>, frame: Frame) {
         let Some(descriptor) = grown.descriptor(frame) else { return };
-        // It may be another folio's by now: then what is noted is a place to look at, and nothing else.
+        // If it is another folio's by now, only a place to look at is noted.
         let word = descriptor.word();
         if word.is_live() && word.has(Flags::DROPBEHIND) {
             let first = descriptor.index();
@@ -214,7 +199,6 @@ impl<'r> UncachedRead<'r> {
     }
 }
 
-/// A read that ends otherwise, or not yet: what it met is dropped with its trail.
 impl Drop for UncachedRead<'_> {
     fn drop(&mut self) {
         if let Some(met) = self.take_met() {
@@ -247,7 +231,6 @@ impl DropBehindState {
         behind
     }
 
-    /// Folios were made here by an uncached read.
     pub(super) fn note_made(&self, pages: Pages) {
         self.note(&pages, RangeReason::Made);
     }
@@ -258,7 +241,7 @@ impl DropBehindState {
         if let Some(met) = met {
             trails.note(&met, RangeReason::Met);
         }
-        // The last folio may reach over the file's end, so that it is never read to its own.
+        // The last folio may reach over the file's end.
         let end = position + bytes as u64;
         let end = if end >= self.mapping.size() { end.next_multiple_of(FOLIO_BYTES_MAX) } else { end };
         let passed = match bytes {
@@ -279,8 +262,7 @@ impl DropBehindState {
         }
     }
 
-    /// The stream is over: all that it left behind goes, now. What is on its way goes when it has come. What others
-    /// wait for, or have pinned, is theirs.
+    /// The stream is over: drops what it left behind, now or when its fill ends, but what others wait for or pinned.
     pub fn end(&self) {
         if self.process.is_forked() {
             return;
@@ -301,8 +283,8 @@ impl DropBehindState {
         }
     }
 
-    /// Drops those flagged folios of `pages` that may go. Folios that were passed and cannot go yet are noted again;
-    /// leftovers that cannot go are handled by their next reader.
+    /// Drops flagged folios of `pages`. Folios that were passed and cannot go yet are noted again; leftovers that
+    /// cannot go are left to their next reader.
     fn drop_pages(&self, pages: Pages, leaving: DropReason, locks: LockWait) {
         let mut rest = pages;
         while rest.start < rest.end {
@@ -323,14 +305,12 @@ impl DropBehindState {
     }
 }
 
-/// Whatever was noted after the handle was closed, by a blocking task of a future that was dropped, goes here.
 impl Drop for DropBehindState {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Looks for streams that have paused.
 impl BackgroundTask for DropBehindState {
     fn run(&self) -> Option<Duration> {
         let mut trails = self.lock();
@@ -344,7 +324,7 @@ impl BackgroundTask for DropBehindState {
     }
 }
 
-/// Folios that an uncached read pinned: now that they are not, those go that the stream has passed meanwhile.
+/// Drops what an uncached read pinned, if the stream has passed it.
 impl UnpinObserver for DropBehindState {
     fn unpinned(&self, pages: Pages) {
         let left = self.lock().outside(pages);
@@ -354,37 +334,29 @@ impl UnpinObserver for DropBehindState {
     }
 }
 
-/// Why a range is noted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RangeReason {
-    /// Folios were made there.
     Made,
-    /// Flagged ones were found there, or could not go.
     Met,
 }
 
-/// Pages in which there may be flagged folios, and what one stream does there.
 #[derive(Clone, Debug)]
 struct StreamTrail {
     pages: Pages,
-    /// The bytes read last that follow each other.
     run: Range<u64>,
     /// Where the flagged folio begins in whose middle the run began, until the run has gone up from it.
     edge: Option<PageIndex>,
-    /// Where what was made last ends.
     newest_end: PageIndex,
-    /// When the stream was found idle; none if it has been read since.
+    /// `None` if it has been read since the last look.
     idle_since: Option<Instant>,
 }
 
-/// The trails of one handle; the one used last stands last.
+/// The one used last stands last.
 #[derive(Debug)]
 struct StreamTrails {
     list: Vec<StreamTrail>,
-    /// What is to be dropped by a thread that comes by.
     leaving: Vec<Pages>,
     lag: u64,
-    /// Whether the background thread looks after them.
     is_watched: bool,
 }
 
@@ -393,8 +365,7 @@ impl StreamTrails {
         Self { list: Vec::new(), leaving: Vec::new(), lag, is_watched: false }
     }
 
-    /// There may be flagged folios in `pages`: a trail that touches them grows, and takes in others that it then
-    /// meets; or a new one begins.
+    /// There may be flagged folios in `pages`: a trail that touches them absorbs them, or one begins.
     fn note(&mut self, pages: &Pages, noted: RangeReason) {
         let touches = |trail: &StreamTrail| trail.pages.start <= pages.end && pages.start <= trail.pages.end;
         let mut trail = match self.list.iter().rposition(touches) {
@@ -424,8 +395,8 @@ impl StreamTrails {
         }
     }
 
-    /// The bytes `read` were read: what can go of what has been passed. What lies far behind is added to what is
-    /// leaving. `behind` looks for a flagged folio that covers a page.
+    /// Returns what of the trail can go after `read` was read; adds what lies far behind to what is leaving. `behind`
+    /// looks for a flagged folio that covers a page.
     fn pass(
         &mut self,
         read: Range<u64>,
@@ -445,7 +416,7 @@ impl StreamTrails {
         passed
     }
 
-    /// Takes the trails that have been idle for a while. If none is left, the background thread need not look again.
+    /// If none is left, the background thread need not look again.
     fn take_paused(&mut self, now: Instant) -> Vec<Pages> {
         let mut left = std::mem::take(&mut self.leaving);
         self.list.retain_mut(|trail| {
@@ -466,14 +437,13 @@ impl StreamTrails {
         left
     }
 
-    /// Whether the background thread should look after them and does not yet: it does from now on.
+    /// Whether the background thread is to start looking for pauses; true once.
     fn wants_watch(&mut self) -> bool {
         let wants = !self.is_watched && !self.list.is_empty();
         self.is_watched |= wants;
         wants
     }
 
-    /// What of `pages` lies in no trail.
     fn outside(&self, pages: Pages) -> Vec<Pages> {
         let mut outside = vec![pages];
         for StreamTrail { pages: inside, .. } in &self.list {
@@ -489,7 +459,6 @@ impl StreamTrails {
 }
 
 impl StreamTrail {
-    /// The stream has read `read`: takes out of the trail what it has passed, to be dropped.
     fn pass(
         &mut self,
         read: &Range<u64>,
@@ -539,8 +508,7 @@ impl StreamTrail {
         Some(from..end)
     }
 
-    /// Cuts off what lies far behind a reader of the pages `at`: below it; or above, if what it made last is below,
-    /// where a stream that goes down has its pages in front.
+    /// Cuts off what lies far below a reader of the pages `at`; or above it, if the stream goes down.
     fn cut_far_behind(
         &mut self,
         at: Pages,
@@ -563,7 +531,6 @@ impl StreamTrail {
     }
 }
 
-/// The least range that covers both.
 fn hull(a: &Pages, b: &Pages) -> Pages {
     a.start.min(b.start)..a.end.max(b.end)
 }
@@ -577,7 +544,6 @@ mod tests {
     fn pages(start: u64, end: u64) -> Pages {
         PageIndex(start)..PageIndex(end)
     }
-    /// Trails where `made` was made, by a stream that lags 32 pages at most.
     fn trails(made: &[Pages]) -> StreamTrails {
         let mut trails = StreamTrails::new(32);
         made.iter().for_each(|made| trails.note(made, RangeReason::Made));
@@ -586,7 +552,6 @@ mod tests {
     fn all(trails: &StreamTrails) -> Vec<Pages> {
         trails.list.iter().map(|trail| trail.pages.clone()).collect()
     }
-    /// Every page is of a flagged folio of `order`.
     fn folios(order: u8) -> impl Fn(PageIndex) -> Option<(PageIndex, Order)> + Copy {
         move |index| Some((index.align_down(Order(order)), Order(order)))
     }

@@ -1,7 +1,6 @@
 //! Wait policy: how far a read may go for bytes that are not in the cache.
 //!
-//! All paths that may have to wait take one: for the device, for memory, for a
-//! lock.
+//! All paths that may have to wait take one: for the device, for memory, for a lock.
 
 use crate::sync::LockWait;
 
@@ -11,17 +10,15 @@ pub enum WaitPolicy {
     /// It waits for what it needs.
     #[default]
     Wait,
-    /// For futures: it starts what it can and waits for no device and no memory. It does wait for locks, whose holders
-    /// wait for neither, and its requests may stand in a queue.
+    /// For futures: starts what it can and waits only for locks, whose holders wait for no device or memory.
     Start,
-    /// It starts what it can and waits for no device, no memory and no lock.
+    /// Starts what it can and waits for no device, no memory and no lock.
     Now,
     /// It takes what is in the cache and starts nothing.
     CacheOnly,
 }
 
 impl WaitPolicy {
-    /// Whether locks may be waited for.
     pub(crate) fn locks(self) -> LockWait {
         match self {
             WaitPolicy::Wait | WaitPolicy::Start => LockWait::Wait,

@@ -16,36 +16,34 @@
 //! A page counts as **whole** if no byte of it that the file has is left as it was: it is overwritten, or lies behind
 //! the end. Where the cache has a smallest folio, that is what is whole or not.
 //!
-//! **A memory file** (`shmem/`) is written by the same steps, with less to do: what is not there is zeros, so every
-//! page is whole, put together out of sight with zeros around the bytes. Nothing is read, nothing throttled, and
-//! write-back is not told. All pages of its folios are dirty from birth. A folio that was allocated, and has no bytes,
-//! is filled under its lock by its first writer. One that others are just filling is waited for with no lock in hand,
-//! because they may be at it for as long as a user's call takes.
+//! **A memory file** (`shmem/`) is written by the same steps: what is not there is zeros, so every page is whole, put
+//! together out of sight. Nothing is read or throttled, and write-back is not told: all pages of its folios are dirty
+//! from birth. A folio that was allocated, and has no bytes, is filled under its lock by its first writer. One that
+//! others are filling is waited for with no lock in hand, because a user's call may take any time.
 //!
-//! **Who waits for whom.** Writers inside the file go on side by side, under the page's lock for one copy at a time.
-//! A caller that makes the file longer, appends, cuts or punches has the Write lock alone. It may be held while a page
-//! is read or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
+//! **Waiting.** Writers inside the file go on side by side, under the page's lock for one copy at a time. A caller
+//! that makes the file longer, appends, cuts or punches has the Write lock alone. It may be held while a page is read
+//! or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
 //!
 //! **The size** is published (Release) under the tree's lock, after the bytes are in their pages and in the same hold
 //! in which these become dirty. So a reader who sees it finds the bytes; and write-back, which looks at the size in the
 //! hold in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
 //!
-//! **Left folios.** A folio may leave the index between the copy into it and its mark, if it is clean: the file was
-//! changed by others, or an uncached reader has passed. Then those bytes would never be written. [`MarkOutcome::Left`]
-//! says so, under the lock under which folios leave, and the piece is written again. A page that was dirty when its
-//! bytes were in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by
-//! a truncation, which the Write lock holds off.
+//! **Left folios.** A clean folio may leave the index between the copy into it and its mark: the file was changed by
+//! others, or an uncached reader has passed. [`MarkOutcome::Left`] says so, under the lock under which folios leave,
+//! and the piece is written again. A page that was dirty when its bytes were in is dirty still, or its flush has read
+//! them (`arena/dirty.rs`), and such a folio leaves only by a truncation, which the Write lock holds off.
 //!
 //! Invariants:
 //!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.
 //!  2. What is inserted here is complete before it is unlocked, and zeros behind the bytes.
 //!  3. No page that is overwritten as a whole is read from the device, and no other page but those at the two edges.
 //!  4. No lock but Write is held while the device or memory is waited for.
-//!  5. Only a thread that holds Write exclusively makes the file longer; but a write that others have cut the file
-//!     under gives it back the size that its bytes need.
+//!  5. Only a thread that holds Write exclusively makes the file longer; but if others have cut the file under a
+//!     write, it restores the size that its bytes need.
 //!
-//! Not an invariant: that a write of several pages is seen whole, or in order. Nor, if it fails after some bytes, that
-//! none behind these was written.
+//! Not an invariant: that a write of several pages is seen whole, or in order, or if it fails, that only its
+//! beginning was written.
 //!
 //! Cost of an overwrite of a cached, dirty page: Write shared, a way down, a hold, the page's lock, the copy, two
 //! fences, the bit. No lock of the tree, no clock, nothing allocated.
@@ -76,72 +74,55 @@ use super::truncate::OnPinned;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
 
-/// The most pages that are inserted at a time: a folio of the largest order.
 const INSERT_PAGES_MAX: u64 = Order::MAX.pages() as u64;
-/// How often a piece is tried: each time its folio came or went meanwhile.
 const TRIES: u32 = 1000;
-/// Between two looks whether a pin is gone.
 const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// A writer: one handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteContext<'a> {
-    /// The reader of what is overwritten in part; of a memory file none.
+    /// Reads what is overwritten in part; `None` for a memory file.
     reader: Option<Reader<'a>>,
-    /// The pool that is charged for what it brings.
     pool: PoolNumber,
     touched: &'a StreamPositions,
     on_pinned: OnPinned,
 }
 
 impl<'a> WriteContext<'a> {
-    /// A writer that reads as `reader` and counts what it touches in `touched`.
     pub fn new(reader: Reader<'a>, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
         Self { reader: Some(reader), pool: reader.pool(), touched, on_pinned }
     }
-    /// A writer to a memory file, on behalf of `pool`.
     pub fn of_memory(pool: PoolNumber, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
         Self { reader: None, pool, touched, on_pinned }
     }
 
-    /// The pool that is charged for what it brings.
     pub fn pool(self) -> PoolNumber {
         self.pool
     }
 
-    /// Whether its writes are uncached ones.
     fn is_uncached(self) -> bool {
         self.reader.is_some_and(|reader| reader.behind().is_some())
     }
-    /// How long what it makes is to stay.
     fn fate(self) -> FolioLifetime {
         if self.is_uncached() { FolioLifetime::DropsBehind } else { FolioLifetime::Stays }
     }
-    /// What it wants of a folio that goes when its reader has passed.
     fn wants(self) -> CachePolicy {
         if self.is_uncached() { CachePolicy::Bytes } else { CachePolicy::Folio }
     }
 }
 
-/// What a writer wants to stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CachePolicy {
-    /// The bytes, until they are in the file.
     Bytes,
     /// The folio, which an uncached reader or writer made: it is adopted.
     Folio,
 }
 
-/// How the caller has the Write lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WriteLockMode {
-    /// With other writers: nothing gets longer.
     Shared,
-    /// Alone.
     Alone,
 }
 
-/// A write of bytes to a file, while it holds the file's write lock.
 #[derive(Clone, Copy, Debug)]
 struct WriteCall<'c> {
     mapping: &'c Arc<Mapping>,
@@ -149,21 +130,16 @@ struct WriteCall<'c> {
     lock: WriteLockMode,
 }
 
-/// Why a write does not go on as it is.
 #[derive(Debug)]
 enum WriteStop {
-    /// It has to be alone: it makes the file longer.
     Grows,
-    /// The folio there is pinned.
     Pinned(u64),
-    /// The folio there is being filled, of a memory file: by a call of a user's that may take any time, so that no
-    /// lock is held while it is waited for.
+    /// The folio there is being filled, of a memory file: no lock is held while that is waited for.
     Filling(PageIndex),
     Failed(Error),
 }
 
 impl WriteStop {
-    /// Why a write does not go on at all.
     fn into_error(self, position: u64) -> Error {
         match self {
             WriteStop::Failed(error) => error,
@@ -192,7 +168,6 @@ impl From<Repr> for WriteStop {
     }
 }
 
-/// A write on its way.
 #[derive(Clone, Copy, Debug)]
 struct WriteProgress<'b> {
     position: u64,
@@ -203,11 +178,9 @@ impl<'b> WriteProgress<'b> {
     fn end(self) -> u64 {
         self.position + self.bytes.len() as u64
     }
-    /// What is left of it when `done` bytes are written.
     fn behind(self, done: usize) -> Self {
         Self { position: self.position + done as u64, bytes: &self.bytes[done..] }
     }
-    /// The pages that its first `bytes` bytes touch.
     fn pages(self, bytes: usize) -> Range<PageIndex> {
         PageIndex::of_byte(self.position)..PageIndex(pages_of_bytes(self.position + bytes as u64))
     }
@@ -215,8 +188,7 @@ impl<'b> WriteProgress<'b> {
 
 impl Filemap {
     /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when
-    /// it was done, and goes the way of all. A write to dirty pages needs no throttle, and waits for no more than
-    /// another writer's copy of a page; so nothing is held back either.
+    /// it was done. It needs no throttle, and waits only for another writer's copy of a page.
     #[inline]
     pub(crate) fn overwrite(
         &self,
@@ -249,8 +221,7 @@ impl Filemap {
         marked
     }
 
-    /// Writes `bytes` at `position`; how many, at least one if there is no error. The caller has seen that they may
-    /// stand there.
+    /// Returns how many bytes were written, at least one if there is no error.
     pub(crate) fn write(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -270,7 +241,7 @@ impl Filemap {
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
     }
 
-    /// Writes `bytes` where the file ends: where that was, how many, and why not all. An error if none was.
+    /// Writes `bytes` where the file ends. Returns where that was, how many, and why not all; an error if none was.
     pub(crate) fn append(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -282,7 +253,7 @@ impl Filemap {
         loop {
             let wakes = DeferredWakes::new();
             let alone = mapping.write_alone();
-            // When pins are waited for, others may append.
+            // While pins are waited for, others may append.
             let position = mapping.size();
             if bytes.len() as u64 > FILE_BYTES_MAX - position {
                 return Err(too_large(position));
@@ -295,7 +266,7 @@ impl Filemap {
             self.end_write(mapping, context, done);
             let why = match outcome {
                 Ok(()) => return Ok((position, done, Ok(()))),
-                // What is left would not follow what is there: others may append as soon as the lock is let go.
+                // The rest would not follow what is there: others may append as soon as the lock is released.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
                 Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, context, at, &mut begun),
                 Err(WriteStop::Filling(index)) => {
@@ -309,7 +280,6 @@ impl Filemap {
         }
     }
 
-    /// 0: waits, if so much is dirty that writers are slowed down.
     #[inline]
     fn throttle(&self, mapping: &Arc<Mapping>, piece: WriteProgress<'_>) -> Result<(), Error> {
         let pages = piece.pages(piece.bytes.len());
@@ -317,14 +287,14 @@ impl Filemap {
             let WriteProgress { position, bytes } = piece;
             Repr::Write { position, len: bytes.len(), source }.into()
         };
-        // Of a memory file all is dirty, and nothing is written back.
+        // All of it is dirty, and nothing is written back.
         if mapping.is_memory() {
             return Ok(());
         }
         self.supply.writeback.throttle(mapping, pages.end.0 - pages.start.0).map_err(failed)
     }
 
-    /// 1: inside the file side by side with other writers, as far as that goes; and alone.
+    /// 1: inside the file with other writers, and alone from where it has to be.
     fn write_shared_or_alone(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -360,7 +330,7 @@ impl Filemap {
         }
     }
 
-    /// 2: writes what is left of a piece when `done` bytes are written, and steps that.
+    /// 2: writes the rest after `done` bytes, and advances that.
     fn write_pieces(
         self: &Arc<Self>,
         call: WriteCall<'_>,
@@ -392,17 +362,16 @@ impl Filemap {
         Ok(())
     }
 
-    /// 3: what is owed when the locks are let go.
     fn end_write(&self, mapping: &Arc<Mapping>, context: WriteContext<'_>, done: usize) {
         if done > 0 && context.is_uncached() {
-            // Soon, and not at once: so that many small ones go to the device together.
+            // Soon, and not at once, so that many small ones go to the device together.
             self.supply.writeback.kick(mapping);
         }
     }
 
     // ---- cached ---------------------------------------------------------------------------------
 
-    /// Writes what of `piece` a held folio covers; 0: it is not there any more, or is now.
+    /// Writes what of `piece` a held folio covers; 0: it has left, or come meanwhile.
     #[inline]
     fn write_held(
         self: &Arc<Self>,
@@ -439,15 +408,14 @@ impl Filemap {
         }
     }
 
-    /// Waits until a thread that fills the folio at `index` has done so, if there is one.
     fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
         if let Ok(held) = mapping.try_hold(index) {
             self.wait_queue.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
         }
     }
 
-    /// Sees to it that the pages of the first `bytes` bytes of `piece` are dirty, which were just written, and that the
-    /// file reaches there. `false`: the folio has left the index, and they are to be written again.
+    /// Makes the pages of the first `bytes` bytes of `piece`, which were just written, dirty, and the file as long.
+    /// `false`: the folio has left the index, and they are to be written again.
     #[inline]
     fn mark(
         &self,
@@ -466,8 +434,8 @@ impl Filemap {
         self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64, wants)
     }
 
-    /// As [`Filemap::mark`], under the tree's lock. (That `end` lies behind the size is so only for a caller that is
-    /// alone, or if others have cut the file since the write began.)
+    /// As [`Filemap::mark`], under the tree's lock. (`end` lies behind the size only for a caller that is alone, or
+    /// if others have cut the file since the write began.)
     #[inline(never)]
     fn mark_slowly(
         &self,
@@ -493,7 +461,7 @@ impl Filemap {
         marked != MarkOutcome::Left
     }
 
-    /// A write is a use of the folio, but for an uncached one.
+    /// A write is a use of the folio; an uncached one is not.
     #[inline]
     fn touch_written(&self, context: WriteContext<'_>, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
         if !context.is_uncached() {
@@ -505,8 +473,8 @@ impl Filemap {
     // ---- allocated ------------------------------------------------------------------------------
 
     /// The first write to a folio of a memory file that has memory and no bytes: those of `piece`, and zeros around
-    /// them. As [`Filemap::write_held`]. No optimistic reader looks at its frames before it is up to date, and those
-    /// threads that hold it wait until it is unlocked.
+    /// them. As [`Filemap::write_held`]. Optimistic readers do not look at it before it is up to date, and threads
+    /// that hold it wait until it is unlocked.
     #[inline(never)]
     fn fill_allocated(
         &self,
@@ -520,7 +488,7 @@ impl Filemap {
         let run = FillRun { index: held.first(), frame: held.frame(), pages: held.order().pages() };
         self.put_bytes(run, piece);
         let end = run.index.plus(u64::from(run.pages)).first_byte().min(piece.end());
-        // It was dirty before. The write lock keeps it in the index meanwhile.
+        // It was dirty before. The write lock keeps it in the index.
         mapping.lock().grow_size(end);
         self.unlock_new(mapping, run);
         (end - piece.position) as usize
@@ -528,8 +496,7 @@ impl Filemap {
 
     // ---- not cached -----------------------------------------------------------------------------
 
-    /// Writes the whole pages that `piece` begins with, if it does; else reads its first page. As
-    /// [`Filemap::write_held`].
+    /// Writes the whole pages that `piece` begins with; else reads its first page. As [`Filemap::write_held`].
     #[inline(never)]
     fn write_absent(
         self: &Arc<Self>,
@@ -539,8 +506,7 @@ impl Filemap {
         let mapping = call.mapping;
         let index = PageIndex::of_byte(piece.position);
         if mapping.is_memory() && self.is_spilled(mapping, index) {
-            // The write lock keeps the file from being cut. Pages that are overwritten as a whole are restored, too: it
-            // is rare.
+            // The write lock keeps the file from being cut. Overwritten pages are restored, too: rare.
             let end = PageIndex(pages_of_bytes(piece.end()));
             self.spill_in(mapping, index..end, TruncateExclusion::ByCaller)?;
             return Ok(0);
@@ -549,7 +515,7 @@ impl Filemap {
         if !pages.is_empty() {
             return self.write_new(call, piece, pages);
         }
-        // Of the folio to be, the first byte is one that the file has; that of the piece may not be.
+        // The first byte of the folio to be is one that the file has; the piece's may not be.
         let first = PageIndex::of_byte(piece.position).align_down(self.supply.folio_orders.min).first_byte();
         let Some(reader) = call.context.reader else { return Ok(0) }; // a memory file's pages are all whole
         match self.hold_page(mapping, reader, first)? {
@@ -559,11 +525,11 @@ impl Filemap {
         }
     }
 
-    /// The pages from the beginning of `piece` on, in whole folios of the smallest order, that it leaves no byte of as
-    /// it was in the file; none if it does not begin with such. A few at a time.
+    /// The pages from the beginning of `piece` on, in whole folios of the smallest order, of which the write leaves
+    /// no byte; none if it does not begin with such. A few at a time.
     fn whole_pages(&self, mapping: &Mapping, piece: WriteProgress<'_>) -> Range<PageIndex> {
         let unit = self.supply.folio_orders.min;
-        // Missing pages of a memory file are zeros, as if they lay behind the end.
+        // Missing pages of a memory file are zeros, as behind the end.
         let size = if mapping.is_memory() { 0 } else { mapping.size() };
         let first = PageIndex::of_byte(piece.position).align_down(unit);
         let is_whole = first.first_byte() == piece.position || first.first_byte() >= size;
@@ -575,8 +541,8 @@ impl Filemap {
         if is_whole { first..end.min(max).max(first) } else { first..first }
     }
 
-    /// Writes folios into the cache that begin with the page `pages.start`, as many of `pages` as are not there and
-    /// memory allows; bytes of `piece`, and zeros around them.
+    /// Makes folios of bytes of `piece`, and zeros around them, from page `pages.start` on: as many of `pages` as are
+    /// not there and memory allows.
     fn write_new(
         self: &Arc<Self>,
         call: WriteCall<'_>,
@@ -590,7 +556,7 @@ impl Filemap {
         let count = (pages.end.0 - pages.start.0) as u32;
         let order = Order::fitting(count).min(mapping.backing().folio_order_max());
         let window = Window { order, ..Window::exact(pages.start, count) };
-        // 2 A charge for it, and frames, as a read would have them.
+        // 2 A charge and frames, as a read would have them.
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
         let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
         let SuppliedFrames { charge, runs } =
@@ -632,7 +598,6 @@ impl Filemap {
         Ok(end.saturating_sub(piece.position) as usize)
     }
 
-    /// Those of `pages` that are not there, from the first on; `None` if that one is.
     fn absent_from(&self, mapping: &Mapping, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {
         if pages.end.0 - pages.start.0 == u64::from(self.supply.folio_orders.min.pages()) {
             return Some(pages); // if another thread was first, the insertion finds out
@@ -641,7 +606,6 @@ impl Filemap {
         (first == pages.start).then(|| first..first.plus(count))
     }
 
-    /// Copies the part of `piece` that lies in a run of frames of its own, and zeros what is before and behind it.
     fn put_bytes(&self, run: FillRun, piece: WriteProgress<'_>) {
         let (start, len) = (run.index.first_byte(), run.pages as usize * PAGE_SIZE);
         let from = piece.position.clamp(start, start + len as u64);
@@ -650,8 +614,8 @@ impl Filemap {
         let skipped = (from - piece.position.min(from)) as usize;
         let source = &piece.bytes[skipped..][..bytes];
         let to = self.arena.view().bytes(run.frame).expect("a run of ours exists");
-        // SAFETY: the run's frames are ours alone, by the arena, and `before + bytes <= len` of them. The source is
-        // a slice: if it is of an arena, it is pinned, and these frames are in no folio.
+        // SAFETY: the run's frames are this thread's alone, by the arena, and `before + bytes <= len` of them. The
+        // source is a slice: if it is of an arena, it is pinned, and these frames are in no folio.
         unsafe {
             copy::zero(to, before);
             copy::copy_in(source.as_ptr(), to.add(before), bytes);
@@ -659,9 +623,8 @@ impl Filemap {
         }
     }
 
-    /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and lets the file reach as far as they
-    /// do: it did when the write began, unless the caller is alone, but others may have cut it since. Returns up to
-    /// which page they are in the tree without a gap.
+    /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and makes the file as long: others may
+    /// have cut it since the write began. Returns up to which page they are in the tree without a gap.
     fn mark_new(&self, mapping: &Arc<Mapping>, piece: WriteProgress<'_>, runs: &[FillRun]) -> PageIndex {
         let (now, changed) = (self.supply.writeback.now(), piece.pages(piece.bytes.len()));
         let begin = changed.start.align_down(self.supply.folio_orders.min);
@@ -702,7 +665,6 @@ impl Filemap {
         held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != MarkOutcome::Left)
     }
 
-    /// Ends what is a fill to all others: the folios of `run` may be read.
     fn unlock_new(&self, mapping: &Mapping, run: FillRun) {
         let view = self.arena.view();
         for (page, _) in folios_in(view, run).collect::<Vec<_>>() {
@@ -720,7 +682,7 @@ impl Filemap {
 
     // ---- pinned ---------------------------------------------------------------------------------
 
-    /// The folio is pinned: what stays of it gets a place of its own, if the caller is alone and wants that.
+    /// Detaches what stays of the folio, if the caller is alone and wants that.
     #[inline(never)]
     fn write_pinned(
         self: &Arc<Self>,
@@ -735,7 +697,7 @@ impl Filemap {
         Ok(0)
     }
 
-    /// Waits until the folio at `position` is not pinned, from `begun` on, the first wait of a call.
+    /// Waits until the folio at `position` is not pinned; `begun` is the first wait of a call.
     fn wait_unpinned(
         &self,
         mapping: &Mapping,
@@ -759,7 +721,6 @@ impl Filemap {
     }
 }
 
-/// What of `bytes` at `position` a file can take that does not grow; all of it, if the file does.
 fn within_device<'b>(mapping: &Mapping, position: u64, bytes: &'b [u8]) -> Result<&'b [u8], Error> {
     let (size, end) = (mapping.size(), position + bytes.len() as u64);
     if end <= size || mapping.writeback().can_grow() {
@@ -771,7 +732,6 @@ fn within_device<'b>(mapping: &Mapping, position: u64, bytes: &'b [u8]) -> Resul
     }
 }
 
-/// The file cannot get so long.
 fn too_large(position: u64) -> Error {
     let text =
         format!("cannot append at byte {position}: the file would be larger than a file can be; write less");

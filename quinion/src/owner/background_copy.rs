@@ -1,9 +1,9 @@
 //! Background copies: which files are left to the kernel, and for how long.
 //!
-//! Taking a file over costs a question, and a copy of all that is read. What is read once is read as fast by the
-//! kernel, and what is read at random faster: a page that we do not have is waited for by way of another thread. What
-//! we are better at is what is read again. So the kernel serves a file until it holds it, and then until it has
-//! served so much that a copy does not matter; and the copy is made, of the whole file, while no read waits:
+//! Taking a file over costs a question, and a copy of all that is read. What is read once the kernel reads as fast,
+//! and random reads faster: a miss waits for another thread. Repeated reads are what this cache serves better. So the
+//! kernel serves a file until it holds it, and then until it has served so much that a copy does not matter; then the
+//! whole file is copied, while no read waits:
 //!
 //! ```text
 //!   asked for --cachestat--> not held --> LEFT for its size -------.
@@ -15,22 +15,17 @@
 //! ```
 //!
 //! While a program runs, a copy rests between its steps. No file is copied that would not fit beside those that are
-//! attached or taken over: it would only evict them.
+//! attached or taken over, or is larger than a quarter of the bound. No read ever waits for a copy.
 //!
-//! What is read again after that is a hit, and no read has ever waited for us. A file that is larger than a quarter
-//! of the bound stays the kernel's.
+//! This is the ski-rental rule: hire until the hire has cost what the skis cost, and never pay more than twice
+//! (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988). Viewers ask only when the kernel has read
+//! a large file twice, so that is copied at once, if the kernel holds it.
 //!
-//! This is the ski-rental rule: a skier who does not know how long the season is hires until the hire has cost
-//! what the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
-//! 1988). Here the skis are bought by a thread that no read waits for, and viewers come to ask only when
-//! the kernel has read a large file twice, so that is copied at once, if the kernel holds it.
+//! A file that waits to be copied, or is being copied, is held open, perhaps after its viewer has closed it: for some
+//! seconds at most ([`HELD_MAX`]), and until a program wants to unmount something, or to be alone with it. What was
+//! copied stays cached, and the rest is copied when the file is asked for again.
 //!
-//! A file that waits to be copied, or is being copied, is held open, and a viewer that reads it may have closed it by
-//! then: so it is held for some seconds at most ([`HELD_MAX`]), and for no longer than until a program wants to unmount
-//! something, or to be alone with it. What of it was copied stays cached, and the rest is copied when the file is
-//! asked for again.
-//!
-//! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
+//! What is known of a file (by device and inode) may be forgotten at any time; then it is looked at again.
 //!
 //! Invariants:
 //!  1. No lock is held while the kernel is asked for anything.
@@ -56,55 +51,43 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
 
-/// A file of 4 MiB that was taken over pays for the question at its first read; a smaller one after some dozens.
+/// A file of 4 MiB pays for the question at its first read; a smaller one after some dozens.
 pub(super) const LAZY_ATTACH: AttachPolicy = AttachPolicy {
     large_bytes: 4 << 20,
     credit_bytes: 256 << 10,
     looks_at_times: false,
     any_file_system: false,
 };
-/// How often the kernel is to read a file that it holds before it is copied out of its cache.
+/// The kernel reads a file so often before it is copied.
 const TIMES: u64 = 2;
-/// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
 const OPENINGS_MAX: u32 = 2;
-/// No file is copied that is larger than memory divided by this.
+/// The largest file that is copied, as a part of memory.
 pub(super) const FILES_MIN: u64 = 4;
-/// Files that are known at most; then all are forgotten but those that wait to be copied.
+/// Above that all are forgotten but those that wait to be copied.
 const KNOWN_MAX: usize = 4096;
-/// Bytes of one step of a copy.
 const STEP: u64 = 1 << 20;
-/// How much longer a copy rests after a step than that took, while a program runs.
 const REST_FACTOR: u32 = 3;
-/// The longest rest, so that the end of the service does not wait.
+/// Short, so that the end of the service does not wait.
 const REST_MAX: Duration = Duration::from_millis(10);
-/// How long a file is held open to be copied, at most: from when that was requested.
+/// From the request on, a file is held open so long at most.
 const HELD_MAX: Duration = Duration::from_secs(3);
-/// From then on a copy counts as stuck in its file system, which does not answer a read or a close: one that is well
-/// ends soon after [`HELD_MAX`].
+/// From then on a copy counts as stuck in its file system: others end soon after [`HELD_MAX`].
 const STUCK_AFTER: Duration = Duration::from_secs(10);
-/// Copies that may be stuck before no other is begun: each keeps a thread.
+/// Stuck copies, of which each keeps a thread, after which no other is begun.
 const STUCK_MAX: u32 = 4;
-/// How long a caller waits for a copy to end.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
-/// Device and inode.
 type Name = (u64, u64);
 
-/// What is known of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CopyState {
-    /// Left to the kernel so often while that held it.
     Left(u32),
-    /// To be copied, or being copied.
     Requested,
-    /// Taken over.
     Ours,
 }
 
-/// A file that was to be copied, and will be if it is asked for again.
 const DEFERRED: CopyState = CopyState::Left(OPENINGS_MAX);
 
-/// A file to be copied out of the kernel's cache while no read waits.
 #[derive(Debug)]
 pub(super) struct CopyRequest {
     name: Name,
@@ -112,12 +95,11 @@ pub(super) struct CopyRequest {
     bytes: u64,
     until: Instant,
     is_called_off: Arc<AtomicBool>,
-    /// Dropped after the file is closed.
     #[expect(dead_code, reason = "for its end")]
     held: HeldFile,
 }
 
-/// A file that is held open here, counted among those that are attached: viewers who remove such a one say so first.
+/// Counted among those that are attached: viewers that remove such a file say so first.
 #[derive(Debug)]
 struct HeldFile {
     cache: Cache,
@@ -138,43 +120,35 @@ impl Drop for HeldFile {
 }
 
 impl CopyRequest {
-    /// Whether its file is to be held no longer.
     pub(super) fn is_over(&self) -> bool {
         self.is_called_off.load(Ordering::Relaxed) || self.until <= Instant::now()
     }
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
-    /// Its device and inode.
     pub(super) fn name(&self) -> Name {
         self.name
     }
-    /// The ranges of the file, in bytes, one after the other.
     pub(super) fn steps(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         let bytes = self.bytes;
         (0..bytes.div_ceil(STEP)).map(move |i| i * STEP..bytes.min((i + 1) * STEP))
     }
 }
 
-/// What memory has room for, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyBudget {
-    /// How large one file may be.
     pub(super) file: u64,
-    /// How large all may be together.
     pub(super) all: u64,
 }
 
-/// A file that is left to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeftToKernel {
-    /// How many bytes of it the kernel is to read before it is asked for again.
+    /// Bytes that the kernel is to read before it is asked for again.
     pub(super) credit: u64,
-    /// Its bytes, if it would have been taken over by a larger memory.
+    /// Its bytes, if a larger memory would take it over.
     pub(super) short: Option<u64>,
 }
 
-/// What is known of all files.
 #[derive(Debug)]
 pub(super) struct BackgroundCopies {
     state: RankedMutex<State>,
@@ -185,15 +159,13 @@ pub(super) struct BackgroundCopies {
 struct State {
     known: HashMap<Name, CopyState>,
     requests: VecDeque<CopyRequest>,
-    /// Bytes of the files that are to be copied, or were and have not been attached since.
+    /// Bytes of the files to be copied, or copied and not attached since.
     taken: HashMap<Name, u64>,
-    /// The copy under way. One at a time, so that the other threads answer.
+    /// One at a time, so that the other threads answer.
     copying: Option<Copying>,
-    /// Copies that were given up and have not ended.
     stuck: u32,
 }
 
-/// A copy under way.
 #[derive(Clone, Debug)]
 struct Copying {
     name: Name,
@@ -202,7 +174,6 @@ struct Copying {
 }
 
 impl State {
-    /// Takes such requests out.
     fn take_requests(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
         let requests = std::mem::take(&mut self.requests).into_iter();
         let (gone, stay) = requests.partition(such);
@@ -210,14 +181,13 @@ impl State {
         gone
     }
 
-    /// Forgets all but those that wait to be copied, or are being copied: these are held, and would be requested twice.
+    /// Keeps those that wait to be copied: they are held, and would be requested twice.
     fn forget_others(&mut self) {
         let Self { known, taken, .. } = self;
         known.retain(|_, now| *now == CopyState::Requested);
         taken.retain(|name, _| known.contains_key(name));
     }
 
-    /// The same; they are requested anew when they are asked for again.
     fn call_off(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
         let gone = self.take_requests(such);
         for request in &gone {
@@ -233,9 +203,9 @@ impl BackgroundCopies {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()), cache }
     }
 
-    /// How many bytes the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked
-    /// for again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `attached`
-    /// are the files that are attached, with their bytes.
+    /// Bytes that the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked for
+    /// again; `None`: it is taken over now. `spent`: the kernel has read these. `attached`: bytes of all attached
+    /// files.
     pub(super) fn kernel_credit(
         &self,
         descriptor: BorrowedFd<'_>,
@@ -258,7 +228,7 @@ impl BackgroundCopies {
         // 3 Whose turn is it?
         let times = match known {
             Some(CopyState::Left(times)) => times,
-            // Viewers come with a large one when the kernel has read it twice, or it was opened for the third time.
+            // Viewers ask for a large one when the kernel has read it twice, or it was opened for the third time.
             _ if bytes >= LAZY_ATTACH.large_bytes => OPENINGS_MAX,
             _ => 0,
         };
@@ -291,14 +261,13 @@ impl BackgroundCopies {
         }
     }
 
-    /// The bytes of all files that are taken over, are to be, or are attached; with the file `name`.
     fn taken_with(&self, mut attached: HashMap<Name, u64>, name: Name, bytes: u64) -> u64 {
         attached.extend(&self.state.lock().taken);
         attached.insert(name, bytes);
         attached.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// Whether a file, which is attached now, was taken over, and is filled through the kernel's page cache.
+    /// Whether an attached file was taken over, and is filled through the kernel's page cache.
     pub(super) fn is_ours(&self, name: Name) -> bool {
         let mut state = self.state.lock();
         let is_ours = state.known.get(&name) == Some(&CopyState::Ours);
@@ -308,8 +277,7 @@ impl BackgroundCopies {
         is_ours
     }
 
-    /// Forgets a file, and closes it: a program wants to be alone with it. One that is being copied just now is closed
-    /// soon.
+    /// Closes a file that a program wants to be alone with; one that is being copied, soon.
     pub(super) fn forget(&self, name: Name) {
         let mut state = self.state.lock();
         state.known.remove(&name);
@@ -322,20 +290,19 @@ impl BackgroundCopies {
         drop(gone); // outside the lock
     }
 
-    /// As [`forget`](Self::forget); a copy that is under way has ended when this returns, unless it does not in time.
+    /// As [`forget`](Self::forget), and waits for the end of its copy, for a bounded time.
     pub(super) fn close(&self, name: Name) {
         let copying = self.state.lock().copying.clone().filter(|copying| copying.name == name);
         self.forget(name);
         copying.iter().for_each(|copying| self.wait_for_end(&copying.is_called_off));
     }
 
-    /// Closes the files that have waited for too long.
     pub(super) fn close_overdue(&self) {
         let gone = self.state.lock().call_off(CopyRequest::is_over);
         drop(gone); // outside the lock
     }
 
-    /// No file is held to be copied when this returns, unless the copy that is under way does not end in time.
+    /// Closes all, and waits for the copy under way, for a bounded time.
     pub(super) fn release(&self) {
         let mut state = self.state.lock();
         let gone = state.call_off(|_| true);
@@ -347,7 +314,6 @@ impl BackgroundCopies {
         self.wait_for_end(&is_called_off);
     }
 
-    /// Waits for the end of a copy that was called off, for a bounded time.
     fn wait_for_end(&self, is_called_off: &Arc<AtomicBool>) {
         let is_it = |now: &Copying| Arc::ptr_eq(&now.is_called_off, is_called_off);
         let begun = Instant::now();
@@ -356,8 +322,8 @@ impl BackgroundCopies {
         }
     }
 
-    /// The next file to be copied, unless another is being copied: the thread that does that takes it when it is
-    /// through. One that is stuck in its file system is given up, and does not hold up the others.
+    /// `None` while another is copied: that thread takes this one next. A copy that is stuck is given up, and does
+    /// not hold up the others.
     pub(super) fn next_request(&self) -> Option<CopyRequest> {
         let mut state = self.state.lock();
         if let Some(copying) = &state.copying {
@@ -373,7 +339,6 @@ impl BackgroundCopies {
         Some(request)
     }
 
-    /// A copy is done, or could not be, or was called off.
     pub(super) fn end(&self, request: CopyRequest, done: bool) {
         let next = match done {
             true => CopyState::Ours,
@@ -402,7 +367,7 @@ impl BackgroundCopies {
             }
         }
         if next != CopyState::Ours && state.known.get(&name) == Some(&CopyState::Ours) {
-            return; // it was copied while we looked
+            return; // it was copied during this look
         }
         // Two that ask at once request it once.
         if state.known.insert(name, next) != Some(CopyState::Requested) {
@@ -412,21 +377,19 @@ impl BackgroundCopies {
     }
 }
 
-/// How long a copy rests after a step, while a program runs. It is made on another core, if one is free, but cores
-/// share caches, the way to memory, and often one of them is half of another. A short program has ended before much of
-/// that was taken from it; for a long one the copy is ready soon enough.
+/// How long a copy rests after a step, while a program runs: other cores share caches and memory with it. A short
+/// program has ended before much was taken from it; for a long one the copy is ready soon enough.
 pub(super) fn rest_after(step: Duration) -> Duration {
     (step * REST_FACTOR).min(REST_MAX)
 }
 
-/// Whether the kernel holds nearly all of a file; or has bytes of it that the device has not, so that reading there
-/// would mean to write first.
+/// Whether the kernel holds nearly all of a file; or unwritten bytes, which reading there would write first.
 fn is_held(holds: KernelHolds, bytes: u64) -> bool {
     let pages = bytes.div_ceil(PAGE_SIZE as u64);
     holds.unwritten > 0 || holds.pages >= pages - pages / 4
 }
 
-/// The file behind a viewer's descriptor, opened anew, and its bytes, if it is the regular file `name`.
+/// Opens the file anew, if it is the regular file `name`.
 fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
     let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -444,9 +407,6 @@ fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
 mod tests {
     use super::*;
 
-    /// 1. A file waits to be copied.
-    /// 2. So many others are looked at that all are forgotten.
-    /// 3. It is asked for again, and waits twice.
     #[test]
     fn files_that_wait_to_be_copied_are_not_forgotten_with_the_others() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
@@ -471,9 +431,7 @@ mod tests {
         copies.release();
     }
 
-    /// 1. A copy is stuck in its file system, and has to end to let another begin, until it counts as stuck.
-    /// 2. Others are copied meanwhile, one at a time, until too many are stuck.
-    /// 3. The first ends after all: one more may begin.
+    /// It has to end until it counts as stuck; then others are copied, one at a time, until too many are stuck.
     #[test]
     fn a_copy_that_is_stuck_does_not_hold_up_the_others_and_not_too_many_are() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");

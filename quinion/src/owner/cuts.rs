@@ -2,32 +2,28 @@
 //!
 //! ```text
 //!   attach:       watch(file) -> open it, look at it -> arm: was it cut since it is watched? given up -> take a lease
-//!   any process:  open(O_RDONLY | O_TRUNC) --inotify--> our thread: no viewer believes what was cached, and it goes
+//!   any process:  open(O_RDONLY | O_TRUNC) --inotify--> the thread: no viewer trusts what was cached, and it goes
 //!   the file is closed, or was cut: it is watched no more
 //! ```
 //!
-//! An open with `O_RDONLY | O_TRUNC` changes a file, and the kernel breaks no lease for it. A viewer tells the owner of
-//! its own, before and after. But it may find the owner too late for that and end, or be killed in between; and a
-//! process that is no viewer tells nothing. Old bytes would be shown for good then. So each file that is attached is
-//! watched for changes: while there is a lease on it, a cut is the only one that there can be.
+//! The kernel breaks no lease for an open with `O_RDONLY | O_TRUNC`. A viewer tells the owner of its own, before and
+//! after; but it may end in between, and other processes tell nothing. So each attached file is watched for changes:
+//! while there is a lease on it, a cut is the only one that there can be.
 //!
-//! The notice comes a moment after the cut, when the open that cuts may have returned. Therefore a viewer tells us all
-//! the same: what it waits for leaves no such moment. While this process is stopped the kernel keeps the notices, and
-//! they are read as soon as it goes on.
+//! The notice comes a moment after the cut, when the open that cuts may have returned; a viewer that waits for the
+//! owner leaves no such moment. The kernel keeps the notices for a stopped process.
 //!
-//! A watch is for one notice, as what writers do after a lease is of no interest: their writes would wake us without
-//! end. A viewer that attaches the file after that has it watched anew; until then there is no lease, which would be
-//! blind for cuts. The watch is kept by what the file's handles have in common (`CoherenceState::keep_watch`), as a
-//! viewer that attached it before believes that, too.
+//! A watch is for one notice: further writes would wake the thread without end. The next attach has the file watched
+//! anew; until then there is no lease, which would not notice cuts. The file's handles share the watch
+//! (`CoherenceState::keep_watch`), as a viewer that attached it before relies on it, too.
 //!
-//! **One number, many guards.** The kernel has one watch for each file. Its number is not used again, so an entry
-//! stands for one watch. A thread that adds one and finds that some watch ended meanwhile, by a notice or with its last
-//! guard, may have been given that one, and tries again: the count of ended watches tells.
+//! **One number, many guards.** The kernel has one watch for each file, and does not use its number again. A thread
+//! that adds one while some watch ended may have been given that one, and tries again (a count tells).
 //!
 //! Invariants:
 //!  1. A file that is attached and may change is watched from before it was looked at, until its last handle for
 //!     viewers is closed or a notice came. One for which no watch can be had is not attached: the system bounds how
-//!     many a user may have, and we take one in eight of them.
+//!     many a user may have, and the owner takes one in eight of them.
 //!  2. No lock of this module is held while the kernel is given a path, or what was cached is forgotten.
 
 use std::collections::HashMap;
@@ -44,16 +40,11 @@ use crate::cache::CoherenceState;
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 
-/// Where the system says how many watches a user may have.
 const WATCHES_OF_USER: &str = "/proc/sys/fs/inotify/max_user_watches";
-/// The part of these that is ours at most, one in so many.
 const SHARE: usize = 8;
-/// The same where the system does not say.
 const WATCHES_UNKNOWN: usize = 1024;
-/// How often a thread tries to add a watch while others end.
 const TRIES: u32 = 100;
 
-/// The watches of one owner, and the thread that gets the notices; started with the first.
 #[derive(Default)]
 pub(super) struct Cuts {
     watcher: OnceLock<Option<Watcher>>,
@@ -66,7 +57,6 @@ struct Watcher {
 
 struct Shared {
     inotify: OwnedFd,
-    /// Written to when the thread is to end.
     end: OwnedFd,
     files_max: usize,
     process: ForkGuard,
@@ -75,27 +65,22 @@ struct Shared {
 
 #[derive(Default)]
 struct Table {
-    /// By the number of the watch.
     files: HashMap<i32, WatchedFile>,
-    /// How many watches have ended.
     ended: u64,
 }
 
 #[derive(Default)]
 struct WatchedFile {
     guards: usize,
-    /// What its viewers believe, once it is attached: of the cache's file of that number, and of one that it has still
-    /// from before.
+    /// That of the cache's file of that number, and of one that it has still from before.
     states: Vec<Weak<CoherenceState>>,
 }
 
-/// A part in the watch of a file.
 pub(super) struct CutWatch {
     shared: Arc<Shared>,
     number: i32,
 }
 
-/// What has become of a file since it is watched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SinceWatched {
     Untouched,
@@ -103,13 +88,11 @@ pub(super) enum SinceWatched {
 }
 
 impl Cuts {
-    /// Watches the file behind `path` from here on; `None` if that cannot be.
     pub(super) fn watch(&self, path: &str) -> Option<CutWatch> {
         let watcher = self.watcher.get_or_init(|| Watcher::start().ok()).as_ref()?;
         watcher.shared.watch(path)
     }
 
-    /// How many files are watched.
     pub(super) fn files(&self) -> usize {
         self.watcher.get().and_then(Option::as_ref).map_or(0, |known| known.shared.lock().files.len())
     }
@@ -178,7 +161,6 @@ impl Shared {
         None
     }
 
-    /// The thread's life.
     fn listen(&self) {
         loop {
             let mut fds = [PollFd::new(&self.end, PollFlags::IN), PollFd::new(&self.inotify, PollFlags::IN)];
@@ -190,7 +172,6 @@ impl Shared {
         }
     }
 
-    /// Does what is to be done about all notices that there are.
     fn read_events(&self) {
         let mut room = [MaybeUninit::uninit(); 4096];
         let mut notices = inotify::Reader::new(&self.inotify, &mut room);
@@ -204,10 +185,9 @@ impl Shared {
         }
     }
 
-    /// The file has changed, or its watch has ended in another way.
     fn drop_watched(&self, number: i32) {
         let mut table = self.lock();
-        let Some(known) = table.files.remove(&number) else { return }; // one that we ended ourselves
+        let Some(known) = table.files.remove(&number) else { return }; // one that this process ended
         let _ = inotify::remove_watch(&self.inotify, number); // if some notice was lost, it is there still
         table.ended += 1;
         drop(table);
@@ -217,8 +197,8 @@ impl Shared {
 }
 
 impl CutWatch {
-    /// From here on `state` is told of a cut of the file; it keeps the watch. If it was cut since it is watched, what
-    /// was read of it may be of before, and `state` was told so.
+    /// `state` is told of cuts from here on, and keeps the watch. After a cut since the watch began, what was read
+    /// may be older.
     pub(super) fn arm(self, state: &Arc<CoherenceState>) -> SinceWatched {
         let (shared, number) = (Arc::clone(&self.shared), self.number);
         // First: a notice that comes now finds no entry for it, and a later one finds `state` in the entry.
@@ -246,7 +226,7 @@ impl Drop for CutWatch {
         let Some(known) = table.files.get_mut(&self.number) else { return }; // it was cut
         known.guards -= 1;
         if known.guards == 0 {
-            // Under the lock: a thread that adds a watch now sees that this one has ended. The file is open still.
+            // Under the lock: a thread that adds a watch now sees that this one has ended.
             let _ = inotify::remove_watch(&self.shared.inotify, self.number);
             table.files.remove(&self.number);
             table.ended += 1;

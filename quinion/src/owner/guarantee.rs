@@ -14,12 +14,11 @@
 //!     a lease -> Leased    none -> CheckTimes, by an owner that looks at times; else left to the kernel
 //! ```
 //!
-//! A mount that is read only is no guarantee: the file may be written by way of another mount of its file system.
+//! A mount that is read only is no guarantee: the file may be written by way of another mount.
 //!
-//! **Access times.** What the owner reads moves no file's time of last access (`O_NOATIME`), where its user may ask for
-//! that. A viewer moves it once when it attaches a file, by a read of the kernel's at the file's end: as far as the
-//! mount and the descriptor say. Hits do not move it, which on a mount of `relatime`, the kernel's default, is a
-//! difference of one move a day at most. A mount that wants each read to be seen is left to the kernel.
+//! **Access times.** The owner's reads move no time of last access (`O_NOATIME`), where its user may ask for that. A
+//! viewer moves it once when it attaches a file, by a read of the kernel's at the file's end. Hits do not move it:
+//! under `relatime`, the kernel's default, that is a difference of one move a day at most.
 //!
 //! Invariants:
 //!  1. No file is opened before it was looked at here.
@@ -34,16 +33,16 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxFlags, fsta
 use crate::arena::Validation;
 use crate::arena::file_systems::FileSystem;
 
-/// What a file is served by, where the owner has no lease on it.
+/// What serves a file where the owner has no lease on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum WithoutLease {
     /// Not at all: the kernel reads it.
     #[default]
     Leases,
-    /// By its times and size, which are looked at before each read. That may show a state of before: while a `write` is
+    /// By its times and size, which are looked at before each read. That may show an older state: while a `write` is
     /// under way for longer than the file system's clock takes to step (50 milliseconds are waited), and after it,
-    /// until the next change; and where the file is stored to by a shared mapping, for as long as that is.
+    /// until the next change; and while the file is stored to by a shared mapping.
     Times,
 }
 
@@ -52,21 +51,18 @@ pub enum WithoutLease {
 pub struct ServeRules {
     /// What is done where there is no lease.
     pub coherence: WithoutLease,
-    /// Folders below which no file ever changes. They are compared with where files are as this process sees them,
-    /// links resolved.
+    /// Folders below which no file ever changes, as this process sees them, links resolved.
     pub immutable: Vec<PathBuf>,
-    /// Whether files are served of file systems on which a lease does not keep others out, or of which that is not
-    /// known: network file systems, FUSE, overlayfs. They need one of the above. A read of such a file may never end.
+    /// Whether files are served of network file systems, FUSE, overlayfs, where a lease may not keep others out. They
+    /// need one of the above. A read of such a file may never end.
     pub any_file_system: bool,
 }
 
 /// tmpfs, of which a memfd is a file, and ramfs.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Why a file is left to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Unserved {
-    /// The system says nothing of it: it is gone, or another by now.
     Closed,
     FileSystem,
     NoContent,
@@ -99,8 +95,8 @@ impl fmt::Display for Unserved {
 }
 
 impl ServeRules {
-    /// Looks at the file behind `path`, a descriptor's in `/proc`, that is called `name` there, without opening it:
-    /// what is done where there is no lease. The file `inode` on `device` is expected.
+    /// Checks the file behind `path`, a descriptor's in `/proc` that is called `name` there, without opening it;
+    /// `file` is expected. Returns what is done without a lease.
     pub(super) fn look(&self, path: &str, name: &Path, file: (u64, u64)) -> Result<Validation, Unserved> {
         let handle =
             open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Closed)?;
@@ -137,7 +133,6 @@ impl ServeRules {
         Ok(self.without_lease())
     }
 
-    /// What is done where there is no lease, of files of which nothing was declared.
     pub(super) fn without_lease(&self) -> Validation {
         match self.coherence {
             WithoutLease::Leases => Validation::Kernel,
@@ -145,8 +140,7 @@ impl ServeRules {
         }
     }
 
-    /// Whether the file lies below a folder that never changes. The name is what a viewer's mounts make of it, so what
-    /// it names here must be that file.
+    /// The name is what a viewer's mounts make of it, so it must name that file here.
     fn is_declared(&self, name: &Path, file: (u64, u64)) -> bool {
         self.immutable.iter().any(|folder| name.starts_with(folder))
             && statx(CWD, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)

@@ -5,12 +5,10 @@
 //!   fill, touched   mapping  --> counts[mapping % 1024] = (mapping, reads)
 //! ```
 //!
-//! A hit stores nothing that is shared, so hits by file are not counted. What the owner is asked is counted here:
-//! questions for bytes, and folios that viewers say they have read, which they do not say any more of one that is known
-//! to be hot. So a number here ranks files that are read now above those that are not, and is no number of reads.
-//!
-//! Counting takes no lock: [`Owner::touched`](crate::serve::Owner::touched) may not. Two files whose numbers meet in
-//! one place take it from each other, and both show less.
+//! Hits are not counted, as they store nothing that is shared. Counted are viewers' requests for bytes, and folios
+//! that they say they have read, which they stop saying of hot ones. So a number ranks files, and is no number of
+//! reads. Counting takes no lock: [`Owner::touched`](crate::serve::Owner::touched) may not. Two files in one place
+//! take it from each other, and both show less.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -25,20 +23,18 @@ use crate::units::MappingId;
 pub struct HotFile {
     /// Where the viewer had it from when it attached it last.
     pub name: PathBuf,
-    /// How often the owner was asked about its reads: enough to rank files by, and less than its reads.
+    /// How often the owner was asked about it: less than its reads, but enough to rank files by.
     pub requests: u64,
-    /// Bytes of it that are cached, in whole pages; `None` if no viewer has it open any more.
+    /// Its cached bytes, in whole pages; `None` if no viewer has it open any more.
     pub cached_bytes: Option<u64>,
 }
 
-/// What is known of files by now.
 #[derive(Debug)]
 pub(super) struct Heat {
     counts: Box<[AtomicU64]>,
     names: RankedMutex<VecDeque<(MappingId, PathBuf)>>,
 }
 
-/// Places to count in; and files of which names are kept.
 const PLACES: usize = 1024;
 const NAMES_MAX: usize = 64;
 
@@ -48,7 +44,6 @@ impl Heat {
         Self { counts, names: RankedMutex::new(Rank::Viewer, VecDeque::new()) }
     }
 
-    /// The file was attached, and this is its name.
     pub(super) fn attached(&self, id: MappingId, name: PathBuf) {
         let mut names = self.names.lock();
         names.retain(|(known, _)| *known != id);
@@ -56,7 +51,6 @@ impl Heat {
         names.push_front((id, name));
     }
 
-    /// It was read.
     pub(super) fn add(&self, id: MappingId) {
         let place = &self.counts[id.0 as usize % PLACES];
         let (whose, requests) = parts(place.load(Ordering::Relaxed));
@@ -65,7 +59,6 @@ impl Heat {
         place.store(u64::from(id.0) << 32 | u64::from(requests), Ordering::Relaxed);
     }
 
-    /// The files with the most requests, at most `most` of them, hottest first.
     pub(super) fn hottest(&self, most: usize) -> Vec<(MappingId, PathBuf, u64)> {
         let requests =
             |id: MappingId| match parts(self.counts[id.0 as usize % PLACES].load(Ordering::Relaxed)) {
@@ -80,7 +73,6 @@ impl Heat {
     }
 }
 
-/// Whose a count is, and the count.
 fn parts(count: u64) -> (u32, u32) {
     ((count >> 32) as u32, count as u32)
 }

@@ -6,12 +6,9 @@
 //!                        '-- notes it as attached, as any file --------------------------'
 //! ```
 //!
-//! An object has no descriptor, no lease and no times that are looked at. It never changes: another version of it is
-//! another file. So its record says so from its first open on, and a viewer asks nothing before it reads.
-//!
-//! Only what never changes can be pinned for a viewer: it finds the pinned pages by the index, and where a file
-//! changes, the index may show others by then. For the same reason nothing is pinned for it of a folio that is still
-//! being filled: the folio leaves the index if the fill fails, and a reader after that has another fetched.
+//! An object never changes: another version of it is another file. So its record says so from its first open on, and
+//! a viewer asks nothing before it reads. Only what never changes can be pinned for a viewer, which finds the pages
+//! by the index; so a folio that is still being filled is not, because it leaves the index if the fill fails.
 //!
 //! Invariant: an opener opens what all processes of the owner's domain may read, and nothing else.
 
@@ -32,19 +29,19 @@ use crate::viewer::sys::Errno;
 
 /// Opens names for viewers. Called by several threads at a time; each call may wait.
 pub trait NameOpener: Send + Sync + fmt::Debug {
-    /// A number for where that name leads: work on what hangs is bounded for each. Does not wait.
+    /// Bounds work on what hangs, for each number. Does not wait.
     ///
     /// # Errors
     /// The name leads nowhere.
     fn place(&self, name: &[u8]) -> Result<u64, NameRefusal>;
-    /// Opens it, through the owner's cache, as a file that never changes.
+    /// Through the owner's cache, as a file that never changes.
     ///
     /// # Errors
     /// It cannot be opened.
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal>;
 }
 
-/// What was opened by a name: one open of one version.
+/// One open of one version of an object.
 pub trait NamedObject: Send + Sync + fmt::Debug {
     /// The cache's file.
     fn file(&self) -> &File;
@@ -54,11 +51,10 @@ pub trait NamedObject: Send + Sync + fmt::Debug {
     fn announce(&self, position: u64, len: u64);
     /// Starts to fetch what is missing of a range, and waits for none of it.
     fn will_need(&self, position: u64, len: u64);
-    /// The error number by which a viewer is told of that error.
+    /// How a viewer is told of that error.
     fn errno(&self, error: Error) -> Errno;
 }
 
-/// Pins that viewers have of one attachment.
 pub(super) type Pins = Arc<RankedMutex<HashMap<u64, Pinned>>>;
 
 pub(super) fn no_pins() -> Pins {
@@ -66,14 +62,14 @@ pub(super) fn no_pins() -> Pins {
 }
 
 impl CacheOwner {
-    /// The same, which opens for viewers what `opener` does.
+    /// The same, which has `opener` open names for viewers.
     #[must_use]
     pub fn with_opener(mut self, opener: Arc<dyn NameOpener>) -> Self {
         self.opener = Some(opener);
         self
     }
 
-    /// How many files and objects viewers have open, and how many ranges they have pinned.
+    /// How many files and objects viewers have open, and how many ranges are pinned.
     pub fn attachments(&self) -> (usize, usize) {
         let pins: Vec<Pins> = self.files.lock().values().map(|known| Arc::clone(&known.pins)).collect();
         (pins.len(), pins.iter().map(|pins| pins.lock().len()).sum())
@@ -109,7 +105,6 @@ impl CacheOwner {
         Ok(NamedAttachment { attached: Attached { handle, cell, id }, name, text })
     }
 
-    /// The object behind a handle; `None` if it is a file.
     pub(super) fn object(&self, handle: u64) -> Option<Arc<dyn NamedObject>> {
         self.files.lock().get(&handle).and_then(|known| known.object.clone())
     }
@@ -120,7 +115,7 @@ impl CacheOwner {
         let object = known.object.ok_or(Errno::OPNOTSUPP)?;
         object.announce(position, len as u64);
         let pinned = known.file.pin(position, len).map_err(|error| object.errno(error))?;
-        // Else its viewer would find another folio in its place: it asks again when all has come.
+        // Else its viewer would find another folio there: it asks again when all has come.
         if !known.file.stands_in_index(&pinned) {
             return Err(Errno::AGAIN);
         }
@@ -139,7 +134,7 @@ impl CacheOwner {
     pub(super) fn leave_pins_of(&self, handle: u64) {
         let Some(pins) = self.files.lock().get(&handle).map(|known| Arc::clone(&known.pins)) else { return };
         let left = std::mem::take(&mut *pins.lock());
-        // A viewer looks at them, and nothing tells it to stop: no frame of them is used again in this process.
+        // A viewer looks at them without end: no frame of them is used again in this process.
         std::mem::forget(left);
     }
 }

@@ -6,13 +6,10 @@
 //! ```
 //!
 //! The space of a removed file is free when its last descriptor is closed, and a program that removes a file expects
-//! that to be so at once. It asks the owner to close the file, but only if the file counts as attached: programs that
-//! remove thousands of files that no viewer has read ask nothing. Therefore a file counts as attached until it *is*
-//! closed, which may be later than its viewers let go. It lingers for a second where the number of its file system may
-//! be given to another ([`Cache::forget_lingering`](crate::Cache::forget_lingering)), and is open for as long as its
-//! device takes to bring what was read ahead.
-//!
-//! [`StillOpen::settle`] also fetches what has come of readahead: there may be no reader that waits for it.
+//! that at once. It asks the owner to close the file only if the file counts as attached. Therefore a file counts as
+//! attached until it *is* closed: it lingers for a second where the number of its file system may be given to another
+//! ([`Cache::forget_lingering`](crate::Cache::forget_lingering)), and is open while its readahead is on its way,
+//! which [`StillOpen::settle`] also fetches.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +17,15 @@ use crate::arena::control::Control;
 use crate::backend::{Backend, ParkedBackend, ReapMode};
 use crate::sync::{Rank, RankedMutex};
 
-/// Files that count as attached because they are open.
 #[derive(Debug)]
 pub(super) struct StillOpen {
-    /// By device and inode.
     files: RankedMutex<BTreeMap<(u64, u64), CountedFile>>,
 }
 
 #[derive(Debug)]
 struct CountedFile {
-    /// Where it is counted.
     place: usize,
-    /// One for each time that it was opened and is not known to be closed.
+    /// One for each open that is not known to be closed.
     opens: Vec<ParkedBackend>,
 }
 
@@ -40,7 +34,7 @@ impl StillOpen {
         Self { files: RankedMutex::new(Rank::Viewer, BTreeMap::new()) }
     }
 
-    /// No viewer has that open of a file any more. Called before the file stops counting for the viewer that had it.
+    /// A viewer has let go of it. Called before the file stops counting for that viewer.
     pub(super) fn note(&self, control: &Control, (device, inode): (u64, u64), open: ParkedBackend) {
         if open.is_closed() {
             return;
@@ -53,7 +47,6 @@ impl StillOpen {
         file.opens.push(open);
     }
 
-    /// Fetches what has come of readahead, and counts the files no more that are closed.
     pub(super) fn settle(&self, control: &Control) {
         let opens: Vec<_> = self.files.lock().values().flat_map(|file| file.opens.clone()).collect();
         for open in opens {

@@ -6,13 +6,12 @@
 //!   too small: files by fills --choose--> those with most fills, until the rest fits --> left to the kernel
 //! ```
 //!
-//! **The threshold.** Take a hit as 1. The kernel's read is about 2; a miss, which waits for another thread, some 100.
-//! Where one read of a hundred is a miss we are as fast as the kernel, so below one of fifty ([`MISS_SHARE`]) we are
-//! not at fault by much, and above it leaving the file pays. That alone would hold for any cold file, and for a scan
-//! of a file larger than the memory, which is evicted behind its reader; there the kernel would have to fetch the
-//! bytes, too. The sign of thrashing is that evicted pages **refault**: more memory would have kept them. A file that
-//! is filled for the first time evicts nothing, and a scan that is made once brings nothing back. Shadow entries of
-//! evicted pages are bounded, so not all refaults are known; one in sixteen misses is enough ([`REFAULT_SHARE`]).
+//! **The threshold.** Take a hit as 1. The kernel's read is about 2, and a miss, which waits for another thread, is
+//! about 100: where one read of a hundred is a miss the cache is as fast as the kernel, and above one of fifty
+//! ([`MISS_SHARE`]) leaving the file pays. That alone would hold for any cold file, and for a scan of a file larger
+//! than the memory; there the kernel would have to fetch the bytes, too. The sign of thrashing is that evicted pages
+//! **refault**: more memory would have kept them. Shadow entries are bounded, so not all refaults are known; one in
+//! sixteen misses is enough ([`REFAULT_SHARE`]).
 //!
 //! Numbers in, verdict out: nothing here is locked or looked at.
 
@@ -22,23 +21,17 @@ const MISS_SHARE: u64 = 50;
 const REFAULT_SHARE: u64 = 16;
 /// With fewer misses in a window nothing is said.
 const MISSES_MIN: u64 = 64;
-/// Windows with pressure, one after the other, until memory counts as too small.
+/// Windows with pressure, in a row, until memory counts as too small.
 const WINDOWS: u32 = 2;
 
-/// Sums since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct WindowSums {
-    /// Reads that viewers were served.
     pub(super) reads: u64,
-    /// Questions for bytes.
     pub(super) misses: u64,
-    /// Pages evicted.
     pub(super) evicted: u64,
-    /// Pages that had been evicted and came back.
     pub(super) refaulted: u64,
 }
 
-/// Looks at one window after the other.
 #[derive(Debug, Default)]
 pub(super) struct Detector {
     before: WindowSums,
@@ -46,7 +39,6 @@ pub(super) struct Detector {
 }
 
 impl Detector {
-    /// A window has ended. Whether the memory is too small for what is read.
     pub(super) fn is_too_small(&mut self, now: WindowSums) -> bool {
         let before = std::mem::replace(&mut self.before, now);
         let window = WindowSums {
@@ -71,17 +63,14 @@ fn is_pressure(window: WindowSums) -> bool {
         && window.refaulted.saturating_mul(REFAULT_SHARE) >= window.misses
 }
 
-/// A file that viewers have attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Candidate {
     pub(super) inode: (u64, u64),
     pub(super) bytes: u64,
-    /// How often viewers asked for bytes of it.
     pub(super) fills: u64,
 }
 
-/// The files to be left to the kernel: those with most fills first, until the others have no more than `capacity`
-/// bytes. At least one that was filled, if there is one.
+/// Those with most fills first, until the others have no more than `capacity` bytes; at least one that was filled.
 pub(super) fn choose(mut files: Vec<Candidate>, capacity: u64) -> Vec<Candidate> {
     files.sort_by_key(|file| std::cmp::Reverse((file.fills, file.inode)));
     let mut rest = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));
@@ -97,7 +86,7 @@ pub(super) fn choose(mut files: Vec<Candidate>, capacity: u64) -> Vec<Candidate>
     files
 }
 
-/// How many bytes of files a memory of `bound` bytes holds: the rest is the cache's own notes, and what it keeps free.
+/// What a memory of `bound` bytes holds beside the cache's own notes and what it keeps free.
 pub(super) fn capacity_of(bound: u64) -> u64 {
     bound.saturating_sub(OWN) / 9 * 8
 }
@@ -115,7 +104,6 @@ const OWN: u64 = 4 * MIB;
 mod tests {
     use super::*;
 
-    /// Whether memory counts as too small after some windows like this one.
     fn verdict(windows: u64, window: [u64; 4]) -> bool {
         let mut detector = Detector::default();
         (1..=windows).any(|n| {

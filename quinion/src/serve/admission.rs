@@ -1,13 +1,12 @@
 //! Admission: a process gets a seat and a page, and the seat is free again when the process is no more.
 //!
 //! ```text
-//!   process --of our domain? lives? no pins?--> the lowest free seat, a page, its end awaited --> viewer
+//!   process --of the domain? lives? no pins?--> the lowest free seat, a page, its end awaited --> viewer
 //!                                                 '--none is free--> one more group, if the bound has room
 //!   ended, or joined anew --no worker at work?--> its sums stay, its handles go --> free
 //! ```
 //!
-//! A process that joins again is another program by now: what it had before is given back. While a worker is at work
-//! for a seat it stays, and is looked at again at each beat.
+//! A process that joins again is another program by now. A seat stays while a worker works for it.
 //!
 //! Invariants:
 //!  1. A seat is said to be taken when its page is in place and the end of its process is awaited.
@@ -24,13 +23,11 @@ use crate::arena::control::GROUP_VIEWERS;
 use crate::sys::peer::ProcessName;
 use crate::viewer::sys::Errno;
 
-/// Up to so many viewers, what they opened is added up before another joins; with more at the next beat.
+/// Above so many viewers, what they opened is added up at the next beat, not at a join.
 const VIEWERS_SUMMED_AT_JOIN: usize = 64;
-/// Descriptors and names that one viewer has sent and not asked for, at most.
 const OFFERS_MAX: usize = 16;
 
 impl Shared {
-    /// Gives a process a seat and a page, if it is of our domain.
     pub(super) fn admit(self: &Arc<Self>, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
         if self.is_closed() {
             return Err(Errno::SRCH);
@@ -40,7 +37,7 @@ impl Shared {
             Some(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Errno(error),
             _ => Errno::ACCES,
         })?;
-        // The number was that process's when we asked: a descriptor of one that has ended is ready.
+        // The number was that process's when it was checked: a descriptor of one that has ended is ready.
         if has_ended(&alive) {
             return Err(Errno::SRCH);
         }
@@ -82,11 +79,10 @@ impl Shared {
         }
     }
 
-    /// Makes room for another group of viewers behind the first `seats`. The caller holds the lock of groups.
+    /// Behind the first `seats`. The caller holds the lock of groups.
     ///
     /// # Errors
-    /// There are as many as there may be (EUSERS), the bound has no room for their pages (ENOBUFS), or the system
-    /// refuses.
+    /// There are as many as may be (EUSERS), the bound has no room for their pages (ENOBUFS), or the system refuses.
     fn add_group(self: &Arc<Self>, seats: usize) -> Result<(), Errno> {
         if seats >= self.processes.len() {
             return Err(Errno::USERS);
@@ -104,8 +100,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives back the memory of the last groups, if no viewer is in them. Waits for nothing: where a process joins at
-    /// the moment, or the cache grows, a later call does what is left.
+    /// If no viewer is in them. Waits for nothing: what cannot be given back now, a later call gives back.
     pub(super) fn release_empty_groups(&self) {
         let Some(_groups) = self.groups.try_lock() else { return };
         let groups = self.present().last().map_or(1, |viewer| viewer / GROUP_VIEWERS + 1);
@@ -113,8 +108,7 @@ impl Shared {
         self.owner.arena().release_viewers(groups);
     }
 
-    /// Keeps a connection by which a viewer, the process `number`, has sent something, and has it `told` the ticket, or
-    /// why not.
+    /// Keeps a connection by which the viewer `number` has sent something; calls `told` with the ticket or the error.
     pub(super) fn keep_offer(
         &self,
         number: u32,
@@ -139,16 +133,15 @@ impl Shared {
         seat.offers.insert(ticket, offer);
     }
 
-    /// Frees the seat of a viewer that is no more, at once or when no worker is at work for it any more.
     pub(super) fn free_soon(&self, viewer: usize) {
         if !self.free_if_over(viewer) {
             self.overdue.lock().push(viewer);
         }
     }
 
-    /// Frees the seat of a viewer that is no more, if no worker is at work for it; `false`: one is.
+    /// `false`: a worker works for it.
     pub(super) fn free_if_over(&self, viewer: usize) -> bool {
-        // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that no viewer asks for.
+        // Before the seat's lock: a run that ends meanwhile leaves numbers that no viewer asks for.
         let said = self.page(viewer).run.load(Ordering::Relaxed);
         let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
         let mut seat = self.seat(viewer).lock();

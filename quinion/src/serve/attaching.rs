@@ -6,9 +6,9 @@
 //!                          counted as attached, for all that are about to write it --> Owner::attach --> handle
 //! ```
 //!
-//! Nothing of the viewer's process is read before a descriptor is taken: what is looked at is ours. A file is counted
-//! as attached before the owner attaches it, so that a process that opens it for writing meanwhile says so. What may
-//! hang in `close` is closed in the queue of its file system.
+//! Nothing of the viewer's process is read before a descriptor is taken. A file counts as attached before the owner
+//! attaches it, so that a process that opens it for writing meanwhile says so. What may hang in `close` is closed in
+//! the queue of its file system.
 //!
 //! Invariant: each handle is in the list of one seat, or was taken out of it once, by the thread that detaches it.
 
@@ -31,9 +31,7 @@ use crate::arena::control::{CREDIT_SPENT, SENT, TO_BE_SENT};
 use crate::sys::serial_queues::QueueKey;
 use crate::viewer::sys::Errno;
 
-/// Files that one viewer has attached at most: each takes some memory of ours. More are left to the kernel.
 const HANDLES_MAX: usize = 4096;
-/// How long the end of the service waits for files that are being closed.
 const END_MAX: Duration = Duration::from_secs(1);
 
 impl Shared {
@@ -49,7 +47,7 @@ impl Shared {
         let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
         let name = FileName { device, inode };
         let probe = self.workers.probe(job.process.name).ok_or(Errno::AGAIN)?;
-        // A process whose credentials have changed has no part in what is ours.
+        // Its credentials may have changed.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
@@ -77,7 +75,7 @@ impl Shared {
             return Ok([0, credit]);
         }
         self.wait_for_death_notice();
-        // First, so that a process that opens it for writing from here on tells us before; see `SaturatingCount`.
+        // First, so that processes that open it for writing from here on notify the owner (`SaturatingCount`).
         let place = self.enter(device, inode);
         let attached = match self.owner.attach(file, name) {
             Ok(attached) => attached,
@@ -90,7 +88,7 @@ impl Shared {
         self.note_handle(job.viewer, attached, Handle { place, device: mount.device })
     }
 
-    /// Waits until the kernel will report the owner's death (`DeathNotice`): no viewer may rely on the owner before.
+    /// Viewers may not rely on the owner before the kernel will report its death (`DeathNotice`).
     pub(super) fn wait_for_death_notice(&self) {
         // Acquire, partner: the store in `DeathNotice::new`.
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
@@ -98,7 +96,6 @@ impl Shared {
         }
     }
 
-    /// Adds the handle to the viewer's seat and returns the answer to its request.
     pub(super) fn note_handle(
         &self,
         viewer: usize,
@@ -116,15 +113,13 @@ impl Shared {
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
     }
 
-    /// Takes a descriptor out of the viewer's process, if it is of a file system whose files are served.
-    ///
-    /// Nothing of that process is read before: `/proc/PID/fdinfo/N` takes locks of what the number is of, and a process
-    /// can hold those of an epoll descriptor for ever. What was taken has a number of ours, which no other process
-    /// exchanges.
+    /// Takes a descriptor out of the viewer's process, if its file system is served. `/proc/PID/fdinfo/N` is not read
+    /// before: it takes locks of what the number is of, and a process can hold those of an epoll descriptor for ever.
+    /// The taken descriptor has a number of this process, so no other process can exchange it.
     fn take_from(&self, job: &ViewerJob, descriptor: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
         let file = file.map_err(|error| match error {
-            // Not to us: the process may be none that we have started.
+            // Not to this process: the viewer may be none of its children.
             rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.listener.is_open() => {
                 Errno(TO_BE_SENT)
             }
@@ -133,15 +128,13 @@ impl Shared {
         self.check_mount(job, file, name)
     }
 
-    /// Takes a descriptor that the viewer has sent.
     fn take_sent(&self, job: &ViewerJob, ticket: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seat(job.viewer).lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         // The message stays in the connection, which is closed where no viewer waits for it.
         self.check_mount(job, offer.theirs.descriptor()?, name)
     }
 
-    /// What was taken, if it is of a file system whose files are served. What is not is closed where no viewer waits
-    /// for it.
+    /// Refuses what is of a file system that is not served, and closes it where no viewer waits.
     fn check_mount(&self, job: &ViewerJob, file: OwnedFd, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let known = mounts::path_of_own(file.as_fd())
             .and_then(|path| Ok((path, mounts::of_own(file.as_fd(), job.process.number)?)));
@@ -165,7 +158,6 @@ impl Shared {
         if mount.system.may_be_served(any) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
     }
 
-    /// Takes a viewer's handle back. Two that ask at once: the map says who was first.
     pub(super) fn detach(&self, viewer: usize, handle: u64) {
         let known = self.seat(viewer).lock().remove_handle(handle);
         if let Some(known) = known {
@@ -173,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// The same, where no viewer waits for the file system.
+    /// As [`Self::detach`], where no viewer waits for the file system.
     pub(super) fn detach_in_queue(&self, viewer: usize, handle: u64) {
         let known = self.seat(viewer).lock().remove_handle(handle);
         self.let_go_in_queues(known.map(|known| (handle, known)));
@@ -188,12 +180,11 @@ impl Shared {
         self.control().leave(place);
     }
 
-    /// The handle has no viewer any more.
     pub(super) fn let_go(&self, handle: u64, place: usize) {
         let_go(&*self.owner, handle, place);
     }
 
-    /// So it is with these, each in the queue of its file system: what the owner closes may hang.
+    /// Takes them back, each in the queue of its file system: what the owner closes may hang.
     pub(super) fn let_go_in_queues(&self, handles: impl IntoIterator<Item = (u64, Handle)>) {
         let mut by_device: HashMap<u64, Vec<(u64, usize)>> = HashMap::new();
         for (handle, known) in handles {
@@ -220,13 +211,11 @@ impl Shared {
     }
 }
 
-/// A handle has no viewer any more, and its file counts as attached once less.
 fn let_go(owner: &dyn Owner, handle: u64, place: usize) {
     let _ = catch_unwind(AssertUnwindSafe(|| owner.detach(handle)));
     owner.arena().control().control().leave(place);
 }
 
-/// Checks that it is the file of that name, and can be read.
 fn check_file(file: &OwnedFd, name: FileName) -> Result<(), Errno> {
     check_readable(file)?;
     if FileName::of(file) != Some(name) {
@@ -235,7 +224,6 @@ fn check_file(file: &OwnedFd, name: FileName) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Checks that this descriptor is open for reading.
 fn check_readable(file: &OwnedFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(file).map_err(|error| Errno(error.raw_os_error()))?;
     // Access mode 3 is for ioctl alone: it includes O_WRONLY.

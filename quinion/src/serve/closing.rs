@@ -1,7 +1,7 @@
 //! Closing: a viewer that unmounts or removes something has what other viewers have closed closed first.
 //!
-//! What they have said is taken at once; what workers are at, and what waits in queues of file systems, is waited for,
-//! for a bounded time ([`SETTLE_WAIT_MAX`]). A viewer that was waited for in vain some times is waited for no more.
+//! Requests are taken at once; workers and queues of file systems are waited for, for a bounded time
+//! ([`SETTLE_WAIT_MAX`]). A viewer that was waited for in vain some times is waited for no more.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,30 +11,25 @@ use super::requests::is_pending;
 use super::viewer_slot::RunningJob;
 use crate::arena::control::{ATTACHED_PLACES, Operation, place_of, state};
 
-/// How long a viewer that is about to unmount waits for requests of others.
 const SETTLE_WAIT_MAX: Duration = Duration::from_millis(200);
-/// How often what is under way for one viewer is waited for in vain.
 const DELAYS_MAX: u32 = 4;
 
 impl Shared {
-    /// A viewer is about to unmount something: what no viewer has open is closed.
+    /// A viewer is about to unmount something.
     pub(super) fn release_idle(&self) {
         self.drain_closed_handles(|| true);
         self.owner.release_idle();
     }
 
-    /// A viewer is about to remove that file: it is closed, unless a viewer has it open.
+    /// A viewer is about to remove that file, which no other has open.
     pub(super) fn close_idle(&self, device: u64, inode: u64) {
         let attached = &self.control().attached[place_of(device, inode, ATTACHED_PLACES)];
         self.drain_closed_handles(|| !attached.is_zero());
         self.owner.close_idle(device, inode);
     }
 
-    /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
-    /// at of that is waited for, for a bounded time, and while it `matters`.
-    ///
-    /// What they are at they say themselves: a page may say anything. Only what was begun before is waited for, however
-    /// much a viewer asks meanwhile; and a viewer for which that was in vain some times is waited for no more.
+    /// Closes what viewers have closed, by request or by ending. Waits for other workers that are at that, while it
+    /// `matters` and for a bounded time; only for what began before, and by the workers' notes, not the pages.
     fn drain_closed_handles(&self, matters: impl Fn() -> bool) {
         let begun = Instant::now();
         self.take_detaches();
@@ -53,10 +48,9 @@ impl Shared {
         }
     }
 
-    /// Takes back all handles that viewers do not want any more and no worker is at.
     fn take_detaches(&self) {
         for viewer in self.present() {
-            // A worker that was about to take one from here has given it its number, as it has the lock meanwhile.
+            // A worker that was about to take one from here has given it its number under the lock.
             if self.seat(viewer).lock().handles.is_empty() {
                 continue;
             }
@@ -73,8 +67,8 @@ impl Shared {
         }
     }
 
-    /// Whether workers are at something, since before request `last` was taken, for which a file is open that no
-    /// viewer who waits has; or the viewer is no more and its seat is not free yet.
+    /// Whether workers are at something from before request `last` that keeps a file open for no viewer that waits;
+    /// or the viewer is dead and its seat is not free yet.
     fn holds_files(&self, viewer: usize, last: u64) -> bool {
         // Of the others their viewers wait for the answer, unless they have given up.
         const HAVE_OPEN: [u32; 4] = [

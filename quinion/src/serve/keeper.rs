@@ -6,7 +6,7 @@
 //!   in between           waits at the socket, and for the ends of viewers (`listener.rs`)
 //! ```
 //!
-//! It waits for no file system and for no viewer. What it does that may hang it has done in a queue.
+//! It waits for no file system and for no viewer: a queue does what may hang.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,13 +21,11 @@ use crate::sys::serial_queues::QueueKey;
 use crate::units::Frame;
 use crate::viewer::sys::{ticks, ticks_within};
 
-/// Heartbeats of a window, after which the owner is told what viewers did.
 const WINDOW_BEATS: u32 = 5;
 
 impl Shared {
-    /// The keeper's life.
     pub(super) fn run_keeper(self: &Arc<Self>) {
-        // Said when we serve no more, or by the kernel if we are killed: before that lets go of a lease.
+        // Set when nothing is served any more, or by the kernel if this process is killed, before a lease ends.
         let arena = self.owner.arena();
         let ended = DeathNotice::new(arena.owner_lives());
         let mut beat = Instant::now();
@@ -41,7 +39,6 @@ impl Shared {
         drop(ended);
     }
 
-    /// Ten times a second.
     fn beat(self: &Arc<Self>) {
         let beats = self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
         self.publish_lease_deadline();
@@ -59,19 +56,18 @@ impl Shared {
         if beats.is_multiple_of(WINDOW_BEATS) {
             self.release_empty_groups();
         }
-        // It may close files; while the last one is at that there is no other.
+        // It may close files: one at a time.
         if beats.is_multiple_of(WINDOW_BEATS) && self.queues.waiting_in(QueueKey::Background) == 0 {
             let (owner, totals) = (Arc::clone(&self.owner), self.totals(|_| true));
             self.queues.spawn(QueueKey::Background, move || owner.window_ended(&totals));
         }
-        // All of them wait for another process: perhaps for one that never answers.
+        // All of them wait for another process, perhaps for ever.
         if self.workers.are_all_busy() {
             let _ = self.start_worker();
         }
     }
 
-    /// Tells viewers up to when they may be sure. The clock is read first: whatever holds us up shortens that time, as
-    /// does who says an older one a moment later.
+    /// Publishes up to when viewers may be sure. The clock is read first: any delay shortens that time.
     pub(super) fn publish_lease_deadline(&self) {
         let from = ticks();
         let time = catch_unwind(AssertUnwindSafe(|| self.owner.leases_valid_for())).unwrap_or(Duration::ZERO);
@@ -83,7 +79,6 @@ impl Shared {
         self.present().for_each(|viewer| self.drain_ring(viewer));
     }
 
-    /// Adds up which large files viewers opened.
     pub(super) fn drain_opened(&self) {
         self.present().for_each(|viewer| {
             let _seat = self.seat(viewer).lock(); // one at a time
@@ -102,7 +97,6 @@ impl Shared {
         }
     }
 
-    /// Tells the owner which frames a viewer read since it was last told.
     pub(super) fn drain_ring(&self, viewer: usize) {
         self.drain_ring_of(&mut self.seat(viewer).lock(), viewer);
     }

@@ -1,22 +1,18 @@
 //! Listener: the socket at which processes become viewers, and where the keeper waits.
 //!
 //! ```text
-//!   connection --accept--> our user's? --Hello in time?--> version, token --admit--> Welcome, with descriptors
+//!   connection --accept--> the user's? --Hello in time?--> version, token --admit--> Welcome, with descriptors
 //!                              no: closed    no: closed        no: said
 //! ```
 //!
-//! The socket lies where only our user can come; a process that comes all the same is turned away by what the
-//! kernel says of it. The kernel also gives a descriptor of the process that connected (`SO_PEERPIDFD`, since 6.5),
-//! which is what its end is noticed by; on older kernels one is made of its number while it is connected, and counts
-//! only if it is connected still.
+//! The socket lies where only the owner's user can come, and the kernel says which user's process connected. It also
+//! gives a descriptor of that process (`SO_PEERPIDFD`, since 6.5), by which its end is noticed; on older kernels one
+//! is made of its number, and counts only if it is connected still. Nothing here waits for a process: a connection
+//! that is silent for [`HELLO_MAX`] is closed, as is the oldest of more than [`GREETINGS_MAX`] silent ones.
 //!
-//! Nothing here waits for a process. A connection that says nothing for [`HELLO_MAX`] is closed, as is the oldest of
-//! more than [`GREETINGS_MAX`] silent ones.
-//!
-//! A viewer of ours may also **send** a descriptor ([`DescriptorOffer`]), because this process may not duplicate it.
-//! The connection is kept for the worker that attaches the file, which takes the descriptor out of it; the keeper
-//! touches no descriptor that comes ([`peer_connection`](super::peer_connection)). In the same way it sends a name
-//! ([`NameOffer`]), which is kept with its connection.
+//! A viewer may also **send** a descriptor ([`DescriptorOffer`]), which this process may not duplicate. The
+//! connection is kept for the worker that attaches the file; the keeper touches no descriptor that comes
+//! ([`peer_connection`](super::peer_connection)). Names come in the same way ([`NameOffer`]).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -40,29 +36,22 @@ use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::{ANY_CACHE, DescriptorOffer, JoinReply, JoinRequest, NO_PLAN, NameOffer};
 use crate::viewer::sys::Errno;
 
-/// How long no process is let in after one could not be: it is ready all the time, and would be looked at without end.
+/// After a failed accept: the socket stays ready, and would be polled without end.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// Ends of viewers that are noticed in one step.
 const ENDS_MAX: usize = 256;
-/// Connections that have said nothing yet, at a time.
 const GREETINGS_MAX: usize = 64;
 
-/// Where processes join.
 #[derive(Debug)]
 pub(super) struct Listener {
     listener: Option<OwnedFd>,
-    /// The arena and what all viewers see, opened for reading alone.
     files: [OwnedFd; 2],
     token: u64,
     plans: RankedMutex<Vec<Arc<OwnedFd>>>,
     greetings: RankedMutex<Vec<PeerConnection>>,
-    /// The listener is not looked at before that.
     rests_until: RankedMutex<Option<Instant>>,
     queues: SerialQueues,
-    /// An epoll set of the processes of viewers, each of which it reports once: to wait for many costs no more than to
-    /// wait for one.
+    /// An epoll set of viewers' processes, each reported once.
     ends: OwnedFd,
-    /// Written to when the keeper is to look again.
     wake: OwnedFd,
 }
 
@@ -92,37 +81,31 @@ impl Listener {
         })
     }
 
-    /// The arena and what all viewers see, for reading.
     pub(super) fn files(&self) -> io::Result<[OwnedFd; 2]> {
         let [arena, control] = &self.files;
         Ok([arena.try_clone()?, control.try_clone()?])
     }
 
-    /// Whether a process can send us a descriptor.
     pub(super) fn is_open(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// Keeps a plan; its number.
     pub(super) fn add_plan(&self, plan: OwnedFd) -> u32 {
         let mut plans = self.plans.lock();
         plans.push(Arc::new(plan));
         plans.len() as u32 - 1
     }
 
-    /// Waits for the end of a process, too, which has that seat.
     pub(super) fn await_end(&self, viewer: usize, alive: &OwnedFd) -> Result<(), Errno> {
         let (data, once) = (epoll::EventData::new_u64(viewer as u64), epoll::EventFlags::ONESHOT);
         epoll::add(&self.ends, alive, data, epoll::EventFlags::IN | once)
             .map_err(|error| Errno(error.raw_os_error()))
     }
 
-    /// Does not wait for that any more.
     pub(super) fn forget_end(&self, alive: &OwnedFd) {
         let _ = epoll::delete(&self.ends, alive); // it is known: this seat's, until now
     }
 
-    /// Seats whose processes have ended, or had.
     fn ended(&self) -> impl Iterator<Item = usize> {
         let mut events = Vec::with_capacity(ENDS_MAX);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -130,13 +113,11 @@ impl Listener {
         events.into_iter().map(|event| event.data.u64() as usize)
     }
 
-    /// Has the keeper look again.
     pub(super) fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes()); // full: it is awake
     }
 
-    /// Waits until `until` at most, for processes that connect or say something and for the ends of viewers, and does
-    /// what is to be done about them. For the keeper alone.
+    /// Handles connections and the ends of viewers until `until`. For the keeper alone.
     pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
         // 1 what to wait for
         let mut greetings = std::mem::take(&mut *self.greetings.lock());
@@ -181,7 +162,7 @@ impl Listener {
     fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Arc<Shared>) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // As many as may wait at most, so that a flood of them does not keep the keeper from its other work.
+        // A bound, so that a flood of connections leaves the keeper time for its other work.
         for _ in 0..GREETINGS_MAX {
             if self.queues.are_full() {
                 return;
@@ -189,7 +170,7 @@ impl Listener {
             let socket = match accept_with(listener, flags) {
                 Ok(socket) => socket,
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-                // No descriptor is left, say: they wait where they are, and so does the listener, which stays ready.
+                // No descriptor is left, say: the connections wait, and so does the listener, which stays ready.
                 Err(_) => {
                     *self.rests_until.lock() = Some(Instant::now() + ACCEPT_REST);
                     return;
@@ -200,8 +181,7 @@ impl Listener {
             if !is_ours {
                 continue;
             }
-            // Most have said it by now. Of those that have not, the oldest goes when there are too many: silence keeps
-            // no process out that speaks.
+            // Most have spoken by now. When too many are silent the oldest goes: silence keeps no other process out.
             let Some(silent) = self.read_message(theirs, shared) else { continue };
             if greetings.len() >= GREETINGS_MAX {
                 greetings.remove(0);
@@ -210,11 +190,9 @@ impl Listener {
         }
     }
 
-    /// Hears what a process wants, and has it answered. The connection, if it has said nothing yet.
-    ///
-    /// It is let in by the thread of its queue: what the kernel is asked about a process can wait for it. (A read of
-    /// `/proc/PID/status` may be the last to hold that process's memory, and then takes it apart, files mapped there
-    /// and all.)
+    /// Has a process answered; returns the connection if it is silent yet. A thread of its queue admits it: what the
+    /// kernel is asked about a process can wait for it. (A read of `/proc/PID/status` may be the last to hold that
+    /// process's memory, and then takes it apart, mapped files and all.)
     fn read_message(&self, theirs: PeerConnection, shared: &Arc<Shared>) -> Option<PeerConnection> {
         let message = match theirs.peek() {
             Ok(Some(message)) => message,
@@ -238,7 +216,7 @@ impl Listener {
         None
     }
 
-    /// A viewer sends a descriptor, or a name: it is kept for the worker that opens the file. It gets a ticket for it.
+    /// A descriptor or a name is kept for the worker that opens the file; the viewer gets a ticket for it.
     fn accept_offer(&self, (version, token): (u32, u64), offer: Offer, shared: &Shared) {
         let is_ours = version == LAYOUT_VERSION && token == self.token;
         let sender = if is_ours { caller(&offer.theirs) } else { Err(Errno::PROTO) };
@@ -282,7 +260,6 @@ impl Listener {
             with.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
         let bytes = welcome.bytes();
-        // A process that has gone meanwhile is noticed by its process.
         let _ = sendmsg(
             socket,
             &[io::IoSlice::new(&bytes)],
@@ -294,7 +271,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A process that has connected and was not let in is in it, with what was sent.
+        // A process that was not admitted is in it, with what it sent.
         if let Some(listener) = self.listener.take() {
             self.queues.close(QueueKey::Sender(ProcessName::default()), listener);
         }
@@ -305,7 +282,6 @@ fn refusal(error: Errno) -> JoinReply {
     JoinReply { error: error.0 as u32, viewer: 0 }
 }
 
-/// The process that connected, and a descriptor of it.
 fn caller(socket: &PeerConnection) -> Result<(u32, OwnedFd), Errno> {
     let number = peer::process(socket.as_fd()).ok_or(Errno::ACCES)?;
     match peer::descriptor(socket.as_fd()) {

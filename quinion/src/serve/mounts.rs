@@ -1,13 +1,11 @@
 //! Mounts: on which file system a file lies, without asking that file system.
 //!
-//! `stat`, `statfs`, `open` and the last `close` of a file are questions to its file system, and one that hangs (a FUSE
-//! daemon that sleeps, a network that is gone) answers none of them; a thread that has asked cannot even be killed. The
-//! kernel's own tables answer without it: `/proc/self/fdinfo/N` has the number of the mount that a descriptor is of,
-//! and `/proc/PID/mountinfo` has, for each mount, the type of its file system. So what another process offers is looked
-//! at here first, and taken only if its type may be served.
+//! `stat`, `statfs`, `open` and the last `close` of a file ask its file system, and one that hangs answers none of
+//! them; the asking thread cannot even be killed. The kernel's own tables answer without it: `/proc/self/fdinfo/N`
+//! has the number of a descriptor's mount, and `/proc/PID/mountinfo` the type of each mount's file system. So what
+//! another process offers is taken only if its type there may be served.
 //!
-//! A mount that is in no table (pipes, sockets and memfds have such ones, and what was unmounted lazily) is unknown,
-//! and what lies there is not taken.
+//! What lies on a mount in no table (of pipes, sockets, memfds, and what was unmounted lazily) is not taken.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,17 +15,16 @@ use std::path::{Path, PathBuf};
 use crate::arena::file_systems::FileSystem;
 use crate::sys::mountinfo::Line;
 
-/// A mount, as the kernel's table tells.
+/// A mount, as the kernel's table has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mount {
-    /// Its number. It may be given again once the mount is gone.
+    /// Its number, which may be given again once the mount is gone.
     pub id: u64,
-    /// The device of its file system, as `stat` has it of most files there (btrfs says others).
+    /// Its file system's device, as `stat` has it of most files there (btrfs says others).
     pub device: u64,
     /// What is known of its type.
     pub system: FileSystem,
-    /// Whether it is an overlay, as containers live on: its files change past it, but its questions are answered by
-    /// the file systems below.
+    /// An overlay's files change past it, but the file systems below answer for it.
     pub is_overlay: bool,
 }
 
@@ -36,29 +33,26 @@ impl Mount {
         let (system, is_overlay) = (FileSystem::named(line.kind), line.kind == "overlay");
         Self { id: line.id, device: line.device, system, is_overlay }
     }
-    /// Whether a question to its file system is answered soon, as far as that is known of its type.
+    /// Whether its type answers questions soon, as far as is known.
     pub fn answers(&self) -> bool {
         self.is_overlay || self.system.may_be_served(false)
     }
 }
 
-/// More than the kernel writes of a descriptor that is of a file.
 const FDINFO_BYTES_MAX: u64 = 64 << 10;
-/// More than any sane number of mounts takes: what lies behind that is not known.
 const MOUNTINFO_BYTES_MAX: u64 = 16 << 20;
 
-/// What the kernel calls a descriptor of this process. Asks no file system, and takes no lock of what it is of.
+/// The kernel's name for a descriptor of this process. Asks no file system, and takes no lock of what it is of.
 ///
 /// # Errors
-/// It is of nothing that has a path: a pipe, a socket, an epoll instance. Nothing more is to be asked about that: what
-/// `/proc` tells of some of these waits for locks that their users hold for as long as they like.
+/// It has no path: a pipe, a socket, an epoll instance. Do not ask more about it: what `/proc` tells of
+/// some of these waits for locks that their users hold for as long as they like.
 pub fn path_of_own(descriptor: BorrowedFd<'_>) -> io::Result<PathBuf> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
     if path.is_absolute() { Ok(path) } else { Err(io::Error::new(io::ErrorKind::NotFound, "it has no path")) }
 }
 
-/// The mount that a descriptor of this process is of, which it was given by `process`. To be asked of what
-/// [has a path](path_of_own). Asks no file system.
+/// The mount of a descriptor that [has a path](path_of_own), and was given by `process`. Asks no file system.
 ///
 /// # Errors
 /// The mount is in no table.
@@ -66,9 +60,8 @@ pub fn of_own(descriptor: BorrowedFd<'_>, process: u32) -> io::Result<Mount> {
     find(number_of_mount(std::process::id(), descriptor.as_raw_fd())?, process)
 }
 
-/// Whether each mount that an absolute path without links and dots may lead through in `process`, as its table is now,
-/// [answers](Mount::answers). All that lie above it are looked at, not the deepest alone: one may cover another, and a
-/// walk passes those on its way.
+/// Whether each mount that an absolute path without links and dots may lead through in `process`
+/// [answers](Mount::answers). All above it count, not the deepest alone: one may cover another.
 ///
 /// # Errors
 /// The table cannot be read, or no mount of it lies above the path.
@@ -80,8 +73,7 @@ pub fn do_all_answer(process: u32, path: &Path) -> io::Result<bool> {
     Ok(above.all(|line| Mount::of(&line).answers()))
 }
 
-/// The type of the file system that an absolute path without links and dots lies in, as this process sees it: that of
-/// the last one that is mounted on the deepest place above it.
+/// The type of the file system of an absolute path without links and dots, as this process sees it.
 ///
 /// # Errors
 /// The table cannot be read, or no mount of it lies above the path.
@@ -94,8 +86,8 @@ fn kind_in(table: &str, path: &Path) -> Option<String> {
     above.max_by_key(|line| line.point.len()).map(|line| line.kind.to_owned()) // the last of several
 }
 
-/// The mount of that number: in the table of `process`, or, where that may not be looked at or is that of a process in
-/// a folder of its own (chroot), in ours. Numbers mean the same in all.
+/// In the table of `process`, or, where that cannot be read or is of a changed root (chroot), in this process's.
+/// Numbers mean the same in all.
 fn find(id: u64, process: u32) -> io::Result<Mount> {
     let in_table_of = |process: u32| {
         let table = read(&format!("/proc/{process}/mountinfo"), MOUNTINFO_BYTES_MAX)?;

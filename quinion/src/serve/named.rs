@@ -3,18 +3,15 @@
 //! ```text
 //!   viewer                               keeper                       worker                      Owner
 //!     Name { .. } "s3://bucket/key" -->  keeps it: a ticket
-//!     OpenNamed(ticket), by its page ------------------------------>  of our domain still? ---->  which store?
+//!     OpenNamed(ticket), by its page ------------------------------>  of the domain still? ---->  which store?
 //!                                                                     room for work on it? ---->  open_named
 //!     NameReply, text  <------------  by the connection of the name,  <------------------------   record, text
 //!     answer: handle, record  <-----  by the page
 //! ```
 //!
-//! A file is attached by a descriptor, which shows that the viewer may read it. For an object there is no such proof:
-//! the owner opens it with credentials of its own. So an owner opens by name only what all of its domain may read, and
-//! only for a process that is of the domain when it asks.
-//!
-//! A store can take its time, as a file system can. What is under way for each is bounded in the same way
-//! (`workers.rs`), under a number that the owner gives it.
+//! A file is attached by a descriptor, which shows that the viewer may read it. An object is opened with the owner's
+//! credentials: so an owner opens by name only what all of its domain may read, for a process that is of the domain
+//! when it asks. Work on each store is bounded as on a file system (`workers.rs`).
 //!
 //! Invariants:
 //!  1. The text is sent before the answer: a viewer that has the answer finds it.
@@ -33,7 +30,6 @@ use crate::viewer::handshake::{NAME_TEXT_MAX, NameReply};
 use crate::viewer::sys::Errno;
 
 impl Shared {
-    /// Opens what the viewer has sent the name of.
     pub(super) fn open_named(&self, job: &ViewerJob, ticket: u64) -> Result<[u64; 2], Errno> {
         let ticket = u32::try_from(ticket).map_err(|_| Errno::BADF)?;
         let offer = self.seat(job.viewer).lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
@@ -77,7 +73,6 @@ impl Shared {
     }
 }
 
-/// Sends what is said of a name. Does not wait.
 fn tell(theirs: &PeerConnection, reply: NameReply, text: &str) -> Result<(), Errno> {
     let (head, text) = (reply.bytes(), &text.as_bytes()[..text.len().min(NAME_TEXT_MAX)]);
     let parts = [IoSlice::new(&head), IoSlice::new(text)];

@@ -6,8 +6,8 @@
 //!                       '--ServiceHandle: is it over? who looks? <-------------'
 //! ```
 //!
-//! The service knows viewers and no files; an owner knows files and no viewers. What an owner is told was checked
-//! before, and what it answers is handed on as it is. Where it may wait, and for how long, is each call's own matter.
+//! The service knows viewers and no files; an owner knows files and no viewers. The service checks what an owner is
+//! told, and hands on its answers as they are.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,13 +22,13 @@ use crate::arena::{ArenaError, ArenaShare, CellNumber, Validation};
 use crate::units::{Frame, MappingId, PageIndex};
 use crate::viewer::sys::Errno;
 
-/// In the numbers of what is opened by a name, in place of a device: no device of the system has one so large.
+/// In place of a device, for what is opened by a name: no device of the system has one so large.
 pub const NAMED_DEVICE: u64 = 1 << 63;
 
-/// A file as the owner attached it for a viewer.
+/// A file that was attached for a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attached {
-    /// The owner's number for this attachment, different from all others that are not detached yet, and from 0.
+    /// The owner's number for this attachment: not 0, and unlike all that are not detached yet.
     pub handle: u64,
     /// Where the file's record is.
     pub cell: CellNumber,
@@ -36,7 +36,7 @@ pub struct Attached {
     pub id: MappingId,
 }
 
-/// What the system calls a file.
+/// A file's numbers in the system.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FileName {
     /// The device it lies on.
@@ -46,7 +46,7 @@ pub struct FileName {
 }
 
 impl FileName {
-    /// That of the regular file behind a descriptor; `None` if it is none.
+    /// The numbers of the regular file behind a descriptor; `None` if it is none.
     pub fn of(file: impl AsFd) -> Option<Self> {
         let stat = fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
         Some(Self { device: stat.st_dev, inode: stat.st_ino })
@@ -56,7 +56,7 @@ impl FileName {
 /// How changes of a file by other processes are noticed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileMode {
-    /// Where it was when it was attached.
+    /// Where the file was when it was attached.
     pub path: PathBuf,
     /// The validation in force.
     pub validation: Validation,
@@ -69,9 +69,9 @@ pub struct FileMode {
 pub struct NamedAttachment {
     /// As a file that was attached.
     pub attached: Attached,
-    /// What it counts as among all that are attached; its device is what [`Owner::device_of_name`] said.
+    /// What it counts as; its device is what [`Owner::device_of_name`] said.
     pub name: FileName,
-    /// What the viewer is told of it, of [`NAME_TEXT_MAX`](crate::viewer::handshake::NAME_TEXT_MAX) bytes at most.
+    /// For the viewer: [`NAME_TEXT_MAX`](crate::viewer::handshake::NAME_TEXT_MAX) bytes at most.
     pub text: String,
 }
 
@@ -84,101 +84,94 @@ pub struct NameRefusal {
     pub text: String,
 }
 
-/// What a cache does for its viewers. Called by several threads at a time; every call may wait.
-///
-/// Handles are checked before they get here: one that arrives was given by `attach` and not detached
-/// yet, except that `detach` may come while another call with the same handle is under way.
+/// What a cache does for its viewers. Called by several threads at a time; every call may wait. A handle that arrives
+/// was given by `attach` and not detached yet, except that `detach` may come while another call with it is under way.
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
     fn arena(&self) -> ArenaShare<'_>;
-    /// Attaches the file `name` for a viewer. `file` is a descriptor of that viewer's, duplicated, by which it can read
-    /// the file: proof that it may, and not to be read by, moved or kept, as the viewer has it too. Size and times are
-    /// looked at now, and the file's record
-    /// says how far viewers may believe what is cached of it ([`Validation`]) when this returns. `ETXTBSY`: they may
-    /// not, another process has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
+    /// Attaches the file `name` for a viewer. `file` is a duplicate of that viewer's descriptor: proof that it may
+    /// read the file, not to be read by, moved or kept. Size and times are looked at now, and the file's record says
+    /// how far viewers may trust what is cached ([`Validation`]) when this returns. `ETXTBSY`: they may not, another
+    /// process has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno>;
-    /// Sets memory aside in the arena for the pages of so many groups of viewers ([`ArenaShare::reserve_viewers`]), and
-    /// makes room for them first; waits for a bounded time.
+    /// Sets memory aside in the arena for the pages of so many groups of viewers ([`ArenaShare::reserve_viewers`]);
+    /// waits for a bounded time.
     ///
     /// # Errors
     /// The bound has no room for them.
     fn reserve_viewers(&self, groups: usize) -> Result<(), ArenaError> {
         self.arena().reserve_viewers(groups)
     }
-    /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
+    /// When viewers ask for files: at the first read of each by default.
     fn attach_policy(&self) -> AttachPolicy {
         AttachPolicy::default()
     }
-    /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
-    /// now; then how many bytes of it are to be read, as [`AttachPolicy::worth`] counts, before the viewer asks again.
-    /// `spent` says that it does ask again.
+    /// Whether the file that a viewer is about to attach is better left to the kernel for now; then how many bytes of
+    /// it are to be read, as [`AttachPolicy::worth`] counts, before the viewer asks again. `spent`: it does ask
+    /// again.
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let _ = (file, name, spent);
         None
     }
-    /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
-    /// better done when no viewer waits for it. It ends soon after `service` says that it must not go on.
+    /// Called by the thread that has just answered an [`Owner::attach`], for what is better done when no viewer
+    /// waits. It ends soon after `service` says that it must not go on.
     fn prepare(&self, service: &dyn ServiceHandle) {
         let _ = service;
     }
-    /// How long from now on viewers may be sure of files of which their records say so ([`Validation::Leased`]), if
-    /// nothing else comes from this owner, as when it is stopped. Asked ten times a second, and when a file was
-    /// admitted.
+    /// How long from now on viewers may trust [`Validation::Leased`] if nothing else comes from this owner, as when
+    /// it is stopped. Asked ten times a second, and when a file was admitted.
     fn leases_valid_for(&self) -> Duration {
         Duration::ZERO
     }
-    /// A viewer asked for a file of a file system whose files are served only if the options say so
-    /// ([`AttachPolicy::any_file_system`]). It was not looked at: `name` is what the viewer says.
+    /// A viewer asked for a file of a file system that [`AttachPolicy::any_file_system`] leaves out. `name` is what
+    /// the viewer says.
     fn unserved_file_system(&self, path: &Path, name: FileName) {
         let _ = (path, name);
     }
-    /// A viewer is about to open that file so that it can write it. `cuts`: it cuts it, or has, in a way that the
-    /// kernel tells no holder of a lease of; when this returns no viewer is shown what was cached of it.
+    /// A viewer is about to open that file for writing. `cuts`: it cuts it, or has, in a way that breaks no lease;
+    /// when this returns no viewer is shown what was cached of it.
     fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
         let _ = (device, inode, cuts);
     }
-    /// A viewer wants to be alone with that file: when this returns the owner has closed it, and no viewer is attached.
+    /// A viewer wants to be alone with that file: when this returns the owner has closed it, and no viewer has it.
     fn let_go(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
-    /// A viewer is about to watch that file, or, if both are 0, any: as `let_go`, and it is not attached any more.
+    /// A viewer is about to watch that file, or any if both are 0: as `let_go`, and it is not attached any more.
     fn watched(&self, device: u64, inode: u64) {
         self.let_go(device, inode);
     }
-    /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has
-    /// open.
+    /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has.
     fn release_idle(&self) {}
     /// A viewer is about to remove that file: when this returns the owner has closed it, unless a viewer has it open.
     fn close_idle(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
-    /// This process is about to be stopped: no viewer is to wait for it.
+    /// No viewer is to wait for this process, which is about to be stopped.
     fn about_to_stop(&self) {}
-    /// Told twice a second what all viewers have done since the start, in a thread that nothing else waits for. If that
-    /// takes longer, less often.
+    /// Called about twice a second with all that viewers have done, in a thread that nothing else waits for.
     fn window_ended(&self, totals: &ViewerTotals) {
         let _ = totals;
     }
-    /// What was done about others who may change viewers' files, by file.
+    /// How changes of viewers' files are noticed, by file.
     fn modes(&self) -> Vec<FileMode> {
         Vec::new()
     }
-    /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist. `uncached`: the
-    /// reader wants them no longer than it reads them, and says so by [`Advice::Passed`].
+    /// Makes up to `len` bytes at `position` ready, at least the first page of them. `uncached`: the reader says by
+    /// [`Advice::Passed`] when it has read them.
     fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno>;
-    /// A reader met the readahead marker on the folio whose first page is `page`; `uncached` as in [`Owner::fill`].
+    /// A reader met the readahead marker on the folio that begins with `page`; `uncached` as in [`Owner::fill`].
     fn advance(&self, handle: u64, page: PageIndex, uncached: bool);
-    /// What the program says of how it will read; `len` bytes at `position` are meant by those that speak of a range.
-    /// An owner that does not care need do nothing.
+    /// How the program will read; some advices mean `len` bytes at `position`. May be ignored.
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
         let _ = (handle, advice, position, len);
         Ok(())
     }
-    /// Looks at the file's size and times again, publishes the size in its record and returns it, in bytes.
+    /// Checks the file's size and times, publishes the size in its record and returns it, in bytes.
     fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
     /// The handle is not used any more.
     fn detach(&self, handle: u64);
-    /// The number by which work on what has that name is bounded, in place of a device's: one for each store, with
+    /// The number that bounds work on what has that name, in place of a device's: one for each store, with
     /// [`NAMED_DEVICE`] added.
     ///
     /// # Errors
@@ -187,16 +180,16 @@ pub trait Owner: Send + Sync + fmt::Debug {
         let _ = name;
         Err(NameRefusal { error: Errno::OPNOTSUPP, text: "this cache opens nothing by a name".into() })
     }
-    /// Opens what has that name, for a viewer. It never changes: its record says so ([`Validation::Immutable`]) when
-    /// this returns, and another version of the object is another file.
+    /// Opens what has that name, for a viewer. Its record says that it never changes ([`Validation::Immutable`]):
+    /// another version of the object is another file.
     ///
     /// # Errors
     /// It cannot be opened.
     fn open_named(&self, name: &[u8]) -> Result<NamedAttachment, NameRefusal> {
         self.device_of_name(name).and(Err(NameRefusal { error: Errno::OPNOTSUPP, text: String::new() }))
     }
-    /// Keeps up to `len` bytes at `position` where they are in memory, until they are unpinned or the handle is
-    /// detached: the pin's number, different from all others, and how many bytes are pinned.
+    /// Pins up to `len` bytes at `position` until they are unpinned or the handle is detached. Returns the pin's
+    /// number, unlike all others, and how many bytes are pinned.
     ///
     /// # Errors
     /// They cannot be read, or no more can be pinned.
@@ -204,17 +197,16 @@ pub trait Owner: Send + Sync + fmt::Debug {
         let _ = (handle, position, len);
         Err(Errno::OPNOTSUPP)
     }
-    /// A pin is not needed any more.
+    /// The pin is not needed any more.
     fn unpin(&self, handle: u64, pin: u64) {
         let _ = (handle, pin);
     }
-    /// The service ends, and the viewer that has pinned ranges of this file may go on looking at them: they stay where
-    /// they are as long as this process lives.
+    /// The service ends; what this file's viewer has pinned stays pinned as long as this process lives.
     fn leave_pins(&self, handle: u64) {
         let _ = handle;
     }
-    /// The folio that starts at `frame` was read. A hint: the frame exists, but may be anything by now. Called with a
-    /// lock of the service held: it takes none.
+    /// The folio that starts at `frame` was read. A hint: it may be another by now. Called with a lock of the service
+    /// held: it takes none.
     fn touched(&self, frame: Frame);
 }
 
@@ -222,12 +214,11 @@ pub trait Owner: Send + Sync + fmt::Debug {
 pub trait ServiceHandle {
     /// Whether to go on.
     fn goes_on(&self) -> bool;
-    /// Whether a program may be running that reads from us.
+    /// Whether a program may be running that reads here.
     fn has_viewers(&self) -> bool;
-    /// Does `work` while the file counts as attached: a viewer that is about to open it for writing says so, and
-    /// [`Owner::writer_opened`] is called.
+    /// Does `work` while the file counts as attached, so that [`Owner::writer_opened`] is called for it.
     fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut());
 }
 
-/// Says what the code does that a process has loaded: see [`SyscallAudit`]. Called by several threads at a time.
+/// Says what the code of a process does: see [`SyscallAudit`]. Called by several threads at a time.
 pub type SyscallAuditor = Box<dyn Fn(u32) -> SyscallAudit + Send + Sync>;

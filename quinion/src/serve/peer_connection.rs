@@ -1,4 +1,4 @@
-//! Theirs: connections of processes, and the descriptors that come by them.
+//! Peer connection: connections of other processes, and the descriptors that come by them.
 //!
 //! ```text
 //!   keeper    looks at a message without taking it (MSG_PEEK): is there a descriptor with it?
@@ -7,11 +7,10 @@
 //!   the end   nothing lies unread: closed here           something does: closed in its sender's queue
 //! ```
 //!
-//! A descriptor that a process sends may be of anything: its close may wait for as long as its maker likes, as of a
-//! socket that lingers. So may the receipt of a message (the kernel drops in the calling thread what finds no room),
-//! and so may the close of a connection in which one lies unread. Therefore no thread here does any of these: a message
-//! that has a descriptor is never taken, and what may wait is done in a queue ([`SerialQueues`]) of the process that
-//! connected. While the queues are full, no process is let in.
+//! The close of a sent descriptor may wait for as long as its maker likes, as of a socket that lingers. So may the
+//! receipt of a message (the kernel drops in the calling thread what finds no room), and the close of a connection in
+//! which one lies unread. So a message that has a descriptor is never taken, and what may wait is done in a queue
+//! ([`SerialQueues`]) of the process that connected. While the queues are full, no process is let in.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,10 +26,8 @@ use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::{HELLO_BYTES, MESSAGE_MAX};
 use crate::viewer::sys::Errno;
 
-/// How long a process may take to say what it wants.
 pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
 
-/// How often a connection is looked at before something is taken to lie in it.
 const LOOKS: usize = 3;
 
 /// A connection of another process. Dropping it does not wait.
@@ -38,16 +35,13 @@ const LOOKS: usize = 3;
 pub(super) struct PeerConnection {
     socket: Option<OwnedFd>,
     queues: SerialQueues,
-    /// That of the process that connected.
     key: QueueKey,
     pub(super) since: Instant,
 }
 
-/// A message that was not taken.
 pub(super) struct RefusedMessage {
     bytes: [u8; MESSAGE_MAX + 1],
     count: usize,
-    /// Whether a descriptor comes with it.
     pub(super) has_descriptors: bool,
 }
 
@@ -63,8 +57,7 @@ impl PeerConnection {
         Self { socket: Some(socket), queues: queues.clone(), key, since: Instant::now() }
     }
 
-    /// The queue for what the kernel is asked about the process that connected: not the one of what it sent, which may
-    /// be stuck with that.
+    /// For what the kernel is asked about the process: the queue of what it sent may be stuck.
     pub(super) fn process_key(&self) -> QueueKey {
         match self.key {
             QueueKey::Sender(process) => QueueKey::Process(process),
@@ -72,7 +65,6 @@ impl PeerConnection {
         }
     }
 
-    /// The message that came first and was not taken; `None` if there is none yet. Does not wait.
     pub(super) fn peek(&self) -> io::Result<Option<RefusedMessage>> {
         let mut bytes = [0; MESSAGE_MAX + 1];
         match peek(self.as_fd(), &mut bytes) {
@@ -86,13 +78,12 @@ impl PeerConnection {
         }
     }
 
-    /// Takes a message that has no descriptor.
     pub(super) fn take(&self) {
         let _ = rustix::net::recv(self, &mut [0; HELLO_BYTES], RecvFlags::DONTWAIT);
     }
 
-    /// A descriptor of what came with the first message, which stays where it is: so no close of this one is the last.
-    /// Its close may wait all the same ([`PeerConnection::close_in_queue`]). Does not wait.
+    /// The descriptor that came with the first message, which stays there: so no close of this one is the last. Its
+    /// close may wait ([`PeerConnection::close_in_queue`]). Does not wait.
     pub(super) fn descriptor(&self) -> Result<OwnedFd, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
@@ -110,7 +101,7 @@ impl PeerConnection {
             Some(descriptor) if shown.is_empty() && !received.flags.contains(ReturnFlags::CTRUNC) => {
                 Ok(descriptor)
             }
-            // More than one, or we have too many open.
+            // More than one, or this process has too many open.
             last => {
                 last.into_iter().chain(shown).for_each(|descriptor| self.close_in_queue(descriptor));
                 Err(Errno::BADF)
@@ -118,7 +109,6 @@ impl PeerConnection {
         }
     }
 
-    /// Closes what came from this process, where no worker waits for it.
     pub(super) fn close_in_queue(&self, descriptor: OwnedFd) {
         self.queues.close(self.key, descriptor);
     }
@@ -146,16 +136,16 @@ impl Drop for PeerConnection {
     }
 }
 
-/// Whether no message lies in the connection, nor ever will. A message of no bytes looks like the end of the
-/// connection, and another may lie behind it. With the sender's credentials asked for, the kernel says of each message
-/// that these found no place ([`ReturnFlags::CTRUNC`]), and of the end it does not.
+/// Whether no message lies in the connection, nor ever will. A message of no bytes looks like the end, and another
+/// may lie behind it; but the kernel marks each message, as its sender's credentials found no place
+/// ([`ReturnFlags::CTRUNC`]).
 fn is_empty(socket: &OwnedFd) -> bool {
     if sockopt::set_socket_passcred(socket, true).is_err() {
         return false;
     }
     // Behind this nothing more comes, so what is found empty stays so.
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
-    // An error that stands is told first, and once: as when the other has closed without hearing us.
+    // A standing error is returned first, and once: the other side may have closed before it read all.
     (0..LOOKS).any(|_| match peek(socket.as_fd(), &mut [0]) {
         Ok((count, flags)) => count == 0 && !flags.contains(ReturnFlags::CTRUNC),
         Err(error) => error == rustix::io::Errno::AGAIN,
@@ -190,7 +180,7 @@ mod tests {
         sendmsg(socket, &[IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// A socket whose last close waits for some seconds, as what it has sent is not taken.
+    /// Its last close waits for some seconds, as what it has sent is not taken.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -236,14 +226,12 @@ mod tests {
         }
     }
 
-    /// 1. A process sends a socket that lingers, and closes it.
-    /// 2. The thread that drops the connection waits for as long as it lingers.
+    /// The thread that drops the connection would wait for as long as the socket lingers.
     #[test]
     fn dropping_a_connection_with_a_lingering_socket_in_it_does_not_wait() {
         drop_with_a_lingering_socket(&[], b"words");
     }
 
-    /// A message of no bytes looks like the end of a connection: what lies behind it, and what comes with it, is seen.
     #[test]
     fn a_lingering_socket_behind_empty_messages_or_with_one_is_seen() {
         drop_with_a_lingering_socket(&[b"", b""], b"words");

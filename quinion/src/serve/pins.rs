@@ -1,12 +1,12 @@
 //! Pins: ranges of files that stay where they are in memory while a viewer looks at them.
 //!
-//! A viewer's reads copy, and need no pin. A viewer that wants bytes without a copy asks for a pin; the owner holds it,
-//! and the viewer finds the pages by the same walk as a read does. What a viewer has pinned is bounded in number and
-//! in bytes; a pin ends by a request, with its handle, or when the viewer ends, however it ends.
+//! A viewer that wants bytes without a copy asks for a pin; the owner holds it, and the viewer finds the pages by the
+//! same walk as a read does. A viewer's pins are bounded in number and in bytes; a pin ends by a request, with its
+//! handle, or when the viewer ends.
 //!
 //! A pin never ends while its viewer may look at the bytes and does not know:
-//!  - A process that joins again, as another program or from another part of the same, would leave what it had
-//!    pinned for no viewer. While there is such a pin, it is not let in again.
+//!  - A process that has pins is not let in again, as another program or from another part of the same: no viewer
+//!     would have these.
 //!  - When the service ends and the viewer does not, what it has pinned stays in memory as long as this process does.
 //!
 //! Invariant: each pin in a seat's list is the owner's, of a handle in the same list of handles.
@@ -16,12 +16,10 @@ use super::viewer_slot::{PinnedRange, ViewerJob, ViewerSlot};
 use crate::arena::control::Operation;
 use crate::viewer::sys::Errno;
 
-/// Ranges that one viewer has pinned at most.
 const PINS_MAX: usize = 1024;
-/// Of the cache's memory, the part that one viewer may pin.
+/// The part of the cache's memory that one viewer may pin, as 1 / so many.
 const PART_OF_MEMORY: u64 = 4;
 
-/// A range that is to be pinned, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct PinRequest {
     position: u64,
@@ -29,7 +27,6 @@ struct PinRequest {
 }
 
 impl Shared {
-    /// Answers a request about a pin.
     pub(super) fn answer_pin(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         let [handle, second, len] = job.arguments;
         if job.operation == Operation::Pin as u32 {
@@ -39,7 +36,6 @@ impl Shared {
         Ok([0, 0])
     }
 
-    /// Pins a range for a viewer: the pin's number and how many bytes there are.
     fn pin(&self, viewer: usize, handle: u64, range: PinRequest) -> Result<[u64; 2], Errno> {
         let most = self.owner.arena().stats().bound_bytes / PART_OF_MEMORY;
         let fits = |seat: &ViewerSlot, more| seat.pins.len() < PINS_MAX && seat.pinned_bytes() + more <= most;
@@ -48,7 +44,7 @@ impl Shared {
         }
         let (pin, bytes) = self.owner.pin(handle, range.position, range.len)?;
         let mut seat = self.seat(viewer).lock();
-        // Meanwhile others may have been pinned for it, or it may have given the handle back.
+        // The viewer may have pinned more, or given the handle back, meanwhile.
         if seat.handles.contains_key(&handle) && !seat.is_replaced && fits(&seat, bytes) {
             seat.pins.insert(pin, PinnedRange { handle, bytes });
             return Ok([pin, bytes]);
@@ -58,7 +54,6 @@ impl Shared {
         Err(Errno(libc::ENOBUFS))
     }
 
-    /// Gives a pin back, if the viewer has it.
     pub(super) fn unpin(&self, viewer: usize, handle: u64, pin: u64) {
         let mut seat = self.seat(viewer).lock();
         if seat.pins.get(&pin).is_some_and(|known| known.handle == handle) {

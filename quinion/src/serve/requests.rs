@@ -6,9 +6,9 @@
 //!      '---put back-----'
 //! ```
 //!
-//! The page is read once: what it says in a moment may be something else. What a worker is at for a slot is noted in
-//! the viewer's seat before, and the seat stays busy until the answer is written. The workers take the requests of
-//! all viewers in turn, and some of them at most are at work for one viewer, or for one file system (`workers.rs`).
+//! The page is read once, as it may change at any moment. The viewer's seat notes the slot's job before, and stays
+//! busy until the answer is written. The workers take the requests of all viewers in turn, and some of them at most
+//! work for one viewer, or for one file system (`workers.rs`).
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,11 +24,9 @@ use crate::sys::serial_queues::QueueKey;
 use crate::units::PageIndex;
 use crate::viewer::sys::{Errno, futex_wake};
 
-/// Workers that are at work for one viewer at most.
 const JOBS_MAX: u32 = 16;
 
 impl Shared {
-    /// Takes the next request, of any viewer: viewers are served round robin.
     pub(super) fn take_job(&self) -> Option<ViewerJob> {
         let (start, seats) = (self.cursor.load(Ordering::Relaxed) as usize, self.seats.count());
         let start = if start < seats { start } else { 0 };
@@ -52,7 +50,6 @@ impl Shared {
         Some(job)
     }
 
-    /// Takes a request of that viewer.
     fn take_of(&self, viewer: usize) -> Found<ViewerJob> {
         if self.process(viewer) == 0 {
             return Found { question: None, more: false };
@@ -75,8 +72,7 @@ impl Shared {
         Found { question: None, more: is_left }
     }
 
-    /// Takes one request, if it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat
-    /// is busy from here on.
+    /// If it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat is busy then.
     pub(super) fn take(&self, viewer: usize, slot: usize, wanted: impl Fn(u32) -> bool) -> Option<ViewerJob> {
         let mut seat = self.seat(viewer).lock();
         let request = &self.page(viewer).requests[slot];
@@ -85,7 +81,7 @@ impl Shared {
         if !is_pending(pending) || seat.busy >= JOBS_MAX {
             return None;
         }
-        // Acquire, partner: the viewer's Release of PENDING: we see the request.
+        // Acquire, partner: the viewer's Release of PENDING: this thread sees the request.
         request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // Read once: in a moment the page may say something else.
         let operation = request.operation.load(Ordering::Relaxed);
@@ -108,14 +104,13 @@ impl Shared {
         })
     }
 
-    /// Leaves a request that was taken to another worker.
     fn put_back(&self, viewer: usize, request: &Request, pending: u32) {
         // Release, partner: the Acquire in `take`.
         let is_back =
             request.state.compare_exchange(state::TAKEN, pending, Ordering::Release, Ordering::Relaxed);
         if is_back.is_err() {
-            // Given up meanwhile; or the viewer has gone, and the next one asks by this slot: that stays. Release,
-            // partner: the Acquire by which a viewer claims the slot.
+            // Given up meanwhile; or the next viewer asks by this slot: that stays. Release, partner: the Acquire by
+            // which a viewer claims the slot.
             let _ = request.state.compare_exchange(
                 state::GIVEN_UP,
                 state::FREE,
@@ -127,7 +122,7 @@ impl Shared {
         self.wake_workers(); // the worker that was woken for it may sleep again
     }
 
-    /// Does a job; or, if it must not be refused and its file system hangs, has it done in the queue of that.
+    /// One that must not be refused, and whose file system hangs, is done in the queue of that.
     pub(super) fn do_job_or_defer(self: &Arc<Self>, job: ViewerJob) {
         match job.device_to_notify().filter(|&device| self.workers.is_stuck(WorkKey::Notices(device))) {
             Some(device) => {
@@ -156,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// Takes back what was given by an answer that its viewer does not read: the handle or the pin of that `number`.
+    /// The handle or the pin of that `number`: its viewer does not read the answer.
     fn take_back(&self, job: &ViewerJob, number: u64) {
         const ATTACH: u32 = Operation::Attach as u32;
         const OPEN_NAMED: u32 = Operation::OpenNamed as u32;
@@ -168,7 +163,6 @@ impl Shared {
         }
     }
 
-    /// Which file system may keep us waiting, where that is known before; and that the viewer has the handle it names.
     fn work_key(&self, job: &ViewerJob) -> Result<Option<WorkKey>, Errno> {
         const ATTACH: u32 = Operation::Attach as u32;
         const OPEN_NAMED: u32 = Operation::OpenNamed as u32;
@@ -254,7 +248,6 @@ impl Shared {
         }
     }
 
-    /// A viewer wants to be alone with a file, or is about to watch it.
     fn let_go_for_viewer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         match job.arguments {
             [device, inode, 0] => self.owner.let_go(device, inode),
@@ -263,7 +256,6 @@ impl Shared {
         Ok([0, 0])
     }
 
-    /// What the code does that the viewer's process has loaded.
     fn examine(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         let _probe = self.workers.probe(job.process.name).ok_or(Errno::AGAIN)?;
         if !self.domain.has(&job.process.member) {
@@ -275,20 +267,17 @@ impl Shared {
     }
 }
 
-/// Whether a slot holds a request that no worker has taken.
 pub(super) fn is_pending(now: u32) -> bool {
     matches!(now, state::PENDING | state::PENDING_UNATTENDED)
 }
 
-/// Whether the viewer received the answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AnswerDelivery {
     Yes,
     No,
 }
 
-/// Writes the answer and wakes the thread that waits for it. Of a request that no thread waits for, only the slot is
-/// freed.
+/// If no thread waits for the request, only the slot is freed.
 fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) -> AnswerDelivery {
     if attended {
         match result {

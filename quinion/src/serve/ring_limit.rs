@@ -1,7 +1,7 @@
 //! Ring limit: a viewer that rings and asks nothing is polled, and not slept for.
 //!
-//! A viewer steps its futex with each request, and so wakes a thread of ours: a worker, or the watcher of its group.
-//! Nothing keeps it from doing so without a request, as fast as it can; then that thread would do nothing else.
+//! A viewer steps its futex with each request, and so wakes a thread. Nothing keeps it from doing so without a
+//! request, as fast as it can; then that thread would do nothing else.
 //!
 //! ```text
 //!   rings that no request explains    up to RINGS_MAX in a WINDOW    more
@@ -9,76 +9,64 @@
 //!   until                                                             it has asked as often, or the window is over
 //! ```
 //!
-//! Each thread that sleeps for viewers has a limit for each of them, so no lock is needed. It counts a ring when it
-//! finds another number than at its last look, and one less for each request that any thread has taken of that viewer
-//! since then. A viewer that asks as often as it rings is therefore always slept for. What a viewer that is polled asks
-//! waits for [`POLL_INTERVAL`] at most; for all others nothing changes.
+//! Each thread that sleeps for viewers has a limit for each of them, so no lock is needed. It counts a ring when the
+//! number has changed, and one less for each request that was taken of that viewer since then: a viewer that asks as
+//! often as it rings is always slept for. A request of a polled viewer waits for [`POLL_INTERVAL`] at most.
 //!
 //! Invariants:
 //!  1. A viewer that is polled is looked at within [`POLL_INTERVAL`], whatever it does.
 //!  2. Rings without requests wake a thread [`RINGS_MAX`] times in each [`WINDOW`] at most, and twice in each
 //!     [`POLL_INTERVAL`].
 //!
-//! Not an invariant: that the numbers rise. A viewer writes into its futex what it likes; if it writes back an earlier
-//! number before a look, that ring was not seen, and cost nothing.
+//! Not an invariant: that the numbers rise. If a viewer writes back an earlier number before a look, that ring was
+//! not seen, and cost nothing.
 
 use std::time::{Duration, Instant};
 
 use crate::arena::control::REQUEST_SLOTS;
 
-/// Rings without a request in a [`WINDOW`] after which a viewer is polled.
 const RINGS_MAX: u32 = 512;
 const WINDOW: Duration = Duration::from_secs(1);
-/// The time between two looks at a viewer that is polled. Viewers wait for an answer for longer than that.
+/// Viewers wait for an answer for longer than that.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Heartbeats in a window. With each, a viewer may ask anew by all its slots, and give up before a request is taken.
 const BEATS: u32 = (WINDOW.as_millis() / super::BEAT.as_millis()) as u32;
 const _: () =
     assert!((BEATS + 1) * (REQUEST_SLOTS as u32) < RINGS_MAX, "a late owner is no reason to poll a viewer");
 
-/// What a thread finds when it looks at a viewer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observation {
-    /// Which of the processes that had its seat it is.
+    /// Counts the processes that had its seat.
     pub(super) whose: u32,
-    /// The number of its futex.
     pub(super) number: u32,
-    /// Requests that were taken of it.
     pub(super) taken: u32,
 }
 
-/// How a thread learns that a viewer has rung.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WaitMode {
-    /// It sleeps on the viewer's futex.
     Futex,
-    /// It looks again after [`POLL_INTERVAL`].
     Poll,
 }
 
-/// What one thread knows of one viewer's rings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RingLimit {
     last: Option<Observation>,
-    /// Rings that no request explains, in the window that began then; at most one more than [`RINGS_MAX`].
+    /// In the window that began then; at most one more than [`RINGS_MAX`].
     unexplained: u32,
     window_start: Option<Instant>,
     next_poll: Option<Instant>,
 }
 
 impl RingLimit {
-    /// How long the viewer is not to be looked at yet, if it is polled.
     pub(super) fn until_poll(&self, now: impl FnOnce() -> Instant) -> Option<Duration> {
         let left = self.next_poll?.saturating_duration_since(now());
         (!left.is_zero()).then_some(left)
     }
 
-    /// Whether the viewer has rung since the last look.
     pub(super) fn has_rung(&self, seen: &Observation) -> bool {
         self.last.is_some_and(|last| last.whose == seen.whose && last.number != seen.number)
     }
 
-    /// Notes what a look has found, and says how to wait for the viewer from now on.
     pub(super) fn note(&mut self, seen: Observation, now: impl FnOnce() -> Instant) -> WaitMode {
         let has_rung = self.has_rung(&seen);
         self.next_poll = None;
@@ -109,7 +97,6 @@ impl RingLimit {
 mod tests {
     use super::*;
 
-    /// A viewer, and the thread that looks at it.
     struct Stage {
         limit: RingLimit,
         seen: Observation,
@@ -134,7 +121,6 @@ mod tests {
         fn ring_slept_for(&mut self, count: u32) {
             (0..count).for_each(|ring| assert_eq!(self.ring(), WaitMode::Futex, "ring {ring}"));
         }
-        /// Rings until it is polled.
         fn exhaust(&mut self) {
             self.ring_slept_for(RINGS_MAX);
             assert_eq!(self.ring(), WaitMode::Poll);
@@ -159,8 +145,7 @@ mod tests {
         }
     }
 
-    /// 1. A viewer that is polled writes back the number of the last look, so that it seems to be quiet.
-    /// 2. It is slept for, and rings as often as in a new window.
+    /// A polled viewer that writes back the last number seems quiet, is slept for, and may ring as in a new window.
     #[test]
     fn a_viewer_that_seems_to_be_quiet_rings_once_before_it_is_polled_again() {
         let mut stage = Stage::new();

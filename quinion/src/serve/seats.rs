@@ -6,9 +6,8 @@
 //!   ..                           up to as many as may view
 //! ```
 //!
-//! The lowest seat that is free is taken, so that few groups are in use. The last groups, if no viewer is in them, are
-//! cut off: the memory of their pages is given back. What was noted of their viewers stays, as does the watcher, until
-//! the group is made again.
+//! The lowest free seat is taken, so that few groups are in use. Last groups without viewers are cut off and their
+//! pages' memory given back; notes and watcher stay until the group is made again.
 //!
 //! Invariant: the groups that are made are the first ones, and each has its pages mapped and, but for the first, a
 //! watcher. One thread at a time makes groups or cuts them off, by the lock of groups.
@@ -21,42 +20,35 @@ use super::viewer_slot::ViewerSlot;
 use crate::arena::control::GROUP_VIEWERS;
 use crate::sync::{Rank, RankedMutex};
 
-/// The seats of all groups.
 #[derive(Debug)]
 pub(super) struct Seats {
     groups: Box<[Group]>,
-    /// Seats of groups that are made.
     count: AtomicUsize,
-    /// Seats that there may be.
     most: usize,
 }
 
 #[derive(Debug, Default)]
 struct Group {
     seats: OnceLock<Box<[RankedMutex<ViewerSlot>]>>,
-    /// Changed when those who sleep for its viewers are to look again.
+    /// Changed when the threads that sleep for its viewers are to look again.
     joined: AtomicU32,
     has_watcher: AtomicBool,
 }
 
 impl Seats {
-    /// No seat yet, of `most` that there may be.
     pub(super) fn new(most: usize) -> Self {
         let groups = (0..most.div_ceil(GROUP_VIEWERS)).map(|_| Group::default()).collect();
         Self { groups, count: AtomicUsize::new(0), most }
     }
 
-    /// How many seats there are, free or not.
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire) // partner: `add`
     }
 
-    /// The seats of a group, made or not.
     pub(super) fn of_group(&self, group: usize) -> Range<usize> {
         group * GROUP_VIEWERS..((group + 1) * GROUP_VIEWERS).min(self.most)
     }
 
-    /// Those of the first group that there are.
     pub(super) fn first_group(&self) -> Range<usize> {
         0..self.count().min(GROUP_VIEWERS)
     }
@@ -65,12 +57,10 @@ impl Seats {
         self.groups.get(viewer / GROUP_VIEWERS)?.seats.get()?.get(viewer % GROUP_VIEWERS)
     }
 
-    /// All that there are, in their order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &RankedMutex<ViewerSlot>> {
         self.groups.iter().filter_map(|group| group.seats.get()).flatten()
     }
 
-    /// Makes a group, unless it is made: the last one that was not.
     pub(super) fn add(&self, group: usize) {
         let seat = || RankedMutex::new(Rank::Viewer, ViewerSlot::default());
         let seats = self.of_group(group);
@@ -79,29 +69,25 @@ impl Seats {
         self.count.fetch_max(seats.end, Ordering::Release);
     }
 
-    /// Cuts off all groups but the first `groups`; no viewer is in the others.
     pub(super) fn truncate(&self, groups: usize) {
         // Relaxed is enough: a thread that still sees the seats finds no viewer there.
         self.count.fetch_min(self.of_group(groups - 1).end, Ordering::Relaxed);
     }
 
-    /// What those who sleep for a viewer wake from when another one joins: the workers for the first group, and for any
-    /// other its watcher. It is the owner's own memory: no viewer can sleep there, and be woken in their place.
+    /// Wakes the workers for the first group, or another's watcher, when a viewer joins. In the owner's own memory:
+    /// no viewer can sleep there, and be woken in their place.
     pub(super) fn joined(&self, viewer: usize) -> &AtomicU32 {
         &self.groups[viewer / GROUP_VIEWERS].joined
     }
 
-    /// What all watchers wake from, and the workers.
     pub(super) fn all_joined(&self) -> impl Iterator<Item = &AtomicU32> {
         self.groups.iter().map(|group| &group.joined)
     }
 
-    /// Whether the caller is to start the watcher of that group.
     pub(super) fn is_unwatched(&self, group: usize) -> bool {
         !self.groups[group].has_watcher.swap(true, Ordering::Relaxed)
     }
 
-    /// It could not.
     pub(super) fn unwatch(&self, group: usize) {
         self.groups[group].has_watcher.store(false, Ordering::Relaxed);
     }

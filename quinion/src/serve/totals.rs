@@ -1,13 +1,13 @@
 //! Totals: what viewers did, added up.
 //!
-//! Each viewer counts in its own page; the sums of viewers that are no more lie with the seats that they had. None of
-//! it is trusted: a viewer may write any number, and its sums wrap.
+//! Each viewer counts in its own page; the sums of dead viewers lie with their seats. None of it is trusted: a viewer
+//! may write any number, and sums wrap.
 
 use std::sync::atomic::Ordering;
 
 use crate::arena::control::{Counter, Patching, Reason, ViewerPage};
 
-/// What all viewers did, dead ones included. Counted by themselves, so worth what they are.
+/// What all viewers did, dead ones included, as they say themselves.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ViewerTotals {
     /// Processes that attached.
@@ -31,7 +31,6 @@ pub struct ViewerTotals {
 }
 
 impl ViewerTotals {
-    /// Adds what the viewer of this page counts.
     pub(super) fn add(&mut self, page: &ViewerPage) {
         let counted = |place: usize| page.counters[place].load(Ordering::Relaxed);
         let sums = [
@@ -54,7 +53,6 @@ impl ViewerTotals {
         self.viewers += 1;
     }
 
-    /// Adds other sums.
     pub(super) fn merge(&mut self, other: &ViewerTotals) {
         self.viewers += other.viewers;
         self.reads = self.reads.wrapping_add(other.reads);

@@ -5,11 +5,9 @@
 //!   further groups   watcher --sleeps for--> its viewers' futexes, and `joined`; puts doorbells up, wakes a worker
 //! ```
 //!
-//! A thread reads all words, looks whether there is work, counts itself among the sleepers and sleeps on the values
-//! that it has read. A viewer that asks changes its futex and then looks at the count. So either the sleep does not
-//! begin, or the viewer wakes it. A viewer that rings without asking is polled for some time (`ring_limit.rs`).
-//!
-//! Where the kernel sleeps on one word at a time, the threads wake up again and again and look.
+//! A thread reads all words, looks for work, counts itself among the sleepers and sleeps on the values that it has
+//! read. A viewer that asks changes its futex and then looks at the count. So either the sleep does not begin, or the
+//! viewer wakes it. Where the kernel sleeps on one word at a time, the threads wake up again and again and look.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,14 +19,12 @@ use crate::arena::control::GROUP_VIEWERS;
 use crate::arena::doorbells::WatchedViewers;
 use crate::viewer::sys::{FUTEXES_MAX, FutexWait, futex_wait, futex_wait_any, futex_wake};
 
-/// How long a worker sleeps at most, in milliseconds, if no viewer rings.
 const WORKER_SLEEP_MILLIS: u32 = 1000;
-/// The same where it cannot sleep on all futexes at once.
+/// Where it cannot sleep on all futexes at once.
 const WORKER_POLL_MILLIS: u32 = 2;
 
 impl Shared {
-    /// Has the watcher of its group, or one worker, look again which viewers there are; a worker has others do so when
-    /// it has something else to do.
+    /// Has its group's watcher, or one worker, look again; a worker that is busy then wakes the next.
     pub(super) fn announce_viewer(&self, viewer: usize) {
         let joined = self.seats.joined(viewer);
         // SeqCst, partner: the sleep in `answer_viewers`, or in `watch`.
@@ -41,7 +37,7 @@ impl Shared {
         futex_wake(joined, 1);
     }
 
-    /// This worker is about to do something, or to end: one that sleeps is to wait for all of them.
+    /// This worker is about to do something, or to end: a sleeping one is to wait for all futexes.
     fn hand_on(&self) {
         // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the futex again.
         if !self.workers.are_all_awaited() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
@@ -49,14 +45,12 @@ impl Shared {
         }
     }
 
-    /// Has all workers look again.
     pub(super) fn wake_workers(&self) {
         let wake_futex = self.seats.joined(0);
         wake_futex.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
         futex_wake(wake_futex, u32::MAX >> 1);
     }
 
-    /// Has all workers and watchers look again.
     pub(super) fn wake_all(&self) {
         for joined in self.seats.all_joined() {
             joined.fetch_add(1, Ordering::SeqCst); // partner: the sleeps in `answer_viewers` and `watch`
@@ -64,7 +58,6 @@ impl Shared {
         }
     }
 
-    /// Starts one more.
     pub(super) fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
         self.workers.add(spawn(self, ("quinion-worker", self.workers.ends()), Self::answer_viewers)?);
         Ok(())
@@ -74,9 +67,9 @@ impl Shared {
         let (mut idle_since, mut limits) = (Instant::now(), [RingLimit::default(); GROUP_VIEWERS]);
         while !self.is_closed() {
             let (control, mut futexes) = (self.control(), FutexList::new());
-            // SeqCst here and below, partner: `wake_owner` in the viewer, and `wake_workers`. A viewer that asks after
-            // we looked changes its futex after we read it, so the sleep sees another value; and a viewer that does so
-            // while we are about to sleep sees a sleeper to wake.
+            // SeqCst here and below, partner: `wake_owner` in the viewer, and `wake_workers`. A viewer that asks
+            // after the look changes its futex after it was read, so the sleep sees another value; one that asks just
+            // before the sleep sees a sleeper to wake.
             let wake_futex = self.seats.joined(0);
             let wake_count = wake_futex.load(Ordering::SeqCst); // partner: as above
             futexes.push(FutexWait::new(wake_futex, wake_count));
@@ -104,7 +97,7 @@ impl Shared {
                 // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
                 control.sleepers.fetch_add(1, Ordering::SeqCst);
                 if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
-                    // This kernel waits for one word at a time: viewers are looked at again and again.
+                    // This kernel waits for one word at a time.
                     futex_wait(wake_futex, wake_futex.load(Ordering::Relaxed), WORKER_POLL_MILLIS);
                 }
                 control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
@@ -112,7 +105,6 @@ impl Shared {
         }
     }
 
-    /// The life of the watcher of a group: it sleeps for its viewers, and puts up their doorbells.
     pub(super) fn watch(self: &Arc<Self>, group: usize) {
         let viewers = self.seats.of_group(group);
         let joined = self.seats.joined(viewers.start);
@@ -139,16 +131,15 @@ impl Shared {
             // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
             control.sleepers.fetch_add(1, Ordering::SeqCst);
             if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
-                // This kernel waits for one word at a time: viewers are looked at again and again.
+                // This kernel waits for one word at a time.
                 futex_wait(joined, joined.load(Ordering::Relaxed), WORKER_POLL_MILLIS);
             }
             control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
         }
     }
 
-    /// Adds the futex of a viewer to those that the thread is about to sleep on, with its number by `look`, which is
-    /// told whose seat it is. The futex of one that is polled is left out, and looked at when its time has come; the
-    /// sleep ends by then.
+    /// Adds the viewer's futex to those that the thread is about to sleep on, with its number by `look`. One that is
+    /// polled is left out, and the sleep ends when its time has come.
     fn await_viewer<'a>(
         &'a self,
         viewer: usize,
@@ -181,11 +172,9 @@ impl Shared {
     }
 }
 
-/// Some futexes, without a list in memory.
 struct FutexList<'a> {
     words: [FutexWait<'a>; FUTEXES_MAX],
     count: usize,
-    /// How long the thread may sleep on them.
     sleep_millis: u32,
 }
 
@@ -198,7 +187,6 @@ impl<'a> FutexList<'a> {
             sleep_millis: WORKER_SLEEP_MILLIS,
         }
     }
-    /// The thread is to sleep no longer than that, in whole milliseconds.
     fn wake_within(&mut self, time: Duration) {
         self.sleep_millis = self.sleep_millis.min(time.as_micros().div_ceil(1000) as u32);
     }
@@ -211,5 +199,5 @@ impl<'a> FutexList<'a> {
     }
 }
 
-// With those on which the owner's own threads wake each other.
+// Two more: the owner's threads wake each other on these.
 const _: () = assert!(GROUP_VIEWERS + 2 <= FUTEXES_MAX);

@@ -1,30 +1,22 @@
 //! Workers: how many threads answer, and which processes may keep them waiting.
 //!
-//! A request can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
-//! sleeps) would take one worker after the other, until no request is answered any more. So the workers that are at
-//! work on the files of one file system are counted, and if [`AT_WORK_MAX`] are and none of them has come back for
-//! [`STUCK_MIN`], another request is refused at once: its viewer reads by the kernel, and waits there by itself.
-//! What the owner must be told of a file (it is cut; a program watches it) is not refused: it waits in the queue of
-//! that file system (`Shared::do_job_or_defer`), as a handle does that is taken back. The requests of one viewer are
-//! bounded in the same way (`Shared::take`). And while all workers are busy, another is started with each heartbeat,
-//! up to [`WORKERS_MAX`]; so some file systems that hang leave enough for the others.
+//! A request can take as long as a file system takes, and one that hangs (a network that is gone, a FUSE daemon that
+//! sleeps) would take all workers. So if [`AT_WORK_MAX`] work on one file system and none has come back for
+//! [`STUCK_MIN`], another request is refused at once: its viewer reads by the kernel. What the owner must be told of
+//! a file (it is cut; a program watches it) waits in the queue of that file system (`Shared::do_job_or_defer`), as a
+//! handle does that is taken back. The requests of one viewer are bounded in the same way (`Shared::take`). While all
+//! workers are busy, another is started with each heartbeat, up to [`WORKERS_MAX`].
 //!
-//! What a worker asks of a process itself before the file system is known (its descriptor, its memory map) can hang,
-//! too: the kernel takes locks of that process, which it can hold in an `exec` or a page fault. Such requests are
-//! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
-//! of the workers wait so.
+//! What a worker asks of a process itself (its descriptor, its memory map) can hang, too: the kernel takes locks that
+//! the process can hold in an `exec` or a page fault. A request of a process that keeps [`PROBES_STUCK_MAX`] waiting
+//! is refused, and so is every one while half of the workers wait so.
 //!
-//! A worker that sleeps waits for the futexes of all viewers of the first group that there were when it fell
-//! asleep, and for the doorbells of the others ([`doorbells`](crate::arena::doorbells)). Another viewer of that group
-//! wakes one of them, and the others do not wait for its futex. When that one has something to do, and no other that
-//! sleeps waits for all of them, it wakes the next. So a process that starts costs one wake-up, or two, and not one
-//! for each.
+//! A sleeping worker waits for the futexes of the first group's viewers of that moment, and for the doorbells of the
+//! others ([`doorbells`](crate::arena::doorbells)). A further viewer of that group wakes one worker, which waits for
+//! its futex, too; when that one is busy, it wakes the next. So a new process costs one or two wake-ups.
 //!
-//! The first few are started one by one, each by the worker before it that begins to do something: programs that read
-//! nothing of ours need one. A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
-//!
-//! A worker that hangs at the end of the service is left behind: what it holds is counted, and goes when it comes back,
-//! or with the process.
+//! The first few are started one by one, each by the worker before it that begins to work. One beyond these that
+//! finds nothing to do for [`IDLE_MAX`] ends. One that hangs at the end of the service is left behind.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,30 +27,20 @@ use std::time::{Duration, Instant};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::peer::ProcessName;
 
-/// Threads that answer at most.
 const WORKERS_MAX: usize = 64;
-/// Workers that are at work on files of one file system at most, if none of them comes back.
 const AT_WORK_MAX: usize = 8;
-/// How long that takes on no file system that is well.
+/// No healthy file system takes so long.
 const STUCK_MIN: Duration = Duration::from_millis(500);
-/// The same of what viewers say of the files of one file system, or of all.
 const NOTICES_MAX: usize = 4;
-/// Requests about one process that may wait for longer than that.
 const PROBES_STUCK_MAX: usize = 2;
-/// How long a worker that is one too many waits for something to do.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(5);
-/// How long the end of the service waits for workers that are at work.
 pub(super) const END_MAX: Duration = Duration::from_secs(1);
 
-/// What a worker is at, as far as that may keep it waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum WorkKey {
-    /// Files of the file system on this device: they are read, say.
     Files(u64),
-    /// What a viewer says of a file on this device, which may be closed for it. Apart from the files: the number is
-    /// what the viewer says.
+    /// What a viewer says of a file on this device, which may be closed for it; the number is what it says.
     Notices(u64),
-    /// Files of any file system are closed.
     Closes,
 }
 
@@ -71,20 +53,17 @@ impl WorkKey {
     }
 }
 
-/// The threads that answer.
 #[derive(Debug)]
 pub(super) struct Workers {
     threads: RankedMutex<Vec<JoinHandle<()>>>,
     ends: ThreadEnds,
     count: AtomicUsize,
-    /// So many do not end before the service does.
     least: AtomicUsize,
     resting: AtomicUsize,
-    /// What the wake-up count was when the last viewer joined, and how many sleep since then.
+    /// The wake-up count when the last viewer joined, and how many sleep since then.
     listeners: RankedMutex<(u32, usize)>,
-    /// How many are at work at each, and when one began alone or came back last.
+    /// How many work at each, and when one began alone or came back last.
     at_work: RankedMutex<HashMap<WorkKey, (usize, Instant)>>,
-    /// Requests about processes that are under way: which process, and since when.
     probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
 
@@ -103,7 +82,6 @@ impl Default for Workers {
     }
 }
 
-/// A worker is at work on a file of a file system, until this is dropped.
 #[derive(Debug)]
 pub(super) struct BusyWorker<'a> {
     workers: &'a Workers,
@@ -111,12 +89,10 @@ pub(super) struct BusyWorker<'a> {
 }
 
 impl Workers {
-    /// What counts the workers that have not ended.
     pub(super) fn ends(&self) -> &ThreadEnds {
         &self.ends
     }
 
-    /// One more was started, counted by [`Workers::ends`].
     pub(super) fn add(&self, thread: JoinHandle<()>) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut threads = self.threads.lock();
@@ -124,22 +100,19 @@ impl Workers {
         threads.push(thread);
     }
 
-    /// A thread that answers nothing was started, counted by [`Workers::ends`], and is to be waited for at the end.
     pub(super) fn add_watcher(&self, thread: JoinHandle<()>) {
         self.threads.lock().push(thread);
     }
 
-    /// So many stay, whether there is something to do or not.
     pub(super) fn keep(&self, least: usize) {
         self.least.store(least, Ordering::Relaxed);
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Whether the worker that asks, and has found nothing to do since `idle_since`, is to end; then it counts no more.
+    /// Whether the worker, idle since `idle_since`, is to end; it is not counted then.
     pub(super) fn retires(&self, idle_since: Instant) -> bool {
         let least = self.least.load(Ordering::Relaxed);
         let one_less = |count: usize| count.checked_sub(1).filter(|&rest| rest >= least);
@@ -147,8 +120,7 @@ impl Workers {
             && self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 
-    /// A worker has nothing to do, and does `sleep`, which waits for the futexes of all viewers that there were at
-    /// `wake_count`.
+    /// A worker sleeps by `sleep`, which waits for the futexes of all viewers at `wake_count`.
     pub(super) fn rest(&self, wake_count: u32, sleep: impl FnOnce()) {
         self.resting.fetch_add(1, Ordering::Relaxed); // a hint, as all counts of threads here
         let count = |change: fn(usize) -> usize| {
@@ -163,30 +135,27 @@ impl Workers {
         self.resting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// There is another viewer, which `change` notes: the count is then as it answers. No worker waits for its futex
-    /// yet.
+    /// `change` notes another viewer and returns the new count; no worker waits for its futex yet.
     pub(super) fn announce(&self, change: impl FnOnce() -> u32) {
         let mut listeners = self.listeners.lock();
         *listeners = (change(), 0);
     }
 
-    /// Whether a worker that sleeps, or is about to, waits for the futexes of all viewers.
+    /// Whether a worker that sleeps, or is about to, waits for all futexes.
     pub(super) fn are_all_awaited(&self) -> bool {
         self.listeners.lock().1 > 0
     }
 
-    /// Whether one of the first few is missing, and none has nothing to do.
     pub(super) fn lacks_one(&self) -> bool {
         self.count.load(Ordering::Relaxed) < self.least.load(Ordering::Relaxed)
             && self.resting.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether one more should be started.
     pub(super) fn are_all_busy(&self) -> bool {
         self.resting.load(Ordering::Relaxed) == 0 && self.count.load(Ordering::Relaxed) < WORKERS_MAX
     }
 
-    /// Begins to work at that; `None` if too many do so already.
+    /// Begins to work at that; `None`: too many do so already.
     pub(super) fn enter(&self, key: WorkKey) -> Option<BusyWorker<'_>> {
         self.enter_at(key, Instant::now())
     }
@@ -201,12 +170,12 @@ impl Workers {
         Some(BusyWorker { workers: self, key })
     }
 
-    /// Whether as many are at work at that as may, and none of them comes back.
+    /// As many are at work as may be, and none of them comes back.
     pub(super) fn is_stuck(&self, key: WorkKey) -> bool {
         self.at_work.lock().get(&key).is_some_and(|&known| are_stuck(key, known, Instant::now()))
     }
 
-    /// Begins to ask something about that process; `None` if it, or all together, keep too many waiting.
+    /// `None`: that process, or all together, keep too many waiting.
     pub(super) fn probe(&self, process: ProcessName) -> Option<Probe<'_>> {
         self.probe_at(process, Instant::now())
     }
@@ -222,7 +191,6 @@ impl Workers {
         Some(Probe { workers: self, probe: (process, now) })
     }
 
-    /// Waits for all, which have been told to end; not for those that hang.
     pub(super) fn end(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         self.ends.join_within(END_MAX, threads);
@@ -233,16 +201,13 @@ fn are_stuck(key: WorkKey, (count, progress): (usize, Instant), now: Instant) ->
     count >= key.at_work_max() && now.saturating_duration_since(progress) >= STUCK_MIN
 }
 
-/// How many of some threads have not come to their end.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ThreadEnds(Arc<(Mutex<usize>, Condvar)>);
 
-/// A thread that is counted, until this is dropped at its end.
 #[derive(Debug)]
 pub(super) struct CountedThread(ThreadEnds);
 
 impl ThreadEnds {
-    /// One more, which is to take this with it.
     pub(super) fn begin(&self) -> CountedThread {
         *self.lock() += 1;
         CountedThread(self.clone())
@@ -252,8 +217,7 @@ impl ThreadEnds {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for `threads`, all that are counted, which have been told to end; for so long at most: one that hangs in
-    /// the kernel is left behind.
+    /// Waits for all, which have been told to end; one that hangs in the kernel is left behind.
     pub(super) fn join_within(&self, time: Duration, threads: impl IntoIterator<Item = JoinHandle<()>>) {
         let waited = self.0.1.wait_timeout_while(self.lock(), time, |left| *left > 0);
         let all_ended = *waited.unwrap_or_else(PoisonError::into_inner).0 == 0;
@@ -280,7 +244,6 @@ impl Drop for BusyWorker<'_> {
     }
 }
 
-/// A request about a process is under way, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Probe<'a> {
     workers: &'a Workers,

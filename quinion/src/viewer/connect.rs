@@ -1,7 +1,7 @@
 //! Connect: becoming a viewer by way of the owner's socket, with the standard library.
 //!
-//! The object in a program does the same by system calls alone (`faces/preload`). Here it is for programs that know of
-//! us: the benchmark, and tests.
+//! The object in a program does the same by system calls alone (`faces/preload`). This is for programs that know the
+//! library: the benchmark, and tests.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -26,14 +26,12 @@ use quinion_view::viewer::handshake::{
 };
 use quinion_view::viewer::{Mapped, Viewer};
 
-/// How long the owner may take to let a process connect and to answer, both together.
 const WELCOME_MAX: Duration = Duration::from_secs(10);
 
-/// Joins the cache whose owner listens at `socket`, as `hello` says. What it maps stays mapped until the process
-/// ends. Waits ten seconds at most.
+/// Joins the cache whose owner listens at `socket`, for as long as the process lives. Waits ten seconds at most.
 ///
 /// # Errors
-/// No process of our user listens there, or it refuses; the message says why.
+/// No process of this user listens there, or it refuses; the message says why.
 pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Viewer> {
     connect_within(socket, hello, WELCOME_MAX)
 }
@@ -63,8 +61,8 @@ pub fn connect_within(socket: &Path, hello: &JoinRequest, time: Duration) -> io:
     of_files([arena.as_fd(), control.as_fd(), page.as_fd()], hello.token)
 }
 
-/// Sends a descriptor to the owner that listens at `socket`, for an attach that was answered by
-/// [`TO_BE_SENT`](crate::arena::control::TO_BE_SENT); the ticket. Waits ten seconds at most.
+/// Sends a descriptor for an attach that was answered by [`TO_BE_SENT`](crate::arena::control::TO_BE_SENT). Returns
+/// the ticket. Waits ten seconds at most.
 ///
 /// # Errors
 /// Those of [`connect`]; this process views no cache there, or has sent too much that it did not ask for.
@@ -79,7 +77,7 @@ pub fn send_descriptor(socket: &Path, offer: &DescriptorOffer, descriptor: impl 
     Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer)
 }
 
-/// Sends a name to the owner that listens at `socket`, for an open by that name; waits ten seconds at most.
+/// As [`send_descriptor`], for an open by a name.
 ///
 /// # Errors
 /// Those of [`send_descriptor`].
@@ -91,7 +89,7 @@ pub fn send_name(socket: &Path, offer: &NameOffer, name: &[u8]) -> io::Result<Se
     Ok(SentName { ticket, end })
 }
 
-/// Maps the arena, what all viewers see, and the viewer's page, until the process ends.
+/// Maps the arena, the control file and the viewer's page, until the process ends.
 ///
 /// # Errors
 /// They cannot be mapped, or are not of one cache, or of another version.
@@ -115,8 +113,7 @@ impl SentName {
         self.ticket
     }
 
-    /// What the owner says of the name, once the question was answered: an error number, or 0, and a text. Waits ten
-    /// seconds at most.
+    /// What the owner says of the name, once the question was answered: an error number or 0, and a text. Waits.
     ///
     /// # Errors
     /// Nothing came, or no such message.
@@ -142,14 +139,13 @@ fn wait_readable(end: &OwnedFd, until: Instant) -> io::Result<()> {
     }
 }
 
-/// The time until then, if there is some.
 fn left_until(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// A connection to the owner that listens there, if that is our own user. Where as many processes wait to be accepted
-/// as may, the kernel waits for room, and an owner that is stopped makes none: so that is bounded, too.
+/// Only to an owner of this user. Where the kernel waits for room among those to be accepted, a stopped owner makes
+/// none: so that is bounded, too.
 fn reach(socket: &Path, until: Instant) -> io::Result<OwnedFd> {
     let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let address = SocketAddrUnix::new(socket)?;
@@ -167,7 +163,6 @@ fn reach(socket: &Path, until: Instant) -> io::Result<OwnedFd> {
     Ok(end)
 }
 
-/// The owner's answer, and the descriptors that come with it.
 fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>, until: Instant) -> io::Result<JoinReply> {
     wait_readable(end, until)?;
     let mut bytes = [0; WELCOME_BYTES + 1];
@@ -180,7 +175,7 @@ fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>, until: Insta
     }
 }
 
-/// All of a file, where large pages can be used; not in forked children, and not in cores.
+/// In large pages where possible; not in forked children, and not in cores.
 fn map(file: impl AsFd, protection: ProtFlags) -> io::Result<Mapped> {
     let bytes = rustix::fs::fstat(&file)?.st_size as u64;
     let room = bytes as usize + EXTENT_SIZE;

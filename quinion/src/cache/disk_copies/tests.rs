@@ -1,8 +1,7 @@
-//! A disk that is slower than the backend, as slow as a test wants: what it refused is there later, and is never other
-//! bytes than what arrived.
+//! A disk slower than the backend: what it refused is there later, and is never other bytes than what arrived.
 //!
-//! The disk is a device in memory whose writes can be held back. All bytes follow from the content's number and the
-//! place, so each page that is found on the disk, now or by a cache that opens it next, is compared.
+//! The disk is a device in memory whose writes can be held back. All bytes follow from the content's number
+//! and the place, so each page that is found on the disk is compared.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,10 +21,8 @@ use crate::{Builder, Cache, File, OpenOptions};
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const PIECE: u64 = 64 << 10;
-/// How long a test waits for what must come before it says that it never will.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A disk in memory.
 #[derive(Clone, Debug)]
 struct SlowDisk(Arc<SlowDiskState>);
 
@@ -42,7 +39,6 @@ impl SlowDisk {
         let state = SlowDiskState { bytes, holds: Default::default(), fails: AtomicBool::new(false) };
         (Self(Arc::new(state)), DiskOptions::new("", mib * MIB).buffer_bytes(3 << 20))
     }
-    /// Its writes are held back from now on, or go on.
     fn hold(&self, holds: bool) {
         *self.0.holds.0.lock().unwrap() = holds;
         self.0.holds.1.notify_all();
@@ -67,7 +63,6 @@ impl Device for SlowDisk {
     }
 }
 
-/// One content of a store that counts what is fetched of it.
 #[derive(Debug)]
 struct Content {
     number: u64,
@@ -76,7 +71,6 @@ struct Content {
     fetched: Arc<AtomicU64>,
 }
 
-/// The eight bytes at that word of a content.
 fn word(number: u64, at: u64) -> [u8; 8] {
     ((at + 1) ^ number << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }
@@ -111,7 +105,6 @@ impl ReadAt for Content {
     }
 }
 
-/// A second handle of the same file that may write, and whose writes are lost.
 impl WriteAt for Content {
     fn write_at(&self, bytes: &[u8], _position: u64) -> io::Result<usize> {
         Ok(bytes.len())
@@ -124,7 +117,6 @@ impl WriteAt for Content {
     }
 }
 
-/// A cache on a slow disk.
 struct Node {
     cache: Cache,
     pool: Arc<ThreadPool>,
@@ -132,7 +124,6 @@ struct Node {
     disk: SlowDisk,
 }
 
-/// The end of the cache waits for the disk, also that of a test that has failed.
 impl Drop for Node {
     fn drop(&mut self) {
         self.disk.hold(false);
@@ -170,7 +161,6 @@ impl Node {
     fn stats(&self) -> DiskStats {
         self.cache.disk_stats().unwrap()
     }
-    /// Waits until nothing is owed, and nothing of it is being copied.
     fn wait_until_paid(&self) -> DiskStats {
         let begun = Instant::now();
         while self.stats().owed_pages > 0 {
@@ -195,7 +185,6 @@ fn read_all(file: &File, number: u64) {
     }
 }
 
-/// Compares all pages of a content that are on the disk with what they should be. Returns how many there are.
 fn check_disk(store: &DiskStore, number: u64, size: u64) -> u64 {
     let is_right = |page: u64| {
         let mut got = Vec::new();
@@ -251,9 +240,7 @@ fn pages_that_have_left_memory_are_missed_and_others_in_their_frames_are_not_tak
     assert_eq!(check_disk(&store, 1, 10 * MIB), 10 * 256 - stats.missed_pages);
 }
 
-/// 1 What arrives of a content is owed.
-/// 2 A second handle of the same file, which may write, changes pages, cuts the file and makes it longer.
-/// 3 The pages are cached, up to date and of the same file: and they are not the content's.
+/// The pages are cached, up to date and of the same file, and not the content's.
 #[test]
 fn pages_that_were_written_or_cut_meanwhile_are_not_copied() {
     let (disk, options) = SlowDisk::new(64);
@@ -296,7 +283,7 @@ fn pages_that_were_let_go_and_fetched_again_are_not_copied_twice() {
     assert_eq!((stats.pages, stats.missed_pages), (16 * 256, first), "{stats:?}");
 }
 
-/// What stays in memory after some reading and evicting, and what the cache counted.
+/// What stays in memory after some reading and evicting, and what was counted.
 fn outcome_of(copies: bool) -> (Vec<(u64, u64)>, [u64; 6]) {
     let (disk, options) = SlowDisk::new(64);
     let builder = Cache::builder().memory(16 * MIB).background_reclaim(false).readahead(0);
@@ -446,9 +433,7 @@ fn nothing_that_is_owed_keeps_a_file_alive() {
     assert!(stats.missed_pages > 2000 && stats.late_pages == 0, "{stats:?}");
 }
 
-/// 1 What arrived is owed, since the disk hangs, and the tier's thread is gone.
-/// 2 The disk goes on while the last handle of the cache is dropped.
-/// 3 An end that copies nothing leaves the next cache with what the disk took at once.
+/// An end that copies nothing would leave the next cache with what the disk took at once.
 #[test]
 fn the_last_handle_copies_what_is_owed() {
     let (disk, options) = SlowDisk::new(64);
@@ -462,7 +447,7 @@ fn the_last_handle_copies_what_is_owed() {
     assert_eq!(check_disk(&store, 1, 16 * MIB), 16 * 256);
 }
 
-/// Says that it is over, also of a test that has failed: else a thread that waits for that never ends.
+/// Also after a failed test: else a thread that waits for the end never ends.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -471,8 +456,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Threads that read, write by second handles, let go and reopen; memory and disk too small; the disk stops and goes
-/// on. Then all that is on the disk is compared.
+/// Threads read, write by second handles, let go and reopen; memory and disk are too small; the disk stops at times.
 #[test]
 fn a_storm_leaves_no_wrong_byte_on_the_disk() {
     let (disk, options) = SlowDisk::new(24);
@@ -517,7 +501,7 @@ fn a_storm_leaves_no_wrong_byte_on_the_disk() {
     assert!(late > 0 && missed > 0, "{late} {missed}");
 }
 
-/// What one thread of the storm does. Contents from 8 on are written as well, so what is read of them is not compared.
+/// One thread. Contents from 8 on are written as well, so what is read of them is not compared.
 fn storm(node: &Node, seed: u64, size: impl Fn(u64) -> u64) {
     let mut state = seed;
     let mut random = move |end: u64| {

@@ -53,8 +53,8 @@
 //!
 //!  1. Only a candidate becomes Served, and only if no kernel's call on the number is under way. A descriptor that can
 //!     write is not served, and one that was opened while a fork was under way, or an exec, is never a candidate.
-//! 2. The process reads and sets the kernel's offset only while the state is Moving. Before that the private offset is
-//!    not in force or is held still; after it every caller finds the kernel's offset right.
+//!  2. The process reads and sets the kernel's offset only while the state is Moving. Before that the private offset is
+//!     not in force or is held still; after it every caller finds the kernel's offset right.
 //!  3. In Served the private offset moves by compare-exchange of the whole word. So a read that was served while
 //!     another thread read, seeked, closed or left the descriptor to the kernel starts over.
 //!  4. A thread that is about to use the kernel's offset either counts as a kernel's call (candidate) or has left the
@@ -359,6 +359,7 @@ impl<'a, P: Process> Fd<'a, P> {
         Self { cell, process }
     }
 
+    /// The word once no thread is handing the offset over.
     pub fn settled(&self) -> FdWord {
         let mut turn = 0;
         loop {

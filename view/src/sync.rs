@@ -366,6 +366,7 @@ pub fn ordering(step: Mutant, full: atomic::Ordering, rest: atomic::Ordering) ->
     if mutant(step) { rest } else { full }
 }
 
+/// The model's switch: which step is left out in this run.
 #[cfg(quinion_model)]
 pub mod model {
     use super::Mutant;

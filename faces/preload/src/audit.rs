@@ -7,7 +7,7 @@
 //! ```text
 //!   UNKNOWN --ask--> CLEAN      as everywhere else in this object
 //!      ^    `------> RESTRICTED only positional reads, each after a check of its descriptor; for good. So is a
-//!                               process whose C library could not be patched: its own calls need not come to us
+//!                               process whose C library could not be patched: its own calls may go unseen
 //!      |
 //!      `-- dlopen: every offset goes back to the kernel first; while it is under way nothing is attached,
 //!                  and what is attached is looked at before each read

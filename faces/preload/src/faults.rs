@@ -33,8 +33,8 @@
 //!
 //! Invariants:
 //!  1. An entry that was given away never means another action.
-//! 2. After [`uninstall`] the kernel's actions are the program's own. A process that has given the cache's addresses
-//!    back keeps the library's, as long as nothing is forbidden to it.
+//!  2. After [`uninstall`] the kernel's actions are the program's own. A process that has given the cache's addresses
+//!     back keeps the library's, as long as nothing is forbidden to it.
 //!
 //! Not an invariant: that a fault of a copy reaches the library. It ends a thread that blocks the signal, and goes to a
 //! handler that the program sets by instructions of its own.
@@ -282,7 +282,7 @@ pub fn real_action(signal: c_int, action: *const Action, old: *mut Action) -> c_
 /// is ignored, or they cannot be taken, nothing may be served.
 #[must_use]
 pub fn install() -> bool {
-    IS_ON.store(true, Ordering::Relaxed); // before any other thread, or before we look
+    IS_ON.store(true, Ordering::Relaxed); // before any other thread, or before this one looks
     SIGNALS.into_iter().all(|signal| {
         let mut old = Action::new(SIG_DFL, 0, 0);
         if real_action(signal, core::ptr::null(), &raw mut old) != 0 {

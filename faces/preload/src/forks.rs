@@ -45,7 +45,7 @@ fn begin(copies: u32) -> Option<Fork> {
         if switch().load(Ordering::SeqCst) != BUSY {
             break;
         }
-        fork_counts::end_fork(copies); // the child would keep descriptors of ours
+        fork_counts::end_fork(copies); // the child would keep the library's descriptors
     }
     descriptors::share_all(Reason::Forked);
     Some(Fork { depth: process::depth(), copies })

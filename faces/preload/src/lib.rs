@@ -10,7 +10,7 @@
 //!                                        |   `--it is time--> attach.rs: ask the owner for the file
 //!                                        `--not served--> real.rs --> the C library --> the kernel
 //!   program --dup, fork, mmap, ...--> passthrough.rs, opened.rs, children.rs, exec.rs: give descriptors back first,
-//!   then call the C library itself, and code that names do not lead to us from --> patch.rs --> the same wrappers
+//!   then call the C library itself, and code that no name leads here from --> patch.rs --> the same wrappers
 //! ```
 //!
 //! The rule above all others is **never wrong**. Descriptors are the kernel's own. Reads at a descriptor's offset are

@@ -308,7 +308,7 @@ impl Names {
         match kind {
             UNTYPED | FUNCTION => Some(address),
             // SAFETY: it is a function that takes nothing and gives the address of the one to be called. The object is
-            // relocated: it was loaded with the program, or code in it or above it calls us.
+            // relocated: it was loaded with the program, or code in it or above it calls this.
             CHOSEN_BY_CALL => Some(unsafe {
                 core::mem::transmute::<*mut c_void, extern "C" fn() -> *mut c_void>(address)()
             })

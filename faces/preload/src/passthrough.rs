@@ -408,7 +408,7 @@ extern "C" fn all_locked() {
 
 extern "C" fn confined(option: usize) {
     const SET_SECCOMP: u32 = 22;
-    const SET_TIME_STAMP_COUNTER: u32 = 26; // which we read
+    const SET_TIME_STAMP_COUNTER: u32 = 26; // which `ticks` reads
     const SET_SYSCALL_USER_DISPATCH: u32 = 59;
     // The kernel takes the lower half of the register for the option.
     if matches!(option as u32, SET_SECCOMP | SET_TIME_STAMP_COUNTER | SET_SYSCALL_USER_DISPATCH) {

@@ -6,7 +6,7 @@
 //!          je   ...                              (2 bytes of the old rest)     bound to the C library itself
 //!   back:  xor  %eax, %eax                back:  xor %eax, %eax  <----------------.
 //!          syscall ...                           syscall ...                      |
-//!                                         slot:  jmp *wrapper --> our `read`      |
+//!                                         slot:  jmp *wrapper --> the `read` here |
 //!                                         moved: cmpb $0, single_threaded         | `real::read`
 //!                                                je   ...                         |
 //!                                                jmp  back -----------------------'
@@ -19,8 +19,8 @@
 //!  1. All or nothing of what is essential: if one of those functions is not as the plan says, none is patched.
 //!  2. No page is writable and executable at any moment, and no thread but this one exists when bytes change.
 //!  3. While the library's pages are not executable no function of it is called: no copy, no fill, no `errno`.
-//! 4. A function that another object stands in front of is not patched: that object would be bypassed, or called in a
-//!    circle.
+//!  4. A function that another object stands in front of is not patched: that object would be bypassed, or called in a
+//!     circle.
 //!
 //! Not an invariant: that any function is patched. Without, a caller that looks a function up by itself, or is bound to
 //! the library more closely than by name, closes, moves or replaces descriptors unseen. So where patching was wanted

@@ -43,13 +43,13 @@
 //! Invariants:
 //!  1. The thread that is BUSY has its signals held back and waits for the owner and for forks, for a bounded time,
 //!     so waiting for it ends.
-//! 2. A child that shares this memory never settles, joins or changes the table.
-//! 3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
-//!    mapped is what the owner tells all viewers.
-//! 4. The library's system calls are made by threads that are counted, in a wrapper, or before the constructor has
-//!    ended.
-//! 5. A read under way when its memory went, by a fork or given back, is thrown away: its descriptor is not what it was
-//!    then.
+//!  2. A child that shares this memory never settles, joins or changes the table.
+//!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
+//!     mapped is what the owner tells all viewers.
+//!  4. The library's system calls are made by threads that are counted, in a wrapper, or before the constructor has
+//!     ended.
+//!  5. A read under way when its memory went, by a fork or given back, is thrown away: its descriptor is not what it
+//!     was then.
 //!
 //! Not an invariant: that a counted thread comes back. A handler may jump out of the library's code, and a kernel's
 //! read may outlast any answer of the owner's: the wait ends by the clock.
@@ -162,7 +162,7 @@ pub fn is_vfork_child() -> bool {
 fn is_other_process() -> bool {
     let _inside = Inside::count();
     if core::ptr::eq(switch(), &OFF) {
-        return true; // nothing is believed any more
+        return true; // nothing is trusted any more
     }
     kernel::process() != PROCESS.load(Ordering::Relaxed)
 }

@@ -71,7 +71,7 @@ pub fn stream_fd(stream: *mut c_void) -> c_int {
 /// Ends the thread here if another thread has cancelled it: a served read is a cancellation point as the real one is.
 #[inline]
 pub fn test_cancel() {
-    let test = TEST_CANCEL.load(Ordering::Relaxed); // code that was there before us
+    let test = TEST_CANCEL.load(Ordering::Relaxed); // code that was there before
     if !test.is_null() {
         // SAFETY: the C library's function, which takes nothing; wrappers that call this may be unwound.
         unsafe { core::mem::transmute::<*mut c_void, TestCancel>(test)() }

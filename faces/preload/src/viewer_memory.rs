@@ -155,7 +155,7 @@ pub fn settle_child(is_held_back: bool) {
 }
 
 pub fn say_there_is_no_owner(page: NonNull<u8>) {
-    // SAFETY: a page of ours that may be written, aligned; a header is atomics only.
+    // SAFETY: a page of the library's that may be written, aligned; a header is atomics only.
     let header = unsafe { page.cast::<Header>().as_ref() };
     header.owner_lives.store(OWNER_ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
 }

@@ -1,7 +1,7 @@
 //! Wrap: how a wrapper of one of the C library's functions is written, and how it calls that one.
 //!
 //! ```text
-//!   names! { read | __read (fd: c_int, ..) -> isize { .. } }     our functions of these names, which do the same
+//!   names! { read | __read (fd: c_int, ..) -> isize { .. } }     wrappers of these names, which do the same
 //!   call_real!(read(fd => c_int, ..) -> isize)                   the C library's, with the type that it has
 //! ```
 //!

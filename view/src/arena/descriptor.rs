@@ -195,6 +195,7 @@ impl core::fmt::Debug for DescriptorWord {
 #[derive(Clone, Copy, Debug)]
 pub struct FolioStamp {
     word: DescriptorWord,
+    /// The folio's first index.
     pub first: PageIndex,
 }
 

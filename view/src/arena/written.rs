@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   writer (holds the folio, and the page's lock)            reader of a written folio (holds nothing)
-//!   p1  descriptor: written; its sequence by two, once       q1  descriptor, Acquire: live, ours, written
+//!   p1  descriptor: written; its sequence by two, once       q1  descriptor, Acquire: live, the file's, written
 //!   p2  page: odd                                            q2  page, Acquire: even
 //!   p3  SEQCST FENCE                                         q3  copy
 //!   p4  pinned? then p6 without p5                           q4  ACQUIRE FENCE
@@ -17,16 +17,16 @@
 //!
 //! What a reader may see, and why it is right all the same:
 //!
-//! 1. q3 sees a byte of a write that was not over at q2: with q4 it sees what came before p3 of that writer, so q5
-//!    sees its odd number or a later one, and refuses.
-//! 2. q2 sees p6 of a write: it has the bytes of that write, and of all before it, which the page's lock put before
-//!    it; q3 cannot see what they replaced.
-//! 3. q2 sees a number from before any write, perhaps of another folio's life: then q1 has the fill's bytes, and 1.
-//!    holds for any later ones. Numbers only rise, through all lives of a frame, so an old one does not come back.
-//! 4. The folio is let go between q1 and q6: q6 sees that, as for a steady folio.
-//! 5. The reader found the folio steady (`begin_read`), and looks at no page. If it copied a byte of p5, its second
-//!    look sees p1 by the same two fences: another sequence. A second writer, who found p1 done, has seen p1 before
-//!    its own p3, and so hands it on.
+//!  1. q3 sees a byte of a write that was not over at q2: with q4 it sees what came before p3 of that writer, so q5
+//!     sees its odd number or a later one, and refuses.
+//!  2. q2 sees p6 of a write: it has the bytes of that write, and of all before it, which the page's lock put before
+//!     it; q3 cannot see what they replaced.
+//!  3. q2 sees a number from before any write, perhaps of another folio's life: then q1 has the fill's bytes, and 1.
+//!     holds for any later ones. Numbers only rise, through all lives of a frame, so an old one does not come back.
+//!  4. The folio is let go between q1 and q6: q6 sees that, as for a steady folio.
+//!  5. The reader found the folio steady (`begin_read`), and looks at no page. If it copied a byte of p5, its second
+//!     look sees p1 by the same two fences: another sequence. A second writer, who found p1 done, has seen p1 before
+//!     its own p3, and so hands it on.
 //!
 //! A **pin** lends bytes that must not change. It is counted before its fence and looks for writers behind it; a writer
 //! says that it is in the page before p3 and looks for pins behind it. So either the writer sees the pin and changes

@@ -22,8 +22,8 @@
 //! end.
 //!
 //! Invariants:
-//! 1. A read is served whole or not at all; only the buffer of one that was not holds arbitrary bytes.
-//! 2. Nothing is read through an unchecked address; to ask for a line early is no access.
+//!  1. A read is served whole or not at all; only the buffer of one that was not holds arbitrary bytes.
+//!  2. Nothing is read through an unchecked address; to ask for a line early is no access.
 //!
 //! Not an invariant: that the reads of a group see the file at one moment.
 

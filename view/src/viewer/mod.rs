@@ -18,13 +18,13 @@
 //! ([`Viewer::request_within`]).
 //!
 //! Invariants:
-//! 1. A viewer stores to its own page only; no other is mapped writable.
-//! 2. A slot belongs to the thread that moved it from FREE to CLAIMED, until that thread frees it, or gives it up while
-//!    the owner is at work. The owner frees one given up and never answers into it: a late answer cannot look like the
-//!    answer to a later request.
-//! 3. Each wait for the owner ends after a bounded time: [`ANSWER_MILLIS_MAX`], unless the viewer was built with
-//!    another bound. A viewer that waited in vain reads by the kernel.
-//! 4. An owner that was late is not waited for again before its heartbeat has risen.
+//!  1. A viewer stores to its own page only; no other is mapped writable.
+//!  2. A slot belongs to the thread that moved it from FREE to CLAIMED, until that thread frees it, or gives it up
+//!     while the owner is at work. The owner frees one given up and never answers into it: a late answer cannot look
+//!     like the answer to a later request.
+//!  3. Each wait for the owner ends after a bounded time: [`ANSWER_MILLIS_MAX`], unless the viewer was built with
+//!     another bound. A viewer that waited in vain reads by the kernel.
+//!  4. An owner that was late is not waited for again before its heartbeat has risen.
 //!
 //! Not an invariant: that the owner exists, or moves. Without it the arena can be read, but is not to be trusted for a
 //! file that may change ([`Viewer::validation`]).

@@ -179,6 +179,7 @@ pub struct SignalsHeld(u64);
 impl SignalsHeld {
     const SET: usize = 2;
 
+    /// Holds them back.
     #[must_use]
     #[allow(clippy::new_without_default, reason = "it does something")]
     pub fn new() -> Self {

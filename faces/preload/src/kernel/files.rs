@@ -4,7 +4,7 @@
 //!   fstat, stat, stat_at   what a file is --> Stat: which one, how large, and when it was changed
 //!   pread, pread_nowait    its bytes at a position; no descriptor's offset moves
 //!   lseek, fcntl           what a descriptor is, and where it stands
-//!   open, close            descriptors of our own, for a moment
+//!   open, close            the library's own descriptors, for a moment
 //! ```
 //!
 //! A path is a string that ends with a zero. A program's is handed on as it is: the kernel reports an address that

@@ -63,7 +63,7 @@ fn map_at(
     fd: Option<i32>,
 ) -> Option<NonNull<u8>> {
     let args = [at.unwrap_or(0), bytes, protection, flags, fd.unwrap_or(-1) as usize, 0];
-    // SAFETY: a new mapping at an address of the kernel's choice, or over a reservation of ours.
+    // SAFETY: a new mapping at an address of the kernel's choice, or over a reservation of the caller's.
     let address = result(unsafe { call(number::MMAP, args) }).ok()?;
     NonNull::new(address as *mut u8)
 }
@@ -113,20 +113,20 @@ pub fn unmap(base: NonNull<u8>, bytes: usize) {
 
 pub fn keep_from_children(base: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     const MADV_DONTFORK: usize = 10;
-    // SAFETY: memory of ours.
+    // SAFETY: the library's own memory.
     result(unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_DONTFORK, 0, 0, 0]) })
         .map(drop)
 }
 
 pub fn keep_from_cores(base: NonNull<u8>, bytes: usize) {
     const MADV_DONTDUMP: usize = 16;
-    // SAFETY: memory of ours.
+    // SAFETY: the library's own memory.
     let _ = unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_DONTDUMP, 0, 0, 0]) };
 }
 
 pub fn wipe_on_fork(base: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     const MADV_WIPEONFORK: usize = 18;
-    // SAFETY: private memory of ours.
+    // SAFETY: the library's own private memory.
     result(unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_WIPEONFORK, 0, 0, 0]) })
         .map(drop)
 }

@@ -97,7 +97,7 @@ const BLOCKED: usize = 29;
 
 fn stat_line<'a>(path: &[u8], line: &'a mut [u8; 1024]) -> Option<&'a [u8]> {
     let fd = open(path, 0).ok()?;
-    // SAFETY: the buffer is ours.
+    // SAFETY: the buffer is the caller's own.
     let read = unsafe { pread(fd, line.as_mut_ptr(), line.len(), 0) };
     close(fd);
     let line = &line[..read.ok()?];

@@ -68,7 +68,7 @@ struct Registry {
     known: HashMap<Identity, Weak<ObjectBackend>>,
     latest: HashMap<Path, Weak<ObjectBackend>>,
     opening: HashSet<Path>,
-    /// When those that are gone are looked for.
+    /// How many there may be before those that are gone are looked for.
     swept_at: usize,
 }
 

@@ -181,8 +181,8 @@ impl Connection {
     /// Asks until there is an answer, for `time` at most.
     ///
     /// After a question that a thread waited for in vain, all questions are refused until the server's heartbeat rises
-    /// again, even if that thread waited for a moment. So this one is asked again for as long as a heartbeat may stand
-    /// still.
+    /// again, even if that thread waited for a moment. So one with more `time` than a heartbeat may stand still is
+    /// asked again for as long as that.
     pub(crate) fn ask(
         &self,
         operation: Operation,

@@ -78,7 +78,7 @@ const AHEAD_RUNS: usize = 64;
 const WARM_BYTES: u64 = 8 << 20;
 /// Windows of streams, and neighbours that had not come, that wait to be supplied. Older ones are left to their faults.
 const WINDOWS_MAX: usize = 8;
-/// What of the image is one neighbourhood, of which the rest is supplied unasked when so much at most is absent.
+/// What of the image is one neighbourhood, and how much of it is absent at most when the rest is supplied unasked.
 const CROWD_BYTES: u64 = 2 << 20;
 const CROWD_ABSENT_MAX: u64 = CROWD_BYTES / 2;
 /// How often what is supplied unasked may be found absent before it is waited for.

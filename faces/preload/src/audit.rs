@@ -15,8 +15,8 @@
 //!
 //! A look is `fstat` and `F_GETFL`: the same file, unchanged since it was attached, by a description that reads it
 //! plainly. A file that changed a moment ago is not attached, because one that changes again within a tick of the file
-//! system's clock looks unchanged. A descriptor that another thread closes after the look cannot be told from one read
-//! a little earlier.
+//! system's clock looks unchanged. A thread that closes the descriptor after the look cannot tell the
+//! read from one a little earlier.
 //!
 //! Invariants:
 //!  1. A descriptor is SERVED only if the state was CLEAN after that was said, or it is given back at once.

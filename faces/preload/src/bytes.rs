@@ -1,7 +1,7 @@
 //! Bytes: what a read of a served descriptor brings.
 //!
 //! ```text
-//!   1 may what is cached be used?      not sure -> look at the file's times first
+//!   1 may what is cached be used?        not sure -> look at the file's times first
 //!   2 copy, asking the owner for what is missing
 //!   3 the end of the file?               ask the kernel whether it still is there
 //! ```
@@ -207,7 +207,7 @@ impl PartRead<'_> {
 enum TimesCheck {
     /// What is cached is the file's.
     Right,
-    /// It was changed so lately that its times are not conclusive, or no change is ruled out.
+    /// It was changed so lately that its times are not conclusive, or a change is not ruled out.
     Young,
     /// It is not to be served any more.
     Invalid(Reason),

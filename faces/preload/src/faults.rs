@@ -60,7 +60,7 @@ const SA_ONSTACK: u32 = 0x0800_0000;
 const SA_NODEFER: u32 = 0x4000_0000;
 const SA_RESETHAND: u32 = 0x8000_0000;
 
-/// The flags that the kernel is told otherwise than the library was.
+/// The flags of which the kernel is told something else than the program asked for.
 const OURS: u32 = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | SA_RESETHAND;
 
 // ---- the count, and reading what may not be there --------------------------------------------------------

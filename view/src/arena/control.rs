@@ -104,7 +104,7 @@ pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
 ///
 /// A file's count is raised before a lease is asked for, and a viewer looks at it before it opens the file for writing,
 /// in SeqCst steps. In their one order, either the viewer sees that there may be a lease, or the lease is asked for
-/// while the file is being opened, and the kernel breaks it.
+/// while the file is being opened, which the kernel settles.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct SaturatingCount(AtomicU8);

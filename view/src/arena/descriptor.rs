@@ -555,8 +555,8 @@ impl Descriptor {
         self.update(Ordering::Acquire, step).is_some()
     }
 
-    /// Takes a folio without holders out of the index's sight; a fill holds what it fills. `None`: it is held, not live
-    /// or unwritten; nothing was changed. On success the frames are the caller's. The caller holds the tree lock.
+    /// Takes a folio without holders out of the readers' sight; a fill holds what it fills. `None`: it is held, not
+    /// live or unwritten; nothing was changed. On success the frames are the caller's. The caller holds the tree lock.
     #[inline]
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
@@ -608,8 +608,8 @@ impl Descriptor {
     }
 
     /// Prepares the descriptor of a piece of `whole`, which was split and may be the piece at its own frame. The piece
-    /// has no holders, and inherits from `whole` all but the marker; `more` are flags that it has besides. The caller
-    /// holds the tree lock, and has taken the whole out of the readers' sight.
+    /// has no holders, the `INHERITED` flags of `whole`, and `more`; the marker is one of these. The caller holds the
+    /// tree lock, and has taken the whole out of the readers' sight.
     pub fn prepare_piece(
         &self,
         mapping: MappingId,

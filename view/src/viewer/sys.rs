@@ -207,7 +207,7 @@ pub fn ticks() -> u64 {
     // SAFETY: it reads a register.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
-/// A counter of the machine; see the other machine's.
+/// A counter of the machine, as on x86-64: read without a system call, and alike in every process.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub fn ticks() -> u64 {

@@ -21,12 +21,10 @@ use rustix::io::Errno;
 use crate::error::DiskError;
 use crate::layout::PAGE_BYTES;
 
-/// How long a store that is in use is waited for. One that has just been dropped is in use until what was in flight has
+/// How long a store that is in use is waited for. One that was just dropped is in use until what was in flight has
 /// ended, or a child that was forked meanwhile has become another program.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How often it is looked at meanwhile.
 const LOCK_LOOK: Duration = Duration::from_millis(5);
-/// The name of the file in its folder.
 const NAME: &str = "quinion.disk";
 
 /// Where a store keeps its bytes. Offsets and lengths are multiples of 4096, and buffers are aligned to 4096 bytes.
@@ -62,7 +60,7 @@ impl FileDevice {
     /// waits up to 2 seconds for another to end.
     ///
     /// # Errors
-    /// See [`DiskError`]. A file that is not ours is not touched.
+    /// See [`DiskError`]. A file of another program is not touched.
     pub fn open(folder: &Path, bytes: u64) -> Result<Self, DiskError> {
         let path = folder.join(NAME);
         make_folder(folder).map_err(|source| failed("make the folder of", &path, source))?;
@@ -144,7 +142,6 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The file, and whether it is open for direct I/O.
 fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let open_with = |more| open(path, flags | more, Mode::RUSR | Mode::WUSR);
@@ -154,7 +151,6 @@ fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
     }
 }
 
-/// Locks the file against a second process, and against a second store in this one.
 fn lock(file: &OwnedFd) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
@@ -166,7 +162,7 @@ fn lock(file: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// What another user can write would be given out as what the store behind has.
+/// What another user can write would be given out as the store's own.
 fn check_private(file: &OwnedFd, path: &Path) -> Result<(), DiskError> {
     let found = fstat(file).map_err(|e| failed("look at", path, e.into()))?;
     let is_file = found.st_mode & libc_mode::KIND == libc_mode::REGULAR;
@@ -183,7 +179,7 @@ fn failed(action: &'static str, path: &Path, source: io::Error) -> DiskError {
     DiskError::Io { action, path: PathBuf::from(path), source }
 }
 
-/// Bytes that begin at a multiple of 4096, as direct I/O wants them.
+/// Begins at a multiple of 4096, as direct I/O wants.
 #[derive(Debug)]
 pub struct AlignedBuffer {
     bytes: Vec<u8>,
@@ -192,7 +188,6 @@ pub struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// Zeros.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len + PAGE_BYTES];
         let start = bytes.as_ptr().align_offset(PAGE_BYTES);

@@ -1,7 +1,7 @@
 //! Error: why there is no store, and why one that was there is left alone.
 //!
-//! The first is an error for the caller that opens it. The second is a state: the cache above goes on without the disk,
-//! and says so once.
+//! The first is an error for the caller that opens it. The second is a state: the cache goes on without the disk, and
+//! says so once.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! Index: which pages of which content are where. It is in memory alone, and is made anew from the segments' tables.
+//! Index: which pages of which content are where, in memory alone. It is made anew from the segments' tables.
 //!
 //! ```text
 //!   content -> { first page -> extent: segment, place, pages, checksum }      extents of a content never overlap
@@ -16,18 +16,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::layout::{ContentKey, Entry};
 
-/// Where neighbouring pages of a content are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// The first page.
     pub page: u64,
-    /// How many.
     pub pages: u16,
-    /// The segment.
     pub segment: u32,
-    /// The first page in the segment's data.
     pub at: u16,
-    /// Of all its bytes.
     pub checksum: u64,
 }
 
@@ -37,7 +31,6 @@ impl Extent {
     }
 }
 
-/// See the module.
 #[derive(Default, Debug)]
 pub struct Index {
     contents: HashMap<ContentKey, BTreeMap<u64, Indexed>>,
@@ -49,22 +42,19 @@ pub struct Index {
 #[derive(Clone, Copy, Debug)]
 struct Indexed {
     extent: Extent,
-    /// It was read since it was written.
     was_read: bool,
 }
 
 impl Index {
-    /// An empty index of a store of so many segments.
     pub fn new(segments: u32) -> Self {
         Self { segments: vec![Vec::new(); segments as usize], ..Self::default() }
     }
 
-    /// Extents, and their pages.
     pub fn totals(&self) -> (u64, u64) {
         (self.extents, self.pages)
     }
 
-    /// Adds what an entry of `segment` says. Whether it did: not if any of its pages is there already.
+    /// Whether it did: not if any of its pages is there already.
     pub fn insert(&mut self, segment: u32, entry: &Entry) -> bool {
         let Entry { key, page, at, pages, checksum } = *entry;
         let extent = Extent { page, pages, segment, at, checksum };
@@ -80,14 +70,12 @@ impl Index {
         true
     }
 
-    /// The extent that has `page`.
     pub fn find(&self, key: &ContentKey, page: u64) -> Option<Extent> {
         let (_, found) = self.contents.get(key)?.range(..=page).next_back()?;
         (found.extent.end() > page).then_some(found.extent)
     }
 
-    /// The extents that have the pages from `page` on, `pages` of them, in order; `None` if one of the pages is in
-    /// none. They are noted as read.
+    /// The extents with `pages` pages from `page` on, in order; `None` if a page is in none. Notes them as read.
     pub fn cover(&mut self, key: &ContentKey, page: u64, pages: u32) -> Option<Vec<Extent>> {
         let (mut at, end) = (page, page.checked_add(u64::from(pages))?);
         let content = self.contents.get_mut(key)?;
@@ -105,7 +93,7 @@ impl Index {
         (at >= end).then_some(found)
     }
 
-    /// The first of `pages` pages from `page` on that no extent has, and how many follow it without one.
+    /// The first of these pages that no extent has, and how many follow it without one.
     pub fn gap(&self, key: &ContentKey, page: u64, pages: u64) -> Option<(u64, u64)> {
         let (mut at, Some(end)) = (page, page.checked_add(pages)) else { return Some((page, pages)) };
         while at < end {
@@ -120,7 +108,7 @@ impl Index {
         None
     }
 
-    /// Forgets this extent, if it is still where it was found. Whether it was.
+    /// If it is still where it was found; whether it was.
     pub fn remove(&mut self, key: &ContentKey, extent: &Extent) -> bool {
         let Slot::Occupied(mut content) = self.contents.entry(*key) else { return false };
         let is_there = content.get().get(&extent.page).is_some_and(|indexed| indexed.extent == *extent);
@@ -135,7 +123,7 @@ impl Index {
         is_there
     }
 
-    /// Forgets what is in a segment, and returns what of it was read since it was written.
+    /// Returns what of the segment was read since it was written.
     pub fn forget_segment(&mut self, segment: u32) -> Vec<(ContentKey, Extent)> {
         let listed = std::mem::take(&mut self.segments[segment as usize]);
         let mut read = Vec::new();

@@ -8,12 +8,12 @@
 //!                 sequence, and an entry for each extent: content, first page, pages, where, checksum
 //! ```
 //!
-//! A segment is written by one write, and nothing is synced between its table and its data. So a power cut may leave
-//! any mixture of an old and a new segment. The table has a checksum over itself, and each of its entries one over the
-//! extent's bytes, which is seeded by what the extent is: an extent that is torn, or of another lap of the ring, or at
-//! another place than its entry says, has another checksum and is not there.
+//! A segment is written by one write, without a sync between its table and its data, so a power cut may leave any
+//! mixture of an old and a new segment. The table has a checksum over itself, and each of its entries one over the
+//! extent's bytes, seeded by what the extent is. So an extent that is torn, of another lap of the ring, or at another
+//! place than its entry says is not there.
 //!
-//! All numbers are little-endian. A decoder believes nothing: whatever the bytes are, it returns entries that lie in
+//! All numbers are little-endian. A decoder trusts nothing: whatever the bytes are, it returns entries that lie in
 //! their segment, or none.
 
 use std::ops::Range;
@@ -47,38 +47,30 @@ const _: () = assert!(TABLE_HEAD_BYTES + DATA_PAGES * ENTRY_BYTES <= TABLE_PAGES
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ContentKey(pub [u8; 32]);
 
-/// What the first page of the file says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
     /// Tells this store's segments from those of a store that was in the file before.
     pub store: u64,
 }
 
-/// Some neighbouring pages of one content in one segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Of which content.
     pub key: ContentKey,
-    /// The first of the pages in the content.
     pub page: u64,
-    /// The first of the pages in the segment's data.
     pub at: u16,
-    /// How many pages: 1 to [`EXTENT_PAGES_MAX`].
+    /// 1 to [`EXTENT_PAGES_MAX`].
     pub pages: u16,
-    /// See [`checksum`].
     pub checksum: u64,
 }
 
-/// The table of a segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
     /// Rises with each segment that the store writes.
     pub sequence: u64,
-    /// What the segment holds.
     pub entries: Vec<Entry>,
 }
 
-/// The checksum of an extent: of its bytes, seeded by which pages of which content they are.
+/// Of the bytes, seeded by which pages of which content they are.
 pub fn checksum(key: &ContentKey, page: u64, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, xxh3_64_with_seed(&key.0, page))
 }
@@ -88,14 +80,13 @@ pub fn segment_start(segment: u32) -> u64 {
     (u64::from(segment) + 1) * SEGMENT_BYTES as u64
 }
 
-/// Which bytes of a segment `pages` data pages from data page `at` on are.
+/// The bytes of a segment in which `pages` data pages from data page `at` on are.
 pub fn data_bytes(at: u16, pages: u16) -> Range<usize> {
     let start = (TABLE_PAGES + usize::from(at)) * PAGE_BYTES;
     start..start + usize::from(pages) * PAGE_BYTES
 }
 
 impl Superblock {
-    /// Writes it to a page.
     pub fn encode(&self, page: &mut [u8]) {
         page[..8].copy_from_slice(&MAGIC);
         page[8..12].copy_from_slice(&FORMAT.to_le_bytes());
@@ -105,7 +96,6 @@ impl Superblock {
         page[24..32].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Reads it from a page.
     pub fn decode(page: &[u8]) -> SuperblockState {
         let head = &page[..32];
         if head.iter().all(|&byte| byte == 0) {
@@ -124,7 +114,6 @@ impl Superblock {
     }
 }
 
-/// What the first page of a file shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SuperblockState {
     /// Nothing was ever written.
@@ -162,14 +151,13 @@ impl Table {
         bytes[8..16].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// How many bytes from the segment's start on [`Table::decode`] looks at, by the first page of the segment.
+    /// How many bytes of a segment with that first page [`Table::decode`] looks at.
     pub fn bytes_of(first_page: &[u8]) -> usize {
         let entries = usize::try_from(u64_at(first_page, 32)).unwrap_or(usize::MAX).min(DATA_PAGES);
         (TABLE_HEAD_BYTES + entries * ENTRY_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Reads it from the first pages of a segment of the store. `None`: the segment has none, or one of another store,
-    /// or one that is torn.
+    /// Reads the first pages of a segment. `None`: it has no table, or one of another store, or a torn one.
     pub fn decode(store: u64, bytes: &[u8]) -> Option<Self> {
         let is_ours = bytes[..8] == TABLE_MAGIC && u64_at(bytes, 16) == store;
         let count =
@@ -243,7 +231,6 @@ mod tests {
         fn no_bytes_make_an_entry_that_leaves_its_segment(
             mut bytes in prop::collection::vec(any::<u8>(), PAGE_BYTES), count in 0u64..300,
         ) {
-            // All of it is sealed properly, as a hostile writer would.
             bytes[..8].copy_from_slice(&TABLE_MAGIC);
             bytes[16..24].copy_from_slice(&3u64.to_le_bytes());
             bytes[32..40].copy_from_slice(&count.to_le_bytes());

@@ -1,7 +1,7 @@
 //! Disk: a bounded, checksummed log of pages on a local disk, which survives the process and a power cut.
 //!
 //! It is the second tier of a Quinion cache: what leaves memory clean is put here, and comes back in one read instead
-//! of a request to a slow store. It knows contents, page numbers and bytes, and nothing of the cache above it.
+//! of a request to a slow store. It knows contents, page numbers and bytes, and nothing of the cache.
 //!
 //! ```text
 //!   put ----> open segment, in memory --full, or a second old--> writer thread --one O_DIRECT write--> segment
@@ -11,23 +11,22 @@
 //! ```
 //!
 //! The file is a **ring of segments** of 1 MiB. A segment is filled in memory and written at once; then the oldest is
-//! overwritten. So the disk sees large sequential writes only, its bound is the size of the file, and nothing has to be
-//! compacted. What was read since it was written gets a second chance: up to half of a segment's pages move on to the
-//! newest segment before theirs is overwritten.
+//! overwritten. So the disk sees large sequential writes only, and nothing is compacted. Up to half of a segment's
+//! pages, those read since they were written, move on to the newest segment before theirs is overwritten.
 //!
-//! **Never wrong, by one rule**: bytes are given out only if they have the checksum that their entry has, which is
-//! seeded by the content's key and the page number. Torn writes, reordered writes, segments overwritten under a reader,
-//! and bits that rotted all look the same: the pages are not there, and the caller asks the store behind. Nothing needs
-//! an order of writes, so nothing waits for a sync.
+//! **Never wrong, by one rule**: bytes are given out only if they have the checksum of their entry, which is seeded by
+//! the content's key and the page number. Torn writes, reordered writes, segments overwritten under a reader, and
+//! rotted bits all look the same: the pages are not there, and the caller asks the store behind. Nothing needs an order
+//! of writes, so nothing waits for a sync.
 //!
 //! **Never in the way**: a `put` copies into memory, or is refused because the disk is behind; it never waits for the
-//! disk. A disk that fails is left alone from then on ([`DiskStore::trouble`]), and loses nothing, as all its bytes
-//! have another home.
+//! disk. A disk that fails is left alone from then on ([`DiskStore::trouble`]); nothing is lost, as all its bytes have
+//! another home.
 //!
 //! Invariants:
 //!  1. No page is given out whose checksum was not compared, except those still in memory, which were never away.
-//!  2. The file has the size that was asked for, from the first moment on; memory for segments is bounded by
-//!     [`DiskOptions::buffer_bytes`].
+//!  2. The file has the size that was asked for, from the first moment on; [`DiskOptions::buffer_bytes`] bounds the
+//!     memory for segments.
 //!  3. A file that is no store of this crate, or of another user, is never written to.
 //!
 //! Not an invariant: that what was put is found later. It is a cache.

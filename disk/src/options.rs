@@ -1,7 +1,6 @@
 //! Options: where the store is, how large, and how much memory it may use for what is on its way.
 //!
-//! They are checked when the store is opened, so that a mistake is an error with words and not a store of another size
-//! than was asked for.
+//! They are checked when the store is opened, so that a mistake is an error and not a store of another size.
 
 use std::path::PathBuf;
 
@@ -36,23 +35,20 @@ impl DiskOptions {
         self
     }
 
-    /// Whether there can be a store of that size.
     pub(crate) fn check(&self) -> Result<(), DiskError> {
         let can_be = (BYTES_MIN..=BYTES_MAX).contains(&self.bytes);
         if can_be { Ok(()) } else { Err(DiskError::Size { bytes: self.bytes }) }
     }
 
-    /// The size of the file: all segments, and the superblock.
     pub(crate) fn file_bytes(&self) -> u64 {
         (u64::from(self.segments()) + 1) * SEGMENT_BYTES as u64
     }
 
-    /// Segments of the ring: the superblock has the first MiB.
+    /// The superblock has the first MiB.
     pub(crate) fn segments(&self) -> u32 {
         (self.bytes / SEGMENT_BYTES as u64 - 1) as u32
     }
 
-    /// Segments that may be in memory.
     pub(crate) fn buffers(&self) -> usize {
         (self.buffer_bytes / SEGMENT_BYTES).max(BUFFERS_MIN)
     }

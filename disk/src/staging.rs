@@ -4,8 +4,8 @@
 //!   put --> open --full--> sealed, sealed .. --> writing --> its buffer is free again
 //! ```
 //!
-//! There is a fixed number of buffers. Where none is free a put is refused, so a slow disk costs hits and never time.
-//! A segment's number is chosen when it is opened: the oldest one's, in turn.
+//! Where no buffer is free a put is refused, so a slow disk costs hits and never time. A segment's number is chosen
+//! when it is opened: the oldest one's, in turn.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,16 +16,15 @@ use crate::device::AlignedBuffer;
 use crate::index::Extent;
 use crate::layout::{ContentKey, DATA_PAGES, Entry, PAGE_BYTES, TABLE_PAGES, Table, data_bytes};
 
-/// A segment that is being filled.
 #[derive(Debug)]
 pub struct OpenSegment {
     segment: u32,
     table: Table,
     buffer: AlignedBuffer,
     used: u16,
-    /// Something was added since it was last written, at this moment first.
+    /// When something was added first since it was last written.
     changed: Option<Instant>,
-    /// Of what the segment's place on the disk holds still: extents that were read, and may move.
+    /// Of what the segment's place on the disk still holds: extents that were read, and may move.
     kept: Vec<(ContentKey, Extent)>,
 }
 
@@ -37,20 +36,15 @@ impl OpenSegment {
     }
 }
 
-/// A segment that is complete, or a copy of one that is not.
 #[derive(Debug)]
 pub struct SealedSegment {
-    /// Its number.
     pub segment: u32,
-    /// Its table, and data as far as there is any.
     pub buffer: AlignedBuffer,
-    /// Bytes to be written.
     pub len: usize,
     /// Extents to be read before they are written over.
     pub kept: Vec<(ContentKey, Extent)>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Staging {
     at: RingPosition,
@@ -61,21 +55,15 @@ pub struct Staging {
     buffers_left: usize,
 }
 
-/// Where the next segment goes.
 #[derive(Clone, Copy, Debug)]
 pub struct RingPosition {
-    /// The store's number.
     pub store: u64,
-    /// Segments of the ring.
     pub segments: u32,
-    /// The next one's number.
     pub next: u32,
-    /// The sequence of the last one that was written.
     pub sequence: u64,
 }
 
 impl Staging {
-    /// Nothing is staged, and `buffers` segments may be.
     pub fn new(at: RingPosition, buffers: usize) -> Self {
         Self {
             at,
@@ -87,8 +75,8 @@ impl Staging {
         }
     }
 
-    /// Sees to it that a segment is open that has room for `pages` pages. `forget` is told of a segment that is about
-    /// to be filled anew, and says what of it is to be kept. `false`: there is no buffer.
+    /// Has a segment open with room for `pages` pages. `forget` is told of a segment that is about to be filled anew,
+    /// and says what of it is to be kept. `false`: there is no buffer.
     pub fn reserve_pages(
         &mut self,
         pages: u16,
@@ -117,18 +105,16 @@ impl Staging {
         })
     }
 
-    /// How many segments could be opened now, beside the open one.
     pub fn free_segments(&self) -> usize {
         self.free.len() + self.buffers_left
     }
 
-    /// Where the next extent goes: the segment, and the page in its data. A segment is open, see
-    /// [`Staging::reserve_pages`].
+    /// Where the next extent goes: the segment, and the page in its data. After [`Staging::reserve_pages`].
     pub fn place(&self) -> Option<(u32, u16)> {
         self.open.as_ref().map(|open| (open.segment, open.used))
     }
 
-    /// Adds an extent to the open segment, at [`Staging::place`]. Whether it is the first since that was written.
+    /// At [`Staging::place`]. Whether it is the first extent since the segment was written.
     pub fn add(&mut self, entry: Entry, bytes: &[u8]) -> bool {
         let open = self.open.as_mut().expect("room was made for it");
         debug_assert_eq!((entry.at, bytes.len()), (open.used, usize::from(entry.pages) * PAGE_BYTES));
@@ -140,7 +126,7 @@ impl Staging {
         is_first
     }
 
-    /// The open segment takes nothing more. Whether there was one.
+    /// Whether there was an open segment.
     pub fn seal(&mut self) -> bool {
         let Some(mut open) = self.open.take() else { return false };
         let len = open.complete(self.at.store);
@@ -153,14 +139,13 @@ impl Staging {
         true
     }
 
-    /// The oldest sealed segment, to be written now.
     pub fn begin_write(&mut self) -> Option<Arc<SealedSegment>> {
         let segment = Arc::new(self.sealed.pop_front()?);
         self.writing = Some(Arc::clone(&segment));
         Some(segment)
     }
 
-    /// It was written, or could not be. The caller has dropped its own reference, the only other one.
+    /// After a write, good or bad. The caller has dropped its own reference, the only other one.
     pub fn end_write(&mut self) {
         self.free.extend(self.writing.take().and_then(Arc::into_inner).map(|segment| segment.buffer));
     }
@@ -185,7 +170,7 @@ impl Staging {
         })
     }
 
-    /// Copies bytes of a segment that is in memory; whether it is.
+    /// Whether the segment is in memory.
     pub fn copy_to(&self, segment: u32, range: Range<usize>, to: &mut [u8]) -> bool {
         let open = self.open.as_ref().filter(|open| open.segment == segment).map(|open| &open.buffer);
         let sealed =
@@ -198,7 +183,6 @@ impl Staging {
         found.is_some()
     }
 
-    /// The open segment has what is not on the disk.
     pub fn is_open_changed(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.changed.is_some())
     }
@@ -208,7 +192,7 @@ impl Staging {
         self.sealed.is_empty() && self.writing.is_none()
     }
 
-    /// Everything is dropped: the disk takes no more.
+    /// The disk takes no more.
     pub fn clear(&mut self) {
         (self.open, self.writing) = (None, None);
         self.sealed.clear();

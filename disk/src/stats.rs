@@ -23,7 +23,7 @@ pub struct DiskStats {
     /// Of these, pages that were put later.
     pub late_pages: u64,
     /// Of these, pages that will not be put before they arrive again: they had left memory or been written since, or
-    /// were too many; or the disk had become full and they had arrived once only, or it had failed.
+    /// were too many; or the disk was full and they had arrived once only, or it had failed.
     pub missed_pages: u64,
     /// Pages that were read.
     pub hit_pages: u64,
@@ -37,7 +37,6 @@ pub struct DiskStats {
     pub errors: u64,
 }
 
-/// The counters behind [`DiskStats`].
 #[derive(Default, Debug)]
 pub struct Counters {
     pub put_pages: AtomicU64,
@@ -50,12 +49,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Adds to one of them.
     pub fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// All of them, beside what the index holds as (extents, pages).
     pub fn read(&self, (extents, pages): (u64, u64)) -> DiskStats {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DiskStats {

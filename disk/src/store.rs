@@ -1,7 +1,7 @@
 //! Store: put, read, open; and the thread that writes.
 //!
-//! What is in memory and what is on the disk is found by one index, and both are compared with their checksums: a
-//! reader that found an extent a moment ago may meet another one in its place, in either.
+//! One index finds what is in memory and what is on the disk, and both are compared with their checksums: a reader that
+//! found an extent may meet another one in its place, in either.
 
 use std::fmt;
 use std::io;
@@ -21,17 +21,13 @@ use crate::options::DiskOptions;
 use crate::staging::{RingPosition, SealedSegment, Staging};
 use crate::stats::{Counters, DiskStats};
 
-/// After which an open segment is written although it is not full, and what was written is synced.
+/// When an open segment is written although it is not full, and what was written is synced.
 const IDLE: Duration = Duration::from_secs(1);
-/// Segments written between two syncs at most.
 const SYNC_SEGMENTS: u32 = 64;
 /// Reads that the disk may refuse before it is left alone.
 const READ_ERRORS_MAX: u64 = 16;
-/// Threads that read tables when a store is opened.
 const OPEN_THREADS: u32 = 4;
-/// Of a segment that is written anew, so many pages at most move on.
 const KEPT_PAGES_MAX: u32 = DATA_PAGES as u32 / 2;
-/// Buffers for reads that are kept for the next read.
 const READ_BUFFERS: usize = 4;
 
 /// A store of pages on a disk; see the crate.
@@ -57,7 +53,6 @@ struct Shared {
     device: Box<dyn Device>,
     staging: Mutex<Staging>,
     index: Mutex<Index>,
-    /// The writer has something to do, or has done it.
     news: Condvar,
     orders: Mutex<Orders>,
     trouble: OnceLock<DiskTrouble>,
@@ -65,12 +60,11 @@ struct Shared {
     read_buffers: Mutex<Vec<AlignedBuffer>>,
 }
 
-/// What the writer is asked for.
 #[derive(Default, Debug)]
 struct Orders {
     /// A segment was sealed, or the open one has what is not on the disk.
     wake: bool,
-    /// So many flushes were asked for, and so many done.
+    /// Asked for, and done.
     flushes: u64,
     flushed: u64,
     stop: bool,
@@ -175,8 +169,8 @@ impl DiskStore {
         end - page - refused
     }
 
-    /// How many segments could be filled now, beside the open one, before the disk is behind: for a caller that puts
-    /// what can wait, and leaves room for what cannot. A hint: other threads put as well.
+    /// How many segments could be filled now, beside the open one, before the disk is behind: for a caller that leaves
+    /// room for what cannot wait. A hint: other threads put as well.
     pub fn free_segments(&self) -> usize {
         lock(&self.shared.staging).free_segments()
     }
@@ -187,7 +181,7 @@ impl DiskStore {
     }
 
     /// Reads pages of a content, all of them or none: `sink` is given neighbouring bytes, each with its distance from
-    /// the first page's first byte. What was given before an error is right. Blocks for the disk.
+    /// the first byte. What was given before an error is right. Blocks for the disk.
     ///
     /// # Errors
     /// See [`Missed`].
@@ -238,8 +232,8 @@ impl DiskStore {
         self.shared.counters.read(lock(&self.shared.index).totals())
     }
 
-    /// Writes what is in memory, and syncs. Blocks for the disk. Afterwards [`DiskStore::trouble`] says whether it
-    /// could. In a child of a fork there is no thread that could, and nothing is done.
+    /// Writes what is in memory, and syncs. Blocks for the disk. [`DiskStore::trouble`] says whether it could. In a
+    /// forked child, which has no thread for it, nothing is done.
     pub fn flush(&self) {
         if std::process::id() != self.process {
             return;
@@ -273,7 +267,6 @@ impl fmt::Debug for DiskStore {
 }
 
 impl Drop for DiskStore {
-    /// Writes what is in memory. Blocks for the disk.
     fn drop(&mut self) {
         let Some(writer) = self.writer.take() else { return };
         if std::process::id() != self.process {
@@ -286,7 +279,7 @@ impl Drop for DiskStore {
 }
 
 impl Shared {
-    /// Copies an extent to the open segment. `false`: there is no room in memory.
+    /// `false`: there is no room in memory.
     fn stage(&self, key: &ContentKey, page: u64, bytes: &[u8]) -> bool {
         let checksum = checksum(key, page, bytes);
         let pages = (bytes.len() / PAGE_BYTES) as u16;
@@ -315,7 +308,7 @@ impl Shared {
         }
     }
 
-    /// Reads extents that are neighbours to the start of `buffer`, and compares their checksums.
+    /// Compares their checksums, too.
     fn fetch(&self, key: &ContentKey, run: &[Extent], buffer: &mut AlignedBuffer) -> Result<(), Missed> {
         let (first, last) = (run[0], run[run.len() - 1]);
         let range = data_bytes(first.at, 0).start..data_bytes(last.at, last.pages).end;
@@ -331,7 +324,7 @@ impl Shared {
         }
         for extent in run {
             if checksum(key, extent.page, &buffer.bytes()[bytes_in_run(run, extent)]) != extent.checksum {
-                // Where it was written over meanwhile the index knows no more of it, and nothing is wrong.
+                // If it was written over meanwhile, the index has it no more, and nothing is wrong.
                 let is_corrupt = lock(&self.index).remove(key, extent);
                 Counters::add(&self.counters.corrupt_extents, is_corrupt.into());
                 return Err(if is_corrupt { Missed::Corrupt } else { Missed::NotThere });
@@ -359,18 +352,16 @@ impl Shared {
     }
 }
 
-/// Whether two extents can be read by one read.
 fn is_neighbour(a: &Extent, b: &Extent) -> bool {
     a.segment == b.segment && a.at + a.pages == b.at
 }
 
-/// Where an extent's bytes are in what a run of neighbours is.
 fn bytes_in_run(run: &[Extent], extent: &Extent) -> std::ops::Range<usize> {
     let start = usize::from(extent.at - run[0].at) * PAGE_BYTES;
     start..start + usize::from(extent.pages) * PAGE_BYTES
 }
 
-/// The store's number, of a superblock that is there or is made now.
+/// Of a superblock that is there or is made now.
 fn read_superblock(device: &dyn Device) -> Result<u64, DiskError> {
     let failed = |action| move |source| DiskError::Device { action, source };
     let mut page = AlignedBuffer::new(PAGE_BYTES);
@@ -393,7 +384,7 @@ fn read_superblock(device: &dyn Device) -> Result<u64, DiskError> {
     Ok(made.store)
 }
 
-/// The tables of all segments that have one, the newest first.
+/// The newest first.
 fn read_tables(device: &dyn Device, store: u64, segments: u32) -> Vec<(u32, Table)> {
     let each = segments.div_ceil(OPEN_THREADS);
     let mut found: Vec<(u32, Table)> = std::thread::scope(|scope| {
@@ -413,7 +404,6 @@ fn read_tables(device: &dyn Device, store: u64, segments: u32) -> Vec<(u32, Tabl
     found
 }
 
-/// A segment whose table cannot be read is as good as empty.
 fn read_table(device: &dyn Device, store: u64, segment: u32, buffer: &mut AlignedBuffer) -> Option<Table> {
     let start = segment_start(segment);
     device.read_at(&mut buffer.bytes_mut()[..PAGE_BYTES], start).ok()?;
@@ -424,11 +414,9 @@ fn read_table(device: &dyn Device, store: u64, segment: u32, buffer: &mut Aligne
     Table::decode(store, &buffer.bytes()[..len])
 }
 
-/// The thread that writes segments, in the order in which they were sealed.
 struct Writer {
     shared: Arc<Shared>,
     scratch: Option<AlignedBuffer>,
-    /// Segments written since the last sync.
     unsynced: u32,
 }
 
@@ -457,8 +445,8 @@ impl Writer {
         }
     }
 
-    /// Until there is something to do; for a second at most, if something waits to be written or synced. Returns the
-    /// flushes that are to be done, if any, and whether the store ends.
+    /// Waits until there is something to do; for a second at most, if something waits to be written or synced. Returns
+    /// the flushes that are to be done, if any, and whether the store ends.
     fn wait(&mut self) -> (Option<u64>, bool) {
         let is_pending = self.unsynced > 0 || lock(&self.shared.staging).is_open_changed();
         let is_idle = |orders: &mut Orders| !(orders.wake || orders.stop || orders.flushes > orders.flushed);
@@ -479,7 +467,7 @@ impl Writer {
         wanted
     }
 
-    /// Writes what is sealed. `keeps`: what was read of the places written to moves on, to the open segment.
+    /// `keeps`: what was read of the places written to moves on, to the open segment.
     fn write_sealed(&mut self, keeps: bool) {
         loop {
             let Some(segment) = lock(&self.shared.staging).begin_write() else { return };
@@ -506,7 +494,7 @@ impl Writer {
         self.write_sealed(false);
     }
 
-    /// Writes an open segment that has waited for a second, as far as it is filled. It stays open.
+    /// As far as it is filled, if it has waited for a second. It stays open.
     fn write_open(&mut self) {
         let Some(before) = Instant::now().checked_sub(IDLE) else { return };
         let scratch = self.scratch.take().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
@@ -521,7 +509,7 @@ impl Writer {
         }
     }
 
-    /// Writes a segment. Returns what of the one in its place is to be kept, read before.
+    /// Returns what of the segment in its place is to be kept, read before.
     fn write(&mut self, segment: &SealedSegment) -> Vec<(ContentKey, u64, Vec<u8>)> {
         let shared = &*self.shared;
         if shared.trouble.get().is_some() {

@@ -18,7 +18,6 @@ fn seeds() -> std::ops::Range<u64> {
     0..rounds
 }
 
-/// All that can be read, extent by extent; what is read is compared.
 fn read_everything(store: &quinion_disk::DiskStore) -> u64 {
     let all = (0..CONTENTS).flat_map(|of| (0..PAGES / EXTENT).map(move |extent| (of, extent * EXTENT)));
     all.map(|(of, page)| u64::from(read_checked(store, of, page, 16)) * EXTENT).sum()

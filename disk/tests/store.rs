@@ -20,7 +20,6 @@ fn put(store: &DiskStore, of: u64, page: u64, pages: u64) -> u64 {
     store.put(&key(of), page, &content(of, page, pages))
 }
 
-/// Puts an extent, however far the disk is behind.
 fn put_extent(store: &DiskStore, of: u64, page: u64) {
     while put(store, of, page, EXTENT) < EXTENT {
         thread::sleep(Duration::from_millis(1));
@@ -278,7 +277,6 @@ fn threads_that_put_and_read_the_same_pages_agree() {
     store.check().unwrap();
 }
 
-/// The process that is killed: puts until it is.
 #[test]
 fn kill_victim() {
     let Some(folder) = std::env::var_os("QUINION_DISK_VICTIM") else { return };

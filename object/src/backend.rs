@@ -8,14 +8,14 @@
 //! ```
 //!
 //! The cache gives fills of at most 1 MiB, as many in one call as a window has. A range that an [`ObjectFile`] wants is
-//! given in several calls; a **plug** (as the block layer's) keeps these together, so that they become one plan. It is
-//! held only while such calls are made, and none of them waits for a fill. Threads that want the
-//! same bytes share a plug, since each of them gets some of the fills. Others do not, and none joins a plug that has
-//! lasted for a while, so that no plug lasts as long as there are readers.
+//! given in several calls; a **plug** (as the block layer's) makes one plan of these. It is held only while such calls
+//! are made, and none of them waits for a fill. Threads that want the same bytes share a plug, since each of them gets
+//! some of the fills; but none joins a plug that has lasted for a while, so that no plug lasts as long as there are
+//! readers.
 //!
 //! When a fetch has failed, all of its readers wake at once, and each would ask again, one after the other, each for as
-//! long as a deadline. So a range that has failed is remembered for a moment, and refused with the same error. If it
-//! has failed since the object is another by now, opens that believe in this version are told so (`metadata_cache.rs`).
+//! long as a deadline. So a range that has failed is refused with the same error for a moment. If the object is another
+//! by now, opens that use this version are told so (`metadata_cache.rs`).
 //!
 //! [`ObjectFile`]: crate::ObjectFile
 //!
@@ -41,9 +41,8 @@ use crate::plan::{JoinLimits, join};
 use crate::stats::add;
 use crate::version::{VersionNames, is_same};
 
-/// How long after its begin a plug is shared by more threads.
+/// How long after its begin a plug is still shared.
 const PLUG_SHARED: Duration = Duration::from_millis(20);
-/// How many ranges that have failed are remembered.
 const FAILED_MAX: usize = 64;
 
 /// Where the pages of one version of an object come from.
@@ -55,19 +54,15 @@ pub(crate) struct ObjectBackend {
     content_key: Option<ContentKey>,
     plugs: Mutex<Vec<Plug>>,
     failed: Arc<Mutex<VecDeque<FailedRange>>>,
-    /// What opens believe.
     known: Arc<MetadataCache<KnownVersion>>,
     /// The answer to a GET that was sent before the version was known.
     answered: Mutex<Option<GetResult>>,
 }
 
-/// Fills that are kept together.
 #[derive(Debug)]
 struct Plug {
     begun: Instant,
-    /// Where its bytes lie.
     span: Range<u64>,
-    /// The threads of its guards, each as often as it has one.
     holders: Vec<ThreadId>,
     fills: Vec<Fill>,
 }
@@ -102,11 +97,9 @@ struct FailedRange {
     error: FetchError,
 }
 
-/// As long as it lives, fills that its thread asks for are kept together.
 #[derive(Debug)]
 pub(crate) struct PlugGuard<'b> {
     backend: &'b ObjectBackend,
-    /// It stays on its thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -127,7 +120,6 @@ impl Drop for PlugGuard<'_> {
     }
 }
 
-/// The place of the plug that `thread` holds.
 fn plug_of(plugs: &[Plug], thread: ThreadId) -> Option<usize> {
     plugs.iter().position(|plug| plug.holders.contains(&thread))
 }
@@ -136,13 +128,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The bytes of the object that a fill wants.
 fn bytes_of(fill: &Fill, size: u64) -> Range<u64> {
     fill.position()..(fill.position() + fill.len() as u64).min(size)
 }
 
 impl ObjectBackend {
-    /// The version that `meta` says, of the store that `fetcher` has, known to the cache by the names in `names`.
+    /// The version in `meta`, of the store that `fetcher` has, known to the cache by `names`.
     pub(crate) fn new(
         fetcher: Arc<FetcherSlot>,
         meta: Arc<ObjectMeta>,
@@ -162,7 +153,7 @@ impl ObjectBackend {
         }
     }
 
-    /// Keeps what this thread asks for, of bytes in `span`, together until the guard is dropped. Nothing is waited for
+    /// Keeps what this thread asks for, of bytes in `span`, together until the guard is dropped. Nothing waits
     /// meanwhile.
     pub(crate) fn plug(&self, span: Range<u64>) -> PlugGuard<'_> {
         let thread = thread::current().id();
@@ -181,7 +172,7 @@ impl ObjectBackend {
         PlugGuard { backend: self, _thread: PhantomData }
     }
 
-    /// The next fetch that begins where `result` does has its answer by that. `None` ends it.
+    /// Answers the next fetch that begins where `result` does. `None` ends it.
     pub(crate) fn set_answered(&self, result: Option<GetResult>) {
         let before = std::mem::replace(&mut *lock(&self.answered), result);
         drop(before); // not under the lock: it is a store's
@@ -192,7 +183,7 @@ impl ObjectBackend {
         lock(&self.failed).clear();
     }
 
-    /// The error of a range that has failed a moment ago and has bytes of `range`.
+    /// The error of a range with bytes of `range` that has failed a moment ago.
     fn failure(&self, range: &Range<u64>) -> Option<FetchError> {
         let mut failed = lock(&self.failed);
         if failed.is_empty() {
@@ -229,7 +220,6 @@ impl ObjectBackend {
         }
     }
 
-    /// Fetches what goes together.
     fn fetch(&self, by: &Arc<Fetcher>, fills: Vec<Fill>) {
         let (fetcher, meta) = (Arc::clone(by), Arc::clone(&self.meta));
         let (failed, known) = (Arc::clone(&self.failed), Arc::clone(&self.known));

@@ -1,9 +1,8 @@
 //! Bare: answers of the store itself, where the cache cannot give one.
 //!
-//! The crate `object_store` hands out what came: a body that is shorter than its own range says, or longer, is no error
-//! there, and ranges of one call may be of several versions. Readers of a cached store were told otherwise.
+//! The crate `object_store` hands out what came: a body that is shorter or longer than its own range is no error there,
+//! and ranges of one call may be of several versions. Here:
 //!
-//! Invariants:
 //!  1. A body has the bytes of its range, all of them and no more, or ends with an error.
 //!  2. The ranges of one call are of one version.
 
@@ -18,11 +17,10 @@ use object_store::{
 
 use crate::version;
 
-/// How often ranges are asked for whose object is replaced each time, if they are far from each other.
+/// How often ranges far from each other are asked for whose object is replaced each time.
 const CHANGES_MAX: u32 = 8;
-/// Ranges within so many bytes come by one GET when their object is replaced between two: one answer is of one version.
+/// Ranges within so many bytes come by one GET, of one version, when their object is replaced between two.
 const SPAN_MAX: u64 = 16 << 20;
-/// How many ranges are asked for at a time.
 const RANGES_MAX: usize = 8;
 
 /// A get of the store.
@@ -58,14 +56,12 @@ pub async fn get_ranges(
     }
 }
 
-/// From the first byte of `ranges` to the last, if there are any.
 fn span_of(ranges: &[Range<u64>]) -> Option<Range<u64>> {
     let start = ranges.iter().map(|range| range.start).min()?;
     let end = ranges.iter().map(|range| range.end).max()?;
     (start < end).then_some(start..end)
 }
 
-/// The ranges out of one GET of `span`, in which all of them lie.
 async fn ranges_of_span(
     store: &dyn ObjectStore,
     path: &Path,
@@ -105,7 +101,7 @@ async fn ranges_at_once(
 }
 
 /// A range under the conditions in `options`, as far as the object goes, and what the store says of the object. Not
-/// every store compares the range of an answer with the one that was asked for.
+/// every store compares an answer's range with the question's.
 async fn range_of(
     store: &dyn ObjectStore,
     path: &Path,

@@ -6,15 +6,14 @@
 //!                                               quinion::Cache <---+   one mapping for all handles
 //! ```
 //!
-//! What a store has told of an object is kept (`metadata_cache.rs`), as long as its answer may be taken for current by
-//! an open that allows that ([`Freshness`]); it is metadata alone, and keeps no page.
+//! `metadata_cache.rs` keeps what a store has told of an object, as long as an open may take that for current
+//! ([`Freshness`]); it is metadata alone, and keeps no page.
 //!
-//! The registry keeps no backend alive: a version that the cache has let go of is forgotten here as well. It is there
-//! so that all handles of a version plug the very backend that fills their pages.
+//! The registry lets all handles of a version plug the very backend that fills their pages. It keeps no backend alive:
+//! a version that the cache has let go of is forgotten here as well.
 //!
 //! Invariants:
-//!  1. What a backend keeps alive (the threads that fetch, what is known) keeps no cache alive, so the two do not hold
-//!     each other.
+//!  1. What a backend keeps alive (the threads that fetch, what is known) keeps no cache alive.
 //!  2. Whichever version an open takes, all bytes of its handle are of that one: each GET has the condition.
 
 use std::collections::{HashMap, HashSet};
@@ -41,47 +40,39 @@ use crate::options::{Freshness, Options};
 use crate::stats::FetchStats;
 use crate::version;
 
-/// The first bytes of an object are asked for in steps of this many.
+/// Steps in which the first bytes of an object are asked for.
 const FIRST_STEP: u64 = 1 << 20;
 /// How long an open waits for another's first bytes.
 const OPENING_MAX: Duration = Duration::from_millis(100);
-/// Numbers of stores without a name, each for one `ObjectCache` of this process.
 static UNNAMED: AtomicU64 = AtomicU64::new(0);
 
 /// The objects of a store, through a page cache. Cheap to clone; clones share it.
 #[derive(Clone)]
 pub struct ObjectCache {
     shared: Arc<Shared>,
-    /// In place of the options'.
     freshness: Option<Freshness>,
 }
 
 struct Shared {
     cache: Cache,
     fetcher: Arc<FetcherSlot>,
-    /// What is put into identities for the store.
+    /// Part of identities.
     store_name: Vec<u8>,
     backends: Mutex<Registry>,
-    /// An object's first bytes have come, or will not.
     opened: Condvar,
-    /// What the store has told of objects.
     known: Arc<MetadataCache<KnownVersion>>,
 }
 
-/// The backends of versions that the cache may know.
 #[derive(Default)]
 struct Registry {
     known: HashMap<Identity, Weak<ObjectBackend>>,
-    /// The backend of the version of an object that was opened last.
     latest: HashMap<Path, Weak<ObjectBackend>>,
-    /// Objects whose first bytes are asked for just now.
     opening: HashSet<Path>,
-    /// How many there may be before those are looked for that are gone.
+    /// How many there may be before those that are gone are looked for.
     swept_at: usize,
 }
 
 impl Registry {
-    /// The backend of `identity`, or what `new` makes.
     fn backend(&mut self, identity: Identity, new: impl FnOnce() -> ObjectBackend) -> Arc<ObjectBackend> {
         if let Some(known) = self.known.get(&identity).and_then(Weak::upgrade) {
             return known;
@@ -104,7 +95,7 @@ struct Opening<'s> {
 }
 
 impl<'s> Opening<'s> {
-    /// `None`: a version is known, whose bytes may be cached, or another thread asks for them.
+    /// `None`: a version is known, whose bytes may be cached, or another thread asks.
     fn begin(shared: &'s Shared, path: &'s Path) -> Option<Self> {
         let mut registry = shared.registry();
         let is_known = registry.latest.get(path).is_some_and(|backend| backend.strong_count() > 0);
@@ -126,22 +117,20 @@ impl Shared {
         self.backends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits a moment for another thread that asks for the first bytes of an object: a fetch that begins before them
-    /// would ask for them again.
+    /// Waits a moment for another thread that asks for an object's first bytes: a fetch that begins before would ask
+    /// for them again.
     fn wait_for_opening(&self, path: &Path) {
         let is_opening = |registry: &mut Registry| registry.opening.contains(path);
         drop(self.opened.wait_timeout_while(self.registry(), OPENING_MAX, is_opening));
     }
 }
 
-/// The answer to what an object is, and when it was asked.
 struct StoreAnswer {
     answer: StoreResult<GetResult>,
     question: Question,
 }
 
 impl Shared {
-    /// Keeps what a store has told, and returns it.
     fn note(&self, path: &Path, StoreAnswer { answer, question }: StoreAnswer) -> Result<GetResult> {
         match &answer {
             Ok(result) => {
@@ -164,15 +153,16 @@ impl fmt::Debug for ObjectCache {
 }
 
 impl ObjectCache {
-    /// Reads objects of `store` through `cache`. Starts the threads that fetch, [`Options::threads`] of them, which
-    /// end when this and all that was opened by it is gone.
+    /// Reads objects of `store` through `cache`. Starts the threads that fetch, [`Options::threads`] of them, which end
+    /// when this and all that was opened by it is gone.
     ///
-    /// The store's own retries come before ours: give it few (`RetryConfig`), or a fetch may wait for long in one. A
-    /// `Retry-After` is not in the errors of the crate `object_store`, so pauses are ours ([`Options::backoff`]).
+    /// The store's own retries come first: give it few (`RetryConfig`), or a fetch may wait for long in one. A
+    /// `Retry-After` is not in the errors of the crate `object_store`, so [`Options::backoff`] sets the pauses.
     ///
     /// HTTP clients keep connections, each driven by the runtime that opened it. If a caller uses the same store on a
-    /// single-threaded runtime and then blocks that thread in a read of ours, the fetch may meet such a connection, and
-    /// waits for [`Options::stall_max`] before it takes another: give the cache a store of its own there.
+    /// single-threaded runtime and then blocks that thread in a read of this cache, the fetch may meet such a
+    /// connection, and waits for [`Options::stall_max`] before it takes another: give the cache a store of its own
+    /// there.
     ///
     /// # Errors
     /// [`Error::Options`], [`Error::Runtime`].
@@ -180,7 +170,6 @@ impl ObjectCache {
         let options = options.checked()?;
         let store_name = match &options.store_name {
             Some(name) => [b"named ", name.as_bytes()].concat(),
-            // Only this process can meet it.
             None => {
                 let number = UNNAMED.fetch_add(1, Ordering::Relaxed);
                 [&b"unnamed "[..], &number.to_le_bytes()].concat()
@@ -189,29 +178,27 @@ impl ObjectCache {
         let fetcher = Fetcher::new(store, options, Arc::default())?;
         let fetcher = Arc::new(FetcherSlot::new(fetcher));
         let (backends, opened) = (Mutex::default(), Condvar::new());
-        // Each open says how fresh it is to be.
         let known = Arc::new(MetadataCache::new(Freshness::Always));
         let shared = Shared { cache, fetcher, store_name, backends, opened, known };
         Ok(Self { shared: Arc::new(shared), freshness: None })
     }
 
-    /// The same objects, for opens that take what is known of an object for current as long as that, in place of what
-    /// [`Options::freshness`] says.
+    /// The same objects, for opens that take what is known of an object for current as long as that, in place of
+    /// [`Options::freshness`].
     #[must_use]
     pub fn with_freshness(mut self, freshness: Freshness) -> Self {
         self.freshness = Some(freshness);
         self
     }
 
-    /// What is known of an object, if an open may take that for current.
     fn believed(&self, path: &Path) -> Option<KnownVersion> {
         let freshness = self.freshness.unwrap_or_else(|| self.fetcher().options.freshness);
         // The lock is not taken for nothing.
         if freshness == Freshness::Always { None } else { self.shared.known.believed_for(path, freshness) }
     }
 
-    /// Forgets what is known of an object: the next open asks the store. It is for writes that went by another way,
-    /// to be called when they have ended.
+    /// Forgets what is known of an object: the next open asks the store. For writes that went by another way; call it
+    /// when they have ended.
     pub(crate) fn note_write(&self, path: &Path) {
         drop(self.shared.known.note_write(path));
     }
@@ -221,9 +208,9 @@ impl ObjectCache {
         self.shared.known.note_writes();
     }
 
-    /// Reads by `store` from now on, and as `options` say: the same store with other credentials, by another client or
-    /// with other limits. What is open is fetched by it as well, but for what is under way. What is cached stays, and
-    /// so do the numbers of [`ObjectCache::stats`].
+    /// Reads by `store` from now on, as `options` say: the same store with other credentials, by another client or with
+    /// other limits. It fetches what is open as well, but for what is under way. What is cached stays, and so do the
+    /// numbers of [`ObjectCache::stats`].
     ///
     /// # Errors
     /// [`Error::Options`]: the options' [`Options::store_name`] is not the one that this was made with, or there is
@@ -272,8 +259,8 @@ impl ObjectCache {
     }
 
     /// As [`ObjectCache::open_with_attributes`], for a caller that is about to read the first `len` bytes. If nothing
-    /// is known of the object, a GET of them (of [`Options::request_max`] at most) takes the place of the HEAD, and
-    /// their fetch is under way when this returns: one answer is waited for in place of two.
+    /// is known of the object, a GET of them (of [`Options::request_max`] at most) takes the place of the HEAD, and the
+    /// fetch is under way when this returns.
     ///
     /// # Errors
     /// As [`ObjectCache::open`].
@@ -319,7 +306,7 @@ impl ObjectCache {
         self.open_known(result.meta)
     }
 
-    /// Asks the store what an object is, under the conditions of `options`.
+    /// Under the conditions of `options`.
     pub(crate) async fn head(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
@@ -328,7 +315,7 @@ impl ObjectCache {
         self.shared.note(path, StoreAnswer { answer, question })
     }
 
-    /// Asks for the first bytes of an object that nothing is known of; see [`Fetcher::open_get`].
+    /// See [`Fetcher::open_get`].
     pub(crate) async fn open_get(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
@@ -337,8 +324,8 @@ impl ObjectCache {
         self.shared.note(path, StoreAnswer { answer, question })
     }
 
-    /// Opens a version by an earlier answer. What has failed of it is not asked for again at once, since the store did
-    /// not say anything new.
+    /// Opens a version by an earlier answer. What has failed of it is not asked for again at once, since the store said
+    /// nothing new.
     fn open_believed(
         &self,
         KnownVersion { meta, attributes }: KnownVersion,
@@ -346,7 +333,7 @@ impl ObjectCache {
         self.open_version(meta).map(|file| (file, attributes))
     }
 
-    /// Opens the version of an object that the store has told of, as in a list. No request is made; whether it is still
+    /// Opens the version of an object that the store has told of, as in a list, without a request. Whether it is still
     /// there shows with the first read of what is not cached.
     ///
     /// # Errors
@@ -382,8 +369,7 @@ impl ObjectCache {
         Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(slot), self.ahead_max()))
     }
 
-    /// The most that it is worth asking for ahead of a reader, in bytes: what is further ahead could be evicted before
-    /// it is read.
+    /// The most that it is worth asking for ahead of a reader, in bytes: more could be evicted before it is read.
     pub fn ahead_max(&self) -> u64 {
         self.shared.cache.stats().memory_bytes / 8
     }
@@ -397,8 +383,7 @@ impl ObjectCache {
     pub fn stats(&self) -> FetchStats {
         self.fetcher().counters.sum()
     }
-    /// How long the store took to begin its last answers to GETs, from when each was sent; known to within 25 %. `None`
-    /// until 32 are known.
+    /// How long the store took to begin its last answers to GETs; known to within 25 %. `None` until 32 are known.
     pub fn first_byte(&self) -> Option<FirstByte> {
         self.fetcher().counters.first_byte.summary()
     }

@@ -1,7 +1,7 @@
 //! Errors: what was asked, what is wrong, what to do.
 //!
-//! A fetch fails on the network's threads, and its readers are elsewhere: so a [`FetchError`] is shared, travels
-//! through the cache as the cause of an [`io::Error`], and is found again by [`Error::of_read`].
+//! A fetch fails on the network's threads, away from its readers: so a [`FetchError`] is shared, travels through the
+//! cache as the cause of an [`io::Error`], and is found again by [`Error::of_read`].
 
 use std::fmt;
 use std::io;
@@ -75,7 +75,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Of an error that the cache has told: the fetch behind it, if there is one.
+    /// The fetch behind an error of the cache, if there is one.
     pub(crate) fn of_read(path: &Path, error: quinion::Error) -> Self {
         match fetch_error_of(&error) {
             Some(fetch) if fetch.is_change() => Error::Changed(fetch),
@@ -96,7 +96,6 @@ fn fetch_error_of(error: &quinion::Error) -> Option<FetchError> {
         if let Some(fetch) = error.downcast_ref::<FetchError>() {
             return Some(fetch.clone());
         }
-        // What an io::Error was made of is not its source, but in it.
         let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         if let Some(fetch) = inside.and_then(|inside| inside.downcast_ref::<FetchError>()) {
             return Some(fetch.clone());
@@ -228,7 +227,6 @@ impl std::error::Error for FetchError {
     }
 }
 
-/// As the bare store would tell it.
 impl From<Error> for object_store::Error {
     fn from(error: Error) -> Self {
         let generic =

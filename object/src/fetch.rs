@@ -8,14 +8,14 @@
 //!                                  |
 //!                                  +-- does not, or too often, or too late: what has not come fails
 //!
-//!   attempt  GET with a condition --> its answer is of our version? --> chunks --> fills, page by page
+//!   attempt  GET with a condition --> its answer is of this version? --> chunks --> fills, page by page
 //! ```
 //!
-//! A fill is told of its pages as they come, so a reader waits for its page and not for the request around it. What
-//! came before something failed is kept, and not asked for again.
+//! A fill is told of its pages as they come, so a reader waits for its page only. What came before a failure is kept,
+//! and not asked for again.
 //!
-//! The threads that do this are a runtime of our own: the library has none, and a caller's may be blocked by that same
-//! caller, waiting for us. None of them waits for a fill.
+//! The threads that do this are a runtime of the crate's own: the library has none, and a caller's may be blocked by
+//! that same caller's wait. None of them waits for a fill.
 //!
 //! Invariants:
 //!  1. A byte goes into a fill only from an answer that said to be of the version that was opened.
@@ -50,27 +50,24 @@ use crate::retry::{Backoff, is_transient};
 use crate::stats::{Counters, add};
 use crate::version;
 
-/// What is done over the network for one store, and the threads that do it.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) options: Options,
     /// Of the store, whichever fetcher it has.
     pub(crate) counters: Arc<Counters>,
-    /// Turns of GETs.
     requests: Semaphore,
     /// Bytes that GETs may ask for, in pages.
     pages: Semaphore,
     begun: Instant,
     /// When a byte came last, in microseconds since `begun`.
     last_byte: AtomicU64,
-    /// Taken when it is dropped, and at no other time.
+    /// Taken only when it is dropped.
     runtime: Option<Runtime>,
-    /// The process that has their threads.
     process: u32,
 }
 
-/// The fetcher of a store, which may get another in its place. What is under way keeps the one that it began with.
+/// What is under way keeps the fetcher that it began with.
 #[derive(Debug)]
 pub(crate) struct FetcherSlot(RwLock<Arc<Fetcher>>);
 
@@ -105,7 +102,7 @@ impl Drop for Fetcher {
 }
 
 impl Fetcher {
-    /// Fetches from `store` as `options` say, which are checked. It goes on counting in `counters`.
+    /// `options` are checked. It goes on counting in `counters`.
     pub(crate) fn new(
         store: Arc<dyn ObjectStore>,
         options: Options,
@@ -130,7 +127,7 @@ impl Fetcher {
         }))
     }
 
-    /// Starts `task` on our threads. In a forked child, which has none of them, it is dropped.
+    /// In a forked child, which has no threads for it, `task` is dropped.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -171,8 +168,8 @@ impl Fetcher {
         }
     }
 
-    /// Asks for the first bytes of an object that nothing is known of, in place of a HEAD. It is tried once: after an
-    /// error the caller asks by a HEAD, which is tried again.
+    /// Asks for the first bytes of an object that nothing is known of, in place of a HEAD. Once: after an error the
+    /// caller asks by a HEAD, which is tried again.
     pub(crate) async fn open_get(
         &self,
         path: &Path,
@@ -189,9 +186,9 @@ impl Fetcher {
         }
     }
 
-    /// Fetches `fills`, which are sorted and lie inside the object that `meta` says, by one GET after another until all
-    /// of them are complete, or none may follow. The first may have been `answered` before. `on_failure` is
-    /// told of the error before their readers are.
+    /// Fetches `fills`, which are sorted and lie inside the object of `meta`, by one GET after another until all are
+    /// complete, or none may follow. The first may have been `answered` before. `on_failure` is told of the error
+    /// before their readers are.
     pub(crate) async fn run(
         &self,
         meta: &ObjectMeta,
@@ -217,7 +214,6 @@ impl Fetcher {
             drop(turn);
             match attempt {
                 Ok(Ok(Ok(()))) => return,
-                // It has brought all that it was asked for, which was not all of this.
                 Ok(Ok(Err(_))) if Some(delivery.at) == answered_end => continue,
                 Ok(Ok(Err(met)) | Err(met)) => failure = met,
                 Err(_) => break,
@@ -243,7 +239,6 @@ impl Fetcher {
         delivery.fail(&error);
     }
 
-    /// One GET for what has not come yet.
     async fn attempt(
         &self,
         meta: &ObjectMeta,
@@ -268,7 +263,7 @@ impl Fetcher {
         if got < asked { Err(FetchFailure::Short { got, asked }) } else { Ok(()) }
     }
 
-    /// Asks for a range; twice, if the answer is late and the options say so.
+    /// Twice, if the answer is late and the options say so.
     async fn ask(
         &self,
         meta: &ObjectMeta,
@@ -282,7 +277,6 @@ impl Fetcher {
         if let Ok(answer) = timeout(late, &mut first).await {
             return answer;
         }
-        // A second one takes no turn from a fetch that has none.
         let Ok(_turn) = self.requests.try_acquire() else { return first.await };
         add(&self.counters.hedges, 1);
         let second = pin!(self.ask_once(meta, asked));
@@ -297,7 +291,6 @@ impl Fetcher {
         }
     }
 
-    /// One request for a range, until its answer begins.
     async fn ask_once(
         &self,
         meta: &ObjectMeta,
@@ -312,7 +305,6 @@ impl Fetcher {
         result.map_err(|error| of_store(meta, error))
     }
 
-    /// Puts what comes where it belongs.
     async fn receive(
         &self,
         meta: &ObjectMeta,
@@ -336,7 +328,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Waits until a GET of `range` may begin; not beyond `deadline`, or as long after the last byte that came.
+    /// Not beyond `deadline`, or as long after the last byte that came.
     async fn turn(
         &self,
         range: Range<u64>,
@@ -364,9 +356,8 @@ impl Fetcher {
     }
 }
 
-/// `call` of a store, which may panic.
 async fn caught<T>(call: impl Future<Output = T>) -> std::result::Result<T, FetchFailure> {
-    // What it leaves behind is a store's that has panicked, and fills that are known to be incomplete.
+    // A panic leaves behind a store's own state, and fills that are known to be incomplete.
     AssertUnwindSafe(call).catch_unwind().await.map_err(|panic| {
         let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
         FetchFailure::Panicked(words.or_else(|| panic.downcast_ref().cloned()).unwrap_or_default())
@@ -377,7 +368,6 @@ fn pages(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(PAGE_SIZE as u64)).unwrap_or(u32::MAX)
 }
 
-/// What a store's error says of the version that was wanted.
 fn of_store(meta: &ObjectMeta, error: StoreError) -> FetchFailure {
     match error {
         StoreError::Precondition { .. } => {
@@ -389,15 +379,10 @@ fn of_store(meta: &ObjectMeta, error: StoreError) -> FetchFailure {
     }
 }
 
-/// Fills on their way, and how far it has come.
 struct Delivery {
-    /// Those that are not complete, in the order of their positions.
     fills: VecDeque<Fill>,
-    /// The next byte of the object that is wanted.
     at: u64,
-    /// Where the last of the fills ends.
     end: u64,
-    /// Where the object ends.
     size: u64,
 }
 
@@ -412,18 +397,17 @@ impl Delivery {
         self.fills.is_empty()
     }
 
-    /// What has not come yet.
     fn rest(&self) -> Range<u64> {
         self.at..self.end
     }
 
-    /// Leaves out a gap that is next, before a GET; what it is to begin with.
+    /// Leaves out a gap that is next, before a GET.
     fn skip_gap(&mut self) -> u64 {
         self.at = self.at.max(self.fills.front().map_or(self.end, Fill::position));
         self.at
     }
 
-    /// The next bytes have come. Returns how many of them no request wanted.
+    /// Takes the next bytes. Returns how many of them no request wanted.
     fn accept(&mut self, mut bytes: &[u8]) -> u64 {
         let mut unwanted = 0;
         while let Some(fill) = self.fills.front_mut()
@@ -442,7 +426,6 @@ impl Delivery {
             fill.write(inside, now);
             (bytes, self.at) = (later, self.at + now.len() as u64);
             if inside + now.len() < wanted {
-                // From the start of its page on: the first part of that may have come before.
                 fill.pages_were_read(inside / PAGE_SIZE * PAGE_SIZE..inside + now.len());
             } else if let Some(fill) = self.fills.pop_front() {
                 fill.complete(Ok(wanted));
@@ -458,7 +441,7 @@ impl Delivery {
     }
 }
 
-/// Has `task` done on the threads of `fetcher`, and waits for its answer; `None` if they are gone.
+/// `None` if the threads are gone.
 pub(crate) fn wait_for<T: Send + 'static>(
     fetcher: &Fetcher,
     task: impl Future<Output = T> + Send + 'static,

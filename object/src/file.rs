@@ -8,9 +8,8 @@
 //! ```
 //!
 //! Readahead is the cache's. What it cannot know is done here first: a small object comes whole; a first read of the
-//! last bytes brings the footer that they tell of; a long read, or many ranges, are asked for as one plan, under a
-//! plug, so that they become few GETs side by side; and of long reads that follow each other, the next is asked for
-//! with each.
+//! last bytes brings the footer that they tell of; a long read, or many ranges, are one plan, under a plug, of few GETs
+//! side by side; and with each of long reads that follow each other, the next is asked for.
 //!
 //! Invariant: what is announced is a hint. A read that finds it not fulfilled fetches for itself.
 
@@ -27,9 +26,8 @@ use crate::error::{Error, Result};
 use crate::fetch::FetcherSlot;
 use crate::plan::covering;
 
-/// Shorter ranges are copied.
 const COPIED_MAX: usize = 16 << 10;
-/// Longer ranges are asked for before they are read: it is as much as the cache reads at once by itself.
+/// Longer ranges are asked for before they are read: the cache reads as much at once by itself.
 const LONG_MIN: u64 = 1 << 20;
 
 /// A version of an object, open for reading. Cheap to clone; clones share their readahead.
@@ -44,17 +42,13 @@ struct Inner {
     meta: Arc<ObjectMeta>,
     backend: Arc<ObjectBackend>,
     fetcher: Arc<FetcherSlot>,
-    /// Whether a short read was announced.
     is_begun: AtomicBool,
-    /// Where the last long read ended.
     long_end: AtomicU64,
     /// Up to where was asked for, for long reads that follow each other.
     asked_end: AtomicU64,
-    /// The most that is asked for ahead of reads.
     ahead_max: u64,
 }
 
-/// Drops an answer that no reader has used.
 #[derive(Debug)]
 pub(crate) struct AnsweredGuard(Arc<ObjectBackend>);
 
@@ -64,7 +58,6 @@ impl Drop for AnsweredGuard {
     }
 }
 
-/// How a read behaves that may not wait.
 fn nowait() -> ReadOptions {
     ReadOptions::new().nowait(true)
 }
@@ -123,9 +116,9 @@ impl ObjectFile {
         self.inner.file.read_at_async(buffer, offset).await.map_err(|error| self.failed(error))
     }
 
-    /// The bytes of `range`, which lies inside the object: without a copy, if they lie together in memory and there are
-    /// more than some. They stay in the cache as long as the `Bytes`, or a part of it, lives; what may be kept so is
-    /// bounded by [`quinion::Builder::pinned_max`], and beyond that they are copied.
+    /// The bytes of `range`, which lies inside the object: without a copy, if they lie together in memory and are not
+    /// few. They stay in the cache as long as the `Bytes`, or a part of it, lives, up to
+    /// [`quinion::Builder::pinned_max`]; beyond that they are copied.
     ///
     /// # Errors
     /// [`Error::Range`]; and those of [`ObjectFile::read_at`].
@@ -149,7 +142,7 @@ impl ObjectFile {
     }
 
     /// The bytes of each of `ranges`, which lie inside the object, in any order, and may overlap. What is not cached is
-    /// asked for together: ranges that are close to each other come by one GET, the others side by side.
+    /// asked for together: ranges close to each other by one GET, the others side by side.
     ///
     /// # Errors
     /// As [`ObjectFile::bytes`], of the first range that failed.
@@ -199,19 +192,18 @@ impl ObjectFile {
         self.inner.backend.forget_failures();
     }
 
-    /// While the guard lives, the fetch that begins where `result` does is answered by that.
+    /// While the guard lives, `result` answers the fetch that begins where it does.
     pub(crate) fn answered(&self, result: Option<GetResult>) -> AnsweredGuard {
         self.inner.backend.set_answered(result);
         AnsweredGuard(Arc::clone(&self.inner.backend))
     }
 
-    /// Drops what is cached of it, but for what is pinned or on its way.
     pub(crate) fn drop_pages(&self) {
         // In a forked child there is nothing of it.
         let _ = self.inner.file.dont_need(0, self.len());
     }
 
-    /// The bytes of `range` in pieces as they lie in memory, none of them copied, if pins have room for them.
+    /// The bytes of `range` in pieces as they lie in memory, not copied if pins have room for them.
     pub(crate) async fn pieces(&self, range: Range<u64>) -> Result<Vec<Bytes>> {
         let len = (range.end - range.start) as usize;
         if len <= COPIED_MAX {
@@ -232,7 +224,6 @@ impl ObjectFile {
         }
     }
 
-    /// The most that it is worth asking for ahead.
     pub(crate) fn ahead_max(&self) -> u64 {
         self.inner.ahead_max
     }
@@ -253,8 +244,8 @@ impl ObjectFile {
         Err(Error::Range { path: self.path().clone(), range: range.clone(), size: self.len() })
     }
 
-    /// Asks for what is about to be read, as far as the cache would not do so at once by itself: for a reader that goes
-    /// to the cache's [`file`](ObjectFile::file) itself. Waits for none of it.
+    /// Asks, without waiting, for what is about to be read, as far as the cache would not do so by itself: for a reader
+    /// that uses the cache's [`file`](ObjectFile::file) itself.
     pub fn announce(&self, range: Range<u64>) {
         if range.end.saturating_sub(range.start) > LONG_MIN {
             self.announce_long(range, u64::MAX);
@@ -271,7 +262,7 @@ impl ObjectFile {
         }
     }
 
-    /// A long read is next, whose first `most` bytes may be asked for. If it follows the last one, what comes after it
+    /// Before a long read, whose first `most` bytes may be asked for. If it follows the last one, what comes after it
     /// is asked for as well, in steps of a GET. Returns up to where was asked for.
     pub(crate) fn announce_long(&self, range: Range<u64>, most: u64) -> u64 {
         let Inner { fetcher, long_end, asked_end, ahead_max, .. } = &*self.inner;
@@ -284,7 +275,6 @@ impl ObjectFile {
         let until = range.end.saturating_add(if is_next { step } else { 0 });
         let until = until.min(range.start.saturating_add(most));
         asked_end.store(until, Ordering::Relaxed);
-        // What cannot be started now is fetched by the read.
         let _ = self.prefetch(range.start..until);
         until
     }
@@ -306,7 +296,6 @@ impl ObjectFile {
                 wanted.first().map_or(0, |first| first.start)..wanted.last().map_or(0, |last| last.end);
             let _plug = self.inner.backend.plug(span);
             for range in wanted {
-                // What cannot be started now is fetched by its read.
                 let _ = self.prefetch(range);
             }
         }
@@ -337,7 +326,7 @@ impl ObjectFile {
         self.inner.file.pin_with(range.start, len_of(&range), options).map_err(|error| self.failed(error))
     }
 
-    /// The bytes of `range`, copied: all of them.
+    /// All bytes of `range`.
     fn copy(&self, range: Range<u64>, options: ReadOptions) -> Result<Bytes> {
         let mut buffer = vec![0; (range.end - range.start) as usize];
         let mut done = 0;
@@ -352,7 +341,6 @@ impl ObjectFile {
         Ok(buffer.into())
     }
 
-    /// As [`ObjectFile::bytes_with`], without blocking.
     async fn bytes_when_there(&self, range: Range<u64>) -> Result<Bytes> {
         let len = (range.end - range.start) as usize;
         if len <= COPIED_MAX {
@@ -365,13 +353,11 @@ impl ObjectFile {
         }
     }
 
-    /// As [`ObjectFile::pin_with`], without blocking.
     async fn pin_when_there(&self, range: Range<u64>) -> Result<Pinned> {
         let pinned = self.inner.file.pin_async(range.start, len_of(&range)).await;
         pinned.map_err(|error| self.failed(error))
     }
 
-    /// As [`ObjectFile::copy`], without blocking.
     async fn copy_when_there(&self, range: Range<u64>) -> Result<Bytes> {
         let mut buffer = vec![0; (range.end - range.start) as usize];
         let mut done = 0;
@@ -392,12 +378,10 @@ impl ObjectFile {
     }
 }
 
-/// Whether it says no more than that something had to be waited for.
 fn is_wait(error: &Error) -> bool {
     matches!(error, Error::Cache { source, .. } if source.kind() == ErrorKind::WouldBlock)
 }
 
-/// Whether it says that pins have no room.
 fn is_full(error: &Error) -> bool {
     matches!(error, Error::Cache { source, .. } if source.kind() == ErrorKind::NoMemory)
 }
@@ -406,12 +390,11 @@ fn len_of(range: &Range<u64>) -> usize {
     usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX)
 }
 
-/// What is pinned as one `Bytes`: without a copy, if it lies together in memory.
+/// Without a copy, if it lies together in memory.
 fn in_one_piece(pinned: Pinned) -> Bytes {
     if pinned.as_slice().is_some() { Bytes::from_owner(pinned) } else { pinned.to_vec().into() }
 }
 
-/// One of the pieces in which pinned bytes lie in memory.
 struct PinnedPiece {
     pinned: Pinned,
     place: usize,

@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Stores answer some requests ten or a hundred times slower than most, and a second request is then nearly always
-//! faster (J. Dean and L. A. Barroso, *The Tail at Scale*, 2013). The limit is a quantile of what was measured, so the
-//! requests that are added are a known share of all.
+//! faster (J. Dean and L. A. Barroso, *The Tail at Scale*, 2013). The limit is a measured quantile, so the requests
+//! that are added are a known share of all.
 //!
-//! Buckets are powers of two cut in four: a time is known to within 25 %. Times are counted since the beginning and
-//! halved now and then, so that the histogram follows a store that changes.
+//! Buckets are powers of two cut in four: a time is known to within 25 %. Counts are halved now and then, so that the
+//! histogram follows a store that changes.
 //!
 //! Invariant: both requests carry the same condition, so whichever answers is of the version that was opened.
 
@@ -39,7 +39,7 @@ pub struct FirstByte {
     pub p99: Duration,
 }
 
-/// The histogram behind it. Exact when no other thread records, and near enough when one does.
+/// Exact when no other thread records, and near enough when one does.
 #[derive(Debug)]
 pub(crate) struct FirstByteTimes {
     buckets: [AtomicU64; BUCKETS],
@@ -51,7 +51,7 @@ impl Default for FirstByteTimes {
     }
 }
 
-/// The bucket of a time, by its first bit and the two that follow.
+/// By the time's first bit and the two that follow.
 fn bucket_of(time: Duration) -> usize {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(u64::from(CUTS));
     let power = micros.ilog2();
@@ -59,7 +59,6 @@ fn bucket_of(time: Duration) -> usize {
     (((power - CUTS.ilog2()) * CUTS + cut) as usize).min(BUCKETS - 1)
 }
 
-/// The longest time of a bucket.
 fn end_of(bucket: usize) -> Duration {
     let (shift, cut) = (bucket as u32 / CUTS, bucket as u32 % CUTS);
     Duration::from_micros(u64::from(CUTS + cut + 1) << shift)
@@ -80,7 +79,6 @@ impl FirstByteTimes {
         self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
     }
 
-    /// The time within which `percent` of 100 answers began; `None` until enough are known.
     pub(crate) fn quantile(&self, percent: u8) -> Option<Duration> {
         let answers = self.answers();
         if answers < ANSWERS_MIN {
@@ -95,7 +93,6 @@ impl FirstByteTimes {
         self.buckets.iter().position(reaches).map(end_of)
     }
 
-    /// The quantiles that people look at.
     pub(crate) fn summary(&self) -> Option<FirstByte> {
         let [p50, p95, p99] = [50, 95, 99].map(|percent| self.quantile(percent));
         Some(FirstByte { p50: p50?, p95: p95?, p99: p99? })

@@ -1,8 +1,8 @@
 //! Quinion for objects: S3, GCS, Azure, HTTP and local stores, read through Quinion's page cache.
 //!
-//! The kernel caches files and no objects, so each engine that reads Parquet, Lance or weights from a store has a
-//! cache of its own, or none. This crate makes an object readable through a [`quinion::Cache`]: pages of 4 KiB,
-//! fetched by few and large range GETs, once for all threads that want them, in one memory with one bound.
+//! The kernel caches files and no objects, so each engine that reads Parquet, Lance or weights from a store has a cache
+//! of its own, or none. This crate makes an object readable through a [`quinion::Cache`]: pages of 4 KiB, fetched by
+//! few and large range GETs, once for all threads, in one memory with one bound.
 //!
 //! ```text
 //!   ObjectCache::open --one HEAD--> size, ETag ----------> Identity: store, key and version, as a digest
@@ -32,13 +32,12 @@
 //!
 //! What holds:
 //!  1. *A version is a file of its own.* Its ETag is part of the identity, and every GET carries it as a condition. An
-//!     object that was replaced is an error ([`Error::Changed`]) to handles of the older version: no read, no page and
-//!     no stream is of two versions.
-//!  2. *One GET for all that want a page.* It is the cache's rule for devices, and holds for stores as well.
-//!  3. *A GET that fails fails those who wait for it*, after retries with backoff, and before its deadline.
+//!     object that was replaced is an error ([`Error::Changed`]) to handles of the older version.
+//!  2. *One GET for all that want a page*, as for devices.
+//!  3. *A GET that fails fails the readers that wait for it*, after retries with backoff, and before its deadline.
 //!  4. *What is in flight is bounded*, in requests and in bytes; the pages that it fills count to the cache's bound.
 //!
-//! Not promised: that memory of the HTTP client counts to that bound; and nothing here is shared between processes yet.
+//! Not promised: that memory of the HTTP client counts to that bound.
 
 mod backend;
 mod bare;

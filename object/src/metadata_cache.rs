@@ -1,16 +1,15 @@
 //! Metadata cache: what a store that is read through a cache knows of objects, and the writes that end it.
 //!
 //! ```text
-//!   believed(path)  ---> a handle, as long as `Freshness` believes it
+//!   believed(path)  ---> a handle, as long as `Freshness` allows
 //!   question() -> the store is asked -> keep(path, handle, question)
 //!   Written, Upload, deletions: a write has ended ---> note_write, note_writes
 //! ```
 //!
-//! An object that a fetch has found to be another by now is forgotten too ([`MetadataCache::forget_if`]), so that the
-//! next open asks.
+//! An object that a fetch has found to be another by now is forgotten too ([`MetadataCache::forget_if`]).
 //!
 //! A write that is under way while a question is answered may be before or after it. So an answer is kept only if no
-//! write through this store has ended since the question, and only if no newer question was answered first.
+//! write through this store has ended since the question, and no newer question was answered first.
 //!
 //! Handles that are forgotten are given to the caller or dropped when the lock is free: to drop one may take long.
 
@@ -30,7 +29,6 @@ use object_store::{
 
 use crate::options::Freshness;
 
-/// Of how many objects something is known at a time.
 const KNOWN_MAX: usize = 4096;
 
 /// Handles of objects, by their paths.
@@ -41,7 +39,6 @@ pub struct MetadataCache<H> {
 
 struct State<H> {
     objects: HashMap<Path, Entry<H>>,
-    /// How many writes have ended.
     writes: u64,
 }
 
@@ -50,7 +47,7 @@ struct Entry<H> {
     asked: Instant,
 }
 
-/// What a store has told of an object, for opens that may take it for what the object is.
+/// What a store has told of an object.
 #[derive(Clone, Debug)]
 pub struct KnownVersion {
     /// Which version it is.
@@ -78,7 +75,7 @@ impl<H: Clone> MetadataCache<H> {
         Self { freshness, state: Mutex::new(State { objects: HashMap::new(), writes: 0 }) }
     }
 
-    /// How long it is believed.
+    /// How long what is known is used without a question.
     pub fn freshness(&self) -> Freshness {
         self.freshness
     }
@@ -87,19 +84,19 @@ impl<H: Clone> MetadataCache<H> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handle of an object, if it may be believed without a question.
+    /// The handle of an object, if it may be used without a question.
     pub fn believed(&self, path: &Path) -> Option<H> {
         self.believed_for(path, self.freshness)
     }
 
-    /// The same, for a caller that wants it as fresh as that.
+    /// As [`MetadataCache::believed`], for a caller that wants it as fresh as that.
     pub fn believed_for(&self, path: &Path, freshness: Freshness) -> Option<H> {
         let state = self.lock();
         let entry = state.objects.get(path)?;
         freshness.allows(entry.asked.elapsed()).then(|| entry.handle.clone())
     }
 
-    /// The handle of an object, believed or not.
+    /// The handle of an object, however old.
     pub fn handle(&self, path: &Path) -> Option<H> {
         self.lock().objects.get(path).map(|entry| entry.handle.clone())
     }
@@ -139,8 +136,8 @@ impl<H: Clone> MetadataCache<H> {
         drop(gone);
     }
 
-    /// What is known of the object is not so, if it is what `is_wrong` says; nor is what a question that was asked
-    /// before this is answered.
+    /// Forgets what is known of the object, if `is_wrong` says so, and what a question that was asked before this is
+    /// answered.
     pub fn forget_if(&self, path: &Path, is_wrong: impl FnOnce(&H) -> bool) {
         let mut state = self.lock();
         let is_right = state.objects.get(path).is_some_and(|entry| !is_wrong(&entry.handle));
@@ -150,7 +147,7 @@ impl<H: Clone> MetadataCache<H> {
         drop(gone);
     }
 
-    /// What is known of the object is not so, nor what a question that was asked before this is answered. Returns what
+    /// Forgets what is known of the object, and what a question that was asked before this is answered. Returns what
     /// was known.
     pub fn forget(&self, path: &Path) -> Option<H> {
         self.note_write(path)
@@ -165,8 +162,8 @@ impl<H> State<H> {
     }
 }
 
-/// Whether a condition fails by metadata that is only believed: the object may fulfil it by now, so the store is to be
-/// asked. (That it was *not* modified is an answer as old as what is believed, as all others are.)
+/// Whether a condition fails by metadata that is only known from before: the object may fulfil it by now, so the store
+/// has to be asked. (That it was *not* modified is an answer as old as the metadata, as all others are.)
 pub fn is_to_be_asked(options: &GetOptions, believed: &ObjectMeta) -> bool {
     matches!(options.check_preconditions(believed), Err(StoreError::Precondition { .. }))
 }
@@ -189,8 +186,8 @@ pub trait NoteWrites: Send + Sync + 'static {
     fn note_writes(&self);
 }
 
-/// Objects that are being written: whatever comes of it, nothing is known of them afterwards. Also if the caller drops
-/// the future, and then the write may have been done.
+/// Objects that are being written: nothing is known of them afterwards, whatever comes of it. Also if the caller drops
+/// the future, when the write may have been done.
 pub struct Written<S: NoteWrites>(pub Arc<S>, pub Vec<Path>);
 
 impl<S: NoteWrites> Drop for Written<S> {
@@ -199,14 +196,13 @@ impl<S: NoteWrites> Drop for Written<S> {
     }
 }
 
-/// Objects that are being deleted. If the caller drops the stream before its end, it is not known which are gone.
+/// If the caller drops the stream before its end, it is not known which are gone.
 struct Deletion<S: NoteWrites> {
     shared: Arc<S>,
     is_over: bool,
 }
 
 impl<S: NoteWrites> Deletion<S> {
-    /// All of them were told.
     fn end(mut self) {
         self.is_over = true;
     }
@@ -220,7 +216,7 @@ impl<S: NoteWrites> Drop for Deletion<S> {
     }
 }
 
-/// The answers of a store that deletes; each is noted.
+/// Notes the answers of a store that deletes.
 pub fn noting_deletions<S: NoteWrites>(
     shared: Arc<S>,
     deleted: BoxStream<'static, StoreResult<Path>>,
@@ -233,7 +229,6 @@ pub fn noting_deletions<S: NoteWrites>(
         };
         match &deleted {
             Ok(path) => deletion.shared.note_write(path),
-            // Which object it was is not told, and it may be gone all the same.
             Err(_) => deletion.shared.note_writes(),
         }
         Some((deleted, (answers, deletion)))

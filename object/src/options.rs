@@ -12,7 +12,6 @@ use quinion::internals::units::{Order, PAGE_SIZE};
 
 use crate::error::{Error, Result};
 
-/// The longest time that is told from for ever: a day.
 const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// How an [`ObjectCache`](crate::ObjectCache) fetches.
@@ -64,10 +63,9 @@ impl Options {
     pub fn new() -> Self {
         Self::default()
     }
-    /// What names the store: two `ObjectCache`s over one [`quinion::Cache`] whose stores have the same name share what
-    /// is cached. Put into it all that tells contents and rights apart: the endpoint, the bucket, and whose credentials
-    /// are used. Without a name an `ObjectCache` shares with none but its own clones, since what an
-    /// `ObjectStore` says of itself does not tell two stores apart.
+    /// What names the store: `ObjectCache`s over one [`quinion::Cache`] whose stores have the same name share what is
+    /// cached. Put into it all that tells contents and rights apart: the endpoint, the bucket, and whose credentials
+    /// are used. Without a name an `ObjectCache` shares with its own clones only.
     #[must_use]
     pub fn store_name(mut self, name: impl Into<String>) -> Self {
         self.store_name = Some(name.into());
@@ -90,8 +88,8 @@ impl Options {
         self.in_flight_max = bytes;
         self
     }
-    /// The largest GET, in bytes; at least 1 MiB, the longest run that the cache fills in one piece. The default is
-    /// 8 MiB: what is longer is fetched by several GETs side by side.
+    /// The largest GET, in bytes; at least 1 MiB, the longest run that the cache fills in one piece. The default is 8
+    /// MiB. What is longer is fetched by several GETs side by side.
     #[must_use]
     pub fn request_max(mut self, bytes: u64) -> Self {
         self.request_max = bytes;
@@ -109,8 +107,8 @@ impl Options {
         self.whole_max = bytes;
         self
     }
-    /// If the first read of a handle is of the last bytes of a larger object, so much of its end comes with them: there
-    /// formats as Parquet have their footers, of a length that the last bytes tell. The default is 512 KiB.
+    /// If the first read of a handle is of the last bytes of a larger object, so much of its end comes with them:
+    /// formats as Parquet have footers there, of a length that the last bytes tell. The default is 512 KiB.
     #[must_use]
     pub fn tail_max(mut self, bytes: u64) -> Self {
         self.tail_max = bytes;
@@ -136,8 +134,8 @@ impl Options {
         self
     }
     /// How long a fetch may take, with all its attempts and pauses. The wait for its turn counts only as far as no
-    /// fetch of the store brings a byte meanwhile. The default is 60 seconds. A caller whose time is shorter can drop
-    /// the future of an async read: what is fetched for it goes to the cache.
+    /// fetch of the store brings a byte meanwhile. The default is 60 seconds. A caller with less time can drop the
+    /// future of an async read; the fetch goes on for the cache.
     #[must_use]
     pub fn deadline(mut self, time: Duration) -> Self {
         self.deadline = time;
@@ -150,18 +148,16 @@ impl Options {
         self.backoff = (first, longest);
         self
     }
-    /// For how long a range whose fetch has failed is not asked for again: reads of it fail at once with the same
-    /// error. So readers that waited for one fetch do not each wait for a deadline of their own, one after the other.
-    /// An open ends it. The default is a second.
+    /// For how long a range whose fetch has failed is refused with the same error, so that readers that waited for one
+    /// fetch do not each wait for a deadline. An open ends it. The default is a second.
     #[must_use]
     pub fn failure_pause(mut self, time: Duration) -> Self {
         self.failure_pause = time;
         self
     }
     /// Sends a second GET beside one whose answer has not begun in the time within which `percent` of 100 answers did,
-    /// and uses the answer that begins first: with 95, some 5 % more requests, and none of the slowest is waited for.
-    /// From 50 to 99; the default is not to. A second GET takes one of [`Options::requests_max`], and is not sent if
-    /// none is free.
+    /// and uses the answer that begins first: with 95, some 5 % more requests, and no wait for the slowest. From 50 to
+    /// 99; off by default. It takes one of [`Options::requests_max`], and is not sent if none is free.
     #[must_use]
     pub fn hedge_slower_than(mut self, percent: u8) -> Self {
         self.hedge_percent = Some(percent.clamp(50, 99));
@@ -174,15 +170,15 @@ impl Options {
         self
     }
     /// How old what is known of an object may be when [`ObjectCache::open`](crate::ObjectCache::open) takes it for
-    /// current, unless an open says otherwise ([`ObjectCache::with_freshness`](crate::ObjectCache::with_freshness)). By
-    /// default each open asks the store by a HEAD.
+    /// current, unless [`ObjectCache::with_freshness`](crate::ObjectCache::with_freshness) says otherwise. By default
+    /// each open asks the store by a HEAD.
     #[must_use]
     pub fn freshness(mut self, freshness: Freshness) -> Self {
         self.freshness = freshness;
         self
     }
 
-    /// The same, with all values brought inside what is possible.
+    /// With all values brought inside what is possible.
     ///
     /// # Errors
     /// A time of zero, with which nothing could ever be fetched.
@@ -206,38 +202,34 @@ impl Options {
         Ok(self)
     }
 
-    /// [`Options::fill_min`] as the order of a folio.
     pub(crate) fn fill_order(&self) -> u8 {
         let pages = self.fill_min.div_ceil(PAGE_SIZE as u64).clamp(1, Order::MAX.pages().into());
         pages.next_power_of_two().trailing_zeros() as u8
     }
 }
 
-/// How old what is known of an object may be when it is taken for what the object is: by an open
-/// ([`Options::freshness`]) or a call of a [`CachedStore`](crate::CachedStore). It is HTTP's `max-age`.
+/// How old what is known of an object may be when an open ([`Options::freshness`]) or a call of a
+/// [`CachedStore`](crate::CachedStore) takes it for current: HTTP's `max-age`.
 ///
-/// Bytes are those of one version in any case; this says which version is taken for the current one. An answer is as
-/// old as the question to it. It is not taken any more when a fetch has found that the object is another by now, nor
-/// after a write through a `CachedStore`.
+/// Bytes are those of one version in any case. An answer is as old as the question to it. It is dropped when a fetch
+/// has found that the object is another by now, and after a write through a `CachedStore`.
 ///
 /// As text, in options and configurations, it is `always`, `immutable`, or seconds such as `30` or `0.5`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Freshness {
-    /// The store is asked each time, by a HEAD, and data comes from the cache: as by the bare store, a change is seen
-    /// at once.
+    /// The store is asked each time, by a HEAD; data comes from the cache. A change is seen at once, as by the bare
+    /// store.
     #[default]
     Always,
     /// A HEAD serves the calls of this time after it. What is written through this `CachedStore` is seen at once.
     For(Duration),
     /// One HEAD, for stores whose objects are never replaced (tables of Iceberg, Delta or Lance). What is written
-    /// through this `CachedStore` is seen at once. The store is asked again of an object that was forgotten among 4,096
-    /// others.
+    /// through this `CachedStore` is seen at once. An object that was forgotten among 4,096 others is asked for again.
     Immutable,
 }
 
 impl Freshness {
-    /// Whether an answer may be taken that is as old as that.
     pub(crate) fn allows(self, age: Duration) -> bool {
         match self {
             Self::Always => false,
@@ -264,7 +256,6 @@ impl FromStr for Freshness {
             "always" => Ok(Self::Always),
             "immutable" => Ok(Self::Immutable),
             _ => match seconds_of(text) {
-                // A number is never zero by chance, and then it means the same.
                 Some(Duration::ZERO) => Ok(Self::Always),
                 Some(time) => Ok(Self::For(time)),
                 None => Err(format!(

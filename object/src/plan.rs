@@ -5,9 +5,9 @@
 //!   GETs      [------- 1 -------------]             [- 2 -]      the gap before c is cheaper than another request
 //! ```
 //!
-//! Pure: ranges in, groups out. A request costs as much as the bytes that come in the time to its first byte, so what
-//! lies between two ranges is fetched with them and thrown away if it is short. What is longer than the largest
-//! request is cut where a range begins: those go side by side.
+//! Pure: ranges in, groups out. A request costs as much as the bytes that come in the time to its first byte, so a
+//! short gap is fetched and thrown away. What is longer than the largest request is cut where a range begins: those go
+//! side by side.
 //!
 //! Invariants:
 //!  1. Every range is in one group, and the groups are in order.
@@ -15,7 +15,6 @@
 
 use std::ops::Range;
 
-/// When ranges join.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JoinLimits {
     /// The longest gap between two, in bytes.
@@ -24,7 +23,7 @@ pub(crate) struct JoinLimits {
     pub(crate) bytes: u64,
 }
 
-/// Which of `wanted`, which is sorted by its starts, go together: their places.
+/// Which of `wanted`, sorted by starts, go together: their places.
 pub(crate) fn join(wanted: &[Range<u64>], limits: JoinLimits) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut end = 0;
@@ -48,7 +47,7 @@ pub(crate) fn join(wanted: &[Range<u64>], limits: JoinLimits) -> Vec<Range<usize
     groups
 }
 
-/// The ranges that cover `wanted`, in order, with gaps of up to `gap` bytes closed; empty ones are left out.
+/// In order, with gaps of up to `gap` bytes closed; empty ranges are left out.
 pub(crate) fn covering(wanted: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     let mut sorted: Vec<_> = wanted.iter().filter(|range| range.start < range.end).cloned().collect();
     sorted.sort_unstable_by_key(|range| range.start);

@@ -1,11 +1,10 @@
 //! Retry: which errors pass, and how long to wait before the next attempt.
 //!
-//! A store says by its answer whether a request was wrong or came at a bad time. The crate `object_store` has a variant
-//! for what is wrong, and one variant, `Generic`, for the rest: 429, 5xx, resets, time-outs, and also 400. So `Generic`
-//! is tried again, a bounded number of times.
+//! The crate `object_store` has a variant for what is wrong with a request, and one variant, `Generic`, for the rest:
+//! 429, 5xx, resets, time-outs, and also 400. So `Generic` is tried again, a bounded number of times.
 //!
-//! A `Retry-After` is not honoured, since it is not to be seen: an error of that crate (0.14) has the status and the
-//! body of the answer, but none of its headers, and its own retries do not look at them either.
+//! A `Retry-After` is not honoured: an error of that crate (0.14) has none of the answer's headers, and its own retries
+//! do not look at them either.
 //!
 //! Half of each pause is random: clients that a store turned away together do not come back together.
 
@@ -31,7 +30,6 @@ pub(crate) fn is_transient(error: &object_store::Error) -> bool {
     }
 }
 
-/// The pauses between attempts.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     first: Duration,
@@ -43,11 +41,9 @@ impl Backoff {
     pub(crate) fn new((first, longest): (Duration, Duration)) -> Self {
         Self { first, longest, next: first.min(longest) }
     }
-    /// Something came: it begins anew.
     pub(crate) fn reset(&mut self) {
         self.next = self.first.min(self.longest);
     }
-    /// The next pause.
     pub(crate) fn pause(&mut self) -> Duration {
         let full = self.next;
         self.next = full.saturating_mul(2).min(self.longest);

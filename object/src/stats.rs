@@ -32,7 +32,6 @@ pub struct FetchStats {
     pub hedges_won: u64,
 }
 
-/// The counters behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) heads: AtomicU64,
@@ -48,7 +47,6 @@ pub(crate) struct Counters {
     pub(crate) first_byte: FirstByteTimes,
 }
 
-/// One more, or several.
 pub(crate) fn add(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }

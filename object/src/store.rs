@@ -9,17 +9,14 @@
 //!   get of a version by its id                        the bare store
 //! ```
 //!
-//! What is **known** of an object is its open handle and its attributes. How long that is believed is
-//! [`Freshness`]; by default not at all: each call asks, and its conditions go to the store with the question.
-//!
-//! What a HEAD tells is kept by the rules of `metadata_cache.rs`; the call itself may use it, since it is as old as the
-//! call.
+//! What is **known** of an object is its open handle and its attributes. [`Freshness`] says how long; by default not at
+//! all: each call asks, and its conditions go to the store with the question. What a HEAD tells is kept by the rules of
+//! `metadata_cache.rs`; the call itself may use it.
 //!
 //! Extensions of a request go with the HEAD; the GETs behind it carry none, since many callers may wait for one.
 //!
-//! A get that finds its object replaced before it has given a byte begins again with the new version; one that is
-//! overtaken by writers again and again is answered by the bare store (`bare.rs`). Later it is an error: a stream is of
-//! one version.
+//! A get that finds its object replaced before it has given a byte begins again with the new version; the bare store
+//! answers one that writers overtake again and again (`bare.rs`). Later it is an error: a stream is of one version.
 
 use std::fmt;
 use std::ops::Range;
@@ -47,13 +44,12 @@ use crate::options::{Freshness, Options};
 
 /// A long stream gives its bytes in parts of this many at most, cut where this is a divisor.
 const PART_BYTES: u64 = 1 << 20;
-/// What is no longer than this comes as one part: its reader wants it in one piece, and mostly it lies so in memory.
 const WHOLE_PART_MAX: u64 = 8 << 20;
-/// A stream asks for so many bytes ahead of its reader, if the cache is large enough: a second of one connection, or
-/// what a network of 2 GB/s brings in the time to the first byte.
+/// How far a stream asks ahead of its reader, if the cache is large enough: a second of one connection, or what a
+/// network of 2 GB/s brings in the time to the first byte.
 const AHEAD_BYTES: u64 = 64 << 20;
-/// How often a get is tried whose object is replaced each time, between the HEAD and the GET. After that the bare store
-/// answers, which needs but one request.
+/// How often a get whose object is replaced each time, between HEAD and GET, is tried, before the bare store answers,
+/// by one request.
 const CHANGES_MAX: u32 = 3;
 
 /// `store`, read through `cache`, with the default [`Options`] and [`Freshness`].
@@ -80,7 +76,6 @@ struct Shared {
     known: MetadataCache<KnownObject>,
 }
 
-/// What a HEAD has told.
 #[derive(Clone)]
 struct KnownObject {
     file: ObjectFile,
@@ -107,8 +102,8 @@ impl Shared {
         Arc::clone(&self.objects.fetcher().store)
     }
 
-    /// The object as it is: as far as is believed, or as the store tells. With the conditions of `options`. If it was
-    /// asked by a GET, also the answer to that.
+    /// The object as what is known says, if that is fresh, or as the store tells, under the conditions of `options`. If
+    /// it was asked by a GET, also the answer to that.
     async fn look(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
         let believed = self.known.believed(path);
         if let Some(object) = believed.filter(|object| !is_to_be_asked(options, object.file.meta())) {
@@ -119,7 +114,6 @@ impl Shared {
         let question = self.known.question();
         let is_known = self.known.handle(path).is_some();
         let mut answered = None;
-        // As much as the first fetch will want.
         let most = self.objects.fetcher().options.request_max.min(self.objects.ahead_max().max(PART_BYTES));
         if let Some(range) = first_bytes(options, most).filter(|_| !is_known) {
             let get = GetOptions { range: Some(range), ..options.clone() };
@@ -180,8 +174,8 @@ impl NoteWrites for Shared {
     }
 }
 
-/// The range of a GET that may take the place of a HEAD for a get with `options`: it is long, and begins where the
-/// object does, as the fetch for it will.
+/// The range of a GET that may take the place of a HEAD for a get with `options`: it is long, and begins with the
+/// object.
 fn first_bytes(options: &GetOptions, most: u64) -> Option<GetRange> {
     let len = match &options.range {
         _ if options.head => return None,
@@ -192,15 +186,12 @@ fn first_bytes(options: &GetOptions, most: u64) -> Option<GetRange> {
     Some(GetRange::Bounded(0..len.next_multiple_of(PART_BYTES).min(most)))
 }
 
-/// A stream that is under way.
 struct Reading {
     shared: Arc<Shared>,
     file: ObjectFile,
     at: u64,
     end: u64,
-    /// Up to where it was asked for.
     asked: u64,
-    /// How long a part may be.
     part_max: u64,
 }
 
@@ -216,33 +207,28 @@ impl Reading {
         Self { shared: Arc::clone(shared), file, at: range.start, end: range.end, asked, part_max }
     }
 
-    /// How far is asked for ahead of the reader.
     fn ahead(file: &ObjectFile) -> u64 {
         AHEAD_BYTES.min(file.ahead_max()).max(PART_BYTES)
     }
 
-    /// The next part, in pieces.
     async fn part(&mut self) -> Result<Vec<Bytes>> {
         let ahead = Self::ahead(&self.file);
         // A GET at a time: to allocate the pages of half a window takes as long as to fetch them.
         let step = self.shared.objects.fetcher().options.request_max.min(ahead / 2);
         if self.at + ahead >= self.asked + step && self.asked < self.end {
             let until = self.end.min((self.at + ahead).min(self.asked + step));
-            // What cannot be started now is fetched when it is read.
             let _ = self.file.prefetch(self.asked..until);
             self.asked = until;
         }
         let end = self.end.min(self.at.saturating_add(self.part_max) / PART_BYTES * PART_BYTES);
         let part = self.file.pieces(self.at..end).await;
         if matches!(&part, Err(error) if error.is_change()) {
-            // What is known of the object is not so, by the store's own word.
             self.shared.forget(self.file.path());
         }
         self.at = end;
         part
     }
 
-    /// `first`, and all that follows.
     fn into_stream(self, first: Vec<Bytes>) -> BoxStream<'static, StoreResult<Bytes>> {
         let rest = stream::unfold(Some(self), |reading| async move {
             let mut reading = reading.filter(|reading| reading.at < reading.end)?;
@@ -261,8 +247,8 @@ impl CachedStore {
         &self.shared.objects
     }
 
-    /// Forgets what is known of an object, as a write through this store does. It is for writes that went to the store
-    /// by another way: to be called when they have ended, however they ended, and before that is told to anyone.
+    /// Forgets what is known of an object. For writes that went to the store by another way: call it when they have
+    /// ended, however they ended, and before that is told to anyone.
     pub fn invalidate(&self, path: &Path) {
         self.shared.note_write(path);
     }
@@ -272,7 +258,6 @@ impl CachedStore {
         self.shared.note_writes();
     }
 
-    /// The answer to a get, from what is known of the object.
     async fn answer(
         &self,
         (object, answered): (KnownObject, Option<GetResult>),
@@ -294,7 +279,6 @@ impl CachedStore {
     }
 }
 
-/// Whether the object was replaced while it was read.
 fn is_replaced(error: &StoreError) -> bool {
     let fetch = match error {
         StoreError::Precondition { source, .. } | StoreError::NotFound { source, .. } => source,

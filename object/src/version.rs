@@ -7,9 +7,9 @@
 //!     neither                If-Unmodified-Since         size, last modification
 //! ```
 //!
-//! The answer is compared although the request had a condition: there are stores, and caches before stores, that ignore
-//! conditions. A weak ETag (`W/`) says that two contents are as good as each other, not that they are equal, and
-//! `If-Match` never holds of it; so it is compared, and the last modification is the condition.
+//! The answer is compared although the request had a condition: some stores, and caches before stores, ignore
+//! conditions. A weak ETag (`W/`) does not say that contents are equal, and `If-Match` never holds of it; so it is
+//! compared, and the last modification is the condition.
 //!
 //! Some stores tell one ETag with quotes in a header and without in a list, or leave it out of lists. So quotes are not
 //! compared, and a version that was told without an ETag is compared by its times.
@@ -20,12 +20,11 @@ use object_store::{GetOptions, ObjectMeta};
 use quinion::backend::{Attributes, ContentKey, Identity, Version};
 use sha2::{Digest, Sha256};
 
-/// An ETag that is one content's alone.
 fn strong_e_tag(meta: &ObjectMeta) -> Option<&str> {
     meta.e_tag.as_deref().filter(|tag| !tag.is_empty() && !tag.starts_with("W/"))
 }
 
-/// An ETag as it is compared: without the quotes that not every answer has.
+/// Without the quotes that not every answer has.
 fn compared_tag(meta: &ObjectMeta) -> Option<(bool, &str)> {
     let tag = meta.e_tag.as_deref().filter(|tag| !tag.is_empty())?;
     let (is_weak, tag) = tag.strip_prefix("W/").map_or((false, tag), |tag| (true, tag));
@@ -33,12 +32,10 @@ fn compared_tag(meta: &ObjectMeta) -> Option<(bool, &str)> {
     Some((is_weak, inside.unwrap_or(tag)))
 }
 
-/// Whether times are needed to tell versions apart.
 fn is_versioned_by_times(meta: &ObjectMeta) -> bool {
     strong_e_tag(meta).is_none() && meta.version.is_none()
 }
 
-/// The conditions of a GET that wants this version and no other.
 pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
     let options = GetOptions::new();
     match (strong_e_tag(meta), &meta.version) {
@@ -48,7 +45,6 @@ pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
     }
 }
 
-/// Whether an answer that says `found` is of the version `known`.
 pub(crate) fn is_same(known: &ObjectMeta, found: &ObjectMeta) -> bool {
     let known_tag = compared_tag(known);
     let is_versioned = known.version.is_some() && found.version.is_some();
@@ -59,7 +55,6 @@ pub(crate) fn is_same(known: &ObjectMeta, found: &ObjectMeta) -> bool {
         && (!needs_times || known.last_modified == found.last_modified)
 }
 
-/// A version in words, for messages.
 pub(crate) fn describe(meta: &ObjectMeta) -> String {
     let size = meta.size;
     match (&meta.e_tag, &meta.version) {
@@ -69,17 +64,16 @@ pub(crate) fn describe(meta: &ObjectMeta) -> String {
     }
 }
 
-/// What the cache knows a version by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VersionNames {
     /// While this process runs: a file of its own that never changes.
     pub attributes: Attributes,
-    /// For ever. `None`: the store has no name that lasts, or only times tell versions apart, and two changes in one
+    /// For ever. `None`: the store has no lasting name, or only times tell versions apart, and two changes in one
     /// second have one time.
     pub content_key: Option<ContentKey>,
 }
 
-/// What the cache knows this version by; `lasts` says whether the store's name does.
+/// `lasts`: whether the store's name does.
 pub(crate) fn names(store_name: &[u8], lasts: bool, meta: &ObjectMeta) -> VersionNames {
     let modified = meta.last_modified.timestamp_nanos_opt().unwrap_or(0);
     let digest = digest(store_name, meta);
@@ -97,7 +91,6 @@ fn identity(digest: &[u8; 32]) -> Identity {
     Identity::of_digest(std::array::from_fn(|at| digest[at]))
 }
 
-/// Of all that tells this version apart from others.
 fn digest(store_name: &[u8], meta: &ObjectMeta) -> [u8; 32] {
     let mut hasher = Sha256::new_with_prefix(b"quinion object 1");
     // Each with its length, so that no two lists of parts run into the same bytes.

@@ -1,5 +1,5 @@
-//! What is fetched, how often, and what becomes of it when the network or the store fails: against a server of our own
-//! that counts and misbehaves.
+//! What is fetched, how often, and what becomes of it when the network or the store fails: against a server of the
+//! tests' own that counts and misbehaves.
 //!
 //! Bytes tell their version and position, so every read here is checked byte by byte.
 
@@ -14,7 +14,7 @@ use quinion_testing_s3::{Fault, Server, check};
 
 const MIB: u64 = 1 << 20;
 
-/// Retries without pauses. A server that is slow because the machine is busy does not count as one that hangs.
+/// Without pauses. A server that is slow because the machine is busy does not count as one that hangs.
 fn quick() -> Options {
     Options::new()
         .backoff(Duration::from_millis(1), Duration::from_millis(8))
@@ -404,13 +404,11 @@ fn a_cache_of_objects_that_ends_leaves_no_reader_behind() {
     drop(cache);
 }
 
-/// The version that the store said the object to be.
 fn version(file: &ObjectFile) -> u32 {
     let tag = file.meta().e_tag.as_deref().expect("the server gives ETags");
     tag.trim_matches(['"', 'v']).parse().expect("of that form")
 }
 
-/// A number below `below`, from a state that is not zero.
 fn random(state: &mut u64, below: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -494,14 +492,12 @@ fn shared_handles_of_many_threads_read_right_under_memory_pressure() {
     objects.cache().check().unwrap();
 }
 
-/// A handle without readahead.
 fn open_at_random(objects: &ObjectCache) -> ObjectFile {
     let file = open(objects);
     file.file().advise(Hint::Random).unwrap();
     file
 }
 
-/// Reads 64 KiB that are not cached, far from the last that were.
 fn read_cold(file: &ObjectFile, nth: u64) {
     read(file, nth * MIB, 64 << 10);
 }

@@ -29,7 +29,6 @@ const MIB: u64 = 1 << 20;
 
 type Answer = BoxFuture<'static, StoreResult<GetResult>>;
 
-/// A store whose gets are answered by a function: of the options, and of how many GETs came before.
 struct Made {
     gets: AtomicU64,
     answer: Box<dyn Fn(GetOptions, u64) -> Answer + Send + Sync>,
@@ -101,12 +100,10 @@ fn meta(size: u64, e_tag: Option<&str>, seconds: u64) -> ObjectMeta {
     }
 }
 
-/// The range that is asked for, of an object of `size` bytes.
 fn asked(options: &GetOptions, size: u64) -> Range<u64> {
     options.range.as_ref().map_or(0..size, |range| range.as_range(size).unwrap())
 }
 
-/// An answer with what is asked for, of `version`.
 fn answer(options: &GetOptions, meta: ObjectMeta, version: u32) -> StoreResult<GetResult> {
     let range = asked(options, meta.size);
     let bytes: Bytes = (range.start..range.end).map(|at| s3::byte(version, at)).collect();
@@ -118,7 +115,7 @@ fn of_parts(meta: ObjectMeta, range: Range<u64>, parts: Vec<StoreResult<Bytes>>)
     GetResult { payload, meta, range, attributes: Default::default(), extensions: Default::default() }
 }
 
-/// Retries without pauses. A store that is slow because the machine is busy does not count as one that hangs.
+/// Without pauses. A store that is slow because the machine is busy does not count as one that hangs.
 fn quick() -> Options {
     Options::new()
         .backoff(Duration::from_millis(1), Duration::from_millis(8))
@@ -199,8 +196,7 @@ fn a_body_that_is_too_long_gives_what_was_asked_for() {
     }
 }
 
-/// A store that ignores conditions, whose object is replaced before the GET of number `at`, and tells by `metas` which
-/// it is.
+/// A store that ignores conditions, whose object is replaced before GET number `at`, as `metas` tell.
 fn replaced(at: u64, metas: [ObjectMeta; 2]) -> Arc<Made> {
     Made::new(move |options, before| {
         let version = if !options.head && before >= at { 2 } else { 1 };

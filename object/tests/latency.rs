@@ -1,8 +1,8 @@
-//! What latency costs: the cached store beside the bare one, against a store of our own with 20 ms to the first byte.
+//! What latency costs: the cached store beside the bare one, against the tests' own store with 20 ms to the first byte.
 //!
-//! Not a test: `cargo test -p quinion-object --test latency -- --ignored --nocapture` prints a table of medians
-//! (of `QUINION_ROUNDS`, of the row that has `QUINION_ROW` in its name). Both
-//! sides use the same client and server, in one process, so what is compared is how many requests are made, and when.
+//! Not a test: `cargo test -p quinion-object --test latency -- --ignored --nocapture` prints a table of medians (of
+//! `QUINION_ROUNDS`, of the row that has `QUINION_ROW` in its name). Both sides use the same client and server, in one
+//! process, so what is compared is how many requests are made, and when.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use quinion_testing_s3::Server;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 128 * MIB;
 
-/// Scattered ranges of 64 KiB, in no order and with no step that readahead could see.
+/// In no order and with no step that readahead could see.
 fn scattered() -> Vec<std::ops::Range<u64>> {
     let mut places: Vec<u64> = (0..SIZE / 65_536).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -27,7 +27,6 @@ use real::{Server, or_skipped};
 /// Calls of a differential run: a server makes some hundred in a second.
 const CALLS: usize = 400;
 
-/// A client of a new bucket.
 fn bucket(server: &Server, name: &str) -> Arc<AmazonS3> {
     Arc::new(server.bucket_builder(name).with_http_connector(s3::Connector).build().unwrap())
 }
@@ -41,8 +40,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// object_store's own tests, but for those that the bare store fails on versitygw as well: it compares conditions of
-/// time to parts of a second, and shows whole ones.
+/// Without those tests that the bare store fails on versitygw as well: it compares conditions of time to parts of a
+/// second, and shows whole ones.
 async fn the_crates_own_tests(store: &CachedStore) {
     integration::put_get_delete_list(store).await;
     integration::list_with_delimiter(store).await;
@@ -52,8 +51,7 @@ async fn the_crates_own_tests(store: &CachedStore) {
     store.objects().cache().check().unwrap();
 }
 
-/// The same calls of a bare bucket and of a cached one. What others write to the cached bucket is written to the bare
-/// one as well.
+/// What others write to the cached bucket is written to the bare one as well.
 async fn compare(server: &Server, options: Options, name: &str) {
     let bare = bucket(server, &format!("bare-{name}"));
     let below = bucket(server, &format!("below-{name}"));
@@ -73,7 +71,7 @@ async fn compare(server: &Server, options: Options, name: &str) {
     cached.objects().cache().check().unwrap();
 }
 
-/// An object that others replace again and again: a read is of one version, as a whole, or an error that says so.
+/// A read is of one version, as a whole, or an error that says so.
 fn read_while_replaced(server: &Server) {
     const LEN: usize = 16 << 20;
     let below = bucket(server, "replaced");

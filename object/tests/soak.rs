@@ -37,11 +37,9 @@ fn reads_wanted() -> u64 {
     said.unwrap_or(if std::env::var_os("QUINION_SOAK").is_some() { READS_SOAK } else { READS })
 }
 
-/// An object as the test knows it.
 struct Subject {
     path: Path,
     checker: Checker,
-    /// The newest version that an answer has told.
     told: AtomicU32,
 }
 
@@ -62,7 +60,6 @@ struct Stage {
     wanted: u64,
 }
 
-/// A number below `below`, from a state that is not zero.
 fn random(state: &mut u64, below: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -110,7 +107,7 @@ impl Stage {
         add(&self.counts.bytes, bytes as u64);
     }
 
-    /// What came of a read that is an error: `true` if the object is to be opened again.
+    /// `true` if the object is to be opened again.
     fn note_error(&self, error: &Error) -> bool {
         let is_change = error.is_change();
         let is_expected = matches!(error, Error::Changed(_) | Error::Fetch(_) | Error::Open { .. });
@@ -123,7 +120,6 @@ impl Stage {
     }
 }
 
-/// One thread's.
 struct Reader<'s> {
     stage: &'s Stage,
     state: u64,
@@ -144,7 +140,6 @@ impl Reader<'_> {
         start..(start + 1 + self.below(most)).min(size)
     }
 
-    /// An open handle, and the version that it is of.
     fn file(&mut self, at: usize) -> Option<(ObjectFile, u32)> {
         if self.files[at].is_none() || self.below(2000) == 0 {
             let subject = &self.stage.subjects[at];
@@ -281,7 +276,6 @@ impl Reader<'_> {
     }
 }
 
-/// Ends the other threads when one has found something.
 struct EndOnPanic<'s>(&'s Counts);
 
 impl Drop for EndOnPanic<'_> {

@@ -162,7 +162,6 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     s3::check(3, 0, &all);
 }
 
-/// What `workers` that read all of an object of 32 MiB by 1 MiB, side by side, have the server send: GETs, and bytes.
 async fn read_by(workers: u64) -> (u64, u64) {
     let server = s3::Server::with_object(32 << 20);
     server.control.set_latency(Duration::from_millis(5));

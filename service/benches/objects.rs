@@ -6,9 +6,9 @@
 //! ```
 //!
 //! `cargo bench -p quinion-service --bench objects [-- --json] [ROW...]`: a row is named by a part of its name.
-//! Alternatives take turns, their order is rotated, and
-//! each repetition of a cold row has a server with an empty cache. A row is the median of its repetitions with the
-//! quartiles; rows whose repetitions differ by more than 2x are "not steady", and neither met nor missed.
+//! Alternatives take turns, their order is rotated, and each repetition of a cold row has a server with an empty cache.
+//! A row is the median of its repetitions with the quartiles; rows whose repetitions differ by more than 2x are "not
+//! steady", and neither met nor missed.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -81,7 +81,6 @@ fn main() {
     rows.iter().filter(|(row, _)| is_wanted(row)).for_each(|(_, run)| run(&bench));
 }
 
-/// A row that is not of cold readers: its name, and what measures it.
 type Row = (&'static str, fn(&Bench));
 
 struct Bench {
@@ -150,7 +149,6 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
     }
 }
 
-/// All files, one after the other, each part of them asked for ahead.
 fn scan_files(files: &[ClientFile]) {
     let mut buffer = vec![0; MIB as usize];
     let place = |at: u64| ((at / OBJECT_BYTES) as usize, at % OBJECT_BYTES);
@@ -168,7 +166,6 @@ fn scan_files(files: &[ClientFile]) {
     }
 }
 
-/// Readers that each read a scattered range after the other.
 async fn readers_of(bare: &dyn ObjectStore) {
     let readers = (0..SCATTERED.1).map(|reader| async move {
         for round in 0..SCATTERED.2 {
@@ -180,7 +177,6 @@ async fn readers_of(bare: &dyn ObjectStore) {
     futures_util::future::join_all(readers).await;
 }
 
-/// The same by threads of a client.
 fn threads_of(file: &ClientFile) {
     std::thread::scope(|scope| {
         for thread in 0..SCATTERED.1 {
@@ -200,7 +196,6 @@ fn timed(work: impl FnOnce()) -> u128 {
     begun.elapsed().as_nanos()
 }
 
-/// All of [`HITS`] reads of 4 KiB, after as many that warm what is measured.
 fn timed_hits(read: impl Fn(&mut [u8], u64)) -> u128 {
     let mut buffer = vec![0; 4096];
     let mut pass = || {
@@ -238,7 +233,6 @@ async fn scan_streams(store: &dyn ObjectStore) {
     }
 }
 
-/// Places in the first object that no other round has.
 fn places_of(round: usize) -> Vec<u64> {
     let pages = OBJECT_BYTES / SCATTERED.0;
     let place = |n: usize| (n as u64 * 197 + 11) % pages * SCATTERED.0;
@@ -263,7 +257,6 @@ impl Bench {
         self.server_on(None)
     }
 
-    /// With a disk tier in that folder, which is as it was left.
     fn server_on(&self, tier: Option<&std::path::Path>) -> Server {
         let mut cache = Cache::builder().memory(DATA_BYTES + (64 << 20));
         if let Some(tier) = tier {
@@ -290,7 +283,6 @@ impl Bench {
         finished(self.spawn(role))
     }
 
-    /// Alternatives that begin with an empty cache. The first is what the others are compared with.
     fn cold(&self, row: &str, roles: &[&str]) {
         let times = rotated(roles, |role| {
             let server = self.server();
@@ -306,7 +298,6 @@ impl Bench {
         }
     }
 
-    /// A worker that comes when another has read all.
     fn warm(&self) {
         let server = self.server();
         self.run("client-scan");
@@ -324,7 +315,6 @@ impl Bench {
         drop(server);
     }
 
-    /// Hits in a client beside hits in the server's own process.
     fn hits(&self) {
         let cache = Cache::builder().memory(DATA_BYTES).build().unwrap();
         let objects = ObjectCache::new(cache, self.store.store(), Options::new()).unwrap();
@@ -340,7 +330,6 @@ impl Bench {
         drop(server);
     }
 
-    /// Eight workers that read all beside one.
     fn workers(&self) {
         let gets_of = |workers: usize| {
             let server = self.server();
@@ -419,7 +408,6 @@ fn finished(mut child: std::process::Child) -> f64 {
     said.trim().parse().unwrap()
 }
 
-/// The repetitions of each alternative. They take turns, and each begins a round as often as the others.
 fn rotated(roles: &[&str], mut run: impl FnMut(&str) -> f64) -> Vec<Vec<f64>> {
     let mut times = vec![Vec::new(); roles.len()];
     for repetition in 0..REPETITIONS {
@@ -431,7 +419,6 @@ fn rotated(roles: &[&str], mut run: impl FnMut(&str) -> f64) -> Vec<Vec<f64>> {
     times
 }
 
-/// How many times as fast as the first the second was, in each repetition.
 fn ratios(first: &[f64], second: &[f64]) -> Vec<f64> {
     first.iter().zip(second).map(|(first, second)| first / second).collect()
 }

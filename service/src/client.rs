@@ -1,8 +1,7 @@
 //! Client: the way in for programs.
 //!
-//! A name says what it leads to: a URL is opened by the server, with its stores; a path by this process itself. From
-//! then on both are a [`ClientFile`]. A process is connected from its first client on until it ends, and counts as
-//! one, however many clients it has.
+//! A URL is opened by the server, with its stores; a path by this process itself. Both are a [`ClientFile`]. A process
+//! is connected from its first client on until it ends, and counts as one, however many clients it has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +16,8 @@ use crate::stores::OpenRequest;
 
 /// A connection to a server's cache. Cheap to clone; all clients of one server in a process are one connection.
 ///
-/// When the server has ended and another listens in its place, objects are opened and read there: what was open is
-/// opened again, if it is still of the same version. Local files that were open are the kernel's from then on.
+/// When the server has ended and another listens in its place, objects are opened and read there: open ones are opened
+/// again, if they are still of the same version. Open local files are the kernel's from then on.
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<Connection>,
@@ -43,25 +42,25 @@ impl Client {
         Ok(Self { connection, reconnect_timeout: RECONNECT_TIMEOUT, freshness: None })
     }
 
-    /// How long opens and reads wait for another server in the place of one that has ended, before they are
-    /// [`ErrorKind::OwnerDead`]: from when that was noticed first, 5 seconds if this is not called. With zero they take
-    /// the one that is there, and wait for none.
+    /// How long opens and reads wait for another server in the place of one that has ended, from when that was noticed
+    /// first, before they are [`ErrorKind::OwnerDead`]. 5 seconds by default. With zero they take the one that is
+    /// there.
     #[must_use]
     pub fn with_reconnect_timeout(self, timeout: Duration) -> Self {
         Self { reconnect_timeout: timeout, ..self }
     }
 
     /// How old what the server knows of an object may be when an open by this client takes it for current, in place of
-    /// what the server's store says (`Options::freshness`): with [`Freshness::Always`] the store is asked each time.
-    /// A clone may have another. Local files are not affected.
+    /// the server's `Options::freshness`; with [`Freshness::Always`] the store is asked each time. A clone may have
+    /// another. Local files are not affected.
     #[must_use]
     pub fn with_freshness(self, freshness: Freshness) -> Self {
         Self { freshness: Some(freshness), ..self }
     }
 
     /// Opens an object by its URL, as `s3://bucket/key`, by the stores that the server has; or a local file by its
-    /// path. The URL's key is percent-decoded. Waits for the store's answer, unless what the server knows is
-    /// fresh enough ([`Client::with_freshness`]).
+    /// path. The URL's key is percent-decoded. Waits for the store's answer, unless what the server knows is fresh
+    /// enough ([`Client::with_freshness`]).
     ///
     /// # Errors
     /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerDead`]; [`ErrorKind::TimedOut`];
@@ -78,7 +77,6 @@ impl Client {
         })
     }
 
-    /// Opens an object of which the first `len` bytes are about to be read.
     pub(crate) fn open_first(&self, url: &str, len: u64) -> Result<ClientFile> {
         self.open_with(|connection| self.open_object(connection, url, Some(len)))
     }
@@ -102,7 +100,7 @@ impl Client {
         }
     }
 
-    /// The connection to the server that is there now, or comes in time; the old one, if there is none.
+    /// The connection to the server that is there now, or comes in time; else the old one.
     fn current(&self, timeout: Duration) -> Result<Arc<Connection>> {
         let old = &self.connection;
         let new = old.viewer()?.owner_is_dead().then(|| old.successor(timeout)).flatten();

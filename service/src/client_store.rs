@@ -8,16 +8,15 @@
 //!   list, uploads, get of a version by its id          the store given
 //! ```
 //!
-//! A client's questions block. They are asked on threads of our own, so that no thread of the caller's runtime waits;
-//! which runtime that is does not matter. What is cached and short is copied without them.
+//! A client's questions block. They are asked on threads of the store's own, so that no thread of the caller's runtime
+//! waits, whichever runtime that is. What is cached and short is copied without them.
 //!
-//! What is **known** of an object is its open handle. How long that is believed is [`Freshness`]; by default not at
-//! all. It is kept and forgotten by the rules of `quinion_object`'s `metadata_cache.rs`.
+//! What is **known** of an object is its open handle; [`Freshness`] says how long, by default not at all. It is kept
+//! and forgotten by the rules of `quinion_object`'s `metadata_cache.rs`.
 //!
-//! When the server has ended, reads go on at the one that listens in its place, as a client's do. Without one, or when
-//! it cannot be asked, a read is an error that says so; or, by [`Failover::Direct`], which waits for none, a GET
-//! of the store given. A stream that has begun goes on there under the condition of its strong ETag, and is an error
-//! without one.
+//! When the server has ended, reads go on at the one that listens in its place. Without one, or when it cannot be
+//! asked, a read is an error; or, by [`Failover::Direct`], which waits for none, a GET of the store given. A stream
+//! that has begun goes on there under the condition of its strong ETag, and is an error without one.
 //!
 //! Invariants:
 //!  1. A read, and a stream, is of one version, also if it ends at the store given.
@@ -53,18 +52,14 @@ use crate::file::{ClientFile, RangeRead};
 
 /// Shorter ranges are copied: a pin would keep a folio of up to 2 MiB for them.
 const COPIED_MAX: u64 = 16 << 10;
-/// A long stream gives its bytes in parts of this many at most.
 const PART_BYTES: u64 = 1 << 20;
-/// What is no longer than this comes as one part.
 const WHOLE_PART_MAX: u64 = 8 << 20;
-/// A stream asks for so many bytes ahead of its reader, if the server's cache is large enough; see `quinion_object`'s
-/// `store.rs`.
+/// How far a stream asks ahead of its reader, if the server's cache is large enough; see `quinion_object`'s `store.rs`.
 const AHEAD_BYTES: u64 = 64 << 20;
-/// And in steps of so many: as much as a GET brings, unless the server's options say otherwise.
+/// As much as a GET brings, unless the server's options say otherwise.
 const STEP_BYTES: u64 = 8 << 20;
-/// How often a get is tried whose object is replaced each time. After that the store given answers.
+/// How often a get whose object is replaced each time is tried, before the store given answers.
 const CHANGES_MAX: u32 = 3;
-/// How many questions may wait at a time.
 const THREADS_MAX: usize = 64;
 
 /// `store`, read through the cache of the server that `client` is connected to, which has the same objects under
@@ -122,8 +117,8 @@ impl ClientStoreBuilder {
             Failover::Error => client,
             Failover::Direct => client.with_reconnect_timeout(Duration::ZERO), // the store given is there at once
         };
-        // What is believed is kept here: by what the server believes besides, it would be twice as old, and a write
-        // through this store would not be seen.
+        // What is known is kept here: with what the server keeps besides, it would be twice as old, and a write through
+        // this store would not be seen.
         let client = client.with_freshness(Freshness::Always);
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
@@ -147,16 +142,14 @@ struct Shared {
     known: MetadataCache<KnownObject>,
 }
 
-/// What an open has told.
 #[derive(Clone)]
 struct KnownObject {
     file: ClientFile,
     meta: ObjectMeta,
 }
 
-/// Where questions wait.
 struct Threads {
-    /// Taken when it is dropped, and at no other time.
+    /// Taken only when it is dropped.
     runtime: Option<Runtime>,
     process: ForkGuard,
 }
@@ -174,7 +167,7 @@ impl Threads {
         Ok(Self { runtime: Some(runtime), process: ForkGuard::new() })
     }
 
-    /// Does `task` there. In a forked child, which has none of these threads, it is an error.
+    /// In a forked child, which has none of these threads, it is an error.
     async fn run<T: Send + 'static>(&self, task: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let runtime =
             self.runtime.as_ref().filter(|_| !self.process.is_forked()).ok_or_else(Error::forked)?;
@@ -209,10 +202,8 @@ impl fmt::Display for ClientStore {
     }
 }
 
-/// What came of asking the server.
 enum ServerAnswer<T> {
     Answer(T),
-    /// The object was replaced meanwhile.
     Replaced,
     /// The server has ended, and the store given is to be asked.
     Direct,
@@ -224,7 +215,7 @@ impl Shared {
         format!("{}/{}", self.prefix, path.as_ref().replace('%', "%25"))
     }
 
-    /// The object as it is: as far as is believed and fulfils the conditions, or as the server tells.
+    /// The object as what is known says, if that is fresh and fulfils the conditions, or as the server tells.
     async fn look(&self, path: &Path, options: &GetOptions) -> Result<KnownObject> {
         // First: in a forked child a lock may be one that no thread gives back.
         if self.threads.process.is_forked() {
@@ -258,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// The bytes of `range`, which lies inside the object, in pieces as they lie in memory.
+    /// `range` lies inside the object; the pieces are as they lie in memory.
     async fn read(&self, file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
         let len = range.end - range.start;
         if len <= COPIED_MAX {
@@ -271,7 +262,6 @@ impl Shared {
         self.threads.run(move || pieces(&file, range)).await
     }
 
-    /// What an error of a read of `path` leads to.
     fn after<T>(&self, path: &Path, error: Error) -> StoreResult<ServerAnswer<T>> {
         match error.kind() {
             ErrorKind::Changed => {
@@ -286,13 +276,11 @@ impl Shared {
         }
     }
 
-    /// Whether the store given is to be asked instead.
     fn is_direct(&self, error: &Error) -> bool {
         let is_unasked = error.kind() == ErrorKind::Open && error.errno().is_none();
         self.failover == Failover::Direct && (error.kind() == ErrorKind::OwnerDead || is_unasked)
     }
 
-    /// A get, from the server's cache.
     async fn get(
         self: &Arc<Self>,
         path: &Path,
@@ -324,7 +312,6 @@ impl Shared {
         }))
     }
 
-    /// Ranges, from the server's cache.
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<ServerAnswer<Vec<Bytes>>> {
         let KnownObject { file, meta } = match self.look(path, &GetOptions::new().with_head(true)).await {
             Ok(object) => object,
@@ -352,8 +339,8 @@ impl NoteWrites for Shared {
     }
 }
 
-/// How many bytes from the object's first one on a get with `options` is about to read, if that is a long read: its
-/// first GET can then tell what the object is.
+/// How many bytes from the first on a get with `options` is about to read, if that is long: its first GET can then tell
+/// what the object is.
 fn first_bytes(options: &GetOptions) -> Option<u64> {
     match &options.range {
         _ if options.head => None,
@@ -373,7 +360,6 @@ fn meta_of(path: &Path, file: &ClientFile) -> ObjectMeta {
     }
 }
 
-/// What a caller of the trait is told.
 fn store_error(path: &Path, error: Error) -> StoreError {
     let (path, errno) = (path.to_string(), error.errno());
     match error.kind() {
@@ -386,7 +372,7 @@ fn store_error(path: &Path, error: Error) -> StoreError {
     }
 }
 
-/// The bytes of a range, pinned, if it is long and pins have room for it, else copied. Waits.
+/// Pinned, if it is long and pins have room for it, else copied. Waits.
 fn pieces(file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
     let len = range.end - range.start;
     if len > COPIED_MAX {
@@ -401,7 +387,7 @@ fn pieces(file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
     Ok(vec![buffer.into()])
 }
 
-/// The bytes of ranges, each in one piece. Waits.
+/// Each in one piece. Waits.
 fn whole_ranges(file: &ClientFile, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let len = |range: &Range<u64>| range.end - range.start;
     if ranges.len() > 1 {
@@ -431,16 +417,13 @@ fn whole_ranges(file: &ClientFile, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> 
     all.collect()
 }
 
-/// A stream that is under way.
 struct Reading {
     shared: Arc<Shared>,
     file: ClientFile,
     meta: ObjectMeta,
     at: u64,
     end: u64,
-    /// Up to where it was asked for.
     asked: u64,
-    /// How long a part may be.
     part_max: u64,
 }
 
@@ -451,7 +434,6 @@ impl Reading {
         Self { shared: Arc::clone(shared), file, meta, at, end, asked: at, part_max }
     }
 
-    /// The next part, in pieces.
     async fn part(&mut self) -> Result<Vec<Bytes>> {
         let end = self.end.min(self.at + self.part_max);
         let most = AHEAD_BYTES.min(self.file.ahead_max()).max(PART_BYTES);
@@ -491,7 +473,6 @@ impl Reading {
         }
     }
 
-    /// `first`, and all that follows.
     fn into_stream(self, first: Vec<Bytes>) -> BoxStream<'static, StoreResult<Bytes>> {
         let rest = stream::unfold(Some(self), |reading| async move {
             let mut reading = reading.filter(|reading| reading.at < reading.end)?;
@@ -505,7 +486,7 @@ impl Reading {
 }
 
 impl ClientStore {
-    /// How one is made that is not as [`cached`] makes it.
+    /// A builder, for a store that is not as [`cached`] makes it.
     pub fn builder(
         store: Arc<dyn ObjectStore>,
         client: Client,
@@ -515,8 +496,8 @@ impl ClientStore {
         ClientStoreBuilder { store, client, prefix: prefix.into(), freshness, failover }
     }
 
-    /// Forgets what is known of an object, as a write through this store does. It is for writes that went to the store
-    /// by another way: to be called when they have ended, however they ended, and before that is told to anyone.
+    /// Forgets what is known of an object. For writes that went to the store by another way: call it when they have
+    /// ended, however they ended, and before that is told to anyone.
     pub fn invalidate(&self, path: &Path) {
         self.shared.note_write(path);
     }

@@ -1,17 +1,17 @@
 //! Connection: one process's view of one server's cache.
 //!
-//! A process joins a server once, however often it connects: a second view of the same process would take the place of
-//! the first, whose questions have no answer then (`quinion::internals::serve`). So connections are kept, by the
-//! socket's inode, and what the process maps stays mapped until it ends. The inode is opened before it is connected to,
-//! and by that descriptor: by its path it may be a later server's already. It stays open as long as the connection is
-//! known, so that no other socket gets its number.
+//! A process joins a server once, however often it connects: a second view of the same process would displace the
+//! first, whose questions would have no answer (`quinion::internals::serve`). So connections are kept, by the socket's
+//! inode, and what the process maps stays mapped until it ends. The inode is opened before the connect, which goes by
+//! that descriptor: the path may be a later server's already. It stays open as long as the connection is known, so that
+//! no other socket gets its number.
 //!
-//! A question is asked until it is answered, or the deadline has passed. A server that is busy (all slots in use, a
-//! store that keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
+//! A question is asked until it is answered, or the deadline has passed. A busy server (all slots in use, a store that
+//! keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
 //!
-//! What is **given back** (handles, pins) is told in order. It comes from drops, which must not wait for a server that
-//! stands still: so only the first that finds no room waits, for a second. What is owed then is told with what is given
-//! back or asked next.
+//! What is **given back** (handles, pins) is told in order, by drops, which must not wait for a server that stands
+//! still: so only the first that finds no room waits, for a second. The rest is told with what is given back or asked
+//! next.
 //!
 //! Invariants:
 //!  1. Nothing here is touched in a forked child: its memory is not there.
@@ -37,41 +37,35 @@ use quinion::internals::viewer::{self, RequestError, Viewer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{About, OpenRequest};
 
-/// How long the heartbeat of a server may stand still, in milliseconds: a machine that is busy must not look like an
-/// end.
+/// How long the heartbeat of a server may stand still, in milliseconds: a busy machine must not look like an end.
 const STILL_MILLIS_MAX: u32 = 5000;
 /// How long bytes and opens are waited for, as long as the server is well: longer than a fetch with all its retries.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
-/// How long what a client gives back waits for room among its questions, if nothing is owed.
+/// How long a give-back waits for room among the questions, if nothing is owed.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
-/// How long a connection may take, with what other threads take to connect there.
+/// How long a connection may take, other threads' connecting there included.
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
-/// How long a server in the place of another is given to answer a reader that waits for none.
+/// How long a successor is given to answer a reader that does not wait for one.
 const SEEK_MAX: Duration = Duration::from_millis(200);
 /// How long such readers do not look again after that.
 const SEEK_PAUSE: Duration = Duration::from_secs(1);
-/// The first pause before a question is asked again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(20));
 
 /// A socket's device and inode.
 type SocketName = (u64, u64);
 
-/// The connections of this process.
 static CONNECTIONS: Mutex<Connections> =
     Mutex::new(Connections { known: Vec::new(), under_way: Vec::new(), process: None });
 
 struct Connections {
-    /// Each with the inode by which it was made.
     known: Vec<(SocketName, File, Arc<Connection>)>,
     /// Sockets that threads connect to just now, without the lock: a server that does not answer holds up no other's
     /// clients.
     under_way: Vec<SocketName>,
-    /// Whose threads these are.
     process: Option<ForkGuard>,
 }
 
 impl Connections {
-    /// Without what has ended, and what a forked child has not.
     fn tidy(&mut self) {
         if self.process.as_ref().is_none_or(|process| process.is_forked()) {
             self.under_way.clear();
@@ -83,27 +77,23 @@ impl Connections {
     }
 }
 
-/// A view of a server's cache.
 #[derive(Debug)]
 pub(crate) struct Connection {
     viewer: Viewer,
     socket: PathBuf,
     process: ForkGuard,
-    /// What was to be given back and found no room.
     owed: Mutex<VecDeque<GivenBack>>,
-    /// Whether there is any, for those that only want to know: the lock orders the rest.
+    /// For those that only want to know: the lock orders the rest.
     owes: AtomicBool,
-    /// When a reader noticed first that the server has ended.
     dead_since: OnceLock<Instant>,
-    /// When another in its place was last looked for, and did not answer.
+    /// When a successor was last looked for, and did not answer.
     sought: Mutex<Option<Instant>>,
 }
 
-/// A question that has no answer.
 type GivenBack = (Operation, [u64; 3]);
 
 impl Connection {
-    /// The connection to the server that listens there, made now if there is none, within some time.
+    /// The connection to the server that listens there; connects within some time, if there is none.
     pub(crate) fn to(socket: &Path, time: Duration) -> Result<Arc<Self>> {
         let failed = |error: std::io::Error| {
             let hint = hint_for(error.raw_os_error());
@@ -149,7 +139,7 @@ impl Connection {
         Ok(new)
     }
 
-    /// The view. Not in a forked child.
+    /// Not in a forked child.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -162,8 +152,8 @@ impl Connection {
         &self.socket
     }
 
-    /// The connection to the server that listens in the place of this one, which has ended. It is waited for until
-    /// `timeout` has passed since that was noticed; so when many reads find it gone, they wait for it once in all.
+    /// The connection to the server that listens in the place of this one, which has ended. Waits until `timeout` after
+    /// that was noticed; so many reads that find it gone wait once in all.
     pub(crate) fn successor(&self, timeout: Duration) -> Option<Arc<Self>> {
         let noticed = *self.dead_since.get_or_init(Instant::now);
         let mut retry = RetryDeadline::new(timeout.saturating_sub(noticed.elapsed()));
@@ -190,9 +180,9 @@ impl Connection {
 
     /// Asks until there is an answer, for `time` at most.
     ///
-    /// A question that another thread waited for in vain has all questions refused until the server's heartbeat rises
-    /// again, also when its thread waited for a moment alone. So one that may take longer than a heartbeat may stand
-    /// still is asked again for as long as that.
+    /// After a question that a thread waited for in vain, all questions are refused until the server's heartbeat rises
+    /// again, even if that thread waited for a moment. So one with more `time` than a heartbeat may stand still is
+    /// asked again for as long as that.
     pub(crate) fn ask(
         &self,
         operation: Operation,
@@ -217,7 +207,6 @@ impl Connection {
         }
     }
 
-    /// Opens what has that name: its handle and record, and what the server says of it.
     pub(crate) fn open(&self, url: &str, request: OpenRequest) -> Result<([u64; 2], About)> {
         let viewer = self.viewer()?;
         if viewer.owner_is_dead() {
@@ -264,7 +253,6 @@ impl Connection {
         }
     }
 
-    /// Tells the server that something is not needed any more.
     pub(crate) fn give_back(&self, operation: Operation, arguments: [u64; 3]) {
         if self.process.is_forked() {
             return; // it is the parent's
@@ -275,7 +263,6 @@ impl Connection {
         self.pay(&mut owed, wait);
     }
 
-    /// Tells what is owed, as far as there is room within `wait`.
     fn pay(&self, owed: &mut MutexGuard<'_, VecDeque<GivenBack>>, wait: Duration) {
         let mut retry = RetryDeadline::new(wait);
         while let Some(&(operation, arguments)) = owed.front() {
@@ -290,7 +277,7 @@ impl Connection {
     }
 }
 
-/// The connections; in a forked child the thread that has the lock may not exist.
+/// In a forked child the thread that has the lock may not exist.
 fn locked(until: Instant) -> std::io::Result<MutexGuard<'static, Connections>> {
     loop {
         match CONNECTIONS.try_lock() {
@@ -302,7 +289,6 @@ fn locked(until: Instant) -> std::io::Result<MutexGuard<'static, Connections>> {
     }
 }
 
-/// What is to be said of a connection that failed with that error number.
 fn hint_for(error: Option<i32>) -> &'static str {
     match error {
         Some(libc::EUSERS) => {
@@ -323,12 +309,10 @@ fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {
     }
 }
 
-/// Whether the same question may be answered a moment later.
 pub(crate) fn is_busy(error: RequestError) -> bool {
     error == RequestError::NoSlot || error == RequestError::Errno(Errno::AGAIN.0)
 }
 
-/// How long, and in which pauses, something is tried again.
 #[derive(Debug)]
 pub(crate) struct RetryDeadline {
     until: Instant,
@@ -344,7 +328,7 @@ impl RetryDeadline {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Waits a moment, longer each time; `false` if there is no time left.
+    /// Longer each time; `false` if there is no time left.
     pub(crate) fn pause(&mut self) -> bool {
         if self.left().is_zero() {
             return false;

@@ -1,7 +1,7 @@
 //! Errors: what was asked, what is wrong, what to do.
 //!
-//! The server tells a client of a failure by an error number, and of an open that failed also by words. Here numbers
-//! become kinds again, by which a program decides.
+//! The server tells a client of a failure by an error number, and of a refused open also by words. Here numbers become
+//! kinds again, by which a program decides.
 
 use std::fmt;
 use std::io;
@@ -46,9 +46,8 @@ pub struct Error {
     kind: ErrorKind,
     text: String,
     source: Option<io::Error>,
-    /// The error number that the server told with its words.
     errno: Option<i32>,
-    /// What to do about it, said behind the source.
+    /// What to do, said behind the source.
     hint: Option<&'static str>,
 }
 
@@ -65,14 +64,13 @@ impl Error {
         Self { hint: Some(hint), ..self }
     }
 
-    /// The server has refused to open something: in its words, with that error number.
     pub(crate) fn of_refusal(text: &str, number: i32) -> Self {
         let source = io::Error::from_raw_os_error(number);
         let error = Self::of_io(ErrorKind::Open, format!("cannot open {text}"), source);
         Self { errno: Some(number), ..error }
     }
 
-    /// The error number that the server told. `None`: the server was not asked, or it was no refusal.
+    /// The error number that the server told, if this is a refusal.
     pub(crate) fn errno(&self) -> Option<i32> {
         self.errno
     }
@@ -94,14 +92,12 @@ impl Error {
         Self::new(ErrorKind::OwnerDead, text)
     }
 
-    /// The object is another one by now, or there is none.
     pub(crate) fn changed(name: &str) -> Self {
         let text =
             format!("cannot read {name}: it was replaced or deleted since it was opened; open it again");
         Self::new(ErrorKind::Changed, text)
     }
 
-    /// Of a question about what `name` is open of.
     pub(crate) fn of_request(name: &str, error: RequestError) -> Self {
         let kind = match error {
             RequestError::OwnerDead => return Self::owner_dead(name),
@@ -125,9 +121,7 @@ impl Error {
     }
 }
 
-/// The object is another one by now.
 pub(crate) const CHANGED: Errno = Errno(libc::ESTALE);
-/// The store did not give the bytes.
 pub(crate) const FETCH: Errno = Errno(libc::EREMOTEIO);
 
 fn kind_of(number: i32) -> ErrorKind {

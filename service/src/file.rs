@@ -1,17 +1,17 @@
 //! File: an object, or a local file, that a client has open.
 //!
 //! ```text
-//!   read_at   object   may we believe the record?  no: the server has ended --> the same at the next server, or error
+//!   read_at   object   is the record valid?  no: the server has ended --> the same at the next server, or error
 //!                      what is cached is copied; the rest is asked for, and copied when it is there
-//!             file     may we believe the record?  no, or something goes wrong on the way ----------> pread
+//!             file     is the record valid?  no, or something goes wrong on the way ----------> pread
 //! ```
 //!
 //! The walk and its looks are those of every viewer (`quinion::internals::viewer`). An object's record says that it
-//! never changes; it says nothing any more when the server has ended, and then nothing of it is read. The object is
-//! opened again where another server listens, if it is of the same version (`open_file.rs`).
+//! never changes; when the server has ended it is read no more, and the object is opened again where another server
+//! listens, if it is of the same version (`open_file.rs`).
 //!
-//! A local file was opened by this process, and its descriptor stays: so whatever happens to the server, the kernel
-//! reads it. It is served while the server has a lease on it.
+//! This process keeps a local file's descriptor, so the kernel can read it whatever happens to the server. The server
+//! serves it while it has a lease on it.
 //!
 //! Invariant: a read of an object returns all that was asked for and that the object has, or an error.
 
@@ -34,7 +34,7 @@ use crate::open_file::{OpenFile, Reopened, Source, Viewed};
 use crate::pin::PinnedBytes;
 use crate::stores::{About, OpenRequest};
 
-/// How long the server is waited for on the way to a local file: the kernel reads what takes longer.
+/// How long the server is waited for on the way to a local file, before the kernel reads.
 const FILE_MAX: Duration = Duration::from_millis(50);
 /// How often what was made ready may be gone again before it is copied.
 const FRUITLESS_MAX: u32 = 16;
@@ -80,7 +80,7 @@ impl ClientFile {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// What `read` makes of it: of an object whose server has ended, at the one that is there now.
+    /// At the server that is there now, if the object's has ended.
     #[inline]
     fn with_server<T>(&self, mut read: impl FnMut(&Self) -> Result<T>) -> Result<T> {
         let answer = match self.inner.newest()? {
@@ -131,8 +131,8 @@ impl ClientFile {
         }
     }
 
-    /// Whether the server serves it: a local file without a lease is read by the kernel, and so is one whose server has
-    /// ended. Of an object whose server has ended: whether it was opened at another since.
+    /// Whether the server serves it. The kernel reads a local file without a lease, or whose server has ended. Of an
+    /// object whose server has ended: whether it was opened at another since.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -140,7 +140,7 @@ impl ClientFile {
         self.with_server(|file| Ok(file.believed()?.is_some()))
     }
 
-    /// Where the server has it, if that may be believed.
+    /// Where the server has it, if that is valid.
     fn believed(&self) -> Result<Option<(&Viewer, &Viewed)>> {
         let viewer = self.inner.connection.viewer()?;
         Ok(self
@@ -151,12 +151,10 @@ impl ClientFile {
             .map(|viewed| (viewer, viewed)))
     }
 
-    /// What the store told of it besides.
     pub(crate) fn attributes(&self) -> Attributes {
         self.about().map(|about| about.attributes.clone()).unwrap_or_default()
     }
 
-    /// The most that it is worth asking for ahead of a reader.
     pub(crate) fn ahead_max(&self) -> u64 {
         self.about().map_or(0, |about| about.ahead)
     }
@@ -237,7 +235,7 @@ impl ClientFile {
             }
         }
         if let (Some(viewed), [_, _, ..]) = (viewed, &missing[..]) {
-            // Each is heard before the first is waited for; a hint that waits for no answer may be forgotten.
+            // Each is told before the first is waited for; a hint that waits for no answer may be forgotten.
             for span in spans_of(missing.iter().map(|&place| &ranges[place])) {
                 viewer.advise(&viewed.file(), Advice::WillNeed, span.start, span.end - span.start);
             }
@@ -248,9 +246,9 @@ impl ClientFile {
         })
     }
 
-    /// The bytes of `range`, or as many as there are. Of an object they are not copied: the server keeps them where
-    /// they are as long as this value lives, or this process does. Of a local file, which may change, they are copied;
-    /// and so are, rarely, those of an object whose place in the cache could not be found.
+    /// The bytes of `range`, or as many as there are. An object's are not copied: the server keeps them in place as
+    /// long as this value lives, or this process does. Those of a local file, which may change, are copied; and so are,
+    /// rarely, those of an object whose place in the cache could not be found.
     ///
     /// # Errors
     /// [`ErrorKind::Full`]: this process has pinned as much as it may; and those of [`ClientFile::read_at`].
@@ -308,9 +306,9 @@ impl ClientFile {
         Ok(())
     }
 
-    /// Which bytes of a range are cached: without a question to the server, and without a note of the look. The ranges
-    /// rise, and no two of them touch. It is a hint: what is cached may be evicted, and fetched, meanwhile.
-    /// Nothing of a file that no server serves.
+    /// Which bytes of a range are cached, without a question to the server, or a note of the look. The ranges rise, and
+    /// no two of them touch. A hint: what is cached may be evicted, and fetched, meanwhile. Nothing of a file that no
+    /// server serves.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -325,7 +323,7 @@ impl ClientFile {
         Ok(found)
     }
 
-    /// It, as the last server has opened it that it was read at. No server is asked.
+    /// It, as the last server opened it at which it was read. No server is asked.
     fn newest(&self) -> Result<Self> {
         Ok(self.inner.newest()?.map_or_else(|| self.clone(), |inner| Self { inner }))
     }
@@ -343,7 +341,7 @@ impl ClientFile {
         Ok(PinnedBytes::copied(&self.inner, bytes))
     }
 
-    /// Fills `buffer`, which lies within the object.
+    /// `buffer` lies within the object.
     #[inline]
     fn read_object(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
         if !is_believed(viewer, viewed) {
@@ -357,7 +355,6 @@ impl ClientFile {
         self.read_asking(viewer, viewed, buffer, offset)
     }
 
-    /// The same, where a part is missing.
     #[cold]
     fn read_asking(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let (file, mut done, mut asked, mut fruitless) = (viewed.file(), 0, 0, 0);
@@ -388,7 +385,7 @@ impl ClientFile {
         Ok(done)
     }
 
-    /// Copies what the server has of a local file, and asks for what it has not; how much that was.
+    /// Copies what the server has of a local file, and asks for the rest; how much was copied.
     fn read_served(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> usize {
         let (file, mut done, mut asked) = (viewed.file(), 0, 0);
         while done < buffer.len() && asked <= FRUITLESS_MAX {
@@ -413,7 +410,6 @@ impl ClientFile {
         done
     }
 
-    /// The rest of a read whose first `done` bytes are there.
     fn read_by_kernel(&self, file: &File, buffer: &mut [u8], offset: u64, mut done: usize) -> Result<usize> {
         while done < buffer.len() {
             match file.read_at(&mut buffer[done..], offset + done as u64) {
@@ -430,7 +426,7 @@ impl ClientFile {
     }
 }
 
-/// What ranges cover, in order: those that overlap or touch are one.
+/// In order; ranges that overlap or touch are one.
 fn spans_of<'r>(ranges: impl Iterator<Item = &'r RangeRead<'r>>) -> Vec<Range<u64>> {
     let mut spans: Vec<Range<u64>> =
         ranges.map(|range| range.offset..range.offset.saturating_add(range.buffer.len() as u64)).collect();
@@ -443,13 +439,11 @@ fn spans_of<'r>(ranges: impl Iterator<Item = &'r RangeRead<'r>>) -> Vec<Range<u6
     spans
 }
 
-/// Whether what is cached is the file's.
 #[inline]
 fn is_believed(viewer: &Viewer, viewed: &Viewed) -> bool {
     matches!(viewer.validation(&viewed.file()), Validation::Leased | Validation::Immutable)
 }
 
-/// For the server's report.
 fn note(viewer: &Viewer, bytes: usize, asked: u32) {
     viewer.count(Counter::Reads, 1);
     viewer.count(Counter::Bytes, bytes as u64);
@@ -459,7 +453,7 @@ fn note(viewer: &Viewer, bytes: usize, asked: u32) {
     }
 }
 
-/// Has the server attach a local file; `None` if the kernel reads it.
+/// `None` if the kernel reads the file.
 fn attach(
     connection: &Connection,
     viewer: &Viewer,

@@ -2,8 +2,8 @@
 //!
 //! Engines, data loaders and tools that read the same objects each keep a cache of their own, or none. Here one process
 //! has the cache, the stores and their credentials. Others open an object by its URL and read it: what is cached is
-//! copied out of memory that the server shares with them, by the same walk as in the server, without a system call.
-//! What is missing is a question to the server, and fetched once for all processes that want it.
+//! copied out of memory that the server shares, by the same walk as in the server, without a system call. The server
+//! fetches what is missing, once for all processes that want it.
 //!
 //! ```text
 //!   server                                              client
@@ -37,18 +37,18 @@
 //!
 //! What holds:
 //!  1. *A handle is of one version.* Its bytes never change. When the store has replaced the object, a read of what is
-//!     not cached fails ([`ErrorKind::Changed`]); no read is of two versions.
+//!     not cached fails ([`ErrorKind::Changed`]).
 //!  2. *Clients have no credentials.* The server opens what its stores can read, for processes with the very
-//!     credentials of its own process, which the kernel tells it of (the same users, groups, capabilities and name
-//!     spaces). They can read all that is cached.
+//!     credentials of its own process, as the kernel tells (the same users, groups, capabilities and name spaces). They
+//!     can read all that is cached.
 //!  3. *A client that ends gives back what it had*, handles and pins, however it ends: the server watches the process.
 //!  4. *A server that ends is noticed* within a bounded time. Objects are opened again at the server that listens in
 //!     its place, and read on if they are of the same version; without one, reads of objects fail
-//!     ([`ErrorKind::OwnerDead`]). Local files are read by the kernel.
+//!     ([`ErrorKind::OwnerDead`]). The kernel reads local files.
 //!  5. *A forked child has nothing of it* ([`ErrorKind::Forked`]): it connects anew.
 //!
-//! Local files are opened by the client itself, which hands the server its descriptor: so the server reads nothing that
-//! the client could not. A file is served while a read lease of the kernel stands; else the kernel reads it.
+//! The client itself opens local files, and hands the server its descriptor: so the server reads nothing that the
+//! client could not. A file is served while a read lease of the kernel stands; else the kernel reads it.
 //!
 //! Not promised: that the mapping of a server that has ended is given back before the client ends.
 

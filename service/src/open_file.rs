@@ -1,12 +1,12 @@
 //! Open file: what a client has open, as handles and pins keep it.
 //!
-//! When the server has ended, an object is **opened again** at the one that listens in its place, if it is still of
-//! the same version: all that the store tells of it is as before, and has a strong ETag or a version id. The first open
-//! file keeps the newest. No lock is held while a server is asked: threads that find it gone at the same time may each
-//! open the object, and one of these is kept.
+//! When the server has ended, an object is **opened again** at the one that listens in its place, if it is still of the
+//! same version: all that the store tells of it is as before, and has a strong ETag or a version id. The first open
+//! file keeps the newest. No lock is held while a server is asked: several threads may each open the object, and one of
+//! these is kept.
 //!
-//! The server knows an open file by its handle. The last that keeps it, a handle or a pin, gives the handle back, and
-//! the server gives back with it what was pinned. Not in a forked child: there it is the parent's.
+//! The last owner of an open file, a handle or a pin, gives the server its handle back, and with it what was pinned.
+//! Not in a forked child: there it is the parent's.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,6 @@ use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{About, OpenRequest};
 
-/// What the clones of a `ClientFile` share, and what is pinned of it.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) connection: Arc<Connection>,
@@ -34,13 +33,11 @@ pub(crate) struct OpenFile {
     pub(crate) reopened: Reopened,
 }
 
-/// The same object at a server that came later.
 #[derive(Debug)]
 pub(crate) struct Reopened {
-    /// How long such a server is waited for.
     timeout: Duration,
     newest: RwLock<Option<Arc<OpenFile>>>,
-    /// Whether there is one, for those that only want to know: the lock orders the rest.
+    /// For those that only want to know: the lock orders the rest.
     is_some: AtomicBool,
 }
 
@@ -70,7 +67,6 @@ impl OpenFile {
         Ok(self.reopened.newest.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// An object, as a server has opened it.
     pub(crate) fn object(
         connection: &Arc<Connection>,
         url: &str,
@@ -89,7 +85,6 @@ impl OpenFile {
 
     /// What `read` makes of the object at the server that is there now, after `dead`: the error of a read that has
     /// found its server gone. Not of an object without a name for its version, nor in a forked child.
-    ///
     /// # Errors
     /// `dead`, or a later one like it: there is no server in time. [`ErrorKind::Changed`]; those of an open and of
     /// `read`.
@@ -109,7 +104,7 @@ impl OpenFile {
             Arc::clone(newest.as_ref().map_or(&self.connection, |newest| &newest.connection));
         while let Some(next) = connection.successor(self.reopened.timeout) {
             connection = next;
-            // By the store's word: this handle's version may have been believed for long.
+            // By the store's word: this handle's version may have been taken for current for long.
             let request = OpenRequest { freshness: Some(Freshness::Always), ..OpenRequest::default() };
             let opened = Self::object(&connection, &self.name, request, self.reopened.timeout);
             let answer = opened.map_err(|error| self.not_reopened(error)).and_then(|opened| {
@@ -134,20 +129,17 @@ impl OpenFile {
         matches!(&self.source, Source::Object(own) if own.is_same_version(about))
     }
 
-    /// What a read is told of an open that failed.
     fn not_reopened(&self, error: Error) -> Error {
         if error.errno() == Some(libc::ENOENT) { Error::changed(&self.name) } else { error }
     }
 }
 
-/// What is open.
 #[derive(Debug)]
 pub(crate) enum Source {
     Object(About),
     Local(File),
 }
 
-/// Where the server has it.
 #[derive(Debug)]
 pub(crate) struct Viewed {
     pub(crate) handle: u64,

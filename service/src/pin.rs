@@ -5,9 +5,9 @@
 //!   dropped            --> Unpin                           the process ends: the server gives all back
 //! ```
 //!
-//! The slices point into memory that the server writes. They are constant all the same: the server has pinned the
-//! folios for this process, and an object that is open never changes. It gives a pin back when this value says so or
-//! when the process has ended, and leaves it where it is if it ends first (`quinion::internals::serve`, `pins.rs`).
+//! The slices point into memory that the server writes, but are constant: the server has pinned the folios for this
+//! process, and an open object never changes. The server takes a pin back when this value says so or the process has
+//! ended, and leaves the memory in place if it ends first (`quinion::internals::serve`, `pins.rs`).
 //!
 //! Invariants:
 //!  1. A slice is lent only of pages that were found while the pin stood, and only as long as it stands.
@@ -25,7 +25,6 @@ use quinion::internals::viewer::{ViewedFile, Viewer};
 
 use crate::open_file::OpenFile;
 
-/// How often pinned pages are looked for.
 const LOOKS_MAX: u32 = 100;
 
 /// Bytes of a file, of an object without a copy: see [`ClientFile::pin`](crate::ClientFile::pin). Cheap to clone.
@@ -33,24 +32,18 @@ const LOOKS_MAX: u32 = 100;
 pub struct PinnedBytes(Arc<Pin>);
 
 struct Pin {
-    /// Keeps the handle, and what is mapped.
     file: Arc<OpenFile>,
     lent: Lent,
-    /// The bytes mapped a second time, in one piece, if they were asked for so; `None`: they cannot be. Ends before the
-    /// pin does.
+    /// The bytes mapped a second time, in one piece, if that was asked for; `None`: they cannot be. Ends before the
+    /// pin.
     mapped: OnceLock<Option<AdjacentMapping>>,
 }
 
 enum Lent {
     Copied(Box<[u8]>),
-    Pinned {
-        /// The handle and the pin, as a question.
-        name: [u64; 3],
-        pieces: Vec<Piece>,
-    },
+    Pinned { name: [u64; 3], pieces: Vec<Piece> },
 }
 
-/// Bytes that lie together.
 #[derive(Clone, Copy)]
 struct Piece {
     first: *const u8,
@@ -90,7 +83,7 @@ impl AsRef<[u8]> for PinnedPiece {
 }
 
 impl PinnedBytes {
-    /// The server has pinned a range: `name` is what it is given back by.
+    /// `name` is what the range is given back by.
     pub(crate) fn new(file: &Arc<OpenFile>, name: [u64; 3]) -> Self {
         let lent = Lent::Pinned { name, pieces: Vec::new() };
         Self(Arc::new(Pin { file: Arc::clone(file), lent, mapped: OnceLock::new() }))
@@ -101,7 +94,7 @@ impl PinnedBytes {
         Self(Arc::new(Pin { file: Arc::clone(file), lent, mapped }))
     }
 
-    /// The same with the places of its bytes; `None` if not all of them are found.
+    /// With the places of its bytes; `None` if not all of them are found.
     pub(crate) fn locate(
         mut self,
         viewer: &Viewer,
@@ -110,7 +103,7 @@ impl PinnedBytes {
     ) -> Option<Self> {
         let pin = Arc::get_mut(&mut self.0).expect("it was made just now");
         let Lent::Pinned { pieces, .. } = &mut pin.lent else { return None };
-        // Other parts of the index may be changed beside it: then a look finds nothing, and the next one does.
+        // A look beside a change of the index finds nothing, and the next one does.
         for _ in 0..LOOKS_MAX {
             pieces.clear();
             let found = viewer.locate(viewed, range.clone(), |first, len| match pieces.last_mut() {
@@ -151,8 +144,8 @@ impl PinnedBytes {
             Lent::Pinned { .. } => (None, &[][..]),
         };
         let pinned = pieces.iter().map(|piece| {
-            // SAFETY: the pages were found under the pin, which stands as long as `self` is borrowed; they are read
-            // in whole, and no thread writes them: see the head of this file. They stay mapped until the process ends.
+            // SAFETY: the pages were found under the pin, which stands as long as `self` is borrowed; no thread writes
+            // them: see the head of this file. They stay mapped until the process ends.
             unsafe { std::slice::from_raw_parts(piece.first, piece.len) }
         });
         copied.into_iter().chain(pinned)
@@ -172,9 +165,9 @@ impl PinnedBytes {
         first.filter(|_| is_one).or(if self.is_empty() { Some(&[]) } else { None })
     }
 
-    /// The bytes as one slice without a copy. Where they do not lie so they are mapped a second time at the first call,
-    /// side by side: 2 to 4 microseconds for each piece. `None`: the pieces have fewer than 64 KiB on average, or this
-    /// is a forked child, which does not have that memory.
+    /// The bytes as one slice without a copy: pieces apart are mapped a second time, side by side, at the first call,
+    /// which takes 2 to 4 microseconds for each. `None`: the pieces have fewer than 64 KiB on average, or this is a
+    /// forked child, which does not have that memory.
     pub fn mapped(&self) -> Option<&[u8]> {
         self.as_slice().or_else(|| {
             // SAFETY: the pieces are of memory that the server shares and that stays mapped. It does not write them as

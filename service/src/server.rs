@@ -1,7 +1,7 @@
 //! Server: a cache with stores, and a socket at which clients join.
 //!
-//! The server is `quinion::internals::serve` with an owner that opens names (`stores.rs`). It answers in threads of its
-//! own; the program that has it may read through the same cache beside it.
+//! It is `quinion::internals::serve` with an owner that opens names (`stores.rs`). It answers in threads of its own;
+//! its program may read through the same cache.
 
 use std::fmt;
 use std::path::Path;
@@ -36,19 +36,19 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// Adds a store: objects whose URL begins with `prefix` and a slash are what comes after it there. All clients may
-    /// read whatever the store can.
+    /// Adds a store: URLs that begin with `prefix` and a slash are its objects, by what follows. All clients may read
+    /// whatever the store can.
     #[must_use]
     pub fn store(mut self, prefix: impl Into<String>, store: Arc<dyn ObjectStore>, options: Options) -> Self {
         self.stores.push(StoreRequest { prefix: prefix.into(), store, options });
         self
     }
 
-    /// How many processes may be connected at a time: 1,024 if this is not called, at least one, and 4,096 at most.
-    /// More are refused ([`ErrorKind::Connect`]) until one of them ends.
+    /// How many processes may be connected at a time: 1,024 by default, 1 to 4,096. More are refused
+    /// ([`ErrorKind::Connect`]).
     ///
-    /// What is set aside for them grows when they connect and shrinks when they have gone: 2 MiB of the cache's memory
-    /// for each 100, of which the first 2 MiB are taken in any case, and two descriptors of this process for each.
+    /// Memory for them grows and shrinks with their number: 2 MiB of the cache's memory for each 100, of which the
+    /// first 2 MiB are taken in any case, and two descriptors of this process for each.
     #[must_use]
     pub fn clients_max(mut self, clients: usize) -> Self {
         self.clients_max = clients;
@@ -159,9 +159,9 @@ impl Server {
 
     /// Adds a store while clients read, or gives a prefix another: see [`Builder::store`].
     ///
-    /// If both have the same name ([`Options::store_name`]), it is one store, reached in another way: what clients have
-    /// open is fetched by the new one from now on, and its numbers go on. Else what clients have open they read on by
-    /// the store before, with its credentials, until they open it again: what it names may be other objects.
+    /// If both have the same name ([`Options::store_name`]), it is one store, reached in another way: the new one
+    /// fetches from now on what clients have open, and its numbers go on. Else clients read on by the store before,
+    /// with its credentials, until they open again: what it names may be other objects.
     ///
     /// # Errors
     /// [`ErrorKind::Start`]: the prefix is no URL.
@@ -175,8 +175,8 @@ impl Server {
         set.map(drop).map_err(|why| Error::new(ErrorKind::Start, format!("cannot add a store: {why}")))
     }
 
-    /// Takes a store away: clients cannot open what is there from now on. What they have open they read on, by the
-    /// store that was given. Whether there was one of that prefix.
+    /// Takes a store away: clients can open nothing there from now on. What they have open they read on, by that store.
+    /// Whether there was one of that prefix.
     pub fn remove_store(&self, prefix: &str) -> bool {
         self.stores.remove(prefix)
     }
@@ -187,8 +187,8 @@ impl Server {
         self.listening.is_reachable()
     }
 
-    /// Stops serving: clients' reads of objects fail from now on, and those of local files go to the kernel. What they
-    /// have pinned stays in the memory of this process.
+    /// Stops serving: clients' reads of objects fail from now on, and the kernel reads local files. What they have
+    /// pinned stays in the memory of this process.
     pub fn stop(self) {
         drop(self);
     }

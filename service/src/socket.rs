@@ -12,8 +12,8 @@
 //! A service manager may have made the socket and keep it while servers come and go (socket activation). It removes the
 //! socket then, and no server does.
 //!
-//! The folder is the user's alone (mode 0700), as the server makes sure. The server is told by the kernel
-//! who connects, and the client whose process listens; so a wrong folder costs service and shows nothing.
+//! The folder is the user's alone (mode 0700), as the server makes sure. The kernel tells the server who connects, and
+//! the client whose process listens; so a wrong folder costs service and shows nothing.
 //!
 //! Invariant: a socket is removed by the process alone that took its lock, and by no fork of it.
 
@@ -39,10 +39,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Longer names make paths that no socket can have.
 const NAME_BYTES_MAX: usize = 48;
-/// Between two looks at a server that is to end.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The socket that `name` means: a path, if it has a slash, else one in the user's folder.
+/// A path, if `name` has a slash, else one in the user's folder.
 ///
 /// # Errors
 /// It is no name.
@@ -67,7 +66,7 @@ fn folder() -> PathBuf {
 }
 
 /// A socket at which a server is going to answer, or does ([`Builder::start_at`](crate::Builder::start_at)). Clients
-/// that connect before it does wait for it, for ten seconds. It is removed when this, or the server, is dropped.
+/// wait for the server for ten seconds. The socket is removed when this, or the server, is dropped.
 #[derive(Debug)]
 pub struct Socket {
     listening: Listening,
@@ -76,16 +75,16 @@ pub struct Socket {
 
 impl Socket {
     /// Listens under a name, or at a path, if it has a slash. The folder is made, if there is none, and must be this
-    /// user's alone. What another server that has ended left there is removed.
+    /// user's alone. What a server that has ended left there is removed.
     ///
     /// # Errors
-    /// [`ErrorKind::Start`]: another server listens there; the folder is not ours alone; the system refuses.
+    /// [`ErrorKind::Start`]: another server listens there; the folder is not this user's alone; the system refuses.
     pub fn bind(name: &str) -> Result<Self> {
         Self::take(name, |_| Ok(()))
     }
 
-    /// The same, after the server that listens there has ended, which is asked to by SIGTERM. It must be one that may
-    /// be replaced ([`Socket::replaceable`]), and end within `timeout`. Without such a server it is [`Socket::bind`].
+    /// Sends the server that listens there SIGTERM, and listens when it has ended. It must be one that may be replaced
+    /// ([`Socket::replaceable`]), and end within `timeout`. Without such a server it is [`Socket::bind`].
     ///
     /// # Errors
     /// Those of [`Socket::bind`]; the server does not end in time.
@@ -142,7 +141,6 @@ fn cannot_serve(name: &str, error: io::Error) -> Error {
     Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error)
 }
 
-/// The lock file of the socket at `path`, in a folder of this user alone.
 fn open_lock(path: &Path) -> io::Result<File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     make_private(parent)?;
@@ -150,7 +148,6 @@ fn open_lock(path: &Path) -> io::Result<File> {
     options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path.with_extension("lock"))
 }
 
-/// Whether another process holds the lock; else it is ours from now on.
 /// Connects without waiting.
 fn connect_to(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -167,19 +164,18 @@ fn is_taken(lock: &File) -> bool {
     flock(lock, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
-/// When a process began, in the kernel's ticks since the machine did: with its number, what no other process has.
+/// In the kernel's ticks since the machine began: with its number, what no other process has.
 fn start_of(process: Pid) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // Its name, which is in parentheses, may have spaces and parentheses.
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
-/// As it is in the lock file.
 fn identity_of(process: Pid) -> Option<String> {
     start_of(process).map(|start| format!("{process} {start}\n"))
 }
 
-/// A handle of the process that has said in the lock file that it may be ended.
+/// The process that has said in the lock file that it may be ended.
 fn holder(lock: &File) -> io::Result<Option<(Pid, OwnedFd)>> {
     let (mut text, mut lock) = (Vec::new(), lock);
     lock.seek(io::SeekFrom::Start(0))?;
@@ -193,7 +189,7 @@ fn holder(lock: &File) -> io::Result<Option<(Pid, OwnedFd)>> {
     Ok(opened.filter(|(number, _)| identity_of(*number).as_ref() == Some(&text)))
 }
 
-/// Has the process that holds the lock end, and waits for that. The lock is ours then.
+/// Has the process that holds the lock end, and takes the lock.
 fn end_the_holder(lock: &File, timeout: Duration) -> io::Result<()> {
     let failed = |text: &str| io::Error::new(io::ErrorKind::AddrInUse, text);
     let (until, mut told) = (Instant::now() + timeout, None);
@@ -220,14 +216,11 @@ fn end_the_holder(lock: &File, timeout: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// A name that is held, with the socket that clients find, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Listening {
     path: PathBuf,
-    /// Held as long as the socket is there.
     lock: File,
-    /// The socket that is removed with this: none of a manager's, nor of a server's that came after the lock file was
-    /// removed.
+    /// The socket that is removed with this: not a manager's, nor a server's that came after the lock file was removed.
     own: Option<(u64, u64)>,
     process: ForkGuard,
 }
@@ -235,7 +228,7 @@ pub(crate) struct Listening {
 impl Listening {
     fn at(path: &Path, lock: File) -> io::Result<(Self, OwnedFd)> {
         let mut listening = Self::holding(path, lock)?;
-        // The lock is ours, so no server listens there; a service manager may.
+        // This process has the lock, so no server listens there; a service manager may.
         match connect_to(path) {
             Ok(_) | Err(Errno::AGAIN) => {
                 let text =
@@ -293,7 +286,6 @@ impl Listening {
         &self.path
     }
 
-    /// Whether the path leads to this process. What it connects is closed at once.
     pub(crate) fn is_reachable(&self) -> bool {
         let peer = connect_to(&self.path).and_then(|end| socket_peercred(&end));
         peer.is_ok_and(|peer| peer.pid == rustix::process::getpid())
@@ -310,7 +302,7 @@ impl Drop for Listening {
     }
 }
 
-/// Makes the folder, if there is none, and looks whether it is of this user alone.
+/// Makes the folder, if there is none, and checks that it is of this user alone.
 fn make_private(folder: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

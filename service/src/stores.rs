@@ -5,10 +5,9 @@
 //! ```
 //!
 //! A client gives a name and nothing else, and gets what the server's own store can read. So a prefix says what all
-//! clients of this server may read; what no prefix begins is refused.
-//!
-//! A prefix does not name its store beyond this server, since another server may have another endpoint for it: a disk
-//! tier that is to be warm after a restart wants a name in the store's options.
+//! clients may read; a URL without one is refused. A prefix does not name its store beyond this server, since another
+//! server may have another endpoint for it: a disk tier that is to be warm after a restart wants a name in the store's
+//! options.
 //!
 //! Behind the URL a client says in lines what else it wants: `\nfirst 1048576`, if it is about to read an object's
 //! first bytes; `\nfreshness 30`, how old what the server knows of the object may be. A URL has no line break, so
@@ -31,35 +30,29 @@ use quinion_object::{FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, 
 
 use crate::error::{CHANGED, FETCH};
 
-/// What a client is told that is newer than this server.
 const UNKNOWN_OPTION: &str =
     "the client asks for an option that this server does not have; use the same version for both";
 
-/// A store as it was given to the server.
 pub(crate) struct StoreRequest {
     pub(crate) prefix: String,
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) options: Options,
 }
 
-/// The stores of a server, which may become others while clients read.
 #[derive(Debug)]
 pub(crate) struct Stores {
     cache: Cache,
     /// The longest prefixes first. The lock is held for looks and changes alone, and no store is asked under it.
     stores: RwLock<Vec<StoreEntry>>,
-    /// Stores that there have been.
     count: AtomicU64,
 }
 
-/// A store that clients can name.
 #[derive(Clone, Debug)]
 struct StoreEntry {
     prefix: String,
-    /// No other store of this server has had it.
     number: u64,
     objects: ObjectCache,
-    /// The store's own, if it has one: percent-encoded.
+    /// Percent-encoded.
     name: Option<String>,
 }
 
@@ -77,8 +70,8 @@ impl Stores {
         Ok(stores)
     }
 
-    /// Adds a store; of the same prefix there is none but this from now on, whether there was one. If that had the same
-    /// name of its own, it is the same store, and what is open is fetched by the new one.
+    /// Adds a store in the place of that of the same prefix; whether there was one. If that had the same name of its
+    /// own, it is the same store, and the new one fetches what is open.
     ///
     /// # Errors
     /// The prefix is no URL; what [`ObjectCache::new`] says.
@@ -110,7 +103,7 @@ impl Stores {
         Ok(old.is_some())
     }
 
-    /// Whether there was a store of that prefix; there is none from now on. What is open stays open.
+    /// Whether there was a store of that prefix. What is open stays open.
     pub(crate) fn remove(&self, prefix: &str) -> bool {
         let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
         let place = stores.iter().position(|store| store.prefix == trimmed(prefix));
@@ -123,18 +116,15 @@ impl Stores {
         self.stores.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What was fetched, by prefix.
     pub(crate) fn stats(&self) -> Vec<(String, FetchStats)> {
         self.all().into_iter().map(|store| (store.prefix, store.objects.stats())).collect()
     }
 
-    /// How soon answers began, by prefix, where enough have come.
     pub(crate) fn first_bytes(&self) -> Vec<(String, FirstByte)> {
         let times = self.all().into_iter().map(|store| Some((store.prefix, store.objects.first_byte()?)));
         times.flatten().collect()
     }
 
-    /// The store, and the key there.
     fn find<'n>(&self, name: &'n [u8]) -> Result<(StoreEntry, &'n str), NameRefusal> {
         let url = std::str::from_utf8(name).map_err(|_| refusal(Errno::INVAL, "a URL is UTF-8".into()))?;
         let key_of = |prefix: &str| url.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/'));
@@ -143,23 +133,21 @@ impl Stores {
         found.ok_or_else(|| {
             let prefixes: Vec<_> = stores.iter().map(|store| store.prefix.as_str()).collect();
             let text = format!("{url}: the server has no store for it; it has [{}]", prefixes.join(", "));
-            // Not as of an object that is not there: there may be one.
+            // Not the error of a missing object: there may be one.
             refusal(Errno(libc::ENODEV), text)
         })
     }
 }
 
-/// What a client wants of an open besides the object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct OpenRequest {
     /// So many of the first bytes are about to be read.
     pub(crate) first: Option<u64>,
-    /// In place of what the store's options say.
+    /// In place of the store's options.
     pub(crate) freshness: Option<Freshness>,
 }
 
 impl OpenRequest {
-    /// The name that says all of it.
     pub(crate) fn name(self, url: &str) -> String {
         let mut name = url.to_owned();
         if let Some(len) = self.first {
@@ -171,7 +159,7 @@ impl OpenRequest {
         name
     }
 
-    /// The lines behind a URL; `None` if they are not understood.
+    /// `None` if they are not understood.
     fn of<'l>(lines: impl Iterator<Item = &'l [u8]>) -> Option<Self> {
         let mut request = Self::default();
         for line in lines {
@@ -185,12 +173,10 @@ impl OpenRequest {
     }
 }
 
-/// The URL of a name.
 fn url_of(name: &[u8]) -> &[u8] {
     name.split(|&byte| byte == b'\n').next().unwrap_or(name)
 }
 
-/// A prefix as URLs are compared with it.
 fn trimmed(prefix: &str) -> &str {
     prefix.trim_end_matches('/')
 }
@@ -241,7 +227,6 @@ fn errno_of_open(error: &quinion_object::Error) -> Errno {
     }
 }
 
-/// An object that was opened for a client.
 #[derive(Debug)]
 struct OpenedObject {
     file: ObjectFile,
@@ -287,7 +272,6 @@ impl NamedObject for OpenedObject {
     }
 }
 
-/// What a client is told of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct About {
     pub(crate) size: u64,
@@ -295,28 +279,26 @@ pub(crate) struct About {
     pub(crate) modified: Duration,
     pub(crate) e_tag: Option<String>,
     pub(crate) version: Option<String>,
-    /// The name of its store: of another, an object with all the same may have other bytes.
+    /// Of another store, an object with all the same may have other bytes.
     pub(crate) store: Option<String>,
-    /// The most that it is worth asking for ahead of a reader.
     pub(crate) ahead: u64,
     pub(crate) attributes: Attributes,
 }
 
 impl About {
-    /// Whether its bytes can be told from those of any other version: by a strong ETag or a version id.
+    /// By a strong ETag or a version id.
     pub(crate) fn names_its_version(&self) -> bool {
         let is_strong = |tag: &String| !tag.is_empty() && !tag.starts_with("W/");
         self.version.is_some() || self.e_tag.as_ref().is_some_and(is_strong)
     }
 
-    /// Whether both are of the same bytes. The time counts as well: a store in memory begins its ETags anew.
+    /// The time counts as well: a store in memory begins its ETags anew.
     pub(crate) fn is_same_version(&self, other: &Self) -> bool {
         let same = (self.size, self.modified, &self.e_tag, &self.version, &self.store)
             == (other.size, other.modified, &other.e_tag, &other.version, &other.store);
         same && self.names_its_version()
     }
 
-    /// As it is sent.
     fn text(&self) -> String {
         let one_line = |value: &&String| !value.contains('\n');
         let mut lines = vec![
@@ -337,7 +319,6 @@ impl About {
         lines.join("\n")
     }
 
-    /// As it arrived; `None` if it is none.
     pub(crate) fn of(text: &str) -> Option<Self> {
         let value = |word: &str| {
             text.split('\n').find_map(|line| line.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')))
@@ -359,7 +340,6 @@ impl About {
     }
 }
 
-/// Attributes without names of their own, and the words for them.
 static ATTRIBUTES: [(Attribute, &str); 6] = [
     (Attribute::ContentDisposition, "disposition"),
     (Attribute::ContentEncoding, "encoding"),
@@ -369,7 +349,7 @@ static ATTRIBUTES: [(Attribute, &str); 6] = [
     (Attribute::StorageClass, "class"),
 ];
 
-/// An attribute as it is sent; `None` of one that is no line, or of a kind that we do not know.
+/// `None` of one that is no line, or of an unknown kind.
 fn attribute_line(kind: &Attribute, value: &str) -> Option<String> {
     let word = ATTRIBUTES.iter().find(|(other, _)| other == kind).map(|(_, word)| (*word).to_owned());
     let word = word.or_else(|| match kind {
@@ -380,7 +360,6 @@ fn attribute_line(kind: &Attribute, value: &str) -> Option<String> {
     Some(format!("attribute {word} {value}")).filter(|line| !line.contains('\n'))
 }
 
-/// An attribute as it arrived, without its first word.
 fn attribute_of(line: &str) -> Option<(Attribute, String)> {
     let (word, rest) = line.split_once(' ')?;
     if let Some((kind, _)) = ATTRIBUTES.iter().find(|(_, other)| *other == word) {

@@ -32,7 +32,6 @@ fn serve(folder: &std::path::Path, store: Arc<dyn ObjectStore>, memory: u64) -> 
     server.start(folder.join("q/s.sock").to_str().unwrap()).unwrap()
 }
 
-/// A server of `store`, its folder, and a client of it.
 struct Stage {
     server: Option<Server>,
     client: Client,
@@ -104,7 +103,6 @@ async fn an_object_larger_than_what_may_be_pinned_is_copied_beyond_that() {
     let (path, content) = (Path::from("large"), s3::content(1, 50 << 20));
     store.put(&path, content.clone().into()).await.unwrap();
     let stream = store.get(&path).await.unwrap().into_stream();
-    // All of it is kept by the caller.
     let parts: Vec<Bytes> = stream.map(|part| part.unwrap()).collect().await;
     let pins = stage.server.as_ref().unwrap().stats().pins;
     assert!((1..=8).contains(&pins), "{pins} MiB of 50 are pinned, and a quarter of the memory may be");
@@ -178,7 +176,7 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     s3::check(3, 0, &all);
 }
 
-/// 1. An object is believed never to change, and does.
+/// 1. An object is taken for one that never changes, and changes.
 /// 2. A get on the condition that it is the new one fails by the metadata of the old one.
 #[tokio::test]
 async fn a_condition_that_fails_by_what_is_believed_is_asked_of_the_server() {
@@ -316,7 +314,6 @@ fn eight_processes_cost_the_bytes_of_one() {
     assert_eq!(server.control.gets(), fetched.gets, "and nobody but the server has asked");
 }
 
-/// A killed server: what is read afterwards, and of a stream that has begun, with each [`Failover`].
 async fn read_after_a_kill(failover: Failover) -> (Result<Bytes, Error>, Result<u64, (u64, Error)>) {
     let store_server = s3::Server::with_object(30 << 20);
     let folder = tempfile::tempdir().unwrap();

@@ -84,7 +84,7 @@ fn an_object_found_changed_by_one_client_is_asked_for_when_any_client_opens_it_n
     s3::check(1, 0, &buffer);
 }
 
-/// What a client's store believes is kept by that store. By what the server believes besides it would be older than it
+/// What a client's store knows is kept by that store: with what the server keeps besides it would be older than it
 /// says, and a write through it would not be seen.
 #[test]
 fn a_clients_store_sees_its_own_writes_whatever_the_server_believes() {
@@ -107,7 +107,7 @@ fn a_clients_store_sees_its_own_writes_whatever_the_server_believes() {
 }
 
 /// 1. A client has an object open, and its server ends.
-/// 2. The next server is to say whether the object is the same, whatever that one believes.
+/// 2. The next server asks whether the object is the same, whatever is known of it.
 #[test]
 fn an_object_is_reopened_at_the_next_server_by_the_stores_word() {
     let (store, folder) = (s3::Server::with_object(LEN), tempfile::tempdir().unwrap());

@@ -5,9 +5,8 @@
 //!   each of them     one client: reads ranges of objects and checks each byte, until it is told to end
 //! ```
 //!
-//! The cache is smaller than the objects, so that clients of all groups ask all the time. A client that meets a wrong
-//! byte or an error ends with another status than those that were told to end. The processes are this test program,
-//! started again.
+//! The cache is smaller than the objects, so that all clients ask all the time. A client that meets a wrong byte or an
+//! error ends with another status than those that were told to end. The processes are this test program, started again.
 //!
 //! `QUINION_CLIENTS` says another number of processes.
 
@@ -32,7 +31,6 @@ const OBJECT_BYTES: usize = 4 << 20;
 const MEMORY: u64 = 56 << 20;
 /// Reads of each client at least.
 const READS_LEAST: u64 = 20;
-/// Longer than all of it takes on a machine that is busy with other tests.
 const LONG: Duration = Duration::from_secs(500);
 
 fn clients() -> usize {
@@ -66,7 +64,6 @@ fn url(at: usize) -> String {
     format!("s3://bucket/object-{at}")
 }
 
-/// Processes that are killed if the test fails.
 struct Children {
     folder: tempfile::TempDir,
     all: Vec<Child>,
@@ -92,7 +89,6 @@ impl Drop for Children {
     }
 }
 
-/// Waits until it holds.
 #[track_caller]
 fn becomes(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -167,7 +163,7 @@ fn a_thousand_processes_read_right_bytes_while_a_third_of_them_is_killed() {
     server.cache().check().unwrap();
 }
 
-/// Raises the number of descriptors that this process may have: a server has two for each client.
+/// A server has two descriptors for each client.
 fn allow_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

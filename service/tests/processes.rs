@@ -1,8 +1,7 @@
 //! Several processes, one server: what they read, what it costs, and what is left when one of them is killed.
 //!
 //! A client, or a server, in another process is this test program started again (`the_child`). The store is the server
-//! on loopback of `quinion-testing-s3`, whose bytes follow from a version and a position: each byte that is read is
-//! checked.
+//! on loopback of `quinion-testing-s3`, whose bytes follow from a version and a position: each byte is checked.
 #![allow(unsafe_code, reason = "a child forks, and forbids itself system calls")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -36,7 +35,6 @@ fn cache(bytes: u64) -> Cache {
     Cache::builder().memory(bytes).build().unwrap()
 }
 
-/// A server on loopback, a server of ours, and the folder of its socket.
 struct Stage {
     store: s3::Server,
     server: Option<Server>,
@@ -68,7 +66,6 @@ impl Stage {
     fn child(&self, role: &str) -> Process {
         Process::start(role, &self.socket(), &[])
     }
-    /// Another process reads the object from end to end.
     fn reads(&self) {
         let mut reader = self.child("read");
         reader.says("open");
@@ -77,7 +74,6 @@ impl Stage {
     }
 }
 
-/// This test program, started again.
 struct Process {
     child: Child,
     output: mpsc::Receiver<String>,
@@ -104,7 +100,6 @@ impl Process {
         Self { child, output }
     }
 
-    /// Waits until it says so; what comes after the words.
     #[track_caller]
     fn says(&self, words: &str) -> String {
         let until = Instant::now() + LONG;
@@ -135,7 +130,6 @@ fn send_lines(lines: BufReader<ChildStdout>, to: &mpsc::Sender<String>) {
     }
 }
 
-/// Waits until it holds.
 #[track_caller]
 fn becomes(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + LONG;
@@ -145,7 +139,6 @@ fn becomes(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Reads all of an object in one way or another, and checks each byte.
 fn read_all(file: &ClientFile, version: u32, seed: u64) {
     let mut random = Dice::new(seed | 1);
     let mut buffer = vec![0; 300_000];
@@ -222,8 +215,8 @@ fn be_server(socket: &str) -> ! {
     std::process::exit(0);
 }
 
-/// Reads in all ways, and checks each byte; says at each line how many reads there were, and how long the longest of
-/// them took since the line before, in milliseconds.
+/// Reads in all ways, and checks each byte; each line says how many reads there were, and how long the longest of them
+/// took since the line before, in milliseconds.
 fn read_and_go_on(client: &Client) -> ! {
     let (client, mut file) = (client.clone().with_reconnect_timeout(LONG), client.open(URL).unwrap());
     let totals = Arc::new(Mutex::new((0_u64, Duration::ZERO)));
@@ -339,7 +332,6 @@ fn fork_and_read(client: &Client, socket: &str) {
     }
 }
 
-/// A thread waits for an object's bytes, and another sends it a signal.
 fn be_interrupted(client: &Client) {
     static HANDLED: AtomicBool = AtomicBool::new(false);
     extern "C" fn handle(_: libc::c_int) {
@@ -367,7 +359,6 @@ fn be_interrupted(client: &Client) {
     say(&format!("interrupted {} {read}", interrupter.join().unwrap()));
 }
 
-/// A server forks, and the child drops what it has of it.
 fn serve_and_fork(socket: &str) {
     let server = Server::builder(cache(16 << 20)).start(socket).unwrap();
     // SAFETY: the child goes on with this thread alone, and ends by `_exit`.
@@ -569,14 +560,12 @@ fn objects_of_a_killed_server_fail_soon_and_files_are_read_by_the_kernel() {
     read_all(&object, 1, 5);
 }
 
-/// A server with its store elsewhere, in a process of its own.
 fn serve_elsewhere(socket: &Path, store: &s3::Server) -> Process {
     let server = Process::start("server", socket, &[("QUINION_STORE", store.address())]);
     server.says("serves");
     server
 }
 
-/// A store, the folder of a socket, the socket, and a server there in a process of its own.
 fn elsewhere() -> (s3::Server, tempfile::TempDir, PathBuf, Process) {
     let store = s3::Server::with_object(8_000_000);
     let folder = tempfile::tempdir().unwrap();
@@ -938,7 +927,6 @@ fn another_user_is_not_let_in() {
     assert_eq!(stage.server().stats().clients, 0);
 }
 
-/// A viewer that asks what it should not, of a server that an honest client uses.
 struct Liar {
     stage: Stage,
     _honest: Process,
@@ -1047,7 +1035,6 @@ fn hostile_questions_harm_no_other_client() {
     read_all(&liar.stage.client().open(URL).unwrap(), 1, 9);
 }
 
-/// A connection to that socket that has said nothing.
 fn silent_connection(path: &Path) -> std::os::fd::OwnedFd {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
     let end = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
@@ -1055,7 +1042,6 @@ fn silent_connection(path: &Path) -> std::os::fd::OwnedFd {
     end
 }
 
-/// A connection to that socket, if there is room for one that waits to be accepted.
 fn connect_at_once(path: &Path) -> Option<std::os::fd::OwnedFd> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

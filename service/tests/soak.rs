@@ -90,12 +90,10 @@ fn say(words: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// What the threads of a client share.
 struct Reading {
     client: Client,
     store: ClientStore,
     checkers: Vec<Checker>,
-    /// The newest version of each object that an answer has told.
     told: Vec<AtomicU32>,
     reads: AtomicU64,
     changed: AtomicU64,
@@ -138,7 +136,6 @@ fn read(socket: &str, store: &str) {
     }
 }
 
-/// One thread's.
 struct Reader<'r> {
     shared: &'r Reading,
     state: u64,
@@ -355,7 +352,6 @@ impl Process {
         server
     }
 
-    /// The last numbers that a client has said, if any.
     fn numbers(&self) -> Option<[u64; 4]> {
         let mut last = None;
         loop {

@@ -1,9 +1,9 @@
 //! File descriptor state: whether the kernel or this process keeps a descriptor's offset.
 //!
-//! A process that reads through a viewer may keep the offset of a descriptor itself, the **private offset**, so that
-//! `read` and `lseek` need no system call. This module is the protocol by which the offset passes from the kernel to
-//! the process and back. It knows one descriptor's word and, by the trait [`Process`], the few system calls that it
-//! combines with changes of the word; `faces/preload/src/table.rs` keeps the words, `descriptors.rs` makes the calls.
+//! A process that reads through a viewer may keep a descriptor's offset itself, the **private offset**, so that `read`
+//! and `lseek` need no system call. This module is the protocol by which the offset passes between kernel and process.
+//! By the trait [`Process`] it makes the few system calls that go with changes of a descriptor's word;
+//! `faces/preload/src/table.rs` keeps the words, `descriptors.rs` makes the calls.
 //!
 //! ```text
 //!   word    63    61 60          48 47                        0
@@ -22,10 +22,10 @@
 //!
 //! | state | meaning | whose offset counts |
 //! |---|---|---|
-//! | Unknown | not opened by a call we saw, or closed | the kernel's |
+//! | Unknown | not opened by a call that the library saw, or closed | the kernel's |
 //! | Candidate | opened for reading only; no other process can have its description | the kernel's |
 //! | Served | attached | the private one |
-//! | Shared | another process may have the description, or it can write, or its offset is used past us | the kernel's |
+//! | Shared | another process may have the description, or it can write, or its offset is used unseen | the kernel's |
 //! | Positioned | as Shared, and attached: only positional reads are served | the kernel's |
 //! | Moving | one thread, its signals held back, hands the offset over | wait |
 //! | Kernel | a regular file that is left to the kernel | the kernel's |
@@ -41,20 +41,20 @@
 //! The **credit** of a candidate or a shared descriptor is how many more bytes the kernel is to read of it before the
 //! owner is asked for the file.
 //!
-//! **The kernel's calls** counts reads and seeks at the kernel's offset that are under way while the descriptor is a
-//! candidate. It belongs to the number, not to one opening: a call that began before the number was closed and opened
-//! anew may be executed on the new description, so it stays in the word until it ends.
+//! **The kernel's calls** counts reads and seeks at the kernel's offset under way on a candidate. The count belongs to
+//! the number, not to one opening, and stays until they end: a call that began before the number was closed and opened
+//! anew may be executed on the new description.
 //!
 //! The **generation** tells one opening of a number, and one attachment of an opening, from the next. What the
-//! descriptor is attached to (the owner's handle, the file) changes only while the state is Moving and the generation
-//! is a new one; so a compare-exchange that succeeds, or [`FdCell::is_still`], proves that it did not change.
+//! descriptor is attached to changes only while the state is Moving and the generation is a new one; so a
+//! compare-exchange that succeeds, or [`FdCell::is_still`], proves that it did not change.
 //!
 //! # Rules
 //!
 //!  1. Only a candidate becomes Served, and only if no kernel's call on the number is under way. A descriptor that can
 //!     write is not served, and one that was opened while a fork was under way, or an exec, is never a candidate.
-//!  2. The kernel's offset is read and set by us only while the state is Moving. Before that the private offset is not
-//!     in force or is held still; after it every caller finds the kernel's offset right.
+//!  2. The process reads and sets the kernel's offset only while the state is Moving. Before that the private offset is
+//!     not in force or is held still; after it every caller finds the kernel's offset right.
 //!  3. In Served the private offset moves by compare-exchange of the whole word. So a read that was served while
 //!     another thread read, seeked, closed or left the descriptor to the kernel starts over.
 //!  4. A thread that is about to use the kernel's offset either counts as a kernel's call (candidate) or has left the
@@ -63,24 +63,23 @@
 //!     provided that the waiters let it run: [`Process::wait`] must sleep after some turns, for a waiter of a real-time
 //!     class that only yields never lets a holder of a lower class run.
 //!
-//! Opening against forking, or becoming another program, which inherits as a child does: the opener publishes a shared
-//! word marked "being opened", then looks whether a fork began, and only then makes it a candidate, by
-//! compare-exchange. The forker counts itself and then takes the mark away. In the one order of these SeqCst steps one
-//! of the two sees the other, and at no moment is there a candidate that a child has.
+//! Opening against forking (or exec, which inherits alike): the opener publishes a shared word marked "being opened",
+//! then looks whether a fork began, and only then makes it a candidate, by compare-exchange. The forker counts itself
+//! and then clears the mark. In the one order of these SeqCst steps one of the two sees the other: no child ever has a
+//! candidate.
 //!
 //! # What is shown, and how
 //!
 //! `tests/model_descriptor.rs` runs these functions under a model checker against a kernel with an offset for each
-//! description: each history is one that the kernel alone could have given, in some order of the calls. It does so
-//! again with each step marked by [`mutant`] left out, and must then find a history that is not.
-//! `tests/descriptor_twin.rs` compares random sequences of calls with a kernel alone.
+//! description: each history is one that the kernel alone could have given. Without any step marked by [`mutant`] it
+//! must find a history that is not. `tests/descriptor_twin.rs` compares random sequences of calls with a kernel alone.
 //!
 //! # Not promised
 //!
 //! A program that closes a number which another of its threads is about to read, and opens it anew, has a race of its
-//! own: the read may reach either file. Two things are worse here than in the kernel. A read that was left to the
-//! kernel in a state other than Candidate is not counted; if it reaches the new description, it and the new reader may
-//! both get the first bytes. And 8,192 openings and attachments of the number during one copy bring its word back.
+//! own: the read may reach either file. Two things are worse here than in the kernel. A read left to the kernel in a
+//! state other than Candidate is not counted; on the new description, it and the new reader may both get the first
+//! bytes. And 8,192 openings and attachments of the number during one copy bring its word back.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::{Mutant, mutant, ordering};
@@ -88,11 +87,11 @@ use crate::sync::{Mutant, mutant, ordering};
 /// The first offset that does not fit into a word.
 pub const OFFSETS_MAX: u64 = 1 << 48;
 
-/// What a descriptor is; see the head of this file.
+/// What a descriptor is; the head of this file has the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum State {
-    /// Not opened by a call we saw, or closed.
+    /// Not opened by a call that the library saw, or closed.
     Unknown = 0,
     /// Opened for reading, not attached yet.
     Candidate = 1,
@@ -160,14 +159,13 @@ impl FdWord {
     fn with_state(self, state: State) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
     }
-    /// A word not settled yet, of what an inspection of the descriptor has shown.
+    /// An unsettled word, settled as an inspection has shown.
     #[must_use]
     pub fn settled_as(self, state: State) -> Self {
         debug_assert!(matches!(state, State::Kernel | State::Other));
         self.left(state)
     }
-    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if the file was not
-    /// inspected yet.
+    /// Of a candidate or a shared one: the bytes left to the kernel; `None` if the file was not inspected yet.
     pub fn credit(self) -> Option<u64> {
         (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }
@@ -188,7 +186,7 @@ impl FdWord {
     fn charged(self, bytes: u64) -> Self {
         self.with_credit((self.0 & Self::CREDIT_MAX).saturating_sub(bytes))
     }
-    /// Whether the offset is left to the kernel, for good.
+    /// Whether the offset is the kernel's for good.
     #[inline]
     pub fn is_offset_kernels(self) -> bool {
         match self.state() {
@@ -197,26 +195,23 @@ impl FdWord {
             _ => true,
         }
     }
-    /// Whether it has been counted why this one is shared.
+    /// Whether the reason for sharing has been counted.
     pub fn is_reported(self) -> bool {
         self.0 & Self::REPORTED != 0
     }
     fn told(self) -> Self {
         Self(self.0 | Self::REPORTED)
     }
-    /// The same opening, shared, whatever it was before.
     fn shared(self) -> Self {
         Self(self.with_state(State::Shared).0 & !Self::OPENING).told()
     }
-    /// The same opening, attached, its offset the kernel's.
     fn positioned(self) -> Self {
         self.with_state(State::Positioned).with_low(self.0 & Self::REPORTED | self.kernels_calls())
     }
-    /// The same opening in a state that is not served.
     fn left(self, state: State) -> Self {
         self.with_state(state).with_low(self.kernels_calls())
     }
-    /// The next generation, with nothing but the kernel's calls under way.
+    /// The next generation, which keeps only the kernel's calls.
     fn next(self, state: State) -> Self {
         let calls = self.kernels_calls();
         let step = if mutant(Mutant::OpenGeneration) { 0 } else { Self::GENERATION };
@@ -251,8 +246,7 @@ impl FdCell {
     #[inline]
     pub fn look(&self) -> FdWord {
         // SeqCst for pairs of "publish, then look for the other's" (open and fork, publish and stop, publish and
-        // write).
-        // It also is the Acquire whose partner is the store in `Fd::moving`: a thread that sees SERVED sees the
+        // write). Also the Acquire whose partner is the store in `Fd::moving`: a thread that sees SERVED sees the
         // attachment.
         FdWord(self.0.load(ordering(Mutant::LookAcquire, Ordering::SeqCst, Ordering::Relaxed)))
     }
@@ -283,29 +277,27 @@ impl FdCell {
     #[inline]
     pub fn is_still(&self, word: FdWord) -> bool {
         if !mutant(Mutant::StillFence) {
-            // Acquire, partner: the Release fence in `Fd::publish`. If what was read of the attachment is of a later
-            // one, the word that is seen now is of that or a later one, too.
+            // Acquire, partner: the Release fence in `Fd::publish`. If a later attachment was read, the word seen now
+            // is of that or a later one, too.
             fence(Ordering::Acquire);
         }
         let now = FdWord(self.0.load(Ordering::Relaxed));
         mutant(Mutant::StillLook) || now.is_same_attachment(word)
     }
 
-    /// Notes what an inspection of the descriptor has shown, unless another thread, which knew
-    /// better, was first.
+    /// Notes what an inspection of the descriptor has shown, unless another thread was first.
     pub fn settle(&self, from: FdWord, to: FdWord) {
         let _ = self.exchange(from, to);
     }
 
-    /// Whether why this descriptor's reads are left to the kernel has not been counted yet; it has from now on.
+    /// Whether the reason for this descriptor's reads by the kernel is still to be counted; marks it counted.
     pub fn tell(&self, word: FdWord) -> bool {
         matches!(word.state(), State::Shared | State::Positioned)
             && !word.is_reported()
             && self.exchange(word, word.told()).is_ok()
     }
 
-    /// Gives a candidate or a shared one a credit; `is_owners` if the owner did. `false`: another thread was
-    /// faster.
+    /// Gives a candidate or a shared one a credit; `is_owners` if the owner did. `false`: another thread was faster.
     pub fn give_credit(&self, from: FdWord, bytes: u64, is_owners: bool) -> bool {
         let owners = if is_owners { FdWord::OWNERS } else { 0 };
         self.exchange(from, FdWord(from.with_credit(bytes).0 | owners)).is_ok()
@@ -316,7 +308,7 @@ impl FdCell {
         self.exchange(from, from.charged(bytes)).is_ok()
     }
 
-    /// In a forked child, by its only thread that looks: whatever it inherited its parent has too. The calls of the
+    /// In a forked child, by its only thread that looks: what it inherited its parent has too, and the calls of the
     /// parent's other threads are not under way here.
     pub fn inherit(&self) {
         let word = self.look();
@@ -338,7 +330,7 @@ pub trait Process {
     fn offset(&self) -> Option<u64>;
     /// Sets it.
     fn set_offset(&self, offset: u64);
-    /// Lets the thread run that is waited for; `turn` is how often that was done before. It must sleep at some turns.
+    /// Lets the awaited thread run; `turn` counts the waits before. It must sleep at some turns.
     fn wait(&self, turn: u32);
     /// The owner's handle of what the descriptor is attached to.
     fn handle(&self) -> u64;
@@ -380,7 +372,6 @@ impl<'a, P: Process> Fd<'a, P> {
         }
     }
 
-    /// Takes `from` to Moving with signals held back, does `work`, and goes on to the word it answers.
     fn moving(&self, from: FdWord, work: impl FnOnce() -> FdWord) -> Result<(), FdWord> {
         let _held = self.process.hold_signals();
         self.cell.exchange(from, from.with_state(State::Moving))?;
@@ -390,7 +381,7 @@ impl<'a, P: Process> Fd<'a, P> {
         Ok(())
     }
 
-    /// From Served, with the private offset given to the kernel, to `to`.
+    /// From Served to `to`, with the private offset given to the kernel.
     fn leave(&self, from: FdWord, to: FdWord) -> Result<(), FdWord> {
         if mutant(Mutant::LeaveMoving) {
             self.process.set_offset(from.offset());
@@ -404,7 +395,7 @@ impl<'a, P: Process> Fd<'a, P> {
         })
     }
 
-    /// The handle of what `word` is attached to. It is that word's if an exchange of `word` succeeds afterwards.
+    /// The handle that `word` is attached to, valid if an exchange of `word` succeeds afterwards.
     fn handle_of(&self, word: FdWord) -> Option<u64> {
         word.state().is_attached().then(|| self.process.handle())
     }
@@ -428,7 +419,7 @@ impl<'a, P: Process> Fd<'a, P> {
         }
     }
 
-    /// The number was opened for reading only. `is_alone` says, now, whether no child was forked since before the open.
+    /// The number was opened for reading only. `is_alone`: whether no child was forked since before the open.
     pub fn open_for_reading(&self, is_alone: impl FnOnce() -> bool) -> Opened {
         let early = mutant(Mutant::OpenForked);
         let stale = self.open_as(|word| {
@@ -440,16 +431,15 @@ impl<'a, P: Process> Fd<'a, P> {
         if was_forked {
             self.share();
         } else if word.state() == State::Shared && word.0 & FdWord::OPENING != 0 {
-            // A thread that shared or attached it meanwhile has taken the mark away, and was right.
+            // A thread that shared or attached it meanwhile has cleared the mark, and was right.
             let candidate = FdWord(word.with_state(State::Candidate).0 & !FdWord::OPENING);
             self.cell.settle(word, candidate);
         }
         Opened { stale, was_forked }
     }
 
-    /// The descriptor is about to be closed. The kernel's offset is right afterwards: another thread's read that comes
-    /// before the kernel's close, and before another holder of the description, unseen, uses it. The handle to give
-    /// back.
+    /// The descriptor is about to be closed. The kernel's offset is right afterwards, for another thread's read before
+    /// the kernel's close, or another holder of the description. The handle to give back.
     pub fn forget(&self) -> Option<u64> {
         loop {
             let word = self.settled();
@@ -468,8 +458,8 @@ impl<'a, P: Process> Fd<'a, P> {
 
     // ---- the kernel's calls ------------------------------------------------------------------------------
 
-    /// The kernel is about to read a candidate at its offset, or to move that. If it is no candidate with a credit
-    /// `false`; else [`end_kernels_call`](Self::end_kernels_call) is to be called.
+    /// The kernel is about to read a candidate at its offset, or to move that. `false` if it is no candidate with a
+    /// credit; else [`end_kernels_call`](Self::end_kernels_call) must follow.
     pub fn begin_kernels_call(&self, bytes: u64) -> bool {
         loop {
             let word = self.settled();
@@ -484,7 +474,7 @@ impl<'a, P: Process> Fd<'a, P> {
         }
     }
 
-    /// It is over. One that never is, because its thread was cancelled, keeps the number's offset with the kernel.
+    /// Ends it. A call whose thread was cancelled never does, and keeps the number's offset with the kernel.
     pub fn end_kernels_call(&self) {
         loop {
             let word = self.settled();
@@ -499,7 +489,7 @@ impl<'a, P: Process> Fd<'a, P> {
 
     // ---- serving ------------------------------------------------------------------------------------------
 
-    /// Attaches: `attach` stores to what. A candidate is served from its offset on; one that is shared, or that
+    /// Attaches; `attach` stores to what. A candidate is served from its offset on; one that is shared, or that
     /// `can_write`, only for positional reads. The state it is in now; `None` if it was not attached.
     pub fn publish(&self, from: FdWord, can_write: bool, attach: impl FnOnce()) -> Option<State> {
         let is_served = match from.state() {
@@ -533,14 +523,13 @@ impl<'a, P: Process> Fd<'a, P> {
         published
     }
 
-    /// A seek that the kernel is to work out, as if it had the offset: for a candidate, or a served one. `None`: it is
-    /// neither any more. A served one stays served, from where the seek led to, or becomes positioned there if that
-    /// offset does not fit.
+    /// A seek that the kernel works out, as if it had the offset, of a candidate or a served descriptor. `None`: it is
+    /// neither any more. A served one stays served at the new offset, or becomes positioned if that does not fit.
     pub fn seek<E>(&self, from: FdWord, seek: impl FnOnce() -> Result<u64, E>) -> Option<Result<u64, E>> {
         let mut answer = None;
         match from.state() {
             State::Candidate => {
-                // Programs that seek before each read do so without the two calls that hold back signals.
+                // Programs that seek before each read are spared the two calls that hold back signals.
                 if mutant(Mutant::SeekCounted) {
                     return Some(seek());
                 }
@@ -579,7 +568,7 @@ impl<'a, P: Process> Fd<'a, P> {
         answer
     }
 
-    /// Puts the kernel's offset of a served descriptor right for a call that looks at it and does not move it.
+    /// Sets the kernel's offset of a served descriptor for a call that looks at it and does not move it.
     pub fn show_offset(&self) {
         loop {
             let word = self.settled();
@@ -591,7 +580,7 @@ impl<'a, P: Process> Fd<'a, P> {
 
     // ---- going back to the kernel ---------------------------------------------------------------------------
 
-    /// The offset is the kernel's; it may be private again later. The handle to give back.
+    /// Gives the offset to the kernel; it may be private again later. The handle to give back.
     pub fn pause(&self) -> Option<u64> {
         loop {
             let word = self.settled();
@@ -609,8 +598,7 @@ impl<'a, P: Process> Fd<'a, P> {
         }
     }
 
-    /// Leaves the offset to the kernel for good; it is right afterwards. Positional reads are served still. Whether it
-    /// was not so before.
+    /// Leaves the offset to the kernel for good; positional reads are served still. Whether that is new.
     pub fn share(&self) -> bool {
         loop {
             let word = self.settled();
@@ -626,8 +614,8 @@ impl<'a, P: Process> Fd<'a, P> {
         }
     }
 
-    /// Leaves the descriptor to the kernel for good; the kernel's offset is right afterwards. `None` if it was so
-    /// before; else the handle to give back, if there is one.
+    /// Leaves the descriptor, with its right offset, to the kernel for good. `None` if it was so before; else the
+    /// handle to give back, if there is one.
     pub fn detach(&self) -> Option<Option<u64>> {
         loop {
             let word = self.settled();
@@ -644,8 +632,8 @@ impl<'a, P: Process> Fd<'a, P> {
         }
     }
 
-    /// What was attached when `word` was looked at is not what the descriptor is now: it is to be attached anew, for
-    /// positional reads. The handle to give back.
+    /// The attachment seen in `word` is outdated: the descriptor is to be attached anew, for positional reads. The
+    /// handle to give back.
     pub fn reattach(&self, word: FdWord) -> Option<u64> {
         let handle = self.handle_of(word);
         self.cell.exchange(word, word.next(State::Shared)).ok().and(handle)

@@ -1,9 +1,8 @@
 //! View: what the owner of a cache and its viewers share, and all of it that a hit needs.
 //!
 //! A cache lies in one memory file, the **arena**, that many processes map. One of them, the **owner** (crate
-//! `quinion`), changes it; the **viewers** only read it. This crate is the half of Quinion that both run: where each
-//! thing lies, how a number becomes a reference, how a reader finds a page and copies it while the owner may be giving
-//! its memory to another file, and how a viewer asks the owner for what it cannot do itself.
+//! `quinion`), changes it; the **viewers** only read it. This crate is what both run: the layout, numbers into
+//! references, reads while the owner may reuse the memory, and requests to the owner.
 //!
 //! ```text
 //!      a viewer's read                              the owner's threads read by the same code
@@ -17,8 +16,8 @@
 //! ```
 //!
 //! It is `no_std`, allocates nothing and has no dependency: the object that `quinion run` puts into programs links it,
-//! and what is in there may not call the program's own allocator or C library. Modules stand in the order of their
-//! layers; each names only those before it.
+//! and must not call the program's allocator or C library. Modules stand in the order of their layers; each names only
+//! those before it.
 //!
 //! Invariants:
 //!  1. Nothing here takes a lock or makes a system call, except what [`viewer`] does by [`viewer::sys`].

@@ -1,7 +1,6 @@
 //! Lookup: from a page index to a hint, without a lock, in any process.
 //!
-//! This file joins the tree, which knows no arena, to the arena, which knows no
-//! tree: a node's number is a cell's number.
+//! This file joins the tree to the arena, which do not know each other: a node's number is a cell's number.
 
 use core::sync::atomic::AtomicU32;
 

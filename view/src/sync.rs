@@ -1,14 +1,10 @@
 //! Sync: the one place where atomics and fences come from.
 //!
-//! Everything above takes its atomics from [`atomic`], so that one cfg,
-//! `quinion_model`, exchanges them for the model checker's and the code that
-//! is checked is the code that runs. It is a cfg of our own because the usual
-//! one breaks other crates that look at it.
+//! All atomics come from [`atomic`], so that one cfg, `quinion_model`, exchanges them for the model checker's: the code
+//! that is checked is the code that runs. The cfg is not the usual one because other crates look at that.
 //!
-//! [`mutant`] is how the model proves that each fence and each check of the
-//! hit protocol, and each ordering of the tree, is needed: the model switches
-//! one off and must then find a wrong read. Outside the model it is the
-//! constant `false` and costs nothing.
+//! [`mutant`] proves that each fence, check and ordering is needed: the model switches one off and must then find a
+//! wrong read. Outside the model it is the constant `false`.
 
 /// Atomics and fences, from the standard library or from the model checker.
 pub mod atomic {
@@ -18,9 +14,8 @@ pub mod atomic {
     pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-/// A step of the hit protocol, of the holds, of the tree, or of the hand-over of offsets or of questions, that the
-/// model can leave out to prove it necessary. Up to [`MarkerFlag`](Mutant::MarkerFlag) they are `tests/model_hit.rs`'s,
-/// from there to [`WalkLeaf`](Mutant::WalkLeaf) `tests/xarray_model.rs`'s, to
+/// A step that the model can leave out to prove it necessary. Up to [`MarkerFlag`](Mutant::MarkerFlag) they are
+/// `tests/model_hit.rs`'s, to [`WalkLeaf`](Mutant::WalkLeaf) `tests/xarray_model.rs`'s, to
 /// [`PauseGeneration`](Mutant::PauseGeneration) `tests/model_descriptor.rs`'s, and the rest
 /// `tests/doorbells_model.rs`'s.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

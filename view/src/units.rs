@@ -9,11 +9,10 @@
 //!   time    Millis       a moment, by a thread that has a clock; those who decide are handed it
 //! ```
 //!
-//! An index is not a frame and a frame is not an offset; confusing two of them
-//! is a type error here and a corrupted file elsewhere.
+//! Confusing two of them is a type error here and a corrupted file elsewhere.
 //!
-//! Invariants: `PAGE_SIZE` and `EXTENT_SIZE` are powers of two and an extent is
-//! one folio of the largest order. These are checked when the crate compiles.
+//! Invariants, checked when the crate compiles: `PAGE_SIZE` and `EXTENT_SIZE` are powers of two and an extent is one
+//! folio of the largest order.
 
 use core::fmt;
 
@@ -81,8 +80,8 @@ pub const fn pages_of_bytes(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_SIZE as u64)
 }
 
-/// Whether a read from byte `position` on that wants more than the `done` bytes it has came to the end of the file:
-/// each of its steps that ends within a page has ended there.
+/// Whether a read from byte `position` on that wants more than its `done` bytes came to the end of the file: each of
+/// its steps that ends within a page has ended there.
 #[inline]
 pub const fn met_end_within_page(position: u64, done: usize) -> bool {
     done > 0 && !(position + done as u64).is_multiple_of(PAGE_SIZE as u64)

@@ -13,24 +13,22 @@
 //! ```
 //!
 //! All numbers are little-endian; the checksums are FNV-1a with 64 bits (Fowler, Noll and Vo): enough against
-//! accidents. A page is named once, where it was wanted first. A page that follows the one before it takes three
-//! bytes.
+//! accidents. A page is named once, where it was wanted first. A page that follows the one before it takes three bytes.
 //!
-//! **Stale pages.** The **digest** is 16 bits of a hash of what the page held when it was recorded. A replay compares
-//! it with what the image has there now, and supplies no page that differs: so a record of an earlier snapshot of the
-//! same VM is of use for the pages that both have in common. The **fingerprint** tells whether it is such a one: a
-//! hash of the image's size and of 32 of its pages, evenly spread; a copy of the image has the same, on another
-//! machine too. A wrong entry can do no harm but waste: what is supplied is always the image's.
+//! **Stale pages.** The **digest** is 16 bits of a hash of the page's bytes when it was recorded. A replay supplies no
+//! page that differs from it: so a record of an earlier snapshot of the same VM is of use for the pages that both have
+//! in common. The **fingerprint** tells whether it is such a one: a hash of the image's size and of 32 of its pages,
+//! evenly spread, which all copies of the image share. A wrong entry only wastes: what is supplied is always the
+//! image's.
 //!
-//! **Damaged blocks.** Each block stands at its place and has a checksum of its own, into which the image's identity
-//! goes too. One that is damaged, cut off or from another file is left out, and the others are used;
-//! [`FaultRecord::lost_pages`] says how many pages are missing for that. A damaged head is the end of all of it,
-//! because nothing says then what the rest is of.
+//! **Damaged blocks.** Each block has a checksum of its own, into which the image's identity goes too. One that is
+//! damaged, cut off or from another file is left out ([`FaultRecord::lost_pages`]). A damaged head loses the whole
+//! record, because nothing says then what the rest is of.
 //!
 //! The file is written beside the target and moved over it, durable before that: a reader finds a whole one or none.
 //!
-//! Not an invariant: that an image with the same fingerprint is the same. 32 pages are 32 pages, and a digest of 16
-//! bits takes one of 65,536 changed pages for an unchanged one.
+//! Not an invariant: that an image with the same fingerprint is the same. A digest of 16 bits takes one of 65,536
+//! changed pages for an unchanged one.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -42,7 +40,6 @@ use quinion::internals::units::PAGE_SIZE;
 const MAGIC: &[u8; 8] = b"qnfaults";
 const VERSION: u32 = 2;
 const HEAD_BYTES: usize = 48;
-/// Where the checksum stands in the head, and where the identity does.
 const HEAD_SUM: usize = 40;
 const IDENTITY: std::ops::Range<usize> = 16..32;
 const BLOCK_BYTES: usize = 4096;
@@ -55,12 +52,12 @@ const ENTRY_BYTES_MAX: usize = 7;
 pub struct ImageIdentity {
     /// The image's size in bytes.
     pub bytes: u64,
-    /// A hash of parts of it; see the head of this file.
+    /// A hash of its size and of some of its pages.
     pub fingerprint: u64,
 }
 
 impl ImageIdentity {
-    /// Its whole pages, of which each has a number of 32 bits.
+    /// Its whole pages.
     fn pages(self) -> u64 {
         (self.bytes / PAGE_SIZE as u64).min(1 << 32)
     }
@@ -126,7 +123,6 @@ impl FaultRecord {
         self.entries.is_empty()
     }
 
-    /// The file's bytes.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD_BYTES + self.entries.len() * 4 + BLOCK_BYTES);
         bytes.extend_from_slice(MAGIC);
@@ -139,7 +135,6 @@ impl FaultRecord {
         bytes.extend_from_slice(&sum.to_le_bytes());
         let (mut rest, mut number) = (&self.entries[..], 0_u32);
         while !rest.is_empty() {
-            // Only the last block is shorter than the others.
             bytes.resize(HEAD_BYTES + number as usize * BLOCK_BYTES, 0);
             let block = encode_block(&mut rest, number, &bytes[IDENTITY]);
             bytes.extend_from_slice(&block);
@@ -148,7 +143,6 @@ impl FaultRecord {
         bytes
     }
 
-    /// What a file's bytes say of the pages that an image of `pages_max` pages has.
     fn decode(bytes: &[u8], pages_max: u64) -> Result<Self, FaultRecordError> {
         if bytes.len() < 12 || &bytes[..8] != MAGIC {
             return Err(FaultRecordError::NotARecord);
@@ -175,7 +169,7 @@ impl FaultRecord {
     }
 
     /// Reads the record at `path`, as much of it as a record of `image` can have. It may be of another image: compare
-    /// [`FaultRecord::image`]. Parts that are damaged are left out, see [`FaultRecord::lost_pages`].
+    /// [`FaultRecord::image`]. Damaged parts are left out, see [`FaultRecord::lost_pages`].
     ///
     /// # Errors
     /// It cannot be read, is no record, or of another version; or its head is damaged.
@@ -222,7 +216,7 @@ fn quarter(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
 }
 
-/// The block with that number: the first of `entries`, as many as it has room for, which are taken from there.
+/// Takes as many of `entries` as a block has room for.
 fn encode_block(entries: &mut &[RecordedPage], number: u32, identity: &[u8]) -> Vec<u8> {
     let (mut block, mut behind, mut count) = (vec![0; BLOCK_HEAD], 0_u64, 0_u16);
     while let Some((entry, rest)) = entries.split_first() {
@@ -248,7 +242,7 @@ fn encode_block(entries: &mut &[RecordedPage], number: u32, identity: &[u8]) -> 
     block
 }
 
-/// The entries of the block with that number; `None` if it is damaged.
+/// `None` if it is damaged.
 fn decode_block(block: &[u8], number: u32, identity: &[u8]) -> Option<Vec<RecordedPage>> {
     if block.len() < BLOCK_HEAD || half(block, 0) != number {
         return None;
@@ -281,7 +275,6 @@ fn decode_block(block: &[u8], number: u32, identity: &[u8]) -> Option<Vec<Record
     Some(entries)
 }
 
-/// A bit for each page of an image.
 #[derive(Debug)]
 struct PageSet {
     words: Vec<u64>,
@@ -310,7 +303,7 @@ impl PageSet {
 pub struct Recorder {
     wanted: PageSet,
     record: FaultRecord,
-    /// Pages that were taken over from an earlier record and not seen since, and where in the new one they stand.
+    /// Pages taken over from an earlier record and not seen since, and where in the new one they stand.
     unseen: HashMap<u32, usize>,
 }
 
@@ -324,8 +317,8 @@ impl Recorder {
         }
     }
 
-    /// One that goes on from what `earlier` names of the same image. Of another image nothing is taken over: its pages
-    /// are noted when they are replayed and hold what they held.
+    /// One that goes on from `earlier`, if that is of the same image. Of another image nothing is taken over: its pages
+    /// are noted when they are replayed unchanged.
     pub fn merging(image: ImageIdentity, earlier: &FaultRecord) -> Self {
         let mut recorder = Self::new(image);
         if earlier.image == image {
@@ -336,8 +329,8 @@ impl Recorder {
         recorder
     }
 
-    /// Notes that the pages at `offset`, whose bytes those are, were wanted. Pages that were wanted before are not
-    /// noted again, nor what is no whole page of the image.
+    /// Notes that the pages at `offset`, whose bytes those are, were wanted; not those wanted before, nor what is no
+    /// whole page of the image.
     pub fn note(&mut self, offset: u64, bytes: &[u8]) {
         for (page, bytes) in (offset / PAGE_SIZE as u64..).zip(bytes.chunks_exact(PAGE_SIZE)) {
             if let Ok(page) = u32::try_from(page) {
@@ -346,7 +339,6 @@ impl Recorder {
         }
     }
 
-    /// Notes a page whose digest is known.
     pub(super) fn add(&mut self, entry: RecordedPage) {
         if self.wanted.take(u64::from(entry.page)) {
             self.record.entries.push(entry);
@@ -423,7 +415,6 @@ mod tests {
 
     const IMAGE: ImageIdentity = ImageIdentity { bytes: 64 << 20, fingerprint: 7 };
 
-    /// A page that holds its number.
     fn page(number: u64) -> Vec<u8> {
         number.to_le_bytes().repeat(PAGE_SIZE / 8)
     }
@@ -442,7 +433,6 @@ mod tests {
         record.entries().iter().map(|entry| u64::from(entry.page)).collect()
     }
 
-    /// Pages that lie scattered, more than one block has room for.
     fn scattered() -> FaultRecord {
         recorded((0..3000).map(|i| i * 7919 % 16384))
     }
@@ -563,7 +553,7 @@ mod tests {
         assert_eq!(numbers(&merged.record()), [4, 9, 2]);
         let other = ImageIdentity { fingerprint: 8, ..IMAGE };
         assert!(Recorder::merging(other, &earlier).record().is_empty());
-        // A page that holds something else by now has the digest of that, in its old place, and once.
+        // A page that holds something else by now has the new digest, in its old place, and once.
         merged.note(4 * 4096, &page(5));
         merged.note(4 * 4096, &page(6));
         let merged = merged.record();

@@ -4,8 +4,7 @@
 //!   nanoseconds   0 1 .. 7 | 8  9 .. 15 | 16 18 .. 30 | 32 36 .. 60 | ..       eight buckets for each power of two
 //! ```
 //!
-//! A bucket is as wide as an eighth of where it begins, so what is read off is at most an eighth too high. Pure, and
-//! two of them add up to one of both.
+//! A bucket is as wide as an eighth of where it begins, so what is read off is at most an eighth too high. Pure.
 //!
 //! Not an invariant: that the sum of all is exact in the end. It stops at the largest number there is.
 
@@ -30,7 +29,6 @@ impl Default for Latency {
     }
 }
 
-/// The bucket of so many nanoseconds.
 fn bucket(nanoseconds: u64) -> usize {
     if nanoseconds < STEPS as u64 {
         return nanoseconds as usize;
@@ -40,7 +38,6 @@ fn bucket(nanoseconds: u64) -> usize {
     ((power - 2) * STEPS + step).min(BUCKETS - 1)
 }
 
-/// The largest number of nanoseconds in a bucket.
 fn top(bucket: usize) -> u64 {
     let (power, step) = (bucket / STEPS, (bucket % STEPS) as u64);
     if power == 0 { step } else { ((STEPS as u64 + step + 1) << (power - 1)) - 1 }
@@ -84,7 +81,6 @@ impl Latency {
         self.at_most(wanted)
     }
 
-    /// What the `wanted` shortest of them did not exceed.
     fn at_most(&self, wanted: u64) -> Option<u64> {
         let mut seen = 0;
         let found = self.counts.iter().position(|&count| {

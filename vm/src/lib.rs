@@ -14,29 +14,27 @@
 //! ```
 //!
 //! The protocol is the one of Firecracker's memory backend `Uffd`: one message with the regions and the descriptor, on
-//! a stream socket, and nothing after it. Many VMs of one snapshot share the server, its workers and what the cache
-//! has.
+//! a stream socket, and nothing after it. Many VMs of one snapshot share the server, its workers and the cache.
 //!
-//! A VMM that can map memory of ours asks for the **image** instead, and its faults are answered by mapping, not by
+//! A VMM that can map the server's memory asks for the **image** instead, and its faults are answered by mapping, not
 //! copying:
 //!
 //! ```text
-//!   VMM -> us    {"quinion_restore":1,"want":"image"}
-//!   us -> VMM    {"quinion_restore":1,"size":BYTES,"page_size":4096}     and the image's memory, for reading only
-//!   VMM          maps it privately, and touches none of it
-//!   VMM -> us    the regions as Firecracker's, `offset` being the offset in what was mapped; and the userfaultfd
-//!   us -> VMM    {"quinion_restore":1,"ready":true}
+//!   VMM -> server   {"quinion_restore":1,"want":"image"}
+//!   server -> VMM   {"quinion_restore":1,"size":BYTES,"page_size":4096}     and the image's memory, for reading only
+//!   VMM             maps it privately, and touches none of it
+//!   VMM -> server   the regions as Firecracker's, `offset` as in what was mapped; and the userfaultfd
+//!   server -> VMM   {"quinion_restore":1,"ready":true}
 //! ```
 //!
-//! What the image has no memory for yet would be zeros to a VMM that maps it, and what is on its way whatever has
-//! come of it, without a fault, unless both missing **and** minor faults are told. So that is not left to the VMM: we
-//! register the regions for both, with the descriptor that it sent, and say so. A VMM that registered them itself for
-//! both need not wait for that word; any other must, before it touches its memory. (One that has write protection told
-//! besides registers for all three itself: what is registered for both is left as it is.) Regions that cannot be
+//! A VMM would read zeros where the image has no memory yet, or a page that is not filled yet, without a fault, unless
+//! both missing **and** minor faults are told. So the server registers the regions for both, with the descriptor that
+//! was sent, and says so. A VMM that registered for both itself need not wait for that word; any other must, before it
+//! touches its memory. (What a VMM registered for both and write protection is left as it is.) Regions that cannot be
 //! registered, since nothing of the kind is mapped there, are the VM's end.
 //!
-//! All VMs of the image share its pages until they write to them. An error is answered by {"error":"..."} and the end
-//! of the connection, in this dialect and in the other.
+//! All VMs of the image share its pages until they write to them. In either dialect an error is answered by
+//! {"error":"..."} and the end of the connection.
 //!
 //! | file | what |
 //! |---|---|
@@ -51,32 +49,28 @@
 //! | `vm` | one VM: reads what its userfaultfd says, and answers |
 //! | `server` | all of them: connections, workers, whose turn it is |
 //!
-//! **Fail closed.** Once a userfaultfd was handed over, a thread that touches memory that we do not supply
-//! waits without end, or, if no process holds the descriptor any more, reads zeros without an error. So a VM
-//! that cannot be served (its regions are wrong, its snapshot changed, a sector cannot be read and the kernel
-//! cannot poison the page) is **given up**: the server kills its process by its process descriptor, and
-//! closes the userfaultfd only when the process has ended; the same at the server's own end.
-//! [`OnFailure::Leave`] leaves that to the embedder, which learns of it by [`Event`] and by the end of the
-//! connection. (A peer for which there is no place, or whose message is wrong or late, is such a VM, too, if
-//! its userfaultfd has come, read or not: no other process would answer its faults.) If the server itself is
-//! killed it can do neither; its connections end then, and a supervisor of the VMM that watches them should
-//! end the VM.
+//! **Fail closed.** Once a userfaultfd was handed over, a thread that touches memory that is not supplied waits without
+//! end, or, if no process holds the descriptor any more, reads zeros without an error. So a VM that cannot be served
+//! (wrong regions, a changed snapshot, an unreadable sector where the kernel cannot poison the page) is **given up**.
+//! The server kills its process by its process descriptor, and closes the userfaultfd only when the process has ended;
+//! the same at the server's own end. [`OnFailure::Leave`] leaves that to the embedder, which learns of it by [`Event`]
+//! and by the end of the connection. A peer for which there is no place, or whose message is wrong or late, is such a
+//! VM, too, if its userfaultfd has come, read or not. A server that is killed can do neither: a supervisor should watch
+//! its connections and end the VMs then.
 //!
-//! **One worker for one VM at a time.** So events are noted in their order, and no answer is under way while a worker
-//! reads an event: whatever it notes holds for all answers that follow. Faults that come together start all their
-//! reads before the first is waited for.
+//! **One worker for one VM at a time.** So events are noted in their order, and whatever a worker notes holds for all
+//! answers that follow. Faults that come together start all their reads before the first is waited for.
 //!
-//! **Another process.** A process that is served by a server of its own must not fork by the C library while it is: the
-//! kernel keeps a fork until its event was read, and the C library its allocator locked, which workers may want.
+//! **Another process.** A process that is served by a server of its own must not fork by the C library: the kernel
+//! keeps a fork until its event was read, and the C library its allocator locked, which workers may want.
 //!
 //! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, one for
-//! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`). A
-//! message by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`. Memory
-//! for each VM by two bits a page and [`pages::PIECES_MAX`]. Also bounded: forks of a VM, messages read at a time, and
-//! pins, by a run for each worker.
+//! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`). A message by
+//! [`message::MESSAGE_BYTES_MAX`], [`message::DESCRIPTORS_MAX`] and `greeting`. Memory for each VM by two bits a page
+//! and [`pages::PIECES_MAX`]. Also forks of a VM, messages read at a time, and pins, by a run for each worker.
 //!
 //! Invariants:
-//!  1. What a peer does harms no other: it is told, and closed or given up, alone.
+//!  1. What a peer does harms no other: it alone is closed or given up.
 //!  2. No lock of this module is held while a file is read, a VM is answered, or an observer is called.
 //!  3. A page is supplied from the snapshot once at most, and never after it was given back.
 //!  4. No memory of a VM is ever mapped here: nothing that a VM or its snapshot does can raise SIGBUS in this process.
@@ -119,8 +113,7 @@ use pages::TooManyPieces;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnFailure {
     /// It is killed: better no VM than one that reads zeros where its memory was. That is the process that connected,
-    /// as a whole: if it has several connections, and one of them cannot be served, or is refused when its memory has
-    /// come, that is the end of all its VMs.
+    /// as a whole: if one of its connections cannot be served, or is refused with its memory, all its VMs end.
     #[default]
     Kill,
     /// It is left to the embedder. It waits without end where memory is missing, or finds zeros there.
@@ -145,13 +138,13 @@ pub enum Fill {
 pub struct RestoreOptions {
     /// Threads that answer; 1 to 64. If not set, one for each processor, and four at most.
     pub workers: usize,
-    /// Connections at a time, those included whose message has not come yet, and VMs that were given up and whose
-    /// processes are dying; 1 to 65536. If not set, 64. A VM that connects when there are so many waits until one ends,
-    /// as long as they are not all VMs, and is refused if they are; of the refused, up to four more may be dying.
+    /// Connections at a time; 1 to 65536. If not set, 64. Peers whose message has not come count, and VMs that were
+    /// given up and are dying. A VM that connects when there are so many waits until one ends, or is refused if all are
+    /// VMs; of the refused, up to four more may be dying.
     pub vms_max: usize,
     /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB. The
-    /// page that is waited for comes first. A VM that walks through its memory gets up to 2 MiB more each time; and
-    /// while a record is made each page is answered alone.
+    /// page that is waited for comes first. A VM that walks through its memory gets up to 2 MiB more each time; while a
+    /// record is made each page is answered alone.
     pub run_bytes: u64,
     /// What is done with a VM that cannot be served.
     pub on_failure: OnFailure,
@@ -159,22 +152,22 @@ pub struct RestoreOptions {
     pub greeting: Duration,
     /// The permissions of the socket, as of a file; a process needs write permission to connect. If not set, 0o600.
     pub socket_mode: u32,
-    /// The user and the group that the socket is given to. If not set, it belongs to the user of this process. A
-    /// process that is not root may give it to none but groups of its own.
+    /// The user that the socket is given to. If not set, it belongs to the user of this process. A process that is not
+    /// root may give it to none but groups of its own.
     pub socket_owner: Option<u32>,
-    /// See [`RestoreOptions::socket_owner`].
+    /// The group that the socket is given to; see [`RestoreOptions::socket_owner`].
     pub socket_group: Option<u32>,
     /// Whether the order in which the image's pages are wanted is noted, for [`Server::record`]. It takes a bit for
     /// each page and 8 bytes for each that was wanted. Each page is answered alone meanwhile, so VMs are slower.
     pub record: bool,
-    /// A record of this snapshot, or of an earlier one of the same VM: VMs get these pages before they ask, when
-    /// nothing that was asked for waits. Pages that hold something else now are left out. With
-    /// [`RestoreOptions::record`] the new record goes on from this one, if it is of the same image.
+    /// A record of this snapshot, or of an earlier one of the same VM: VMs get these pages before they ask, when no
+    /// fault waits. Pages that hold something else now are left out. With [`RestoreOptions::record`] the new record
+    /// goes on from this one, if it is of the same image.
     pub replay: Option<FaultRecord>,
     /// What VMs get before they ask.
     pub fill: Fill,
-    /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the
-    /// cache's memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
+    /// Whether VMMs may map the image, by the dialect of [`message`]. It takes the snapshot's size of the cache's
+    /// memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
     /// Is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,
@@ -183,7 +176,7 @@ pub struct RestoreOptions {
 /// Is told what happens.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
-/// The least and the most of [`RestoreOptions::greeting`]: a clock that is asked for that long from now has an answer.
+/// Bounds of [`RestoreOptions::greeting`]: a clock that is asked for that long from now has an answer.
 const GREETINGS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 60 * 60);
 
 impl Default for RestoreOptions {
@@ -223,7 +216,6 @@ impl RestoreOptions {
         Self::default()
     }
 
-    /// What is out of its range, in words.
     fn check(&self) -> Result<(), String> {
         let (run, greeting) = (self.run_bytes, self.greeting);
         if !(1..=64).contains(&self.workers) {
@@ -380,8 +372,8 @@ pub enum Event {
         /// Of how many that were compared.
         compared: u64,
     },
-    /// No more peers can be accepted for a moment: the system refuses; or all places are taken, and as many as may
-    /// be dying that were refused have not died yet, which is told once, and not again before it was otherwise.
+    /// No more peers can be accepted for a moment: the system refuses; or all places are taken, by as many refused
+    /// peers as may be dying, too. The latter is told once, and again only after it was otherwise.
     CannotAccept(io::Error),
 }
 
@@ -389,8 +381,8 @@ pub enum Event {
 mod tests {
     use super::*;
 
-    /// A program that wants no limit says `Duration::MAX`; a worker that meets a peer would then ask when it is late, a
-    /// time that there is not, and end.
+    /// A program that wants no limit says `Duration::MAX`; a worker would then compute a time that there is not, and
+    /// end.
     #[test]
     fn options_out_of_their_range_are_refused_with_a_reason() {
         type Change = fn(&mut RestoreOptions);

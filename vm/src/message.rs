@@ -2,20 +2,20 @@
 //!
 //! ```text
 //!   Firecracker    [{"base_host_virt_addr":A,"size":S,"offset":O,"page_size":4096}, ..]     and a userfaultfd
-//!   ours, first    {"quinion_restore":1,"want":"image"}                                     and nothing
-//!     our answer   {"quinion_restore":1,"size":BYTES,"page_size":4096}                      and the image's memory
-//!   ours, then     the same regions, as places in the image that we sent                    and a userfaultfd
-//!     our answer   {"quinion_restore":1,"ready":true}                                       and nothing
+//!   image, first   {"quinion_restore":1,"want":"image"}                                     and nothing
+//!     the answer   {"quinion_restore":1,"size":BYTES,"page_size":4096}                      and the image's memory
+//!   image, then    the same regions, as places in the image that was sent                   and a userfaultfd
+//!     the answer   {"quinion_restore":1,"ready":true}                                       and nothing
 //! ```
 //!
 //! The first is what Firecracker sends when a snapshot is loaded with the memory backend `Uffd` (its public
-//! documentation of that says what the fields mean). Older ones call `page_size` `page_size_kib` and mean bytes all the
-//! same. Fields that are not known are no error: versions to come may say more.
+//! documentation says what the fields mean). Older ones call `page_size` `page_size_kib` and mean bytes all the same.
+//! Unknown fields are no error.
 //!
-//! All that is said is checked, with the image's size at hand: nothing of it is believed later. Pure.
+//! All that is said is checked, with the image's size at hand, before any of it is used. Pure.
 //!
-//! Not an invariant: that a message comes in one piece. A stream may cut it, and the descriptor may come with any
-//! of them; [`parse`] says that something is missing until it is not.
+//! Not an invariant: that a message comes in one piece. A stream may cut it, and the descriptor may come with any of
+//! them; [`parse`] says that something is missing until it is not.
 
 use serde::Deserialize;
 
@@ -31,7 +31,7 @@ pub const REGIONS_MAX: usize = 64;
 pub const DESCRIPTORS_MAX: usize = 4;
 /// What a VM's memory is mapped by: pages, or those of hugetlbfs.
 const UNITS: [u64; 2] = [PAGE_SIZE as u64, 2 << 20];
-/// The version of our own messages.
+/// The version of the messages about the image.
 pub const VERSION: u64 = 1;
 
 /// A region as a VMM describes it; see Firecracker's documentation of snapshots and page faults.
@@ -49,7 +49,6 @@ pub struct Region {
     pub page_size_kib: Option<u64>,
 }
 
-/// What a peer asks of us.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 struct Request {
     quinion_restore: u64,
@@ -128,13 +127,13 @@ pub fn parse(bytes: &[u8]) -> Result<ParseStep, BadMessage> {
     }
 }
 
-/// What is answered to a VMM that wants the image, whose memory comes with it.
+/// The answer to a VMM that wants the image, whose memory comes with it.
 pub fn offer(image_bytes: u64) -> String {
     let (version, page) = (VERSION, PAGE_SIZE);
     format!("{{\"quinion_restore\":{version},\"size\":{image_bytes},\"page_size\":{page}}}\n")
 }
 
-/// What is said to a VMM that has mapped the image when all of its faults are told.
+/// The answer to a VMM that has mapped the image, when all of its faults are told.
 pub fn ready() -> String {
     format!("{{\"quinion_restore\":{VERSION},\"ready\":true}}\n")
 }
@@ -154,7 +153,7 @@ fn value<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<Option<T>, BadMessa
     }
 }
 
-/// The pages of a VM with these regions, of an image of so many bytes.
+/// The pages of a VM with these regions, of an image of `image_bytes` bytes.
 ///
 /// # Errors
 /// They cannot be so.
@@ -204,7 +203,6 @@ impl Region {
     }
 }
 
-/// No two regions overlap, if each begins where `begin` says.
 fn check_overlaps(
     regions: &[Region],
     what: &'static str,

@@ -11,17 +11,16 @@
 //!   fault on #   look:   it is there, or was given back without a word: zeros, if nothing is there
 //! ```
 //!
-//! Everything here is pure: numbers in, a decision out. A **unit** is what the VM's memory is mapped by, a page of 4
-//! KiB or of 2 MiB, and two bits say what it is: a GiB of 4 KiB pages takes 64 KiB.
+//! Pure: numbers in, a decision out. A **unit** is what the VM's memory is mapped by, a page of 4 KiB or of 2 MiB, and
+//! two bits say what it is: a GiB of 4 KiB pages takes 64 KiB.
 //!
-//! **Removed for good.** What was given back never becomes absent again, whatever else happens to it: the image's bytes
-//! must not come back from the dead. A page that is present and faults is treated so too. Two processors that touch one
-//! page make two faults, of which the second finds it there; and a thread that gives memory back and has not asked to
-//! have that told (`UFFD_FEATURE_EVENT_REMOVE`) expects zeros as well.
+//! **Removed for good.** What was given back never becomes absent again: the image's bytes must not come back. A page
+//! that is present and faults is treated so too. Either two processors touched one page, or a thread gave memory back
+//! without asking to have that told (`UFFD_FEATURE_EVENT_REMOVE`), and expects zeros as well.
 //!
 //! **Out of order.** The kernel hands out faults before the events that came earlier. So all events that can be read
 //! are noted before any fault is answered, and an answer that the kernel refuses because there are events again is
-//! thought over when they are noted.
+//! decided anew when they are noted.
 //!
 //! Invariants (asserted by `Pages::check`):
 //!  1. Regions stand in the order of their addresses and do not overlap.
@@ -59,7 +58,7 @@ pub enum PageNeed {
         /// How many bytes.
         bytes: u64,
     },
-    /// Zeros for one page, if nothing is there; if something is, a waiting thread may continue.
+    /// Zeros for one page, if nothing is there; else a waiting thread may continue.
     Look {
         /// Where.
         address: u64,
@@ -117,14 +116,12 @@ impl Region {
     }
 }
 
-/// Two bits for each unit.
 #[derive(Clone, Debug, Default)]
 struct States {
     words: Vec<u64>,
     len: usize,
 }
 
-/// Units in a word.
 const IN_WORD: usize = 32;
 
 impl States {
@@ -154,7 +151,6 @@ impl States {
         }
     }
 
-    /// The longest run of `state` in `within` that has `at`, which is `state`.
     fn run(&self, at: usize, within: Range<usize>, state: State) -> Range<usize> {
         let back = (within.start..at).rev().take_while(|&i| self.get(i) == state).count();
         let on = (at..within.end.min(self.len)).take_while(|&i| self.get(i) == state).count();
@@ -171,8 +167,8 @@ impl States {
 }
 
 impl Pages {
-    /// Pages that are all absent. `unit` is a power of two; the places are multiples of it, do not overlap, and none is
-    /// empty or ends behind the last address.
+    /// Pages that are all absent. `unit` is a power of two; the places are non-empty multiples of it, do not overlap,
+    /// and none ends behind the last address.
     pub fn new(unit: u64, places: &[MappedRegion]) -> Self {
         let region = |place: &MappedRegion| Region {
             base: place.base,
@@ -196,7 +192,6 @@ impl Pages {
         self.regions.iter().map(|region| region.base..region.end(self.unit))
     }
 
-    /// The region that has `address`, and which unit of it that is.
     fn find(&self, address: u64) -> Option<(usize, usize)> {
         let number = self.regions.partition_point(|region| region.base <= address).checked_sub(1)?;
         let region = &self.regions[number];
@@ -229,7 +224,7 @@ impl Pages {
         }
     }
 
-    /// What of `bytes` bytes of the image at `offset` is absent somewhere, from its beginning, one stretch at a time.
+    /// What of `bytes` bytes of the image at `offset` is absent somewhere, one stretch at a time.
     pub fn absent_in(&self, offset: u64, bytes: u64) -> Vec<ImagePart> {
         let mut found = Vec::new();
         for region in &self.regions {
@@ -249,7 +244,6 @@ impl Pages {
         found
     }
 
-    /// What is absent of `bytes`, counted from where the region begins; it may end behind the region.
     fn absent_of(&self, region: &Region, bytes: Range<u64>, found: &mut Vec<ImagePart>) {
         let unit = self.unit;
         let end = (bytes.end.div_ceil(unit) as usize).min(region.states.len);
@@ -278,7 +272,7 @@ impl Pages {
         self.set(range, State::Removed);
     }
 
-    /// Notes that pages were given back and that a thread that touches them wants the image's bytes again.
+    /// Notes that pages were given back whose next touch is to find the image's bytes.
     pub fn forgotten(&mut self, range: Range<u64>) {
         self.set(range, State::Absent);
     }
@@ -329,7 +323,6 @@ impl Pages {
         self.replace(cleared)
     }
 
-    /// What of `region` lies before, inside and behind `range`.
     fn cut(&self, region: &Region, range: &Range<u64>) -> (Option<Region>, Option<Region>, Option<Region>) {
         let (unit, len) = (self.unit, region.states.len as u64);
         let from = (range.start.max(region.base) - region.base).div_ceil(unit).min(len);
@@ -388,7 +381,6 @@ mod tests {
     use super::*;
 
     const UNIT: u64 = 4096;
-    /// Units of addresses in which everything happens.
     const SPAN: u64 = 96;
 
     /// The naive twin: for each unit's number by address, its place in the image and its state.
@@ -416,7 +408,6 @@ mod tests {
         ]
     }
 
-    /// What a fault needs, one unit after the other.
     fn need(twin: &Twin, at: u64, per_run: u64) -> PageNeed {
         let Some(&(place, state)) = twin.get(&at) else { return PageNeed::Nowhere };
         let joins = |other: u64| {

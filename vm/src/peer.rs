@@ -6,17 +6,16 @@
 //!   given up           SIGKILL by the process descriptor, so that no other process is ever meant
 //! ```
 //!
-//! **A receipt may wait.** A descriptor that comes may be of anything: a file of a file system that hangs, a
-//! socket that lingers. Its close may wait for as long as its maker likes; so may `recvmsg`, which drops in the calling
-//! thread what finds no room, and so may the close of a socket in which one lies unread. Therefore only the thread of
-//! that connection receives, drains and closes here; see [`server`](super::server). What a descriptor is, `/proc` says,
-//! which asks no file system.
+//! **A receipt may wait.** The close of a peer's descriptor (a file of a file system that hangs, a socket that lingers)
+//! may wait for as long as its maker likes; so may `recvmsg`, which drops in the calling thread what finds no room, and
+//! the close of a socket in which one lies unread. Therefore only the thread of that connection receives, drains and
+//! closes here; see [`server`](super::server). What a descriptor is, `/proc` says, which asks no file system.
 //!
-//! The process is the one that **connected**. If another process connects on behalf of a VMM, the VMM is
-//! known by that process, and its own end is noticed when the kernel reports it in answer to a fault.
+//! The process is the one that **connected**. If it connected on behalf of a VMM, that VMM's own end is noticed when
+//! the kernel reports it in answer to a fault.
 //!
-//! Not an invariant: that there is a process descriptor. Without one, the end of the connection is the peer's
-//! end, and no process is killed.
+//! Not an invariant: that there is a process descriptor. Without one, the end of the connection is the peer's end, and
+//! no process is killed.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -39,7 +38,6 @@ use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, ParseStep, 
 /// The most pieces in which a message may come.
 const PIECES_MAX: usize = 256;
 
-/// The process at the other end.
 #[derive(Debug)]
 pub(super) struct Peer {
     pid: Option<Pid>,
@@ -47,12 +45,11 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// The process that connected `socket`.
     pub(super) fn of(socket: BorrowedFd<'_>) -> Self {
         let pid = sys::process(socket).and_then(Pid::from_raw);
         let by_number = || {
             let alive = pidfd_open(pid?, PidfdFlags::empty()).ok()?;
-            // If it ended before we had this, the number may be another's by now; its connection has ended, too.
+            // If it ended before this open, the number may be another's by now; its connection has ended, too.
             (!has_hung_up(socket)).then_some(alive)
         };
         let alive = match sys::descriptor(socket) {
@@ -62,17 +59,16 @@ impl Peer {
         Self { pid, alive }
     }
 
-    /// Its number, 0 if that is not known.
+    /// 0 if that is not known.
     pub(super) fn process(&self) -> u32 {
         self.pid.map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs())
     }
 
-    /// What becomes readable when it is no more.
     pub(super) fn alive(&self) -> Option<BorrowedFd<'_>> {
         self.alive.as_ref().map(AsFd::as_fd)
     }
 
-    /// Kills it. Whether that was done, or it was dead already.
+    /// Whether it was killed, or was dead already.
     pub(super) fn kill(&self) -> bool {
         match self.alive() {
             Some(alive) => {
@@ -82,7 +78,6 @@ impl Peer {
         }
     }
 
-    /// Waits until it is no more, or until then.
     pub(super) fn wait_for_its_end(&self, until: Instant) {
         if let Some(alive) = self.alive() {
             let _ = wait_for(alive, PollFlags::IN, until);
@@ -90,7 +85,6 @@ impl Peer {
     }
 }
 
-/// Whether one of `what` is so of `fd` before `until`.
 pub(super) fn wait_for(fd: BorrowedFd<'_>, what: PollFlags, until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -107,7 +101,7 @@ pub(super) fn wait_for(fd: BorrowedFd<'_>, what: PollFlags, until: Instant) -> b
 pub(super) fn has_one_ended<'a>(peers: impl Iterator<Item = (&'a Peer, BorrowedFd<'a>)>) -> bool {
     let ends = peers.map(|(peer, socket)| match peer.alive() {
         Some(alive) => PollFd::from_borrowed_fd(alive, PollFlags::IN),
-        // `HUP` is always told. (`RDHUP` is also said of a socket whose reading end we have shut.)
+        // `HUP` is always told. (`RDHUP` is also said of a socket whose reading end this process has shut.)
         None => PollFd::from_borrowed_fd(socket, PollFlags::empty()),
     });
     let mut fds: Vec<PollFd<'a>> = ends.collect();
@@ -121,7 +115,6 @@ fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// What has come of a message.
 #[derive(Debug)]
 pub(super) struct Handshake {
     bytes: Vec<u8>,
@@ -137,7 +130,7 @@ impl Handshake {
         Self { bytes: Vec::new(), fds: Vec::new(), pieces: 0, has_image: false }
     }
 
-    /// Takes what has come; does not wait for more.
+    /// Does not wait for more.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<ParseStep, PeerError> {
         loop {
             let before = self.fds.len();
@@ -168,7 +161,7 @@ impl Handshake {
     }
 
     /// Takes the descriptors that have come and were not read, and lets nothing more come: a peer that is told that it
-    /// is not served either has handed over what is found here, or finds that it cannot.
+    /// is not served has handed over what is found here, or finds that it cannot.
     pub(super) fn receive_rest(&mut self, socket: BorrowedFd<'_>) {
         // One that is gone has nothing more to say.
         let _ = rustix::net::shutdown(socket, Shutdown::Read);
@@ -208,8 +201,7 @@ impl Handshake {
         Ok(received.bytes)
     }
 
-    /// The userfaultfds among the descriptors that came, so many at most, which are the caller's then. Nothing is done
-    /// with the others; they stay.
+    /// The userfaultfds among the descriptors that came, so many at most, for the caller. The others stay.
     pub(super) fn take_userfaultfds(&mut self, at_most: usize) -> Vec<Uffd> {
         let (mut uffds, mut others) = (Vec::new(), Vec::new());
         for fd in std::mem::take(&mut self.fds) {
@@ -223,8 +215,8 @@ impl Handshake {
     }
 }
 
-/// Lets nothing more come, and closes what has come and was not read, so that the close of the socket itself
-/// does not wait. This call may wait for as long as the peer likes.
+/// Lets nothing more come, and closes what was not read, so that the close of the socket does not wait. This call may
+/// wait for as long as the peer likes.
 pub(super) fn drain(socket: BorrowedFd<'_>) {
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
     let mut rest = Handshake::new();
@@ -233,7 +225,7 @@ pub(super) fn drain(socket: BorrowedFd<'_>) {
         rest.bytes.clear();
         match rest.receive_piece(socket) {
             Ok(0) if rest.fds.is_empty() => return,
-            // A descriptor for which there was no room is an error of ours, and has no number.
+            // A descriptor for which there was no room is this process's error, and has no number.
             Err(error) if error.raw_os_error().is_some() && error.kind() != io::ErrorKind::Interrupted => {
                 return;
             }
@@ -255,7 +247,6 @@ pub(super) fn say(socket: BorrowedFd<'_>, text: &str, descriptor: Option<Borrowe
     if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// What a peer is told that is refused.
 pub(super) fn refusal(wrong: &PeerError) -> String {
     format!("{}\n", serde_json::json!({ "error": wrong.to_string() }))
 }

@@ -9,12 +9,12 @@
 //! ```
 //!
 //! Large sorted reads are what a device is fast at; the order of touch is what a VM waits for. So the record is sorted
-//! in batches: the first are small, since the VM begins with them, and later ones large, since the replay is ahead by
-//! then. Pieces do not cross 2 MiB of the image, so that the cache's folios are whole and its memory is not cut up.
+//! in batches: small at first, since the VM begins with them, and large later, when the replay is ahead. Pieces do not
+//! cross 2 MiB of the image, so that the cache's folios are whole and its memory is not cut up.
 //!
-//! **Stale.** Each page is compared with its digest before it is supplied. A page that differs is left to its fault.
-//! When of the pages compared, [`COMPARED_MIN`] at least, more than half differ, the record is of another snapshot,
-//! and no further page of it is read ([`Replay::note`]).
+//! **Stale.** Each page is compared with its digest before it is supplied. One that differs is left to its fault. When
+//! of the pages compared, [`COMPARED_MIN`] at least, more than half differ, the record is of another snapshot, and no
+//! further page of it is read ([`Replay::note`]).
 //!
 //! Shared by all VMs; where a VM is in it is the VM's own ([`ReplayCursor`]). Pure, but for two counters.
 //!
@@ -37,7 +37,6 @@ const GAP_PAGES_MAX: u32 = 4;
 /// Pages that are compared before a record may be found stale.
 const COMPARED_MIN: u64 = 256;
 
-/// A record, in the order in which it is read.
 #[derive(Debug)]
 pub(super) struct Replay {
     entries: Vec<RecordedPage>,
@@ -50,10 +49,9 @@ pub(super) struct Replay {
     is_stale: AtomicBool,
 }
 
-/// Where a VM is in a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct ReplayCursor {
-    /// The piece that is supplied now, and what of its entries has been.
+    /// The piece that is supplied now.
     piece: usize,
     done: usize,
     /// The first piece whose reads were not started.
@@ -80,19 +78,17 @@ impl Replay {
         Self { entries, pieces, named, compared, differing, is_stale: AtomicBool::new(false) }
     }
 
-    /// Whether it has the page at `offset`.
     pub(super) fn names(&self, offset: u64) -> bool {
         let page = (offset / PAGE) as usize;
         self.named.get(page / 64).is_some_and(|word| word >> (page % 64) & 1 == 1)
     }
 
-    /// Whether no more of it is of use.
     fn is_stale(&self) -> bool {
         self.is_stale.load(Ordering::Relaxed) // a VM that finds out late has read some more
     }
 
-    /// Notes that `compared` pages were compared, and `differing` of them differ. Whether that made the record stale,
-    /// of how many pages; this is said once.
+    /// Notes that `compared` pages were compared, and `differing` of them differ. If that has made the record stale: of
+    /// how many pages, once.
     pub(super) fn note(&self, compared: u64, differing: u64) -> Option<(u64, u64)> {
         // Relaxed: numbers that add up, in whatever order they come.
         let compared = compared + self.compared.fetch_add(compared, Ordering::Relaxed);
@@ -102,7 +98,6 @@ impl Replay {
     }
 }
 
-/// What is read for pages that are sorted: ranges of the image in bytes.
 fn reads_of(entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
     entries.chunk_by(|a, b| b.page - a.page <= GAP_PAGES_MAX + 1).map(|read| {
         let (first, last) = (&read[0], &read[read.len() - 1]);
@@ -111,7 +106,6 @@ fn reads_of(entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
 }
 
 impl ReplayCursor {
-    /// Whether there is more to be supplied.
     pub(super) fn has_more(&self, replay: &Replay) -> bool {
         self.piece < replay.pieces.len() && !replay.is_stale()
     }
@@ -160,7 +154,6 @@ mod tests {
         recorder.record()
     }
 
-    /// The pages in the order in which they are supplied, and the reads in the order in which they are started.
     fn replayed(replay: &Replay, bytes_max: u64, warm_bytes: u64) -> (Vec<u32>, Vec<Range<u64>>) {
         let (mut cursor, mut pages, mut reads) = (ReplayCursor::default(), Vec::new(), Vec::new());
         while cursor.has_more(replay) {

@@ -14,55 +14,52 @@
 //!           soon     VMs to look at again in a moment; and the listener, when the system was short, or no place free
 //! ```
 //!
-//! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
-//! connection is, its **stage**, is taken out of its place by the worker that works on it, and put back: no lock is
-//! held meanwhile. A thread that finds it taken sets `is_wanted`, and one that puts it back looks for that.
+//! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. A worker takes a
+//! connection's **stage** out of its place and puts it back: no lock is held meanwhile. A thread that finds it taken
+//! sets `is_wanted`, and one that puts it back looks for that.
 //!
 //! **No worker touches what an unknown peer sent.** The close of a peer's descriptor may wait for ever; so may a
-//! receive (the kernel drops, in the thread that receives, descriptors for which there is no space), and the close of
-//! a socket in which one lies unread. So a thread of its own accepts each peer, receives its message, and closes the
-//! rest of what it sent. The workers get a connection only when its descriptor was found to be a userfaultfd. Before
-//! that thread releases the socket, nothing more can come by it, and nothing is in it; from then on it can be closed
-//! anywhere. The thread reports and frees the place first, and closes last. While it may wait in a receive it keeps
-//! nothing of the server's alive. If it still waits when the message is late, another thread frees the place
-//! (`greeting.rs`, `sweep`). The listener, in whose backlog there may be such sockets, is closed on a thread, too.
+//! receive (the kernel drops, in the thread that receives, descriptors for which there is no space), and the close of a
+//! socket in which one lies unread. So a thread of its own accepts each peer, receives its message, and closes the rest
+//! of what it sent. The workers get a connection only with a userfaultfd. Before that thread releases the socket,
+//! nothing more can come by it, and nothing is in it; then it can be closed anywhere. The thread reports and frees the
+//! place first, and closes last. While it may wait in a receive it keeps nothing of the server's alive. If it still
+//! waits when the message is late, another thread frees the place (`greeting.rs`, `sweep`). The listener, in whose
+//! backlog there may be such sockets, is closed on a thread, too.
 //!
-//! Threads that wait in a close are bounded by the descriptors that this process may have. If there are that
-//! many the next peer waits in the backlog, which is reported. (The kernel has no close that does not wait.)
+//! The descriptors that this process may have bound the threads that wait in a close. At the bound the next peer waits
+//! in the backlog, which is reported. (The kernel has no close that does not wait.)
 //!
-//! Peers are accepted one at a time. Epoll reports events in their order, and a listener that is armed again
-//! stands behind all that was ready before: so a peer that has hung up has left its place when the next is
-//! accepted, and many short connections at once do not keep a well-behaved peer out.
+//! Peers are accepted one at a time. Epoll reports events in their order, and a listener that is armed again stands
+//! behind all that was ready before. So a peer that has hung up has left its place when the next is accepted, and many
+//! short connections do not keep a well-behaved peer out.
 //!
-//! A VMM that is refused may be killed, so that is done only if there is no other way. One that connects when
-//! all places are taken finds one of these:
+//! A VMM that is refused may be killed, so that is the last resort. One that connects when all places are taken finds
+//! one of these:
 //!  1. One of them is not a VM's: its message is to come, and is late before long. It waits in the backlog.
 //!  2. One was a VM's that has ended, and another worker is about to remove it. It waits.
-//!  3. All are VMs'. It is accepted, and refused. Those that were refused and are dying use no place; if there
-//!     are [`REFUSED_MAX`] of them it waits, and that is reported once.
+//!  3. All are VMs'. It is accepted, and refused. Those that were refused and are dying use no place; if there are
+//!     [`REFUSED_MAX`] of them it waits, and that is reported once.
 //!
-//! A peer that is refused may have handed over its memory already, unread. So what has come is looked at first; and one
-//! that has done so is a VM that cannot be served, and no peer that was refused.
+//! A peer that is refused may have handed over its memory already, unread. So what has come is looked at first; one
+//! that has done so is a VM that cannot be served.
 //!
-//! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would
-//! read as zeros for as long as the process has to run yet. If epoll has no room to tell of that, it is looked at now
-//! and then.
+//! A VM that is given up stays, with its descriptor, until its process is no more: else its memory would read as zeros.
+//! If epoll has no room to tell of that, it is looked at now and then.
 //!
 //! A panic while something is done for one peer ends that peer and no other.
 //!
 //! This file has the state that all threads share, its beginning and end, and how workers wait. What they do for a
-//! connection (`connection.rs`) is in `greeting.rs`, `turns.rs` and `ends.rs`; the socket itself is made in
-//! `socket.rs`.
+//! connection (`connection.rs`) is in `greeting.rs`, `turns.rs` and `ends.rs`; `socket.rs` makes the socket.
 //!
 //! Invariants:
 //!  1. A connection has one stage, and one worker at most has it, or the thread that greets it.
-//!  2. The table has `vms_max` connections at most, VMs that were given up and are dying included; and beside them
-//!     [`REFUSED_MAX`] that were refused for want of a place, and are dying.
+//!  2. The table has `vms_max` connections at most, dying VMs included; beside them [`REFUSED_MAX`] dying ones that
+//!     were refused for want of a place.
 //!  3. When an entry of `soon` is due, a waiting worker is woken, however busy the one is that put it there.
-//!  4. The socket's file is ours when we remove it.
+//!  4. The server removes the socket's file only if it is its own.
 //!
-//! Not an invariant: that a token of epoll is of a connection that is still there. It is looked up, and if it is not
-//! there it was of one that has ended.
+//! Not an invariant: that a token of epoll is of a connection that is still there.
 
 use std::fmt;
 use std::fs;
@@ -107,34 +104,33 @@ use connection::{ConnectionState, Kind, of_token, token};
 use socket::{failed, listen};
 use table::Table;
 
-/// Descriptors of one connection: its socket, its process, its userfaultfd. (What else came with its message is closed
-/// when that is whole, or counts among those of the threads that wait.)
+/// Descriptors of one connection: its socket, its process, its userfaultfd. (Others are closed when its message is
+/// whole, or count among those of the threads that wait.)
 const DESCRIPTORS_EACH: usize = 3;
-/// Descriptors of one that was refused: of what came, unread, all may be userfaultfds.
+/// Descriptors of one that was refused: all that came, unread, may be userfaultfds.
 const DESCRIPTORS_REFUSED: usize = 2 + DESCRIPTORS_MAX;
-/// Descriptors of a thread that waits in the close of one: its socket, its process, and what came.
+/// Of a thread that waits in the close of one: its socket, its process, and what came.
 const DESCRIPTORS_STUCK: usize = 2 + DESCRIPTORS_MAX + 1;
 /// The least and the most threads that may wait in a close, beside those whose connection has a place.
 const STUCK: std::ops::RangeInclusive<usize> = 4..=512;
 /// Descriptors beside those of `vms_max` connections.
 const DESCRIPTORS_SPARE: usize = 64;
-/// Of these, so many are left to others.
+/// Of these, left to others.
 const DESCRIPTORS_OTHERS: usize = 32;
-/// After what time something that was refused is tried again.
+/// When something that was refused is tried again.
 const SOON: Duration = Duration::from_millis(1);
-/// After what time peers are accepted again when the system was short of something.
+/// When peers are accepted again after the system was short of something.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
-/// After what time processes that were killed are checked again.
+/// When processes that were killed are checked again.
 const DYING: Duration = Duration::from_millis(50);
 /// How often greetings are checked for being late.
 const SWEEP: Duration = Duration::from_millis(200);
-/// How much later than late a greeting is when its thread is taken for one that waits in the kernel.
+/// How much later than late a greeting's thread is taken for one that waits in the kernel.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a worker sleeps if nothing is to be done.
 const IDLE: Duration = Duration::from_secs(3600);
-/// How long the ends of killed processes, and those of greetings, are waited for when the server ends.
+/// How long a server's end waits for the ends of killed processes and of greetings.
 const ENDING: Duration = Duration::from_secs(2);
-/// Peers for which there was no room, and which are killed because their memory came with them: so many at a time.
+/// How many peers may be dying for which there was no room, killed because their memory came with them.
 const REFUSED_MAX: usize = 4;
 const _: () = assert!(REFUSED_MAX * DESCRIPTORS_REFUSED + DESCRIPTORS_OTHERS <= DESCRIPTORS_SPARE);
 /// The listener's number in `soon`: no connection has it.
@@ -146,7 +142,7 @@ pub struct Server {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     socket: PathBuf,
-    /// Which file our socket is.
+    /// Which file the server's socket is.
     inode: u64,
     process: ForkGuard,
 }
@@ -162,17 +158,14 @@ struct Shared {
     cache: Cache,
     device_bytes_before: u64,
     snapshot: Snapshot,
-    /// What VMMs may map, if they may.
     image: Option<Image>,
     recorder: Option<Mutex<Recorder>>,
     replay: Option<Replay>,
     epoll: OwnedFd,
     listener: ClosedApart,
     wake_event: OwnedFd,
-    /// Expires when the first of `soon` is due.
     clock: OwnedFd,
     is_ending: AtomicBool,
-    /// The most threads of peers.
     threads_max: usize,
     table: Mutex<Table>,
 }
@@ -192,7 +185,7 @@ impl Drop for ClosedApart {
         let theirs = Arc::clone(&cell);
         let close = move || drop(theirs.lock().unwrap_or_else(PoisonError::into_inner).take());
         if std::thread::Builder::new().name("quinion-close".to_owned()).spawn(close).is_err() {
-            // Rather one that stays open than one that is waited for.
+            // Rather leave it open than wait for it.
             std::mem::forget(cell);
         }
     }
@@ -219,9 +212,8 @@ impl Server {
         Self::start_of(cache, device_bytes_before, (snapshot, image), socket, options)
     }
 
-    /// As [`Server::start`], with a snapshot that is open in `cache` already, also one of your own backend. A
-    /// change of it is noticed only if it became longer or shorter, so nothing may write to it; and there is
-    /// no image of it for VMMs to map.
+    /// As [`Server::start`], with a snapshot that is open in `cache` already, also one of your own backend. A change of
+    /// it is noticed only by its length, so nothing may write to it; and VMMs cannot map an image of it.
     ///
     /// # Errors
     /// As [`Server::start`]; and that is wanted by [`RestoreOptions::minor`].
@@ -326,8 +318,8 @@ impl Server {
         Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).record())
     }
 
-    /// Ends the server, as dropping it does: no peer is accepted any more, and VMs that are still there are
-    /// killed or left, as [`RestoreOptions::on_failure`] says. Returns what was done in all.
+    /// Ends the server, as dropping it does: no peer is accepted any more, and VMs that are still there are killed or
+    /// left, as [`RestoreOptions::on_failure`] says. Returns what was done in all.
     pub fn stop(mut self) -> RestoreStats {
         self.end();
         self.stats()
@@ -363,7 +355,6 @@ fn check_options(options: &RestoreOptions) -> Result<()> {
     check_descriptors(options.vms_max)
 }
 
-/// There is room for the descriptors of so many VMs.
 fn check_descriptors(vms_max: usize) -> Result<()> {
     let (wanted, has) = (descriptors_wanted(vms_max), descriptors_max());
     if wanted <= has {
@@ -392,12 +383,10 @@ impl Shared {
         }
     }
 
-    /// Has a worker look around.
     fn ring(&self) {
         let _ = rustix::io::write(&self.wake_event, &1_u64.to_ne_bytes());
     }
 
-    /// A worker's life.
     fn work(self: &Arc<Self>) {
         let mut events = Vec::with_capacity(1);
         while !self.is_ending.load(Ordering::Relaxed) {
@@ -420,15 +409,14 @@ impl Shared {
         self.ring();
     }
 
-    /// How long a worker may sleep in epoll: until work ahead of faults is due, or the next sweep.
+    /// Until work ahead of faults is due, or the next sweep.
     fn epoll_timeout(&self) -> Timespec {
         let table = self.table();
         let sweep = if table.greets_until.is_some() { SWEEP } else { IDLE };
         timespec(if table.ahead.is_empty() { sweep } else { Duration::ZERO })
     }
 
-    /// Sets the timer to the first due time: it wakes a waiting worker, so the work does not depend on a
-    /// thread that passes by.
+    /// Sets the timer to the first due time: it wakes a waiting worker, so the work needs no thread that passes by.
     fn set_clock(&self, table: &Table) {
         let Some(first) = table.soon.iter().map(|(when, _)| *when).min() else { return };
         // Zero would stop it.
@@ -438,14 +426,13 @@ impl Shared {
         debug_assert!(result.is_ok(), "{result:?}");
     }
 
-    /// An entry whose time has come has a turn, however many events there are.
     fn take_due(&self) {
         let now = Instant::now();
         let mut table = self.table();
         let due = table.soon.iter().position(|(when, _)| *when <= now);
         let due = due.and_then(|at| table.soon.remove(at));
         if due.is_some() {
-            // For the next; this one may keep us long.
+            // For the next; this one may take long.
             self.set_clock(&table);
         }
         drop(table);
@@ -456,7 +443,6 @@ impl Shared {
         }
     }
 
-    /// No event: a VM that has something to be supplied ahead has a turn.
     fn take_turn(&self) {
         let number = self.table().ahead.pop_front();
         if let Some(number) = number {
@@ -472,7 +458,6 @@ impl Shared {
         self.take_turn();
     }
 
-    /// Has it told once more. If it ended meanwhile it is not there any more.
     fn arm(&self, fd: BorrowedFd<'_>, number: u64, kind: Kind) {
         let result = epoll::modify(&self.epoll, fd, token(number, kind), ONCE | EventFlags::RDHUP);
         debug_assert!(matches!(result, Ok(()) | Err(Errno::NOENT)), "{kind:?} of {number}: {result:?}");

@@ -8,20 +8,18 @@
 //! ```
 //!
 //! **What the kernel holds** is copied from its page cache into a buffer, and from there into the VM: both are as fast
-//! as memory is, and our cache needs neither the room nor the time to take it in. That is tried only of a snapshot of
-//! which the kernel held half or more in the beginning. Of another, each try would have the kernel read ahead what
-//! our cache reads past it.
+//! as memory, and cost this cache neither room nor time. Only for a snapshot of which the kernel held half or more in
+//! the beginning: else each try would have the kernel read ahead what this cache reads past it.
 //!
-//! All VMs share what is cached of it. The check comes **after** the bytes are held: if the file is then what
-//! it was in the beginning, so are they. From the first check on that finds it changed, or cut, nothing of it
-//! is supplied to any VM: a VM with half of its memory from one snapshot and half from another is worse than
-//! none.
+//! All VMs share what is cached of it. The check comes **after** the bytes are held: if the file is then what it was in
+//! the beginning, so are they. Once a check finds it changed, or cut, nothing of it is supplied to any VM: a VM with
+//! half of its memory from one snapshot and half from another is worse than none.
 //!
-//! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: a VM that is served
-//! goes on, and new VMs get the old one until the server is started anew.
+//! A snapshot that is removed, or replaced under its name, is no other snapshot: its VMs go on, and new VMs get the old
+//! one until the server is started anew.
 //!
-//! Not an invariant: that each change is seen. A program that writes to the file and sets its time back is
-//! not detected, nor, at once, a store to a mapping of it (the kernel sets the time of these later).
+//! Not an invariant: that each change is seen. A program that sets the file's time back is not detected, nor, at once,
+//! a store to a mapping of it (the kernel sets the time of these later).
 
 use std::fs;
 use std::io::IoSliceMut;
@@ -45,7 +43,6 @@ const SETTLED: Duration = Duration::from_millis(40);
 /// Pages that are looked at for the fingerprint.
 const SAMPLES: u64 = 32;
 
-/// A snapshot that is served.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     file: File,
@@ -58,16 +55,14 @@ pub(super) struct Snapshot {
 
 type SnapshotVersion = (u64, i64, i64);
 
-/// The snapshot is not what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SnapshotChanged;
 
 impl Snapshot {
-    /// Opens the file at `path` through `cache`.
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
         let wrong = |source: std::io::Error| Error::cannot_open(path, source);
         let raw = fs::File::open(path).map_err(wrong)?;
-        // By its own name; the cache would say that of its descriptor.
+        // The cache would name its descriptor.
         if raw.metadata().map_err(wrong)?.is_dir() {
             return Err(Error::cannot_open(path, OpenError::IsDirectory));
         }
@@ -83,7 +78,7 @@ impl Snapshot {
         Ok(Self { is_held: AtomicBool::new(is_held), ..snapshot })
     }
 
-    /// One that is open already; `outside` is what others may change.
+    /// As [`Snapshot::open`], of an open file; `outside` is what others may change.
     pub(super) fn of(file: File, outside: Option<(fs::File, SnapshotVersion)>) -> Result<Self> {
         let bytes = file.len();
         if bytes == 0 {
@@ -122,12 +117,11 @@ impl Snapshot {
         self.file.clone()
     }
 
-    /// Which image it is.
     pub(super) fn identity(&self) -> ImageIdentity {
         self.identity
     }
 
-    /// The image of it, for VMMs to map; `path` is where it was opened.
+    /// `path` is where the snapshot was opened.
     pub(super) fn image(&self, cache: &Cache, path: &Path) -> Result<Image> {
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
@@ -168,7 +162,6 @@ fn known(file: &fs::File) -> std::io::Result<SnapshotVersion> {
     Ok((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
 }
 
-/// A hash of the file's size and of pages evenly spread over it.
 fn fingerprint(file: &File, bytes: u64) -> Result<u64> {
     let pages = bytes.div_ceil(PAGE_SIZE as u64);
     let positions = (0..SAMPLES.min(pages)).map(|i| i * pages / SAMPLES.min(pages) * PAGE_SIZE as u64);

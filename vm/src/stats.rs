@@ -6,8 +6,8 @@
 //!   latency   from the moment that a fault was read to its answer: what the kernel and the processor add is not in it
 //! ```
 //!
-//! Of what was supplied ahead it is not known how much was used: a page that is there makes no fault. What is
-//! known is how much was asked for all the same, before the record came to it: that is the demand.
+//! How much of what was supplied ahead was used is not known: a page that is there makes no fault. What was asked for
+//! before the record came to it is the demand.
 //!
 //! Invariant: the names in the text for Prometheus are a promise, as those of a report are.
 
@@ -73,10 +73,10 @@ pub struct RestoreStats {
     /// VMs that were served, those of now included.
     pub vms_total: u64,
     /// VMs that were given up. It may be more than `vms_total`: a peer that has handed over its memory, and cannot be
-    /// served from the first, is a VM that is given up, and was never served.
+    /// served, is given up and was never served.
     pub vms_given_up: u64,
-    /// Peers that were refused before they were a VM's. One for which there was no room is among them only if its
-    /// memory had not come; else it is a VM that was given up.
+    /// Peers that were refused before they were a VM's. One for which there was no room, and whose memory had come, is
+    /// a VM that was given up.
     pub peers_refused: u64,
     /// The image's size.
     pub image_bytes: u64,

@@ -6,13 +6,13 @@
 //!   [ #  # # # # # # # # # # # ][ # # # # # # # # # # # # # # # ][ . . . . . .     64 KiB, 128 KiB, .. , 2 MiB
 //! ```
 //!
-//! A page that is there makes no fault, so a walk shows only where it meets a page that is absent: a fault where one of
-//! the last answers ended is the next step of a **stream**. The window behind the answer is supplied then without being
-//! asked for, and the step after it is expected at the window's end. So a VM that reads all of its memory in turn makes
-//! a fault each 2 MiB, and one that touches pages anywhere costs nothing but a look at [`STREAMS`] numbers.
+//! A page that is there makes no fault, so a fault where one of the last answers ended is the next step of a
+//! **stream**. The window behind the answer is supplied then unasked, and the next step is expected at the window's
+//! end. So a VM that reads all of its memory in turn makes a fault each 2 MiB, and one that touches pages anywhere
+//! costs a look at [`STREAMS`] numbers.
 //!
-//! A few streams are followed at a time, since a VM has several processors; the one that was not met for longest makes
-//! room for a new one. Pure.
+//! A few streams are followed at a time, since a VM has several processors; a new one displaces the one that was not
+//! met for longest. Pure.
 //!
 //! Not an invariant: that what is in a window was supplied when the VM gets there. It faults then, inside the window,
 //! which is no step.
@@ -24,18 +24,14 @@ const STREAMS: usize = 4;
 /// The longest window, in bytes.
 pub(super) const WINDOW_BYTES_MAX: u64 = 2 << 20;
 
-/// Where one stream is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Stream {
-    /// What was answered or promised last, in bytes of the image; the next step is expected at its end.
+    /// What was answered or promised last, in bytes of the image.
     last: (u64, u64),
-    /// The next window's length.
     window: u64,
-    /// When it was met, in faults.
     met: u64,
 }
 
-/// The streams of one VM.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Streams {
     streams: [Stream; STREAMS],
@@ -44,7 +40,7 @@ pub(super) struct Streams {
 
 impl Streams {
     /// A fault at byte `offset` of the image is answered with `answer`, which has it. What should be supplied behind
-    /// that, unasked: nothing, or a window that ends at `image_bytes` at most.
+    /// that: nothing, or a window that ends at `image_bytes` at most.
     pub(super) fn fault(&mut self, offset: u64, answer: Range<u64>, image_bytes: u64) -> Option<Range<u64>> {
         self.faults += 1;
         let slack = answer.end - answer.start;
@@ -77,7 +73,6 @@ mod tests {
 
     const RUN: u64 = 64 << 10;
 
-    /// The run that a fault is answered with.
     fn answer(offset: u64) -> Range<u64> {
         offset / RUN * RUN..offset / RUN * RUN + RUN
     }

@@ -1,7 +1,7 @@
 //! Uffd: the kernel's userfaultfd, by which one process answers the page faults of another.
 //!
 //! ```text
-//!   the VM's process                                  we
+//!   the VM's process                                  this process
 //!   create, handshake, register a range     --fd-->   accept
 //!   touches a page that is not there, sleeps          read: Fault { address }
 //!                                                     copy | zero | resume | poison   it goes on
@@ -10,20 +10,20 @@
 //!
 //! | call | the kernel's name | what it does to pages that are not there |
 //! |---|---|---|
-//! | [`copy`](Uffd::copy) | `UFFDIO_COPY` | gives them bytes of ours |
+//! | [`copy`](Uffd::copy) | `UFFDIO_COPY` | gives them bytes of this process |
 //! | [`zero`](Uffd::zero) | `UFFDIO_ZEROPAGE` | gives them zeros |
 //! | [`resume`](Uffd::resume) | `UFFDIO_CONTINUE` | maps what their file has there |
 //! | [`poison`](Uffd::poison) | `UFFDIO_POISON` | makes a touch of them a bus error, over there |
 //!
-//! **Part of it.** Each of the four stops where a page is there already, where nothing is registered, and while
-//! the memory's layout is changing. Then it says how far it came: [`CopyResult`]. The kernel has two ways to say so (an
-//! error number and a count, and which of them counts depends on the version); here they become one.
+//! **Part of it.** Each of the four stops where a page is there already, where nothing is registered, and while the
+//! memory's layout is changing. Then it says how far it came: [`CopyResult`]. The kernel's two ways to say so (an error
+//! number and a count; which counts depends on the version) become one here.
 //!
-//! **Changing.** While an event waits to be read, and a moment longer, the four answer [`CopyStop::Changing`]. So a
-//! thread that reads an event knows that nothing was supplied after it: read the events, note them, and try again.
+//! **Changing.** While an event waits to be read, and a moment longer, the four answer [`CopyStop::Changing`]. So
+//! nothing was supplied after an event that is read now: read the events, note them, and try again.
 //!
-//! **Reading never waits**, also if the other process, which shares the descriptor's flags with us, makes it one
-//! that does: each read says so itself where the kernel lets it (6.10 and later).
+//! **Reading never waits**, even if the other process, which shares the descriptor's flags, makes it one that does:
+//! each read says so itself where the kernel lets it (6.10 and later).
 //!
 //! Not an invariant: that a fault is read after the events that came before it. The kernel hands out faults first.
 
@@ -145,7 +145,6 @@ impl Default for MessageBuffer {
     }
 }
 
-/// A message as its 32 bytes say it, where a descriptor is still a number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Raw {
     Fault(Fault),
@@ -178,8 +177,8 @@ impl Raw {
     }
 }
 
-/// A userfaultfd. Its calls change pages that are not there, of the process that registered them; that is no memory
-/// that a reference of this process may lead to (see [`Uffd::register`]), so they are safe.
+/// A userfaultfd. Its calls change missing pages of the process that registered them; no reference of this process may
+/// lead to that memory (see [`Uffd::register`]), so they are safe.
 #[derive(Debug)]
 pub struct Uffd(OwnedFd);
 
@@ -210,7 +209,6 @@ impl Uffd {
         }
     }
 
-    /// By `/dev/userfaultfd` (6.1), whose permissions say which users may.
     fn by_device(flags: UserfaultfdFlags) -> io::Result<Self> {
         let device = std::fs::File::open("/dev/userfaultfd")?;
         let flags = libc::c_ulong::from(flags.bits());
@@ -237,7 +235,7 @@ impl Uffd {
         if is_one && made_ready().is_ok() { Ok(Self(fd)) } else { Err(fd) }
     }
 
-    /// Says which features are wanted, once, before anything else; returns those that the kernel has.
+    /// Requests features, once, before anything else; returns those that the kernel has.
     ///
     /// # Errors
     /// `EINVAL`: it does not have all of them, or this was said before.
@@ -251,8 +249,8 @@ impl Uffd {
     /// Has faults in `range` told here from now on.
     ///
     /// # Safety
-    /// What is touched there waits until it is answered, and what it finds then is the answer: the range is mapped
-    /// memory to which no reference leads, nor any allocator.
+    /// What is touched there waits until it is answered, and finds the answer: the range is mapped memory to which no
+    /// reference leads, nor any allocator.
     ///
     /// # Errors
     /// The range is not mapped, or not of a kind that the mode is for.
@@ -267,16 +265,16 @@ impl Uffd {
         unsafe { self.control(UFFDIO_REGISTER, &mut words) }
     }
 
-    /// Has missing and minor faults told in a range of the process that made the descriptor and handed it over for that
-    /// range. What is registered for both already, and perhaps for more, stays as it is.
+    /// Has missing and minor faults told in a range of the process that handed the descriptor over for it. What is
+    /// registered for both already, and perhaps for more, stays as it is.
     ///
     /// # Errors
     /// Nothing that has minor faults is mapped there, or it is registered with another descriptor; `ENOMEM`: the
     /// process is no more.
     pub fn watch(&self, range: Range<u64>) -> io::Result<()> {
-        // SAFETY: the descriptor acts on the memory of the process that made it, whichever process uses it: a thread
-        // that waits there, and for what, is that process's own affair, and it asked for this. If it is ours, then
-        // the code that made it here and registered, or named, the range with it has promised what `register` wants.
+        // SAFETY: the descriptor acts on the memory of the process that made it: that threads wait there is that
+        // process's own affair, and it asked for this. If that is this process, then the code that made the descriptor
+        // and registered, or named, the range with it has promised what `register` wants.
         unsafe { self.register(range, Modes::MissingAndMinor) }
     }
 
@@ -309,7 +307,7 @@ impl Uffd {
         self.moved(len, 3, &mut words, |words| unsafe { self.control(call, words) })
     }
 
-    /// Runs `call` on `words`, of which number `told` is where the kernel says how far it came.
+    /// `told`: which of `words` the kernel sets to how far it came.
     fn moved<const N: usize>(
         &self,
         len: u64,
@@ -360,7 +358,7 @@ impl Uffd {
         for message in inbox.0[..bytes].as_chunks::<MESSAGE_BYTES>().0 {
             messages.push(match Raw::of(message) {
                 Raw::Fault(fault) => Message::Fault(fault),
-                // SAFETY: the kernel has just made this descriptor for us, and says its number once.
+                // SAFETY: the kernel has just made this descriptor for this process, and says its number once.
                 Raw::Forked(fd) => Message::Forked(Self::inherited(unsafe { OwnedFd::from_raw_fd(fd) })),
                 Raw::Moved { from, to, len } => Message::Moved { from, to, len },
                 Raw::Removed(range) => Message::Removed(range),
@@ -371,8 +369,8 @@ impl Uffd {
         Ok(bytes / MESSAGE_BYTES)
     }
 
-    /// A child's, which has the flags that its parent's was **created** with, whatever ours says now: without these
-    /// two a poll would find it ready for ever, and a program that we start would have it.
+    /// A child's, which has the flags that its parent's was **created** with, whatever that has now: without these two
+    /// a poll would find it ready for ever, and a program that this one starts would inherit it.
     fn inherited(fd: OwnedFd) -> Self {
         // These calls fail on no descriptor that is open.
         let _ = rustix::fs::fcntl_getfl(&fd)
@@ -397,7 +395,6 @@ impl Uffd {
     }
 }
 
-/// What a call did whose range has `len` bytes, if the kernel says `told` and `error`.
 fn moved(len: u64, told: i64, error: Option<io::Error>) -> CopyResult {
     let Some(error) = error else { return CopyResult { bytes: len, stop: None } };
     let Ok(bytes @ 1..) = u64::try_from(told) else {
@@ -413,7 +410,7 @@ fn moved(len: u64, told: i64, error: Option<io::Error>) -> CopyResult {
     CopyResult { bytes: bytes.min(len), stop: None }
 }
 
-/// The number of a call of the kernel's: what it does to its argument, how long that is, whose, and which.
+/// The number of a call of the kernel's, from its direction, its argument's length, and its number.
 const fn call(direction: u32, bytes: u32, number: u32) -> libc::c_ulong {
     ((direction << 30) | (bytes << 16) | (0xAA << 8) | number) as libc::c_ulong
 }

@@ -10,43 +10,38 @@
 //!   no fault    6 ahead     a piece of what is supplied unasked: what is still absent of it
 //! ```
 //!
-//! **The wanted page first.** An answer is the page that a thread waits for, and nothing else: the thread runs on
-//! while its neighbours are supplied. The reads of all of them were started before, as one. The page is pinned, or
-//! copied from the kernel's cache; then the snapshot is looked at, and the kernel given the bytes. Pages of zeros
-//! are not copied but asked for. A page that cannot be read is poisoned. Neighbours are supplied only if they have
-//! come; those that have not are supplied unasked when they have.
+//! **The wanted page first.** An answer is the page that a thread waits for, and nothing else: the thread runs on while
+//! its neighbours are supplied. The reads of all of them were started before, as one. The page is pinned, or copied
+//! from the kernel's cache; then the snapshot is checked, and the kernel given the bytes. Pages of zeros are not copied
+//! but asked for. An unreadable page is poisoned. Neighbours are supplied only when they have come.
 //!
 //! **Crowds.** When faults have brought half of some 2 MiB of the image, the rest of them is supplied unasked, in large
 //! pieces: a VM that touches pages here and there in all of its memory makes half of the faults then, and one that
 //! touches few pages gets no more of them.
 //!
-//! While a record is **replayed**, a page that it names is answered alone, too: what will be wanted around it is named
-//! as well, and comes in its turn; the rest would take the time from it.
+//! While a record is **replayed**, a page that it names is answered alone, too: the record names what will be wanted
+//! around it, and the rest would take the time from it.
 //!
-//! **Unasked**, in this order: the windows of streams (`streams`) and crowds, the record (`replay`), and, if all is
-//! to be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the
-//! faults are looked for. A step waits for no device: what has not come yet is looked for again in a moment. (Two
-//! exceptions: what was evicted three times before it could be supplied is waited for, and an image that VMs map is
-//! filled by waiting.) A turn of a VM whose faults never end has such a step after each of them, so that what is
-//! supplied unasked gets on.
+//! **Unasked**, in this order: the windows of streams (`streams`) and crowds, the record (`replay`), and, if all is to
+//! be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are
+//! looked for. A step waits for no device: what has not come is looked for again in a moment. (Except what was evicted
+//! three times before it could be supplied, and the filling of an image that VMs map.) A turn of a VM whose faults
+//! never end has such a step after each of them.
 //!
-//! While the order of pages is **recorded**, each page is answered alone, nothing beside it and nothing unasked but a
-//! record that is replayed: a page that was never touched must not look as if it had been.
+//! While the order of pages is **recorded**, each page is answered alone, and nothing comes unasked but a replayed
+//! record: a page that was never touched must not look as if it had been.
 //!
-//! A VM that has mapped the **image** needs no bytes: its pages are made resident in the image, and mapped where it has
-//! none. What is resident around them anyway is mapped with them. Memory that it gives back shows the image again, as
-//! any private mapping of a file does; a VMM that wants zeros there maps something else over it.
+//! A VM that has mapped the **image** needs no bytes: its pages are made resident in the image, and mapped, with what
+//! is resident around them. Memory that it gives back shows the image again, as any private mapping of a file does; a
+//! VMM that wants zeros there maps something else over it.
 //!
 //! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
-//! **space**. All of a VM's spaces are served together.
+//! **space**. All of a VM's spaces are served together, until the process that connected is no more.
 //!
-//! When the process that connected is no more, its forks are served no more either: nothing is there that answers for
-//! them.
+//! One worker at a time has a VM, so only the record is locked here, for a moment.
 //!
-//! One worker at a time has a VM, so nothing here is locked but the record, for a moment.
-//!
-//! Not an invariant: that a fault's address is in a region still. It may have been unmapped since; a thread that waits
-//! there is woken, and finds that out. Only if it comes back again and again, something is wrong.
+//! Not an invariant: that a fault's address is in a region still. It may have been unmapped; the woken thread finds
+//! that out. Only if it comes back again and again, something is wrong.
 
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
@@ -77,9 +72,7 @@ const WAITING_MAX: usize = 1 << 16;
 pub(super) const SPACES_MAX: usize = 8;
 /// What is supplied unasked between two looks at what is asked for, in bytes.
 const AHEAD_BYTES: u64 = 128 << 10;
-/// Steps of that in one turn.
 const AHEAD_STEPS: usize = 4;
-/// Runs of a record that are supplied in one step.
 const AHEAD_RUNS: usize = 64;
 /// How far before what is supplied unasked the snapshot is read, in bytes. A fault's own read waits behind them.
 const WARM_BYTES: u64 = 8 << 20;
@@ -90,18 +83,17 @@ const CROWD_BYTES: u64 = 2 << 20;
 const CROWD_ABSENT_MAX: u64 = CROWD_BYTES / 2;
 /// How often what is supplied unasked may be found absent before it is waited for.
 const ABSENCES_MAX: u32 = 3;
-/// Faults in no region, one after the other, that are taken for memory that was unmapped meanwhile.
+/// Faults in no region in a row that are taken for memory that was unmapped meanwhile.
 const STRAYS_MAX: u32 = 256;
 /// How often one fault may find no memory for its page.
 const SHORTAGES_MAX: u32 = 5000;
-/// The page of a VM on which no thread waits.
+/// No thread waits for a page.
 const NO_PAGE: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What is mapped at a time, where it is resident anyway, in bytes.
 const MAPPED_BYTES: u64 = 512 << 10;
 
-/// Where a VM's memory comes from.
 #[derive(Debug)]
 pub(super) enum Source {
     /// The snapshot's bytes are copied.
@@ -110,19 +102,16 @@ pub(super) enum Source {
     Mapped(Image),
 }
 
-/// What all VMs of a server share.
 pub(super) struct VmShared<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) run_bytes: u64,
     pub(super) recorder: Option<&'a Mutex<Recorder>>,
     pub(super) replay: Option<&'a Replay>,
     pub(super) fill: Fill,
-    /// Is told what happens.
     pub(super) tell: &'a dyn Fn(&Event),
 }
 
 impl VmShared<'_> {
-    /// Notes that the pages at `offset`, which are those bytes, were wanted, if that is recorded.
     fn note<'b>(&self, mut offset: u64, chunks: impl Iterator<Item = &'b [u8]>) {
         if let Some(recorder) = self.recorder {
             let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +122,6 @@ impl VmShared<'_> {
         }
     }
 
-    /// Notes that these pages, which hold what the record says, were wanted, if that is recorded.
     fn note_pages(&self, pages: impl Iterator<Item = RecordedPage>) {
         if let Some(recorder) = self.recorder {
             let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,13 +129,11 @@ impl VmShared<'_> {
         }
     }
 
-    /// The record that is replayed, if it is.
     fn replayed(&self) -> Option<&Replay> {
         self.replay.filter(|_| self.fill != Fill::Nothing)
     }
 }
 
-/// What a VM wants after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NextWait {
     /// To be called when its descriptor has something to say.
@@ -160,23 +146,18 @@ pub(super) enum NextWait {
     Over,
 }
 
-/// One VM.
 #[derive(Debug)]
 pub(super) struct Vm {
     spaces: Vec<Space>,
     source: Source,
     inbox: MessageBuffer,
     streams: Streams,
-    /// What of the image is supplied unasked before all else: windows of streams, and neighbours.
     windows: VecDeque<Range<u64>>,
-    /// Up to where the record was supplied.
     replayed: ReplayCursor,
-    /// Up to where the image was filled, and up to where it was read for that.
+    /// Up to where the image was filled, and read for that.
     filled: u64,
     fill_read: u64,
-    /// How often what is to be supplied unasked was found absent.
     absences: u32,
-    /// Room for bytes that the kernel holds.
     buffer: Vec<u8>,
     numbers: Arc<Mutex<RestoreCounters>>,
     strays: u32,
@@ -185,27 +166,22 @@ pub(super) struct Vm {
     ended: Vec<Space>,
 }
 
-/// An address space of it.
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) uffd: Uffd,
-    /// Whether its descriptor is watched.
     pub(super) is_watched: bool,
     pages: Pages,
     waiting: VecDeque<PendingFault>,
-    /// Addresses around pages that were answered.
     beside: Vec<Range<u64>>,
     is_over: bool,
 }
 
-/// A fault that was read and not answered.
 #[derive(Clone, Copy, Debug)]
 struct PendingFault {
     fault: Fault,
     since: Instant,
 }
 
-/// What became of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FaultAnswer {
     /// It was given.
@@ -220,7 +196,6 @@ enum FaultAnswer {
     Over,
 }
 
-/// What became of a step of what is supplied unasked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AheadStep {
     /// There is nothing to be supplied.
@@ -233,7 +208,6 @@ enum AheadStep {
     Over,
 }
 
-/// Bytes that are to be supplied unasked.
 enum Ready<T> {
     /// They are there.
     Yes(T),
@@ -243,7 +217,6 @@ enum Ready<T> {
     Never,
 }
 
-/// Why bytes are supplied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SupplyReason {
     Demand,
@@ -257,7 +230,7 @@ impl Space {
 }
 
 impl Vm {
-    /// One with these pages; what is done for it is counted in `numbers`, which others may look at.
+    /// What is done for it is counted in `numbers`, which others may look at.
     pub(super) fn new(
         uffd: Uffd,
         pages: Pages,
@@ -283,18 +256,16 @@ impl Vm {
         }
     }
 
-    /// Bytes of its regions.
     pub(super) fn bytes(&self) -> u64 {
         self.spaces[0].pages.bytes()
     }
 
-    /// The end of what it has of the snapshot.
     pub(super) fn image_end(&self) -> u64 {
         self.spaces[0].pages.image_end()
     }
 
-    /// Sees to it that no page of the image is seen before it came: has both kinds of fault told, whatever was asked
-    /// for. Whether there was something to see to: a VM that is copied to has no image to see.
+    /// Has both kinds of fault told, whatever was asked for, so that no page of the image is seen before it came.
+    /// Whether the VM has an image.
     pub(super) fn guard_image(&self) -> Result<bool, PeerError> {
         let Source::Mapped(_) = self.source else { return Ok(false) };
         let Space { uffd, pages, .. } = &self.spaces[0];
@@ -305,17 +276,15 @@ impl Vm {
         Ok(true)
     }
 
-    /// Its address spaces; the first is the one it began with.
+    /// The first is the one it began with.
     pub(super) fn spaces(&mut self) -> &mut [Space] {
         &mut self.spaces
     }
 
-    /// Spaces that have ended since this was asked last.
     pub(super) fn take_ended(&mut self) -> Vec<Space> {
         std::mem::take(&mut self.ended)
     }
 
-    /// A turn: answers what waits, and supplies something unasked.
     pub(super) fn serve(&mut self, common: &VmShared<'_>) -> Result<NextWait, PeerError> {
         self.is_short = false;
         let mut steps = 0;
@@ -392,8 +361,8 @@ impl Vm {
         Ok(count)
     }
 
-    /// Supplies what lies around the pages that were answered, as far as it is absent and has come. No event was read
-    /// since, so what is absent still may be supplied.
+    /// Supplies what lies around the pages that were answered, as far as it has come. No event was read since, so what
+    /// is absent still may be supplied.
     fn supply_beside(&mut self, at: usize, common: &VmShared<'_>) -> Result<(), PeerError> {
         for addresses in std::mem::take(&mut self.spaces[at].beside) {
             for part in self.spaces[at].pages.absent_at(&addresses) {
@@ -425,7 +394,6 @@ impl Vm {
         matches!(self.source, Source::Mapped(_))
     }
 
-    /// Has a part of the image supplied unasked, before all else.
     fn want_window(&mut self, window: Range<u64>) {
         if self.windows.len() == WINDOWS_MAX {
             self.windows.pop_front();
@@ -458,7 +426,7 @@ impl Vm {
         }
     }
 
-    /// A fault at `offset` of the image was answered: if its neighbourhood is crowded, what is absent there comes next.
+    /// If the neighbourhood of a fault's answer at `offset` is crowded, what is absent there comes next.
     fn note_crowd(&mut self, offset: u64, image_bytes: u64, common: &VmShared<'_>) {
         let begin = offset / CROWD_BYTES * CROWD_BYTES;
         let end = (begin + CROWD_BYTES).min(image_bytes);
@@ -474,7 +442,6 @@ impl Vm {
         }
     }
 
-    /// Notes an event, or that a thread waits.
     fn note(&mut self, at: usize, message: Message, now: Instant) -> Result<(), PeerError> {
         let space = &mut self.spaces[at];
         match message {
@@ -512,7 +479,6 @@ impl Vm {
         Ok(())
     }
 
-    /// Several faults wait: what they need is read side by side.
     fn start_reads(&mut self, at: usize, common: &VmShared<'_>) {
         let Space { waiting, pages, .. } = &self.spaces[at];
         if waiting.len() < 2 {
@@ -526,7 +492,7 @@ impl Vm {
         }
     }
 
-    /// Has bytes read that will be wanted, unless the kernel holds them; it is asked for the first page and the last.
+    /// Starts reads of bytes that will be wanted, unless the kernel holds the first page and the last.
     fn will_want(&mut self, offset: u64, bytes: u64, common: &VmShared<'_>) {
         let mut page = [0; PAGE_SIZE];
         let mut is_held = |offset| common.snapshot.copy_held(&mut page, offset);
@@ -536,7 +502,7 @@ impl Vm {
         }
     }
 
-    /// What cannot be read is told by the read that follows.
+    /// The read that follows tells of errors.
     fn start_read(&self, offset: u64, bytes: u64) {
         match &self.source {
             Source::Copied(file) => drop(file.will_need(offset, bytes)),
@@ -585,12 +551,11 @@ impl Vm {
         Ok(())
     }
 
-    /// A thread that waits checks again. That none waits is no error.
+    /// That no thread waits is no error.
     fn wake(&self, at: usize, address: u64, bytes: u64) {
         let _ = self.spaces[at].uffd.wake(address..address + bytes);
     }
 
-    /// What one fault needs is done.
     fn answer(&mut self, at: usize, fault: Fault, common: &VmShared<'_>) -> Result<FaultAnswer, PeerError> {
         let space = &mut self.spaces[at];
         let unit = space.pages.unit();
@@ -624,8 +589,8 @@ impl Vm {
         }
     }
 
-    /// What a fault in a run that is absent is answered with: the run; or its page alone, if a record is replayed that
-    /// names it. What will be wanted around it is named, too, and the rest would only take the time.
+    /// What a fault in an absent run is answered with: the run; or its page alone, if the replayed record names it. The
+    /// record names what will be wanted around it, too.
     fn run_of(&self, run: ImagePart, page: u64, unit: u64, common: &VmShared<'_>) -> ImagePart {
         let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
         let is_named = |replay: &Replay| self.replayed.has_more(replay) && replay.names(alone.offset);
@@ -680,7 +645,6 @@ impl Vm {
         Ok(pinned)
     }
 
-    /// The bytes of `part` if the kernel holds all of them, or all are in the cache.
     fn ready(&mut self, part: ImagePart, common: &VmShared<'_>) -> Result<Option<SnapshotBytes>, PeerError> {
         if self.is_mapped() {
             return Ok(None);
@@ -695,7 +659,6 @@ impl Vm {
         Ok(self.pin(part, ReadOptions::new().cached_only(true), common)?.ok().map(SnapshotBytes::Pinned))
     }
 
-    /// Gives the pages of `stretch` these bytes.
     fn supply(
         &mut self,
         at: usize,
@@ -709,7 +672,6 @@ impl Vm {
         answer
     }
 
-    /// The buffer is used again.
     fn recycle(&mut self, bytes: SnapshotBytes) {
         if let SnapshotBytes::Copied { buffer, .. } = bytes {
             self.buffer = buffer;
@@ -755,7 +717,6 @@ impl Vm {
         Ok(found)
     }
 
-    /// Gives pages zeros.
     fn zeros(&mut self, at: usize, address: u64, bytes: u64, page: u64) -> Result<FaultAnswer, PeerError> {
         let unit = self.spaces[at].pages.unit();
         self.count(|numbers| numbers.zero_bytes += bytes);
@@ -767,8 +728,8 @@ impl Vm {
         self.give(at, address, bytes, page, |uffd, range| uffd.copy(range.start, &zeros))
     }
 
-    /// Supplies `bytes` bytes at `address` by `call`, from page to page that is there already; a thread that waits for
-    /// `page` is woken in any case.
+    /// Supplies `bytes` bytes at `address` by `call`, past pages that are there already; wakes a thread that waits for
+    /// `page` in any case.
     fn give(
         &mut self,
         at: usize,
@@ -806,7 +767,6 @@ impl Vm {
         Ok(answer)
     }
 
-    /// Answers a fault in a mapping of the image: by its page, and then by what lies around it.
     fn map_fault(
         &mut self,
         at: usize,
@@ -818,8 +778,7 @@ impl Vm {
         let page = address & !(unit - 1);
         let run = match pages.need(address, common.run_bytes) {
             PageNeed::Supply(run) => run,
-            // It was mapped. Perhaps it was given back without an event; perhaps another thread was
-            // faster.
+            // It was mapped. It was given back without an event, or another thread was faster.
             PageNeed::Look { address, bytes } | PageNeed::Zeros { address, bytes } => {
                 self.count(|numbers| numbers.faults_present += 1);
                 return self.give(at, address, bytes, page, |uffd, range| uffd.resume(range));
@@ -846,7 +805,6 @@ impl Vm {
         matches!(&self.source, Source::Mapped(image) if image.is_resident(part.offset..part.offset + part.bytes))
     }
 
-    /// Notes that a page of the image was wanted, if that is recorded.
     fn note_mapped(&self, part: ImagePart, common: &VmShared<'_>) -> Result<(), PeerError> {
         let (Source::Mapped(image), Some(_)) = (&self.source, common.recorder) else { return Ok(()) };
         let mut bytes = vec![0; part.bytes as usize];
@@ -857,7 +815,6 @@ impl Vm {
         Ok(())
     }
 
-    /// Makes a stretch of the image resident, and maps what came of it.
     fn map(
         &mut self,
         at: usize,
@@ -911,7 +868,6 @@ impl Vm {
         }
     }
 
-    /// The page of `stretch` cannot be read: a touch of it is a bus error from now on.
     fn poison(&mut self, at: usize, stretch: ImagePart, source: Error) -> Result<FaultAnswer, PeerError> {
         let ImagePart { address, offset, bytes } = stretch;
         let poisoned = self.give(at, address, bytes, address, |uffd, range| uffd.poison(range));
@@ -954,7 +910,7 @@ impl Vm {
         Ok(step)
     }
 
-    /// Supplies the first that is absent in `range` of the image; up to where nothing is, now.
+    /// Supplies what is absent first in `range` of the image; up to where nothing is, now.
     fn supply_range(
         &mut self,
         range: Range<u64>,
@@ -987,7 +943,6 @@ impl Vm {
         })
     }
 
-    /// The bytes of `part`, if they have come; else they are on their way when this returns.
     fn ready_ahead(
         &mut self,
         part: ImagePart,
@@ -1019,7 +974,6 @@ impl Vm {
         })
     }
 
-    /// Supplies the next pages of the record.
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
         for read in self.replayed.warm(replay, WARM_BYTES) {
             self.will_want(read.start, read.end - read.start, common);
@@ -1041,7 +995,7 @@ impl Vm {
         Ok(AheadStep::Done)
     }
 
-    /// Supplies what is absent of these pages, which follow each other, and holds what it held when it was recorded.
+    /// Supplies what is absent and unchanged of these pages, which follow each other.
     fn supply_run(
         &mut self,
         replay: &Replay,
@@ -1070,8 +1024,8 @@ impl Vm {
             let of_before =
                 || run[first..].iter().zip(&same).filter(|(_, same)| **same).map(|(entry, _)| *entry);
             common.note_pages(of_before());
-            // Those that are the same are supplied, and come again with no retry; the others are counted when the run
-            // has been passed.
+            // Unchanged ones are supplied, and come again with no retry; the others are counted when the run has been
+            // passed.
             let unchanged = of_before().count();
             self.note_compared(replay, unchanged as u64, 0, common);
             stale += (same.len() - unchanged) as u64;
@@ -1099,7 +1053,6 @@ impl Vm {
         Ok(found)
     }
 
-    /// The bytes of a part of a record, to be compared.
     fn bytes_ahead(
         &mut self,
         part: ImagePart,
@@ -1116,7 +1069,6 @@ impl Vm {
         Ok(if is_whole { Ready::Yes(SnapshotBytes::Copied { buffer, len }) } else { Ready::Never })
     }
 
-    /// Counts pages that are not what they were when they were recorded.
     fn note_compared(&self, replay: &Replay, compared: u64, differing: u64, common: &VmShared<'_>) {
         self.count(|numbers| numbers.stale_bytes += differing * PAGE);
         if let Some((differing, compared)) = replay.note(compared, differing) {
@@ -1125,7 +1077,6 @@ impl Vm {
     }
 }
 
-/// Bytes of the snapshot.
 enum SnapshotBytes {
     /// They lie in the cache.
     Pinned(Pinned),
@@ -1134,7 +1085,6 @@ enum SnapshotBytes {
 }
 
 impl SnapshotBytes {
-    /// Stretch by stretch.
     fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         let (pinned, copied) = match self {
             Self::Pinned(pinned) => (Some(pinned), None),
@@ -1143,14 +1093,12 @@ impl SnapshotBytes {
         pinned.into_iter().flat_map(Pinned::chunks).chain(copied)
     }
 
-    /// Page by page.
     fn pages(&self) -> impl Iterator<Item = &[u8]> {
         self.chunks().flat_map(|chunk| chunk.chunks(PAGE_SIZE))
     }
 }
 
-/// The stretches of `part` whose pages are all what they were. A large page is supplied if what the record names of it
-/// is.
+/// The stretches of `part` whose pages are all unchanged. A large page is supplied if what the record names of it is.
 fn same_parts(part: ImagePart, same: &[bool], unit: u64) -> Vec<ImagePart> {
     if unit != PAGE {
         return if same.iter().all(|same| *same) { vec![part] } else { Vec::new() };
@@ -1183,8 +1131,7 @@ impl std::ops::Deref for SuppliedBytes<'_> {
     }
 }
 
-/// `chunks` again, cut at multiples of `unit`; a unit that lies in several of them is put together. All of them
-/// together are whole units.
+/// `chunks`, whole units together, cut at multiples of `unit`; a unit that lies in several of them is put together.
 fn whole_units<'a>(
     chunks: impl Iterator<Item = &'a [u8]>,
     unit: usize,
@@ -1209,8 +1156,8 @@ fn whole_units<'a>(
     })
 }
 
-/// Bytes as stretches of whole pages that are all zeros, and of others. Of large pages none is asked: they cannot
-/// be shared.
+/// Bytes as stretches of whole pages that are all zeros, and of others. Large pages are not asked: they cannot be
+/// shared.
 fn same_kind(bytes: &[u8], unit: usize) -> Vec<(&[u8], bool)> {
     let mut parts: Vec<(&[u8], bool)> = Vec::new();
     if unit != PAGE_SIZE {
@@ -1231,7 +1178,7 @@ fn same_kind(bytes: &[u8], unit: usize) -> Vec<(&[u8], bool)> {
     parts
 }
 
-/// Whether all bytes are zeros; of most pages that are not, the first bytes say so.
+/// Of most pages that are not zeros, the first bytes say so.
 fn is_zero(page: &[u8]) -> bool {
     page.chunks(256).all(|some| some.iter().fold(0, |all, byte| all | byte) == 0)
 }
@@ -1277,7 +1224,6 @@ mod tests {
         fn stretches_are_of_one_kind_and_as_long_as_can_be(pages in prop::collection::vec(0..3_u8, 1..12)) {
             let mut bytes = vec![0; pages.len() * PAGE_SIZE];
             for (number, &kind) in pages.iter().enumerate() {
-                // A page whose last byte alone is not zero is none of zeros.
                 let at = number * PAGE_SIZE + if kind == 1 { PAGE_SIZE - 1 } else { 0 };
                 bytes[at] = kind;
             }

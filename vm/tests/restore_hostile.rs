@@ -40,7 +40,6 @@ const PAGES: u64 = 300;
 /// lingers. So the test with lingering sockets runs alone.
 static APART: RwLock<()> = RwLock::new(());
 
-/// How a test holds [`APART`]: beside other tests, or alone.
 enum Turn {
     Beside(#[expect(dead_code, reason = "held")] RwLockReadGuard<'static, ()>),
     Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>),
@@ -84,7 +83,6 @@ impl Stage {
         stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         stream
     }
-    /// Everything that the server answers to a message, until it closes the connection.
     fn say(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> String {
         let stream = self.connect();
         // The server may close the connection before it has read all of the message.
@@ -92,7 +90,6 @@ impl Stage {
         let _ = stream.shutdown(Shutdown::Write);
         rest(stream)
     }
-    /// A monitor that follows the protocol is served.
     fn is_well(&self) {
         let mut monitor = Monitor::start(&Plan::new(self.socket(), self.image));
         monitor.does(&format!("touch 0 {PAGES} 2"));
@@ -103,7 +100,7 @@ fn rest(mut stream: UnixStream) -> String {
     let mut said = Vec::new();
     match stream.read_to_end(&mut said) {
         Ok(_) => {}
-        // The server closed the connection while bytes of ours were unread.
+        // The server closed the connection while bytes from this process were unread.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the server does not close: {error}"),
     }
@@ -121,7 +118,6 @@ fn good() -> String {
     region("140000000000000", "8192", "0", "4096").replace("140000000000000", "139999999995904")
 }
 
-/// Messages that do not describe valid regions, whichever descriptors are sent with them.
 fn lies() -> Vec<(&'static str, String)> {
     let base = "139999999995904";
     let of = |address: &str, size: &str, offset: &str| format!("[{}]", region(address, size, offset, "4096"));
@@ -219,7 +215,6 @@ fn places_without_memory_do_no_harm() {
     stage.is_well();
 }
 
-/// Messages without end, and a message that is one byte too long.
 #[test]
 fn messages_without_end_are_not_read_to_their_end() {
     if !vmm::has("messages_without_end_are_not_read_to_their_end", &[REMOVALS]) {
@@ -231,7 +226,6 @@ fn messages_without_end_are_not_read_to_their_end() {
         let mut stream = stage.connect();
         let _ = stream.write_all(b"[");
         let block = [filler; 4096];
-        // 16 MiB, unless the server closes the connection first.
         let sent = (0..4096).take_while(|_| stream.write_all(&block).is_ok()).count();
         assert!(sent < 4096, "the server reads 16 MiB of {filler:#x} for a message");
         let _ = rest(stream);
@@ -275,7 +269,6 @@ fn a_descriptor_that_is_no_userfaultfd_is_not_taken_for_one() {
     stage.is_well();
 }
 
-/// A valid userfaultfd whose registered memory is not what the message says.
 #[test]
 fn a_userfaultfd_of_other_memory_harms_no_other() {
     if !vmm::has("a_userfaultfd_of_other_memory_harms_no_other", &[REMOVALS]) {
@@ -321,8 +314,7 @@ fn the_silent_are_let_go() {
     stage.is_well();
 }
 
-/// The silent peers occupy all places. The peer behind them may be a machine, which would have to be killed if it were
-/// refused.
+/// The peer behind the silent ones may be a machine, which would have to be killed if it were refused.
 #[test]
 fn silent_peers_are_waited_for_and_no_other_is_refused_for_them() {
     if !vmm::has("silent_peers_are_waited_for_and_no_other_is_refused_for_them", &[REMOVALS]) {
@@ -425,8 +417,7 @@ fn hung_in(folder: &std::path::Path) -> Option<vmm::hung::Hung> {
     mounted.ok()
 }
 
-/// Threads of the server that are blocked in `close`, or in `recvmsg` of descriptors that do not fit. They are selected
-/// by their names, so threads of this test do not count.
+/// Threads of the server, by their names, that are blocked in `close`, or in `recvmsg` of descriptors that do not fit.
 fn hanging_in_the_server() -> usize {
     const CALLS: [&str; 2] = ["3 ", "47 "]; // close, recvmsg
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -439,13 +430,12 @@ fn hanging_in_the_server() -> usize {
     tasks.map(hangs).filter(|&hangs| hangs).count()
 }
 
-/// Waits until at least so many threads are blocked. Of a descriptor that is sent alone the server holds the last copy.
-/// Of several, the server may be faster than the test, which then closes the last copy itself.
+/// Of a descriptor that is sent alone the server holds the last copy. Of several, the server may be faster than the
+/// test, which then closes the last copy itself.
 fn wait_for_hanging(least: usize) {
     until("closes hang in the server", || hanging_in_the_server() >= least);
 }
 
-/// `count` descriptors, alternately of the two ends of a pipe.
 fn ends_of_pipe(reader: &std::io::PipeReader, writer: &std::io::PipeWriter, count: usize) -> Vec<OwnedFd> {
     let end = |n: usize| match n % 2 {
         0 => reader.try_clone().unwrap().into(),
@@ -454,16 +444,15 @@ fn ends_of_pipe(reader: &std::io::PipeReader, writer: &std::io::PipeWriter, coun
     (0..count).map(end).collect()
 }
 
-/// Descriptors whose close blocks, from many connections: in invalid messages, in incomplete messages, too many for one
-/// message, and behind a message that was not read. Each costs only its own connection; neither a VM nor the shutdown
-/// of the server waits.
+/// Descriptors whose close blocks, in invalid, incomplete and unread messages, and too many for one. Each costs only
+/// its own connection; neither a VM nor the shutdown of the server waits.
 #[test]
 fn hostile_descriptor() {
     if !vmm::has("hostile_descriptor", &[REMOVALS]) {
         return;
     }
     let stage = Stage::alone();
-    // All processes are started before: a child that starts later closes its copies of our descriptors, and blocks.
+    // All processes are started before: a child that starts later closes its copies of descriptors, and blocks.
     let mut honest = Monitor::idle();
     let mut later: Vec<Monitor> = (0..5).map(|_| Monitor::idle()).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -479,7 +468,6 @@ fn hostile_descriptor() {
     const EACH: usize = 12;
     let message = format!("[{}]", good());
     let (mut streams, mut keeps, mut files) = (Vec::new(), Vec::new(), Vec::new());
-    // The text that is sent, and the number of descriptors with it.
     for (text, count) in [("nonsense", 1), (&message[..], 1), ("[", 1), ("nonsense", 4), ("nonsense", 40)] {
         let hung_before = hanging_in_the_server();
         for _ in 0..EACH {
@@ -529,7 +517,6 @@ fn hostile_descriptor() {
     drop((streams, keeps, hung));
 }
 
-/// Waits for a condition that becomes true in the end.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {

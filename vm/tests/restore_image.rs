@@ -22,7 +22,6 @@ fn be_the_monitor() {
 
 const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
 
-/// A VM that maps the image.
 fn mapping(stage: &Stage) -> Plan {
     stage.plan().backing(Backing::Offered).features(FEATURES)
 }
@@ -54,8 +53,8 @@ fn clones_share_an_image_and_keep_what_they_write() {
     stage.cache.check().unwrap();
 }
 
-/// A machine that is told of only one kind of fault would read zeros: where the image has no memory yet, or where it
-/// has memory that is not filled yet. The server registers both kinds, whichever the machine asked for.
+/// A machine that is told of only one kind of fault would read zeros, or memory that is not filled yet. The server
+/// registers both kinds, whichever the machine asked for.
 #[test]
 fn a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same() {
     let test = "a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same";

@@ -196,7 +196,6 @@ fn a_machine_is_killed_when_the_server_ends_and_lives_on_if_so_configured() {
     monitor.does("touch 0 100 1");
 }
 
-/// Each monitor is killed at a different point; the others are served.
 #[test]
 fn machines_may_die_at_any_moment() {
     if !vmm::has("machines_may_die_at_any_moment", &[REMOVALS]) {
@@ -226,7 +225,6 @@ fn machines_may_die_at_any_moment() {
     server.stop();
 }
 
-/// Waits for a condition that becomes true in the end.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {
@@ -263,7 +261,6 @@ fn a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up() {
     }
 }
 
-/// Records these pages, one after the other.
 fn recorded(stage: &Stage, pages: impl IntoIterator<Item = u64>) -> FaultRecord {
     let server = stage.serve(options(|o| o.record = true));
     let mut monitor = Monitor::start(&stage.plan());
@@ -310,7 +307,6 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     let path = stage.disk.path().join("record");
     record.write(&path).unwrap();
 
-    // A cache without any page of the snapshot.
     let cold = Cache::builder().memory(64 << 20).build().unwrap();
     assert_eq!(record.pages(), 120);
     let record = FaultRecord::read(&path, record.image()).unwrap();
@@ -329,7 +325,6 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     server.stop();
 }
 
-/// The replay ends after some hundred pages that differ, and none of those is supplied.
 #[test]
 fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
     if !vmm::has("pages_of_a_record_that_differ_now_are_left_to_their_faults", &[REMOVALS]) {
@@ -379,7 +374,6 @@ fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
     assert!(told.try_recv().is_err(), "it is said once");
 }
 
-/// A machine that reads all of its memory in turn faults for each 2 MiB, not for each 64 KiB.
 #[test]
 fn a_walk_through_memory_is_supplied_ahead_of_its_faults() {
     if !vmm::has("a_walk_through_memory_is_supplied_ahead_of_its_faults", &[REMOVALS]) {
@@ -388,7 +382,6 @@ fn a_walk_through_memory_is_supplied_ahead_of_its_faults() {
     let stage = Stage::new(Image::new(19, 8192));
     let server = stage.serve(RestoreOptions::default());
     let mut monitor = Monitor::start(&stage.plan());
-    // Each fault is where the memory that was supplied ends, and doubles what comes behind the answer.
     let (mut end, mut window, mut faults) = (0, 0, 0);
     while end < 8192 {
         monitor.does(&format!("touch {end} 1 1"));

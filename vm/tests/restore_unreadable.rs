@@ -34,7 +34,6 @@ fn simulated(image: Image, bad: Range<u64>, times: FailureCount) -> (Cache, File
     (cache, file, device)
 }
 
-/// The machine that touches the sector gets SIGBUS; neighbouring pages, other machines and this process do not fail.
 #[test]
 fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
     let test = "an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it";

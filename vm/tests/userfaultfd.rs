@@ -2,8 +2,8 @@
 //! meanwhile.
 //!
 //! The VMs here are ranges of this process, touched by its threads; the server's threads run beside them. So the server
-//! leaves a VM that it gives up (`OnFailure::Leave`) and does not kill it. The command's tests have processes of their
-//! own, in which VMs are killed.
+//! leaves a VM that it gives up (`OnFailure::Leave`) and does not kill it. The command's tests kill VMs, in processes
+//! of their own.
 #![allow(unsafe_code, reason = "memory is mapped, touched and given back by address")]
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -26,13 +26,11 @@ use rustix::net::{
 };
 
 const PAGE: usize = 4096;
-/// Pages of each image.
 const PAGES: usize = 1024;
 
-/// The longest that a test waits for an event of the server.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// Whether this process may use userfaultfd; if not, it prints why the tests are skipped.
+/// If not, it prints why the tests are skipped.
 fn may() -> bool {
     match Uffd::create() {
         Ok(_) => true,
@@ -66,7 +64,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// Starts a server, and returns it with a receiver of its events.
+    /// A server, with a receiver of its events.
     fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<EventText>) {
         let (sender, receiver) = channel();
         options.on_failure = OnFailure::Leave;
@@ -83,7 +81,6 @@ impl Stage {
     }
 }
 
-/// An event as text.
 #[derive(Debug)]
 struct EventText(String);
 
@@ -97,7 +94,6 @@ impl EventText {
     }
 }
 
-/// Waits for an event whose text contains `text`.
 fn wait_for(events: &Receiver<EventText>, text: &str) -> String {
     loop {
         let EventText(event) = events.recv_timeout(WATCHDOG).expect("it is told in the end");
@@ -107,7 +103,6 @@ fn wait_for(events: &Receiver<EventText>, text: &str) -> String {
     }
 }
 
-/// Memory of a VM.
 struct Memory {
     base: *mut u8,
     pages: usize,
@@ -149,12 +144,10 @@ fn region(base: *mut u8, pages: usize, page_size: usize) -> String {
 }
 
 impl Memory {
-    /// A served VM of the whole image.
     fn new(stage: &Stage, features: u64) -> Self {
         Self::at(stage, map(PAGES), PAGE, features)
     }
 
-    /// The same, with memory that is mapped already, in pages of `page_size` bytes.
     fn at(stage: &Stage, base: *mut u8, page_size: usize, features: u64) -> Self {
         let uffd = Uffd::create().expect("it may be used");
         uffd.handshake(features).expect("the kernel has these");
@@ -187,9 +180,8 @@ impl Memory {
         }
     }
 
-    /// Gives pages back to the kernel, as a balloon does.
     fn remove(&self, first: usize, pages: usize) {
-        // SAFETY: the range is ours, and reads as zeros afterwards.
+        // SAFETY: the range is this test's, and reads as zeros afterwards.
         let result = unsafe {
             rustix::mm::madvise(self.base.add(first * PAGE).cast(), pages * PAGE, Advice::LinuxDontNeed)
         };
@@ -315,7 +307,7 @@ fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
     let memory = Memory::new(&stage, events);
     memory.expect_page(17);
     let target = map(64);
-    // SAFETY: both ranges are ours, and no thread touches the first one any more.
+    // SAFETY: both ranges are this test's, and no thread touches the first one any more.
     unsafe {
         let flags = MremapFlags::MAYMOVE;
         let from = memory.base.add(16 * PAGE).cast();
@@ -346,8 +338,8 @@ fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
     memory.expect_page(1);
     memory.write(PAGE, 77);
     memory.remove(64, 16);
-    // A raw system call, since the C library's `fork` keeps the allocator locked until the server, in this process, has
-    // read the event.
+    // A raw system call: the C library's `fork` keeps the allocator locked until the server, in this process, has read
+    // the event.
     // SAFETY: the child touches memory and ends; it allocates nothing and takes no lock.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
     if child == 0 {
@@ -361,7 +353,7 @@ fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
     assert!(child > 0);
     (200..300).for_each(|page| memory.expect_page(page));
     let mut status = -1;
-    // SAFETY: the child is ours, and is waited for once.
+    // SAFETY: the child is this process's, and is waited for once.
     let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((ended, status), (child, 0), "the child found something else");
     drop(server);
@@ -422,7 +414,6 @@ fn ask_for_the_image(socket: &UnixStream) -> OwnedFd {
 }
 
 impl Memory {
-    /// A VM that maps the image.
     fn mapped(stage: &Stage) -> Self {
         let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
         let image = ask_for_the_image(&socket);
@@ -493,7 +484,6 @@ fn clones_of_one_image_share_it_until_they_write() {
     assert_eq!((numbers.faults, numbers.mapped_bytes), (0, (PAGES * PAGE) as u64), "{numbers:?}");
 }
 
-/// Everything that the server answers before it closes the connection.
 fn answer(mut socket: &UnixStream) -> String {
     let mut text = String::new();
     // A server that closes the connection with bytes unread resets it, which is an end, too.
@@ -578,8 +568,8 @@ fn a_snapshot_that_changes_is_no_longer_served() {
     let file = std::fs::OpenOptions::new().write(true).open(stage.path("snapshot")).expect("it is ours");
     file.set_len((PAGES * PAGE / 2) as u64).expect("it is ours");
     file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("it is ours");
-    // The server does not answer this fault any more. A thread of a VM that is given up and left waits until no process
-    // holds the userfaultfd.
+    // The server does not answer this fault any more: a thread of a VM that is left waits until no process holds the
+    // userfaultfd.
     let memory = Arc::new(memory);
     let touch = {
         let memory = Arc::clone(&memory);

@@ -1,7 +1,7 @@
 //! Common: contents whose bytes follow from their names, and a device in memory that loses power and fails on request.
 //!
-//! Each read is compared with the bytes that its name says, so a test cannot forget to look. The device keeps what was
-//! there before each write since the last sync: a power cut puts any part of that back, sector by sector.
+//! Each read is compared with the bytes that its name says. The device keeps what was there before each write since the
+//! last sync: a power cut puts any part of that back, sector by sector.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -36,14 +36,12 @@ pub fn key(of: u64) -> ContentKey {
     ContentKey(bytes)
 }
 
-/// The bytes of `pages` pages of content `of` from `page` on.
 pub fn content(of: u64, page: u64, pages: u64) -> Vec<u8> {
     let words = PAGE_BYTES as u64 / 8;
     let word = |at: u64| Random(of << 40 ^ at).next().to_le_bytes();
     (page * words..(page + pages) * words).flat_map(word).collect()
 }
 
-/// Reads pages, compares them with what they should be, and says whether they were there.
 pub fn read_checked(store: &DiskStore, of: u64, page: u64, pages: u32) -> bool {
     let mut got = vec![0; pages as usize * PAGE_BYTES];
     let read =
@@ -61,12 +59,10 @@ pub struct Disk(Arc<State>);
 #[derive(Debug)]
 struct State {
     bytes: Mutex<Vec<u8>>,
-    /// Since the last sync: where, and what was there before.
     undo: Mutex<Vec<(usize, Vec<u8>)>>,
     pub writes_left: AtomicU64,
     pub reads_fail: AtomicBool,
     pub writes_fail: AtomicBool,
-    /// Whether writes are held back.
     holds: (Mutex<bool>, Condvar),
 }
 
@@ -98,7 +94,6 @@ impl Disk {
     pub fn fail_writes(&self, fail: bool) {
         self.0.writes_fail.store(fail, Ordering::Relaxed);
     }
-    /// Writes are held back from now on, or go on.
     pub fn hold(&self, hold: bool) {
         *self.0.holds.0.lock().unwrap() = hold;
         self.0.holds.1.notify_all();

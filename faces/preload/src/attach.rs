@@ -1,9 +1,8 @@
 //! Attach: asking the owner for the file behind a descriptor.
 //!
-//! What the kernel says of the file comes first: what is not regular, lies on a
-//! file system that is not served or is opened in a way that is not served is
-//! never asked for. The owner answers with the file, with how much the kernel is
-//! to read before it is asked again, or with why not.
+//! A file that is not regular, lies on a file system that is not served or is opened in a way that is not served is
+//! never asked for. The owner answers with the file, with how much the kernel is to read before it is asked again, or
+//! with why not.
 //!
 //! A descriptor that can write is attached for positional reads (`pread`), and only by
 //! an owner that looks at times: while it is open there is no lease on its file.
@@ -11,9 +10,8 @@
 //! The owner duplicates the descriptor from this process. Where the system does not let it, it says so, and the
 //! descriptor is sent (`join::send`).
 //!
-//! The owner's reads move no time of last access, and a hit is not the kernel's to
-//! notice. So the kernel is asked for a byte once, where there is none: at the end
-//! of the file. It moves the time by its own rule.
+//! The owner's reads and hits move no time of last access. So the kernel is asked for a byte once, where there is none,
+//! at the end of the file: it moves the time by its own rule.
 
 use core::ffi::c_int;
 
@@ -26,8 +24,8 @@ use crate::request_errors::{is_passing, why};
 use crate::table::{self, Attachment, FdWord, State};
 use crate::{audit, deferred_detach, descriptors, join, process, written};
 
-/// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
-/// owner's, or is left to the kernel.
+/// Asks the owner for the file behind a descriptor that may be served. Afterwards it is served, has an owner's credit,
+/// or is left to the kernel.
 pub fn attach(fd: c_int, word: FdWord) {
     let Some(_inside) = process::enter() else { return };
     deferred_detach::pay();
@@ -56,13 +54,11 @@ pub fn attach(fd: c_int, word: FdWord) {
     }
 }
 
-/// What the kernel says of a descriptor whose file can be served.
 struct ServableFile {
     stat: Stat,
     can_write: bool,
 }
 
-/// Whether a descriptor's file can be served, as far as the kernel knows.
 fn look_over(fd: c_int) -> Result<ServableFile, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
     if !stat.is_regular() || stat.size < 0 {
@@ -80,21 +76,19 @@ fn look_over(fd: c_int) -> Result<ServableFile, Reason> {
     match kernel::file_system(fd).map_or(FileSystem::NoContent, FileSystem::of) {
         FileSystem::NoContent => Err(Reason::NotRegular),
         system if !system.may_be_served(attach_policy.any_file_system) => Err(Reason::Unguaranteed),
-        // If it can write, its number has come to mean another file since it became a candidate: it is positioned then.
+        // If it can write, its number means another file by now: it is positioned then.
         _ => Ok(ServableFile { stat, can_write }),
     }
 }
 
-/// The kernel moves the time of the last access as if the file was read, if it would.
+/// Has the kernel move the time of the last access as for a read.
 fn note_access(fd: c_int, size: u64) {
     let mut byte = 0u8;
     // SAFETY: `byte` is one byte that may be written, if the file has grown meanwhile.
     let _ = unsafe { kernel::pread(fd, &raw mut byte, 1, size) };
 }
 
-/// What the owner answers to a viewer that would attach a file.
 enum Answer {
-    /// Here it is, of so many bytes.
     Attached(Attachment, u64),
     /// Ask again when the kernel has read so many bytes.
     AfterMore(u64),
@@ -102,7 +96,7 @@ enum Answer {
     Empty,
 }
 
-/// Asks the owner. A forked child becomes a viewer by that.
+/// Asks the owner; a forked child becomes a viewer first.
 fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'static Viewer, Answer), Reason> {
     let stat = &fit.stat;
     let viewer = join::join_to_read().ok_or(Reason::NoOwner)?;
@@ -142,5 +136,5 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
     Ok((viewer, answer))
 }
 
-/// How much of a file the kernel is to read before an owner is asked again that did not answer in time, in bytes.
+/// How many bytes of a file the kernel reads before an owner that was late is asked again.
 const LATE_BYTES: u64 = 1 << 20;

@@ -1,31 +1,29 @@
 //! Audit: processes with code that enters the kernel by itself.
 //!
-//! Such code may close a descriptor and open another file under its number,
-//! move its offset, or write, and no wrapper of ours is called for it. The owner can see
-//! whether there is such code ([`Operation::Examine`]); it is asked before the
-//! first file is attached, and again after an object was loaded (`loading.rs`).
+//! Such code may close a descriptor and open another file under its number, move its offset, or write, unseen by any
+//! wrapper. The owner can see whether there is such code ([`Operation::Examine`]); it is asked before the first file is
+//! attached, and again after an object was loaded (`loading.rs`).
 //!
 //! ```text
 //!   UNKNOWN --ask--> CLEAN      as everywhere else in this object
 //!      ^    `------> RESTRICTED only positional reads, each after a check of its descriptor; for good. So is a
-//!                               process whose C library could not be patched: its own calls need not come to us
+//!                               process whose C library could not be patched: its own calls may go unseen
 //!      |
 //!      `-- dlopen: every offset goes back to the kernel first; while it is under way nothing is attached,
 //!                  and what is attached is looked at before each read
 //! ```
 //!
-//! A look is `fstat` and `F_GETFL`: the same file, unchanged since it was
-//! attached, by a description that reads it plainly. A file that changed a moment ago is not attached, because one
-//! that changes again within a tick of the file system's clock looks unchanged. What is read after the look is
-//! what the descriptor was at the moment of the look; a thread that closes it in
-//! another thread meanwhile cannot tell that from a read that was a little earlier.
+//! A look is `fstat` and `F_GETFL`: the same file, unchanged since it was attached, by a description that reads it
+//! plainly. A file that changed a moment ago is not attached, because one that changes again within a tick of the file
+//! system's clock looks unchanged. A thread that closes the descriptor after the look cannot tell the
+//! read from one a little earlier.
 //!
 //! Invariants:
 //!  1. A descriptor is SERVED only if the state was CLEAN after that was said, or it is given back at once.
 //!  2. RESTRICTED is for good.
 //!
-//! Not an invariant: that code which a program writes for itself is seen. It is looked at as it is
-//! when the owner is asked.
+//! Not an invariant: that code which a program writes for itself is seen. Only what is there at the question is
+//! examined.
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use quinion_view::arena::control::{Operation, SyscallAudit};
@@ -34,7 +32,6 @@ use quinion_view::viewer::Viewer;
 use crate::kernel::{self, Stat};
 use crate::request_errors::is_passing;
 
-/// Loads that were begun (high half), loads under way, and the verdict (lowest bits).
 static STATE: AtomicU64 = AtomicU64::new(UNKNOWN);
 
 const UNKNOWN: u64 = 0;
@@ -49,22 +46,21 @@ fn loads_under_way(state: u64) -> bool {
     state as u32 >= UNDER_WAY as u32
 }
 
-/// Whether descriptors may be served at private offsets, and without looking at them again.
+/// Whether descriptors may be served at private offsets, and without looks.
 #[inline]
 pub fn is_clean() -> bool {
-    // SeqCst, partner: `begin_loading`, against `descriptors::publish`: a thread that has published a descriptor and is
-    // free here is seen by the load that begins later.
+    // SeqCst, partner: `begin_loading`, against `descriptors::publish`: the load that begins later sees the descriptor
+    // that a thread which is free here has published.
     let state = STATE.load(Ordering::SeqCst);
     state & VERDICT == CLEAN && !loads_under_way(state)
 }
 
-/// Whether it is known that code of the program's own may do anything.
 pub fn is_restricted() -> bool {
     STATE.load(Ordering::Relaxed) & VERDICT == RESTRICTED
 }
 
-/// Whether a descriptor may be served at a private offset from now on; the owner is asked if that is not known. `None`:
-/// it has not answered in time.
+/// Whether a descriptor may be served at a private offset from now on; asks the owner if that is not known. `None`: it
+/// has not answered in time.
 pub fn permits_offsets(viewer: &Viewer) -> Option<bool> {
     loop {
         let state = STATE.load(Ordering::SeqCst); // partner: `begin_loading`, as in `is_clean`
@@ -72,7 +68,7 @@ pub fn permits_offsets(viewer: &Viewer) -> Option<bool> {
             return Some(state & VERDICT == CLEAN && !loads_under_way(state));
         }
         let verdict = ask(viewer)?;
-        // Partner: `begin_loading`. A thread that began to load meanwhile has changed the state, and we ask again.
+        // Partner: `begin_loading`. If a load began meanwhile, the state has changed, and this thread asks again.
         let _ = STATE.compare_exchange(state, state | verdict, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
@@ -87,14 +83,14 @@ fn ask(viewer: &Viewer) -> Option<u64> {
     }
 }
 
-/// Restricted from now on. The caller has all offsets go back then.
+/// Restricts for good. The caller then gives all offsets back.
 pub fn restrict() {
     let restricted = |state| Some(state & !VERDICT | RESTRICTED);
     // SeqCst, partner: `is_clean`, as in `begin_loading`.
     let _ = STATE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, restricted);
 }
 
-/// An object is about to be loaded. The caller has all offsets go back then.
+/// An object is about to be loaded. The caller then gives all offsets back.
 pub fn begin_loading() {
     // SeqCst, partner: `is_clean`. The verdict is unknown from here on, in one step with the count.
     let mut state = STATE.load(Ordering::Relaxed);
@@ -108,7 +104,6 @@ pub fn begin_loading() {
     }
 }
 
-/// The object is there.
 pub fn end_loading() {
     STATE.fetch_sub(UNDER_WAY, Ordering::SeqCst); // partner: `is_clean`
 }
@@ -124,7 +119,7 @@ pub fn is_settled(stat: &Stat) -> bool {
 
 /// Whether `fd` still is a plain description of the file, as it was when that was attached.
 pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: i64) -> bool {
-    // What is attached is what may be found here (`attach.rs`, `look_over`), or it would be attached without end.
+    // The same flags as in `look_over` of `attach.rs`, or it would be attached without end.
     const LEFT_ALONE: i32 = kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH;
     kernel::fstat(fd).is_some_and(|now| {
         now.device == device && now.inode == inode && now.changed_nanos() == changed_nanos && now.is_regular()

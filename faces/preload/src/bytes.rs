@@ -1,13 +1,12 @@
 //! Bytes: what a read of a served descriptor brings.
 //!
 //! ```text
-//!   1 may what is cached be believed?    not sure -> look at the file's times first
+//!   1 may what is cached be used?        not sure -> look at the file's times first
 //!   2 copy, asking the owner for what is missing
 //!   3 the end of the file?               ask the kernel whether it still is there
 //! ```
 //!
-//! What is not plainly served ends with the descriptor given back to the
-//! kernel, which then has to answer.
+//! What is not plainly served is given back to the kernel, which then answers.
 
 use core::ffi::c_int;
 
@@ -25,25 +24,20 @@ pub const READ_BYTES_MAX: usize = 0x7fff_f000;
 /// How often a read looks again after the file was seen to have grown.
 const REVALIDATIONS_MAX: u32 = 3;
 
-/// Why a read has no bytes.
 #[derive(Clone, Copy)]
 pub enum Unserved {
     /// The descriptor has been given back to the kernel, which has to answer.
     ToKernel,
-    /// It would have to wait.
     NotReady,
 }
 
-/// A read of one buffer by a served descriptor.
 #[derive(Clone, Copy)]
 struct PartRead<'v> {
     viewer: &'v Viewer,
     fd: c_int,
-    /// Where in the file, in bytes.
     position: u64,
     to: Part,
     mode: ServeMode,
-    /// Whether this is all of the program's call.
     is_whole: bool,
 }
 
@@ -79,7 +73,7 @@ impl PartRead<'_> {
         self.transfer_inside(None)
     }
 
-    /// The same, of a read that may take system calls; or the rest of it, after a first look.
+    /// The same, of a read that may make system calls; or its rest after a first look.
     #[cold]
     fn transfer_inside(self, hit: Option<Hit>) -> Result<usize, Unserved> {
         let Self { viewer, fd, position, to, .. } = self;
@@ -110,7 +104,7 @@ impl PartRead<'_> {
         self.transfer_slowly(read)
     }
 
-    /// The kernel reads for once; the descriptor stays served, unless it cannot, and says so itself.
+    /// The kernel reads for once; the descriptor stays served, unless the kernel cannot read it.
     ///
     /// # Safety
     /// The buffer may be written.
@@ -125,12 +119,11 @@ impl PartRead<'_> {
         Ok(self.count_kernels(bytes))
     }
 
-    /// The kernel has read that many bytes for us; returns how many.
     fn count_kernels(self, bytes: usize) -> usize {
         let Self { viewer, is_whole, .. } = self;
         viewer.count(Counter::KernelReads, 1);
         viewer.count(Counter::KernelBytes, bytes as u64);
-        // `counted` takes them for served.
+        // Undoes the count in `counted`.
         viewer.count(Counter::Bytes, (bytes as u64).wrapping_neg());
         viewer.count(Counter::Reads, u64::from(is_whole).wrapping_neg());
         bytes
@@ -187,8 +180,8 @@ impl PartRead<'_> {
         Ok(read.map_or(0, |read| read.bytes))
     }
 
-    /// A read that must not wait finds nothing here: what the kernel has it brings, and what it has not it begins to
-    /// read, so that a thread that tries again gets on. The owner is told as well, once.
+    /// A read that must not wait finds nothing here: the kernel brings what it has and begins to read the rest, so that
+    /// a retry gets on. The owner is told as well, once.
     ///
     /// # Safety
     /// The buffer may be written.
@@ -214,7 +207,7 @@ impl PartRead<'_> {
 enum TimesCheck {
     /// What is cached is the file's.
     Right,
-    /// It was changed so lately that its times are not conclusive; or it is not guaranteed that it was not changed.
+    /// It was changed so lately that its times are not conclusive, or a change is not ruled out.
     Young,
     /// It is not to be served any more.
     Invalid(Reason),
@@ -241,7 +234,7 @@ fn look_at_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesChe
     if !stat.is_settled() {
         return TimesCheck::Young;
     }
-    // The owner looks after we did: what it leaves is no older than `stat`.
+    // The owner looks later than this thread did: what it leaves is no older than `stat`.
     match viewer.request(Operation::Revalidate, [table::file(fd).handle, 0, 0]) {
         Ok(_) => table::note_seen(fd, &stat),
         Err(error) if is_passing(&error) => return TimesCheck::Young,
@@ -250,7 +243,6 @@ fn look_at_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesChe
     TimesCheck::Right
 }
 
-/// Reads at `position` of a served descriptor. Returns how many bytes.
 #[inline(always)] // the caller knows the mode
 pub fn transfer_all(
     viewer: &Viewer,

@@ -9,11 +9,9 @@ use crate::forks;
 use crate::wrap::{call_real, names};
 
 names! {
-    /// Leaves every offset to the kernel, then forks.
     fork | __fork () -> c_int {
         forking(|| call_real!(fork() -> c_int))
     }
-    /// Leaves every offset to the kernel, then forks.
     _Fork() -> c_int {
         let copy = forks::begin_copy();
         let answer = call_real!(_Fork() -> c_int);
@@ -22,29 +20,23 @@ names! {
         }
         answer
     }
-    /// Leaves every offset to the kernel, then forks and goes on in the child.
     daemon(directory: c_int, streams: c_int) -> c_int {
         forking(|| call_real!(daemon(directory => c_int, streams => c_int) -> c_int))
     }
-    /// Leaves every offset to the kernel, then forks.
     forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int {
         forking(|| call_real!(forkpty(
             terminal => *mut c_int, name => *mut c_char, settings => *const c_void, size => *const c_void
         ) -> c_int))
     }
-    /// Leaves every offset to the kernel, then runs a program.
     system(command: *const c_char) -> c_int {
         forking(|| call_real!(system(command => *const c_char) -> c_int))
     }
-    /// Leaves every offset to the kernel, then runs a program.
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
         forking(|| call_real!(popen(command => *const c_char, mode => *const c_char) -> *mut c_void))
     }
-    /// Leaves every offset to the kernel, then runs a program.
     wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
         forking(|| call_real!(wordexp(words => *const c_char, result => *mut c_void, flags => c_int) -> c_int))
     }
-    /// Leaves every offset to the kernel, then runs a program.
     posix_spawn(
         process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char
@@ -54,7 +46,6 @@ names! {
             arguments => *const *mut c_char, environment => *const *mut c_char
         ) -> c_int))
     }
-    /// Leaves every offset to the kernel, then runs a program.
     posix_spawnp(
         process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char
@@ -66,7 +57,6 @@ names! {
     }
 }
 
-/// Runs a call that makes a child.
 #[inline]
 fn forking<T>(call: impl FnOnce() -> T) -> T {
     let fork = forks::begin_fork();
@@ -77,7 +67,7 @@ fn forking<T>(call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// Runs a call that makes a child which runs in our memory for a while.
+/// Runs a call that makes a child which runs in this process's memory for a while.
 #[inline]
 fn spawning(call: impl FnOnce() -> c_int) -> c_int {
     let spawn = forks::begin_spawn();

@@ -3,16 +3,14 @@
 //! | about to | what goes before |
 //! |---|---|
 //! | have other credentials or name spaces | the descriptors, and the cache's memory: it is another's from then on |
-//! | be forbidden system calls | the descriptors; and no thread is in the middle of a call of ours |
+//! | be forbidden system calls | the descriptors; and no thread is in the middle of a call of the library's |
 //! | have its addresses limited, or its memory locked | the descriptors, and the addresses that no thread needs |
 //!
-//! **Before system calls are forbidden** no thread of the process may be in the middle of one of ours: a filter may be
-//! set for all threads by one of them. So threads that may make one are counted (`process.rs`), and the count is
-//! waited for.
+//! A filter may be set for all threads by one of them. So threads that may make one of the library's system calls are
+//! counted (`process.rs`), and the count is waited for.
 //!
-//! Invariants:
-//!  1. A process whose credentials may have changed has neither the arena nor a page, and is no owner's viewer, for
-//!     good.
+//! Invariant: a process whose credentials may have changed has neither the arena nor a page, and is no owner's viewer,
+//! for good.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,11 +25,11 @@ use crate::thread_list::BlockedBy;
 use crate::viewer_memory::{PAGE, cover, say_there_is_no_owner, take_memory};
 use crate::{faults, process, viewer_memory};
 
-/// Whether system calls that are not the program's own may be forbidden.
+/// Whether the library's system calls may be forbidden.
 static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 
-/// This process is about to change its credentials, or to have other name spaces: it gives all descriptors back to the
-/// kernel, and what it had of the cache is gone before it goes on. So it is with children that it makes from here on.
+/// Before a change of credentials or name spaces: gives all descriptors and the cache's memory back, here and for
+/// children made from now on.
 pub fn leave_domain() {
     if is_on() {
         stop(Reason::Domain);
@@ -49,10 +47,10 @@ pub fn leave_domain() {
     }
 }
 
-/// System calls of ours are about to be forbidden to this process: it gives all descriptors back, and when this returns
-/// no thread is inside our code any more that may make one, and none will be.
+/// Before system calls are forbidden: gives all descriptors back, and returns when no thread is or will be inside code
+/// of the library's that may make one.
 pub fn confine() {
-    /// More than the steps that are no wait for the owner take.
+    /// More than the steps that do not wait for the owner take.
     const MARGIN_MILLIS: u32 = 500;
     static HAS_WAITED: AtomicBool = AtomicBool::new(false);
     if is_vfork_child() {
@@ -63,7 +61,7 @@ pub fn confine() {
     // A thread that asks again may not even look at the clock any more.
     if !HAS_WAITED.swap(true, Ordering::Relaxed) {
         wait_for_others(millis);
-        // As `leave_domain` would later, when that may be forbidden. If it cannot be done now, it is tried then.
+        // As `leave_domain` would later, when that may be forbidden. If it fails now, it is tried then.
         if let Some((_taken, memory)) = take_memory() {
             let _ = cover(memory);
         }
@@ -73,7 +71,6 @@ pub fn confine() {
     IS_CONFINED.store(true, Ordering::Relaxed); // read by this thread, or by one that may be confined or not
 }
 
-/// Waits until no call is counted, for so long at most.
 fn wait_for_others(millis: u32) {
     let (mut until, mut turn) = (None, 0);
     while counted_inside() != 0 {
@@ -86,19 +83,18 @@ fn wait_for_others(millis: u32) {
     }
 }
 
-/// This process is about to limit what addresses it has, or to lock all its memory: it gives all descriptors back to
-/// the kernel, and the addresses of the cache, that neither counts them.
+/// Before a limit of addresses, or a lock of all memory: gives all descriptors back, and the addresses of the cache, so
+/// that neither counts them.
 ///
-/// A read may be under way, in another thread, or in this one under a handler that calls this. What it copies is
-/// thrown away, as its descriptor has gone back. What it looks at faults if nothing is there, and our handler lets it
-/// find zeros ([`viewer_memory::mend`]). So as long as a thread holds that signal back, the addresses stay, with zeros
-/// there; that is looked at for a short time. What a thread looks at that holds it back in our own name stays: the
-/// first page of the arena, which says that there is no owner, and the process's own page.
+/// A read may be under way, in another thread, or in this one under a handler that calls this. What it copies is thrown
+/// away, as its descriptor has gone back. Its faults find zeros ([`viewer_memory::mend`]). So while a thread blocks
+/// that signal, the addresses stay, with zeros there; that is looked at for a short time. Two things stay for threads
+/// in which the library holds it back: the arena's first page, which says that there is no owner, and the process's own
+/// page.
 pub fn give_addresses_back() {
-    /// For threads that sleep: longer than a request takes whose answer does not come.
+    /// For threads that sleep: longer than a request that gets no answer.
     const SLEEPERS_MILLIS_MAX: u64 = 150;
-    /// For threads that run, on a machine with more of them than processors: a new one blocks all signals until it is
-    /// given its first turn.
+    /// For threads that run, where they outnumber the processors: a new one blocks all signals until its first turn.
     const RUNNERS_MILLIS_MAX: u64 = 2_000;
     if is_on() {
         stop_with(Reason::Limited, Actions::Stay);
@@ -126,7 +122,7 @@ pub fn give_addresses_back() {
         match kernel::other_threads_that_block(SIGSEGV) {
             BlockedBy::None => break,
             BlockedBy::Sleepers if now < asleep_since + SLEEPERS_MILLIS_MAX => {}
-            // One that is in our code is done soon, unless it waits for a processor.
+            // One in the library's code is done soon, unless it waits for a processor.
             BlockedBy::Sleepers if counted_inside() > 1 && now < begun + RUNNERS_MILLIS_MAX => {}
             BlockedBy::Runner if now < begun + RUNNERS_MILLIS_MAX => asleep_since = now,
             _ => return,
@@ -139,8 +135,8 @@ pub fn give_addresses_back() {
     taken.give_up();
 }
 
-/// A process that was forked from one that had zeros in the place of its memory keeps these as its own. The page of the
-/// switch tells it from a child of `vfork`: it is wiped.
+/// A process that was forked from one with zeros in the place of its memory keeps these as its own. The wiped page of
+/// the switch tells it from a child of `vfork`.
 fn inherit_zeros() {
     let page = process::page();
     viewer_memory::inherit_zeros(|| {

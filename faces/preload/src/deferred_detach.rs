@@ -6,20 +6,20 @@
 //!                                                          attaches or removes a file--> told
 //! ```
 //!
-//! An owner that was stopped, or had no processor, for longer than a request waits is told nothing until it moves
-//! again. A handle that it is not told of then would keep its file open until this process ends: the space of a removed
-//! file would not come back, and its file system could not be unmounted.
+//! An owner that was stopped, or had no processor, for longer than a request waits is told nothing. A handle that it is
+//! not told of later would keep its file open until this process ends: the space of a removed file would not come back,
+//! and its file system could not be unmounted.
 //!
-//! Not an invariant: that all is told. The owner takes back at the end of the process what finds no place here, what a
-//! process owes that touches no file any more, and what one owed that has stopped while the owner was late. A forked
-//! child owes nothing: the handles are its parent's.
+//! Not an invariant: that all is told. At the end of the process the owner takes back what found no place here, what a
+//! process owes that touches no file any more, and what one owed that stopped while the owner was late. A forked child
+//! owes nothing.
 
 use quinion_view::arena::control::Operation;
 use quinion_view::viewer::RequestError;
 
 use crate::{deferred_handles, process};
 
-/// Tells the owner that a handle is not used any more, now or later.
+/// Tells the owner, now or later, that a handle is not used any more.
 pub fn give_back(handle: u64) {
     pay();
     if !tell(handle) {
@@ -27,7 +27,7 @@ pub fn give_back(handle: u64) {
     }
 }
 
-/// Tells the owner what it could not be told, as far as it listens. The caller is counted ([`process::enter`]).
+/// Tells the owner what it could not be told, as far as it answers. The caller is counted ([`process::enter`]).
 #[inline]
 pub fn pay() {
     if deferred_handles::are_pending() {

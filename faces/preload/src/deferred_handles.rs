@@ -8,18 +8,15 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const PLACES: usize = 1024;
 
-/// Handles, 0 for none. A number is in one place at most, as one thread gives it back.
 static HANDLES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
-/// Whether there may be any. A hint: a thread that misses one leaves it to the next.
+/// A hint: a thread that misses one leaves it to the next.
 static ARE_PENDING: AtomicBool = AtomicBool::new(false);
 
-/// Whether there may be something that the owner was not told.
 pub fn are_pending() -> bool {
     ARE_PENDING.load(Ordering::Relaxed)
 }
 
-/// Notes one more.
 #[cold]
 pub fn keep(handle: u64) {
     let put =
@@ -28,7 +25,6 @@ pub fn keep(handle: u64) {
     ARE_PENDING.store(true, Ordering::Relaxed);
 }
 
-/// Has `tell` tell the owner of each, until it cannot.
 #[cold]
 pub fn send_all(tell: impl Fn(u64) -> bool) {
     ARE_PENDING.store(false, Ordering::Relaxed); // a thread that keeps one from here on says so again
@@ -40,7 +36,7 @@ pub fn send_all(tell: impl Fn(u64) -> bool) {
     }
 }
 
-/// In a forked child, by its only thread. A child whose parent owes nothing, as nearly all, writes nothing.
+/// In a forked child, by its only thread. It writes only if the parent owes something: nearly none does.
 pub fn forget() {
     if ARE_PENDING.swap(false, Ordering::Relaxed) {
         HANDLES.iter().for_each(|place| place.store(0, Ordering::Relaxed));

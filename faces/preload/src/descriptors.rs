@@ -1,8 +1,8 @@
-//! Descriptors: how a descriptor's offset passes from the kernel to us and back, and what is told of that.
+//! Descriptors: how a descriptor's offset passes from the kernel to the library and back.
 //!
-//! The protocol is `quinion_view::fdstate`'s, and the words are in `table.rs`. This file gives the protocol the system
-//! calls it needs and tells the owner and the counters what came of it; it decides nothing about offsets itself. A
-//! number that comes to be of another opening is in `new_descriptors.rs`.
+//! The protocol is `quinion_view::fdstate`'s, and the words are in `table.rs`. This file makes the protocol's system
+//! calls and tells the owner and the counters the outcome; it decides nothing about offsets. A number's new opening is
+//! in `new_descriptors.rs`.
 //!
 //! ```text
 //!   candidate, shared --publish--> served, positioned        a file of the owner's is behind it
@@ -10,9 +10,8 @@
 //!        '--share--> shared --detach--> the kernel's         for good: the offset alone, or all of it
 //! ```
 //!
-//! SHARED does not mean that the descriptor is known to be readable; it permits an attach to check: a thread that
-//! attaches looks at the descriptor that there is then. So it may be said of a number too often, and a forked child
-//! says it of all it inherited.
+//! SHARED does not mean that the descriptor is known to be readable: a thread that attaches looks at the descriptor
+//! that there is then. So a number may be called shared too often, and a forked child calls all it inherited so.
 //!
 //! Invariants:
 //!  1. The kernel's offset is right before any call that uses it runs: a thread that wants one shares or detaches
@@ -24,8 +23,8 @@
 //! Whatever here makes a system call is counted first ([`process::enter`]), or does nothing: a process that has stopped
 //! has given all back.
 //!
-//! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
-//! against forking, attaching against stopping. In their one order the second sees the first.
+//! Opening against forking, and attaching against stopping: each thread publishes and then looks for the other's, in
+//! SeqCst steps. In their one order the second sees the first.
 
 use quinion_view::arena::control::Reason;
 use quinion_view::fdstate::{Fd, Process};
@@ -36,7 +35,6 @@ use crate::process::count_reason as count;
 use crate::table::{self, Attachment, FdWord, OFFSETS_MAX, State, cell, end, identity, look, tell};
 use crate::{audit, deferred_detach, process};
 
-/// What the protocol needs for the descriptor of this number.
 pub struct KernelProcess(i32);
 
 impl Process for KernelProcess {
@@ -52,7 +50,7 @@ impl Process for KernelProcess {
         let _ = kernel::lseek(self.0, offset as i64, kernel::SEEK_SET);
     }
     fn wait(&self, turn: u32) {
-        // A thread that is moving it is counted, so it ends also if we may not sleep any more.
+        // The thread that moves it is counted, so that ends even if this one may not sleep any more.
         match process::enter() {
             Some(_inside) => kernel::wait(turn),
             None => core::hint::spin_loop(),
@@ -69,12 +67,10 @@ pub fn at(fd: i32) -> Option<Fd<'static, KernelProcess>> {
     cell(fd).map(|cell| Fd::new(cell, KernelProcess(fd)))
 }
 
-/// The word of `fd` once no thread is moving it.
 pub fn look_settled(fd: i32) -> Option<FdWord> {
     at(fd).map(|at| at.settled())
 }
 
-/// The descriptor is about to be closed.
 #[inline]
 pub fn forget(fd: i32) {
     if look(fd).is_some_and(|word| word.state() != State::Unknown)
@@ -89,7 +85,6 @@ fn give_back_any(handle: Option<u64>) {
     handle.into_iter().for_each(deferred_detach::give_back);
 }
 
-/// Forgets descriptors `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
     let end = end();
     for fd in first..end.min(last.saturating_add(1)) {
@@ -100,12 +95,11 @@ pub fn forget_range(first: u32, last: u32) {
 // ---- candidates that the kernel serves for a while ------------------------------------------------------
 
 /// The kernel is about to read a candidate at its offset. `false` if it is no candidate with a credit; else
-/// [`end_kernels_read`] is to be called.
+/// [`end_kernels_read`] must follow.
 pub fn begin_kernels_read(fd: i32, bytes: u64) -> bool {
     at(fd).is_some_and(|at| at.begin_kernels_call(bytes))
 }
 
-/// It is over.
 pub fn end_kernels_read(fd: i32) {
     if let Some(at) = at(fd) {
         at.end_kernels_call();
@@ -114,8 +108,8 @@ pub fn end_kernels_read(fd: i32) {
 
 // ---- serving ------------------------------------------------------------------------------------------
 
-/// Makes a candidate, at whose offset the kernel does not read, served from that offset on, and one that is shared or
-/// can write positioned. `false` if it is neither any more.
+/// Makes a candidate that the kernel does not read served from its offset on, and one that is shared or can write
+/// positioned. `false` if it is neither any more.
 pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     let Some(_inside) = process::enter() else { return false };
     let Some(at) = at(fd) else { return false };
@@ -128,7 +122,7 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     {
         count(Reason::Writable);
     }
-    // A thread may have begun to read at the private offset: it goes back, whether or not we have stopped meanwhile.
+    // A thread may have begun to read at the private offset: it goes back, stopped or not.
     if !process::may_serve_more() {
         detach_inside(fd, Reason::Passed);
     } else if !audit::is_clean() {
@@ -137,7 +131,7 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     true
 }
 
-/// Whether a descriptor that was found attached still is what was attached. If not, it is to be looked at anew.
+/// Whether a descriptor that was found attached still is what was attached.
 pub fn is_still(fd: i32, word: FdWord) -> bool {
     let Some(_inside) = process::enter() else { return false };
     if let Some((device, inode, changed_at)) = table::identity_as_of(fd)
@@ -151,8 +145,8 @@ pub fn is_still(fd: i32, word: FdWord) -> bool {
     false
 }
 
-/// Gives back what a restricted process has closed or replaced by calls that we do not see, as far as the next reader
-/// of its number would find that out.
+/// Gives back what a restricted process has closed or replaced unseen, as far as the next reader of its number would
+/// notice.
 pub fn give_back_unseen() {
     if !audit::is_restricted() {
         return;
@@ -164,7 +158,7 @@ pub fn give_back_unseen() {
     }
 }
 
-/// Gives the kernel its offset of a descriptor that is served; it may be served again when that is right again.
+/// Gives the kernel its offset of a served descriptor, for a while.
 fn pause(fd: i32) {
     if look(fd).is_some_and(|word| matches!(word.state(), State::Served | State::Moving))
         && let Some(_inside) = process::enter()
@@ -179,15 +173,15 @@ fn pause_inside(fd: i32) {
     }
 }
 
-/// The same of all descriptors, because code that was not examined is about to run.
+/// The same of all descriptors, before code that was not examined runs.
 pub fn pause_all() {
     for fd in 0..end() {
         pause(fd as i32);
     }
 }
 
-/// Seeks in a candidate or a served descriptor as the kernel does, while no other thread can begin or go on to serve
-/// it; the answer is the kernel's. `None`: it is neither any more.
+/// A kernel's seek in a candidate or a served descriptor, while no other thread can serve it. `None`: it is neither any
+/// more.
 pub fn seek(fd: i32, from: FdWord, offset: i64, whence: i32) -> Option<Result<u64, Errno>> {
     let _inside = process::enter()?;
     let seek = || kernel::lseek(fd, offset, whence).map(|now| now as u64);
@@ -198,7 +192,7 @@ pub fn seek(fd: i32, from: FdWord, offset: i64, whence: i32) -> Option<Result<u6
     Some(answer)
 }
 
-/// Puts the kernel's offset of a served descriptor right for a call that looks at it; it stays served.
+/// Sets the kernel's offset of a served descriptor for a call that looks at it; it stays served.
 pub fn show_offset(fd: i32) {
     if let Some(_inside) = process::enter()
         && let Some(at) = at(fd)
@@ -209,8 +203,7 @@ pub fn show_offset(fd: i32) {
 
 // ---- going back to the kernel ---------------------------------------------------------------------------
 
-/// Leaves the offset of `fd` to the kernel for good; it is right afterwards. Positional reads are served
-/// still.
+/// Leaves the offset of `fd`, set right, to the kernel for good. Positional reads are served still.
 #[inline]
 pub fn share(fd: i32, reason: Reason) {
     if look(fd).is_some_and(|word| !word.is_offset_kernels()) {
@@ -227,7 +220,7 @@ fn share_now(fd: i32, reason: Reason) {
     }
 }
 
-/// Leaves `fd` to the kernel for good; the kernel's offset is right afterwards.
+/// Leaves `fd`, its offset set right, to the kernel for good.
 #[inline]
 pub fn detach(fd: i32, reason: Reason) {
     let Some(word) = look(fd) else { return };
@@ -251,21 +244,18 @@ pub fn detach_inside(fd: i32, reason: Reason) {
     }
 }
 
-/// Leaves all descriptors to the kernel.
 pub fn detach_all(reason: Reason) {
     for fd in 0..end() {
         detach(fd as i32, reason);
     }
 }
 
-/// Leaves all offsets to the kernel.
 pub fn share_all(reason: Reason) {
     for fd in 0..end() {
         share(fd as i32, reason);
     }
 }
 
-/// Leaves all descriptors of a file that are attached to the kernel.
 pub fn leave_file(device: u64, inode: u64) {
     for fd in 0..end() {
         let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());

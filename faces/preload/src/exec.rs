@@ -1,12 +1,11 @@
 //! Exec: the calls by which this process becomes another program.
 //!
 //! The new program inherits what is not closed, with the kernel's offsets. So they are put right first, as before a
-//! fork; and what another thread opens from then on, until the kernel has ended that thread, is inherited too. So the
-//! call counts as a fork under way (`forks.rs`): no descriptor gets a private offset meanwhile. If it fails the count
-//! is taken back.
+//! fork. What another thread opens until the kernel has ended it is inherited too, so the call counts as a fork under
+//! way (`forks.rs`): no descriptor gets a private offset meanwhile. A failed call takes the count back.
 //!
-//! The forms with a list of arguments have no number of them. Ours put those that came in registers before those on
-//! the stack, where they make an array as the other forms want it:
+//! The forms with a list put the arguments from registers before those on the stack, where they make the other forms'
+//! array:
 //!
 //! ```text
 //!   execl(path, a, b, c, d, e, f, .., NULL)     stack at its entry  [ back | f, .., NULL ]
@@ -22,10 +21,9 @@ use crate::kernel::number;
 use crate::wrap::{call_real, names};
 use crate::{forks, ld_preload, real};
 
-/// A list of strings, as the C library takes it.
 type List = *const *const c_char;
 
-/// Runs a call that makes this process another program, if it does not fail. The new program has this environment.
+/// Runs a call that, if it does not fail, makes this process another program, with this environment.
 fn becoming<T>(environment: List, call: impl FnOnce() -> T) -> T {
     let exec = forks::begin_fork();
     ld_preload::forget_in(environment as usize);
@@ -36,7 +34,6 @@ fn becoming<T>(environment: List, call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// The same by the system calls' numbers; the answer is that of `syscall`.
 pub fn by_number(number: usize, args: [usize; 5]) -> isize {
     let environment = if number == number::EXECVE { args[2] } else { args[3] };
     let [a, b, c, d, e] = args;
@@ -47,39 +44,33 @@ pub fn by_number(number: usize, args: [usize; 5]) -> isize {
 }
 
 names! {
-    /// The new program inherits what is not closed.
     execve(path: *const c_char, arguments: List, environment: List) -> c_int {
         becoming(environment, || {
             call_real!(execve(path => *const c_char, arguments => List, environment => List) -> c_int)
         })
     }
-    /// As `execve`. The new program has the environment that the C library says is this one's. Where that is not
-    /// patched, as in a program that was started when the owner had ended, `execve` is called inside of it and does
-    /// not come by here.
+    /// The environment is the one that the C library says is this process's. Where that is not patched, as in a program
+    /// that was started when the owner had ended, `execve` is called inside of it and does not come by here.
     execv(path: *const c_char, arguments: List) -> c_int {
         becoming(real::environment(), || {
             call_real!(execv(path => *const c_char, arguments => List) -> c_int)
         })
     }
-    /// As `execv`.
     execvp(name: *const c_char, arguments: List) -> c_int {
         becoming(real::environment(), || {
             call_real!(execvp(name => *const c_char, arguments => List) -> c_int)
         })
     }
-    /// As `execve`.
     execvpe(name: *const c_char, arguments: List, environment: List) -> c_int {
         becoming(environment, || {
             call_real!(execvpe(name => *const c_char, arguments => List, environment => List) -> c_int)
         })
     }
-    /// As `execve`.
     fexecve(fd: c_int, arguments: List, environment: List) -> c_int {
         becoming(environment, || {
             call_real!(fexecve(fd => c_int, arguments => List, environment => List) -> c_int)
         })
     }
-    /// As `execve`.
     execveat(at: c_int, path: *const c_char, arguments: List, environment: List, flags: c_int) -> c_int {
         becoming(environment, || call_real!(execveat(
             at => c_int, path => *const c_char, arguments => List, environment => List, flags => c_int
@@ -109,11 +100,9 @@ unsafe extern "C" fn execvp_listed(name: *const c_char, arguments: List) -> c_in
     unsafe { execvp(name, arguments) }
 }
 
-/// The forms with a list: `name => what takes it as an array`.
 macro_rules! listed {
     ($($(#[$doc:meta])* $name:ident => $array:ident;)*) => { $(
         $(#[$doc])*
-        ///
         /// # Safety
         /// That of the C library's function of this name.
         #[unsafe(no_mangle)]
@@ -136,10 +125,7 @@ macro_rules! listed {
 }
 
 listed! {
-    /// As `execv`.
     execl => execv_listed;
-    /// As `execvp`.
     execlp => execvp_listed;
-    /// As `execve`.
     execle => execve_listed;
 }

@@ -1,20 +1,18 @@
 //! Faults: reads into memory that the program does not have, which are the kernel's to answer.
 //!
 //! ```text
-//!   read(fd, bad, n) --served--> copy --fault--> SIGSEGV or SIGBUS --> `decide`: in a copy of ours?
+//!   read(fd, bad, n) --served--> copy --fault--> SIGSEGV or SIGBUS --> `decide`: in a copy?
 //!                                  ^                                     | yes: counted, the copy ends early
 //!                                  '-------------------------------------'
 //!                    the count has changed --> the real read: EFAULT, or how many bytes there was room for
 //! ```
 //!
-//! The kernel copies to a bad address and notices. Our copy cannot ask before without a system call for each hit, so
-//! it notices as the kernel does: by the fault. The blocks that copy have noted where they begin and end
-//! ([`resume_after_fault`]); a fault there is counted ([`seen`]) and the copy ends, and with it all of the read: as
-//! from the kernel, nothing is written behind the first bad byte. The reader compares the count
-//! with what it was before, and if it has changed, leaves the call to the kernel. That another thread faulted
-//! meanwhile costs no more than that.
+//! The kernel copies to a bad address and notices. The library cannot ask before without a system call for each hit, so
+//! it notices by the fault. The blocks that copy have noted where they begin and end ([`resume_after_fault`]); a fault
+//! there is counted ([`seen`]) and ends all of the read: nothing is written behind the first bad byte. If the count has
+//! changed over a read, perhaps by another thread's fault, the reader leaves the call to the kernel.
 //!
-//! So the two signals have a handler of ours, and the program must not see that:
+//! So the two signals have a handler of the library's, and the program must not see that:
 //!
 //! ```text
 //!   sigaction(SIGSEGV, {H, flags})  -->  kernel: {entry i, flags | SA_SIGINFO}    ENTRIES[i] = {H, flags}
@@ -22,25 +20,24 @@
 //!   signal, not of a copy           -->  entry i: `decide`, and a jump to H as if the kernel had called it
 //! ```
 //!
-//! There are some entries, each a few instructions that know their own number, and each stands for one action for
-//! good. So the kernel's table is the only one that changes: two threads that set an action at once, a forked child,
-//! a child of `vfork` with a table of its own in our memory need no rule of their own. The default action has an
-//! entry, too: what is no copy's fault gets the default put back and is sent once more, to arrive where the
-//! instruction stands. Masks, other stacks and the other flags are the kernel's business, as they are the program's.
+//! Each entry is a few instructions that know their own number, and stands for one action for good. So the kernel's
+//! table is the only one that changes: threads that set an action at once, a forked child, or a child of `vfork` need
+//! no rule. The default action has an entry, too: what is no copy's fault gets the default put back and is sent once
+//! more, to arrive where the instruction stands. Masks, other stacks and the other flags are the kernel's.
 //!
 //! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process
-//! gave its addresses back before it limited them. An instruction of ours that faults there finds zeros and goes on,
-//! and its read, too, is the kernel's to answer ([`viewer_memory::mend`]).
+//! gave its addresses back. An instruction of the library's that faults there finds zeros and goes on, and the kernel
+//! answers its read, too ([`viewer_memory::mend`]).
 //!
 //! The calls by which a program sets them are in `sigaction.rs`.
 //!
 //! Invariants:
 //!  1. An entry that was given away never means another action.
 //!  2. After [`uninstall`] the kernel's actions are the program's own. A process that has given the cache's addresses
-//!     back keeps ours, as long as nothing is forbidden to it.
+//!     back keeps the library's, as long as nothing is forbidden to it.
 //!
-//! Not an invariant: that a fault of a copy comes to us. A thread that blocks the signal is ended by it, and a
-//! program that sets a handler by instructions of its own gets it.
+//! Not an invariant: that a fault of a copy reaches the library. It ends a thread that blocks the signal, and goes to a
+//! handler that the program sets by instructions of its own.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -55,7 +52,6 @@ const SIGBUS: c_int = 7;
 const SIGNALS: [c_int; 2] = [SIGBUS, SIGSEGV];
 const SIG_DFL: usize = 0;
 
-/// The action of a signal that is ignored.
 pub const SIG_IGN: usize = 1;
 
 const SA_SIGINFO: u32 = 4;
@@ -64,19 +60,18 @@ const SA_ONSTACK: u32 = 0x0800_0000;
 const SA_NODEFER: u32 = 0x4000_0000;
 const SA_RESETHAND: u32 = 0x8000_0000;
 
-/// The flags of which the kernel is told something else than we were.
+/// The flags of which the kernel is told something else than the program asked for.
 const OURS: u32 = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | SA_RESETHAND;
 
 // ---- the count, and reading what may not be there --------------------------------------------------------
 
-/// How many faults of copies there were.
 pub use quinion_view::folio::copy::faults as seen;
 
 /// Copies `to.len()` bytes from an address of the program's; whether they could be read. Only while
 /// [`process::is_on`].
 pub fn read(from: usize, to: &mut [u8]) -> bool {
     let before = seen();
-    // SAFETY: the target is ours; what of the source is not there, or is being changed, is as the essay says.
+    // SAFETY: the target is the library's; what of the source is not there, or is being changed, is as the essay says.
     unsafe { copy_out(from as *const u8, to.as_mut_ptr(), to.len()) };
     seen() == before
 }
@@ -86,7 +81,7 @@ pub fn read(from: usize, to: &mut [u8]) -> bool {
 const ENTRIES: usize = 32;
 const ENTRY_BYTES: usize = 16;
 
-/// What an entry stands for: a program's action, as far as the kernel is told another.
+/// A program's action that an entry stands for.
 struct SavedAction {
     state: AtomicU32,
     handler: AtomicUsize,
@@ -140,17 +135,15 @@ fn first_entry() -> usize {
     (&raw const quinion_entries).addr()
 }
 
-/// The action behind a handler's address, if that is an entry of ours, or inside one.
 fn entry_at(address: usize) -> Option<&'static SavedAction> {
     let entry = ACTIONS.get(address.wrapping_sub(first_entry()) / ENTRY_BYTES)?;
     (entry.state.load(Ordering::Acquire) == GIVEN).then_some(entry) // partner: the Release in `entry_for`
 }
 
-/// The entry for an action; `None` if there are too many.
 fn entry_for(handler: usize, flags: u32) -> Option<usize> {
     let flags = flags & OURS;
     for (number, entry) in ACTIONS.iter().enumerate() {
-        // A handler that interrupts us while we have one claimed takes the next; so do others.
+        // A handler that interrupts this thread while it has one claimed takes the next.
         // Acquire, partner: the Release below.
         let claim = entry.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Acquire);
         if claim.is_ok() {
@@ -170,15 +163,15 @@ fn entry_for(handler: usize, flags: u32) -> Option<usize> {
 
 // ---- when a signal comes ---------------------------------------------------------------------------------
 
-/// Where to go on: 0 is back to where the signal came.
+/// Where to go on; 0: back to where the signal came.
 extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: usize) -> usize {
     /// Where the kernel's structures have the code, and the address of the next instruction.
     const CODE_AT: usize = 8;
     const NEXT_AT: usize = 168;
-    /// And where they have the address that was not there, if that is why.
+    /// Where they have the address that was not there.
     const ADDRESS_AT: usize = 16;
     const SEGV_MAPERR: i32 = 1;
-    /// Not of any instruction: memory that failed, and that was not accessed yet.
+    /// Memory that failed before it was accessed.
     const BUS_MCEERR_AO: i32 = 5;
     if !info.is_null() && !context.is_null() {
         // SAFETY: with SA_SIGINFO the kernel gives both, and the context may be changed.
@@ -201,7 +194,6 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
     let Some(entry) = entry_at(at) else { return 0 };
     let (handler, flags) = (entry.handler.load(Ordering::Relaxed), entry.flags.load(Ordering::Relaxed));
     if handler == SIG_DFL {
-        // If the second is forbidden, the instruction faults again.
         kernel::set_signal_action(signal, &kernel::SignalAction::default());
         kernel::send_to_this_thread(signal, info);
         return 0;
@@ -212,7 +204,6 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
     handler
 }
 
-/// Whether an instruction is this object's.
 fn is_our_code(at: usize) -> bool {
     unsafe extern "C" {
         // The linker's.
@@ -224,7 +215,6 @@ fn is_our_code(at: usize) -> bool {
 
 core::arch::global_asm!(".hidden __ehdr_start", ".hidden etext");
 
-/// A handler for one time has had its time.
 fn reset(signal: c_int, flags: u32) {
     let Some(_inside) = process::enter() else { return };
     if let Some(mut action) = kernel::signal_action(signal) {
@@ -235,7 +225,6 @@ fn reset(signal: c_int, flags: u32) {
     }
 }
 
-/// What the kernel is told for a program's flags.
 fn reported_flags(handler: usize, flags: u32) -> u32 {
     match handler {
         SIG_DFL => flags & !(SA_RESETHAND | SA_NODEFER) | SA_SIGINFO | SA_ONSTACK,
@@ -245,10 +234,9 @@ fn reported_flags(handler: usize, flags: u32) -> u32 {
 
 // ---- actions ---------------------------------------------------------------------------------------------
 
-/// Whether the signals' actions are ours.
+/// Whether the signals' actions are the library's.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// The C library's `struct sigaction`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Action {
@@ -259,7 +247,6 @@ pub struct Action {
 }
 
 impl Action {
-    /// Of this handler, mask and flags.
     pub fn new(handler: usize, mask: u64, flags: u32) -> Self {
         let mut action = Self { handler, mask: [0; 16], flags, restorer: 0 };
         action.mask[0] = mask;
@@ -277,7 +264,6 @@ impl Action {
         Some(Self { handler, flags: reported_flags(self.handler, self.flags), ..*self })
     }
 
-    /// What the program is to hear in place of this.
     pub fn heard(&self) -> Self {
         let Some(entry) = entry_at(self.handler) else { return *self };
         let flags = entry.flags.load(Ordering::Relaxed);
@@ -288,16 +274,15 @@ impl Action {
     }
 }
 
-/// The C library's own `sigaction`.
 pub fn real_action(signal: c_int, action: *const Action, old: *mut Action) -> c_int {
     call_real!(sigaction(signal => c_int, action => *const Action, old => *mut Action) -> c_int)
 }
 
-/// Takes the two signals over. Where one is ignored, or they cannot be, nothing may be served. For the constructor, and
-/// for a thread that has stopped and needs them again.
+/// Takes the two signals over, for the constructor, and for a thread that has stopped and needs them again. Where one
+/// is ignored, or they cannot be taken, nothing may be served.
 #[must_use]
 pub fn install() -> bool {
-    IS_ON.store(true, Ordering::Relaxed); // before any other thread, or before we look
+    IS_ON.store(true, Ordering::Relaxed); // before any other thread, or before this one looks
     SIGNALS.into_iter().all(|signal| {
         let mut old = Action::new(SIG_DFL, 0, 0);
         if real_action(signal, core::ptr::null(), &raw mut old) != 0 {
@@ -311,7 +296,7 @@ pub fn install() -> bool {
             else {
                 return false;
             };
-            // A thread that set an action between our look and our change had its thrown out: it goes in again.
+            // An action that another thread set between the look and the change goes in again.
             let mut out = old;
             if real_action(signal, &raw const new, &raw mut out) != 0 {
                 return false;
@@ -329,21 +314,20 @@ pub fn install() -> bool {
     })
 }
 
-/// Whether faults of our own instructions come to us from here on, though the process is served no more.
+/// Whether the library gets the faults of its own instructions from here on, though the process is served no more.
 #[must_use]
 pub fn stay_installed() -> bool {
     let is_ours = |signal| kernel::signal_action(signal).is_some_and(|it| entry_at(it.handler).is_some());
     IS_ON.load(Ordering::Relaxed) && is_ours(SIGSEGV) || install() && is_ours(SIGSEGV)
 }
 
-/// Gives the kernel the program's own actions back.
 pub fn uninstall() {
     if IS_ON.swap(false, Ordering::Relaxed) {
         put_back_all();
     }
 }
 
-/// The same, of a process of which that was not done when it stopped; those that it was forked from keep theirs.
+/// [`uninstall`], of a process that stopped without; those that it was forked from keep theirs.
 pub fn put_back() {
     if IS_ON.load(Ordering::Relaxed) {
         put_back_all();
@@ -357,7 +341,6 @@ fn put_back_all() {
             continue;
         };
         let mut next = own_action(there);
-        // A thread that set an action between our look and our change had its thrown out: it goes in again.
         while let Some(out) = kernel::set_signal_action(signal, &next) {
             if out.handler == there.handler {
                 break;
@@ -367,7 +350,6 @@ fn put_back_all() {
     }
 }
 
-/// The program's own action, of one that the kernel has.
 fn own_action(found: kernel::SignalAction) -> kernel::SignalAction {
     let Some(entry) = entry_at(found.handler) else { return found };
     let handler = entry.handler.load(Ordering::Relaxed);
@@ -375,7 +357,7 @@ fn own_action(found: kernel::SignalAction) -> kernel::SignalAction {
     kernel::SignalAction { handler, flags, ..found }
 }
 
-/// Whether it is one of the two signals, and its action ours.
+/// Whether it is one of the two signals, and its action the library's.
 pub fn is_ours(signal: c_int) -> bool {
     SIGNALS.contains(&signal) && IS_ON.load(Ordering::Relaxed)
 }

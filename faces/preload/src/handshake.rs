@@ -1,15 +1,15 @@
-//! Handshake: what a process asks of an owner to become a viewer, or to have it take a descriptor.
+//! Handshake: what a process asks of an owner, to become a viewer or to have it take a descriptor.
 //!
 //! ```text
-//!   connect --> is it our own user who listens? --Hello--> Welcome, and descriptors --> map them, close them
+//!   connect --> is the listener its own user? --Hello--> Welcome, and descriptors --> map them, close them
 //! ```
 //!
-//! The owner decides by what the kernel says of this process whether it may view the cache. It sends the arena and what
-//! all viewers see, both for reading alone, and a page that no other process has. A child inherits neither the arena
-//! nor the page (`MADV_DONTFORK`); a core has neither.
+//! The owner decides by what the kernel says of this process. It sends the arena and what all viewers see, read-only,
+//! and a page that no other process has. A child inherits neither the arena nor the page (`MADV_DONTFORK`); a core has
+//! neither.
 //!
-//! Nothing here says whether this process is a viewer: `process.rs` does, once it was given what is answered here. The
-//! constructor joins (`start.rs`), and so does a forked child (`join.rs`). It notes here when its owner was too late.
+//! `process.rs` says whether this process is a viewer, once it was given what is answered here. The constructor joins
+//! (`start.rs`), and so does a forked child (`join.rs`), which notes here when its owner was too late.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -22,29 +22,24 @@ use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 use crate::kernel::{self, Access, JoinError};
 use crate::viewer_memory::ViewerMappings;
 
-/// How long it is waited for the owner to make this process a viewer that is to be served, in milliseconds.
+/// How long this process waits to become a viewer that is served, in milliseconds.
 pub const WELCOME_MILLIS: u32 = 100;
 
-/// The longest path of a socket, with the zero at its end.
 const SOCKET_MAX: usize = 108;
 
-/// Where a cache is to be found.
 #[derive(Clone, Copy)]
 pub struct CacheLocation {
-    /// What both of its files say.
     token: u64,
-    /// The number of the plan by which the C library is to be patched.
     pub plan: u32,
-    /// The run that is counted for.
     run: u64,
-    /// For how long an answer is waited for, in milliseconds, if the user said that.
+    /// How long an answer is waited for, in milliseconds, if the user said that.
     wait: Option<u32>,
     /// The path of its owner's socket, and zeros.
     socket: [u8; SOCKET_MAX],
 }
 
 impl CacheLocation {
-    /// What the environment says: `TOKEN:PLAN:SOCKET`.
+    /// Reads the environment's `TOKEN:PLAN:SOCKET`.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let mut fields = value.splitn(3, |&byte| byte == b':');
         let token = number(fields.next()?, 16)?;
@@ -58,13 +53,11 @@ impl CacheLocation {
         Some(Self { token, plan, run: 0, wait: None, socket })
     }
 
-    /// The same, counted for `run`, and with how long the user said that an answer is waited for.
     pub fn of_run(self, run: u64, wait: Option<u32>) -> Self {
         Self { run, wait, ..self }
     }
 }
 
-/// A number of digits; `None` if it is none, or too large.
 pub fn number(digits: &[u8], radix: u32) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -74,36 +67,32 @@ pub fn number(digits: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-/// Whether this process can be a viewer: the owner finds it by the number that it gives itself, and the addresses that
-/// the arena takes are not missed.
+/// Whether this process can be a viewer: the owner finds it by the number that it gives itself, and no limit makes it
+/// miss the arena's addresses.
 pub fn may_attach() -> bool {
     is_known_by_number() && !kernel::are_addresses_limited()
 }
 
-/// Whether the name space of processes is the one that `/proc` shows: one that names this process by its number means
-/// it.
+/// Whether `/proc` shows the name space of this process's own number.
 fn is_known_by_number() -> bool {
     let mut digits = [0; 16];
     let length = kernel::digits_in_proc(&mut digits);
     number(&digits[..length], 10) == Some(u64::from(kernel::process()))
 }
 
-/// What was given to this process.
 pub struct Joined {
-    /// By which it views the cache.
     pub viewer: Viewer,
-    /// What of it is to go when the process is no viewer any more.
+    /// What goes when the process is no viewer any more.
     pub memory: ViewerMappings,
-    /// What the C library is to be patched by, mapped.
+    /// The plan for the C library, mapped.
     pub plan: Option<Mapped>,
 }
 
-/// In a forked child that can be a viewer, by a thread that holds its signals back: the same again, without a plan.
+/// In a forked child, by a thread that holds its signals back: the same again, without a plan.
 pub fn join_as_child(place: &CacheLocation, millis: u32) -> Result<Joined, JoinError> {
     if may_attach() { join(place, NO_PLAN, millis) } else { Err(JoinError::Refused) }
 }
 
-/// Has the owner make this process a viewer.
 pub fn join(place: &CacheLocation, plan: u32, millis: u32) -> Result<Joined, JoinError> {
     let hello = JoinRequest { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
     let millis = place.wait.unwrap_or(millis);
@@ -117,7 +106,6 @@ pub fn join(place: &CacheLocation, plan: u32, millis: u32) -> Result<Joined, Joi
     Ok(Joined { viewer, memory, plan })
 }
 
-/// Sends a descriptor to the owner of the cache that this process views; the ticket for it.
 pub fn send(place: &CacheLocation, descriptor: c_int) -> Option<u32> {
     let offer = DescriptorOffer { version: LAYOUT_VERSION, token: place.token };
     let millis = place.wait.unwrap_or(ANSWER_MILLIS_MAX);
@@ -148,7 +136,6 @@ fn view(
     Some((viewer, memory))
 }
 
-/// Unmaps what turns out to be of no use.
 struct Guard(Mapped);
 
 impl Guard {
@@ -163,7 +150,6 @@ impl Drop for Guard {
     }
 }
 
-/// Maps all of a file, if it is one whose size cannot change.
 fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     let seals = kernel::fcntl(fd, kernel::F_GET_SEALS).ok()?;
     let stat = kernel::fstat(fd)?;
@@ -174,27 +160,23 @@ fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     Some(Mapped { base, bytes: stat.size as u64 })
 }
 
-/// With [`LATE`], the owner's heartbeat at which a child waited for it in vain.
 static LATE_AT: AtomicU64 = AtomicU64::new(0);
 
 const LATE: u64 = 1 << 32;
 
-/// Whether this child has waited in vain for the owner.
 pub fn was_late() -> bool {
     LATE_AT.load(Ordering::Relaxed) != 0
 }
 
-/// Whether this child has waited in vain for the owner at this heartbeat.
 pub fn was_late_at(beat: u32) -> bool {
     LATE_AT.load(Ordering::Relaxed) == LATE | u64::from(beat)
 }
 
-/// Notes that it has, at this heartbeat; whether that is the first time.
+/// Notes that, at this heartbeat; whether that is the first time.
 pub fn note_late(beat: u32) -> bool {
     LATE_AT.swap(LATE | u64::from(beat), Ordering::Relaxed) == 0 // one word
 }
 
-/// In a forked child: it has not waited yet.
 pub fn settle_child() {
     LATE_AT.store(0, Ordering::Relaxed);
 }

@@ -1,10 +1,10 @@
 //! Harmless system calls: the kernel's calls that leave all alone that the interposer relies on.
 //!
-//! They neither open, close or duplicate descriptors, nor move offsets, nor write files by themselves. What is done to
-//! a shared map or a ring was said when that was made, if it was made by a call of the C library.
+//! They neither open, close or duplicate descriptors, nor move offsets, nor write files by themselves. Shared maps and
+//! rings were seen when they were made, if by a call of the C library.
 //!
-//! Two need to know, and compile this very file: the object, of calls that a program makes by `syscall`; and the
-//! command, of those that stand in a program's own code.
+//! Compiled twice: into the object, for calls that a program makes by `syscall`; and into the command, for those that
+//! stand in a program's own code.
 
 /// Their numbers, in order.
 pub const HARMLESS: &[u32] = &[
@@ -13,7 +13,6 @@ pub const HARMLESS: &[u32] = &[
     251, 252, 279, 281, 309, 314, 315, 318, 324, 332, 333, 334, 426, 427,
 ];
 
-/// In order, for the search.
 const _: () = {
     let mut at = 1;
     while at < HARMLESS.len() {

@@ -1,14 +1,13 @@
 //! Join: a forked child becomes a viewer, when it has something to ask or to tell; and a viewer sends a descriptor.
 //!
-//! The thread waits for the owner for [`WELCOME_MILLIS`] at most, or longer by a child that has something to tell it.
-//! One for which it was too late joins once more, to tell, when the owner's heartbeat has risen.
+//! The thread waits for the owner for [`WELCOME_MILLIS`] at most, or longer in a child that has something to tell it.
+//! If the owner was too late, the child joins once more, to tell, when the owner's heartbeat has risen.
 //!
-//! For that time some numbers of descriptors are ours. A child joins to be served reads while it has no other thread,
-//! or not at all: a thread could close such a number, or open something and get another number than without us. To
-//! tell the owner that it cuts, removes, locks or watches a file, or unmounts, it joins with the threads that it has:
-//! that would be wrong, fail or keep space else. The calls that close descriptors wait meanwhile (`process.rs`, BUSY).
-//! So they do while a descriptor is sent to an owner that may not duplicate it ([`send`]); that takes a connection for
-//! a moment, and none is kept.
+//! For that time some numbers of descriptors are the library's. To be served reads, a child joins only while it has no
+//! other thread, which could close such a number, or get another number for a file than without the library. To tell
+//! the owner that it cuts, removes, locks or watches a file, or unmounts, it joins in any case: that would be wrong,
+//! fail or keep space else. The calls that close descriptors wait meanwhile (`process.rs`, BUSY). So they do while a
+//! descriptor is sent ([`send`]), by a connection that is not kept.
 
 use core::ffi::c_int;
 
@@ -20,20 +19,19 @@ use crate::kernel::{self, JoinError};
 use crate::patch;
 use crate::process::{self, CHILD, LEFT, SERVING, busy, heartbeat, mode, place, switch, viewer};
 
-/// The viewer, which a forked child becomes now if it is none yet: it is about to do something of which the owner has
-/// to be told.
+/// The viewer, which a forked child becomes now: it is about to do something of which the owner has to be told.
 pub fn join() -> Option<&'static Viewer> {
     join_if(LONG_MILLIS_MAX, || true)
 }
 
-/// As [`join`], to be served reads. A child that has other threads by now is served none: they would notice the
-/// descriptors by which it becomes a viewer. Nor is one that has waited in vain: it would at each file.
+/// As [`join`], to be served reads. Not a child that has other threads, which would notice the descriptors in use; nor
+/// one that has waited in vain, as it would at each file.
 pub fn join_to_read() -> Option<&'static Viewer> {
     if handshake::was_late() { viewer() } else { join_if(WELCOME_MILLIS, kernel::is_only_thread) }
 }
 
 /// `millis`: how long the owner is waited for. A child that it refuses is no viewer for good. One for which it was too
-/// late may have something to tell when its heartbeat has risen; that is tried once.
+/// late may try once more when its heartbeat has risen.
 fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static Viewer> {
     if mode() == CHILD && !handshake::was_late_at(heartbeat()) {
         busy(switch(), CHILD, || {
@@ -56,10 +54,9 @@ fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static View
     viewer()
 }
 
-/// Sends a descriptor to the owner; the ticket for it. While the connection is open the number that it has is ours, so
-/// all that open, duplicate or close descriptors wait. `None`: the owner did not take it in time.
+/// Sends a descriptor to the owner; the ticket for it. The open connection has a number, so all that open, duplicate or
+/// close descriptors wait. `None`: the owner did not take it in time.
 pub fn send(descriptor: c_int) -> Option<u32> {
-    /// How often a thread that finds another one sending tries again.
     const TURNS_MAX: u32 = 4;
     let (mut ticket, mut has_tried) = (None, false);
     for _ in 0..TURNS_MAX {

@@ -1,12 +1,11 @@
-//! LD_PRELOAD: programs that are started where our object cannot be reached any more.
+//! LD_PRELOAD: programs that are started where the library's object cannot be reached any more.
 //!
-//! The dynamic linker is told of the object by `LD_PRELOAD`, as a file in a folder that its user alone may enter.
-//! Programs inherit that for as long as they like, and load the object also when its owner has ended; then it does
-//! nothing. But a program may become another user, or have another root, or the folder may be gone: what the name leads
-//! to then is nothing, or is not ours. The linker would say on the program's standard error that it cannot load it, for
-//! each such program, or would load what lies there. So a process that is about to become another program checks
-//! whether the name still leads to the very file that it has loaded itself, as the same user, and if not, takes the
-//! name out of the environment that it hands on.
+//! `LD_PRELOAD` names the object, a file in a folder that its user alone may enter. Programs inherit that for as long
+//! as they like; once its owner has ended the object does nothing. But a program may become another user, or have
+//! another root, or the folder may be gone. Then the linker would complain on the program's standard error, for each
+//! such program, or would load what lies there. So a process that is about to become another program checks whether the
+//! name still leads to the very file that it has loaded, as the same user, and if not, takes the name out of the
+//! environment that it hands on.
 //!
 //! ```text
 //!   LD_PRELOAD=/usr/lib/other.so:/run/user/7/quinion/libquinion-HASH.so
@@ -14,15 +13,13 @@
 //! ```
 //!
 //! The name is overwritten where it stands, since nothing here allocates: by a call of the kernel that fails, and does
-//! not end us, if those bytes may not be written. Then the linker says what it says. In a child that runs in its
-//! parent's memory the parent hands it on no more either; that costs the parent's
-//! later children the cache.
+//! not end the process, if those bytes may not be written. A child in its parent's memory changes the parent's
+//! environment, too; that costs the parent's later children the cache.
 //!
 //! The environment may be anything, and the process a child in its parent's memory that has put the signals' handlers
-//! back: so it is read as it is written, by a call of the kernel. Where that is forbidden, nothing is taken out.
+//! back: so it is read, too, by a call of the kernel. Where that is forbidden, nothing is taken out.
 //!
-//! What this does not see: programs that are started by ones that are not served, or by the C library itself where it
-//! is not patched.
+//! Not seen: programs that are started by ones that are not served, or by the C library itself where it is not patched.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -30,34 +27,32 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::kernel;
 use crate::process::Inside;
 
-/// How the name of the file begins and ends.
 const PREFIX: &[u8] = b"libquinion-";
 const SUFFIX: &[u8] = b".so";
 
-/// The longest name: of a folder that has room for sockets, a hash, and what is before and behind that.
+/// The longest name: of a folder that has room for sockets, a hash, and what is around it.
 const NAME_MAX: usize = 80 + 1 + PREFIX.len() + 32 + SUFFIX.len();
 
-/// What stands where it stood.
 const NOTHING: [u8; NAME_MAX] = [b':'; NAME_MAX];
 
 struct Name(UnsafeCell<[u8; NAME_MAX + 1]>);
 // SAFETY: written before its length is, with Release, by the constructor; read after that.
 unsafe impl Sync for Name {}
-/// Our object's name and a zero.
+/// The object's name and a zero.
 static NAME: Name = Name(UnsafeCell::new([0; NAME_MAX + 1]));
-/// How long it is; 0 if it is not known.
+/// 0 if it is not known.
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Where it stands in the environment that the program was given.
+/// Where it stands in the program's environment.
 static PLACE: AtomicUsize = AtomicUsize::new(0);
 
-/// By whose rights this process could load it.
+/// The user by whose rights this process could load it.
 static USER: AtomicU32 = AtomicU32::new(0);
 
-/// The device and inode of the file; zeros if that was not there.
+/// Device and inode; zeros if the file was not there.
 static FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Notes our object's name: the first in the value of `LD_PRELOAD` that is one of ours. Called once, at the start.
+/// Notes the object's name: the first in the value of `LD_PRELOAD` that fits. Called once, at the start.
 pub fn remember(preload: Option<&[u8]>) {
     let is_ours = |name: &&[u8]| name.len() <= NAME_MAX && is_object(name);
     let first = preload.and_then(|value| value.split(|byte| is_separator(*byte)).find(is_ours));
@@ -71,8 +66,8 @@ pub fn remember(preload: Option<&[u8]>) {
     LENGTH.store(first.len(), Ordering::Release); // partner: the Acquire in `name`
 }
 
-/// Takes our object's name out of the environment that the program was given, whether it can be reached or not: the
-/// programs that it becomes from now on are to be without it. Some programs write their titles there; those stay.
+/// Takes the object's name out of the program's environment, reachable or not, for programs that it becomes from now
+/// on. Titles that some programs write there stay.
 pub fn withdraw() {
     let Some(name) = name() else { return };
     let name = &name[..name.len() - 1];
@@ -84,19 +79,18 @@ pub fn withdraw() {
     }
 }
 
-/// Nothing is looked at any more: the calls that it takes may be forbidden from now on.
+/// Looks at nothing any more: the calls that it takes may be forbidden from now on.
 pub fn look_no_more() {
     LENGTH.store(0, Ordering::SeqCst); // partner: `name`, which a counted thread calls; it is waited for
 }
 
-/// The name with its zero, if it is known.
 fn name() -> Option<&'static [u8]> {
     let length = LENGTH.load(Ordering::SeqCst); // partners: the Release in `remember`, and `look_no_more`
     // SAFETY: it is not written any more.
     (length > 0).then(|| unsafe { &(&(*NAME.0.get()))[..=length] })
 }
 
-/// Whether a path is one that an object of ours may have.
+/// Whether a path is one that the object may have.
 fn is_object(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     path.first() == Some(&b'/') && name.starts_with(PREFIX) && name.ends_with(SUFFIX)
@@ -107,12 +101,9 @@ fn is_separator(byte: u8) -> bool {
 }
 
 const PAGE: usize = 4096;
-/// The variable, with its `=`.
 const VARIABLE: [u8; 11] = *b"LD_PRELOAD=";
-/// So many strings are looked at in one step.
 const STRINGS: usize = 64;
 
-/// Reads a string's bytes up to its zero, as many as there is room for and can be read.
 fn read_string(at: usize, to: &mut [u8]) -> &[u8] {
     let mut done = 0;
     while done < to.len() {
@@ -131,8 +122,8 @@ fn read_string(at: usize, to: &mut [u8]) -> &[u8] {
     &to[..done]
 }
 
-/// The address of the value of `LD_PRELOAD` in an environment, which may be anything: what cannot be read the kernel
-/// complains of. By some calls of the kernel, each of which reads much.
+/// The address of the value of `LD_PRELOAD` in an environment, which may be anything: the kernel checks what can be
+/// read, in a few calls of which each reads much.
 fn find_value(environment: usize) -> Option<usize> {
     let mut list = environment;
     loop {
@@ -171,7 +162,6 @@ fn find_among(strings: &[usize]) -> Option<usize> {
             return Some(strings[at + found]);
         }
         at += read;
-        // One that is shorter, with nothing behind it, or is not there.
         if read < left {
             let mut one = [0; VARIABLE.len()];
             if read_string(strings[at], &mut one) == VARIABLE {
@@ -183,11 +173,11 @@ fn find_among(strings: &[usize]) -> Option<usize> {
     None
 }
 
-/// So many bytes of the value are looked at: ours is behind what the user wants.
+/// How much of the value is read: the object stands behind what the user wants.
 const VALUE_MAX: usize = 4096;
 
-/// Takes our object's name out of an environment that is about to be handed on, if the object cannot be reached. The
-/// address is the program's, and may be anything; of the value the first bytes are looked at, where we stand.
+/// Takes the object's name out of an environment that is about to be handed on, if the object cannot be reached. The
+/// address is the program's, and may be anything.
 pub fn forget_in(environment: usize) {
     let _inside = Inside::count();
     let Some(name) = name() else { return };
@@ -204,13 +194,13 @@ pub fn forget_in(environment: usize) {
 }
 
 /// Whether a program that is started now would load the object: the user is the same, and the name leads to the same
-/// file, which may be read. Where that cannot be told it is taken to be so. Another user may have kept rights to open
-/// it that the program will not have; and is not to load what this user can write, not even as root.
+/// file, which may be read. Taken as true where that cannot be told. Another user may have kept rights that the program
+/// will not have; and is not to load what this user can write, not even as root.
 fn is_reachable(name: &[u8]) -> bool {
     if kernel::effective_user() != USER.load(Ordering::Relaxed) {
         return false;
     }
-    // If it is something else by now that is opened for nothing, that is not to wait, and gives no process a terminal.
+    // If it is something else by now, opening it must not wait or give the process a terminal.
     match kernel::open(name, kernel::O_NONBLOCK | kernel::O_NOCTTY) {
         Ok(fd) => {
             let known = [0, 1].map(|part: usize| FILE[part].load(Ordering::Relaxed)); // ordered by the length's Acquire

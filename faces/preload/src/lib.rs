@@ -1,8 +1,7 @@
 //! The interposer: what `quinion run` puts into a program.
 //!
-//! The dynamic linker loads this object before the C library, so that calls of
-//! `read` and its kin reach the wrappers here. A wrapper that can answer from
-//! the cache does; every other passes the call on.
+//! The dynamic linker loads this object before the C library, so that calls of `read` and its kin reach the wrappers
+//! here. A wrapper that can answer from the cache does; every other passes the call on.
 //!
 //! ```text
 //!   program --read(fd)--> served.rs --> serve_or_kernel.rs --served--> bytes.rs --hit--> out of the arena: no system
@@ -11,28 +10,22 @@
 //!                                        |   `--it is time--> attach.rs: ask the owner for the file
 //!                                        `--not served--> real.rs --> the C library --> the kernel
 //!   program --dup, fork, mmap, ...--> passthrough.rs, opened.rs, children.rs, exec.rs: give descriptors back first,
-//!   then call the C library itself, and code that names do not lead to us from --> patch.rs --> the same wrappers
+//!   then call the C library itself, and code that no name leads here from --> patch.rs --> the same wrappers
 //! ```
 //!
-//! The rule above all others is **never wrong**. Descriptors are the kernel's
-//! own. Reads at a descriptor's offset are served only while no process but this
-//! one can have that offset, and positional reads only while no process
-//! can put another file behind the number unseen; neither while the file is
-//! open for writing here. Whatever leaves that narrow path goes back to the
-//! kernel for good, with the kernel's offset put right before it can be seen
-//! at it.
+//! The rule above all others is **never wrong**. Descriptors are the kernel's own. Reads at a descriptor's offset are
+//! served only while no other process can have that offset, and positional reads only while no process can put another
+//! file behind the number unseen; neither while the file is open for writing here. Whatever leaves that narrow path
+//! goes back to the kernel for good, with the kernel's offset put right before it can be seen.
 //!
-//! What the interposer does not see: system calls by instructions of the
-//! program's own (not through the C library), and, where the C library could
-//! not be patched, what that does inside itself and what libraries do that are
-//! bound to it past us (`RTLD_DEEPBIND`). The first is why a process whose code has
-//! such instructions is served with care (`audit.rs`). The second never
-//! involves a descriptor that is served, as long as streams keep to descriptors
-//! they opened or were given.
+//! Not seen: system calls by the program's own instructions, for which `audit.rs` has a process served with care. And,
+//! where the C library could not be patched, what that does inside itself, and libraries that are bound to it past the
+//! object (`RTLD_DEEPBIND`): this never involves a served descriptor, as long as streams keep to descriptors they
+//! opened or were given.
 //!
-//! The modules stand bottom up. Below are plain tables and the process's state (`process.rs`), which calls nothing
-//! that watches it; above are the steps that change both (`descriptors.rs`, `stop.rs`, `forks.rs`, `join.rs`); and on
-//! top the functions that the program calls.
+//! Modules stand bottom up: plain tables and the process's state (`process.rs`), which calls nothing that watches it;
+//! the steps that change both (`descriptors.rs`, `stop.rs`, `forks.rs`, `join.rs`); and the functions that the program
+//! calls.
 //!
 //! Invariants:
 //!  1. Nothing here allocates, takes a lock, or changes `errno` on a call that is served.
@@ -42,7 +35,6 @@
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-// Bottom up: each names only those before it.
 mod plan;
 mod harmless_syscalls;
 mod thread_list;
@@ -85,7 +77,7 @@ mod exec;
 mod passthrough;
 mod start;
 
-/// No caller could be told; the program must not go on with half a step done.
+/// There is no caller to tell; the program must not go on with half a step done.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: an instruction that ends the process.
@@ -95,9 +87,9 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 // The C library of 2011 gave `memcpy` a new version; by the old one, which is `memmove`, the object loads everywhere.
 core::arch::global_asm!(".symver memcpy, memcpy@GLIBC_2.2.5");
 
-// The core library was built to unwind and names this function, which only the standard library has. Nothing
-// here unwinds by itself; a cancelled thread's unwinding is told to go on to the next frame. Hidden, so that
-// no other program's is replaced.
+// The core library was built to unwind and names this function, which only the standard library has. Nothing here
+// unwinds by itself; a cancelled thread's unwinding goes on to the next frame. Hidden, so that no other program's is
+// replaced.
 core::arch::global_asm!(
     ".hidden rust_eh_personality",
     ".globl rust_eh_personality",

@@ -5,26 +5,23 @@
 //!                               '------ after_us ------    the first that has the name is the real function
 //! ```
 //!
-//! `dlsym(RTLD_NEXT, name)` finds the same, and is asked where there is one. But
-//! before version 2.34 of the C library it lies in a library of its own, which
-//! few programs load. For them the tables are read here: the dynamic section and
-//! its symbols (System V ABI, chapter 5), found by the GNU hash section, which is
-//! a Bloom filter, buckets, and chains of hashes whose lowest bit ends them;
-//! where there is none, all symbols are compared. They are read too for what a
-//! plug-in brings along for itself alone, where `dlsym` does not look. And they
-//! tell whether an object of the program's own has functions that we serve.
+//! `dlsym(RTLD_NEXT, name)` finds the same, and is asked where there is one. Before version 2.34 of the C library it
+//! lies in a library of its own, which few programs load. For them the tables are read here: the dynamic section and
+//! its symbols (System V ABI, chapter 5), found by the GNU hash section, which is a Bloom filter, buckets, and chains
+//! of hashes whose lowest bit ends them; where there is none, all symbols are compared. They are read too for what a
+//! plug-in brings along for itself alone, where `dlsym` does not look, and to tell whether the program's objects have
+//! functions that are served.
 //!
 //! Invariants:
 //!  1. Nothing is written. An object whose tables are not all there has no names.
 //!  2. Of several versions of a name the default one is meant, as by `dlsym`.
 //!
-//! Not an invariant: that what is found stays loaded. It does for a thread that asks at the start and has no `dlopen`.
+//! Not an invariant: that what is found stays loaded, except for a thread that asks at the start and has no `dlopen`.
 //!
 //! Cost: one walk for all names, under the dynamic linker's lock; a few loads a name and object.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
-/// What of the object lies where; `Elf64_Phdr`.
 #[repr(C)]
 struct ProgramHeader {
     kind: u32,
@@ -42,12 +39,10 @@ const DYNAMIC: u32 = 2;
 const NOTE: u32 = 4;
 const EXECUTABLE: u32 = 1;
 
-/// A loaded object; the C library's `struct dl_phdr_info`, as far as we need it.
+/// The C library's `struct dl_phdr_info`, as far as it is needed.
 #[repr(C)]
 pub struct Object {
-    /// What is added to its addresses.
     pub base: usize,
-    /// Its file.
     pub name: *const c_char,
     headers: *const ProgramHeader,
     headers_len: u16,
@@ -64,7 +59,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Calls `found` with each object, in the order in which they were loaded, until it says so.
+/// Calls `found` with each object, in the order of loading, until it says true.
 pub fn each(mut found: Found<'_>) {
     extern "C" fn tell(object: *const Object, _: usize, with: *mut c_void) -> c_int {
         // SAFETY: the C library hands over a loaded object, and back what `each` gave it, which no other code has.
@@ -75,7 +70,6 @@ pub fn each(mut found: Found<'_>) {
     unsafe { dl_iterate_phdr(tell, (&raw mut found).cast()) };
 }
 
-/// Calls `look` with the names of each object that was loaded after this one.
 pub fn after_us(look: &mut dyn FnMut(&Names)) {
     let mut is_after = false;
     each(&mut |object| {
@@ -88,9 +82,9 @@ pub fn after_us(look: &mut dyn FnMut(&Names)) {
     });
 }
 
-/// Whether some object wraps a function that is served, or by which a descriptor comes to mean another file: one that
-/// is not the program, the C library or this object has a function of that name. It is to be called where it would be
-/// without us, and may change what reads bring; so no read of such a process may be answered here.
+/// Whether some object but the program, the C library and this one wraps a function that is served, or by which a
+/// descriptor comes to mean another file. It may change what reads bring, so no read of such a process may be answered
+/// here.
 pub fn another_object_wraps() -> bool {
     let (mut is_program, mut found) = (true, false);
     each(&mut |object| {
@@ -105,12 +99,11 @@ pub fn another_object_wraps() -> bool {
     found
 }
 
-/// A name and its hash, for each of some functions.
 macro_rules! hashed {
     ($($name:literal)*) => { [$(($name, hash($name))),*] };
 }
 
-/// All names of the functions that are served, and of those that close descriptors or put others in their places.
+/// The functions that are served, and those that close descriptors or put others in their places.
 static SERVED: [(&CStr, u32); 22] = hashed![
     c"read" c"__read" c"pread" c"pread64" c"readv" c"preadv" c"preadv64" c"preadv2" c"preadv64v2"
     c"lseek" c"lseek64" c"__read_chk" c"__pread_chk" c"__pread64_chk"
@@ -118,7 +111,6 @@ static SERVED: [(&CStr, u32); 22] = hashed![
     c"close" c"dup2" c"dup3" c"close_range" c"closefrom"
 ];
 
-/// Executable bytes of an object: where they are, how many, and where they are in its file.
 pub struct Code {
     pub at: usize,
     pub bytes: usize,
@@ -136,13 +128,12 @@ impl Object {
         self.base.wrapping_add(header.address as usize)
     }
 
-    /// Whether the address is one of its.
     fn has(&self, address: usize) -> bool {
         self.headers(LOAD).any(|part| address.wrapping_sub(self.address(part)) < part.bytes as usize)
     }
 
-    /// Whether its file is one of the C library's that have functions which are served. Before version 2.34 the library
-    /// of threads had some of its own.
+    /// Whether its file is one of the C library's with functions that are served. Before 2.34 its library of threads
+    /// had some.
     fn is_of_c_library(&self) -> bool {
         // SAFETY: the dynamic linker's name of a loaded object is a string.
         let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
@@ -150,14 +141,12 @@ impl Object {
         matches!(name, b"libc.so.6" | b"libpthread.so.0") || name.starts_with(b"ld-linux")
     }
 
-    /// Its code, if that is in one piece.
     pub fn code(&self) -> Option<Code> {
         let mut parts = self.headers(LOAD).filter(|part| part.flags & EXECUTABLE != 0);
         let (Some(part), None) = (parts.next(), parts.next()) else { return None };
         Some(Code { at: self.address(part), bytes: part.file_bytes as usize, in_file: part.file_offset })
     }
 
-    /// The bytes of its notes.
     pub fn notes(&self) -> impl Iterator<Item = &[u8]> {
         self.headers(NOTE).map(|note| {
             // SAFETY: notes are loaded where the header says, readable, with the bytes it says.
@@ -165,7 +154,6 @@ impl Object {
         })
     }
 
-    /// Its names, if it tells them.
     fn names(&self) -> Option<Names> {
         const LAST: usize = 0;
         const OLD_HASH: usize = 4;
@@ -179,8 +167,8 @@ impl Object {
         while let [kind, value] = unsafe { entry.read() }
             && kind != LAST
         {
-            // The linker has made addresses of some objects' values; of others they still lack the base. Which it is no
-            // order tells: the base of an object that asked for a place and got a lower one is "negative".
+            // The linker has made addresses of some objects' values; of others they still lack the base. No order tells
+            // which: the base of an object that asked for a place and got a lower one is "negative".
             let places = [value, self.base.wrapping_add(value)];
             let address = places.into_iter().find(|place| self.has(*place)).unwrap_or(0);
             match kind {
@@ -213,7 +201,6 @@ impl Object {
     }
 }
 
-/// `Elf64_Sym`.
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -224,12 +211,10 @@ struct Symbol {
     bytes: u64,
 }
 
-/// The tables of an object by which a name is found.
 pub struct Names {
     base: usize,
     strings: *const c_char,
     symbols: *const Symbol,
-    /// How many symbols there are, if that is told.
     symbols_len: usize,
     /// The GNU hash section; null if there is none: then `symbols_len` is told.
     hashes: *const u32,
@@ -237,7 +222,6 @@ pub struct Names {
     versions: *const u16,
 }
 
-/// What the GNU hash section calls a name by.
 pub const fn hash(name: &CStr) -> u32 {
     let bytes = name.to_bytes();
     let (mut hash, mut at) = (5381u32, 0);
@@ -249,7 +233,6 @@ pub const fn hash(name: &CStr) -> u32 {
 }
 
 impl Names {
-    /// The address of the function that is called so, if the object has it; `hash` is [`hash`] of the name.
     pub fn function(&self, name: &CStr, hash: u32) -> Option<*mut c_void> {
         if self.hashes.is_null() {
             // SAFETY: the object has that many symbols.
@@ -299,7 +282,7 @@ impl Names {
         None
     }
 
-    /// The symbol's address, if it is a function that is called so, by default, and lies in this object.
+    /// The symbol's address, if it is a function of that name, by default, in this object.
     ///
     /// # Safety
     ///
@@ -325,7 +308,7 @@ impl Names {
         match kind {
             UNTYPED | FUNCTION => Some(address),
             // SAFETY: it is a function that takes nothing and gives the address of the one to be called. The object is
-            // relocated: it was loaded with the program, or code in it or above it calls us.
+            // relocated: it was loaded with the program, or code in it or above it calls this.
             CHOSEN_BY_CALL => Some(unsafe {
                 core::mem::transmute::<*mut c_void, extern "C" fn() -> *mut c_void>(address)()
             })

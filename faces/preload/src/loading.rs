@@ -1,11 +1,11 @@
 //! Loading: code that comes into a process while it is served: by `dlopen`, or by a loader of the program's own.
 //!
-//! Every offset goes back to the kernel before it may run, since it may enter the kernel by itself. What the owner says
-//! of it is in `audit.rs`.
+//! Every offset goes back to the kernel before such code may run, since it may enter the kernel by itself. What the
+//! owner says of it is in `audit.rs`.
 //!
-//! `dlopen` looks at who called it (for the folders to search), so a wrapper
-//! that called it would change what it does. It is entered by a jump, and comes
-//! back by way of a `ret` in its caller's own page of code to us, and from here to the caller:
+//! `dlopen` looks at its caller (for the folders to search), so a wrapper that called it would change what it does. It
+//! is entered by a jump, and comes back by way of a `ret` in its caller's own page of code to the library, and from
+//! here to the caller:
 //!
 //! ```text
 //!   stack at its entry    [ a `ret` in the caller's code | after_loading | the true way back ]
@@ -16,16 +16,16 @@ use core::arch::naked_asm;
 use crate::real::{self, find_for_trampoline};
 use crate::{audit, descriptors, process};
 
-/// The program loads code in a way of its own, or the C library could not be patched, so that calls of its functions
-/// need not come to us: restricted from now on.
+/// The program loads code in a way of its own, or the C library could not be patched, so that calls may go unseen:
+/// restricted from now on.
 #[cold]
 pub fn restrict_to_positional_reads() {
     audit::restrict();
     descriptors::pause_all();
 }
 
-/// Before an object is loaded: all offsets go back. The address of a `ret` near `back`, where the caller goes on, or
-/// 0 if there is nothing to do afterwards.
+/// Before an object is loaded: all offsets go back. The address of a `ret` near `back`, where the caller goes on, or 0
+/// if nothing is to be done afterwards.
 extern "C" fn begin_loading(back: usize) -> usize {
     if audit::is_restricted() {
         return 0;
@@ -37,7 +37,6 @@ extern "C" fn begin_loading(back: usize) -> usize {
     if has_shadow_stack() { 0 } else { find_return(back).unwrap_or(0) }
 }
 
-/// The object is there.
 extern "C" fn end_loading() {
     if process::is_on() {
         audit::end_loading();
@@ -71,11 +70,9 @@ fn has_shadow_stack() -> bool {
     pointer != 0
 }
 
-/// Trampolines: `name = real`.
 macro_rules! loads {
     ($($(#[$doc:meta])* $name:ident;)*) => { $(
         $(#[$doc])*
-        ///
         /// # Safety
         /// That of the C library's function of this name.
         #[unsafe(no_mangle)]
@@ -109,9 +106,7 @@ macro_rules! loads {
 }
 
 loads! {
-    /// Loads an object, whose code is looked at before anything else is served.
     dlopen;
-    /// As `dlopen`.
     dlmopen;
 }
 

@@ -1,19 +1,16 @@
 //! Marked files: those to which this process does more than read, and which are left to the kernel here for that.
 //!
-//! Two lists that only grow, and a count of the threads that are about to have the owner open a file. Nothing here asks
-//! the kernel or the owner; `written.rs` says what marks a file. A forked child has the same memory, and so the same
-//! lists; the count is of threads, and the child begins with none.
+//! Two lists that only grow, and a count of the threads that are about to have the owner open a file; `written.rs` says
+//! what marks a file. A forked child has the same lists; the count begins anew.
 //!
-//! Not an invariant: that a file which is found here was marked. Two files may have one digest, and once there are too
-//! many, all files are taken to be of them.
+//! Not an invariant: that a file which is found here was marked. Two files may have one digest, and full lists hold
+//! all.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use quinion_view::arena::control::place_of;
 
-/// A few files. Once there are too many, all files are taken to be of them.
 pub struct Files {
-    /// A digest of each, 0 for none. Two files may have one.
     places: [AtomicU64; Files::PLACES],
     is_full: AtomicBool,
 }
@@ -29,7 +26,6 @@ impl Files {
         place_of(device, inode, usize::MAX) as u64 + 1
     }
 
-    /// Marks a file.
     pub fn add(&self, device: u64, inode: u64) {
         let file = Self::digest(device, inode);
         for place in &self.places {
@@ -43,7 +39,6 @@ impl Files {
         self.is_full.store(true, Ordering::SeqCst); // partner: `has`
     }
 
-    /// Whether a file is marked.
     pub fn has(&self, device: u64, inode: u64) -> bool {
         let file = Self::digest(device, inode);
         let mut known = self.places.iter().map(|place| place.load(Ordering::SeqCst)); // partner: `add`
@@ -52,31 +47,27 @@ impl Files {
     }
 }
 
-/// Files that are mapped, or were, so that they can be stored to.
+/// Files that are, or were, mapped so that they can be stored to.
 pub static MAPPED: Files = Files::none();
 
 /// Files on which a lease was wanted.
 pub static LEASED: Files = Files::none();
 
-/// Threads that are about to have the owner open a file.
 static ATTACHING: AtomicU32 = AtomicU32::new(0);
 
-/// Runs `attach` while the calling thread is counted as one that is about to have the owner open a file.
 pub fn attaching<T>(attach: impl FnOnce() -> T) -> T {
-    // SeqCst, partner: `are_attaching`, for `written::wants_lease`: that notes the file and then looks at this count.
-    // Either it waits for us, or we see the file.
+    // SeqCst, partner: `are_attaching`, for `written::wants_lease`, which notes the file and then looks at this count.
+    // Either it waits for this thread, or this thread sees the file.
     ATTACHING.fetch_add(1, Ordering::SeqCst);
     let answer = attach();
     ATTACHING.fetch_sub(1, Ordering::SeqCst); // as above
     answer
 }
 
-/// Whether some thread is in the middle of that.
 pub fn are_attaching() -> bool {
     ATTACHING.load(Ordering::SeqCst) != 0 // partner: `attaching`
 }
 
-/// In a forked child: what other threads of the parent were in the middle of is not under way here.
 pub fn settle_child() {
     ATTACHING.store(0, Ordering::SeqCst); // partner: `are_attaching`
 }

@@ -11,7 +11,6 @@ use core::mem::offset_of;
 
 use crate::faults;
 
-/// The C library's `struct msghdr`.
 #[repr(C)]
 pub struct Message {
     name: *mut c_void,
@@ -23,16 +22,14 @@ pub struct Message {
     flags: c_int,
 }
 
-/// The C library's `struct mmsghdr`.
 #[repr(C)]
 pub struct Messages {
-    /// The message.
     pub message: Message,
     len: c_uint,
 }
 
-/// Calls `tell` for each descriptor in the control data of the message at an address; `None` if some of that could not
-/// be read. Only while this process is served (`process.rs`).
+/// Calls `tell` for each descriptor in the control data of the message at an address; `None` if some could not be read.
+/// Only while this process is served (`process.rs`).
 pub fn descriptors_in(message: usize, tell: fn(c_int)) -> Option<()> {
     const HEADER: usize = 16;
     const SOL_SOCKET_RIGHTS: [u8; 8] = [1, 0, 0, 0, 1, 0, 0, 0];

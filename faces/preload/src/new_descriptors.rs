@@ -6,8 +6,8 @@
 //!   duplicated, received, inherited --> shared: another process may have its description
 //! ```
 //!
-//! If the number was attached until now, it was closed by means that we do not see. Then no number is safe any more,
-//! and the process stops being served, unless each is looked at anyway (`audit.rs`).
+//! If the number was attached until now, it was closed unseen. Then no number is safe any more, and the process stops
+//! being served, unless each is looked at anyway (`audit.rs`).
 
 use core::ffi::c_int;
 
@@ -20,8 +20,7 @@ use crate::table::State;
 use crate::table::{look, see, tell};
 use crate::{audit, deferred_detach, fork_counts, kernel, process, table};
 
-/// A descriptor was opened for reading only, by a call we saw. `forks` is what [`fork_counts::forks`] said before the
-/// call.
+/// A descriptor was opened for reading only. `forks`: [`fork_counts::forks`] before the call.
 pub fn opened(fd: i32, forks: u64) {
     let Some(_inside) = process::enter() else { return };
     deferred_detach::pay();
@@ -36,15 +35,14 @@ pub fn opened(fd: i32, forks: u64) {
     }
 }
 
-/// A descriptor was opened in a way that is not served.
 pub fn opened_for_kernel(fd: i32, state: State) {
     if let Some(at) = at(fd) {
         was_opened(fd, at.open(state));
     }
 }
 
-/// A descriptor has appeared whose description another process may have: positional reads may be served.
-/// `told` is whether it has been counted why no others are.
+/// A descriptor has appeared whose description another process may have: positional reads may be served. `told`:
+/// whether it has been counted why no others are.
 pub fn adopt(fd: i32, told: bool) {
     see(fd);
     opened_for_kernel(fd, State::Shared);
@@ -53,21 +51,20 @@ pub fn adopt(fd: i32, told: bool) {
     }
 }
 
-/// The number is of another opening now. `stale` is the handle of what it was attached to.
+/// The number is of another opening now; `stale`: the handle of what it was attached to.
 fn was_opened(fd: i32, stale: Option<u64>) {
     table::forget_advice(fd);
     if let Some(handle) = stale
         && let Some(_inside) = process::enter()
     {
         deferred_detach::give_back(handle);
-        // It was closed by means we do not see, so no number is safe any more, unless each is looked at.
         if !audit::is_restricted() {
             stop(Reason::Passed);
         }
     }
 }
 
-/// A descriptor has appeared that another process may have too, and of which only the kernel knows what it can do.
+/// As [`adopt`], where only the kernel knows what the descriptor can do.
 pub fn appeared(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;

@@ -1,11 +1,9 @@
 //! Opened: the calls that make descriptors.
 //!
-//! Opening for reading only makes a candidate. What can write as well keeps its
-//! offset with the kernel, so only positional reads may be served.
-//! Before an open that may write, the owner is told if it has the file (`written.rs`).
+//! Opening for reading only makes a candidate. What can write as well keeps its offset with the kernel, so only
+//! positional reads may be served. Before an open that may write, the owner is told if it has the file (`written.rs`).
 //!
-//! A duplicate shares its offset, and a descriptor that arrives in a message may: positional reads of them
-//! are served still.
+//! A duplicate shares its offset, and a descriptor from a message may: positional reads of them are served still.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -22,7 +20,6 @@ use crate::{
     descriptors, faults, fork_counts, forks, kernel, new_descriptors, patch, process, real, written,
 };
 
-/// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
     if fd >= 0 && process::is_on() {
         classify(fd, flags, forks);
@@ -30,7 +27,6 @@ fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
     fd
 }
 
-/// Runs a call that opens what a path names.
 fn opening(at: c_int, path: *const c_char, flags: c_int, call: impl Fn() -> c_int) -> c_int {
     let before = fork_counts::forks();
     let fd = written::opening(at, path as usize, flags, call);
@@ -64,7 +60,7 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
 
 /// What a stream's mode asks for, as far as it may change the file.
 fn before_stream(path: *const c_char, mode: *const c_char) {
-    /// No more of it is looked at by the C library.
+    /// The C library reads no more of it.
     const MODE_MAX: usize = 7;
     if !process::is_on() {
         return;
@@ -85,7 +81,6 @@ fn before_stream(path: *const c_char, mode: *const c_char) {
     written::before_open(kernel::AT_FDCWD, path as usize, flags);
 }
 
-/// Runs a call that makes a second number for `fd`'s description.
 fn duplicating(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if !process::is_on() {
         return call();
@@ -98,14 +93,13 @@ fn duplicating(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     made
 }
 
-/// The same for a call that gives it the number `onto`, closing what had it.
 fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if onto == fd || !process::is_on() {
         return call();
     }
     descriptors::share(fd, Reason::Duplicated);
-    // Not forgotten: the call may fail, and then it stays open. And not only shared: a handler that reads it when
-    // the call is over must not find what it was before.
+    // Not forgotten: the call may fail, and then it stays open. And not only shared: a handler that reads it when the
+    // call is over must not find what it was before.
     descriptors::detach(onto, Reason::Duplicated);
     let renumbering = forks::begin_renumbering(onto);
     let made = call();
@@ -116,7 +110,6 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
     made
 }
 
-/// `made` is a duplicate of `fd` now.
 fn duplicated(fd: c_int, made: c_int) {
     match table::look(fd).map(|word| word.state()) {
         Some(State::Positioned | State::Shared) => new_descriptors::adopt(made, true),
@@ -128,7 +121,7 @@ fn cut(fd: c_int) -> c_int {
     opened(fd, kernel::O_WRONLY | kernel::O_TRUNC, 0)
 }
 
-/// A stream's descriptor is about to be used in ways we do not see, unless the C library is patched.
+/// A stream's descriptor is about to be used unseen, unless the C library is patched.
 fn stream_is_taken(stream: *mut c_void) {
     if process::is_on() && !patch::is_patched() {
         descriptors::detach(real::stream_fd(stream), Reason::Passed);
@@ -140,13 +133,11 @@ fn temporary(fd: c_int) -> c_int {
 }
 
 names! {
-    /// Opens; a candidate if it can only read.
     open | __open (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         opening(kernel::AT_FDCWD, path, flags, || {
             call_real!(open(path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
         })
     }
-    /// As `open`.
     open64 | __open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         opening(kernel::AT_FDCWD, path, flags, || {
             call_real!(open64(path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
@@ -158,61 +149,50 @@ names! {
         let fd = call_real!(__open_nocancel(path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
         opened(fd, flags, forks)
     }
-    /// As `__open_nocancel`.
     __open64_nocancel(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         let forks = fork_counts::forks();
         let fd = call_real!(__open64_nocancel(path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
         opened(fd, flags, forks)
     }
-    /// Opens; a candidate if it can only read.
     openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         opening(at, path, flags, || {
             call_real!(openat(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
         })
     }
-    /// Opens; a candidate if it can only read.
     openat64(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         opening(at, path, flags, || {
             call_real!(openat64(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int)
         })
     }
-    /// Opens; a candidate if it can only read.
     __open_2(path: *const c_char, flags: c_int) -> c_int {
         opening(kernel::AT_FDCWD, path, flags, || call_real!(__open_2(path => *const c_char, flags => c_int) -> c_int))
     }
-    /// Opens; a candidate if it can only read.
     __open64_2(path: *const c_char, flags: c_int) -> c_int {
         opening(kernel::AT_FDCWD, path, flags, || {
             call_real!(__open64_2(path => *const c_char, flags => c_int) -> c_int)
         })
     }
-    /// Opens; a candidate if it can only read.
     __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
         opening(at, path, flags, || call_real!(__openat_2(at => c_int, path => *const c_char, flags => c_int) -> c_int))
     }
-    /// Opens; a candidate if it can only read.
     __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
         opening(at, path, flags, || {
             call_real!(__openat64_2(at => c_int, path => *const c_char, flags => c_int) -> c_int)
         })
     }
-    /// Opens for writing.
     creat(path: *const c_char, mode: c_uint) -> c_int {
         written::before_open(kernel::AT_FDCWD, path as usize, kernel::O_WRONLY | kernel::O_TRUNC);
         cut(call_real!(creat(path => *const c_char, mode => c_uint) -> c_int))
     }
-    /// Opens for writing.
     creat64(path: *const c_char, mode: c_uint) -> c_int {
         written::before_open(kernel::AT_FDCWD, path as usize, kernel::O_WRONLY | kernel::O_TRUNC);
         cut(call_real!(creat64(path => *const c_char, mode => c_uint) -> c_int))
     }
-    /// Opens what a handle names.
     open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
         let forks = fork_counts::forks();
         let fd = call_real!(open_by_handle_at(mount => c_int, handle => *mut c_void, flags => c_int) -> c_int);
         opened(fd, flags, forks)
     }
-    /// Opens shared memory.
     shm_open(name: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         let forks = fork_counts::forks();
         opened(call_real!(shm_open(name => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
@@ -222,56 +202,46 @@ names! {
         temporary(call_real!(memfd_create(name => *const c_char, flags => c_uint) -> c_int))
     }
 
-    /// Opens for writing.
     mkstemp(path: *mut c_char) -> c_int {
         temporary(call_real!(mkstemp(path => *mut c_char) -> c_int))
     }
-    /// Opens for writing.
     mkstemp64(path: *mut c_char) -> c_int {
         temporary(call_real!(mkstemp64(path => *mut c_char) -> c_int))
     }
-    /// Opens for writing.
     mkostemp(path: *mut c_char, flags: c_int) -> c_int {
         temporary(call_real!(mkostemp(path => *mut c_char, flags => c_int) -> c_int))
     }
-    /// Opens for writing.
     mkostemp64(path: *mut c_char, flags: c_int) -> c_int {
         temporary(call_real!(mkostemp64(path => *mut c_char, flags => c_int) -> c_int))
     }
-    /// Opens for writing.
     mkstemps(path: *mut c_char, suffix: c_int) -> c_int {
         temporary(call_real!(mkstemps(path => *mut c_char, suffix => c_int) -> c_int))
     }
-    /// Opens for writing.
     mkstemps64(path: *mut c_char, suffix: c_int) -> c_int {
         temporary(call_real!(mkstemps64(path => *mut c_char, suffix => c_int) -> c_int))
     }
-    /// Opens for writing.
     mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
         temporary(call_real!(mkostemps(path => *mut c_char, suffix => c_int, flags => c_int) -> c_int))
     }
-    /// Opens for writing.
     mkostemps64(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
         temporary(call_real!(mkostemps64(path => *mut c_char, suffix => c_int, flags => c_int) -> c_int))
     }
 
-    /// A stream: unless patched the C library reads it past us, and then only writing matters.
+    /// Unless patched the C library reads the stream unseen, and then only writing matters.
     fopen(path: *const c_char, mode: *const c_char) -> *mut c_void {
         before_stream(path, mode);
         call_real!(fopen(path => *const c_char, mode => *const c_char) -> *mut c_void)
     }
-    /// As `fopen`.
     fopen64(path: *const c_char, mode: *const c_char) -> *mut c_void {
         before_stream(path, mode);
         call_real!(fopen64(path => *const c_char, mode => *const c_char) -> *mut c_void)
     }
-    /// As `fopen`; the stream's old descriptor goes back first, if it was served.
+    /// The stream's old descriptor goes back first, if it was served.
     freopen(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
         before_stream(path, mode);
         call_real!(freopen(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void)
     }
-    /// As `freopen`.
     freopen64(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
         before_stream(path, mode);
@@ -299,15 +269,12 @@ names! {
         answer
     }
 
-    /// The two share their offset.
     dup(fd: c_int) -> c_int {
         duplicating(fd, || call_real!(dup(fd => c_int) -> c_int))
     }
-    /// The two share their offset; the second is closed first.
     dup2 | __dup2 (fd: c_int, onto: c_int) -> c_int {
         duplicating_onto(fd, onto, || call_real!(dup2(fd => c_int, onto => c_int) -> c_int))
     }
-    /// As `dup2`.
     dup3(fd: c_int, onto: c_int, flags: c_int) -> c_int {
         duplicating_onto(fd, onto, || call_real!(dup3(fd => c_int, onto => c_int, flags => c_int) -> c_int))
     }
@@ -316,25 +283,22 @@ names! {
         let call = || call_real!(fcntl(fd => c_int, command => c_int, argument => usize) -> c_int);
         controlled(fd, command, argument, call)
     }
-    /// As `fcntl`.
     fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
         let call = || call_real!(fcntl64(fd => c_int, command => c_int, argument => usize) -> c_int);
         controlled(fd, command, argument, call)
     }
-    /// Closes a descriptor past `close`.
     fclose | _IO_fclose (stream: *mut c_void) -> c_int {
         forget_stream(stream);
         call_real!(fclose(stream => *mut c_void) -> c_int)
     }
-    /// As `fclose`.
     endmntent(stream: *mut c_void) -> c_int {
         forget_stream(stream);
         call_real!(endmntent(stream => *mut c_void) -> c_int)
     }
 }
 
-/// A stream is about to be closed. Where the C library is patched, its call of `close` tells us, when the stream has
-/// written what it still holds: that goes where the descriptor's offset says, which is ours to know until then.
+/// A stream is about to be closed. Where the C library is patched, its call of `close` reaches the library after the
+/// stream has written the rest, at the descriptor's private offset.
 fn forget_stream(stream: *mut c_void) {
     if process::is_on() && !patch::is_patched() && !stream.is_null() {
         descriptors::forget(real::stream_fd(stream));

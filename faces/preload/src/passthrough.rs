@@ -1,18 +1,14 @@
-//! Passthrough: the calls that go to the real function, after the tables were brought up to date.
+//! Passthrough: the calls that go to the real function, after a hook has brought the tables up to date.
 //!
-//! Each is a trampoline of a few instructions: save the registers that carry
-//! arguments, call the hook with the first six of them, put the registers back,
-//! jump. So a call with any arguments, however many, reaches the real function
-//! exactly as it was made, and whatever that does with its frame, unwinding for
-//! a cancelled thread or never coming back, is not our business.
+//! Each is a trampoline of a few instructions: save the registers that carry arguments, call the hook with the first
+//! six of them, put the registers back, jump. So any arguments reach the real function exactly as they were, and
+//! whatever it does with its frame (unwinding, never coming back) does not matter here.
 //!
-//! The hooks do one thing: a thread that is about to use or share the kernel's offset
-//! finds it right, because it went back to the kernel for good. Where only the
-//! offset is used, the descriptor is **shared**: positional reads
-//! are served still. Where the file itself is read another way from then
-//! on, or may be closed unseen, it is **left** to the kernel altogether. Writes
-//! need no word: no descriptor that can write has an offset of ours, and no file
-//! is served by a lease while it is open for writing (`written.rs`).
+//! A thread that is about to use or share the kernel's offset finds it right, because it went back to the kernel for
+//! good. Where only the offset is used, the descriptor is **shared**: positional reads are served still. Where the file
+//! itself is read another way from then on, or may be closed unseen, it is **left** to the kernel altogether. Writes
+//! need no hook: no descriptor that can write has a private offset, and no file is served by a lease while it is open
+//! for writing (`written.rs`).
 
 use core::arch::naked_asm;
 use core::ffi::c_int;
@@ -35,7 +31,6 @@ use crate::{
 macro_rules! before {
     ($($(#[$doc:meta])* $name:ident = $real:ident => $hook:path;)*) => { $(
         $(#[$doc])*
-        ///
         /// # Safety
         /// That of the C library's function of this name.
         #[unsafe(no_mangle)]
@@ -60,129 +55,82 @@ macro_rules! before {
 }
 
 before! {
-    /// May ask how much is left to read.
     ioctl = ioctl => io_controlled;
     /// Reads at the offset unless told where.
     sendfile = sendfile => sent_file;
-    /// As `sendfile`.
     sendfile64 = sendfile64 => sent_file;
     /// Reads at the offset unless told where.
     splice = splice => spliced;
-    /// Reads at the offset unless told where.
     copy_file_range = copy_file_range => spliced;
-    /// The kernel's page cache is read from now on.
+    /// Reads of the kernel's page cache follow.
     mmap = mmap => mapped;
-    /// As `mmap`.
     mmap64 = mmap64 => mapped;
-    /// The C library reads from now on, past us if it is not patched.
+    /// The C library reads from now on, unseen if it is not patched.
     fdopen = fdopen => streamed;
-    /// As `fdopen`.
     _IO_fdopen = fdopen => streamed;
-    /// Locks from the offset on.
     lockf = lockf => locked;
-    /// As `lockf`.
     lockf64 = lockf64 => locked;
-    /// Descriptors may be sent away.
     sendmsg = sendmsg => sent_message;
-    /// As `sendmsg`.
     sendmmsg = sendmmsg => sent_messages;
     /// Changes a file without opening it.
     truncate = truncate => truncated;
-    /// As `truncate`.
     truncate64 = truncate64 => truncated;
     /// Frees the space of a file that no process has open. (`remove` calls it, or `rmdir`.)
     unlink = unlink => removed;
-    /// As `unlink`.
     unlinkat = unlinkat => removed_at;
-    /// The file that had the new name goes.
     rename = rename => replaced;
-    /// As `rename`.
     renameat = renameat => replaced_at;
-    /// As `rename`.
     renameat2 = renameat2 => replaced_at;
-    /// Closes all streams.
     fcloseall = fcloseall => everything_left;
     /// The streams of the C library become a terminal's.
     login_tty = login_tty => terminal_taken;
-    /// Closes many.
     close_range = close_range => closed_range;
-    /// Closes many.
     closefrom = closefrom => closed_from;
     /// Makes a child with the program's own choice of what is shared.
     clone = clone => cloned;
-    /// As `clone`.
     __clone = clone => cloned;
     /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
     /// Files that are open keep it busy, the owner's among them.
     umount = umount => unmounts;
-    /// As `umount`.
     umount2 = umount2 => unmounts;
-    /// Wants to hear what is done to files.
     inotify_add_watch = inotify_add_watch => watches;
-    /// As `inotify_add_watch`.
     fanotify_mark = fanotify_mark => marks;
-    /// Changes name spaces.
     setns = setns => leaves_domain;
-    /// Changes what files there are.
     chroot = chroot => leaves_domain;
-    /// Changes who the process is.
     setuid = setuid => leaves_domain;
-    /// As `setuid`.
     seteuid = seteuid => leaves_domain;
-    /// As `setuid`.
     setreuid = setreuid => leaves_domain;
-    /// As `setuid`.
     setresuid = setresuid => leaves_domain;
-    /// As `setuid`.
     setgid = setgid => leaves_domain;
-    /// As `setuid`.
     setegid = setegid => leaves_domain;
-    /// As `setuid`.
     setregid = setregid => leaves_domain;
-    /// As `setuid`.
     setresgid = setresgid => leaves_domain;
-    /// As `setuid`.
     setgroups = setgroups => leaves_domain;
-    /// As `setuid`.
     initgroups = initgroups => leaves_domain;
-    /// As `setuid`.
     setfsuid = setfsuid => leaves_domain;
-    /// As `setuid`.
     setfsgid = setfsgid => leaves_domain;
-    /// As `setuid`.
     capset = capset => leaves_domain;
-    /// Limits what addresses there are, among other things.
     setrlimit = setrlimit => limited;
-    /// As `setrlimit`.
     setrlimit64 = setrlimit64 => limited;
-    /// As `setrlimit`, perhaps of another process.
     prlimit = prlimit => limited_of;
-    /// As `prlimit`.
     prlimit64 = prlimit64 => limited_of;
-    /// Locks all memory, and all that comes.
     mlockall = mlockall => all_locked;
-    /// May forbid the system calls that we make besides the program's own.
+    /// May forbid the library's system calls.
     prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
     pidfd_getfd = pidfd_getfd => everything_passed;
-    /// Changes what a signal does inside the C library.
     sigset = sigset => sigaction::changes_unseen;
-    /// As `sigset`.
     sigignore = sigignore => sigaction::changes_unseen;
-    /// As `sigset`.
     siginterrupt = siginterrupt => sigaction::changes_unseen;
     /// A ring reads and closes descriptors past all hooks.
     io_uring_queue_init = io_uring_queue_init => no_more;
-    /// As above.
     io_uring_queue_init_params = io_uring_queue_init_params => no_more;
-    /// As above.
     io_uring_queue_init_mem = io_uring_queue_init_mem => no_more;
-    /// As above.
     io_uring_setup = io_uring_setup => no_more;
 }
 
-/// Any system call: as the others, unless the hook has made it.
+/// Any system call: as the others, unless the hook has made the call.
 ///
 /// # Safety
 /// That of the C library's function of this name.
@@ -210,16 +158,14 @@ pub unsafe extern "C" fn syscall() {
     )
 }
 
-/// What the hook of `syscall` answers, in the two registers of an answer.
 #[repr(C)]
 struct SyscallResult {
     answer: isize,
-    /// Whether the call was made; its answer is the program's then.
     is_made: usize,
 }
 
-/// `vfork`: the child runs on this very stack, so there is no frame to come back to. The return address
-/// is kept in a register over the call, and the child and the parent return from it one after the other.
+/// The child of `vfork` runs on this very stack, so there is no frame to come back to. The return address is kept in a
+/// register over the call, and child and parent return from it one after the other.
 ///
 /// # Safety
 /// That of the C library's function of this name.
@@ -246,8 +192,6 @@ pub unsafe extern "C" fn vfork() -> c_int {
     )
 }
 
-/// `vfork` by its other name.
-///
 /// # Safety
 /// As `vfork`.
 #[unsafe(no_mangle)]
@@ -258,7 +202,6 @@ pub unsafe extern "C" fn __vfork() -> c_int {
 
 // ---- the hooks ------------------------------------------------------------------------------------------
 
-/// The offset is the kernel's from now on.
 #[inline]
 fn share(fd: usize, reason: Reason) {
     if process::is_on() {
@@ -266,7 +209,6 @@ fn share(fd: usize, reason: Reason) {
     }
 }
 
-/// The descriptor is the kernel's from now on.
 #[inline]
 fn leave(fd: usize, reason: Reason) {
     if process::is_on() {
@@ -309,14 +251,13 @@ extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usi
     }
 }
 
-/// The C library's streams read past us, unless it is patched.
+/// The C library's streams read unseen, unless it is patched.
 extern "C" fn streamed(fd: usize) {
     if !patch::is_patched() {
         leave(fd, Reason::Passed);
     }
 }
 
-/// The lock may begin at the offset.
 extern "C" fn locked(fd: usize) {
     if process::is_on() {
         descriptors::show_offset(fd as c_int);
@@ -408,9 +349,9 @@ extern "C" fn no_more() {
 
 const CLONE_THREAD_LIKE: usize = 0x0001_0500; // CLONE_THREAD, CLONE_FILES, CLONE_VM
 
-/// Not `fork` and not a thread: something of the two is shared, and we cannot follow it. But for the child of a
-/// `posix_spawn`, which has been counted: the C library makes it so where the kernel has no `clone3`, or a container
-/// hides that, and comes by here if it is patched.
+/// Something is shared with a child that is neither by `fork` nor a thread, and cannot be followed. Not the child of a
+/// `posix_spawn`, which has been counted: where the kernel has no `clone3`, or a container hides that, a patched C
+/// library makes it so and comes by here.
 extern "C" fn cloned(_function: usize, _stack: usize, flags: usize) {
     const EXIT_SIGNAL: usize = 0xff;
     const CLONE_VM_VFORK: usize = 0x4100;
@@ -422,8 +363,8 @@ extern "C" fn cloned(_function: usize, _stack: usize, flags: usize) {
     }
 }
 
-/// What an `unshare` of the thread's own descriptors, or of name spaces that say who and where a process is, is about
-/// to do: `CLONE_FILES`, `CLONE_NEWUSER`, `CLONE_NEWPID`.
+/// Before an `unshare` of the thread's own descriptors, or of name spaces that say who and where a process is:
+/// `CLONE_FILES`, `CLONE_NEWUSER`, `CLONE_NEWPID`.
 extern "C" fn unshared(flags: usize) {
     const CLONE_FILES: usize = 0x400;
     const NEW_DOMAIN: usize = 0x1000_0000 | 0x2000_0000;
@@ -434,7 +375,6 @@ extern "C" fn unshared(flags: usize) {
     }
 }
 
-/// The process is about to have other rights, or to mean other things by the same names.
 extern "C" fn leaves_domain() {
     confinement::leave_domain();
 }
@@ -454,7 +394,7 @@ extern "C" fn limited(resource: usize, limits: usize) {
     confinement::give_addresses_back();
 }
 
-/// Of another process nothing is done: it has to do that itself, and may be none of ours.
+/// Of another process nothing is done: it has to do that itself.
 extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
     let is_own = || of as u32 == 0 || of as u32 == kernel::process();
     if limits != 0 && resource as u32 as usize == kernel::RLIMIT_AS && is_own() {
@@ -462,15 +402,13 @@ extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
     }
 }
 
-/// The addresses of the cache would be locked, and get memory.
 extern "C" fn all_locked() {
     confinement::give_addresses_back();
 }
 
-/// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
 extern "C" fn confined(option: usize) {
     const SET_SECCOMP: u32 = 22;
-    const SET_TIME_STAMP_COUNTER: u32 = 26; // which we read
+    const SET_TIME_STAMP_COUNTER: u32 = 26; // which `ticks` reads
     const SET_SYSCALL_USER_DISPATCH: u32 = 59;
     // The kernel takes the lower half of the register for the option.
     if matches!(option as u32, SET_SECCOMP | SET_TIME_STAMP_COUNTER | SET_SYSCALL_USER_DISPATCH) {
@@ -478,16 +416,16 @@ extern "C" fn confined(option: usize) {
     }
 }
 
-/// The calls that we make besides the program's own may be forbidden from now on, to this program and to those that it
-/// becomes: they are to be without us, as far as it hands on the environment that it was given.
+/// The library's system calls may be forbidden from now on, to this program and to those that it becomes: these are to
+/// be without the object, as far as they get the environment that this one was given.
 fn forbidden() {
     ld_preload::withdraw();
     ld_preload::look_no_more();
     confinement::confine();
 }
 
-/// `syscall(number, a, b, c, ..)`: what the function of that name would have said. Those that come back only if they
-/// fail, and those after which there is something to do, too, are made here.
+/// `syscall(number, a, b, c, ..)`: does as the function of that name. Calls that come back only if they fail, and those
+/// with something to do after them, are made here.
 extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> SyscallResult {
     // The kernel takes the lower half of the register for the number.
     let number = number as u32 as usize;
@@ -501,13 +439,12 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
     SyscallResult { answer: 0, is_made: 0 }
 }
 
-/// With which flags a system call opens a file, if it does.
 fn flags_of_open(number: usize, b: usize, c: usize) -> Option<c_int> {
     match number {
         number::OPEN => Some(b as c_int),
         number::OPENAT | number::OPEN_BY_HANDLE_AT => Some(c as c_int),
         number::OPENAT2 => {
-            // The first of `struct open_how`; what cannot be read the kernel complains of.
+            // The first of `struct open_how`; the kernel complains of what cannot be read.
             let mut flags = [0; 8];
             faults::read(c, &mut flags).then(|| u64::from_ne_bytes(flags) as c_int)
         }
@@ -515,7 +452,6 @@ fn flags_of_open(number: usize, b: usize, c: usize) -> Option<c_int> {
     }
 }
 
-/// Opens a file, and cuts it.
 fn cut_by_call(number: usize, [a, b, c, d]: [usize; 4]) -> isize {
     // SAFETY: the call is the program's.
     let answer = unsafe { call(number, [a, b, c, d, 0, 0]) };
@@ -549,7 +485,7 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::IO_SUBMIT | number::FLOCK => {}
         number::CLOSE => descriptors::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
-        // A descriptor that we do not see opened is not in the table, so it is the kernel's.
+        // A descriptor whose opening was not seen is not in the table, so it is the kernel's.
         number::OPEN => opens(kernel::AT_FDCWD, a, b as c_int),
         number::OPENAT => opens(a as c_int, b, c as c_int),
         number::CREAT => opens(kernel::AT_FDCWD, a, kernel::O_WRONLY | kernel::O_TRUNC),
@@ -580,16 +516,15 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::UNLINKAT => removed_at(a as c_int, b),
         number::RENAME => replaced(a, b),
         number::RENAMEAT | number::RENAMEAT2 => replaced_at(a as c_int, b, c as c_int, d),
-        // Anything else that might name a served descriptor takes it back. A number that only looks like
-        // one costs that descriptor its speed.
+        // Anything else that might name a served descriptor takes it back. A number that only looks like one costs that
+        // descriptor its speed.
         _ => [a, b, c, d, e].into_iter().for_each(|argument| {
             leave(argument, Reason::Passed);
         }),
     }
 }
 
-/// The system calls by which a process gets other rights, or other name spaces: those of the functions above, and
-/// `landlock_restrict_self`.
+/// The system calls by which a process gets other rights or name spaces: those above, and `landlock_restrict_self`.
 const CHANGES_DOMAIN: [usize; 14] = [
     number::SETUID,
     number::SETGID,

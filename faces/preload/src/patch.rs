@@ -1,4 +1,4 @@
-//! Patch: the C library's own functions lead to our wrappers, for callers that no name leads there.
+//! Patch: the C library's own functions lead to the wrappers, for callers that no name leads there.
 //!
 //! ```text
 //!   before                                after
@@ -6,29 +6,28 @@
 //!          je   ...                              (2 bytes of the old rest)     bound to the C library itself
 //!   back:  xor  %eax, %eax                back:  xor %eax, %eax  <----------------.
 //!          syscall ...                           syscall ...                      |
-//!                                         slot:  jmp *wrapper --> our `read`      |
+//!                                         slot:  jmp *wrapper --> the `read` here |
 //!                                         moved: cmpb $0, single_threaded         | `real::read`
 //!                                                je   ...                         |
 //!                                                jmp  back -----------------------'
 //! ```
 //!
-//! The command has decoded the library and written a plan: which bytes go, and
-//! what they become elsewhere. Here bytes are compared and copied and distances
-//! filled in; nothing here knows an instruction but the jump.
+//! The command has decoded the library and written a plan: which bytes go, and what they become elsewhere. Here bytes
+//! are compared and copied and distances filled in; only the jump is known as an instruction.
 //!
 //! Invariants:
 //!  1. All or nothing of what is essential: if one of those functions is not as the plan says, none is patched.
 //!  2. No page is writable and executable at any moment, and no thread but this one exists when bytes change.
 //!  3. While the library's pages are not executable no function of it is called: no copy, no fill, no `errno`.
-//!  4. A function that another object already stands in front of is not patched: that object would be
-//!     passed by, or asked in a circle.
+//!  4. A function that another object stands in front of is not patched: that object would be bypassed, or called in a
+//!     circle.
 //!
 //! Not an invariant: that any function is patched. Without, a caller that looks a function up by itself, or is bound to
-//! the library more closely than by name, closes, moves or replaces descriptors behind our back. So where patching
-//! was wanted and failed, only positional reads are served, each after a look at its descriptor (`audit.rs`). By names
-//! alone a program is served that the user says has no such caller.
+//! the library more closely than by name, closes, moves or replaces descriptors unseen. So where patching was wanted
+//! and failed, only positional reads are served, each after a look at its descriptor (`audit.rs`). By names alone a
+//! program is served that the user says has no such caller.
 //!
-//! Cost: a part of a start that does not show beside the rest of it, and two jumps a call, one of them indirect.
+//! Cost: two jumps a call, one of them indirect; it does not show beside the rest of a start.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char};
@@ -46,7 +45,6 @@ use crate::real::{self, Wrapped};
 
 /// Bytes of a slot: the jump to the wrapper, its address, and the moved bytes.
 const SLOT_BYTES: usize = 64;
-/// Where the moved bytes are in a slot.
 const MOVED_AT: usize = 16;
 const _: () = assert!(MOVED_AT + MOVED_MAX <= SLOT_BYTES);
 /// `jmp *0(%rip)`: the address follows.
@@ -54,7 +52,7 @@ const JUMP_TO_NEXT: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
 const JUMP: u8 = 0xe9;
 const PAGE: usize = 4096;
 
-/// The slots. They lie in our own object, so the dynamic linker has put them near the C library.
+/// They lie in this object, so the dynamic linker has put them near the C library.
 #[repr(C, align(4096))]
 struct Slots(UnsafeCell<[[u8; SLOT_BYTES]; ENTRIES_MAX]>);
 // SAFETY: written by the constructor alone, and only read, as code, from then on.
@@ -62,16 +60,16 @@ unsafe impl Sync for Slots {}
 static SLOTS: Slots = Slots(UnsafeCell::new([[0; SLOT_BYTES]; ENTRIES_MAX]));
 const _: () = assert!(size_of::<Slots>().is_multiple_of(PAGE));
 
-/// What came of it: a [`Patching`], and no plan until we know better.
+/// A [`Patching`].
 static OUTCOME: AtomicUsize = AtomicUsize::new(Patching::NoPlan as usize);
 
-/// Whether the C library's own calls of its functions come to us.
+/// Whether the C library's own calls reach the wrappers.
 #[inline]
 pub fn is_patched() -> bool {
     OUTCOME.load(Ordering::Relaxed) == Patching::Patched as usize // written before the process has a second thread
 }
 
-/// Counts what came of it, once for each process that becomes a viewer.
+/// Counts the outcome, once for each process that becomes a viewer.
 pub fn count(viewer: &Viewer) {
     let outcome = OUTCOME.load(Ordering::Relaxed); // as above
     if let Some(&outcome) = Patching::ALL.get(outcome) {
@@ -79,25 +77,23 @@ pub fn count(viewer: &Viewer) {
     }
 }
 
-/// A plan, checked for form.
 struct Plan<'a> {
     build_id: &'a [u8],
     entries: &'a [Entry],
 }
 
-/// What is to be done for one entry.
 #[derive(Clone, Copy)]
 struct Step {
     wrapped: Option<&'static Wrapped>,
 }
 
-/// Patches as the plan in `file` says, if everything is as it says. For the constructor.
+/// Patches by the plan in `file`, if everything is as it says. For the constructor.
 pub fn apply(file: &Mapped) {
     let outcome = apply_all(file).err().unwrap_or(Patching::Patched);
     OUTCOME.store(outcome as usize, Ordering::Relaxed); // as in `is_patched`
 }
 
-/// Nothing is patched, for another object wraps what would be. For the constructor.
+/// Patches nothing, for another object wraps what would be. For the constructor.
 pub fn leave_to_wrapper() {
     OUTCOME.store(Patching::Interposed as usize, Ordering::Relaxed); // as in `is_patched`
 }
@@ -121,7 +117,6 @@ fn apply_all(file: &Mapped) -> Result<(), Patching> {
     divert(&plan, &library, &steps, slots)
 }
 
-/// The parts of a plan, if it is one.
 fn read(file: &Mapped) -> Option<Plan<'_>> {
     let bytes = file.bytes as usize;
     if bytes < size_of::<Header>() {
@@ -144,7 +139,6 @@ fn read(file: &Mapped) -> Option<Plan<'_>> {
 }
 
 impl Entry {
-    /// Whether its numbers stay inside it.
     fn is_sane(&self) -> bool {
         let (original, moved) = (usize::from(self.original_len), usize::from(self.moved_len));
         let fixes = usize::from(self.fixes_len);
@@ -164,7 +158,6 @@ impl Entry {
 
 // ---- the library ------------------------------------------------------------------------------------------
 
-/// The C library, found among what is loaded.
 struct Library {
     base: usize,
     code: Code,
@@ -172,7 +165,6 @@ struct Library {
 }
 
 impl Library {
-    /// The loaded object that has this build-id.
     fn find(id: &[u8]) -> Option<Self> {
         let mut library = None;
         loaded::each(&mut |object| {
@@ -184,14 +176,12 @@ impl Library {
         library
     }
 
-    /// Whether `len` bytes at `offset` are code of its.
     fn has(&self, offset: usize, len: usize) -> bool {
         let (at, code) = (self.base.wrapping_add(offset), &self.code);
         at >= code.at && at - code.at <= code.bytes.saturating_sub(len) && len <= code.bytes
     }
 }
 
-/// The build-id among an object's notes.
 fn build_id(mut notes: &[u8]) -> Option<&[u8]> {
     const BUILD_ID: u32 = 3;
     const HEADER: usize = 12;
@@ -210,8 +200,7 @@ fn build_id(mut notes: &[u8]) -> Option<&[u8]> {
 
 // ---- deciding, filling, diverting -----------------------------------------------------------------------------
 
-/// What is to be done for each entry: its wrapper, if its bytes are as they should be and no other object stands in
-/// front.
+/// What is to be done for each entry: its wrapper, if its bytes are as planned and no other object stands in front.
 fn steps(plan: &Plan<'_>, library: &Library) -> Result<[Step; ENTRIES_MAX], Patching> {
     let mut steps = [Step { wrapped: None }; ENTRIES_MAX];
     for (step, entry) in steps.iter_mut().zip(plan.entries) {
@@ -249,7 +238,7 @@ fn fill(slot: &mut [u8; SLOT_BYTES], entry: &Entry, library: &Library, wrapped: 
     distance(library.base + entry.offset as usize, slot.as_ptr() as usize).map(drop)
 }
 
-/// How far it is, if four bytes can say it. A little is kept back, so that a thread that asks need not be exact.
+/// How far it is, if four bytes can say it; with a margin, so that callers need not be exact.
 fn distance(from: usize, to: usize) -> Option<i32> {
     const KEPT_BACK: i64 = 4096;
     let distance = to as i64 - from as i64;
@@ -299,7 +288,7 @@ fn divert(
     Ok(())
 }
 
-/// Writes a jump from `at` to `to`, byte by byte: a copy might be a call into the very pages that are being changed.
+/// Writes a jump from `at` to `to`, byte by byte: a copy might call into the very pages that are being changed.
 ///
 /// # Safety
 /// The five bytes at `at` can be written, and are not being executed.
@@ -314,8 +303,8 @@ unsafe fn write_jump(at: usize, to: usize) {
     }
 }
 
-/// Maps the library's code from its file again: some kernels let nothing be executed that was written. Without
-/// code of the C library this process cannot go on, and cannot say so.
+/// Maps the library's code from its file again: some kernels let nothing be executed that was written. Without that
+/// code this process cannot go on, and cannot say so.
 #[cold]
 fn restore(library: &Library) {
     // SAFETY: the dynamic linker's name of a loaded object is a string.

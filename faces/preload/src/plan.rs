@@ -1,5 +1,5 @@
-//! Plan: the form in which a plan of patches is handed over. The command writes it, the object reads it, and
-//! both compile this very file.
+//! Plan: the form in which a plan of patches is handed over. The command that writes it and the object that reads it
+//! compile this very file.
 //!
 //! ```text
 //!   | Header (64 bytes) | Entry (128 bytes) | Entry | ...       numbers little-endian, targets relative to the library
@@ -11,7 +11,7 @@
 //!     fixes      the places in `moved` that depend on where it comes to lie
 //! ```
 //!
-//! Nothing here knows instructions: the planner does, and the patcher copies bytes and adds numbers.
+//! The planner knows instructions; the patcher copies bytes and adds numbers.
 
 /// The first eight bytes of a plan; the last is the form's version.
 pub const MAGIC: [u8; 8] = *b"QNPATCH\x01";

@@ -1,8 +1,7 @@
 //! Process: whether this process is served now, and by which view of the cache.
 //!
-//! The switch lies in a page that the kernel clears in every forked child,
-//! however it was forked. So a child finds out by itself that it is one, at the
-//! first call of ours that it makes, and needs no handler for that.
+//! The switch lies in a page that the kernel clears in every forked child, however it was forked. So a child finds out
+//! by itself that it is one, at the first call of a wrapper, and needs no handler for that.
 //!
 //! ```text
 //!                attach                     stop
@@ -16,48 +15,44 @@
 //! |---|---|
 //! | INERT | not attached: wrappers only pass on |
 //! | SERVING | attached |
-//! | STOPPING | something happened that we cannot follow: all descriptors go back, no new ones are served |
+//! | STOPPING | something happened that cannot be followed: all descriptors go back, no new ones are served |
 //! | FORKED | a forked child that has made no call yet: what the tables say was its parent's |
 //! | CHILD | a forked child: the tables are its own, and it is not a viewer yet |
 //! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on; or sends a descriptor to the owner |
 //! | LEFT | as INERT, for good |
 //!
-//! When all have gone back, the switch is the constant again: the process is not attached, nor are those that are
-//! forked from it, and no wrapper makes a system call of its own.
+//! When all have gone back, the switch is the constant again: this process and its children are not attached, and no
+//! wrapper makes a system call of its own.
 //!
-//! A child is **settled** in one pass over the table: whatever it inherited has
-//! an offset that its parent has too, so it is served only where the reader
-//! says the position ([`table::settle_child`]). It claims a viewer's page only
-//! when it is about to attach a file (`join.rs`): most children open nothing but a program.
-//! From then on a hit costs what it costs anywhere.
+//! A child is **settled** in one pass over the table: its parent has whatever it inherited, too, so it is served only
+//! where the reader says the position ([`table::settle_child`]). It claims a viewer's page only when it is about to
+//! attach a file (`join.rs`): most children open nothing but a program.
 //!
-//! A child of `vfork` is different: it runs in our memory with descriptors of
-//! its own. It must write nothing and believe nothing. While one may be alive,
-//! every wrapper compares process numbers. What the C library's `posix_spawn`
-//! does in its child is the same, so it counts as a `vfork`.
+//! A child of `vfork` runs in this memory with descriptors of its own: it must write nothing and trust nothing. While
+//! one may be alive, every wrapper compares process numbers. The child of the C library's `posix_spawn` counts as such.
 //!
-//! **Before system calls are forbidden** to the process no thread of it may be in the middle of one of ours: a filter
-//! may be set for all threads by one of them. So a thread that may make one is counted ([`enter`]), and looks at the
-//! switch after that; a thread that is about to forbid them stops, and then waits until no call is counted any more
-//! (`confinement.rs`). The count lies in the page of the switch, so a child begins with none. A hit makes no system
-//! call and is not counted.
+//! **Before system calls are forbidden** to the process no thread of it may be in the middle of one of the library's.
+//! So a thread that may make one is counted ([`enter`]), and then looks at the switch; a thread that is about to forbid
+//! them stops the process, and then waits until no call is counted (`confinement.rs`). The count lies in the page of
+//! the switch, so a child begins with none. A hit makes no system call and is not counted.
 //!
-//! This file is below all that makes a system call for a descriptor. It names the tables that a child begins anew with,
-//! and these name nothing of the process. So whatever follows from a change of the switch is done by the caller that
-//! changes it: one that stops gives the descriptors back (`stop.rs`), and so does one that forks (`forks.rs`).
+//! This file is below all that makes a system call for a descriptor. It names only tables that a child begins anew
+//! with. So the caller that changes the switch does what follows: one that stops gives the descriptors back
+//! (`stop.rs`), as does one that forks (`forks.rs`).
 //!
 //! Invariants:
 //!  1. The thread that is BUSY has its signals held back and waits for the owner and for forks, for a bounded time,
 //!     so waiting for it ends.
-//!  2. A child that shares our memory never settles, joins or changes the table.
+//!  2. A child that shares this memory never settles, joins or changes the table.
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
-//!  4. Our system calls are made by threads that are counted, in a wrapper, or before the constructor has ended.
-//!  5. What a read brought that was under way when the memory it reads went, by a fork or given back, is thrown away:
-//!     its descriptor is not what it was then.
+//!  4. The library's system calls are made by threads that are counted, in a wrapper, or before the constructor has
+//!     ended.
+//!  5. A read under way when its memory went, by a fork or given back, is thrown away: its descriptor is not what it
+//!     was then.
 //!
-//! Not an invariant: that a thread that is counted comes back: a handler may jump out of our code, and the wait for it
-//! ends by the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
+//! Not an invariant: that a counted thread comes back. A handler may jump out of the library's code, and a kernel's
+//! read may outlast any answer of the owner's: the wait ends by the clock.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -75,7 +70,6 @@ use crate::{deferred_handles, fork_counts, marked_files, table};
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 pub const INERT: u32 = 0;
 
-/// Attached.
 pub const SERVING: u32 = 1;
 
 /// All descriptors go back.
@@ -84,10 +78,8 @@ pub const STOPPING: u32 = 2;
 /// A forked child that is no viewer yet.
 pub const CHILD: u32 = 3;
 
-/// A thread is between two of these.
 pub const BUSY: u32 = 4;
 
-/// As INERT, for good.
 pub const LEFT: u32 = 5;
 
 static OFF: AtomicU32 = AtomicU32::new(INERT);
@@ -95,19 +87,16 @@ static OFF: AtomicU32 = AtomicU32::new(INERT);
 /// Where the switch is: at first a constant, then a page of its own.
 static SWITCH: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const OFF).cast_mut());
 
-/// The process that attached, or was settled.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this process or one that it was forked from has stopped: its children may be under the same ban.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// How many forks lie between the process that attached and this one, as far as they were settled.
 static DEPTH: AtomicU32 = AtomicU32::new(0);
 
-/// In place of the page's count before there is a page.
 static NO_COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// How many threads are inside code of ours that may make system calls.
+/// How many threads are inside code of the library's that may make system calls.
 static INSIDE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NO_COUNT).cast_mut());
 
 struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
@@ -120,7 +109,6 @@ static PLACE: Cell<CacheLocation> = Cell(UnsafeCell::new(MaybeUninit::uninit()))
 
 // ---- the switch, and threads that may make calls ---------------------------------------------------------------
 
-/// The switch.
 #[inline]
 pub fn switch() -> &'static AtomicU32 {
     // SAFETY: it points to a static, or to a page that is never unmapped. SeqCst, partners: the Release in `start`, and
@@ -128,16 +116,16 @@ pub fn switch() -> &'static AtomicU32 {
     unsafe { &*SWITCH.load(Ordering::SeqCst) }
 }
 
-/// A thread that may make system calls of ours, until this is dropped. Not to be kept over the program's own call.
+/// A thread that may make the library's system calls, until this is dropped. Not kept over the program's own call.
 pub struct Inside(&'static AtomicU32);
 
 impl Inside {
-    /// Counts the calling thread. Whether it still may make calls is to be looked at after that.
+    /// Counts the calling thread, which looks afterwards whether it still may make calls.
     pub fn count() -> Self {
         // SAFETY: it points to a static, or to a page that is never unmapped. Acquire, partner: `start`.
         let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
-        // SeqCst, partner: `confinement::confine`, which turns the switch off and then looks here. Either it sees us,
-        // or we see that it is off.
+        // SeqCst, partner: `confinement::confine`, which turns the switch off and then looks here. Either it sees this
+        // thread, or this thread sees that it is off.
         place.fetch_add(1, Ordering::SeqCst);
         Self(place)
     }
@@ -150,8 +138,8 @@ impl Drop for Inside {
     }
 }
 
-/// Counts the calling thread if the table is to be kept ([`is_on`]). Else there is nothing to do: all that was served
-/// has gone back, and no system call of ours may be made.
+/// Counts the calling thread if the table is to be kept ([`is_on`]). Else all that was served has gone back, and no
+/// system call of the library's may be made.
 pub fn enter() -> Option<Inside> {
     let inside = Inside::count();
     is_on().then_some(inside)
@@ -164,7 +152,7 @@ pub fn counted_inside() -> u32 {
     place.load(Ordering::SeqCst) // partner: `Inside`
 }
 
-/// Whether we are a child of `vfork`, or of `posix_spawn` before its program: nothing may be believed or written.
+/// Whether this is a child of `vfork`, or of `posix_spawn` before its program: nothing may be trusted or written.
 #[inline]
 pub fn is_vfork_child() -> bool {
     fork_counts::has_vforks() && is_other_process()
@@ -174,7 +162,7 @@ pub fn is_vfork_child() -> bool {
 fn is_other_process() -> bool {
     let _inside = Inside::count();
     if core::ptr::eq(switch(), &OFF) {
-        return true; // nothing is believed any more
+        return true; // nothing is trusted any more
     }
     kernel::process() != PROCESS.load(Ordering::Relaxed)
 }
@@ -196,7 +184,6 @@ pub fn mode() -> u32 {
     }
 }
 
-/// What the switch says that is not plainly attached.
 #[cold]
 fn mode_of_child(mut mode: u32) -> u32 {
     let _inside = Inside::count();
@@ -250,7 +237,6 @@ pub fn may_serve_more() -> bool {
 
 // ---- the viewer ------------------------------------------------------------------------------------------
 
-/// The viewer, if this process has one.
 #[inline]
 pub fn viewer() -> Option<&'static Viewer> {
     match mode() {
@@ -283,8 +269,6 @@ pub fn start(viewer: Viewer, place: CacheLocation, memory: ViewerMappings, proce
     Some(())
 }
 
-/// The viewer that a forked child has become.
-///
 /// # Safety
 /// The calling thread is the one that is BUSY, in a process that was CHILD before.
 pub unsafe fn become_viewer(joined: handshake::Joined) {
@@ -299,11 +283,10 @@ pub fn place() -> CacheLocation {
     unsafe { (*PLACE.0.get()).assume_init() }
 }
 
-/// How readily files are taken over. Only while [`is_on`].
 pub fn attach_policy() -> AttachPolicy {
-    // SAFETY: the switch is on or was, in the process that this one was forked from, so the viewer was written; what is
-    // asked is the same for all viewers. A child's thread that joins meanwhile writes the same words over it, but for
-    // the viewer's number, which is not asked for.
+    // SAFETY: the switch is on or was, in the process that this one was forked from, so the viewer was written; the
+    // policy is the same for all viewers. A child's thread that joins meanwhile writes the same words over it, but for
+    // the viewer's number, which is not read.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.attach_policy()
 }
 
@@ -325,7 +308,7 @@ pub fn is_taken(device: u64, inode: u64) -> bool {
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(device, inode)
 }
 
-/// The owner's heartbeat: how often it has counted. Only while [`is_on`].
+/// The owner's heartbeat count. Only while [`is_on`].
 pub fn heartbeat() -> u32 {
     // SAFETY: as in `attach_policy`; each viewer of the cache sees the same heartbeat.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.heartbeat()
@@ -346,7 +329,6 @@ pub fn count_reason(reason: Reason) {
 
 // ---- forks, and the end --------------------------------------------------------------------------------------
 
-/// The first call in a forked child: its tables become its own.
 #[cold]
 fn settle(page: &AtomicU32) {
     let is_held = kernel::holds_back(kernel::SIGSEGV);
@@ -363,25 +345,24 @@ fn settle(page: &AtomicU32) {
     });
 }
 
-/// How many forks lie between the process that attached and this one, as far as they were settled.
 pub fn depth() -> u32 {
     DEPTH.load(Ordering::Relaxed)
 }
 
-/// This process stops: children that are forked from here on are to be no viewers.
+/// Children that are forked from here on are to be no viewers.
 pub fn note_stopped() {
     STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
 }
 
-/// Everything went back. From here on no wrapper begins a system call of its own, in this process and in those that are
-/// forked from it: what it takes may be forbidden to them. A thread that still is in the middle of one finds all that
-/// it looks at where it was, and is waited for where that matters (`confinement.rs`).
+/// Everything went back. From here on no wrapper begins a system call of its own, in this process and its children: it
+/// may be forbidden to them. A thread in the middle of one finds all that it looks at where it was, and is waited for
+/// where that matters (`confinement.rs`).
 pub fn leave() {
     SWITCH.store((&raw const OFF).cast_mut(), Ordering::SeqCst); // partners: `switch`, and `Inside::count`
 }
 
-/// The page that a forked child finds cleared, if this process or one that it was forked from ever was a viewer. It
-/// tells a forked child from a child of `vfork`.
+/// The page that a forked child finds cleared, if this process or one that it was forked from ever was a viewer; a
+/// child of `vfork` finds it as it was.
 pub fn page() -> Option<&'static AtomicU32> {
     let inside = INSIDE.load(Ordering::Acquire); // partner: `start`
     if core::ptr::eq(inside, &raw const NO_COUNT) {

@@ -1,6 +1,6 @@
 //! Read request: what a program's read asks for, whichever call it is: where the bytes go, and how they may be had.
 //!
-//! Plain values. Which file, and from where in it, is said beside them.
+//! Plain values. The file, and the place in it, are passed beside them.
 
 /// The kernel's `struct iovec`.
 #[repr(C)]
@@ -10,7 +10,6 @@ pub struct Part {
     pub len: usize,
 }
 
-/// Where the bytes go.
 #[derive(Clone, Copy)]
 pub enum Target<'a> {
     One(Part),

@@ -1,14 +1,11 @@
-//! Real: the functions that stand behind our wrappers.
+//! Real: the functions that stand behind the wrappers.
 //!
-//! They are looked up once, by the constructor: by `dlsym`, or where no loaded object has
-//! that in the tables of what is loaded (`loaded.rs`). Until then a wrapper may
-//! be called all the same, by an allocator that another object's constructor
-//! starts; so what is a plain system call begins as one, and needs no lookup.
-//! The others are looked up when they are needed.
+//! The constructor looks them up once: by `dlsym`, or where no loaded object has that in the tables of what is loaded
+//! (`loaded.rs`). A wrapper may be called before that, by an allocator that another object's constructor starts; so
+//! what is a plain system call begins as one, and the others are looked up when they are needed.
 //!
-//! Where the C library is patched, a function's place holds the address of the
-//! instructions that were moved out of its beginning: entered there, it runs as
-//! it always did. Through its own address it would come back to our wrapper.
+//! Where the C library is patched, a function's place holds the address of the instructions that were moved out of its
+//! beginning; its own address would lead back to the wrapper.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -25,7 +22,6 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// The environment that this process hands on if it does not say another.
 pub fn environment() -> *const *const c_char {
     // SAFETY: the C library's variable, which is there from the start; the program may set it, to a list or null.
     unsafe { core::ptr::read_volatile(&raw const environ) }
@@ -37,13 +33,11 @@ type TestCancel = unsafe extern "C" fn();
 const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
 const TEST_CANCEL_NAME: &CStr = c"pthread_testcancel";
 
-/// `pthread_testcancel`; null until the start, and where an older C library has it in a library that is not loaded.
+/// Null until the start, and where an older C library has it in a library that is not loaded.
 static TEST_CANCEL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Whether [`resolve`] has been.
 static IS_RESOLVED: AtomicBool = AtomicBool::new(false);
 
-/// The place of one real function.
 #[repr(transparent)]
 pub struct Real(AtomicPtr<c_void>);
 
@@ -57,7 +51,6 @@ pub fn answer(answer: isize) -> isize {
     answer
 }
 
-/// What the calling thread's last call failed with, if one did.
 pub fn last_error() -> c_int {
     // SAFETY: as in `answer`.
     unsafe { *__errno_location() }
@@ -75,10 +68,10 @@ pub fn stream_fd(stream: *mut c_void) -> c_int {
     }
 }
 
-/// Ends the thread here if another thread asked for that: a served read is a cancellation point as the real one is.
+/// Ends the thread here if another thread has cancelled it: a served read is a cancellation point as the real one is.
 #[inline]
 pub fn test_cancel() {
-    let test = TEST_CANCEL.load(Ordering::Relaxed); // code that was there before us
+    let test = TEST_CANCEL.load(Ordering::Relaxed); // code that was there before
     if !test.is_null() {
         // SAFETY: the C library's function, which takes nothing; wrappers that call this may be unwound.
         unsafe { core::mem::transmute::<*mut c_void, TestCancel>(test)() }
@@ -93,21 +86,18 @@ impl Real {
         Self(AtomicPtr::new(raw))
     }
 
-    /// The function's address, looked up if it was not yet.
     #[inline]
     pub fn get(&self) -> *mut c_void {
-        // Relaxed: an address of code that was there before us.
+        // Relaxed: an address of code that was there before.
         let known = self.0.load(Ordering::Relaxed);
         if known.is_null() { self.find() } else { known }
     }
 
-    /// The address as far as it is known: null if the function was not looked up yet, or is not there.
     pub fn known(&self) -> usize {
         self.0.load(Ordering::Relaxed) as usize // as in `get`
     }
 
-    /// Looks in what is loaded now, and does not remember it: the library that has the function may be gone by the next
-    /// call.
+    /// Looks in what is loaded now, and does not remember it: the library may be gone by the next call.
     #[cold]
     fn find(&self) -> *mut c_void {
         let Some(wrapped) = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self)) else {
@@ -124,7 +114,7 @@ impl Real {
     }
 }
 
-/// Stands for a function the C library does not have: ENOSYS, as from a kernel that lacks the call.
+/// For a function the C library does not have: ENOSYS, as from a kernel that lacks the call.
 extern "C" fn missing() -> isize {
     answer(-ENOSYS)
 }
@@ -140,8 +130,7 @@ extern "C" fn not_supported() -> isize {
     -ENOSYS
 }
 
-/// Stands for `closefrom`, which cannot fail: a caller that finds our wrapper of that name closes by it and by nothing
-/// else.
+/// Stands for `closefrom`, which cannot fail: a caller that finds the wrapper of that name closes by it alone.
 extern "C" fn close_from(first: c_int) {
     let args = [first.max(0) as usize, u32::MAX as usize, 0, 0, 0, 0];
     // SAFETY: the call is the program's.
@@ -150,12 +139,10 @@ extern "C" fn close_from(first: c_int) {
 
 const ENOSYS: isize = 38;
 
-/// The address behind a trampoline's place; for the assembly.
 pub extern "C" fn find_for_trampoline(real: &Real) -> *mut c_void {
     real.get()
 }
 
-/// Looks all functions up. For the constructor.
 pub fn resolve() {
     match dlsym() {
         Some(dlsym) => {
@@ -167,7 +154,7 @@ pub fn resolve() {
     IS_RESOLVED.store(true, Ordering::Relaxed); // by the only thread there is, or before any that comes
 }
 
-/// As [`resolve`], where no loaded object has `dlsym`: in one walk over what is loaded.
+/// [`resolve`], where no loaded object has `dlsym`: in one walk over what is loaded.
 #[cold]
 fn resolve_by_tables() {
     const TEST_CANCEL_HASH: u32 = loaded::hash(TEST_CANCEL_NAME);
@@ -184,15 +171,14 @@ fn resolve_by_tables() {
     }
 }
 
-/// The function of the first object that has it, by the tables.
 fn first(wrapped: &Wrapped) -> Option<*mut c_void> {
     let mut found = None;
     loaded::after_us(&mut |names| found = found.or_else(|| names.function(wrapped.name, wrapped.hash)));
     found
 }
 
-/// The function of the one object that has it. Of several that were loaded for some alone it cannot be told which is
-/// meant: the program hears that there is none.
+/// The function of the one object that has it. If several were loaded locally it cannot be told which is meant: then
+/// there is none.
 fn the_only(wrapped: &Wrapped) -> Option<*mut c_void> {
     let (mut found, mut others) = (None, 0);
     loaded::after_us(&mut |names| {
@@ -209,14 +195,14 @@ fn keep(place: &AtomicPtr<c_void>, found: *mut c_void) {
     }
 }
 
-/// The address of what another object calls so, after ours; null if none does.
+/// The address of the name's next function after this object's; null if there is none.
 fn next(dlsym: Dlsym, name: &CStr) -> *mut c_void {
     // SAFETY: the name is a string.
     unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
 }
 
 /// The dynamic linker's `dlsym`, by the first version it ever had. `None` before version 2.34 of the C library, where
-/// it is in a library of its own, if the program has not loaded that: asked for firmly, the linker would end it.
+/// it is in a library of its own, if the program has not loaded that: a strong reference would have the linker end it.
 #[inline(never)] // the directives stand once
 fn dlsym() -> Option<Dlsym> {
     let address: usize;
@@ -234,7 +220,7 @@ fn dlsym() -> Option<Dlsym> {
     }
 }
 
-/// Whether the C library is GNU's. Another, as musl, calls constructors without arguments.
+/// Whether the C library is GNU's. Others, such as musl, call constructors without arguments.
 #[inline(never)] // the directive stands once
 pub fn is_library_gnus() -> bool {
     let address: usize;
@@ -250,21 +236,17 @@ pub fn is_library_gnus() -> bool {
     address != 0
 }
 
-/// A function of the C library and what stands before it.
 pub struct Wrapped {
     name: &'static CStr,
-    /// What [`loaded::hash`] makes of it.
     hash: u32,
-    /// Where the real one is.
     pub real: &'static Real,
-    /// Our function of the same name.
     pub wrapper: unsafe extern "C" fn(),
 }
 
 impl Wrapped {
-    /// Whether libraries have it that may be loaded for one other library alone, where `dlsym` does not look:
-    /// liburing, and the smaller ones that the C library had before version 2.34. No others are looked for so at each
-    /// call: a child that was forked while another thread had the dynamic linker's lock would wait for it for ever.
+    /// Whether libraries have it that may be loaded for one other library alone, where `dlsym` does not look: liburing,
+    /// and the smaller ones that the C library had before version 2.34. Not for others, at each call: a child that was
+    /// forked while another thread had the dynamic linker's lock would wait for it for ever.
     fn may_be_local(&self) -> bool {
         self.has_prefix_io()
             || matches!(
@@ -277,7 +259,6 @@ impl Wrapped {
         self.name.to_bytes().starts_with(b"io_")
     }
 
-    /// What stands for the function where no loaded object has it.
     fn missing(&self) -> *mut c_void {
         match self.name.to_bytes() {
             b"fopen" | b"fopen64" | b"freopen" | b"freopen64" | b"fdopen" | b"popen" | b"dlopen"
@@ -289,13 +270,11 @@ impl Wrapped {
     }
 }
 
-/// The wrapper of the function at `address`, if there is one. Several names may stand for it; their wrappers do the
-/// same.
+/// The wrapper of the function at `address`, if there is one; wrappers of its several names do the same.
 pub fn wrapped_at(address: usize) -> Option<&'static Wrapped> {
     ALL.iter().find(|wrapped| wrapped.real.known() == address && wrapped.wrapper as usize != address)
 }
 
-/// The function at `from` is entered at `to` from now on, by whatever name.
 pub fn move_all(from: usize, to: usize) {
     for wrapped in ALL.iter().filter(|wrapped| wrapped.real.known() == from) {
         wrapped.real.0.store(to as *mut c_void, Ordering::Relaxed); // as in `get`
@@ -322,7 +301,7 @@ mod raw {
     }
 }
 
-/// The places of the real functions, by name, and the list of them all with our own functions of these names.
+/// The places of the real functions, by name, and the list of them all with their wrappers.
 macro_rules! reals {
     (calls { $($call:ident = $raw:ident),* $(,)? } functions { $($later:ident),* $(,)? }) => {
         $(
@@ -334,7 +313,6 @@ macro_rules! reals {
             pub static $later: Real = Real::later();
         )*
         mod wrapper {
-            // Only their addresses are taken. The object is linked so that its own functions are meant.
             #[allow(clashing_extern_declarations, reason = "they are our own, defined with their types elsewhere")]
             unsafe extern "C" {
                 $(pub fn $call();)*

@@ -1,21 +1,18 @@
 //! Request errors: what an error of the owner's means for a descriptor.
 //!
-//! Some pass: the kernel reads for once, and the owner is asked again at a later read. The others have the descriptor
-//! left to the kernel, for a reason that is counted.
+//! Some pass: the kernel reads for once, and a later read asks again. The others leave the descriptor to the kernel.
 
 use quinion_view::arena::control::Reason;
 use quinion_view::viewer::RequestError;
 use quinion_view::viewer::sys::Errno;
 
-/// Whether the owner could not help, and may be able to the next time: the kernel is to read for once.
-///
-/// All slots for requests are taken where more threads ask at once than there are slots, and have slots again soon.
+/// Whether the owner may be able to help the next time: the kernel is to read for once. Slots for requests, too, become
+/// free again soon where more threads ask at once than there are slots.
 pub fn is_passing(error: &RequestError) -> bool {
     matches!(error, RequestError::Late | RequestError::NoSlot)
         || *error == RequestError::Errno(Errno::AGAIN.0)
 }
 
-/// Why the descriptor is left to the kernel after this error.
 pub fn why(error: &RequestError) -> Reason {
     match error {
         RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,

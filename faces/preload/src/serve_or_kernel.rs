@@ -7,13 +7,11 @@
 //!   anything else -------------> the kernel, with its offset put right first
 //! ```
 //!
-//! A file is attached when the owner says so. It is asked when a descriptor has
-//! been read for some time, or at once for a large file that it is known to
-//! have; until then, and until it agrees, the kernel reads the file
-//! (`quinion_view::fdstate`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
+//! a large file that it is known to have; until it agrees, the kernel reads the file (`quinion_view::fdstate`, credit).
 //!
-//! No system call of ours is made for a descriptor that no call we saw opened,
-//! duplicated or received, or that was there before us.
+//! The library makes no system call for a descriptor whose opening, duplication or arrival it did not see, or that was
+//! there before it.
 
 use core::ffi::c_int;
 
@@ -25,7 +23,6 @@ use crate::read_request::Target;
 use crate::table::{self, FdWord, State};
 use crate::{descriptors, kernel, process};
 
-/// At what place of a file a read begins, and so what a descriptor's state has to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// Where the descriptor stands, which must be the private offset.
@@ -35,14 +32,13 @@ pub enum Start {
 }
 
 impl Start {
-    /// Whether a descriptor in this state is served.
     #[inline]
     fn is_served(self, state: State) -> bool {
         state == State::Served || self == Start::Position && state == State::Positioned
     }
 }
 
-/// The viewer and the word of a descriptor that is served; one that may be is attached on the way, if it is time.
+/// The viewer and the word of a served descriptor; attaches one that may be, if it is time.
 #[inline]
 pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, FdWord)> {
     if let Some(viewer) = process::viewer() {
@@ -78,9 +74,8 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
                 return None;
             }
             State::Other | State::Moving => return None,
-            // No call that we saw opened it: a pipe, a socket, or what code of the program's own has opened. That is
-            // not asked: a thread that reads it may be forbidden the request, by an instruction of its own that was
-            // never seen.
+            // It was opened unseen: a pipe, a socket, or a file that the program's own code has opened. No call asks: a
+            // filter of system calls that was never seen may forbid the request to the reading thread.
             State::Unknown => {
                 table::settle(fd, word, State::Other);
                 return None;
@@ -90,7 +85,7 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
     None
 }
 
-/// Whether positional reads of a descriptor are served; a candidate is attached on the way, if it is time.
+/// Whether positional reads of a descriptor are served; attaches a candidate, if it is time.
 pub fn is_served(fd: c_int) -> bool {
     while process::is_on() {
         let Some(word) = descriptors::look_settled(fd) else { return false };
@@ -107,7 +102,6 @@ pub fn is_served(fd: c_int) -> bool {
     false
 }
 
-/// A read that might have been served is not.
 fn left_to_the_kernel(fd: c_int, word: FdWord) {
     if let Some(viewer) = process::viewer() {
         viewer.count(Counter::KernelReads, 1);
@@ -117,7 +111,6 @@ fn left_to_the_kernel(fd: c_int, word: FdWord) {
     }
 }
 
-/// Says which is to read a candidate.
 enum Reader {
     /// The cache, once the owner has attached the file.
     Ours,
@@ -136,8 +129,8 @@ fn whose_turn(fd: c_int, word: FdWord) -> Reader {
     }
 }
 
-/// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
-/// looked at by a thread that asks.
+/// The first read of a candidate: how much of it the kernel is to read before the owner is asked. What is no file with
+/// content is found out by the thread that asks.
 fn look_at(fd: c_int, word: FdWord) -> Reader {
     let attach_policy = process::attach_policy();
     if attach_policy.large_bytes == 0 || attach_policy.credit_bytes == 0 {
@@ -161,11 +154,10 @@ fn look_at(fd: c_int, word: FdWord) -> Reader {
     Reader::Unknown
 }
 
-/// A large file that was opened and read so often, by any process of the cache, is asked for at its next first read: it
-/// is read again and again, by descriptors none of which comes far.
+/// A large file that was opened and read so often, by any process of the cache, is asked for at its next first read:
+/// many descriptors read it, none of which comes far.
 const OPENINGS_MAX: u64 = 2;
 
-/// What a read takes of a credit.
 fn worth(to: Target<'_>) -> u64 {
     match to {
         Target::One(part) => AttachPolicy::worth(part.len as u64),
@@ -178,8 +170,8 @@ fn worth(to: Target<'_>) -> u64 {
 /// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`PassedCall::end`].
 pub struct PassedCall(bool);
 
-/// Puts the kernel's offset right before a read that is not served uses it; of a candidate it is right, and stays so
-/// until the read has ended.
+/// Sets the kernel's offset right before a read that is not served uses it; a candidate's is right, and stays so until
+/// the read has ended.
 #[inline]
 pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> PassedCall {
     if !process::is_on() {
@@ -193,12 +185,10 @@ pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> PassedCall {
 }
 
 impl PassedCall {
-    /// The kernel's offset is not used.
     pub fn nothing() -> Self {
         Self(false)
     }
 
-    /// The kernel has answered.
     #[inline]
     pub fn end(self, fd: c_int) {
         if self.0 {

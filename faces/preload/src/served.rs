@@ -9,12 +9,10 @@
 //!
 //! Step 1 is `serve_or_kernel.rs`, and `attach.rs`; steps 2 and 3 are `bytes.rs`.
 //!
-//! Whatever is not plainly served goes to the real function, with the kernel's
-//! offset put right first: a bad argument, an error of the owner's, a file
-//! that changed. So an error the program sees is always the kernel's own.
+//! Whatever is not plainly served goes to the real function, with the kernel's offset put right first: a bad argument,
+//! an error of the owner's, a file that changed. So an error the program sees is always the kernel's own.
 //!
-//! No lock, no allocation, no `errno`: a signal handler may read the very
-//! descriptor whose read it interrupted.
+//! No lock, no allocation, no `errno`: a signal handler may read the very descriptor whose read it interrupted.
 
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
@@ -32,15 +30,13 @@ use crate::table::{self, FdWord, State};
 use crate::wrap::{call_real, names};
 use crate::{audit, descriptors, faults, kernel, process};
 
-/// The most parts of a scattered read that is served: they are copied, and nothing here allocates.
+/// The most parts of a scattered read that is served: they are copied, without an allocation.
 const PARTS_MAX: usize = 64;
-/// Where they are copied to.
 type Parts = MaybeUninit<[Part; PARTS_MAX]>;
 
 // ---- whole calls -----------------------------------------------------------------------------------
 
-/// Whether a call is a point where a thread may be cancelled. The C library has forms of some calls for itself that
-/// are not.
+/// Whether a call is a cancellation point. The C library has forms of some calls for itself that are not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cancel {
     Point,
@@ -118,8 +114,7 @@ fn counted(viewer: &Viewer, bytes: usize) -> isize {
     bytes as isize
 }
 
-/// Whether a buffer may be a program's, by its address alone. The kernel looks at that first, whatever there is to
-/// copy.
+/// Whether a buffer may be a program's, by its address alone, which the kernel checks first.
 #[inline]
 fn may_be_memory(base: *mut u8, len: usize) -> bool {
     /// Where the addresses of programs end, but for those that ask for more: theirs the kernel reads into.
@@ -127,15 +122,14 @@ fn may_be_memory(base: *mut u8, len: usize) -> bool {
     (base as usize).checked_add(len).is_some_and(|end| end <= END)
 }
 
-/// A buffer as the kernel would take it; `None` if it has to complain.
 #[inline]
 fn one(base: *mut u8, len: usize) -> Option<Target<'static>> {
     let fits = !base.is_null() && may_be_memory(base, len);
     fits.then_some(Target::One(Part { base, len: len.min(READ_BYTES_MAX) }))
 }
 
-/// Parts as the kernel would take them, copied to `room` as it does, so that no thread changes them under us; `None`
-/// if it has to complain, or there are too many.
+/// Parts as the kernel would take them, copied to `room` as it does, against changes by other threads; `None` if it has
+/// to complain, or there are too many.
 fn many(room: &mut Parts, parts: *const Part, count: c_int) -> Option<Target<'_>> {
     let count = usize::try_from(count).ok().filter(|count| (1..=PARTS_MAX).contains(count))?;
     if !process::is_on() {
@@ -164,7 +158,6 @@ fn at(position: i64) -> Option<u64> {
 // ---- the functions themselves -------------------------------------------------------------------------
 
 names! {
-    /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
         if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Point)) {
@@ -176,7 +169,6 @@ names! {
         answer
     }
 
-    /// The C library's own `read`, which is no cancellation point.
     __read_nocancel(fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
         if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Never)) {
@@ -188,7 +180,7 @@ names! {
         answer
     }
 
-    /// Served; a length the buffer cannot have is the real function's to punish.
+    /// A length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
         let target = if len <= room { one(to, len) } else { None };
         if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Point)) {
@@ -200,7 +192,6 @@ names! {
         answer
     }
 
-    /// Served.
     pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
             && let Some(answer) = read_at(fd, to, position, ServeMode::Plain, Cancel::Point)
@@ -210,7 +201,6 @@ names! {
         call_real!(pread64(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
     }
 
-    /// The C library's own `pread`, which is no cancellation point.
     __pread64_nocancel(fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
             && let Some(answer) = read_at(fd, to, position, ServeMode::Plain, Cancel::Never)
@@ -220,7 +210,6 @@ names! {
         call_real!(__pread64_nocancel(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
     }
 
-    /// Served; a length the buffer cannot have is the real function's to punish.
     __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
         if len <= room
             && let (Some(to), Some(position)) = (one(to, len), at(position))
@@ -231,7 +220,6 @@ names! {
         call_real!(__pread64_chk(fd => c_int, to => *mut u8, len => usize, position => i64, room => usize) -> isize)
     }
 
-    /// Served.
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         let mut room = Parts::uninit();
         let target = many(&mut room, parts, count);
@@ -244,7 +232,6 @@ names! {
         answer
     }
 
-    /// Served.
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
         let mut room = Parts::uninit();
         if let (Some(to), Some(position)) = (many(&mut room, parts, count), at(position))
@@ -255,7 +242,7 @@ names! {
         call_real!(preadv64(fd => c_int, parts => *const Part, count => c_int, position => i64) -> isize)
     }
 
-    /// Served with flags that [`mode_of`] knows; position -1 means the descriptor's offset.
+    /// Flags as [`mode_of`] knows them; position -1 means the descriptor's offset.
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
         let mut room = Parts::uninit();
         let target = many(&mut room, parts, count);
@@ -279,7 +266,6 @@ names! {
         answer
     }
 
-    /// Served: the private offset moves.
     lseek | lseek64 | __lseek | llseek (fd: c_int, offset: c_long, whence: c_int) -> c_long {
         match seek(fd, offset, whence) {
             Some(answer) => real::answer(answer) as c_long,
@@ -287,10 +273,10 @@ names! {
         }
     }
 
-    /// A hint to fill the kernel's page cache, from which no read of a descriptor that is served comes: the device
-    /// would read everything twice. Ours is filled.
+    /// A hint to fill the kernel's page cache, from which no read of a served descriptor comes: the device would read
+    /// everything twice. The hint goes to this cache.
     readahead(fd: c_int, position: i64, len: usize) -> isize {
-        // What is no length to the kernel it complains of.
+        // The kernel complains of what is no length.
         if position >= 0 && len <= isize::MAX as usize && is_served(fd) {
             will_need(fd, position as u64, len as u64);
             return 0;
@@ -298,10 +284,9 @@ names! {
         call_real!(readahead(fd => c_int, position => i64, len => usize) -> isize)
     }
 
-    /// The same hint, among others that do the kernel's cache no harm. Ours hears them all.
+    /// The same hint, among others that do the kernel's cache no harm. All go to this cache.
     posix_fadvise | posix_fadvise64 (fd: c_int, position: i64, len: i64, advice: c_int) -> c_int {
         let known = Advice::of(advice as u64).filter(|&advice| advice != Advice::Passed);
-        // No length is all that follows.
         let bytes = if len == 0 { u64::MAX } else { len as u64 };
         if known == Some(Advice::WillNeed) && position >= 0 && len >= 0 && is_served(fd) {
             will_need(fd, position as u64, bytes);
@@ -324,7 +309,6 @@ names! {
         call_real!(close(fd => c_int) -> c_int)
     }
 
-    /// The C library's own `close`, which is no cancellation point.
     __close_nocancel(fd: c_int) -> c_int {
         if process::is_on() {
             descriptors::forget(fd);
@@ -333,7 +317,7 @@ names! {
     }
 }
 
-/// What the flags of a read ask for; `None` if only the kernel knows.
+/// `None` if only the kernel knows.
 fn mode_of(flags: c_int) -> Option<ServeMode> {
     /// Poll for the answer of a device; nothing if the thread finds its bytes in memory.
     const RWF_HIPRI: c_int = 1;
@@ -346,8 +330,8 @@ fn mode_of(flags: c_int) -> Option<ServeMode> {
     }
 }
 
-/// Whether the kernel takes these flags for a descriptor: some file systems have no such reads. It is asked by a read
-/// that brings nothing, once while the descriptor is attached.
+/// Whether the kernel takes these flags for a descriptor: some file systems have no such reads. Asked by a read that
+/// brings nothing, once while the descriptor is attached.
 #[cold]
 fn does_kernel_accept(fd: c_int, mode: ServeMode, flags: c_int) -> bool {
     if !process::is_on() {
@@ -357,13 +341,13 @@ fn does_kernel_accept(fd: c_int, mode: ServeMode, flags: c_int) -> bool {
     table::accepts(fd, word, mode, || kernel::accepts_flags(fd, flags))
 }
 
-/// What is made of a hint. Random reads get nothing ahead of them anyway, since readahead decides by what is done; and
-/// some programs say of each file that it will be read so, and then read it from end to end (RocksDB).
+/// What is made of a hint. Random reads get no readahead anyway, since that goes by what is done; and some programs
+/// announce random reads for each file, and then read it from end to end (RocksDB).
 fn believed(advice: Advice) -> Advice {
     if advice == Advice::Random { Advice::Normal } else { advice }
 }
 
-/// Tells the owner how a descriptor will be read; of one that is not attached yet it is told then.
+/// Tells the owner how a descriptor will be read, or keeps that until it is attached.
 fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
     let Some(_inside) = process::enter() else { return };
     let state = table::look(fd).map(|word| word.state());
@@ -379,7 +363,7 @@ fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
 }
 
 /// Passes on that bytes will be wanted, without waiting. If the first is cached a readahead is there already: programs
-/// say it before each piece of what they read in turn (RocksDB), and would only disturb whose windows are larger.
+/// that say it before each piece of what they read in turn (RocksDB) would only disturb its larger windows.
 fn will_need(fd: c_int, position: u64, len: u64) {
     let Some(_inside) = process::enter() else { return };
     let attached = table::look(fd).is_some_and(|word| word.state().is_attached());
@@ -392,8 +376,7 @@ fn will_need(fd: c_int, position: u64, len: u64) {
     }
 }
 
-/// Where a seek leads; the answer is the kernel's, an error its number negated. `None`: the real function
-/// has to answer.
+/// Where a seek leads: the kernel's answer, an error its number negated. `None`: the real function has to answer.
 fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
     while process::is_on() {
         let word = table::look(fd)?;

@@ -1,8 +1,8 @@
-//! Sigaction: the calls by which a program says what a signal does, where that is one of the two that are ours.
+//! Sigaction: the calls by which a program sets a signal's action, where the library uses that signal.
 //!
-//! The kernel is told an entry in place of the program's handler, and the program hears its own (`faults.rs`). A
-//! program that ignores one of the signals, has more handlers than there are entries, or sets one in ways that are not
-//! seen here is served no more ([`stop`]); from then on, the kernel has the program's own actions again.
+//! The kernel is told an entry in place of the program's handler, and the program sees its own (`faults.rs`). A program
+//! that ignores one of the signals, has more handlers than there are entries, or sets one unseen is served no more
+//! ([`stop`]); from then on, the kernel has the program's own actions again.
 
 use core::ffi::c_int;
 
@@ -18,7 +18,7 @@ const SA_INTERRUPT: u32 = 0x2000_0000;
 const SA_NODEFER: u32 = 0x4000_0000;
 const SA_RESETHAND: u32 = 0x8000_0000;
 
-/// Sets an action of one of the two signals for the program, and says what it was; whether that worked.
+/// Sets an action of one of the two signals for the program, and says what it was.
 fn change(signal: c_int, action: Option<&Action>, old: *mut Action) -> c_int {
     let told = action.and_then(|action| {
         let told = if action.handler == SIG_IGN { None } else { action.told_if_set() };
@@ -43,7 +43,6 @@ fn change_handler(signal: c_int, action: &Action) -> usize {
 }
 
 names! {
-    /// Sets what a signal does; of two signals the kernel is told something else.
     sigaction | __sigaction (signal: c_int, action: *const Action, old: *mut Action) -> c_int {
         if is_ours(signal) {
             // SAFETY: the program's, as the C library would read it.
@@ -52,7 +51,6 @@ names! {
         real_action(signal, action, old)
     }
 
-    /// As `sigaction`.
     signal | bsd_signal | ssignal (signal: c_int, handler: usize) -> usize {
         if is_ours(signal) && handler != SIG_ERR {
             return change_handler(signal, &Action::new(handler, 1 << (signal - 1), SA_RESTART));
@@ -60,7 +58,6 @@ names! {
         call_real!(signal(signal => c_int, handler => usize) -> usize)
     }
 
-    /// As `sigaction`, for one time.
     sysv_signal | __sysv_signal (signal: c_int, handler: usize) -> usize {
         if is_ours(signal) && handler != SIG_ERR {
             let flags = SA_RESETHAND | SA_NODEFER | SA_INTERRUPT;
@@ -70,7 +67,7 @@ names! {
     }
 }
 
-/// The action of a signal is about to be changed in a way that is not followed here.
+/// The action of a signal is about to be changed unseen.
 pub extern "C" fn changes_unseen(signal: usize) {
     if is_ours(signal as c_int) {
         stop(Reason::Passed);

@@ -1,14 +1,13 @@
 //! Start: becoming a viewer, before the program's `main`.
 //!
-//! The environment says where the owner listens: `QUINION_VIEW=TOKEN:PLAN:SOCKET`, a number in hexadecimal that both of
-//! the owner's files have, the number of the plan by which the C library is to be patched, or `-` for none, and the
-//! path of a socket. `QUINION_WAIT_MS=NUMBER` says how long the owner is waited for, each time, in milliseconds: for
-//! tests on machines that are busy with something else. If the owner serves more than one run, `QUINION_RUN=NUMBER`
-//! says which this is; it is counted for that one. `QUINION_FILTERS=NUMBER` says under how many filters of system calls
-//! the run was: a process that is under more makes no call of ours, since that may end it.
+//! The environment says where the owner listens: `QUINION_VIEW=TOKEN:PLAN:SOCKET`: a number in hexadecimal that the
+//! owner's files have, the number of the plan to patch the C library by, or `-`, and a socket's path.
+//! `QUINION_WAIT_MS=NUMBER` is how long the owner is waited for, each time: for tests on busy machines. If the owner
+//! serves more than one run, `QUINION_RUN=NUMBER` says which this is. `QUINION_FILTERS=NUMBER` says under how many
+//! filters of system calls the run was: a process under more makes no call of the library's, since that may end it.
 //!
-//! How it becomes a viewer is in `handshake.rs`. The thread waits for the owner for a bounded time, in which some
-//! numbers of descriptors are ours; the program does not run yet.
+//! `handshake.rs` makes it a viewer. The wait for the owner is bounded, and some numbers of descriptors are in use
+//! meanwhile; the program does not run yet.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -19,7 +18,6 @@ use crate::handshake::{CacheLocation, Joined, WELCOME_MILLIS, join, may_attach, 
 use crate::viewer_memory::ViewerMappings;
 use crate::{faults, kernel, ld_preload, loaded, loading, new_descriptors, patch, process, real, stop};
 
-/// The longest time that may be said by `QUINION_WAIT_MS`.
 const WAIT_MILLIS_MAX: u64 = 60_000;
 
 #[used]
@@ -59,7 +57,6 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
         kernel::unmap(plan.base, plan.bytes as usize);
     }
     patch::count(&joined.viewer);
-    // Also where the plan did not arrive, as when few descriptors are left.
     if place.plan != NO_PLAN && !patch::is_patched() {
         loading::restrict_to_positional_reads();
     }
@@ -71,8 +68,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     }
 }
 
-/// Says why this process is served nothing: another object wraps the functions that would be, and has to be called as
-/// it is without us.
+/// Counts that this process is served nothing because another object wraps the functions that would be.
 fn leave_to_wrapper(joined: &Joined) {
     patch::leave_to_wrapper();
     patch::count(&joined.viewer);
@@ -81,9 +77,9 @@ fn leave_to_wrapper(joined: &Joined) {
     memory.iter().chain(&joined.plan).for_each(|map| kernel::unmap(map.base, map.bytes as usize));
 }
 
-/// Whether this process is under a filter of system calls that the run was not under, or may be: then those that we
-/// make may end it. `filters` is under how many the run was. Until that is known no call is made but the ones by which
-/// the dynamic linker has just loaded this object: it opens a file, reads it and closes it.
+/// Whether this process is, or may be, under a filter of system calls that the run was not under: then the library's
+/// calls may end it. `filters`: how many the run was under. Until that is known the only calls are those by which the
+/// dynamic linker has just loaded this object: it opens a file, reads it and closes it.
 fn is_under_filter(filters: Option<u64>) -> bool {
     let mut status = [0; kernel::STATUS_MAX];
     match kernel::status(&mut status).map(filters_of) {
@@ -92,9 +88,7 @@ fn is_under_filter(filters: Option<u64>) -> bool {
     }
 }
 
-/// What a process's status says of its filters of system calls.
 enum Filters {
-    /// This many filters.
     Known(u64),
     /// There are some, and an older kernel (before 5.9) does not say how many.
     Unknown,
@@ -113,7 +107,7 @@ fn filters_of(status: &[u8]) -> Filters {
     }
 }
 
-/// The value of the variable whose name and `=` are `prefix`.
+/// The value of the variable; `prefix` is its name and `=`.
 ///
 /// # Safety
 /// `environment` is null or a list of strings that ends with null.
@@ -134,8 +128,8 @@ unsafe fn find(environment: *const *const c_char, prefix: &[u8]) -> Option<&'sta
     None
 }
 
-/// Descriptors the program was born with: another process may have them too, and the files of those that may write
-/// are not served.
+/// Descriptors the program was born with: another process may have them too, and the files of those that may write are
+/// not served.
 fn adopt_inherited() {
     let Ok(directory) = kernel::open(b"/proc/self/fd\0", kernel::O_DIRECTORY) else { return };
     let mut entries = [0u64; 128];

@@ -1,12 +1,12 @@
-//! Stop: all descriptors go back to the kernel, for good, because something happened that we cannot follow.
+//! Stop: all descriptors go back to the kernel, for good, because something cannot be followed.
 //!
 //! ```text
 //!   SERVING --> STOPPING: no new ones are served --> each goes back --> the owner hears of that --> the switch is off
 //!   CHILD --> LEFT ------------------------------------------------------------------------------------'
 //! ```
 //!
-//! Two threads that stop at once give back the same descriptors, each of which goes once. The switch's states are in
-//! `process.rs`; a thread that publishes a descriptor meanwhile gives that back itself (`descriptors.rs`).
+//! Two threads that stop at once give back the same descriptors, each of which goes once. A thread that publishes a
+//! descriptor meanwhile gives that back itself (`descriptors.rs`).
 
 use core::sync::atomic::Ordering;
 
@@ -18,18 +18,15 @@ use crate::{deferred_detach, deferred_handles, descriptors, faults, kernel};
 /// What becomes of the two signals' actions when a process is served no more.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Actions {
-    /// The kernel has the program's own again.
     Back,
-    /// They stay ours: what a read under way looks at may be gone.
+    /// The library keeps them: what a read under way looks at may be gone.
     Stay,
 }
 
-/// Gives all descriptors back to the kernel, for good, and serves no new ones.
 pub fn stop(reason: Reason) {
     stop_with(reason, Actions::Back);
 }
 
-/// As [`stop`], with a choice of what becomes of the actions.
 pub fn stop_with(reason: Reason, actions: Actions) {
     let _inside = Inside::count();
     match mode() {
@@ -57,8 +54,7 @@ pub fn stop_with(reason: Reason, actions: Actions) {
     }
 }
 
-/// Waits some milliseconds until the owner has heard which handles were given back: a process that has stopped tells it
-/// no more.
+/// Waits some milliseconds until the owner has read which handles were given back: a stopped process tells it no more.
 fn send_pending_detaches() {
     const TURNS_MAX: u32 = 100;
     for turn in 0..TURNS_MAX {
@@ -70,7 +66,6 @@ fn send_pending_detaches() {
     }
 }
 
-/// Everything went back.
 fn leave(actions: Actions) {
     if actions == Actions::Back {
         faults::uninstall();

@@ -1,16 +1,15 @@
-//! Table: what we know of each descriptor.
+//! Table: what the library knows of each descriptor.
 //!
 //! ```text
 //!   number --> word    its state and the private offset         `quinion_view::fdstate` has the states and their rules
 //!         '--> file    what a served descriptor is attached to: the owner's handle, its identity, what was seen of it
 //! ```
 //!
-//! Plain memory: nothing here makes a system call, asks whether this process is served or tells anything. Steps that
-//! take more than one change of a word, and those that move the kernel's offset, are in `descriptors.rs`.
+//! Plain memory: nothing here makes a system call, asks whether this process is served or tells anything.
+//! `descriptors.rs` has the steps that change more than one word, or the kernel's offset.
 //!
-//! Invariants:
-//!  1. What `FILES` holds for a number changes only while its word says MOVING ([`attach`]); but for what
-//!     only makes a read slower if it is wrong: advice, refusals, and what was seen.
+//! Invariant: what `FILES` holds for a number changes only while its word says MOVING ([`attach`]); but for what only
+//! makes a read slower if it is wrong: advice, refusals, and what was seen.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -24,46 +23,39 @@ use quinion_view::viewer::ViewedFile;
 use crate::kernel;
 use crate::read_request::ServeMode;
 
-/// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
 
-/// The first descriptor that may be SERVED: streams of the C library read 0 to 2 past us, at the offset.
+/// The first descriptor that may be SERVED: the C library's streams read 0 to 2 unseen, at the offset.
 pub const FIRST: i32 = 3;
 
-/// In place of a time: the file was attached when no look was needed. All of `FILES` begins as zeros, so it takes no
-/// room in the object and no memory before it is used.
+/// In place of a time: the file was attached when no look was needed. 0, so that `FILES` takes no room in the object
+/// and no memory before it is used.
 const NEVER: u64 = 0;
 
-/// What a served descriptor is attached to.
 struct File {
     handle: AtomicU64,
-    /// The record's cell (low half) and the mapping's number (high half).
+    /// Its record's cell (low half) and its mapping's number (high half).
     place: AtomicU64,
     marker_reported: AtomicU64,
     touched: AtomicU64,
-    /// The page of the last read that was refused for want of it and whose page the owner was told of, plus one.
+    /// The page, plus one, of the last read refused for want of it, of which the owner was told.
     refused: AtomicU64,
-    /// What the program said of how it will read, plus one: for when it is attached. The only one that changes in any
-    /// state; what a race mixes up there costs speed.
+    /// What the program said of how it will read, plus one, for when it is attached. It alone changes in any state; a
+    /// race costs speed.
     advice: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
     /// When the file had changed last as it was attached, plus one, or [`NEVER`].
     changed_at: AtomicU64,
-    /// The file's times and size as of which what is cached is known to be right, in one word; 0 for none.
+    /// The file's digest as of which what is cached is known to be right; 0 for none.
     seen: AtomicU64,
 }
 
-/// What a descriptor comes to be attached to.
 #[derive(Clone, Copy)]
 pub struct Attachment {
-    /// The owner's handle.
     pub handle: u64,
-    /// The record's cell (low half) and the mapping's number (high half).
     pub place: u64,
-    /// The file's device.
     pub device: u64,
-    /// The file's inode.
     pub inode: u64,
     /// When it had changed last, if each read is to look whether it did; see `audit.rs`.
     pub changed_at: Option<i64>,
@@ -71,7 +63,7 @@ pub struct Attachment {
     pub can_write: bool,
 }
 
-/// All zeros at first, so that the object has no bytes of them: what else there is to say, [`attach`] says.
+/// All zeros at first, so that the object has no bytes of them; [`attach`] writes the rest.
 static WORDS: [FdCell; DESCRIPTORS] = [const { FdCell::new() }; DESCRIPTORS];
 
 static FILES: [File; DESCRIPTORS] = [const {
@@ -89,50 +81,44 @@ static FILES: [File; DESCRIPTORS] = [const {
     }
 }; DESCRIPTORS];
 
-/// What the kernel is known to answer to reads with flags: two bits a mode, the lower one says that it is known and
-/// the upper one what; and above, the low bits of the handle of which that is so.
+/// What the kernel is known to answer to reads with flags: two bits a mode, whether it is known and what; above, the
+/// low bits of the handle of which that is so.
 static ACCEPTS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
-/// One more than the highest descriptor that ever was a candidate.
 static END: AtomicU32 = AtomicU32::new(0);
 
-/// A thread that looks at all descriptors looks at this one too from now on.
+/// Includes a descriptor in what a thread that looks at all looks at.
 pub fn see(fd: i32) {
     if (fd as usize) < DESCRIPTORS {
         END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partner: `end`
     }
 }
 
-/// One more than the highest descriptor that ever was a candidate: a thread that looks at all looks at those below.
+/// One more than the highest descriptor that ever was a candidate.
 pub fn end() -> u32 {
     END.load(Ordering::SeqCst) // partner: the `fetch_max` in `see`
 }
 
-/// The word of `fd`, for its protocol; `None` if the number is beyond the table.
 #[inline]
 pub fn cell(fd: i32) -> Option<&'static FdCell> {
     WORDS.get(usize::try_from(fd).ok()?)
 }
 
-/// The word of `fd`; `None` if the number is beyond the table.
 #[inline]
 pub fn look(fd: i32) -> Option<FdWord> {
     cell(fd).map(FdCell::look)
 }
 
-/// Moves the private offset; `false` if another thread changed the word first.
 #[inline]
 pub fn advance(fd: i32, from: FdWord, offset: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.advance(from, offset))
 }
 
-/// After a copy, whether `fd` still is what it was when `word` was looked at.
 #[inline]
 pub fn is_still_attached(fd: i32, word: FdWord) -> bool {
     cell(fd).is_some_and(|cell| cell.is_still(word))
 }
 
-/// The file behind a served descriptor.
 #[inline]
 pub fn file(fd: i32) -> ViewedFile<'static> {
     let file = &FILES[fd as usize];
@@ -146,12 +132,11 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
     }
 }
 
-/// The owner's handle of what a descriptor is attached to.
 pub fn handle(fd: i32) -> u64 {
     FILES[fd as usize].handle.load(Ordering::Relaxed) // ordered by the word's `look`
 }
 
-/// Makes `to` what the descriptor is attached to. Only by the thread that is moving its word.
+/// Only by the thread that is moving the descriptor's word.
 pub fn attach(fd: i32, to: &Attachment) {
     let file = &FILES[fd as usize];
     file.handle.store(to.handle, Ordering::Relaxed);
@@ -165,13 +150,12 @@ pub fn attach(fd: i32, to: &Attachment) {
     file.seen.store(0, Ordering::Relaxed);
 }
 
-/// Device and inode of the file that a descriptor is attached to.
 pub fn identity(fd: i32) -> (u64, u64) {
     let file = &FILES[fd as usize];
     (file.device.load(Ordering::Relaxed), file.inode.load(Ordering::Relaxed)) // ordered by `look`
 }
 
-/// Device and inode of that file, and when it had changed last as it was attached; `None` if no look was needed then.
+/// Device and inode, and when the file had changed last as it was attached; `None` if no look was needed then.
 #[inline]
 pub fn identity_as_of(fd: i32) -> Option<(u64, u64, i64)> {
     let of = &FILES[fd as usize];
@@ -180,29 +164,25 @@ pub fn identity_as_of(fd: i32) -> Option<(u64, u64, i64)> {
     (changed_at != NEVER).then_some((device, inode, changed_at.wrapping_sub(1) as i64))
 }
 
-/// Whether what is cached was right when the file was as `stat` says.
 pub fn was_seen(fd: i32, stat: &kernel::Stat) -> bool {
     FILES[fd as usize].seen.load(Ordering::Relaxed) == stat.digest()
 }
 
-/// What is cached is no older than that.
 pub fn note_seen(fd: i32, stat: &kernel::Stat) {
     FILES[fd as usize].seen.store(stat.digest(), Ordering::Relaxed); // one word: two that note at once do not mix
 }
 
-/// Keeps what the program said of how it will read a descriptor that is not attached yet.
+/// Keeps what the program said, of a descriptor that is not attached yet.
 pub fn keep_advice(fd: i32, advice: Advice) {
     if let Some(file) = usize::try_from(fd).ok().and_then(|fd| FILES.get(fd)) {
         file.advice.store(advice as u64 + 1, Ordering::Relaxed);
     }
 }
 
-/// What was kept.
 pub fn advice(fd: i32) -> Option<Advice> {
     Advice::of(FILES[fd as usize].advice.load(Ordering::Relaxed).checked_sub(1)?)
 }
 
-/// The number is of another opening now.
 pub fn forget_advice(fd: i32) {
     FILES[fd as usize].advice.store(0, Ordering::Relaxed);
 }
@@ -212,8 +192,7 @@ pub fn is_first_refusal(fd: i32, page: u64) -> bool {
     FILES[fd as usize].refused.swap(page + 1, Ordering::Relaxed) != page + 1
 }
 
-/// Whether the kernel takes reads with flags of a descriptor that was looked at. It is asked by `ask`, once while the
-/// descriptor is attached.
+/// Whether the kernel takes reads with flags of this descriptor. Calls `ask` once while the descriptor is attached.
 pub fn accepts(fd: i32, word: FdWord, mode: ServeMode, ask: impl FnOnce() -> bool) -> bool {
     const MODE_BITS: u32 = 6;
     if !word.state().is_attached() {
@@ -235,30 +214,28 @@ pub fn accepts(fd: i32, word: FdWord, mode: ServeMode, ask: impl FnOnce() -> boo
     does
 }
 
-/// A descriptor was looked at once: what is known of it now, if no other thread, which knew better, was faster.
+/// Notes what a look has shown, if no other thread, which knew better, was faster.
 pub fn settle(fd: i32, from: FdWord, state: State) {
     if let Some(cell) = cell(fd) {
         cell.settle(from, from.settled_as(state));
     }
 }
 
-/// Whether why this descriptor's reads are left to the kernel has not been told yet; it has from now on.
+/// Whether the reason for this descriptor's reads by the kernel is still to be counted; marks it counted.
 pub fn tell(fd: i32, word: FdWord) -> bool {
     cell(fd).is_some_and(|cell| cell.tell(word))
 }
 
-/// Gives a candidate a credit; `is_owners` if the owner did. `false`: another thread was faster, and knew better.
 pub fn give_credit(fd: i32, from: FdWord, bytes: u64, is_owners: bool) -> bool {
     cell(fd).is_some_and(|cell| cell.give_credit(from, bytes, is_owners))
 }
 
-/// Takes `bytes` off a candidate's credit; `false` if another thread was faster.
 pub fn charge(fd: i32, from: FdWord, bytes: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.charge(from, bytes))
 }
 
-/// In a forked child, by its only thread that looks: all it inherited is its parent's too. What other threads of
-/// the parent were in the middle of they finish there, and the offset is the kernel's by then.
+/// In a forked child, by its only thread that looks: its parent has all it inherited, too. What other threads of the
+/// parent were in the middle of they finish there, and the offset is the kernel's by then.
 pub fn settle_child() {
     let end = END.load(Ordering::Relaxed) as usize;
     WORDS.iter().take(end).for_each(FdCell::inherit);

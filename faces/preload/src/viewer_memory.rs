@@ -1,4 +1,4 @@
-//! Viewer memory: what only a viewer has, the arena and its own page; and what is there when it has it no more.
+//! Viewer memory: what only a viewer has, the arena and its own page; and what takes its place afterwards.
 //!
 //! ```text
 //!   nothing --hold--> mapped --cover--> zeros that take no memory --> given up: a fault there is mended
@@ -8,7 +8,7 @@
 //!
 //! A read may be under way in another thread, or under the handler that has them go. So zeros take the place in one
 //! step: it finds the descriptor of nothing, and asks the kernel. Where the addresses have to go, and in a forked
-//! child, our handler of faults maps zeros under an instruction of ours that looks there ([`mend`]).
+//! child, the handler of faults maps zeros under an instruction of the library's that looks there ([`mend`]).
 //!
 //! One thread at a time changes them ([`take_memory`]), with its signals held back.
 //!
@@ -29,10 +29,8 @@ use quinion_view::viewer::Mapped;
 
 use crate::kernel::{self, Access, SignalsHeld};
 
-/// Bytes of a page.
 pub const PAGE: usize = 4096;
 
-/// What only a viewer has: the arena, and its own page.
 #[derive(Clone, Copy)]
 pub struct ViewerMappings(pub [Mapped; 2]);
 
@@ -42,20 +40,17 @@ struct Mappings(UnsafeCell<MaybeUninit<ViewerMappings>>);
 unsafe impl Sync for Mappings {}
 static MEMORY: Mappings = Mappings(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// The process that has what is written there; 0 if none has. With [`TAKEN`] while a thread of it changes that.
+/// The process that has what is written in [`MEMORY`]; 0 if none has. With [`TAKEN`] while a thread of it changes that.
 static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
 
-/// No process has so large a number.
 const TAKEN: u32 = 1 << 31;
 
-/// Whether there are zeros in its place.
 static IS_COVERED: AtomicBool = AtomicBool::new(false);
 
-/// Where what is written there is, or was, and where the same was before: that of the process this one was forked from.
-/// The arena first, each time; its first byte's address, and its bytes.
+/// Where the memory is, or was, and where that of the process this one was forked from was. Each time the arena first;
+/// its first byte's address, and its bytes.
 static PLACES: [[AtomicUsize; 2]; 4] = [const { [const { AtomicUsize::new(0) }; 2] }; 4];
 
-/// From now on `process` has this memory, and no other.
 pub fn hold(memory: ViewerMappings, process: u32) {
     let place = |Mapped { base, bytes }: Mapped| [base.as_ptr() as usize, bytes as usize];
     let before = [0, 1].map(|at: usize| [0, 1].map(|word: usize| PLACES[at][word].load(Ordering::Relaxed)));
@@ -71,7 +66,6 @@ pub fn hold(memory: ViewerMappings, process: u32) {
     MEMORY_OF.store(process, Ordering::Release); // partner: `take_memory`
 }
 
-/// Whether some process has such memory, this one or one that it was forked from.
 pub fn is_held() -> bool {
     MEMORY_OF.load(Ordering::Relaxed) != 0
 }
@@ -83,9 +77,9 @@ fn memory() -> [Mapped; 2] {
     memory
 }
 
-/// The memory of this process, for the caller alone until the first of the two is dropped: then there is none any more,
-/// unless it is said to stay. A child of `vfork` has its parent's, which goes on; and a forked one has not inherited
-/// it, whatever the word says: its parent's thread that took it is not here to give it back.
+/// This process's memory, for the caller alone until the claim is dropped or [given up](MappingsClaim::give_up). A
+/// child of `vfork` has its parent's, which goes on; and a forked one has not inherited it, whatever the word says: its
+/// parent's thread that took it is not here to give it back.
 pub fn take_memory() -> Option<(MappingsClaim, [Mapped; 2])> {
     let mut turn = 0;
     loop {
@@ -106,15 +100,12 @@ pub fn take_memory() -> Option<(MappingsClaim, [Mapped; 2])> {
     }
 }
 
-/// A process's memory that is being changed.
 pub struct MappingsClaim {
-    /// Whose it is then.
     of: u32,
     _held: SignalsHeld,
 }
 
 impl MappingsClaim {
-    /// Nothing of it is there any more.
     pub fn give_up(mut self) {
         self.of = 0;
     }
@@ -126,9 +117,8 @@ impl Drop for MappingsClaim {
     }
 }
 
-/// Puts zeros in the place of the memory, if that was not done before; whether they are there. Another thread may be in
-/// the middle of a read: it finds zeros there, which are the descriptor of nothing, and asks the kernel; or of a
-/// request, which it gives up.
+/// Puts zeros in the place of the memory, if that was not done before; whether they are there. Another thread's read
+/// finds the descriptor of nothing there, and asks the kernel; its request is given up.
 pub fn cover([arena, own]: [Mapped; 2]) -> bool {
     if !IS_COVERED.load(Ordering::Relaxed) {
         let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
@@ -138,14 +128,12 @@ pub fn cover([arena, own]: [Mapped; 2]) -> bool {
     IS_COVERED.load(Ordering::Relaxed)
 }
 
-/// Whether zeros are in the place of the memory.
 pub fn is_covered() -> bool {
     IS_COVERED.load(Ordering::Relaxed)
 }
 
-/// A process that was forked from one that had zeros in the place of its memory has inherited these, and they are its
-/// own from here on, if `is_unsettled` says that it is such a process. One that was forked while a thread changed the
-/// memory leaves it as it is.
+/// If `is_unsettled`, this process was forked from one with zeros in the place of its memory and has inherited these as
+/// its own. One that was forked while a thread changed the memory leaves it as it is.
 pub fn inherit_zeros(is_unsettled: impl FnOnce() -> bool) {
     let of = MEMORY_OF.load(Ordering::Acquire); // partner: as in `take_memory`
     if of & TAKEN == 0 && IS_COVERED.load(Ordering::Relaxed) && is_unsettled() {
@@ -155,8 +143,8 @@ pub fn inherit_zeros(is_unsettled: impl FnOnce() -> bool) {
 }
 
 /// In a forked child, by its only thread that looks: it has not inherited the memory. A read that the fork interrupted,
-/// in a handler, goes on when that returns. What it looks at with its signals held back, or stores to, has to be there;
-/// what else it reads of the arena [`mend`] answers. `is_held_back`: the fault would not come to us.
+/// in a handler, goes on later. What it looks at with its signals held back, or stores to, has to be there; [`mend`]
+/// answers its other reads. `is_held_back`: the fault would not reach the library.
 pub fn settle_child(is_held_back: bool) {
     if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
         let [arena, own] = memory();
@@ -166,18 +154,16 @@ pub fn settle_child(is_held_back: bool) {
     }
 }
 
-/// `page` is in the place of an arena's first page.
 pub fn say_there_is_no_owner(page: NonNull<u8>) {
-    // SAFETY: a page of ours that may be written, aligned; a header is atomics only.
+    // SAFETY: a page of the library's that may be written, aligned; a header is atomics only.
     let header = unsafe { page.cast::<Header>().as_ref() };
     header.owner_lives.store(OWNER_ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
 }
 
-/// An instruction of ours faulted at an address where nothing is: whether it is to be tried again. That is so where
-/// what it looked at is gone: it was this process's, which gave it back, or belongs to the one that this was forked
-/// from, in a handler. Then there are zeros from now on, in that page and only if nothing is there by now; the arena's
-/// first page says that there is no owner. The read that finds them ends, and is the kernel's to answer, as its
-/// descriptor is by then, and as after each fault.
+/// Whether an instruction of the library's that faulted at an address where nothing is runs again. So it does where it
+/// looked at this process's memory, which was given back, or at that of the process it was forked from, in a handler.
+/// The page is zeros then, if nothing is there by now; the arena's first page says that there is no owner. The read
+/// that finds them ends, and the kernel answers it, as after each fault.
 pub fn mend(address: usize) -> bool {
     for (at, [start, bytes]) in PLACES.iter().enumerate() {
         let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`

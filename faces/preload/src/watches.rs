@@ -6,8 +6,8 @@
 //! | a watch of a file (inotify, fanotify) | closes it, and opens it no more |
 //! | a watch of a folder's files, or of more, for accesses (dnotify, too) | closes all files, and opens none |
 //!
-//! A program that watches would hear of the owner's opens and reads, and not of the reads that are served. If the owner
-//! is late, this process is served nothing from then on, so that it hears its own at least.
+//! A program that watches would see the owner's opens and reads, and not the reads that are served. If the owner is
+//! late, this process is served nothing from then on, so that it sees at least its own.
 
 use core::ffi::c_int;
 
@@ -15,8 +15,7 @@ use quinion_view::arena::control::{Operation, Reason};
 
 use crate::{deferred_detach, descriptors, join, kernel, process, stop};
 
-/// The process is about to unmount something: the owner, once it has heard which files were closed, closes all that
-/// no process has open.
+/// Before an unmount: the owner, once it has read which files were closed, closes all that no process has open.
 pub extern "C" fn unmounts() {
     const SETTLED_MILLIS_MAX: u32 = 100;
     if let Some(_inside) = process::enter()
@@ -33,15 +32,13 @@ pub extern "C" fn unmounts() {
 /// what was not open for writing. These bits mean the same to both kinds of watches.
 const ACCESSES: usize = 1 | 0x10 | 0x20;
 
-/// The process is about to watch a file, or the files of a folder, by inotify. It would hear of what the owner does to
-/// them, and not of the reads that are served, whosever they are.
+/// Before a watch of a file, or of a folder's files, by inotify.
 ///
-/// A file that is watched is not served from here on, whatever is to be heard: that it was deleted is told when
-/// no process has it open any more. Of a folder only the accesses to what is in it matter; what that is cannot be told
-/// by device and inode, so then it is all files.
+/// A watched file is not served from here on, whatever is watched: its deletion is told when no process has it open any
+/// more. Of a folder only the accesses to what is in it matter; device and inode cannot name that, so then it is all
+/// files.
 pub extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
     let Some(_inside) = process::enter() else { return };
-    // What is not there the kernel complains of.
     let Some(stat) = kernel::stat(path) else { return };
     if stat.is_regular() {
         is_watched([stat.device, stat.inode]);
@@ -70,8 +67,7 @@ pub extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, pat
     }
 }
 
-/// The process is about to watch the files of a folder by dnotify, for accesses among other things. Which files these
-/// are cannot be told, so it is all.
+/// Before a watch of a folder's files by dnotify, for accesses among others. The files cannot be named, so it is all.
 pub fn accesses_are_watched() {
     if let Some(_inside) = process::enter() {
         is_watched(ALL_FILES);
@@ -81,8 +77,8 @@ pub fn accesses_are_watched() {
 /// In place of a file's device and inode.
 const ALL_FILES: [u64; 2] = [0; 2];
 
-/// The owner is to close a file, or all, and to open it no more: what it was told before, and this, it has done when
-/// this returns. If it is late the process is served nothing, so that it hears its own reads at least.
+/// Has the owner close a file, or all, and open it no more; done when this returns. If it is late the process is served
+/// nothing, so that it sees at least its own reads.
 fn is_watched([device, inode]: [u64; 2]) {
     const SETTLED_MILLIS_MAX: u32 = 100;
     let Some(viewer) = join::join() else { return };

@@ -1,13 +1,12 @@
-//! Wrap: how a function of ours that stands before one of the C library's is written, and how it calls that one.
+//! Wrap: how a wrapper of one of the C library's functions is written, and how it calls that one.
 //!
 //! ```text
-//!   names! { read | __read (fd: c_int, ..) -> isize { .. } }     our functions of these names, which do the same
+//!   names! { read | __read (fd: c_int, ..) -> isize { .. } }     wrappers of these names, which do the same
 //!   call_real!(read(fd => c_int, ..) -> isize)                   the C library's, with the type that it has
 //! ```
 //!
 //! A wrapper may be unwound, when a thread is cancelled inside the real function.
 
-/// Calls a real function of the given type.
 macro_rules! call_real {
     ($name:ident($($argument:expr => $type:ty),*) -> $answer:ty) => {{
         let function = $crate::real::Real::get(&$crate::real::$name);
@@ -21,7 +20,6 @@ macro_rules! call_real {
 
 pub(crate) use call_real;
 
-/// Several names for one function.
 macro_rules! names {
     ($($(#[$doc:meta])* $($name:ident)|+ ($($argument:ident: $type:ty),*) -> $answer:ty $body:block)*) => { $(
         names!(@each [$($name)+] [$(#[$doc])*] ($($argument: $type),*) -> $answer $body);
@@ -31,7 +29,6 @@ macro_rules! names {
     };
     (@one $name:ident [$(#[$doc:meta])*] ($($argument:ident: $type:ty),*) -> $answer:ty $body:block) => {
         $(#[$doc])*
-        ///
         /// # Safety
         /// That of the C library's function of this name.
         #[unsafe(no_mangle)]

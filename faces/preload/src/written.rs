@@ -1,8 +1,8 @@
 //! Written: what this process is about to do to a file that others may be served.
 //!
-//! A file is served under a read lease. The kernel gives none while any process has the file open for writing, and a
-//! process that opens it for writing waits until the lease is given up. So the owner need not be told of writes. It is
-//! told of calls that would wait, fail or leave space taken because of its lease or its descriptor:
+//! A file is served under a read lease. The kernel gives none while any process has the file open for writing, and has
+//! an open for writing wait until the lease is given up. So the owner need not be told of writes, but of calls that
+//! would wait, fail or leave space taken because of its lease or its descriptor:
 //!
 //! | before | the owner |
 //! |---|---|
@@ -11,13 +11,12 @@
 //! | `F_SETLEASE` | closes the file: a process that wants a write lease has to be alone with it |
 //! | `unlink`, `rename` over it | closes the file, if no program has it open: its space is free when the call returns |
 //!
-//! A file on which this process has asked for a lease is left to the kernel here from then on; and so is, where files
+//! A file on which this process has asked for a lease is left to the kernel here from then on. So is, where files
 //! without a lease are served by their times, one that it has mapped so that it can be stored to: stores need not move
-//! the times. A forked child has the same memory, and so the same lists of these.
+//! the times. A forked child has the same lists.
 //!
-//! Not an invariant: that all opens are seen. What is not seen here waits for the lease, as any other process does; but
-//! an open with `O_RDONLY | O_TRUNC` does not. So it is of one by a process that is served no more: it makes no call
-//! but the program's, and has no owner to tell.
+//! Not an invariant: that all opens are seen. An unseen one waits for the lease, as any other process does; but not one
+//! with `O_RDONLY | O_TRUNC`, nor one by a process that is served no more, which makes no call but the program's.
 
 use core::ffi::c_int;
 
@@ -28,14 +27,13 @@ use quinion_view::viewer::{RequestError, Viewer};
 use crate::kernel::{self, Stat};
 use crate::{deferred_detach, descriptors, join, marked_files, process, real};
 
-/// Tells the owner of a file and waits until it has answered; whether it has, or has ended.
+/// Tells the owner of a file and waits for its answer; whether it has answered, or has ended.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
     /// How often a thread that finds no free slot tries again: some milliseconds.
     const TURNS_MAX: u32 = 100;
-    /// How long it waits for the owner to free one then, in milliseconds.
     const SETTLED_MILLIS_MAX: u32 = 100;
     let question = [stat.device, stat.inode, third];
-    // The kernel has an opener wait for the lease by itself; of the rest only we tell.
+    // The kernel has an opener wait for the lease by itself; only this library tells of the rest.
     let ask = || match (operation, third) {
         (Operation::WriterOpened, 0) => viewer.request(operation, question),
         _ => viewer.request_long(operation, question),
@@ -51,9 +49,9 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
     !matches!(ask(), Err(RequestError::NoSlot | RequestError::Late)) // one that is later than that is not waited for
 }
 
-/// The file is about to be opened for writing; or `cut`, without that. Of a cut the kernel tells no owner: one that is
-/// too late to be told is to hear of it when it goes on, and until then this process shows no bytes of before.
-/// Whether the owner has the file, as far as is known.
+/// The file is about to be opened for writing; or `cut`, without that. The kernel tells no owner of a cut: a late owner
+/// is told when it goes on, and until then this process shows no bytes of before. Whether the owner has the file, as
+/// far as is known.
 fn expect_writer(stat: &Stat, cut: bool) -> bool {
     let is_attached = process::is_attached(stat.device, stat.inode);
     if is_attached && let Some(viewer) = join::join() {
@@ -66,14 +64,13 @@ fn expect_writer(stat: &Stat, cut: bool) -> bool {
     is_attached
 }
 
-/// Whether an open with these flags cuts the file and is not said to be one for writing.
 pub fn truncates_unnoticed(flags: c_int) -> bool {
     flags & kernel::O_TRUNC != 0 && flags & kernel::O_ACCMODE == 0 && flags & kernel::O_PATH == 0
 }
 
-/// Runs an open. One that does not wait (`O_NONBLOCK`) fails where it meets a lease, as when the owner was late or a
-/// thread has attached the file anew since it was told. The kernel has the lease given up by then, and so it is tried
-/// again, for 300 ms at most.
+/// Runs an open. One that does not wait (`O_NONBLOCK`) fails where it meets a lease, when the owner was late or a
+/// thread has attached the file since. The kernel has the lease given up by then, so the open is tried again, for 300
+/// ms at most.
 pub fn opening(at: c_int, path: usize, flags: c_int, open: impl Fn() -> c_int) -> c_int {
     const MILLIS_MAX: u64 = 300;
     let mut was_attached = before_open(at, path, flags);
@@ -95,7 +92,6 @@ pub fn opening(at: c_int, path: usize, flags: c_int, open: impl Fn() -> c_int) -
     }
 }
 
-/// Whether the owner has the file that a path names, as far as is known.
 fn is_attached_at(at: c_int, path: usize) -> bool {
     let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return false };
     let stat = kernel::stat_at(at, path).filter(Stat::is_regular);
@@ -115,7 +111,6 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) -> bool {
     stat.is_some_and(|stat| expect_writer(&stat, truncates_unnoticed(flags)))
 }
 
-/// After an open: again, for a thread that attached the file meanwhile.
 pub fn after_open(fd: c_int, flags: c_int) {
     if truncates_unnoticed(flags)
         && let Some(_inside) = process::enter()
@@ -126,7 +121,6 @@ pub fn after_open(fd: c_int, flags: c_int) {
     }
 }
 
-/// Before `truncate`.
 pub fn before_truncate(path: usize) {
     if let Some(_inside) = process::enter()
         && process::has_attached_files()
@@ -136,8 +130,8 @@ pub fn before_truncate(path: usize) {
     }
 }
 
-/// Before a name goes, by being removed or by another taking its place: the space of a file that no process has open is
-/// free when the call returns, and so it is to be if the cache has it open.
+/// Before a name goes, by being removed or by another taking its place: the space of a file that only the cache has
+/// open has to be free when the call returns.
 pub fn before_removal(at: c_int, path: usize) {
     if let Some(_inside) = process::enter()
         && process::has_attached_files()
@@ -153,10 +147,9 @@ pub fn before_removal(at: c_int, path: usize) {
 
 // ---- files that this process does more to ----------------------------------------------------------------
 
-/// How long a thread that wants a lease waits for these, in nanoseconds.
 const ATTACHING_NANOS_MAX: i64 = 1_000_000_000;
 
-/// `fd` is about to be mapped, shared. What can be written can be made writable memory whenever the program likes.
+/// `fd` is about to be mapped, shared. What can be written can become writable memory at any time.
 pub fn maps(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let can_write = kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0);
@@ -170,7 +163,6 @@ pub fn is_mapped(device: u64, inode: u64) -> bool {
     marked_files::MAPPED.has(device, inode)
 }
 
-/// Whether a call of `fcntl` asks for a lease.
 pub fn is_for_lease(command: usize, argument: usize) -> bool {
     const F_SETLEASE: c_int = 1024;
     const F_UNLCK: c_int = 2;
@@ -178,13 +170,12 @@ pub fn is_for_lease(command: usize, argument: usize) -> bool {
     command as c_int == F_SETLEASE && argument as c_int != F_UNLCK
 }
 
-/// A lease on the file behind `fd` is about to be asked for.
 pub fn wants_lease(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) else { return };
     marked_files::LEASED.add(stat.device, stat.inode);
-    // A thread that is about to attach it has not looked at the list; one that comes later does. (As each look at the
-    // clock ends in the kernel, the thread we wait for runs, if it can.)
+    // A thread that is about to attach it has not looked at the list; one that comes later does. (Each look at the
+    // clock ends in the kernel, so the awaited thread runs, if it can.)
     let begun = kernel::now_nanos();
     let is_over =
         || kernel::now_nanos().zip(begun).is_none_or(|(now, begun)| now - begun > ATTACHING_NANOS_MAX);
@@ -194,13 +185,12 @@ pub fn wants_lease(fd: c_int) {
         turn += 1;
     }
     descriptors::leave_file(stat.device, stat.inode);
-    // Whether or not it is attached: the cache keeps files open for a while.
     if let Some(viewer) = join::join() {
         ask(viewer, Operation::LetGo, &stat, 0);
     }
 }
 
-/// Runs `ask`, by which the owner opens a file, unless this process wants a lease on it or has one: `None` then.
+/// Runs `ask`, by which the owner opens a file; `None` without, if this process wants a lease on it or has one.
 pub fn attaching<T>(fd: c_int, stat: &Stat, ask: impl FnOnce() -> T) -> Option<T> {
     const F_GETLEASE: usize = 1025;
     const F_WRLCK: usize = 1;

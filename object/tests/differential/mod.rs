@@ -20,7 +20,6 @@ use proptest::prelude::*;
 
 use quinion_testing_s3 as s3;
 
-/// A call of the differential run.
 #[derive(Clone, Debug)]
 pub enum Call {
     Put { key: u8, len: usize, by_others: bool },
@@ -58,7 +57,6 @@ fn ranges() -> impl Strategy<Value = Range<u64>> {
     (0..LEN_MAX as u64, 0..LEN_MAX as u64).prop_map(|(at, len)| at..at + len)
 }
 
-/// A call at random.
 pub fn calls() -> impl Strategy<Value = Call> {
     let (key, len) = (|| 0_u8..4, || prop_oneof![Just(0), 0_usize..20, 4000_usize..9000, 0_usize..LEN_MAX]);
     let range = prop_oneof![
@@ -93,13 +91,12 @@ pub fn calls() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// The object of a key's number.
 pub fn path(key: u8) -> Path {
     let name = ["plain", "with a space, a %25 and a %2F", "\u{fc}+#?&=;:@", "..."][usize::from(key)];
     Path::from(format!("folder/{name}"))
 }
 
-/// The kind of an error, which is what callers look at.
+/// Callers look at the kind.
 pub fn kind(error: &Error) -> &'static str {
     match error {
         Error::NotFound { .. } => "not found",
@@ -127,7 +124,6 @@ async fn shown(result: Result<GetResult, Error>, head: bool) -> String {
     }
 }
 
-/// `options` under `condition`, of an object that is `now`, if there is one.
 fn under(options: GetOptions, condition: Condition, now: Option<ObjectMeta>) -> GetOptions {
     let (any, stale) = (Some("*".to_owned()), Some("\"77777\"".to_owned()));
     let tag = now.as_ref().and_then(|now| now.e_tag.clone());
@@ -149,8 +145,8 @@ fn under(options: GetOptions, condition: Condition, now: Option<ObjectMeta>) -> 
     }
 }
 
-/// Makes `call` of `store` as the `at`th; `other_client` is what lies below it, if calls may be made of that. What came
-/// of it, in words.
+/// Makes `call` of `store` as the `at`th; `other_client` is what lies below it, if calls may be made of that. The
+/// outcome, in words.
 pub async fn made(
     call: &Call,
     at: usize,
@@ -211,9 +207,9 @@ pub async fn made(
 }
 
 /// Whether the interface says what comes of `call`. It does not for ranges of an object without bytes (S3 refuses them;
-/// a store that knows the object's size need not ask), for no ranges of an object that is not there, nor for several of
-/// which one begins behind the end (the crate's own way to cut them panics). Nor for what was not modified since a time
-/// to come: HTTP has servers ignore such a time (RFC 9110, 13.1.3), and it passes between two calls.
+/// a store that knows the size need not ask), for no ranges of a missing object, nor for several of which one begins
+/// behind the end (the crate's own way to cut them panics). Nor for what was not modified since a time to come: HTTP
+/// has servers ignore such a time (RFC 9110, 13.1.3), and it passes between two calls.
 pub async fn is_defined(call: &Call, store: &dyn ObjectStore) -> bool {
     let size = async |key: &u8| store.head(&path(*key)).await.map_or(0, |meta| meta.size);
     match call {

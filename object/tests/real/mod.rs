@@ -17,14 +17,11 @@ use std::time::{Duration, Instant};
 
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut, S3CopyIfNotExists};
 
-/// The access key that they know.
 pub const KEY: &str = "loopback";
-/// The secret of it.
 pub const SECRET: &str = "only-for-tests";
-/// How long a server may take to start on a busy machine.
 const START_MAX: Duration = Duration::from_secs(300);
 
-/// A server of another project's, as a process. It ends when this is dropped.
+/// It ends when this is dropped.
 pub struct Server {
     process: Child,
     address: SocketAddr,
@@ -32,7 +29,6 @@ pub struct Server {
     _folder: tempfile::TempDir,
 }
 
-/// How a bucket is made.
 enum Buckets {
     /// As a folder in this one.
     Folder(PathBuf),
@@ -47,19 +43,17 @@ impl Drop for Server {
     }
 }
 
-/// A program of `scripts/setup`'s in the target folder.
 pub fn installed(folder: &str, program: &str) -> Option<PathBuf> {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools").join(folder);
     folder.join("complete").exists().then(|| folder.join(program))
 }
 
 impl Server {
-    /// versitygw on a folder of its own. Its attributes are extended ones, so the folder is not on a tmpfs.
+    /// On a folder of its own, not on a tmpfs: its attributes are extended ones.
     pub fn versitygw() -> Option<Self> {
         Self::versitygw_with(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), &[])
     }
 
-    /// The same in this folder, with more options.
     pub fn versitygw_with(folder: tempfile::TempDir, words: &[&str]) -> Option<Self> {
         let program = installed("versitygw-1.8.0", "versitygw")?;
         let data = folder.path().join("data");
@@ -71,7 +65,6 @@ impl Server {
         Some(Self::start(command, address, Buckets::Folder(data), folder))
     }
 
-    /// moto's server.
     pub fn moto() -> Option<Self> {
         let program = installed("moto-5.2.5", "bin/python")?;
         let address = free_address();
@@ -99,7 +92,6 @@ impl Server {
         server
     }
 
-    /// A new bucket.
     pub fn make_bucket(&self, name: &str) {
         match &self.buckets {
             Buckets::Folder(folder) => std::fs::create_dir(folder.join(name)).unwrap(),
@@ -107,13 +99,12 @@ impl Server {
         }
     }
 
-    /// A client of a new bucket, to be built, which tries nothing again by itself.
+    /// It tries nothing again by itself.
     pub fn bucket_builder(&self, name: &str) -> AmazonS3Builder {
         self.make_bucket(name);
         builder(self.address, name).with_access_key_id(KEY).with_secret_access_key(SECRET)
     }
 
-    /// Where it answers.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -132,7 +123,7 @@ impl Server {
     }
 }
 
-/// A client of a bucket at that address, without credentials, which tries nothing again by itself.
+/// Without credentials; it tries nothing again by itself.
 pub fn builder(address: SocketAddr, bucket: &str) -> AmazonS3Builder {
     AmazonS3Builder::new()
         .with_bucket_name(bucket)
@@ -144,7 +135,7 @@ pub fn builder(address: SocketAddr, bucket: &str) -> AmazonS3Builder {
         .with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() })
 }
 
-/// An address that nothing listens at now, and that the system gives to no program that leaves the choice to it.
+/// One that the system gives to no program that leaves the choice to it.
 pub fn free_address() -> SocketAddr {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let ports = || 20_000 + (std::process::id() * 31 + GIVEN.fetch_add(1, Ordering::Relaxed)) % 12_000;
@@ -152,7 +143,7 @@ pub fn free_address() -> SocketAddr {
     addresses.find(|address| TcpListener::bind(address).is_ok()).unwrap()
 }
 
-/// The server, or a line that says which test was skipped and why.
+/// Prints which test was skipped, and why.
 pub fn or_skipped(server: Option<Server>, test: &str, name: &str) -> Option<Server> {
     if server.is_none() {
         println!("SKIPPED {test}: there is no {name} in the target folder; scripts/setup installs it");

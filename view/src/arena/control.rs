@@ -19,9 +19,8 @@
 //!              TAKEN -> GIVEN_UP               takes the answer back, slot -> FREE
 //! ```
 //!
-//! The owner trusts nothing in a viewer's page: every number is checked, a futex word or an access ring full of
-//! nonsense costs a little time and nothing else. A viewer may die at any step; the next one in its place is given
-//! another page.
+//! The owner trusts nothing in a viewer's page: it checks every number, and nonsense in a futex word or an access ring
+//! costs a little time and nothing else. The next viewer in a dead one's place is given another page.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -70,16 +69,15 @@ pub struct Control {
     pub sleepers: AtomicU32,
     /// The numbers of [`AttachPolicy`], in the order of its fields.
     pub attach_policy: [AtomicU64; 3],
-    /// Until when viewers may trust records that say [`Validation::Leased`](super::Validation::Leased), by the clock
-    /// that [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner extends it with each heartbeat. An owner
-    /// that was stopped does not, and may have missed news of its leases: viewers then read through the kernel.
+    /// Until when viewers may trust records that say [`Validation::Leased`](super::Validation::Leased), by the clock of
+    /// [`ticks`](crate::viewer::sys::ticks); 0 at first. The owner extends it with each heartbeat. A stopped owner does
+    /// not, and may have missed news of its leases: viewers then read through the kernel.
     pub leases_valid_until: AtomicU64,
-    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
-    /// bit is a reason to ask, and a clear one a reason not to.
+    /// A bit for each file that was taken over. Files may share a bit: a set one is a reason to ask, a clear one is
+    /// not.
     pub taken: [AtomicU64; TAKEN_BITS / 64],
-    /// Large files that were opened and read lately, by any viewer: what their identity hashes to, and how often in the
-    /// lowest byte. Two that share a place forget each other. Nothing but hints. The owner adds up what viewers note in
-    /// [`ViewerPage::opened`].
+    /// Hints: large files that viewers opened and read lately; the hash of the identity, and how often in the lowest
+    /// byte. Two that share a place displace each other. The owner adds up [`ViewerPage::opened`].
     pub openings: [AtomicU64; OPENINGS_PLACES],
     /// How many files are attached, by any viewer.
     pub attached_files: AtomicU32,
@@ -102,24 +100,24 @@ pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
     (x ^ (x >> 31)) as usize % places
 }
 
-/// A small count that, once it is full, stays so: what it counted is never counted as gone by mistake.
+/// A small count that stays full once it is full, so that nothing is counted as gone by mistake.
 ///
-/// That of a file is raised before a lease is asked for, and a viewer looks at it before it asks the kernel to open the
-/// file for writing, in SeqCst steps: in their one order, either the viewer sees that there may be a lease, or the
-/// lease is asked for when the file is being opened, and the kernel sees to the rest.
+/// A file's count is raised before a lease is asked for, and a viewer looks at it before it opens the file for writing,
+/// in SeqCst steps. In their one order, either the viewer sees that there may be a lease, or the lease is asked for
+/// while the file is being opened, which the kernel settles.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct SaturatingCount(AtomicU8);
 
 impl SaturatingCount {
-    /// One more.
+    /// Adds one.
     #[inline]
     pub fn raise(&self) {
         let more = |count: u8| count.checked_add(1);
         // SeqCst, partner: `is_zero`; the head of this type argues.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
     }
-    /// One less.
+    /// Takes one away.
     #[inline]
     pub fn lower(&self) {
         let less = |count: u8| (count != u8::MAX).then(|| count.saturating_sub(1));
@@ -133,11 +131,9 @@ impl SaturatingCount {
     }
 }
 
-/// Bits of the third number of [`Control::attach_policy`].
 const LOOKS_AT_TIMES: u64 = 1;
 const ANY_FILE_SYSTEM: u64 = 2;
 
-/// Bits of [`Control::taken`].
 const TAKEN_BITS: usize = 8192;
 
 /// One step of a well-known multiplicative hash, of which the upper bits are the good ones.
@@ -146,16 +142,14 @@ fn hash_of(device: u64, inode: u64) -> u64 {
     (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// The bits of an entry of [`Control::openings`] that count.
 const OPENINGS_COUNT: u64 = 0xff;
 
-/// What a viewer notes in [`ViewerPage::opened`] when it opens and reads a large file; never 0.
+/// What a viewer notes in [`ViewerPage::opened`]; never 0.
 #[inline]
 pub fn opening_of(device: u64, inode: u64) -> u64 {
     hash_of(device, inode) & !OPENINGS_COUNT | 1
 }
 
-/// The word and the bit of a file in [`Control::taken`].
 #[inline]
 fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
     let place = hash_of(device, inode) >> 51;
@@ -163,26 +157,24 @@ fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
 }
 const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
 
-/// When a viewer asks for a file. To attach one costs as much as some dozens of reads by the kernel, so a file that
-/// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
+/// When a viewer asks for a file. Attaching costs as much as some dozens of reads by the kernel, so a file that is read
+/// once, in a few calls, is better left to it. The default asks at the first read of any file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AttachPolicy {
-    /// A file of so many bytes or more is asked for at its first read, if it was taken over before
-    /// ([`Control::taken`]); if not, when reads of a descriptor have come to twice its size, of which
-    /// [`AttachPolicy::worth`] counts some.
+    /// A file of so many bytes or more is asked for at its first read if it was taken over before ([`Control::taken`]),
+    /// else when reads of a descriptor, as [`AttachPolicy::worth`] counts them, have come to twice its size.
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
     /// Whether files without a lease are served, with a look at their times before each read. If not, a descriptor that
-    /// can write is not asked for: its file has no lease while it is open.
+    /// can write is not asked for: its file can have no lease while it is open.
     pub looks_at_times: bool,
     /// Whether files are served of whatever file system; else those of the list in [`super::file_systems`].
     pub any_file_system: bool,
 }
 
 impl AttachPolicy {
-    /// The most that one read counts for: the kernel's ways are long for a small read, and not worth a word for a
-    /// large one.
+    /// The most that one read counts for: the kernel's fixed cost matters for small reads only.
     pub const READ_BYTES_MAX: u64 = 16 << 10;
 
     /// What a read of `len` bytes takes of a credit, in bytes.
@@ -242,7 +234,7 @@ impl Control {
         &self.openings[(hash >> 56) as usize % OPENINGS_PLACES]
     }
 
-    /// Says when viewers are to ask for files. A viewer that attaches later, or looks later, does so by this.
+    /// Says when viewers are to ask for files; they look at it each time.
     #[inline]
     pub fn set_attach_policy(&self, attach_policy: AttachPolicy) {
         let looks_at_times = if attach_policy.looks_at_times { LOOKS_AT_TIMES } else { 0 };
@@ -254,7 +246,7 @@ impl Control {
         }
     }
 
-    /// Counts a file as attached, for all who are about to write or remove it. Its place.
+    /// Counts a file as attached, for viewers that are about to write or remove it. Its place.
     #[inline]
     pub fn enter(&self, device: u64, inode: u64) -> usize {
         let place = place_of(device, inode, ATTACHED_PLACES);
@@ -263,7 +255,7 @@ impl Control {
         place
     }
 
-    /// The end of what was counted at that place.
+    /// Ends what [`Control::enter`] counted at that place.
     #[inline]
     pub fn leave(&self, place: usize) {
         self.attached[place].lower();
@@ -281,10 +273,8 @@ impl Control {
     }
 }
 
-/// The owner's control mapping, by its parts.
-///
-/// Every part is made of atomics. A viewer may write its page at any moment; so a reference to a page is sound, and a
-/// number read from it is worth what a check says.
+/// The owner's control mapping, by its parts. All are atomics, and a viewer may write its page at any moment: a number
+/// read from a page is checked before it is used.
 #[derive(Debug)]
 pub struct ControlView {
     base: NonNull<u8>,
@@ -300,7 +290,7 @@ unsafe impl Send for ControlView {}
 // SAFETY: as above.
 unsafe impl Sync for ControlView {}
 
-/// Where the page of viewer `number` lies in the mapping of its group, in bytes: the first group's is the control
+/// Where the page of viewer `number` lies in the mapping of its group, in bytes; the first group's is the control
 /// mapping.
 #[inline]
 pub const fn page_offset(number: usize) -> usize {
@@ -350,7 +340,7 @@ impl ControlView {
     }
 }
 
-/// A viewer's way to what the owner tells all viewers, and to its own page.
+/// What the owner tells all viewers, and the viewer's own page.
 #[derive(Debug)]
 pub struct ViewerControl {
     common: NonNull<Control>,
@@ -363,8 +353,7 @@ unsafe impl Send for ViewerControl {}
 unsafe impl Sync for ViewerControl {}
 
 impl ViewerControl {
-    /// After checking what all viewers see, of which `common_bytes` bytes are mapped at `common`; and `page_bytes`
-    /// bytes at `page`.
+    /// Checks what all viewers see, `common_bytes` bytes mapped at `common`, and takes `page_bytes` bytes at `page`.
     ///
     /// # Safety
     /// Both are the starts of mappings of so many bytes, aligned to a page, the second one writable, that stay mapped
@@ -411,9 +400,9 @@ pub struct ViewerPage {
     pub request_futex: AtomicU32,
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
-    /// Next place in `opened`, counted without end; and up to where the owner has added them up.
+    /// Next place in `opened`, counted without end.
     pub opened_head: AtomicU32,
-    /// See `opened_head`.
+    /// Up to where the owner has added `opened` up.
     pub opened_tail: AtomicU32,
     /// For which run of programs it counts; 0 for none. See `Service::begin_run` of crate `quinion`.
     pub run: AtomicU64,
@@ -470,8 +459,7 @@ pub mod state {
     pub const GIVEN_UP: u32 = 6;
 }
 
-/// Added to the descriptor of an [`Operation::Attach`] by a viewer that has spent the credit that the owner gave for
-/// it.
+/// Added to the descriptor of an [`Operation::Attach`] by a viewer that has spent the owner's credit for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
 /// Added to the ticket that an [`Operation::Attach`] has in the place of a descriptor: it was sent, see
 /// [`DescriptorOffer`](crate::viewer::handshake::DescriptorOffer).
@@ -479,8 +467,8 @@ pub const SENT: u64 = 1 << 33;
 /// The error number (`ENOTCONN`) of an [`Operation::Attach`] whose descriptor the owner may not duplicate by itself:
 /// it is to be sent.
 pub const TO_BE_SENT: i32 = 107;
-/// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by a viewer that wants the
-/// pages no longer than it reads them, and says so with [`Advice::Passed`] when it has.
+/// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by a viewer that needs the
+/// pages only until it has read them; it then says [`Advice::Passed`].
 pub const UNCACHED: u64 = 1 << 63;
 
 /// What an [`Operation::Hint`] says of a handle, or of a range of its file. The numbers are part of the layout; all but
@@ -505,7 +493,7 @@ pub enum Advice {
 }
 
 impl Advice {
-    /// In the third argument of an [`Operation::Hint`] the advice stands above the length.
+    /// Where the advice stands in the third argument of an [`Operation::Hint`], above the length.
     const SHIFT: u32 = 56;
 
     /// The advice of this number.
@@ -519,13 +507,13 @@ impl Advice {
     pub fn is_of_handle(self) -> bool {
         matches!(self, Advice::Normal | Advice::Random | Advice::Sequential | Advice::NoReuse)
     }
-    /// With the length of the range in bytes, as one argument. A length that does not fit reaches to the end of
-    /// every file.
+    /// With the length of the range in bytes, as one argument; a length that does not fit reaches to the end of any
+    /// file.
     #[inline]
     pub fn with_length(self, bytes: u64) -> u64 {
         (self as u64) << Self::SHIFT | bytes.min((1 << Self::SHIFT) - 1)
     }
-    /// Both again; `None` if it is no advice.
+    /// Undoes [`Advice::with_length`]; `None` if it is no advice.
     #[inline]
     pub fn and_length(argument: u64) -> Option<(Self, u64)> {
         Some((Self::of(argument >> Self::SHIFT)?, argument & ((1 << Self::SHIFT) - 1)))
@@ -536,14 +524,14 @@ impl Advice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Operation {
-    /// Attach the file behind a descriptor of the viewer's process. Arguments: the descriptor, or the ticket of one
-    /// that was sent with [`SENT`] added, and with [`CREDIT_SPENT`] added if a credit of the owner's was; its device;
-    /// its inode. `ETXTBSY`: it is open for writing. `EOPNOTSUPP`: nothing guarantees that it stays as it is. Answers:
-    /// the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where the kernel
-    /// serves it as well for now, and after how many bytes to ask again (see [`AttachPolicy::worth`]).
+    /// Attach the file behind a descriptor of the viewer's process. Arguments: the descriptor, or the ticket of a sent
+    /// one plus [`SENT`], plus [`CREDIT_SPENT`] if a credit was spent; its device; its inode. `ETXTBSY`: it is open for
+    /// writing. `EOPNOTSUPP`: nothing guarantees that it stays as it is. Answers: the handle's number; the record's
+    /// cell number (low half) and mapping number (high half). Or 0, where the kernel serves it as well for now, and
+    /// after how many bytes to ask again (see [`AttachPolicy::worth`]).
     Attach = 1,
-    /// Make a range ready, or at least its first page.
-    /// Arguments: the handle, the position in bytes, the length in bytes, with [`UNCACHED`] added or not.
+    /// Make a range ready, or at least its first page. Arguments: the handle, the position and the length in bytes,
+    /// with [`UNCACHED`] added or not.
     Fill = 2,
     /// A marker was met: start the next window. No thread waits for an answer. Arguments: the handle, the page index of
     /// the marked folio's first page, with [`UNCACHED`] added or not.
@@ -553,33 +541,32 @@ pub enum Operation {
     /// Give a handle back. No thread waits for an answer. Arguments: the handle.
     Detach = 5,
     /// The viewer is about to open a file for writing: the owner gives its lease up before the kernel asks for it. Or
-    /// it is about to cut a file, or has cut it, in the one way that breaks no lease: by opening it to read only. Once
-    /// that is answered, no viewer is shown what was cached. Arguments: the device, the inode, 1 if it is that way.
+    /// it is about to cut a file, or has cut it, by opening it to read only, which breaks no lease. After the answer no
+    /// viewer is shown what was cached. Arguments: the device, the inode, 1 if it is a cut.
     WriterOpened = 6,
-    /// The viewer wants a lease of its own on a file, which the kernel gives to a viewer that alone has it open. Once
-    /// this is answered the owner has not, as far as it depends on it. Or the viewer is about to watch it, and is to
-    /// hear of all reads: then it is never opened again. Arguments: the device, the inode, 1 if it is to be watched;
-    /// the first two are 0 then for all files.
+    /// The viewer wants a lease of its own, which the kernel gives only for a file that no other process has open: the
+    /// owner closes the file. Or the viewer is about to watch it, and must hear of all reads: the owner never opens it
+    /// again. Arguments: the device, the inode, 1 if it is to be watched; the first two are 0 then for all files.
     LetGo = 8,
-    /// Close all files that no viewer has open: one is about to unmount something.
+    /// Close all files that no viewer has open, before something is unmounted.
     Release = 11,
-    /// Close that file, unless a viewer has it open: one is about to remove it, and counts on its space. Arguments: the
+    /// Close that file, unless a viewer has it open, before it is removed, so that its space is freed. Arguments: the
     /// device, the inode.
     Removes = 12,
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,
-    /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
-    /// Answers: a [`SyscallAudit`].
+    /// Check whether code that the viewer's process has loaded enters the kernel by itself. Answers: a
+    /// [`SyscallAudit`].
     Examine = 10,
-    /// Open what has no descriptor: an object of a store, by its name, which was sent before
-    /// ([`NameOffer`](crate::viewer::handshake::NameOffer)). Arguments: the ticket of the name. What the owner says of
-    /// the object, or why it refuses, comes by the connection of the name. Answers: those of [`Operation::Attach`].
+    /// Open an object of a store by its name, sent before ([`NameOffer`](crate::viewer::handshake::NameOffer)).
+    /// Arguments: the ticket of the name. The owner's description of the object, or its refusal, comes by the
+    /// connection of the name. Answers: those of [`Operation::Attach`].
     OpenNamed = 13,
     /// Keep a range of a file where it is in memory. Arguments: the handle, the position in bytes, the length in bytes.
     /// Answers: the pin's number; how many bytes are pinned, fewer at the file's end.
     Pin = 14,
-    /// Give a pin back; there is no answer to wait for. Arguments: the handle, the pin's number.
+    /// Give a pin back; no thread waits for an answer. Arguments: the handle, the pin's number.
     Unpin = 15,
 }
 
@@ -604,7 +591,7 @@ pub enum Counter {
     Reads = 0,
     /// Bytes served from the cache.
     Bytes = 1,
-    /// Of the reads, those that had to ask the owner; the rest are hits.
+    /// Of the reads, those that had to ask the owner.
     Asked = 2,
     /// Requests to the owner for bytes.
     Misses = 3,
@@ -632,7 +619,7 @@ pub enum Patching {
     OtherLibrary = 2,
     /// Another object stands in front of a function that is essential, or wraps it.
     Interposed = 3,
-    /// The process had threads before it got to us.
+    /// The process had threads before the library was loaded.
     Threads = 4,
     /// The object and the library lie too far apart.
     TooFar = 5,
@@ -693,8 +680,7 @@ pub enum Reason {
     Watched = 16,
     /// The process has limited its addresses, or locked all its memory.
     Limited = 17,
-    /// Another object of the program has functions of its own in place of those that are served: the whole process is
-    /// left to the kernel.
+    /// Another object of the program replaces functions that are served: the whole process is left to the kernel.
     Wrapped = 18,
 }
 
@@ -730,7 +716,6 @@ const _: () = assert!(Counter::FirstPatching as usize + Patching::ALL.len() <= 4
 mod tests {
     use super::*;
 
-    /// A control file's worth of zeroed pages, leaked.
     fn file() -> NonNull<u8> {
         let layout = std::alloc::Layout::from_size_align(CONTROL_BYTES, 4096).unwrap();
         // SAFETY: the size is not 0.

@@ -46,17 +46,16 @@
 //! those of its pages whose bits say that they have come (`pages_read.rs`). It is set nowhere else first, and stays
 //! until the frames are freed.
 //!
-//! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
-//! is being evicted.
+//! `WORKINGSET` says something only of a live folio, and of one that is being evicted.
 //!
-//! `DROPBEHIND` stands from a folio's insertion until it is adopted, or leaves. It says that only uncached reads and
-//! writes have used the folio so far; how and when it is dropped is told in `filemap/uncached.rs`.
+//! `DROPBEHIND` says that only uncached reads and writes have used the folio so far; how and when it is dropped is told
+//! in `filemap/uncached.rs`.
 //!
 //! `DIRTY` and `WRITEBACK` sum up the bits of the folio's pages (`dirty.rs`):
 //!
 //! | in the index | DIRTY | WRITEBACK | meaning |
 //! |---|---|---|---|
-//! | yes | 0 | 0 | the file has its bytes, as far as we know: it may be evicted |
+//! | yes | 0 | 0 | the file has its bytes, as far as the cache knows: it may be evicted |
 //! | yes | 1 | 0 | a page of it is to be written; it is not evicted and not dropped behind a reader |
 //! | yes | 0 | 1 | pages of it are being written and have not been changed since; as above |
 //! | yes | 1 | 1 | some pages are being written, and some, of these or others, are to be written; as above |
@@ -70,29 +69,25 @@
 //! bits of its frames may be set and are to be cleared when they are freed.
 //!
 //! A folio is **steady** from the end of its fill until its first writer comes, and **written** from then on: up to
-//! date and not steady. The bytes of a steady folio do not change; those of a written one do, page by page, and
-//! each page has a sequence of its own (`written.rs`). One test of one bit tells the reader of a steady folio that
-//! it need not look at any of that. The flag goes with a step of the sequence, in one store, so a reader who found
-//! the folio steady finds out at its second look, as if the frames had been given away.
+//! date and not steady. The bytes of a written folio change page by page, and each page has a sequence of its own
+//! (`written.rs`). One bit tells the reader of a steady folio to skip that. The flag goes with a step of the sequence,
+//! in one store, so a reader that found the folio steady finds out at its second look.
 //!
-//! The subtle rows are those with `DETACHED`: `UPTODATE` may still be set, and it is the odd
-//! sequence alone that keeps new readers away.
+//! In the rows with `DETACHED`, `UPTODATE` may still be set: the odd sequence alone keeps new readers away.
 //!
-//! The sequence of a frame only ever steps on, whatever the frame is used for, so an even number
-//! names one folio for good, steady or written; it wraps after 2^29 of them at the soonest. Mapping and
-//! index are written only in `prepare` and `prepare_piece`, while the sequence is odd. `tests/model_hit.rs` says
-//! why that, and two fences, suffice.
+//! A frame's sequence only ever rises, whatever the frame is used for, so an even number names one folio for good,
+//! steady or written; it wraps after 2^29 of them at the soonest. Mapping and index are written only in `prepare` and
+//! `prepare_piece`, while the sequence is odd. `tests/model_hit.rs` shows that this and two fences suffice.
 //!
-//! A **hold** keeps the bytes; it is taken by this process only and is short. A
-//! **pin** is a hold that also counts in `pins` and is a user's: it keeps the
-//! folio in the index too, as far as we decide (a change from outside detaches
-//! it all the same, and the pinned bytes live on).
+//! A **hold** keeps the bytes; it is taken by the owner's process only and is short. A **pin** is a hold that also
+//! counts in `pins` and is a user's: it keeps the folio in the index too, unless a change from outside detaches it; the
+//! pinned bytes live on.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Mutant, mutant, ordering};
 use crate::units::{Frame, MappingId, Order, PageIndex};
 
-/// The most holds one folio can have at a time; one more is refused. (Write-back's own always finds room beside them.)
+/// The most holds one folio can have at a time. (Write-back's own always finds room beside them.)
 pub const HOLDS_MAX: u32 = u16::MAX as u32 - 1;
 
 /// In the first link of a folio's head: it stands in no ring.
@@ -102,7 +97,6 @@ const HOLD: u64 = 1 << 16;
 const HOLDS_MASK: u64 = 0xffff << 16;
 const ORDER_SHIFT: u32 = 12;
 const SEQUENCE: u64 = 1 << 32;
-/// The step by which a live folio's sequence says that it is written from now on.
 const WRITTEN_STEP: u32 = 2;
 
 /// The flags of a descriptor's word; the table in this file says who sets and clears each.
@@ -120,11 +114,11 @@ impl Flags {
     pub const DETACHED: u64 = 1 << 3;
     /// Head of a free run.
     pub const FREE: u64 = 1 << 4;
-    /// It came back soon after it had been evicted.
+    /// The folio came back soon after it had been evicted.
     pub const WORKINGSET: u64 = 1 << 5;
     /// Bits of its frames may say that their pages have come; see `pages_read.rs`.
     pub const PARTIAL_UPTODATE: u64 = 1 << 6;
-    /// An uncached read made it: it is dropped when that reader has passed, unless it is adopted.
+    /// An uncached read made it: it is dropped after that read, unless it is adopted.
     pub const DROPBEHIND: u64 = 1 << 7;
     /// The folio is up to date, and its bytes were not changed in place.
     pub const STEADY: u64 = 1 << 8;
@@ -197,8 +191,7 @@ impl core::fmt::Debug for DescriptorWord {
     }
 }
 
-/// What a reader found at its first look at a folio, and what it checks after its copy: the stamp of an optimistic
-/// read.
+/// What a reader found at its first look at a folio, to check after its copy: the stamp of an optimistic read.
 #[derive(Clone, Copy, Debug)]
 pub struct FolioStamp {
     word: DescriptorWord,
@@ -222,7 +215,7 @@ impl FolioStamp {
     pub fn has_marker(&self) -> bool {
         self.word.has(Flags::MARKER)
     }
-    /// Whether the folio goes when the uncached reader who made it has passed.
+    /// Whether the folio goes when the uncached reader that made it has passed.
     #[inline]
     pub fn drops_behind(&self) -> bool {
         self.word.has(Flags::DROPBEHIND)
@@ -242,8 +235,7 @@ pub enum NotReady {
     Mismatch,
     /// The folio is the right one, but its bytes are not there yet.
     Filling,
-    /// The folio is the right one, and its bytes are changed in place: they are read page by page, by
-    /// [`Descriptor::begin_read_written`].
+    /// The folio is the right one, but written: read page by page, after [`Descriptor::begin_read_written`].
     Written,
 }
 
@@ -274,8 +266,7 @@ pub enum ReadableState {
     Yes,
     /// The holder of the lock is about to bring them.
     NotYet,
-    /// It has no bytes yet: a folio of a memory file that was allocated and reads as zeros. Its frames must not be
-    /// read.
+    /// It has no bytes yet: an allocated folio of a memory file, which reads as zeros. Its frames must not be read.
     Zeros,
     /// The fill failed, or the folio left the index since it was held.
     Never,
@@ -319,15 +310,13 @@ pub enum FillEnd {
     Detached(PutOutcome),
 }
 
-/// To be called by a thread that fills a folio, before its first store to the folio's bytes.
-///
-/// The fence in [`Descriptor::prepare`] orders the stores of the thread that prepared, and no others.
+/// Called by a thread that fills a folio, before its first store to the folio's bytes. The fence in
+/// [`Descriptor::prepare`] orders the stores of the thread that prepared, and no others.
 #[inline]
 pub fn before_bytes() {
     before_reuse(Mutant::FillFence);
 }
 
-/// Stands between a thread's taking over of a frame and its first store to it that a reader may see.
 #[inline]
 fn before_reuse(step: Mutant) {
     // Release fence, partner: the Acquire fence in `end_read`. The odd sequence that ended the frame's
@@ -343,14 +332,11 @@ fn before_reuse(step: Mutant) {
 #[derive(Debug)]
 pub struct Descriptor {
     word: AtomicU64,
-    /// The folio's first index, in pages.
     index: AtomicU64,
-    /// The folio's mapping; 0 for none.
     mapping: AtomicU32,
-    /// Users' pins, a part of the holds.
     pins: AtomicU32,
-    /// Two numbers of the frame's owner: while it is free, the arena's list links; while it heads a folio
-    /// of the index, its place in a ring ([`NO_PLACE`] in the first: none).
+    /// Two numbers of the frame's owner. While it is free: the arena's list links; while it heads a folio of the index:
+    /// its place in a ring ([`NO_PLACE`] in the first: none).
     links: [AtomicU32; 2],
 }
 
@@ -382,13 +368,13 @@ impl Descriptor {
     pub fn word(&self) -> DescriptorWord {
         DescriptorWord(self.word.load(Ordering::Relaxed))
     }
-    /// The word as it is now, and with it what was stored before the folio got its identity: that it has no place
-    /// in a ring yet.
+    /// The word as it is now, ordered after what was stored before the folio got its identity: that it has no ring
+    /// place yet.
     #[inline]
     pub fn settled_word(&self) -> DescriptorWord {
         DescriptorWord(self.word.load(Ordering::Acquire)) // partner: the Release in `prepare`
     }
-    /// The mapping whose folio this is. Means something to the holder of the folio or of the tree lock.
+    /// The mapping whose folio this is; only for the holder of the folio or of the tree lock.
     #[inline]
     pub fn mapping(&self) -> MappingId {
         MappingId(self.mapping.load(Ordering::Relaxed))
@@ -409,8 +395,8 @@ impl Descriptor {
     /// The reader's first look: is this an up-to-date folio of `mapping` that covers `index`?
     #[inline]
     pub fn begin_read(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, NotReady> {
-        // Acquire, partner: the Release in `complete`. If that store comes first we see the identity and
-        // the bytes it published; if not, we see a folio that is not up to date and do not copy.
+        // Acquire, partner: the Release in `complete`. If that store comes first the reader sees the identity and the
+        // bytes it published; if not, it sees a folio that is not up to date and does not copy.
         let order = ordering(Mutant::ReaderAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = DescriptorWord(self.word.load(order));
         let stamp = self.check(word, mapping, index)?;
@@ -426,12 +412,12 @@ impl Descriptor {
         }
     }
 
-    /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is written: for each page it
-    /// looks at that page's sequence, copies, and looks at it again; then comes [`Descriptor::end_read`].
+    /// The first look at a written folio. For each page the reader looks at that page's sequence, copies, and looks at
+    /// it again; then comes [`Descriptor::end_read`].
     #[inline]
     pub fn begin_read_written(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, NotReady> {
-        // Acquire, partner: the Release in `complete`, which every later step on the word hands on: the fill's
-        // bytes, for pages of which no writer has said anything yet.
+        // Acquire, partner: the Release in `complete`, which every later step on the word hands on: the fill's bytes,
+        // for pages that no writer has changed yet.
         let order = ordering(Mutant::WrittenAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = DescriptorWord(self.word.load(order));
         let stamp = self.check(word, mapping, index)?;
@@ -439,9 +425,9 @@ impl Descriptor {
         if word.is_written() { Ok(stamp) } else { Err(NotReady::Mismatch) }
     }
 
-    /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is being filled: how many
-    /// pages from `index` on it may copy, at least one. `arrived` looks at the bits of so many pages from the one at
-    /// that place in the folio on, and says how many have arrived in a row; see `pages_read.rs` for why it may.
+    /// The first look at a folio that is being filled: how many pages from `index` on the reader may copy, at least
+    /// one. `arrived(place, pages)` says how many of so many pages, from that place in the folio on, have arrived in a
+    /// row; see `pages_read.rs` for why it may.
     #[cold]
     #[inline(never)]
     pub fn begin_read_partial(
@@ -451,9 +437,8 @@ impl Descriptor {
         pages_read: impl FnOnce(u32, u32) -> u32,
     ) -> Result<(FolioStamp, u32), NotReady> {
         // Acquire, partner: the Release in `prepare` (its fence's or its store's), which every later step on the word
-        // hands on until the folio is freed: a thread that sees the word and then looks at the bits sees none of
-        // the frames' use before. And the Release in `complete`, as in `begin_read`: the fill may have ended
-        // since that look.
+        // hands on until the folio is freed: the bits looked at next are not of an earlier use of the frames. And the
+        // Release in `complete`, as in `begin_read`: the fill may have ended since that look.
         let order = ordering(Mutant::ReaderWordAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = DescriptorWord(self.word.load(order));
         let stamp = self.check(word, mapping, index)?;
@@ -482,18 +467,16 @@ impl Descriptor {
     /// The reader's second look: was what it copied this folio's, from the first byte to the last?
     #[inline]
     pub fn end_read(&self, stamp: FolioStamp) -> bool {
-        // Acquire fence, partner: the Release fence in `before_reuse`. If our first look saw any part of
-        // a later identity, or our copy any byte of a later folio, then the load below sees the odd
-        // sequence that came before, or a later one; if neither did, all that we saw is the old folio's.
-        // Partner, too: the fence in `written::enter`. If our copy of a steady folio saw a byte of a writer's,
-        // then the load below sees the step that its first writer made.
+        // Acquire fence, partner: the Release fence in `before_reuse`. If the first look saw any part of a later
+        // identity, or the copy any byte of a later folio, then the load below sees the odd sequence that came before,
+        // or a later one. Partner, too: the fence in `written::enter`. If the copy of a steady folio saw a byte of a
+        // writer's, then the load below sees the step that its first writer made.
         if !mutant(Mutant::ReaderFence) {
             fence(Ordering::Acquire);
         }
         self.word().sequence() == stamp.word.sequence() || mutant(Mutant::ReaderRecheck)
     }
 
-    /// The part of the first look that identifies the folio.
     #[inline]
     fn check(
         &self,
@@ -515,14 +498,14 @@ impl Descriptor {
 
     // ---- life of a folio ----------------------------------------------------------------------
 
-    /// Names a folio: `mapping`'s pages from `index`, 2^`order` of them; locked, not up to date, with
-    /// one hold, the fill's. The caller owns the frame alone; the folio is in no index yet.
+    /// Names a folio: 2^`order` pages of `mapping` from `index`; locked, not up to date, with one hold, the fill's. The
+    /// caller owns the frame alone; the folio is in no index yet.
     #[inline]
     pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order, marker: bool) {
         self.prepare_with(mapping, index, order, if marker { Flags::MARKER } else { 0 });
     }
 
-    /// As [`Descriptor::prepare`], with those of `MARKER` and `DROPBEHIND` that the folio is born with.
+    /// As [`Descriptor::prepare`]; `born_with`: those of `MARKER` and `DROPBEHIND` that the folio has.
     pub fn prepare_with(&self, mapping: MappingId, index: PageIndex, order: Order, born_with: u64) {
         debug_assert!(born_with & !(Flags::MARKER | Flags::DROPBEHIND) == 0, "{born_with:#b} come later");
         let word = self.word();
@@ -538,9 +521,8 @@ impl Descriptor {
         let step = if mutant(Mutant::PrepareStep) { u32::MAX } else { 1 };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | born_with;
-        // Release, partner: the Acquire in `hold`: a thread that holds the folio while it is filled holds this one.
-        // (A reader that does not hold is told "not up to date" whatever identity it sees; for it, the
-        // Release in `complete` publishes identity and bytes together.)
+        // Release, partner: the Acquire in `hold`: a thread that holds the folio while it is filled holds this one. (A
+        // reader without a hold is told "not up to date" until the Release in `complete` publishes identity and bytes.)
         let order = ordering(Mutant::PrepareRelease, Ordering::Release, Ordering::Relaxed);
         self.word.store(word, order);
     }
@@ -550,7 +532,7 @@ impl Descriptor {
         let set = if uptodate { Flags::UPTODATE | Flags::STEADY } else { 0 };
         let step = |word: u64| ((word & !Flags::LOCKED) | set) - HOLD;
         // Release, partner: the Acquire in `begin_read` and `try_hold`: a thread that sees UPTODATE sees the identity
-        // and the bytes. Acquire, partner: the Release in `retire`, if it falls to us to free the frames.
+        // and the bytes. Acquire, partner: the Release in `retire`, if this thread frees the frames.
         let order = ordering(Mutant::CompleteRelease, Ordering::AcqRel, Ordering::Acquire);
         let (before, after) = self.update(order, |word| Some(step(word))).expect("the step is unconditional");
         debug_assert!(before.has(Flags::LOCKED) && before.holds() > 0, "{before:?} was not being filled");
@@ -561,9 +543,9 @@ impl Descriptor {
         }
     }
 
-    /// Takes the lock of an allocated folio, with a hold: the caller fills it, and ends that by
-    /// [`Descriptor::complete`], up to date or, if it has put nothing there, allocated as before. The caller holds it
-    /// besides. `false`: it is not allocated any more, or another thread has the lock, or it has left; look again.
+    /// Takes the lock of an allocated folio, with a hold; the caller has a hold already. The caller fills it, and ends
+    /// that by [`Descriptor::complete`], up to date or, if it has put nothing there, allocated as before. `false`: it
+    /// is not allocated any more, is locked, or has left; look again.
     #[inline]
     pub fn try_lock_allocated(&self) -> bool {
         let allocated = |word: DescriptorWord| word.is_live() && !word.has(Flags::UPTODATE | Flags::LOCKED);
@@ -573,9 +555,8 @@ impl Descriptor {
         self.update(Ordering::Acquire, step).is_some()
     }
 
-    /// Takes a folio without holders out of the readers' sight; a fill holds what it fills. `None`: it is held or not
-    /// live, or its bytes are not in the file yet, and nothing was changed. On success the frames are the caller's. The
-    /// caller holds the tree lock.
+    /// Takes a folio without holders out of the readers' sight; a fill holds what it fills. `None`: it is held, not
+    /// live or unwritten; nothing was changed. On success the frames are the caller's. The caller holds the tree lock.
     #[inline]
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
@@ -586,7 +567,7 @@ impl Descriptor {
         self.update(Self::retire_ordering(), step).map(|(before, _)| before.order())
     }
 
-    /// Takes a folio out of the readers' sight, whoever holds it, dirty or not. The caller holds the tree lock, and has
+    /// Takes a folio out of the readers' sight, held or not, dirty or not. The caller holds the tree lock, and has
     /// cleared its dirty bits.
     #[inline]
     pub fn retire(&self) -> RetireOutcome {
@@ -598,16 +579,15 @@ impl Descriptor {
         if after.has(Flags::DETACHED) { RetireOutcome::Held } else { RetireOutcome::Free }
     }
 
-    /// The word of a folio that leaves the index.
     #[inline]
     fn retired(word: u64, detached: u64) -> u64 {
         let step = if mutant(Mutant::RetireStep) { 0 } else { SEQUENCE };
         word.wrapping_add(step) | detached
     }
 
-    /// Acquire, partner: the Release in `put`: what holders read comes before what we do with the bytes.
-    /// Release, partner: the Acquire in `put` and `complete`: what we read comes before what a last
-    /// holder does with them.
+    /// Acquire, partner: the Release in `put`: what holders read comes before what this thread does with the bytes.
+    /// Release, partner: the Acquire in `put` and `complete`: what this thread read comes before what a last holder
+    /// does with them.
     #[inline(always)]
     fn retire_ordering() -> Ordering {
         let order = ordering(Mutant::RetireAcquire, Ordering::AcqRel, Ordering::Release);
@@ -616,9 +596,9 @@ impl Descriptor {
 
     // ---- split ----------------------------------------------------------------------------------
 
-    /// Takes a folio that has no holders, and so no fill, out of the readers' sight, so that it can be split: its word
-    /// then. `None`: it is held, or has left; nothing was changed. On success each of its pieces is
-    /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them. The caller holds the tree lock.
+    /// Takes a folio without holders, and so without a fill, out of the readers' sight, to split it: its word then.
+    /// `None`: it is held, or has left; nothing was changed. Each of its pieces is
+    /// [prepared](Descriptor::prepare_piece) next, the one at its own frame too. The caller holds the tree lock.
     #[inline]
     pub fn try_begin_split(&self) -> Option<DescriptorWord> {
         let fit = |word: DescriptorWord| word.is_live() && word.holds() == 0;
@@ -627,10 +607,9 @@ impl Descriptor {
         self.update(Self::retire_ordering(), step).map(|(before, _)| before)
     }
 
-    /// Prepares the descriptor of a piece of a folio that was split. It has no holders, and takes over from `whole`
-    /// whether it is up to date, which pages have arrived, how its bytes are changed and how long it stays. `more` are
-    /// flags that this piece has besides; the marker is one of them. The piece at the whole's own frame may be the
-    /// whole itself. The caller holds the tree lock, and has taken the whole out of the readers' sight.
+    /// Prepares the descriptor of a piece of `whole`, which was split and may be the piece at its own frame. The piece
+    /// has no holders, the `INHERITED` flags of `whole`, and `more`; the marker is one of these. The caller holds the
+    /// tree lock, and has taken the whole out of the readers' sight.
     pub fn prepare_piece(
         &self,
         mapping: MappingId,
@@ -649,17 +628,16 @@ impl Descriptor {
         self.pins.store(0, Ordering::Relaxed);
         self.links[0].store(NO_PLACE, Ordering::Relaxed);
         // Two more than to the next even number: a piece may be born written, and a reader that knew what this frame
-        // headed before must not take it for that, written since. See `DescriptorWord::is_still`.
+        // headed before must not take it for that folio. See `DescriptorWord::is_still`.
         let step = if word.is_live() { 0 } else { 1 + WRITTEN_STEP };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let flags = whole.0 & Self::INHERITED | more;
-        // Release, partner: the Acquire in `begin_read` and `hold`: the identity, and the bytes, which we have from
-        // the fill and from writers by the steps on the whole's word.
+        // Release, partner: the Acquire in `begin_read` and `hold`: the identity, and the bytes, which the steps on the
+        // whole's word handed on from the fill and from writers.
         let release = ordering(Mutant::PieceRelease, Ordering::Release, Ordering::Relaxed);
         self.word.store(sequence | u64::from(order.0) << ORDER_SHIFT | flags, release);
     }
 
-    /// The flags that every piece of a folio has as the whole had them.
     const INHERITED: u64 =
         Flags::UPTODATE | Flags::STEADY | Flags::PARTIAL_UPTODATE | Flags::WORKINGSET | Flags::DROPBEHIND;
 
@@ -671,14 +649,13 @@ impl Descriptor {
         self.hold(mapping, index, Flags::UPTODATE)
     }
 
-    /// As [`Descriptor::try_hold`], but the folio may still be being filled: a reader holds it while it
-    /// waits. [`Descriptor::is_readable`] says when its bytes may be read.
+    /// As [`Descriptor::try_hold`], of a folio that may still be being filled. [`Descriptor::is_readable`] says when
+    /// its bytes may be read.
     #[inline]
     pub fn try_hold_unfilled(&self, mapping: MappingId, index: PageIndex) -> Result<FolioStamp, HoldRefused> {
         self.hold(mapping, index, 0)
     }
 
-    /// Holds the folio if it has all of `needs` (flags).
     #[inline]
     fn hold(&self, mapping: MappingId, index: PageIndex, needs: u64) -> Result<FolioStamp, HoldRefused> {
         // Acquire, partner: the Release in `complete`, as in `begin_read`, and in `prepare`: a folio held
@@ -693,9 +670,9 @@ impl Descriptor {
             if word.holds() >= HOLDS_MAX {
                 return Err(HoldRefused::TooMany);
             }
-            // The whole word is compared, sequence included: if it is unchanged, so is the identity
-            // that was checked. An identity later than this word cannot have been seen: it is written
-            // only after our hold has been given back. Acquire, partner as above.
+            // The whole word is compared, sequence included, so the identity that was checked is unchanged. A later
+            // identity cannot have been seen: it is written only after this hold has been given back. Acquire, partner
+            // as above.
             if mutant(Mutant::HoldCompare) {
                 word = self.word();
             }
@@ -712,7 +689,7 @@ impl Descriptor {
         self.is_page_readable(stamp, || false)
     }
 
-    /// What the holder of a folio may do now with that page of it of which `is_page_read` looks at the bit.
+    /// As [`Descriptor::is_readable`], of the page whose bit `is_page_read` looks at.
     #[inline]
     pub fn is_page_readable(&self, stamp: FolioStamp, is_page_read: impl FnOnce() -> bool) -> ReadableState {
         // Acquire, partner: the Release in `complete`.
@@ -737,14 +714,14 @@ impl Descriptor {
         }
     }
 
-    /// Whether this folio, which the caller holds, has not left the index since it was held. `false` for sure if
-    /// something that came after it had left was seen by the caller, with Acquire, before this call.
+    /// Whether this folio, which the caller holds, has not left the index since it was held. Surely `false` if the
+    /// caller has seen, with Acquire, something that came after it had left.
     #[inline]
     pub fn is_attached(&self, stamp: FolioStamp) -> bool {
         stamp.names(self.word())
     }
 
-    /// Whether the holder of this folio may read all of its bytes, also if it has left the index since it was held.
+    /// Whether the holder of this folio may read all of its bytes, in the index or not.
     #[inline]
     pub fn is_filled(&self) -> bool {
         // Acquire, partner: the Release in `complete`.
@@ -762,9 +739,8 @@ impl Descriptor {
 
     // ---- the folio lock -------------------------------------------------------------------------
 
-    /// Takes the folio lock, which is free, of a folio that the caller holds: the word then. With the lock the caller
-    /// sees what its last holder had done. Gives it back by [`Descriptor::unlock`], or by [`Descriptor::complete`] with
-    /// its hold, if the folio was not up to date and is now.
+    /// Takes the free folio lock of a folio that the caller holds: the word then. Given back by [`Descriptor::unlock`],
+    /// or with the hold by [`Descriptor::complete`], if the folio was not up to date and is now.
     pub fn try_lock(&self, stamp: FolioStamp) -> Result<DescriptorWord, LockRefused> {
         // Acquire, partner: the Release in `unlock` and in `complete`: what was done under the lock before.
         let order = ordering(Mutant::LockAcquire, Ordering::Acquire, Ordering::Relaxed);
@@ -783,8 +759,8 @@ impl Descriptor {
         }
     }
 
-    /// Gives the folio lock back, and leaves the folio's bytes what they are: there, or not there. The caller keeps its
-    /// hold, and wakes the threads that may wait for the lock.
+    /// Gives the folio lock back, and leaves `UPTODATE` as it is. The caller keeps its hold, and wakes the threads that
+    /// may wait for the lock.
     #[inline]
     pub fn unlock(&self) {
         // Release, partner: the Acquire in `try_lock`.
@@ -793,7 +769,7 @@ impl Descriptor {
         debug_assert!(before.has(Flags::LOCKED) && before.holds() > 0, "{before:?} was not locked");
     }
 
-    /// What the fill of this folio knows of it, also if it has left the index since it was inserted.
+    /// The stamp of the caller's own fill, in the index or not.
     #[inline]
     pub fn stamp_of_fill(&self) -> FolioStamp {
         let word = self.word();
@@ -805,8 +781,8 @@ impl Descriptor {
     /// Gives a hold back.
     #[inline]
     pub fn put(&self) -> PutOutcome {
-        // Release, partner: the Acquire here and in `retire_ordering`: our reads of the bytes come before
-        // what the party that frees the frame does with them. Acquire: that party may be us.
+        // Release, partner: the Acquire here and in `retire_ordering`: this thread's reads of the bytes come before
+        // what the thread that frees the frame does with them. Acquire: that may be this thread.
         let order = ordering(Mutant::PutRelease, Ordering::AcqRel, Ordering::Acquire);
         let order = ordering(Mutant::PutAcquire, order, Ordering::Release);
         let (before, after) =
@@ -815,28 +791,27 @@ impl Descriptor {
         self.last_or_kept(after)
     }
 
-    /// Counts a user's pin, and says whether it is the only one; the caller has a hold and keeps it as long as the
-    /// pin. It asks next [`Descriptor::may_have_writers`].
+    /// Counts a user's pin, and says whether it is the only one; the caller has a hold and keeps it as long as the pin.
+    /// It calls [`Descriptor::may_have_writers`] next.
     #[inline]
     pub fn pin(&self) -> bool {
         self.pins.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// Whether writers may be in the pages of a folio that the caller has just pinned: then it waits until each page
-    /// was seen without one ([`written::is_quiet`](super::written::is_quiet)) before it lends the bytes. None enters
-    /// after that.
+    /// Whether writers may be in the pages of a folio that the caller has just pinned: then it lends the bytes only
+    /// after each page was [`is_quiet`](super::written::is_quiet). No writer enters after that.
     #[must_use]
     #[inline]
     pub fn may_have_writers(&self) -> bool {
-        // SeqCst fence, partner: the one in `written::enter`. Either the writer, who looks for pins behind it,
-        // sees ours; or we see below that the folio is written, and then that the writer is in its page.
+        // SeqCst fence, partner: the one in `written::enter`. Either the writer sees the pin behind its fence; or this
+        // thread sees below that the folio is written, and then that the writer is in its page.
         if !mutant(Mutant::PinFence) {
             fence(Ordering::SeqCst);
         }
         self.word().is_written() && !mutant(Mutant::PinWritten)
     }
 
-    /// Gives a pin back, and says whether it was the last; the hold is given back after it.
+    /// Gives a pin back, before its hold, and says whether it was the last.
     #[inline]
     pub fn unpin(&self) -> bool {
         // Release, partner: the Acquire in `is_pinned`: what was read under the pin comes before a writer's bytes.
@@ -848,11 +823,11 @@ impl Descriptor {
 
     // ---- writing in place -----------------------------------------------------------------------
 
-    /// Says that the folio is written from now on, unless that was said before; the caller holds it, and enters its
-    /// pages next ([`written::enter`](super::written::enter)).
+    /// Says that the folio is written from now on; the caller holds it, and enters its pages next
+    /// ([`written::enter`](super::written::enter)).
     pub fn begin_writes(&self) -> Result<(), WriteRefused> {
-        // Relaxed will do, because the fence in `written::enter` comes next. It publishes the step, and it puts the
-        // fill's bytes before ours. And being a read-modify-write, the step hands on the Release of `complete`.
+        // Relaxed will do: the fence in `written::enter` comes next, publishes the step, and puts the fill's bytes
+        // before this writer's. And being a read-modify-write, the step hands on the Release of `complete`.
         let mut now = self.word();
         while now.is_live() && now.has(Flags::STEADY) {
             let order = Ordering::Relaxed;
@@ -870,7 +845,6 @@ impl Descriptor {
         }
     }
 
-    /// The word of a steady folio that is written from now on.
     #[inline]
     fn written(word: u64) -> u64 {
         let step = if mutant(Mutant::WrittenStep) { 0 } else { u64::from(WRITTEN_STEP) * SEQUENCE };
@@ -885,13 +859,13 @@ impl Descriptor {
         self.pins.load(order) > 0 && !mutant(Mutant::WritePins)
     }
 
-    /// The second look of a holder who copied bytes of a steady folio, or of what had arrived of it: whether they
-    /// may have been changed meanwhile, so that it must copy again, page by page. (That the folio has left the
-    /// index is nothing to its holder.)
+    /// The second look of a holder that copied bytes of a steady folio, or of what had arrived of it: whether they may
+    /// have changed meanwhile, so that it must copy again, page by page. (A folio that left the index does not matter
+    /// to its holder.)
     #[inline]
     pub fn was_written(&self) -> bool {
-        // Acquire fence, partner: the fence in `written::enter`: a thread that copied a byte of a writer's sees the
-        // step that its first writer made.
+        // Acquire fence, partner: the fence in `written::enter`: a copied byte of a writer's implies the first writer's
+        // step.
         if !mutant(Mutant::HolderFence) {
             fence(Ordering::Acquire);
         }
@@ -929,15 +903,15 @@ impl Descriptor {
 
     // ---- drop-behind ----------------------------------------------------------------------------
 
-    /// A reader or writer that is not uncached uses the folio: it stays. The caller holds the tree lock, and counts
-    /// dirty pages of such folios.
+    /// Clears `DROPBEHIND`: another than an uncached reader or writer uses the folio. The caller holds the tree lock,
+    /// and counts dirty pages of such folios.
     #[inline]
     pub fn adopt(&self) {
         self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
     }
 
-    /// As [`Descriptor::adopt`], by a thread that holds the lock of the rings in which the folio stands instead;
-    /// whether it did. A dirty one is left as it is, because its pages are counted under the tree lock.
+    /// As [`Descriptor::adopt`], under the lock of the folio's rings instead; whether it did. A dirty folio stays as it
+    /// is, because its pages are counted under the tree lock.
     #[inline]
     pub fn adopt_clean(&self) -> bool {
         let step = |word: u64| (word & Flags::DIRTY == 0).then_some(word & !Flags::DROPBEHIND);
@@ -946,8 +920,7 @@ impl Descriptor {
 
     // ---- dirty, and write-back ------------------------------------------------------------------
 
-    /// A page of the folio is dirty; the word before. The caller holds the tree lock, as for those below, so the orders
-    /// are that lock's.
+    /// A page of the folio is dirty; the word before. The caller holds the tree lock, as for those below.
     #[inline]
     pub fn mark_dirty(&self) -> DescriptorWord {
         DescriptorWord(self.word.fetch_or(Flags::DIRTY, Ordering::Relaxed))
@@ -959,8 +932,7 @@ impl Descriptor {
         self.word.fetch_and(!Flags::DIRTY, Ordering::Relaxed);
     }
 
-    /// A page of the folio is taken for write-back, which holds it until [`Descriptor::end_writeback`], if it did not
-    /// before.
+    /// A page of the folio is taken for write-back, which holds the folio until [`Descriptor::end_writeback`].
     #[inline]
     pub fn start_writeback(&self) {
         let step = |word: u64| (word & Flags::WRITEBACK == 0).then(|| (word | Flags::WRITEBACK) + HOLD);
@@ -972,7 +944,7 @@ impl Descriptor {
     #[inline]
     pub fn end_writeback(&self) -> PutOutcome {
         let step = |word: u64| (word & Flags::WRITEBACK != 0).then(|| (word & !Flags::WRITEBACK) - HOLD);
-        // AcqRel, partners: those of `put`, for the device's reads of the bytes instead of ours.
+        // AcqRel, partners: those of `put`, for the device's reads of the bytes.
         let (_, after) = self.update(Ordering::AcqRel, step).expect("write-back of a folio ends once");
         self.last_or_kept(after)
     }
@@ -1005,7 +977,6 @@ impl Descriptor {
         self.links[which].store(frame, Ordering::Relaxed);
     }
 
-    /// One atomic step on the word: the word before and after, or `None` if `step` declined.
     #[inline]
     fn update(
         &self,
@@ -1023,7 +994,7 @@ impl Descriptor {
     }
 
     /// What is wrong with this descriptor as the head of an indexed folio, if anything. The caller holds the tree lock
-    /// of `mapping`, and pins are neither taken nor given back meanwhile.
+    /// of `mapping`, and keeps pins from changing meanwhile.
     pub fn check_folio(
         &self,
         frame: Frame,
@@ -1131,7 +1102,6 @@ mod tests {
         assert!(d.begin_read(FILE, PageIndex(0)).is_err());
     }
 
-    /// What becomes of a folio that the device does not deliver: out of the tree, then unlocked.
     fn fail(d: &Descriptor) -> PutOutcome {
         assert_eq!(d.retire(), RetireOutcome::Held, "a fill has a hold");
         match d.complete(false) {

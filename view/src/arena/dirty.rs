@@ -1,7 +1,7 @@
 //! Dirty: which pages differ from the file, and which are on their way to it.
 //!
-//! Two bits for each frame, in two tables beside the descriptors. A folio of 2 MiB of which one page was changed
-//! writes that page, and while it is written the others may be changed, and written, too.
+//! Two bits for each frame, in two tables beside the descriptors. A folio of 2 MiB with one changed page writes that
+//! page; meanwhile the others may be changed, and written, too.
 //!
 //! ```text
 //!   page      clean ----mark----> dirty ----begin----> write-back ----end, well----> clean
@@ -34,16 +34,15 @@
 //! ```
 //!
 //! If w2 comes before b2 in the one order of such fences, b3 reads the bytes of w1. If b2 comes before w2, w3 sees the
-//! bit clear, or one that was set since, for which the same is true again. There is no third case (Dekker's argument),
-//! so every changed byte is written. `tests/model_hit.rs` shows that both fences are needed.
+//! bit clear, or set since, for which the same holds again. So every changed byte is written (Dekker's argument);
+//! `tests/model_hit.rs` shows that both fences are needed.
 //!
 //! Invariants:
 //!  1. A set bit is of a page of a folio: those of free frames are clear (`Arena::check` of crate `quinion`).
 //!  2. A dirty bit is of a folio in the index; a write-back bit of one that write-back holds, in the index or not.
 //!  3. A page has one flush under way at most: a page is not taken while its write-back bit is set.
 //!
-//! Not an invariant: that a page without either bit is on the device. It was written since it was changed last; only a
-//! sync makes that durable.
+//! Not an invariant: that a page without either bit is on the device. Only a sync makes a write durable.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::{Mutant, mutant};
@@ -70,8 +69,7 @@ pub fn clear(word: &AtomicU64, mask: u64) -> u64 {
     mask & word.fetch_and(!mask, Ordering::Relaxed)
 }
 
-/// The bits of a word. They hold still for a caller that has the tree lock of the folios they are of; a writer looks at
-/// them after [`after_bytes`].
+/// The bits of a word. The tree lock of their folios keeps them still; a writer looks at them after [`after_bytes`].
 #[inline]
 pub fn load(word: &AtomicU64) -> u64 {
     word.load(Ordering::Relaxed)

@@ -1,8 +1,7 @@
 //! Doorbells: which of many viewers have asked, as a thread that sleeps for a group of them tells those that answer.
 //!
-//! One system call waits for some hundred futexes at most, and costs more the more there are. So the viewers of each
-//! group but the first have a thread that waits for their futexes and does nothing else, a **watcher**; and a worker
-//! sleeps for the doorbells of all of them at once.
+//! One system call waits for some hundred futexes at most, and costs more the more there are. So each group of viewers
+//! but the first has a **watcher**, a thread that only waits for their futexes; workers sleep for the doorbells of all.
 //!
 //! ```text
 //!   viewer                   watcher of its group              worker
@@ -14,7 +13,7 @@
 //!                            those that it saw                 before it looked for doorbells
 //! ```
 //!
-//! Doorbells are the owner's own memory. What a viewer does to its futex sets its own doorbell, or does not.
+//! Doorbells are the owner's own memory: a viewer can affect its own doorbell only.
 //!
 //! Invariant: while a question is pending, its viewer's futex is not what the watcher sleeps on; or its doorbell is up;
 //! or a worker is about to look at the slots of its viewer.
@@ -26,7 +25,6 @@ use core::ops::Range;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, mutant, ordering};
 
-/// Doorbells in a word.
 const WORD: usize = u64::BITS as usize;
 
 /// A doorbell for each viewer, in `WORDS` words.
@@ -105,8 +103,7 @@ impl<const WORDS: usize> Doorbells<WORDS> {
     }
 
     /// Takes a question of a viewer of `among` whose doorbell is up, as `look` finds it at that viewer. Also whether
-    /// another one is left at the same viewer, for which its doorbell is up again: the caller wakes another worker
-    /// then.
+    /// another one is left there: its doorbell is up again, and the caller wakes another worker.
     pub fn take<Q>(&self, among: Range<usize>, mut look: impl FnMut(usize) -> Found<Q>) -> Option<(Q, bool)> {
         let mut from = among.start;
         while let Some(viewer) = self.next_up(from, among.end) {
@@ -138,8 +135,8 @@ pub struct WatchedViewers {
 }
 
 impl WatchedViewers {
-    /// Looks at a viewer's futex, and has its doorbell put up if the number is another, or `whose` is: the next in a
-    /// seat may have asked as often as the one before. The number while which the watcher may sleep.
+    /// Looks at a viewer's futex, and has its doorbell put up if the number or `whose` has changed: the next viewer in
+    /// a seat may have asked as often as the one before. The number while which the watcher may sleep.
     #[inline]
     pub fn look(&mut self, whose: u32, futex: &AtomicU32, put_up: impl FnOnce()) -> u32 {
         // Acquire, partner: the viewer's step of the futex, which its question precedes. SeqCst, partner: `wake_owner`

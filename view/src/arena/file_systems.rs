@@ -1,13 +1,12 @@
 //! File systems: of which of them files may be served, by the magic number that `statfs` tells, or by the name of the
 //! type in a table of mounts.
 //!
-//! A viewer looks before it asks, so that no file of another kind is asked for; the owner looks again before it opens
-//! anything. Both go by the one list here. It names file systems whose leases were examined; files of all others are
-//! read through the kernel, since a lease may not keep other writers out there.
+//! A viewer looks before it asks; the owner looks again before it opens anything. The one list here names file systems
+//! whose leases were examined. Files of all others are read through the kernel, since a lease may not keep other
+//! writers out there.
 //!
-//! Overlayfs is not among the local ones: its lower files can be changed past it, and a lease on the file in front does
-//! not hear of that. Neither are FUSE and the file systems of networks, whose files change elsewhere, and whose reads
-//! may never end.
+//! Overlayfs is not local here: its lower files can be changed past it, and a lease on the file in front does not
+//! notice. FUSE and network file systems are not: their files change elsewhere, and their reads may never end.
 
 /// What is known of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,10 +21,9 @@ pub enum FileSystem {
     Other,
 }
 
-/// A type: what its files are, its name in tables of mounts, and the number that `statfs` tells.
 type FileSystemRow = (FileSystem, &'static str, u32);
 
-/// What is known. (NTFS by FUSE is called fuseblk, and is none of these.)
+/// (NTFS by FUSE is called fuseblk, and is none of these.)
 const KNOWN: [FileSystemRow; 46] = {
     use FileSystem::{Local, NoContent, ReadOnly};
     [
@@ -96,7 +94,7 @@ impl FileSystem {
         KNOWN.iter().find(|known| is_it(known)).map_or(Self::Other, |&(found, _, _)| found)
     }
 
-    /// Whether its files may be served at all; `any` if those of which nothing is known are wanted, too.
+    /// Whether its files may be served at all; `any`: also those of unknown file systems.
     #[inline]
     pub fn may_be_served(self, any: bool) -> bool {
         match self {

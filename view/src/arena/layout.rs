@@ -1,11 +1,10 @@
 //! Layout: where each part of an arena lies, as numbers that can be checked.
 //!
-//! The header carries these numbers, so a viewer need not trust that it was built
-//! from the same source; it checks them against each other and against the size
-//! of what it mapped, once, before it uses any.
+//! A viewer need not be built from the same source: it checks the header's numbers once against each other and against
+//! the size of what it mapped.
 //!
-//! Invariants: the tables follow the header in the order of [`Layout`]'s fields,
-//! do not overlap, and end where the first extent of data begins.
+//! Invariants: the tables follow the header in the order of [`Layout`]'s fields, do not overlap, and end where the
+//! first extent of data begins.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,13 +15,10 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// The version of everything in this file, in `view.rs` and of a descriptor's word; a viewer of another version is
 /// refused. 2: the pages of a folio may be written in place, so an older reader would read torn pages. 3: a table of
-/// pages under write-back. 4: a viewer's page says for which run it is and what its process writes; the control file
-/// says when files are asked for, which are attached, and how patching ended; a record says how far it is trusted. 5:
-/// the control file counts opens. 6: it says until when leases are trusted. 7: each viewer's page is a memory file of
-/// its own, and the rest is read-only; viewers no longer say what they write, and a record that says nothing is not
-/// trusted. 9: a viewer's page is as large as what is in it,
-/// and the owner's threads wake each other by memory of their own. 10: names that an owner opens may say how fresh the
-/// object is to be.
+/// pages under write-back. 4: a viewer's page names its run; the control file says when files are asked for, which are
+/// attached, and how patching ended; a record says how far it is trusted. 5: the control file counts opens. 6: it says
+/// until when leases are trusted. 7: each viewer's page is a memory file of its own, and the rest is read-only. 9: a
+/// viewer's page is as large as what is in it. 10: names that an owner opens may say how fresh the object is to be.
 pub const LAYOUT_VERSION: u32 = 10;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
@@ -59,9 +55,8 @@ pub enum LayoutError {
 }
 
 impl Layout {
-    /// The layout of an arena that can grow to `bytes` bytes, rounded down to whole extents.
-    /// `None` if not even the tables and one extent of data would fit, or if there would be more
-    /// frames than a slot of the index can number (4 TiB).
+    /// The layout of an arena that can grow to `bytes` bytes, rounded down to whole extents. `None` if not even the
+    /// tables and one extent of data would fit, or at more frames than an index slot can number (4 TiB).
     pub fn new(bytes: u64) -> Option<Self> {
         let frames = bytes / EXTENT_SIZE as u64 * u64::from(EXTENT_PAGES);
         if frames > 1 << 30 {
@@ -117,7 +112,7 @@ pub struct Header {
     pub magic: AtomicU64,
     /// [`LAYOUT_VERSION`].
     pub version: AtomicU32,
-    /// Bits for features a viewer must know; 0 in this version. A viewer refuses bits it does not know.
+    /// Features a viewer must know; 0 in this version. A viewer refuses bits it does not know.
     pub features: AtomicU32,
     /// Drawn at random when the arena is built; a viewer that was sent here knows it.
     pub token: AtomicU64,
@@ -127,14 +122,13 @@ pub struct Header {
     pub spare: AtomicU32,
     /// The layout as numbers, in the order of [`Layout`]'s fields.
     pub layout: [AtomicU64; 8],
-    /// Unused, so that what follows, which every hit looks at, does not lie where the beginning of a page
-    /// does: the processor takes a load for a reader of an earlier store that has the same place in its
-    /// page, and small copies go to page-aligned buffers.
+    /// Unused: keeps what every hit looks at away from the beginning of the page. The processor takes a load for a
+    /// reader of an earlier store at the same place in its page, and small copies go to page-aligned buffers.
     pub apart: [AtomicU64; HEADER_APART],
-    /// Frames that exist: a number at or above it must not be followed. Only rises: what is punched keeps
-    /// its number, and has odd descriptors.
+    /// Frames that exist: a number at or above it must not be followed. It only rises: punched frames keep their
+    /// numbers, and have odd descriptors.
     pub frames_grown: AtomicU32,
-    /// The number of a thread of the owner's while it answers viewers. [`OWNER_ENDED`] when it has ended, in whatever
+    /// The number of a thread of the owner's while it answers viewers; [`OWNER_ENDED`] when it has ended, in whatever
     /// way: records are not trusted from then on. 0 before.
     pub owner_lives: AtomicU32,
 }
@@ -181,7 +175,7 @@ impl Header {
         if version != LAYOUT_VERSION || self.features.load(Ordering::Relaxed) != 0 {
             return Err(LayoutError::Version(version));
         }
-        // The layout follows from its size alone, so the header is believed only where it agrees.
+        // The layout follows from its size alone, so the header is trusted only where it agrees.
         let frames = self.layout[0].load(Ordering::Relaxed);
         let bytes = frames.checked_mul(PAGE_SIZE as u64).ok_or(LayoutError::Inconsistent)?;
         let layout = Layout::new(bytes).ok_or(LayoutError::Inconsistent)?;

@@ -10,13 +10,11 @@
 //!   frame 0    1 ...                          512 * k
 //! ```
 //!
-//! One memfd holds all that a viewer needs, and nothing in it is a pointer:
-//! frames and nodes are numbers, so the arena may be mapped anywhere, by any
-//! process, read-only. [`Layout`] says where each part lies; [`View`] is the
-//! one place that turns a number into a reference, and checks it first.
-//! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read;
-//! [`written`] is how pages are changed while others read them, [`dirty`] which of them are not in the file yet, and
-//! [`pages_read`] which of a folio that is being filled have arrived.
+//! One memfd holds all that a viewer needs. Frames and nodes are numbers, not pointers, so any process may map the
+//! arena anywhere, read-only. [`Layout`] says where each part lies; [`View`] is the one place that turns a number into
+//! a reference, and checks it first. [`Descriptor`] is what is known of one frame, and its byte in [`referenced`]
+//! whether it was read; [`written`] is how pages are changed while others read them, [`dirty`] which of them are not in
+//! the file yet, and [`pages_read`] which of a folio that is being filled have arrived.
 //!
 //! The second file, [`control`], is small, and viewers write it: each a page of its own. [`doorbells`] are how many
 //! of them are heard by one thread; [`file_systems`] which file systems are served.

@@ -3,9 +3,9 @@
 //! A folio with such pages is **partially up to date**, as the kernel calls it (`is_partially_uptodate`), and its
 //! descriptor has the flag `PARTIAL_UPTODATE`.
 //!
-//! A fill of many pages is several requests, and they end one by one. A bit for each frame, in a table beside the
-//! descriptors, says that the frame's page has been read. A thread that waits for that page need not wait for the
-//! others, and a request that fails loses its own pages only.
+//! A fill of many pages is several requests that end one by one. A bit for each frame, in a table beside the
+//! descriptors, says that its page has been read: its reader need not wait for the others, and a failed request loses
+//! its own pages only.
 //!
 //! ```text
 //!   frames       0 1 2 3 | 4 5 6 7 | 8 9 ...          one folio, LOCKED, in parts of four pages
@@ -22,11 +22,10 @@
 //! | a reader without a hold | looks at bits between two looks at the descriptor | its first look found a fill at work |
 //! | the thread that frees the frames | clears all bits of a folio that was noted | before the arena has them back |
 //!
-//! A fill that ends well in one piece never sets a bit, and the bits of one that does are not wanted any more
-//! when it has ended; they stay until the frames are freed, because clearing them earlier would take
-//! a page from a holder who was just told that it is there.
+//! A fill that ends well in one piece sets no bit. Bits that were set stay until the frames are freed: clearing them
+//! earlier would take a page from a holder that was just told that it is there.
 //!
-//! A frame has many lives, and a reader who holds nothing means one of them. What it sees of the others:
+//! A frame has many lives, and a reader without a hold means one of them. What it sees of the others:
 //!
 //! ```text
 //!   a life before     bit set .. cleared | freed .. prepare: Release -----------> first look: word, Acquire, then bits
@@ -62,17 +61,16 @@ pub fn set(word: &AtomicU64, mask: u64) {
     word.fetch_or(mask, ordering(Mutant::PagesReadRelease, Ordering::Release, Ordering::Relaxed));
 }
 
-/// The bits of a word. Means something to the holder of a folio whose frames they are of, and to a reader between
-/// its two looks at that folio.
+/// The bits of a word, for the holder of the folio, or for a reader between its two looks at it.
 #[inline]
 pub fn load(word: &AtomicU64) -> u64 {
-    // Acquire, partner: the Release in `set`. (No reader sees bits from before the folio: they were cleared before the
+    // Acquire, partner: the Release in `set`. (No reader sees an earlier folio's bits: they were cleared before its
     // frames were freed, and the Acquire that gave the hold, or the word, has `prepare` for a partner.)
     word.load(ordering(Mutant::PagesReadAcquire, Ordering::Acquire, Ordering::Relaxed))
 }
 
-/// Forgets the bits in `mask`: their frames are about to be freed, and are the caller's alone. Other bits of the word
-/// may be others' and change meanwhile.
+/// Clears the bits in `mask`, whose frames are the caller's alone, about to be freed. Other bits of the word may change
+/// meanwhile.
 #[inline]
 pub fn clear(word: &AtomicU64, mask: u64) {
     if !mutant(Mutant::PagesReadClear) {
@@ -80,7 +78,7 @@ pub fn clear(word: &AtomicU64, mask: u64) {
     }
 }
 
-/// The words of `pages` frames from `frame` on, each by its first frame, with the mask of those of it that are meant.
+/// The words of `pages` frames from `frame` on, each by its first frame, with the mask of those that are meant.
 #[inline]
 pub fn words(frame: Frame, pages: u32) -> impl Iterator<Item = (Frame, u64)> {
     let end = frame.0 + pages;

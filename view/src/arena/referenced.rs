@@ -14,19 +14,16 @@
 //! | 1, 2 | it was read so often beyond that | a reader; a scan that keeps it | one more | counts them |
 //! | 3 | so often at least | a reader | 3, and stores nothing | counts them |
 //!
-//! The first read is what the folio was fetched for, and says nothing of it. So it
-//! counts nothing; it only takes the two flags away. A folio that is hot soon has its
-//! byte at 3, and from then on a hit of it stores nothing at all.
+//! The first read is what the folio was fetched for, so it only clears the two flags. A hot folio soon has its byte at
+//! 3, and from then on a hit of it stores nothing.
 //!
-//! An unread byte that is found when a folio leaves was never read. That is how the
-//! wasted part of readahead is counted, and the used part is the rest: a hit does not count anything.
+//! An unread byte when a folio leaves counts as wasted readahead, and the used part is the rest: a hit does not count
+//! anything.
 //!
-//! Invariants:
-//!  1. An unread byte is that of a frame that heads a folio of some tree, or did until a moment ago.
+//! Invariant: an unread byte is that of a frame that heads a folio of some tree, or did until a moment ago.
 //!
-//! Not an invariant: that each read is seen. Of two touches at a time one may be lost, as is one that falls
-//! between a scan's look at a byte and its store, and what a viewer's ring forgets; and a reader who is
-//! late may touch the byte of the next folio. What is derived from these bytes is a statistic.
+//! Not an invariant: that each read is seen. A touch may be lost to another, to a scan's store or in a viewer's ring,
+//! and a late reader may touch the byte of the next folio. What is derived from these bytes is a statistic.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -53,8 +50,8 @@ pub fn is_unread(byte: u8) -> bool {
     byte & UNREAD != 0
 }
 
-/// Whether the folio was read since it was inserted as fetched ahead. Uncached reads leave no trace, so for a folio
-/// that one of them made it says whether an ordinary reader has used it.
+/// Whether the folio was read since it was fetched ahead. Uncached reads leave no trace: of a folio that one of them
+/// made it says whether an ordinary reader has used it.
 #[inline]
 pub fn was_read(byte: u8) -> bool {
     !is_unread(byte)

@@ -1,8 +1,6 @@
 //! View: numbers into references, each checked first.
 //!
-//! A view is what a reader has of an arena, the owner's threads and other
-//! processes alike: an address and a [`Layout`]. It is the only place that
-//! adds a number from the arena to that address.
+//! A view is what a reader has of an arena, in the owner and in other processes: an address and a [`Layout`].
 //!
 //! Index nodes and mapping records share **cells**. A page of a node extent is
 //!
@@ -12,9 +10,8 @@
 //!   | 64 B each  |       |  or one mapping record                     |
 //! ```
 //!
-//! so that cell number `16 * frame + k`, k in 4..16, times 256 *is* the cell's
-//! offset, and no cell starts at the beginning of a page: there, page-aligned
-//! destinations of small copies would alias the hottest slots of the tree.
+//! so that cell number `16 * frame + k`, k in 4..16, times 256 *is* the cell's offset, and no cell starts at the
+//! beginning of a page: there, page-aligned destinations of small copies would alias the hottest slots of the tree.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -87,7 +84,7 @@ pub struct Record {
     pub size: AtomicU64,
     /// The mapping's number; 0 while the cell is no live mapping.
     pub id: AtomicU32,
-    /// How far viewers may believe what is cached of the file, now: a [`Validation`].
+    /// How far viewers may trust what is cached of the file, now: a [`Validation`].
     pub validation: AtomicU32,
     /// The file's device.
     pub device: AtomicU64,
@@ -99,12 +96,12 @@ pub struct Record {
 
 const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 
-/// What a viewer has to do before it believes what is cached of a file. It is said at the moment, so a viewer looks at
-/// it before each read; the owner sees to it that what is cached is the file's before it says more than it said.
+/// What a viewer has to do before it uses what is cached of a file. A viewer looks at it before each read; the owner
+/// makes what is cached the file's before it says more than it said.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum Validation {
-    /// It may not: nothing guarantees that the file stays as it is, and the kernel reads. A record begins so.
+    /// The kernel reads: nothing guarantees that the file stays as it is. A record begins so.
     Kernel = 0,
     /// Nothing: the owner has a lease, and no process changes the file while it stands.
     Leased = 1,
@@ -112,8 +109,8 @@ pub enum Validation {
     CheckTimes = 2,
     /// Nothing: the file never changes, lease or no lease.
     Immutable = 3,
-    /// It may not now, because the owner's heartbeat is late: the kernel reads this time. No record says so: a viewer
-    /// concludes it for a file that says [`Validation::Leased`].
+    /// The kernel reads this time, because the owner's heartbeat is late. A viewer concludes it for a file that says
+    /// [`Validation::Leased`]; no record says so.
     OwnerLate = 4,
 }
 
@@ -130,11 +127,11 @@ impl Validation {
 }
 
 impl Record {
-    /// How far what is cached of the file may be believed.
+    /// How far what is cached of the file may be trusted.
     #[inline]
     pub fn validation(&self) -> Validation {
-        // SeqCst, partner: `set_validation`. A thread that reads after a writer was let go on has this load after that
-        // store, by the system calls of the two.
+        // SeqCst, partner: `set_validation`. A read that starts after a writer was let go on sees that store, by the
+        // two's system calls.
         Validation::of(self.validation.load(Ordering::SeqCst))
     }
     /// Says how far.
@@ -201,9 +198,9 @@ impl View {
     /// Frames that may be looked at now.
     #[inline]
     pub fn frames_grown(&self) -> u32 {
-        // Acquire, partner: the Release in `publish_frames`: a thread that sees a frame sees its descriptor odd, or as
-        // it became since. A frame number that is read before its extent is seen as grown is refused, which
-        // costs a miss and nothing else. The lesser of the two keeps a bad header from harm.
+        // Acquire, partner: the Release in `publish_frames`: a thread that sees a frame sees its descriptor odd, or a
+        // later one. A frame whose extent is not yet seen as grown is refused, a mere miss. The lesser of the two keeps
+        // a bad header from harm.
         self.header().frames_grown.load(Ordering::Acquire).min(self.layout.frames_max)
     }
 
@@ -234,7 +231,7 @@ impl View {
         GrownView { view: self, frames: frames.min(self.layout.frames_max) }
     }
 
-    /// The frames that exist now, looked up once for several questions. All questions below are its.
+    /// The frames that exist now, looked up once for several of the questions below.
     #[inline]
     pub fn grown(&self) -> GrownView<'_> {
         GrownView { view: self, frames: self.frames_grown() }
@@ -257,7 +254,7 @@ impl View {
     pub fn referenced(&self, frame: Frame) -> Option<&AtomicU8> {
         self.grown().referenced(frame)
     }
-    /// Says that `pages` pages in the frames from `frame` on have come; see `pages_read.rs`. The caller fills them.
+    /// Says that `pages` pages in the frames from `frame` on, which the caller fills, have come; see `pages_read.rs`.
     ///
     /// # Panics
     /// If the frames do not exist.
@@ -266,8 +263,7 @@ impl View {
         pages_read::words(frame, pages)
             .for_each(|(first, mask)| pages_read::set(self.pages_read_word(first), mask));
     }
-    /// Forgets what has arrived in `pages` frames from `frame` on, which are the caller's alone; as
-    /// [`View::set_pages_read`].
+    /// Undoes [`View::set_pages_read`] for `pages` frames from `frame` on, which are the caller's alone.
     #[inline]
     pub fn clear_pages_read(&self, frame: Frame, pages: u32) {
         pages_read::words(frame, pages)
@@ -278,8 +274,7 @@ impl View {
     pub fn run_read(&self, frame: Frame, pages: u32) -> u32 {
         self.grown().run_read(frame, pages)
     }
-    /// Of `pages` pages from `frame` on, how many have arrived; as [`View::set_pages_read`]. Means something to their
-    /// fill.
+    /// Of `pages` pages from `frame` on, how many have arrived; for their fill.
     #[inline]
     pub fn count_pages_read(&self, frame: Frame, pages: u32) -> u32 {
         let in_word =
@@ -295,8 +290,8 @@ impl View {
     fn pages_read_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().pages_read_word(first).expect("a frame of our own arena exists")
     }
-    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
-    /// has the tree lock of their folio's mapping, as for the three below.
+    /// Sets the bits of `pages` pages from `frame` on; how many were clear. See `dirty.rs`. The caller has the tree
+    /// lock of their folio's mapping, as for the three below.
     ///
     /// # Panics
     /// If the frames do not exist; so do those below.
@@ -318,8 +313,7 @@ impl View {
             |(first, mask): (Frame, u64)| (dirty::load(self.bits_word(bits, first)) & mask).count_ones();
         pages_read::words(frame, pages).map(count).sum()
     }
-    /// The bits of the frames that share a word with `frame`, its own in the place of its number. As
-    /// [`View::count_bits`].
+    /// The bits of the frames that share a word with `frame`, in the order of their numbers. As [`View::count_bits`].
     #[inline]
     pub fn bits_around(&self, bits: BitTable, frame: Frame) -> u64 {
         dirty::load(self.bits_word(bits, Frame(frame.0 & !(pages_read::FRAMES_PER_WORD - 1))))
@@ -373,7 +367,7 @@ impl View {
 /// A [`View`] and how many of its frames may be looked at: numbers into references.
 ///
 /// Frames only ever come to be. Those of a punched extent have odd descriptors and no memory until they are grown
-/// again: a reader that comes late finds zeros (`shrink.rs`).
+/// again: a late reader finds zeros (`shrink.rs`).
 #[derive(Clone, Copy, Debug)]
 pub struct GrownView<'a> {
     view: &'a View,
@@ -407,8 +401,7 @@ impl<'a> GrownView<'a> {
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<Descriptor>() })
     }
 
-    /// The descriptor of a frame that the caller has. Frames that were grown after this view was looked up count, too:
-    /// a caller that keeps the view for many questions may be given such a frame meanwhile.
+    /// The descriptor of a frame that the caller has, which may have been grown after this view was looked up.
     ///
     /// # Panics
     /// There is no such frame.
@@ -446,14 +439,12 @@ impl<'a> GrownView<'a> {
             .unwrap_or_else(|| self.again().referenced(frame).expect("the caller's frame exists"))
     }
 
-    /// What is grown by now.
     #[cold]
     fn again(self) -> GrownView<'a> {
         self.view.grown()
     }
 
-    /// Has the processor fetch the descriptor of `frame`, which is to be looked at soon. Nothing waits for it, and
-    /// nothing happens where there is no such frame.
+    /// Has the processor fetch the descriptor of `frame`; nothing waits for it, or happens if there is no such frame.
     #[inline]
     pub fn prefetch(self, frame: Frame) {
         if let Some(descriptor) = self.descriptor(frame) {
@@ -477,8 +468,8 @@ impl<'a> GrownView<'a> {
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU32>() })
     }
 
-    /// Of `pages` pages from `frame` on, how many have arrived before the first that has not, or is none. Means
-    /// something to the holder of their folio, and to a reader between its two looks at it.
+    /// How many of `pages` pages from `frame` on have arrived before the first that has not, or is none. For the holder
+    /// of their folio, and a reader between its two looks at it.
     #[inline]
     pub fn run_read(self, frame: Frame, pages: u32) -> u32 {
         let mut row = 0;
@@ -493,13 +484,11 @@ impl<'a> GrownView<'a> {
         row
     }
 
-    /// The word of bits that begins with that of `first`; `None` if there is no such frame.
     #[inline]
     fn pages_read_word(self, first: Frame) -> Option<&'a AtomicU64> {
         self.word_of_bits(self.view.layout.uptodate, first)
     }
 
-    /// As [`GrownView::pages_read_word`], of what is dirty or under write-back.
     #[inline]
     fn bits_word(self, bits: BitTable, first: Frame) -> Option<&'a AtomicU64> {
         let table = match bits {
@@ -509,7 +498,6 @@ impl<'a> GrownView<'a> {
         self.word_of_bits(table, first)
     }
 
-    /// The word that begins with the bit of `first` in the table of bits at `table`.
     #[inline]
     fn word_of_bits(self, table: u64, first: Frame) -> Option<&'a AtomicU64> {
         debug_assert!(first.0.is_multiple_of(pages_read::FRAMES_PER_WORD), "{first:?} begins no word");
@@ -519,9 +507,9 @@ impl<'a> GrownView<'a> {
         (first.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU64>() })
     }
 
-    /// The slots of a node; `None` if the number is beyond all cells. A stale number gives some other
-    /// cell's or even a page's bytes, and a thread that walks on them ends at a descriptor that tells. One
-    /// comparison, because every level of every walk is here.
+    /// The slots of a node; `None` if the number is beyond all cells. A stale number gives another cell's or a page's
+    /// bytes, and a walk on them ends at a descriptor that tells. One comparison, because every level of every walk is
+    /// here.
     #[inline]
     pub fn slots(self, cell: CellNumber) -> Option<&'a [AtomicU32; 64]> {
         let offset = cell.0 as usize * CELL_BYTES;
@@ -548,8 +536,8 @@ impl<'a> GrownView<'a> {
         self.in_cells(cell).then(|| unsafe { &*self.view.at(offset).cast::<Record>() })
     }
 
-    /// The address of the bytes of a frame; `None` if there is no such frame. The bytes may change at
-    /// any moment: they are copied by assembly or atomics only.
+    /// The address of the bytes of a frame; `None` if there is no such frame. They may change at any moment: they are
+    /// copied by assembly or atomics only.
     #[inline]
     pub fn bytes(self, frame: Frame) -> Option<*mut u8> {
         (frame.0 < self.frames).then(|| self.view.at(frame.offset()))

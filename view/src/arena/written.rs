@@ -1,14 +1,13 @@
 //! Written: pages that are changed in place while others read them.
 //!
-//! A folio whose bytes a fill brought is **steady**: they do not change as long as its sequence does not. The first
-//! writer makes it **written** for the rest of its life, and from then on each of its pages answers for itself, by a
-//! **write sequence** in a table beside the descriptors: even while the page is quiet, odd while a writer is in it.
-//! (One sequence for a folio of 2 MiB would send its readers back whenever any of its 512 pages is written; measured,
-//! that is 324 retries for each read against 0.1.)
+//! A folio whose bytes a fill brought is **steady** as long as its sequence does not change. The first writer makes it
+//! **written** for the rest of its life; then each of its pages has a **write sequence** in a table beside the
+//! descriptors: even while the page is quiet, odd while a writer is in it. (One sequence for a folio of 2 MiB would
+//! retry its readers at a write of any page: measured, 324 retries for each read against 0.1.)
 //!
 //! ```text
 //!   writer (holds the folio, and the page's lock)            reader of a written folio (holds nothing)
-//!   p1  descriptor: written; its sequence by two, once       q1  descriptor, Acquire: live, ours, written
+//!   p1  descriptor: written; its sequence by two, once       q1  descriptor, Acquire: live, the file's, written
 //!   p2  page: odd                                            q2  page, Acquire: even
 //!   p3  SEQCST FENCE                                         q3  copy
 //!   p4  pinned? then p6 without p5                           q4  ACQUIRE FENCE
@@ -16,34 +15,33 @@
 //!   p6  page: even, Release                                  q6  descriptor: as in q1?
 //! ```
 //!
-//! What a reader may meet, and why it is right all the same:
+//! What a reader may see, and why it is right all the same:
 //!
-//! 1. q3 sees a byte of a write that was not over at q2: with q4 it sees what came before p3 of that writer, so q5
-//!    sees its odd number or a later one, and refuses.
-//! 2. q2 sees p6 of a write: it has the bytes of that write, and of all before it, which the page's lock put before
-//!    it; q3 cannot see what they replaced.
-//! 3. q2 sees a number from before any write, perhaps of another folio's life: then q1 has the fill's bytes, and 1.
-//!    holds for any later ones. Numbers only rise, through all lives of a frame, so an old one does not come back.
-//! 4. The folio is let go between q1 and q6: q6 sees that, as for a steady folio.
-//! 5. The reader found the folio steady (`begin_read`), and looks at no page. If it copied a byte of p5, its second
-//!    look sees p1 by the same two fences: another sequence. A second writer, who found p1 done, has seen p1 before
-//!    its own p3, and so hands it on.
+//!  1. q3 sees a byte of a write that was not over at q2: with q4 it sees what came before p3 of that writer, so q5
+//!     sees its odd number or a later one, and refuses.
+//!  2. q2 sees p6 of a write: it has the bytes of that write, and of all before it, which the page's lock put before
+//!     it; q3 cannot see what they replaced.
+//!  3. q2 sees a number from before any write, perhaps of another folio's life: then q1 has the fill's bytes, and 1.
+//!     holds for any later ones. Numbers only rise, through all lives of a frame, so an old one does not come back.
+//!  4. The folio is let go between q1 and q6: q6 sees that, as for a steady folio.
+//!  5. The reader found the folio steady (`begin_read`), and looks at no page. If it copied a byte of p5, its second
+//!     look sees p1 by the same two fences: another sequence. A second writer, who found p1 done, has seen p1 before
+//!     its own p3, and so hands it on.
 //!
-//! A **pin** lends bytes that must not change. It is counted before its fence and looks for writers behind it; a
-//! writer says that it is in the page before p3 and looks for pins behind it. So either the writer sees the pin and
-//! goes without a change, or the pinner sees the writer and waits for p6. There is no third case, because
-//! fences of this kind stand in one order (Dekker's argument).
+//! A **pin** lends bytes that must not change. It is counted before its fence and looks for writers behind it; a writer
+//! says that it is in the page before p3 and looks for pins behind it. So either the writer sees the pin and changes
+//! nothing, or the pinner sees the writer and waits for p6 (Dekker's argument: such fences stand in one order).
 //!
 //! Invariants:
 //!  1. A page's sequence is stepped by the holder of the page's lock (`page_locks.rs`), and is odd only meanwhile.
 //!  2. Bytes of an up-to-date folio change only between p3 and p6, and not if p4 saw a pin.
 //!  3. A page's sequence never falls, whatever its frame is used for.
 //!
-//! Not an invariant: that the pages of one read, or of one write, are of one moment. Each page is read whole, before
-//! or after any write to it; a write over two pages may be seen in one of them only. (As with a kernel's page cache.)
-//! And not: that a written folio is still in the index. The write path of a file sees to that.
+//! Not an invariant: that the pages of one read, or of one write, are of one moment. Each page is read whole, before or
+//! after any write to it, as with a kernel's page cache. And not: that a written folio is still in the index, which the
+//! file's write path sees to.
 //!
-//! A reader that sleeps in q3 while the page is written 2^31 times, and wakes at that very number, is not noticed.
+//! A reader that sleeps in q3 while the page is written exactly 2^31 times is not noticed.
 //!
 //! `tests/model_hit.rs` shows that each of these steps is needed.
 
@@ -73,9 +71,9 @@ pub fn is_still(sequence: &AtomicU32, seen: SequenceSnapshot) -> bool {
     sequence.load(Ordering::Relaxed) == seen.0 || mutant(Mutant::PageRecheck)
 }
 
-/// Whether a thread that pins finds no writer in the page. It looks after
-/// [`may_have_writers`](super::Descriptor::may_have_writers); if there is none, no writer changes the page before the
-/// pin is given back.
+/// Whether a thread that pins finds no writer in the page, after
+/// [`may_have_writers`](super::Descriptor::may_have_writers). Then no writer changes the page before the pin is given
+/// back.
 #[inline]
 pub fn is_quiet(sequence: &AtomicU32) -> bool {
     // Acquire, partner: the Release in `leave`: the pinner reads what was written, without looking again.
@@ -83,9 +81,8 @@ pub fn is_quiet(sequence: &AtomicU32) -> bool {
     sequence.load(order) & 1 == 0
 }
 
-/// The writer enters (p2, p3). It holds the page's folio, has heard from
-/// [`begin_writes`](super::Descriptor::begin_writes) that it may, and has the page's lock. It looks at
-/// [`is_pinned`](super::Descriptor::is_pinned) next.
+/// The writer enters (p2, p3). It holds the folio and the page's lock, after
+/// [`begin_writes`](super::Descriptor::begin_writes). It looks at [`is_pinned`](super::Descriptor::is_pinned) next.
 #[inline]
 pub fn enter(sequence: &AtomicU32) {
     let number = sequence.load(Ordering::Relaxed);

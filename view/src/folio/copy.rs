@@ -1,9 +1,7 @@
 //! Copy: moving bytes that another thread may be overwriting.
 //!
-//! A reader copies a folio's bytes while the owner may be giving the frame to
-//! another file, in this process or, for a viewer, in another. What it copied
-//! is thrown away if that happened, but the copying itself must not be a data
-//! race in the eyes of the compiler. So:
+//! A reader copies a folio's bytes while the owner may be giving the frame to another file, and throws away what it
+//! copied then. But the copying itself must not be a data race in the eyes of the compiler. So:
 //!
 //! * On x86-64 the copy is inline assembly. The Rust code it stands for, its
 //!   *story*, is [`portable`]: a loop of relaxed atomic loads from the arena
@@ -11,33 +9,31 @@
 //!   anything that some legal Rust code with the same effect could do.
 //! * Elsewhere, under the model checker's cfg and under Miri, it is that loop.
 //!
-//! Sizes: up to 1 KiB a vector loop (AVX-512 or AVX2, found at run time, else
-//! SSE2), above it `rep movsb`, which is the fastest way to move 4 KiB and
-//! more on machines with fast string operations. No non-temporal store is used:
-//! such stores pass the fences that the hit protocol relies on.
+//! Sizes: up to 1 KiB a vector loop (AVX-512 or AVX2, found at run time, else SSE2), above it `rep movsb`, the fastest
+//! way to move 4 KiB and more on machines with fast string operations. No non-temporal store is used: such stores pass
+//! the fences that the hit protocol relies on.
 
 #[cfg(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri))))]
 mod x86;
 
 #[cfg(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri))))]
 pub use x86::resume_after_fault;
-/// Where a copy that faulted at an instruction is to go on: nowhere, where there is no assembly.
+/// Where a copy that faulted goes on: nowhere, where there is no assembly.
 #[cfg(not(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri)))))]
 #[inline]
 pub fn resume_after_fault(_: usize) -> Option<usize> {
     None
 }
 
-/// Faults of copies that [`note_fault`] was told of. Where a copy goes on after a fault it is a viewer's.
+/// Where a copy goes on after a fault it is a viewer's.
 #[cfg(feature = "copy-faults")]
 static FAULTS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 /// How many copies of this process have ended early because one of their ends was not there.
 ///
-/// A copy of several parts looks after each, and ends: as from the kernel, nothing may be written behind the
-/// first byte that could not be. It may say then that it has copied all. The caller compares what this says
-/// with what it said before, and if that has changed, knows nothing of the buffer. That another thread's copy faulted
-/// meanwhile costs no more than that.
+/// A copy of several parts checks after each, and ends: nothing may be written behind the first byte that could not be.
+/// It may say then that it has copied all. If this count has changed over a copy, perhaps by another thread's fault,
+/// the caller knows nothing of its buffer.
 #[inline]
 pub fn faults() -> u64 {
     #[cfg(feature = "copy-faults")]

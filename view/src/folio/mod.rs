@@ -1,8 +1,8 @@
 //! Folio: the bytes of a folio, a naturally aligned run of 2^order pages that is cached together.
 //!
-//! A folio is named by its first frame. What is known of it stands in that
-//! frame's [`Descriptor`](crate::arena::Descriptor); its bytes are the frames themselves and are touched
-//! only by [`copy`] or by the device.
+//! A folio is named by its first frame. What is known of it stands in that frame's
+//! [`Descriptor`](crate::arena::Descriptor); its bytes are the frames themselves and are touched only by [`copy`] or by
+//! the device.
 //!
 //! ```text
 //!   slot in the index --hint--> Descriptor { word, mapping, index } --same number--> 4 KiB of bytes
@@ -12,10 +12,9 @@
 //! ```
 //!
 //! The **hit protocol** is [`begin_read`](crate::arena::Descriptor::begin_read), a copy, and
-//! [`end_read`](crate::arena::Descriptor::end_read). It stores nothing that others see. It certifies
-//! itself: whatever led the reader here, a stale slot or a recycled node, the
-//! descriptor says whose bytes these are, before and after the copy. A folio that is written in place is read page by
-//! page ([`written`]).
+//! [`end_read`](crate::arena::Descriptor::end_read). It stores nothing that others see. Whatever led the reader here, a
+//! stale slot or a recycled node, the descriptor says whose bytes these are, before and after the copy. A folio that is
+//! written in place is read page by page ([`written`]).
 //!
 //! What holds, locks, pins and writes folios is `folio` of crate `quinion`, with the invariants of both.
 

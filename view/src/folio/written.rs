@@ -6,15 +6,12 @@
 //!   look      the same sequence as before?    no -> again, three times at most
 //! ```
 //!
-//! The steps and why they suffice are told in [`arena::written`](crate::arena::written). Here is how often they are
-//! tried: a copy of a page takes less time than a reader waits in one try, so a thread that does not get through in
-//! three has met a writer that is stopped, or a page that is written without a pause. It goes to the reader's slow
-//! path, which has locks.
+//! [`arena::written`](crate::arena::written) has the steps and why they suffice. A copy of a page takes less time than
+//! a reader waits in one try, so a thread that fails three times has met a stopped writer, or a page that is written
+//! without a pause. It goes to the reader's slow path, which has locks.
 //!
-//! Invariant: what a copy that succeeded put into its buffer is the page's content of one moment, as far as the
-//! folio was the same before and after.
-//!
-//! Not an invariant: that a buffer is untouched where the copy failed.
+//! Invariant: a copy that succeeded is the page's content of one moment, as far as the folio was the same before and
+//! after. Not an invariant: that a buffer is untouched where the copy failed.
 
 use core::sync::atomic::AtomicU32;
 
@@ -25,7 +22,7 @@ use crate::units::{Frame, PAGE_SIZE};
 
 /// How often a page is tried to be copied without a lock.
 pub const TRIES: u32 = 3;
-/// How often, within a try, a page is looked at that has a writer. With the pause between looks (some 40 cycles on
+/// How often, within a try, a page with a writer is looked at. With the pause between looks (some 40 cycles on
 /// processors of today, less on old ones) longer than it takes to write a page.
 const LOOKS: u32 = 64;
 
@@ -55,8 +52,8 @@ pub unsafe fn copy_page(sequence: &AtomicU32, from: *const u8, to: *mut u8, len:
     })
 }
 
-/// Copies `len` bytes from `inside` the folio of `head` on, page by page, up to the first page in which a writer is:
-/// how many. `None` if such frames do not exist, which is so of no folio.
+/// Copies `len` bytes from `inside` the folio of `head` on, page by page, up to the first with a writer in it: how
+/// many. `None` if such frames do not exist, which is so of no folio.
 ///
 /// # Safety
 /// `to` is valid for `len` bytes of writes, no other thread writes there, and it does not overlap the arena.

@@ -1,11 +1,9 @@
 //! Hits: several hits side by side, so that the waits for memory of one are the work time of the others.
 //!
-//! A hit waits for memory four times in a row: for a slot of the tree, for the
-//! descriptor, for the page, and for what the copy before it left in the way. The
-//! processor looks only a few hundred instructions ahead, less than one copy of
-//! 4 KiB; so hits one after another wait one after another. Here each
-//! step is done for all reads of a **group** before the next step begins for any,
-//! and what the next step needs is asked for in advance:
+//! A hit waits for memory four times in a row: for a slot of the tree, for the descriptor, for the page, and for what
+//! the copy before it left in the way. The processor looks ahead less than one copy of 4 KiB, so hits one after another
+//! wait one after another. Here each step is done for all reads of a **group** before the next step begins, and what
+//! that needs is asked for in advance:
 //!
 //! ```text
 //!              read 0      read 1      read 2   ...            asks for
@@ -16,21 +14,18 @@
 //!   5 copy, size, look, touch                                  nothing: the copy fetches the rest itself
 //! ```
 //!
-//! What makes a hit sound is kept for each read by itself, by the functions of `mod.rs`: the size is read before its
-//! walk and after its copy, its first look comes before its copy and its second after it, and the last step checks that
-//! the record is still the mapping's. The steps of other reads in between delay a read as a slow reader is delayed:
-//! nothing is held here, and no thread waits.
+//! Each read keeps the order of looks and the checks of `mod.rs`; the steps of other reads in between delay it as a
+//! slow reader is delayed. Nothing is held here, and no thread waits.
 //!
-//! Only what is plainly a hit is served: a range within one page and within
-//! the file, of a page that is there, filled, and of a folio without a marker. The rest
-//! is left as it was, for the ordinary way. Reads of folios that are written in place are
-//! served one by one when the others are done.
+//! Only what is plainly a hit is served: a range within one page and within the file, of a page that is filled, of a
+//! folio without a marker. The rest is left for the ordinary way. Reads of written folios are served one by one at the
+//! end.
 //!
 //! Invariants:
 //!  1. A read is served whole or not at all; only the buffer of one that was not holds arbitrary bytes.
-//!  2. Nothing is read through an address that was not checked; to ask for a line early is no access.
+//!  2. Nothing is read through an unchecked address; to ask for a line early is no access.
 //!
-//! Not an invariant: that the reads of a group see the file at one moment. Each is a read of its own.
+//! Not an invariant: that the reads of a group see the file at one moment.
 
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU32;
@@ -46,9 +41,7 @@ use super::{FoundFile, WantedBytes, end_within_page, page_of, written_page};
 /// The most reads that go side by side; more of them would push each other's lines out of the first cache.
 pub const GROUP_MAX: usize = 16;
 
-/// How many lines of a page are asked for at the first look; the rest follows the copy by itself.
 const LINES_AT_LOOK: usize = 4;
-/// Bytes in a line of the processor's caches.
 const LINE: usize = 64;
 
 /// One read of a group.
@@ -61,8 +54,8 @@ pub struct BatchedRead<'b> {
 }
 
 impl<'b> BatchedRead<'b> {
-    /// `to.len()` bytes at `position` of the file whose record is in `cell` and is of `id`. (No slice overlaps an
-    /// arena but those that a pin lends, and these cannot be written.)
+    /// `to.len()` bytes at `position` of the file whose record is in `cell` and is of `id`. (No slice overlaps an arena
+    /// but those that a pin lends, which are read-only.)
     #[inline]
     pub fn new(cell: CellNumber, id: MappingId, position: u64, to: &'b mut [u8]) -> Self {
         let bytes = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
@@ -117,8 +110,7 @@ impl ServedSet {
     }
 }
 
-/// Serves those of `wanted` that are plainly hits; see the top of this file. `touch` is told the first frame of
-/// the folio of each.
+/// Serves those of `wanted` that are plainly hits. `touch` is told the first frame of the folio of each.
 ///
 /// # Panics
 /// If there are more than [`GROUP_MAX`].
@@ -161,7 +153,6 @@ pub fn read_group(
     served
 }
 
-/// Serves those of a group that are of folios which are written.
 #[cold]
 #[inline(never)]
 fn serve_written(
@@ -184,7 +175,6 @@ fn serve_written(
     }
 }
 
-/// Leads every walk to its end, a level of each at a time.
 #[inline]
 fn walk_all<'a>(grown: &'a GrownView<'a>, seeks: &mut [Option<TreeDescent<'a>>]) {
     let mut under_way = true;
@@ -197,11 +187,9 @@ fn walk_all<'a>(grown: &'a GrownView<'a>, seeks: &mut [Option<TreeDescent<'a>>])
     }
 }
 
-/// A read on its way down the tree.
 #[derive(Debug)]
 struct TreeDescent<'a> {
     record: &'a Record,
-    /// Where the range ends, in the file.
     end: u64,
     walk: Steps<'a, NODE_BITS>,
 }
@@ -218,7 +206,6 @@ impl<'a> TreeDescent<'a> {
         Some(seek)
     }
 
-    /// Asks for the slot of the next step; whether there is one.
     #[inline]
     fn fetch_slot(&self) -> bool {
         let slot = self.walk.slot();
@@ -228,7 +215,6 @@ impl<'a> TreeDescent<'a> {
         slot.is_some()
     }
 
-    /// What the walk ended at, if it is a folio's frame.
     #[inline]
     fn found(&self, grown: GrownView<'a>) -> Option<LocatedRead<'a>> {
         let Kind::Folio(number) = self.walk.entry().kind() else { return None };
@@ -240,7 +226,6 @@ impl<'a> TreeDescent<'a> {
     }
 }
 
-/// A read whose frame is known, by a hint.
 #[derive(Debug)]
 struct LocatedRead<'a> {
     record: &'a Record,
@@ -250,7 +235,7 @@ struct LocatedRead<'a> {
 }
 
 impl<'a> LocatedRead<'a> {
-    /// The first look. Notes in `are_written` if this is a folio that is written; then it is not ready here.
+    /// The first look. A written folio is noted in `are_written` and not ready here.
     #[inline]
     fn look(
         &self,
@@ -261,7 +246,7 @@ impl<'a> LocatedRead<'a> {
         let index = wanted.index();
         let stamp = match self.descriptor.begin_read(wanted.id, index) {
             Ok(stamp) => stamp,
-            // One page has arrived, or none: one is what is wanted.
+            // The one wanted page has arrived, or none has.
             Err(NotReady::Filling) => {
                 let file = FoundFile { grown, record: self.record, id: wanted.id };
                 file.look_partial(self.descriptor, self.frame, index).ok()?.0
@@ -286,7 +271,6 @@ impl<'a> LocatedRead<'a> {
     }
 }
 
-/// A read that can be copied.
 #[derive(Debug)]
 struct ReadyRead<'a> {
     record: &'a Record,
@@ -299,7 +283,6 @@ struct ReadyRead<'a> {
 }
 
 impl ReadyRead<'_> {
-    /// Copies and looks again; whether what was copied is the file's.
     #[inline]
     fn copy(&self, grown: GrownView<'_>, wanted: &mut BatchedRead<'_>) -> bool {
         // SAFETY: the source lies within a grown frame, as `look` and `end_within_page` saw; the destination is

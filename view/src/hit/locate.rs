@@ -1,14 +1,11 @@
 //! Locate: where the bytes of a pinned range lie, found by a reader that has the index and not the pin.
 //!
-//! The owner pins a range and a viewer looks at it: both see one index, so the viewer finds the pages by the walk of a
-//! read ([`hit`](super::hit)), and in place of a copy takes the addresses.
+//! The owner pins a range and a viewer finds its pages by the walk of a read ([`hit`](super::hit)), and in place of a
+//! copy takes the addresses.
 //!
-//! The looks before and after are those of a read, and say that a folio was this file's while it was looked up. That
-//! it stays so, and that its bytes do, is the pin's work: the caller has the range pinned, of a file that never
-//! changes, and the owner gives a pin only of folios that are in the index and filled. Then no other folio takes the
-//! place of a pinned one.
-//!
-//! A folio without any pin is not what the owner has pinned, and is not lent, whatever the owner said.
+//! The looks before and after say that a folio was this file's while it was looked up. That it stays so, with its
+//! bytes, is the pin's work: the range is pinned, of a file that never changes, and the owner pins only filled folios
+//! in the index. A folio without any pin is not lent, whatever the owner said.
 //!
 //! [`resident`] takes the same walk without a pin, and lends nothing: it tells which bytes a read would find now.
 
@@ -19,8 +16,8 @@ use crate::lookup::find;
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 use crate::xarray::Kind;
 
-/// Says of the bytes `range` of a file, from the first on, where they lie: pieces of a folio at most, in order. Ends at
-/// the first page that is not there, or whose folio is not filled or not pinned. How many bytes were found.
+/// Says where the bytes `range` of a file lie: pieces of a folio at most, in order, up to the first page that is not
+/// there, filled and pinned. How many bytes were found.
 pub fn locate(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(*const u8, usize)) -> usize {
     let Some(file) = file.found() else { return 0 };
     let FoundFile { grown, record, id } = file;
@@ -51,8 +48,8 @@ pub fn locate(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(*const
     found
 }
 
-/// Says which bytes of `range` a read would find in the cache now: parts of a folio at most, in rising order. The next
-/// moment's answer may be another one: nothing is kept, noted or waited for.
+/// Says which bytes of `range` a read would find in the cache now: parts of a folio at most, in rising order. Nothing
+/// is kept, noted or waited for.
 pub fn resident(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(Range<u64>)) {
     let Some(file) = file.found() else { return };
     let mut at = range.start;
@@ -68,7 +65,6 @@ pub fn resident(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(Rang
     }
 }
 
-/// How many pages of one folio, from `index` on, can be read.
 fn ready_pages(file: FoundFile<'_>, index: PageIndex) -> u32 {
     let Kind::Folio(number) = find(&file.grown, file.record, index).kind() else { return 0 };
     let Some(descriptor) = file.grown.descriptor(Frame(number)) else { return 0 };

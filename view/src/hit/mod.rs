@@ -12,16 +12,13 @@
 //!   7 record    still this mapping's? and how long is the file now?
 //! ```
 //!
-//! In step 5 the size comes first. A fill that met the end of a file which is not written here leaves zeroes behind
-//! that in its last page; it cuts the size off before it lets readers look. The size may grow again: then such a page
-//! is taken away before the new size is stored. So a size that reaches far enough is from before the cut, and the first
-//! look did not see that page filled; or from after the growth, and the second look, which comes after it, sees that
-//! the page is gone. In the other order a whole cut and growth would fit between the two.
+//! In step 5 the size comes first. A fill that met the end of a file leaves zeroes in its last page, and cuts the size
+//! off before readers may look; such a page is retired before a grown size is stored. So a size that reaches far enough
+//! is from before the cut, and the first look did not see that page filled; or from after the growth, and the second
+//! look sees that the page is gone. In the other order a whole cut and growth would fit between the two.
 //!
-//! Threads of the owner and viewers in other processes run this same code;
-//! they differ in what they hand in as `touch`. Whatever is not plainly a hit
-//! ends the run: what was copied so far counts, and the caller takes the slow
-//! path for the rest. "Not there" is never read as "a hole".
+//! Owner and viewers run this same code; they differ in `touch`. Whatever is not plainly a hit ends the run, and the
+//! caller takes the slow path for the rest. "Not there" is never read as "a hole".
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -64,33 +61,30 @@ impl Hits {
 pub enum HitStop {
     /// All that was asked for was copied.
     Full,
-    /// The file ends here, as far as the owner knew; its size in bytes then.
+    /// The file ends here, at this size as the owner last knew it.
     EndOfFile(u64),
     /// The next page is not in the cache, as far as can be seen without a lock.
     Absent,
     /// The next page is in the cache, on its way, and has not arrived.
     Filling,
-    /// The next page is in the cache, and had a writer in it each time it was looked at. The holder of its lock can
-    /// read it.
+    /// The next page is in the cache, and a writer was in it at each look. The holder of its lock can read it.
     Writing,
     /// The record is not this mapping's any more: the handle is stale.
     Stale,
 }
 
-/// A file as a reader sees it: the view that it is in, the cell of its record, and the mapping that the record has to
-/// be of.
+/// A file as a reader sees it: the view, the cell of its record, and the mapping that the record has to be of.
 #[derive(Clone, Copy, Debug)]
 pub struct FileView<'a> {
     /// What is mapped of the arena.
     pub view: &'a View,
-    /// Where the record of the file is, if it has one.
+    /// The cell of the file's record.
     pub cell: CellNumber,
     /// Whose record that is, unless the handle is stale.
     pub id: MappingId,
 }
 
 impl<'a> FileView<'a> {
-    /// The file's record, in what is grown of the arena now; `None` if no such cell exists.
     #[inline(always)]
     fn found(&self) -> Option<FoundFile<'a>> {
         let grown = self.view.grown();
@@ -109,8 +103,8 @@ pub struct WantedBytes {
     pub len: usize,
 }
 
-/// Copies what the cache holds of the wanted bytes of a file, up to the first page it does not hold. `touch` is told
-/// the first frame of each folio read.
+/// Copies what the cache holds of the wanted bytes, up to the first page it does not hold. `touch` is told the first
+/// frame of each folio read.
 ///
 /// # Safety
 /// `wanted.to` is valid for `wanted.len` bytes of writes, is not accessed by others, and does not overlap the arena.
@@ -130,8 +124,8 @@ pub unsafe fn read_hits(
     }
 }
 
-/// The first half of [`read_hits_into`], by itself: a caller that ends a hit in a branch of its own has all of it in
-/// registers. After [`PageHit::Unclear`] the other half is [`read_folios_into`].
+/// The first half of [`read_hits_into`]: a caller that ends a hit in a branch of its own has all of it in registers.
+/// After [`PageHit::Unclear`] comes [`read_folios_into`].
 #[inline(always)]
 pub fn read_page_into(
     file: FileView<'_>,
@@ -159,7 +153,6 @@ pub fn read_folios_into(
     unsafe { read_folios(file, wanted, touch) }
 }
 
-/// A file whose record was found: in what is grown of the arena, and as it must be.
 #[derive(Clone, Copy)]
 struct FoundFile<'a> {
     grown: GrownView<'a>,
@@ -178,8 +171,8 @@ pub enum PageHit {
     Unclear,
 }
 
-/// The commonest hit, a range within one page that the file has, in as few steps as there can be: the fewer
-/// they are, the more of the next reads' waiting for memory the processor begins meanwhile.
+/// The commonest hit, a range within one page of the file, in the fewest steps: the processor then begins more of the
+/// next reads' waiting for memory.
 ///
 /// # Safety
 /// That of [`read_hits`].
@@ -204,8 +197,8 @@ unsafe fn read_within_page(
         return PageHit::Unclear;
     };
     if stamp.order() == Order::ZERO {
-        // Where a single page is read is known before its descriptor has arrived, and in a branch of its
-        // own the copy need not wait for that.
+        // A single page's address is known before its descriptor has arrived; in a branch of its own the copy does not
+        // wait for that.
         // SAFETY: the source lies in a grown frame; the destination is the caller's.
         unsafe { copy_out(from.add(in_page), to, len) };
     } else {
@@ -239,7 +232,6 @@ unsafe fn written_page(file: FoundFile<'_>, frame: Frame, wanted: WantedBytes) -
     (is_whole && file.is_still(descriptor, stamp, end)).then_some(frame)
 }
 
-/// Where a range ends, if it lies within one page and within the file.
 #[inline(always)]
 fn end_within_page(record: &Record, position: u64, len: usize) -> Option<u64> {
     let end = position.checked_add(len as u64)?;
@@ -255,8 +247,8 @@ fn page_of(grown: GrownView<'_>, frame: Frame, stamp: FolioStamp, index: PageInd
 }
 
 impl FoundFile<'_> {
-    /// The first look at the folio that `frame` heads, which is being filled: its stamp, and how many pages from
-    /// `index` on have arrived in a row, at least one.
+    /// The first look at a folio that is being filled: its stamp, and how many pages from `index` on have arrived, at
+    /// least one.
     fn look_partial(
         self,
         descriptor: &Descriptor,
@@ -267,34 +259,30 @@ impl FoundFile<'_> {
         descriptor.begin_read_partial(self.id, index, |place, pages| grown.run_read(frame.plus(place), pages))
     }
 
-    /// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
     #[inline(always)]
     fn is_still(self, descriptor: &Descriptor, stamp: FolioStamp, end: u64) -> bool {
         // The acquire fence in `end_read` stands before the second load of the record, too.
         self.reaches(end) && descriptor.end_read(stamp) && self.is_same()
     }
 
-    /// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
     #[inline(always)]
     fn reaches(self, end: u64) -> bool {
         // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. A cut of the file
         // stores the size before it lets go of a page, or changes one in place.
         fence(Ordering::Acquire);
-        // Acquire, partner: the Release by which a file's growth stores its size, having retired what it had from
-        // before: the second look, which comes next, sees that.
+        // Acquire, partner: the Release by which a file's growth stores its size, having retired the old last page: the
+        // second look sees that.
         self.record.size.load(Ordering::Acquire) >= end
     }
 
-    /// The second look at the record: is it still this mapping's? Comes after an acquire fence, partner: the
-    /// Release fence between a mapping's end and the reuse of its cell.
+    /// The second look at the record. Comes after an acquire fence, partner: the Release fence between a mapping's end
+    /// and the reuse of its cell.
     #[inline]
     fn is_same(self) -> bool {
         self.record.id.load(Ordering::Relaxed) == self.id.0
     }
 }
 
-/// The hit of any length.
-///
 /// # Safety
 /// That of [`read_hits`].
 #[inline(never)]
@@ -309,8 +297,8 @@ unsafe fn read_folios(
     if record.id.load(Ordering::Acquire) != id.0 {
         return Hits::none(HitStop::Stale);
     }
-    // 1: Acquire, partner: the Release by which a file's growth stores its size. The old last page, zeroes
-    // beyond its end, is retired before that: a thread that sees the new size does not take that page for it.
+    // 1: Acquire, partner: the Release by which a file's growth stores its size. The old last page, zeroes beyond its
+    // end, is retired before that.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
     let mut reader = Reader { file, finder: finder(grown, record), position, want };
@@ -338,13 +326,12 @@ unsafe fn read_folios(
             }
         }
         if copy::faults() != faults {
-            // Not to be believed, and not to be gone on with.
+            // Not to be trusted, and not to be gone on with.
             return Hits { bytes: len, stopped: HitStop::Full, marker };
         }
     }
     // 7: Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's end and the reuse of
-    // its cell. What was copied was the file's when it was; of a file that has become shorter since, no more is shown
-    // than it has.
+    // its cell. Of a file that has become shorter since, no more is shown than it has.
     fence(Ordering::Acquire);
     let size_now = record.size.load(Ordering::Relaxed);
     if !file.is_same() {
@@ -362,8 +349,7 @@ unsafe fn read_folios(
     Hits { bytes: done, stopped: stopped.unwrap_or(at_end), marker }
 }
 
-/// As [`read_hits`], into a slice. (No slice overlaps an arena but those that a pin lends, and these cannot
-/// be written.)
+/// As [`read_hits`], into a slice. (No slice overlaps an arena but those that a pin lends, which are read-only.)
 #[inline(always)]
 pub fn read_hits_into(
     file: FileView<'_>,
@@ -382,7 +368,7 @@ struct FolioRead {
     marker: Option<PageIndex>,
 }
 
-/// A folio that was found at a page of the file: by a hint, until the looks have said that it is the file's.
+/// A folio found by a hint, until the looks have said that it is the file's.
 #[derive(Clone, Copy)]
 struct FoundFolio<'a> {
     frame: Frame,
@@ -393,16 +379,13 @@ struct FoundFolio<'a> {
 struct Reader<'a> {
     file: FoundFile<'a>,
     finder: FolioFinder<'a>,
-    /// Where the run began.
     position: u64,
-    /// Bytes that the file has of the run, at most what is asked for. It only becomes less: bytes of a page that the
-    /// file has not had all the while are not joined to those that it had.
+    /// Bytes that the file has of the run, at most what is asked for. It only becomes less: bytes that the file has not
+    /// had all the while are not joined to those that it had.
     want: usize,
 }
 
 impl Reader<'_> {
-    /// Copies what one folio holds of the wanted bytes.
-    ///
     /// # Safety
     /// That of [`read_hits`].
     #[inline]
@@ -433,8 +416,7 @@ impl Reader<'_> {
                     }
                 }
             };
-            // 4, 5. Where in its page a single page is read, and how much, is known before its descriptor
-            // has arrived, and in a branch of its own the copy need not wait for that.
+            // 4, 5. As in `read_within_page`, a single page has a branch of its own.
             let read = if stamp.order() == Order::ZERO {
                 let inside = position as usize % PAGE_SIZE;
                 let bytes = len.min(PAGE_SIZE - inside);
@@ -454,7 +436,6 @@ impl Reader<'_> {
         Err(HitStop::Absent)
     }
 
-    /// Back to 2 from 5: how many of `len` bytes at `position` the file has now.
     #[cold]
     fn look_again(&mut self, position: u64, len: usize) -> Result<usize, HitStop> {
         self.finder.reset();
@@ -466,8 +447,8 @@ impl Reader<'_> {
         }
     }
 
-    /// 3 to 5 of a folio that cannot be copied as it stands, for `reason`: what can be read of it all the same, or
-    /// why nothing can; `Mismatch` if it is to be looked up again.
+    /// 3 to 5 of a folio that cannot be copied as it stands, for `reason`: what can be read of it all the same, or why
+    /// nothing can; `Mismatch` if it is to be looked up again.
     ///
     /// # Safety
     /// That of [`read_hits`].
@@ -487,8 +468,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Copies pages of a folio that is written, from the first wanted byte on, up to the first page that has a writer
-    /// in it. `Written` if that is the first of all, `Mismatch` if it was not the folio's all the while.
+    /// Copies pages of a written folio up to the first with a writer in it. `Written` if that is the first of all,
+    /// `Mismatch` if it was not the folio's all the while.
     ///
     /// # Safety
     /// That of [`read_hits`].
@@ -509,8 +490,8 @@ impl Reader<'_> {
         if bytes > 0 { Ok(FolioRead { bytes, frame, marker }) } else { Err(NotReady::Written) }
     }
 
-    /// Copies what has arrived in a row, from the first wanted byte on, of a folio that is being filled: 3 to 5 once
-    /// more, and rarely. `Mismatch` if it was not the folio's all the while.
+    /// Copies what has arrived in a row of a folio that is being filled: 3 to 5 once more, and rarely. `Mismatch` if it
+    /// was not the folio's all the while.
     ///
     /// # Safety
     /// That of [`read_hits`].
@@ -547,7 +528,7 @@ impl Reader<'_> {
         to: *mut u8,
     ) -> Option<FolioRead> {
         let grown = self.file.grown;
-        // The last page copied exists; a folio of ours has no page that does not.
+        // The last page copied exists; a folio of the cache has no page that does not.
         let last = frame.plus(((inside + bytes - 1) / PAGE_SIZE) as u32);
         grown.bytes(last)?;
         let from = grown.bytes(frame)?;
@@ -561,7 +542,6 @@ impl Reader<'_> {
     }
 }
 
-/// Bytes of a folio, from its first one on.
 struct FolioPart {
     inside: usize,
     bytes: usize,

@@ -8,35 +8,27 @@
 //!     maps all, closes all                       or a refusal, without
 //! ```
 //!
-//! The owner knows who asks by the socket alone (`SO_PEERCRED`, `SO_PEERPIDFD`), and nothing in the message is
-//! believed. The process makes sure in the same way that a viewer that listens there is its own user. Both close the
-//! connection after that.
+//! The owner knows who asks by the socket alone (`SO_PEERCRED`, `SO_PEERPIDFD`), and trusts nothing in the message. The
+//! process makes sure in the same way that the listener is its own user. Both close the connection after that.
 //!
-//! By the same socket, and a connection of its own, a viewer **sends** a descriptor that the owner may not duplicate by
-//! itself, as the system forbids it (Yama, a seccomp filter): `Offer { version, token }`, with the descriptor. The
-//! answer is a [`JoinReply`] without descriptors, whose number is the ticket by which the viewer asks for the file to
-//! be attached ([`SENT`](crate::arena::control::SENT)).
+//! By the same socket, and a connection of its own, a viewer **sends** a descriptor that the system forbids the owner
+//! to duplicate (Yama, a seccomp filter): `Offer { version, token }`, with the descriptor. The answer is a
+//! [`JoinReply`] without descriptors, whose number is the ticket for [`SENT`](crate::arena::control::SENT).
 //!
-//! In the same way a viewer sends a **name** that the owner is to open: `Name { version, token }`, followed by the
-//! name's bytes, and no descriptor. It gets a ticket, asks by its page
-//! ([`OpenNamed`](crate::arena::control::Operation::OpenNamed)), and finds in the connection what the owner says of the
-//! object: a [`NameReply`], with text behind it.
+//! In the same way a viewer sends a **name** to open: `Name { version, token }`, followed by the name's bytes, and no
+//! descriptor. It gets a ticket for [`OpenNamed`](crate::arena::control::Operation::OpenNamed), and the connection then
+//! brings a [`NameReply`], with text behind it.
 //!
-//! Numbers are little-endian, and the message is as long as it is: a shorter or longer one is none.
+//! Numbers are little-endian, and a message of another length is none.
 
-/// The first eight bytes of a [`JoinRequest`].
 const HELLO: u64 = u64::from_le_bytes(*b"QUINHELO");
-/// The first eight bytes of an [`DescriptorOffer`].
 const OFFER: u64 = u64::from_le_bytes(*b"QUINOFFR");
-/// The first eight bytes of a [`JoinReply`].
 const WELCOME: u64 = u64::from_le_bytes(*b"QUINWELC");
 
-/// The first eight bytes of a [`NameOffer`].
 const NAME: u64 = u64::from_le_bytes(*b"QUINNAME");
-/// The first eight bytes of a [`NameReply`].
 const NAMED: u64 = u64::from_le_bytes(*b"QUINNMED");
 
-/// In [`JoinRequest::token`]: the cache that is there, whichever it is.
+/// In [`JoinRequest::token`]: any cache.
 pub const ANY_CACHE: u64 = 0;
 /// Bytes of a name at most.
 pub const NAME_MAX: usize = 4096;
@@ -54,14 +46,14 @@ pub const DESCRIPTORS_MAX: usize = 4;
 /// In [`JoinRequest::plan`]: none is wanted.
 pub const NO_PLAN: u32 = u32::MAX;
 
-/// What a process says that wants to become a viewer.
+/// The message of a process that wants to become a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JoinRequest {
     /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
     pub version: u32,
     /// Which of the plans that runs have brought it wants; [`NO_PLAN`] for none.
     pub plan: u32,
-    /// What it was told of the cache that it is meant to view.
+    /// The token of the cache that it is meant to view.
     pub token: u64,
     /// The run that it counts for; 0 for none.
     pub run: u64,
@@ -97,7 +89,7 @@ pub struct DescriptorOffer {
 }
 
 impl DescriptorOffer {
-    /// As it is sent: as long as a [`JoinRequest`].
+    /// As it is sent; as long as a [`JoinRequest`].
     pub fn bytes(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         let numbers = [OFFER, u64::from(self.version), self.token];
@@ -146,7 +138,7 @@ impl NameOffer {
     }
 }
 
-/// What the owner says of a name, before some text: of the object, or why it is not opened.
+/// The owner's answer to a name; text follows: of the object, or why it is not opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NameReply {
     /// 0, or why not: an error number.
@@ -172,12 +164,12 @@ impl NameReply {
     }
 }
 
-/// What the owner answers.
+/// The owner's answer to a [`JoinRequest`] or [`DescriptorOffer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JoinReply {
-    /// 0, or why not: an error number. `EACCES`: the process is not of the owner's domain. `EPROTO`: of another
-    /// version, or another cache is meant. `EUSERS`: there are as many viewers as there can be. `EAGAIN`: the viewer
-    /// has sent too many descriptors that it has not asked for. Others: the owner lacks something.
+    /// 0, or why not: an error number. `EACCES`: the process is not of the owner's domain. `EPROTO`: another version,
+    /// or another cache is meant. `EUSERS`: too many viewers. `EAGAIN`: too many descriptors sent and not asked for.
+    /// Others: the owner lacks something.
     pub error: u32,
     /// The viewer's number; for messages, and nothing else. To an [`DescriptorOffer`]: the ticket.
     pub viewer: u32,
@@ -202,7 +194,6 @@ impl JoinReply {
     }
 }
 
-/// Bytes as little-endian words, of which there are `N`.
 fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
     let mut words = [0; N];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {

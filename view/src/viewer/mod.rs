@@ -1,8 +1,7 @@
 //! Viewer: a reader in another process than the owner's.
 //!
-//! A viewer maps the arena read-only and hits by the very code the owner's
-//! threads use. What it cannot do itself, it asks for, through a page of its
-//! own in the control file.
+//! A viewer maps the arena read-only and hits by the very code of the owner's threads. What it cannot do itself, it
+//! asks for, through a page of its own in the control file.
 //!
 //! ```text
 //!   arena (read-only)                      a page of its own (read-write)
@@ -13,24 +12,22 @@
 //!     look again; too late: the kernel reads
 //! ```
 //!
-//! Nothing here takes a lock, allocates or needs the standard library, so a
-//! signal handler may read while the code it interrupted was reading, and the
-//! code runs inside any program. A request is a slot claimed by one atomic
-//! step; thirty-two may be open at a time. While one is, its thread has its
-//! signals held back: a handler may end the thread, or jump. Requests that may
-//! take minutes are the exception ([`Viewer::request_within`]).
+//! Nothing here takes a lock, allocates or needs the standard library: the code runs inside any program, and in a
+//! signal handler that interrupted it. A request is a slot claimed by one atomic step. While it is open its thread
+//! holds its signals back, as a handler may end the thread, or jump; requests that may take minutes are the exception
+//! ([`Viewer::request_within`]).
 //!
 //! Invariants:
-//!  1. A viewer stores to its own page and nowhere else; it could not store to another's, nor to what all viewers see.
+//!  1. A viewer stores to its own page only; no other is mapped writable.
 //!  2. A slot belongs to the thread that moved it from FREE to CLAIMED, until that thread frees it, or gives it up
-//!     while the owner is at work. One that was given up is freed by the owner, which never answers into it: a late
-//!     answer cannot look like the answer to a later request.
-//!  3. Each wait for the owner ends after a bounded time, by the clock: [`ANSWER_MILLIS_MAX`], unless the viewer was
-//!     built with another bound. A viewer that waited in vain reads by the kernel.
-//!  4. An owner that did not answer in time is not waited for again before its heartbeat has risen.
+//!     while the owner is at work. The owner frees one given up and never answers into it: a late answer cannot look
+//!     like the answer to a later request.
+//!  3. Each wait for the owner ends after a bounded time: [`ANSWER_MILLIS_MAX`], unless the viewer was built with
+//!     another bound. A viewer that waited in vain reads by the kernel.
+//!  4. An owner that was late is not waited for again before its heartbeat has risen.
 //!
-//! Not an invariant: that the owner exists, or moves. What is in the arena can be read without it, and is not to be
-//! believed of a file that may change ([`Viewer::validation`]).
+//! Not an invariant: that the owner exists, or moves. Without it the arena can be read, but is not to be trusted for a
+//! file that may change ([`Viewer::validation`]).
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -52,14 +49,14 @@ pub mod sys;
 use handshake::ANY_CACHE;
 use sys::SignalsHeld;
 
-/// How long a viewer waits for an answer, in milliseconds: some times what a slow disk takes for a read. The kernel
-/// reads what takes longer.
+/// How long a viewer waits for an answer, in milliseconds: some times a slow disk's read. The kernel reads what takes
+/// longer.
 pub const ANSWER_MILLIS_MAX: u32 = 50;
 /// How long a viewer waits for the answer to a request that takes its time, in milliseconds.
 pub const LONG_MILLIS_MAX: u32 = 2000;
 /// How long the heartbeat of a working owner stands still at most, in milliseconds: some beats.
 const STILL_MILLIS_MAX: u64 = 300;
-/// After so many milliseconds a waiter looks whether the owner is there still.
+/// How often, in milliseconds, a waiter checks whether the owner still lives.
 const LOOK_MILLIS: u32 = 100;
 /// How often a waiter looks before it sleeps: about the time the two system calls of a sleep take.
 const SPINS: u32 = 400;
@@ -68,12 +65,12 @@ const HINT_SLOTS: usize = REQUEST_SLOTS / 2;
 /// How often a read asks for the same page and finds it gone again before it gives up.
 const FRUITLESS_MAX: u32 = 4;
 
-/// A file that was mapped into this process: where, and how much of it.
+/// Where a file is mapped into this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
     /// Its first byte's address; aligned to a page.
     pub base: NonNull<u8>,
-    /// Its bytes.
+    /// Its length.
     pub bytes: u64,
 }
 
@@ -95,8 +92,7 @@ pub enum RequestError {
     Errno(i32),
     /// The owner has ended.
     OwnerDead,
-    /// The owner did not answer in time, or has not moved since it last did not. Nothing was done, or what was done was
-    /// taken back.
+    /// The owner did not answer in time, or has not moved since it last did not. Nothing was done, or it was undone.
     Late,
     /// All the viewer's [`REQUEST_SLOTS`] slots are in use.
     NoSlot,
@@ -113,11 +109,11 @@ pub struct ViewedFile<'a> {
     pub cell: CellNumber,
     /// The mapping's number.
     pub id: MappingId,
-    /// The page of the last readahead marker the owner was told of, plus one; 0 at first. A viewer cannot clear a
-    /// marker, so it remembers.
+    /// The page of the last readahead marker reported to the owner, plus one; 0 at first. A viewer cannot clear a
+    /// marker.
     pub marker_reported: &'a AtomicU64,
-    /// Where the last read ended that was noted, in bytes; 0 at first. A reader that goes on there, in the middle of a
-    /// folio, reads that one still.
+    /// Where the last noted read ended, in bytes; 0 at first. A read that goes on there within a folio is not noted
+    /// again.
     pub touched: &'a AtomicU64,
 }
 
@@ -126,7 +122,6 @@ pub struct ViewedFile<'a> {
 pub struct Hit {
     bytes: usize,
     stopped: HitStop,
-    /// A marker that the owner is to be told of.
     marker: Option<u64>,
 }
 
@@ -154,8 +149,8 @@ pub struct ReadOutcome {
 pub enum ReadEnd {
     /// All that was asked for was copied.
     Full,
-    /// The file ends here, as far as the owner knew; its size in bytes then. A caller that wants to be sure asks the
-    /// kernel and, if it says otherwise, [`Operation::Revalidate`].
+    /// The file ends here, at this size as the owner last knew it. A caller that wants to be sure asks the kernel and,
+    /// if it says otherwise, [`Operation::Revalidate`].
     EndOfFile(u64),
     /// The record belongs to another file by now: attach again, or let the kernel read.
     Stale,
@@ -169,7 +164,6 @@ pub struct Viewer {
     arena: View,
     control: ViewerControl,
     run: AtomicU64,
-    /// How long it waits for an answer, in milliseconds.
     answer_millis_max: u32,
     /// Whether the owner did not answer in time when its heartbeat was `late_at`.
     is_late: AtomicBool,
@@ -179,13 +173,12 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// Attaches the calling process to the cache in these files: the arena, what all viewers see, and the page that
-    /// the owner has made for this process. `token` is what the process was told of the cache it is meant to view, or
-    /// [`ANY_CACHE`].
+    /// Attaches the calling process to the cache in these files: the arena, what all viewers see, and the page made for
+    /// this process. `token` is the cache's, or [`ANY_CACHE`].
     ///
     /// # Safety
-    /// All three stay mapped, as [`View::attach`] and [`ViewerControl::attach`] want them, as long as the viewer
-    /// lives. Only the page need be writable.
+    /// All three stay mapped, as [`View::attach`] and [`ViewerControl::attach`] require, as long as the viewer lives.
+    /// Only the page need be writable.
     pub unsafe fn attach(
         arena: Mapped,
         common: Mapped,
@@ -217,12 +210,12 @@ impl Viewer {
         self
     }
 
-    /// How long it waits for an answer at most, whatever is asked, in milliseconds.
+    /// How long it waits for any answer at most, in milliseconds.
     pub fn waits_at_most(&self) -> u32 {
         LONG_MILLIS_MAX.max(self.answer_millis_max)
     }
 
-    /// What the cache's files say that they belong to.
+    /// The token in the cache's files.
     pub fn token(&self) -> u64 {
         self.arena.header().token.load(Ordering::Relaxed)
     }
@@ -236,12 +229,12 @@ impl Viewer {
     pub fn page(&self) -> &ViewerPage {
         self.control.page()
     }
-    /// What this viewer counts is of that run; see [`ViewerPage::run`]. Said before anything is counted.
+    /// Counts for that run from now on; see [`ViewerPage::run`]. Called before anything is counted.
     pub fn count_for(&self, run: u64) {
         self.run.store(run, Ordering::Relaxed);
         self.page().run.store(run, Ordering::Relaxed);
     }
-    /// The run that it counts for, 0 if none was said: for a child that becomes a viewer.
+    /// The run that it counts for, 0 for none; a child that becomes a viewer takes it over.
     pub fn run(&self) -> u64 {
         self.run.load(Ordering::Relaxed)
     }
@@ -259,8 +252,7 @@ impl Viewer {
         self.control.control().is_taken(device, inode)
     }
 
-    /// Counts an opening of a large file by this process; how many there were before, by any viewer, up to 255, as
-    /// far as that is known.
+    /// Counts an opening of a large file by this process; how many are known from before, by any viewer, up to 255.
     pub fn openings_before(&self, device: u64, inode: u64) -> u64 {
         let (page, hash) = (self.page(), opening_of(device, inode));
         let known = self.control.control().openings(device, inode);
@@ -275,19 +267,18 @@ impl Viewer {
         (known + ours as u64).min(255)
     }
 
-    /// What has to be done before the next read of `file` believes what is cached. Looked at before the read begins;
-    /// what becomes so while it is under way is of no concern to it.
+    /// What has to be done before the next read of `file` trusts what is cached. A change during that read does not
+    /// matter.
     #[inline]
     pub fn validation(&self, file: &ViewedFile<'_>) -> Validation {
         if self.arena.owner_has_ended() {
             return Validation::Kernel; // records are no longer kept true
         }
-        // Before what is said: a viewer that sees a time sees what was said of files before that was promised. Acquire,
-        // partner:
+        // Before the times: a viewer that sees a deadline sees what records said before. Acquire, partner:
         // `Shared::publish_lease_deadline`.
         let until = self.control.control().leases_valid_until.load(Ordering::Acquire);
         let said = self.arena.record(file.cell).map_or(Validation::Kernel, |record| record.validation());
-        // Its owner may have been stopped, and others at work since.
+        // The owner may have been stopped, and others at work since.
         if said == Validation::Leased && sys::ticks() >= until { Validation::OwnerLate } else { said }
     }
 
@@ -316,9 +307,8 @@ impl Viewer {
             .fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Reads `len` bytes at `position` of `file` to `to`, asking the owner for what is not in the cache.
-    ///
-    /// May wait for the owner; see [`Viewer::request`].
+    /// Reads `len` bytes at `position` of `file` to `to`, asking the owner for what is not in the cache. May wait; see
+    /// [`Viewer::request`].
     ///
     /// # Safety
     /// `to` is valid for `len` bytes of writes, by no other thread, and does not overlap the arena.
@@ -333,7 +323,7 @@ impl Viewer {
         }
     }
 
-    /// The first look of a read, which makes no system call. If that was not all of it, [`Viewer::go_on`] is next.
+    /// The first look of a read, without a system call. If it was not all of it, [`Viewer::go_on`] is next.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -346,7 +336,7 @@ impl Viewer {
         Hit { bytes: hits.bytes, stopped: hits.stopped, marker: hits.marker.map(|page| page.0) }
     }
 
-    /// What follows a first look at the same range: tells the owner of a marker, and asks for what is missing.
+    /// The rest after a first look at the same range: tells the owner of a marker, and asks for what is missing.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -369,8 +359,8 @@ impl Viewer {
         }
     }
 
-    /// The same, taking only what is in the cache and without waiting: `None` if its first byte is not. What is
-    /// copied may end before `len` with [`ReadEnd::Full`], where the next byte is not in the cache.
+    /// [`Viewer::read`] of what is in the cache only, without waiting: `None` if its first byte is not. What is copied
+    /// may end before `len` with [`ReadEnd::Full`], where the next byte is not in the cache.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -393,8 +383,8 @@ impl Viewer {
         Some(ReadOutcome { bytes, asked: 0, end })
     }
 
-    /// As [`Viewer::read_ready`], into a slice. (No slice overlaps the arena but those that a pin lends, and these
-    /// cannot be written.)
+    /// As [`Viewer::read_ready`], into a slice. (No slice overlaps the arena but those that a pin lends, which are
+    /// read-only.)
     #[inline]
     pub fn read_ready_into(
         &self,
@@ -406,7 +396,7 @@ impl Viewer {
         unsafe { self.read_ready(file, position, to.as_mut_ptr(), to.len()) }
     }
 
-    /// Says where the bytes `range` lie that the owner has pinned for this viewer, of a file that never changes; see
+    /// Where the bytes `range` lie that the owner has pinned for this viewer, of a file that never changes; see
     /// [`locate`].
     pub fn locate(
         &self,
@@ -417,14 +407,13 @@ impl Viewer {
         locate(self.view_of(file), range, each)
     }
 
-    /// Says which bytes of `range` a read would find in the cache now, part by part; see [`resident`]. The owner is not
-    /// asked: it is a hint, which the next moment may make wrong.
+    /// Which bytes of `range` a read would find in the cache now, as a hint; see [`resident`]. The owner is not asked.
     pub fn resident(&self, file: &ViewedFile<'_>, range: Range<u64>, each: impl FnMut(Range<u64>)) {
         resident(self.view_of(file), range, each);
     }
 
-    /// As [`Viewer::read`], and what it brings into the cache does not stay there; what was cached before does, and is
-    /// not noted as read.
+    /// As [`Viewer::read`], but what it brings into the cache does not stay there; what was cached stays, not noted as
+    /// read.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -448,13 +437,12 @@ impl Viewer {
         outcome
     }
 
-    /// The file as the hit sees it.
     #[inline(always)]
     fn view_of(&self, file: &ViewedFile<'_>) -> FileView<'_> {
         FileView { view: &self.arena, cell: file.cell, id: file.id }
     }
 
-    /// Copies what the cache holds and notes nothing; `met` is set if some of it is to be dropped when it was read.
+    /// Copies what the cache holds and notes nothing; sets `met` if some of it is dropped after the read.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -476,13 +464,13 @@ impl Viewer {
         (hits.bytes, hits.stopped)
     }
 
-    /// Tells the owner how `len` bytes at `position` will be read, and waits until it has heard it. That it could not
-    /// be told costs speed only. May wait as [`Viewer::request`] does.
+    /// Tells the owner how `len` bytes at `position` will be read, and waits as [`Viewer::request`] does. A failure
+    /// costs speed only.
     pub fn advise(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
         let _ = self.request(Operation::Hint, [file.handle, position, advice.with_length(len)]);
     }
 
-    /// The same without waiting; forgotten if many requests are open.
+    /// As [`Viewer::advise`] without waiting; dropped if many requests are open.
     pub fn suggest(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
         let _held = SignalsHeld::new(); // as in `request`
         let question = [file.handle, position, advice.with_length(len)];
@@ -581,29 +569,27 @@ impl Viewer {
 
     /// Asks the owner and waits for its answer, for a bounded time.
     ///
-    /// Ends with [`RequestError::Late`] if there is none by then, and the owner does nothing then of what was asked, or
-    /// takes it back; and at once if the owner has shown no sign of life since an answer was late. A signal that
-    /// arrives meanwhile is handled afterwards, as during a read of the kernel's own: a handler that does not return
-    /// would take the slot with it.
+    /// Ends with [`RequestError::Late`] if there is none by then; the owner then does nothing of what was asked, or
+    /// undoes it. Ends so at once if the owner has shown no sign of life since an answer was late. Signals are handled
+    /// afterwards, as during a kernel's read: a handler that does not return would take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
         self.ask(operation, arguments, self.answer_millis_max)
     }
 
-    /// As [`Viewer::request`], of a request that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
-    /// long as the owner's heartbeat rises. An owner that was late a moment ago and may be well is asked as soon as its
-    /// heartbeat has risen: what is asked here must not be passed over because a read was slow.
+    /// As [`Viewer::request`], of a long request: waits up to [`LONG_MILLIS_MAX`] while the owner's heartbeat rises.
+    /// Waits for the heartbeat of an owner that was late, so that one slow read does not suppress the request.
     pub fn request_long(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
         self.wait_for_heartbeat();
         self.ask(operation, arguments, self.waits_at_most())
     }
 
-    /// As [`Viewer::request`], waiting up to `millis` milliseconds as long as the owner's heartbeat rises: for what the
-    /// owner alone can answer, as the bytes of an object.
+    /// As [`Viewer::request`], waiting up to `millis` milliseconds while the owner's heartbeat rises, for what only the
+    /// owner can answer, such as the bytes of an object.
     ///
-    /// Signals that arrive meanwhile are handled at once: a thread that waits for a slow store can be interrupted. A
-    /// handler that does not come back takes the slot with it.
+    /// Signals are handled at once, so a wait for a slow store can be interrupted. A handler that does not return takes
+    /// the slot with it.
     pub fn request_within(
         &self,
         operation: Operation,
@@ -618,7 +604,7 @@ impl Viewer {
         self.wait(slot, millis)?;
         let error = slot.error.load(Ordering::Relaxed);
         let answers = [slot.answers[0].load(Ordering::Relaxed), slot.answers[1].load(Ordering::Relaxed)];
-        // Release, partner: the Acquire in `claim_slot`: a viewer that claims the slot next finds our reads done.
+        // Release, partner: the Acquire in `claim_slot`: a viewer that claims the slot next finds these reads done.
         slot.state.store(state::FREE, Ordering::Release);
         if error == 0 { Ok(answers) } else { Err(RequestError::Errno(error as i32)) }
     }
@@ -629,14 +615,14 @@ impl Viewer {
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 
-    /// Posts a message for an owner that was late; the owner handles it when it runs again. Lost if no slot is free.
+    /// Posts a message for a late owner to handle when it runs again. Lost if no slot is free.
     pub fn post_late(&self, operation: Operation, arguments: [u64; 3]) {
         let _held = SignalsHeld::new(); // as in `request`
         let _ = self.post(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS);
     }
 
-    /// Waits until the owner has handled all that it was told, `millis` milliseconds at most. One whose heartbeat
-    /// stands still is waited for some beats longer: it is late then, and not waited for again until that rises.
+    /// Waits until the owner has handled all that it was told, `millis` milliseconds at most. If its heartbeat stands
+    /// still it gets some beats longer, then counts as late.
     pub fn settle(&self, millis: u32) {
         self.wait_for_heartbeat();
         let (begun, beat) = (sys::clock_millis(), self.heartbeat());
@@ -663,19 +649,18 @@ impl Viewer {
         STILL_MILLIS_MAX.max(u64::from(self.answer_millis_max))
     }
 
-    /// The owner's heartbeat: how often it has counted.
+    /// The owner's heartbeat count.
     pub fn heartbeat(&self) -> u32 {
         self.control.control().heartbeat.load(Ordering::Relaxed)
     }
 
-    /// The owner is not waited for until its heartbeat rises; that of a working one does until `still`.
+    /// Marks the owner late until its heartbeat rises; a working owner's does so by `still`.
     fn note_late(&self, still: u64) {
         self.late_until.store(still, Ordering::Relaxed);
         self.late_at.store(self.heartbeat(), Ordering::Relaxed);
         self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
     }
 
-    /// Waits until the heartbeat of an owner that was late rises, for as long as that of a working one may stand still.
     fn wait_for_heartbeat(&self) {
         let is_waited_for = || sys::clock_millis() < self.late_until.load(Ordering::Relaxed);
         while self.is_late_still() && is_waited_for() && !self.owner_is_dead() {
@@ -684,7 +669,6 @@ impl Viewer {
         }
     }
 
-    /// Whether the owner was late, and its heartbeat has not risen since.
     fn is_late_still(&self) -> bool {
         if !self.is_late.load(Ordering::Relaxed) {
             return false;
@@ -696,7 +680,6 @@ impl Viewer {
         is_still
     }
 
-    /// Writes a request into one of the first `slots` slots.
     fn submit(
         &self,
         operation: Operation,
@@ -713,7 +696,7 @@ impl Viewer {
         self.post(operation, arguments, pending, slots)
     }
 
-    /// The same, whether or not the owner is late.
+    /// As [`Self::submit`], whether or not the owner is late.
     fn post(
         &self,
         operation: Operation,
@@ -747,17 +730,17 @@ impl Viewer {
 
     fn wake_owner(&self) {
         let request_futex = &self.page().request_futex;
-        // SeqCst on both, partner: the owner's worker, which adds to `sleepers` and then sleeps only if
-        // the futexes still have the values it saw before it looked for work. Either we see the sleeper, or its
-        // sleep sees the new value.
+        // SeqCst on both, partner: the owner's worker, which adds to `sleepers` and then sleeps only if the futexes
+        // still have the values from before its look for work. Either this thread sees the sleeper, or its sleep sees
+        // the new value.
         request_futex.fetch_add(1, Ordering::SeqCst);
         if self.control.control().sleepers.load(Ordering::SeqCst) != 0 {
             sys::futex_wake(request_futex, 1);
         }
     }
 
-    /// Waits until the answer stands, or it is too late; then the slot is given up. It is too late after `millis`
-    /// milliseconds, or when the heartbeat has stood still for some beats.
+    /// Waits until the answer stands, or for `millis` milliseconds, or until the heartbeat has stood still for some
+    /// beats; then gives the slot up.
     fn wait(&self, slot: &Request, millis: u32) -> Result<(), RequestError> {
         // Acquire, partner: the owner's store of DONE, which its answers precede.
         let done = || slot.state.load(Ordering::Acquire) == state::DONE;
@@ -778,8 +761,8 @@ impl Viewer {
             if now == state::DONE {
                 return Ok(());
             }
-            // Only we free it: so zeros are in the place of the page, which this process has given back meanwhile. Its
-            // answer was written elsewhere, and no thread would wake us.
+            // Only this thread frees it: so the page was given back and zeros are in its place. No thread would wake
+            // this one.
             if now == state::FREE {
                 return Err(RequestError::OwnerDead);
             }
@@ -794,12 +777,11 @@ impl Viewer {
                 let error = if is_dead { RequestError::OwnerDead } else { RequestError::Late };
                 return self.give_up(slot, error, still);
             }
-            // An owner that ends wakes all sleepers, unless it was killed: so it is looked for now and then.
+            // An owner that ends wakes all sleepers, unless it was killed: hence the checks.
             sys::futex_wait(&slot.state, now, left.min(LOOK_MILLIS));
         }
     }
 
-    /// No thread waits for that answer any more, unless it stands by now.
     fn give_up(&self, slot: &Request, error: RequestError, still: u64) -> Result<(), RequestError> {
         let to = |from, to| {
             // Release, partner: the Acquire of a viewer that claims the slot next, or of the owner that takes its

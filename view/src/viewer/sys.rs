@@ -1,9 +1,8 @@
 //! System calls without a C library.
 //!
-//! A viewer lives inside another program, where the C library's
-//! functions may be our own wrappers and `errno` is the program's. So what a
-//! viewer needs of the kernel it asks by the machine's own instruction. No
-//! function here touches `errno`, allocates, or is a cancellation point.
+//! A viewer lives inside another program, where the C library's functions may be this library's wrappers and `errno` is
+//! the program's. So it makes system calls by the machine's own instruction. No function here touches `errno`,
+//! allocates, or is a cancellation point.
 
 use core::sync::atomic::AtomicU32;
 use core::time::Duration;
@@ -69,7 +68,7 @@ pub mod number {
 /// Makes system call `number`. The answer is the kernel's: an error is its number, negated.
 ///
 /// # Safety
-/// The arguments mean to the kernel what the caller believes they mean.
+/// The arguments mean to the kernel what the caller intends.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
@@ -91,7 +90,7 @@ pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
 /// Makes system call `number`. The answer is the kernel's: an error is its number, negated.
 ///
 /// # Safety
-/// The arguments mean to the kernel what the caller believes they mean.
+/// The arguments mean to the kernel what the caller intends.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
@@ -117,8 +116,8 @@ pub fn result(answer: isize) -> Result<usize, Errno> {
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 
-/// Sleeps until a thread wakes `word`, it is not `expected` any more, a signal comes or `millis`
-/// milliseconds passed. Which of them it was the caller finds out by looking. Works across processes.
+/// Sleeps until a wake of `word`, a value of it other than `expected`, a signal, or `millis` milliseconds. Which it
+/// was, the caller finds out by looking. Works across processes.
 pub fn futex_wait(word: &AtomicU32, expected: u32, millis: u32) {
     let time = [i64::from(millis / 1000), i64::from(millis % 1000) * 1_000_000];
     let address = core::ptr::from_ref(word) as usize;
@@ -152,8 +151,8 @@ impl<'a> FutexWait<'a> {
     }
 }
 
-/// Sleeps until a thread wakes one of `words`, at most [`FUTEXES_MAX`], or one is not as expected any more, a signal
-/// comes, or `millis` milliseconds passed. `false`: the kernel cannot do that (before 5.16), or may not.
+/// Sleeps as [`futex_wait`] on any of `words`, at most [`FUTEXES_MAX`]. `false`: the kernel cannot do that (before
+/// 5.16), or may not.
 #[must_use]
 pub fn futex_wait_any(words: &[FutexWait<'_>], millis: u32) -> bool {
     const CLOCK_MONOTONIC: usize = 1;
@@ -172,17 +171,15 @@ pub fn futex_wake(word: &AtomicU32, sleepers: u32) {
     let _ = unsafe { call(number::FUTEX, [address, FUTEX_WAKE, sleepers as usize, 0, 0, 0]) };
 }
 
-/// All signals held back, until this is dropped.
-///
-/// For the few steps that a handler must neither run between, as it would wait for the thread it interrupted, nor leave
-/// for ever, as a handler that jumps does. It is this thread's mask, so what the process gets another thread handles.
+/// All of this thread's signals held back, until this is dropped: for the few steps that a handler must neither run
+/// between, as it would wait for the thread it interrupted, nor leave for ever, as a handler that jumps does.
 #[derive(Debug)]
 pub struct SignalsHeld(u64);
 
 impl SignalsHeld {
     const SET: usize = 2;
 
-    /// Holds all signals back.
+    /// Holds them back.
     #[must_use]
     #[allow(clippy::new_without_default, reason = "it does something")]
     pub fn new() -> Self {
@@ -202,16 +199,15 @@ impl Drop for SignalsHeld {
     }
 }
 
-/// A counter of the machine's that is read without a system call, and by every process alike if the cores' counters go
-/// alike, as they do where the kernel takes the time from them. How fast it rises [`ticks_within`] says.
+/// A counter of the machine, read without a system call, and alike in every process if the cores' counters agree, as
+/// they do where the kernel keeps time by them. [`ticks_within`] says how fast it rises.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn ticks() -> u64 {
     // SAFETY: it reads a register.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
-/// A counter of the machine's that is read without a system call, and by every process alike if the cores' counters go
-/// alike, as they do where the kernel takes the time from them. How fast it rises [`ticks_within`] says.
+/// A counter of the machine, as on x86-64: read without a system call, and alike in every process.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub fn ticks() -> u64 {
@@ -223,14 +219,14 @@ pub fn ticks() -> u64 {
     ticks
 }
 
-/// No more [`ticks`] than `time` has, if that is not so long that it does not matter.
+/// At most the [`ticks`] in `time`, if that is not so long that it does not matter.
 #[cfg(target_arch = "x86_64")]
 pub fn ticks_within(time: Duration) -> u64 {
     /// No processor with 64 bits counts slower.
     const PER_MICROSECOND: u128 = 500;
     u64::try_from(time.as_micros().saturating_mul(PER_MICROSECOND)).unwrap_or(u64::MAX)
 }
-/// No more [`ticks`] than `time` has, if that is not so long that it does not matter.
+/// At most the [`ticks`] in `time`, if that is not so long that it does not matter.
 #[cfg(target_arch = "aarch64")]
 pub fn ticks_within(time: Duration) -> u64 {
     let per_second: u64;

@@ -8,9 +8,8 @@
 //!                      | kind |  order   |   payload      |   kind 0 shadow, 1 spill
 //! ```
 //!
-//! A **shadow** remembers an eviction: it may be dropped, split or replaced. A
-//! **spill** is data that lives elsewhere: an insertion answers "present", and
-//! it is never split, dropped or consumed as a shadow.
+//! A **shadow** remembers an eviction: it may be dropped, split or replaced. A **spill** is data that lives elsewhere:
+//! an insertion answers "present", and it is never split, dropped or consumed as a shadow.
 
 use core::fmt;
 
@@ -63,8 +62,7 @@ impl Entry {
     pub const fn value(value: Value) -> Self {
         Self(value.0 << 2 | 3)
     }
-    /// The entry that a slot's 32 bits mean. Every pattern means something; a pattern that no writer
-    /// stores (tag 0 with a number) means empty.
+    /// The entry that a slot's 32 bits mean; a pattern that no writer stores (tag 0 with a number) means empty.
     #[inline]
     pub const fn from_bits(bits: u32) -> Self {
         if bits & 3 == 0 { Self::EMPTY } else { Self(bits) }
@@ -150,8 +148,8 @@ impl fmt::Debug for Value {
     }
 }
 
-/// The root of a tree, as one word: the entry and the number of levels of nodes below it. With no
-/// level the entry is what stands at index 0, of order 0.
+/// The root of a tree, as one word: the entry and the number of levels of nodes below it. With no level the entry is
+/// what stands at index 0, of order 0.
 ///
 /// ```text
 ///   63      43  42-40  39    32 31             0

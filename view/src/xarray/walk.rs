@@ -8,22 +8,19 @@
 //!                  load: root -> node -> next leaf -> slot 0  the leaf has ended: a descent
 //! ```
 //!
-//! The tree may change under a walk, and a node may be recycled for another
-//! tree. So a walk promises little, and always keeps it: it ends after at most
-//! `levels` steps, every number it follows was checked by the slab, and what it
-//! returns is a **hint**. A thread that asked holds the hint against the descriptor
-//! it names; an empty or foreign hint means "ask under the lock", never "hole".
+//! The tree may change under a walk, and a node may be recycled for another tree. So a walk ends after at most `levels`
+//! steps, the slab checks every number it follows, and what it returns is a **hint**, to be held against the descriptor
+//! it names. An empty or foreign hint means "ask under the lock", never "hole".
 //!
-//! A [`Finder`] remembers the leaf it is in, and nothing else of the tree; the
-//! hit has one. A [`Walker`] is a finder that stands somewhere and moves on. It
-//! does not know how large a folio is: its caller does, and says what to step past.
+//! A [`Finder`] remembers the leaf it is in; the hit has one. A [`Walker`] is a finder that stands somewhere and moves
+//! on. It does not know how large a folio is: its caller does, and says what to step past.
 //!
 //! Invariants:
 //!  1. A look into the leaf of the last one reads one slot; any other reads one slot of each level.
 //!  2. A step reads nothing and always moves the index, whether the walker was ever in the tree or not.
 //!
-//! Not an invariant: that the leaf is still the tree's. It may be another's by now; a thread that finds that the
-//! descriptor does not fit resets the reader and looks again.
+//! Not an invariant: that the leaf is still the tree's. A thread whose descriptor does not fit resets the reader and
+//! looks again.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, mutant, ordering};
@@ -35,12 +32,12 @@ pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;
 
-    /// The bits of a slot, as they are now. Every slot that a walk reads, it reads by this: a thread that counts
-    /// steps, or wants to change the tree between two of them, has a keeper of its own.
+    /// The bits of a slot, as they are now. A walk reads every slot by this: a keeper of a test's own can count steps,
+    /// or change the tree between two of them.
     #[inline(always)]
     fn read_slot(&self, slot: &AtomicU32) -> u32 {
-        // Acquire, partner: the Release by which the tree's writer stores a slot: a thread that sees a new node
-        // sees its slots as they were prepared.
+        // Acquire, partner: the Release by which the tree's writer stores a slot: a new node's slots are seen as
+        // prepared.
         slot.load(ordering(Mutant::SlotAcquire, Ordering::Acquire, Ordering::Relaxed))
     }
 }
@@ -48,8 +45,8 @@ pub trait RacySlots {
 /// A tree's root, as a reader finds it.
 #[inline]
 pub fn load_root(root: &AtomicU64) -> Root {
-    // Acquire, partner: the Release by which the tree's writer stores its root: a thread that sees a new top node
-    // sees its slots as they were prepared.
+    // Acquire, partner: the Release by which the tree's writer stores its root: a new top node's slots are seen as
+    // prepared.
     Root::from_bits(root.load(ordering(Mutant::RootAcquire, Ordering::Acquire, Ordering::Relaxed)))
 }
 
@@ -77,10 +74,9 @@ fn shift_of_top<const BITS: u32>(root: Root, index: u64) -> Option<u32> {
     index.checked_shr(shift).is_none_or(|above| above == 0).then_some(shift)
 }
 
-/// Where a descent ended.
 struct Descent<'a> {
     entry: Entry,
-    /// The slot the entry was read from; `None` if it is the root's, or nothing.
+    /// `None` if the entry is the root's, or nothing.
     slot: Option<&'a AtomicU32>,
     /// The slots of the lowest level, if it ended there.
     leaf: Option<&'a [AtomicU32]>,
@@ -90,7 +86,6 @@ impl Descent<'_> {
     const NOTHING: Self = Descent { entry: Entry::EMPTY, slot: None, leaf: None };
 }
 
-/// As [`walk`], for a caller that wants the slot, and the leaf, too.
 #[inline(always)]
 fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Descent<'_> {
     let Some(mut shift) = shift_of_top::<BITS>(root, index) else { return Descent::NOTHING };
@@ -126,13 +121,12 @@ pub struct WalkResult<'a> {
     slot: Option<&'a AtomicU32>,
 }
 
-/// A reader of one tree, anywhere in it, that remembers the leaf it is in. The tree is named by the word
-/// of its root, which is read anew at each descent.
+/// A reader of one tree that remembers the leaf it is in. The word of the tree's root is read anew at each descent.
 #[derive(Debug)]
 pub struct Finder<'a, S: ?Sized, const BITS: u32> {
     slab: &'a S,
     root: &'a AtomicU64,
-    /// The slots of the leaf of the last look, and the upper bits of the indices they are of.
+    /// Of the last look, with the upper bits of the indices they are of.
     leaf: Option<(u64, &'a [AtomicU32])>,
 }
 
@@ -209,9 +203,8 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
         self.index = index;
     }
 
-    /// Goes right behind the entry of `order` that covers the index, wherever inside it the walker stands;
-    /// not beyond the last index there is. Reads nothing, and moves a walker that was never in the tree, or
-    /// was reset, as it moves any other.
+    /// Goes right behind the entry of `order` that covers the index; not beyond the last index there is. Reads nothing,
+    /// whether the walker was ever in the tree or not.
     #[inline]
     pub fn step_past(&mut self, order: u8) {
         debug_assert!(order < 64, "an entry of order {order} covers every index");
@@ -238,16 +231,12 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
     }
 }
 
-/// A walk that is led one level at a time, so that several go side by side: while one waits for its slot to
-/// come from memory, the others' are on their way. Finds what [`walk`] finds.
+/// A walk that is led one level at a time, so that several overlap their waits for memory. Finds what [`walk`] finds.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps<'a, const BITS: u32> {
     index: u64,
-    /// Bits of the index below the level that `slot` is of.
     shift: u32,
-    /// What the last step read.
     entry: Entry,
-    /// Where the next one reads.
     slot: Option<&'a AtomicU32>,
 }
 
@@ -284,7 +273,6 @@ impl<'a, const BITS: u32> Steps<'a, BITS> {
         self.entry
     }
 
-    /// Turns to the slot in the node that was met, if it was one and a level is left for it.
     #[inline]
     fn descend<S: RacySlots + ?Sized>(&mut self, slab: &'a S) {
         let Kind::Node(node) = self.entry.kind() else {

@@ -20,7 +20,6 @@ use crate::uffd::Uffd;
 use crate::vm::Vm;
 use quinion::internals::sync::lock::{Mutex, MutexGuard};
 
-/// One connection.
 pub(super) struct Connection {
     pub(super) number: u64,
     pub(super) socket: OwnedFd,
@@ -33,11 +32,10 @@ pub(super) struct ConnectionSlot {
     pub(super) stage: ConnectionState,
     /// Another thread came for this while it was taken.
     pub(super) wanted: Option<Kind>,
-    /// Whether that was told.
+    /// Whether `GivenUp` was told.
     pub(super) is_given_up: bool,
 }
 
-/// What a connection is.
 pub(super) enum ConnectionState {
     /// Its message is to come; its thread waits for that.
     Greeting { since: Instant },
@@ -53,13 +51,11 @@ pub(super) enum ConnectionState {
     Over,
 }
 
-/// Userfaultfds that must not be closed yet.
 pub(super) enum HeldUffds {
     Vm { _vm: Box<Vm> },
     Descriptors { _uffds: Vec<Uffd> },
 }
 
-/// What a token of epoll is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Listener = 0,
@@ -74,12 +70,10 @@ pub(super) enum Kind {
 
 const KIND_BITS: u32 = 3;
 
-/// The token of that kind of event of a connection.
 pub(super) fn token(number: u64, kind: Kind) -> EventData {
     EventData::new_u64(number << KIND_BITS | kind as u64)
 }
 
-/// What a token says.
 pub(super) fn of_token(data: EventData) -> (u64, Kind) {
     let kinds = [Kind::Listener, Kind::Wake, Kind::Socket, Kind::Process, Kind::Faults, Kind::Clock];
     (data.u64() >> KIND_BITS, kinds[(data.u64() & ((1 << KIND_BITS) - 1)) as usize])
@@ -94,13 +88,11 @@ impl Connection {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What tells of its end.
     pub(super) fn end(&self) -> (&Peer, BorrowedFd<'_>) {
         (&self.peer, self.socket.as_fd())
     }
 
-    /// What it is, for the worker that works on it; `None`, and the event is noted, if another
-    /// thread has it.
+    /// What it is, for the calling worker; `None`, and the event is noted, if another thread has it.
     pub(super) fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
@@ -124,12 +116,10 @@ impl Connection {
         }
     }
 
-    /// Whether it greets.
     pub(super) fn may_greet(&self) -> bool {
         matches!(self.place().stage, ConnectionState::Greeting { .. })
     }
 
-    /// Whether its thread has it.
     pub(super) fn is_busy(&self) -> bool {
         matches!(self.place().stage, ConnectionState::Greeting { .. } | ConnectionState::Taken)
     }
@@ -149,7 +139,6 @@ impl Connection {
     pub(super) fn put_back(&self, stage: ConnectionState) -> Option<(ConnectionState, Kind)> {
         let mut place = self.place();
         if matches!(place.stage, ConnectionState::Over) {
-            // Its process ended meanwhile.
             return None;
         }
         if let Some(kind) = place.wanted.take() {

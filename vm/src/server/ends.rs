@@ -24,7 +24,6 @@ use crate::peer::{Handshake, has_one_ended, refusal, say};
 use crate::{Event, OnFailure, PeerError};
 
 impl Shared {
-    /// Its process is no more, or its connection if there is no process.
     pub(super) fn end_connection(&self, connection: &Connection) {
         // A thread that has it finds out that it is over, and lets it go.
         let (stage, is_given_up) = {
@@ -46,7 +45,7 @@ impl Shared {
         }
     }
 
-    /// Takes it out of the table. Whether it was there.
+    /// Whether it was in the table.
     pub(super) fn forget(&self, connection: &Connection) -> bool {
         let mut table = self.table();
         let was_known = table.connections.remove(&connection.number).is_some();
@@ -57,7 +56,7 @@ impl Shared {
         }
         drop(table);
         if was_known {
-            // Others may have what we close, and then epoll would go on telling of it.
+            // Others may have what this closes, and then epoll would go on telling of it.
             let _ = epoll::delete(&self.epoll, &connection.socket);
             if let Some(alive) = connection.peer.alive() {
                 let _ = epoll::delete(&self.epoll, alive);
@@ -66,7 +65,6 @@ impl Shared {
         was_known
     }
 
-    /// Something is wrong with a VM: it is given up.
     pub(super) fn fail(
         &self,
         connection: &Connection,
@@ -82,7 +80,7 @@ impl Shared {
         }
     }
 
-    /// Something is wrong with a peer that greets: it is told and forgotten; or given up, if it handed over its memory.
+    /// A peer that greets is told what is wrong, and forgotten; or given up, if it handed over its memory.
     pub(super) fn refuse(
         &self,
         connection: &Connection,
@@ -90,7 +88,7 @@ impl Shared {
         why: PeerError,
     ) -> ConnectionState {
         match memory_of(greeting) {
-            // It is a VM, and will wait for us.
+            // It is a VM, and waits for this server.
             Some(kept) => self.give_up(connection, kept, why),
             None => {
                 self.refused(connection, why);
@@ -119,8 +117,8 @@ impl Shared {
         ConnectionState::Over
     }
 
-    /// Has the end told of a process that was killed, if it is not yet. If epoll has no room for that, it is looked at
-    /// now and then.
+    /// Has the end of a killed process told, if it is not yet. If epoll has no room for that, it is looked at now and
+    /// then.
     pub(super) fn await_end(&self, connection: &Connection) {
         let (number, Some(alive)) = (connection.number, connection.peer.alive()) else { return };
         match epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE) {
@@ -130,7 +128,6 @@ impl Shared {
         }
     }
 
-    /// A peer that is no VM is told what is wrong, and has its place no more.
     pub(super) fn refused(&self, connection: &Connection, why: PeerError) {
         self.forget(connection);
         let _ = say(connection.socket.as_fd(), &refusal(&why), None);
@@ -138,7 +135,6 @@ impl Shared {
         self.tell(&Event::Refused { process: connection.peer.process(), why });
     }
 
-    /// Ends all connections, when no worker is left.
     pub(super) fn drop_all(&self) {
         let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
         // A message that has come and was not read may hand over memory, too: their threads check.

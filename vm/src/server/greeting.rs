@@ -5,9 +5,9 @@
 //!                '--no: wait, or refuse one more            '--late, wrong, panicked--> refused; then closed
 //! ```
 //!
-//! Why no worker does that, and how many such threads there may be, is said at the head of `server.rs`. While a thread
-//! waits in a receive it keeps nothing of the server's alive. One that still waits when its message is late has its
-//! place freed by another thread ([`Shared::sweep`]).
+//! The head of `server.rs` says why no worker does that, and how many such threads there may be. While a thread waits
+//! in a receive it keeps nothing of the server's alive. Another thread frees the place of one that still waits when its
+//! message is late ([`Shared::sweep`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +31,6 @@ use quinion::internals::sync::lock::Mutex;
 use quinion::internals::sys::signal;
 use quinion::internals::units::PAGE_SIZE;
 
-/// A thread of a peer, as the table counts it.
 struct PeerThread(Weak<Shared>);
 
 impl Drop for PeerThread {
@@ -42,7 +41,6 @@ impl Drop for PeerThread {
     }
 }
 
-/// What is done with a VM in the backlog; see the head of `server.rs`.
 enum AcceptState {
     /// It is accepted: there is a place, or it is refused.
     Open,
@@ -53,7 +51,6 @@ enum AcceptState {
 }
 
 impl Shared {
-    /// Accepts one waiting peer, on a thread of its own; see the head of `server.rs`.
     pub(super) fn accept(self: &Arc<Self>) {
         match self.accept_state() {
             AcceptState::Open => {}
@@ -112,8 +109,8 @@ impl Shared {
         }
     }
 
-    /// Accepts a peer and gets to know it, on its thread, and goes to the end of the row. What is wrong, if it cannot
-    /// be heard.
+    /// Accepts a peer and gets to know it, on its thread, at the end of the queue. What is wrong, if it cannot be
+    /// received from.
     fn accept_pending(&self) -> Option<(Arc<Connection>, Option<PeerError>)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let met = match rustix::net::accept_with(&self.listener, flags) {
@@ -157,13 +154,11 @@ impl Shared {
         Some((connection, wrong))
     }
 
-    /// Has the end of a peer's process told.
     fn watch_peer(&self, connection: &Connection) -> rustix::io::Result<()> {
         let Some(alive) = connection.peer.alive() else { return Ok(()) };
         epoll::add(&self.epoll, alive, token(connection.number, Kind::Process), ONCE)
     }
 
-    /// Hands out the image.
     fn give_image(
         &self,
         connection: &Connection,
@@ -196,7 +191,7 @@ impl Shared {
         Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
     }
 
-    /// A peer has said all, or something is wrong with it: it becomes the workers', or is refused. On its thread.
+    /// Makes a peer that has said all, or with which something is wrong, the workers', or refuses it. On its thread.
     fn end_greeting(
         &self,
         connection: &Connection,
@@ -226,8 +221,7 @@ impl Shared {
         }
     }
 
-    /// Ends greetings that are so late that their threads must be waiting in the kernel. Any worker may call
-    /// it.
+    /// Ends greetings that are so late that their threads must be waiting in the kernel. Any worker may call it.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.table();
@@ -258,7 +252,6 @@ impl Shared {
     }
 }
 
-/// The userfaultfds among what came, to be kept, if there are any.
 pub(super) fn memory_of(greeting: &mut Handshake) -> Option<HeldUffds> {
     let uffds = greeting.take_userfaultfds(DESCRIPTORS_MAX);
     (!uffds.is_empty()).then_some(HeldUffds::Descriptors { _uffds: uffds })

@@ -1,4 +1,4 @@
-//! Socket: the file at which VMMs connect, which users may do so, and whether the file is ours.
+//! Socket: the file at which VMMs connect, which users may do so, and whether the file is the server's own.
 //!
 //! ```text
 //!   another listener there? --no--> remove what is left --> bind --> permissions, owner --> listen
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! No process can connect before the permissions are what the options say. Another user who may write to the folder can
-//! put something else under the name at any moment; then what is changed is what we have bound, or nothing.
+//! put something else under the name at any moment; then what is changed is what was bound, or nothing.
 
 use std::fmt;
 use std::fs;
@@ -27,13 +27,12 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// The error of a server that cannot be at `socket`.
 pub(super) fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> Error {
     let text = format!("page faults cannot be served there: {what}{error}");
     Error::cannot_open(socket, text)
 }
 
-/// Whether a process listens at `path`. Does not wait for one that does not accept.
+/// Does not wait for a process that does not accept.
 fn listens(path: &Path) -> rustix::io::Result<bool> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -78,7 +77,7 @@ pub(super) fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, 
     match listening {
         Ok(()) => Ok((socket, inode)),
         Err(wrong) => {
-            // It is ours, if no other has taken its place, and of no use.
+            // It is this server's, if no other has taken its place, and of no use.
             if fs::symlink_metadata(path).is_ok_and(|found| found.ino() == inode) {
                 let _ = fs::remove_file(path);
             }
@@ -88,8 +87,7 @@ pub(super) fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, 
 }
 
 /// The file of the socket that was just bound at `path`, by a descriptor that can neither read nor write, and its
-/// number. Another user who may write to the folder can put something else under the name at any moment: what is
-/// changed is what this descriptor is of, and no link is followed.
+/// number. What is changed is what this descriptor is of, and no link is followed.
 fn file_of_socket(path: &Path) -> io::Result<(OwnedFd, u64)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty())?;
@@ -102,8 +100,7 @@ fn file_of_socket(path: &Path) -> io::Result<(OwnedFd, u64)> {
     Ok((file, stat.st_ino))
 }
 
-/// Gives the socket's file its permissions and its owner, before it listens: no process can connect before that. The
-/// owner comes last, who may change the permissions.
+/// Gives the socket's file its permissions, and then its owner, who may change them.
 fn open_to(path: &Path, file: &OwnedFd, options: &RestoreOptions) -> Result<()> {
     let (user, group) = (options.socket_owner, options.socket_group);
     let mode = Mode::from_raw_mode(options.socket_mode);

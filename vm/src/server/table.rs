@@ -1,6 +1,6 @@
 //! Table: all connections, which of them wait for a turn, and what was counted of those that are no more.
 //!
-//! One lock is for all of it. It is held for a look or a change, and never while something is done for a peer.
+//! One lock is for all of it, held for a look or a change, and never while something is done for a peer.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -9,13 +9,12 @@ use std::time::Instant;
 use super::connection::Connection;
 use crate::stats::RestoreCounters;
 
-/// See the head of this file.
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) connections: HashMap<u64, Arc<Connection>>,
-    /// Of these, those for which there was no place.
+    /// Those for which there was no place.
     pub(super) refused: HashSet<u64>,
-    /// Of the others, those that are a VM's: their message has come, or their memory did.
+    /// Those, of the others, that are a VM's: their message has come, or their memory did.
     pub(super) vms: HashSet<u64>,
     /// Threads of peers: of those that greet, and of those whose descriptors block in close.
     pub(super) threads: usize,
@@ -30,12 +29,11 @@ pub(super) struct Table {
     pub(super) vms_total: u64,
     pub(super) vms_given_up: u64,
     pub(super) peers_refused: u64,
-    /// What was done for VMs that are no more.
     pub(super) past: RestoreCounters,
 }
 
 impl Table {
-    /// A connection is a VM's from now on; if it is there still, and has a place.
+    /// If the connection is there still, and has a place.
     pub(super) fn note_vm(&mut self, number: u64) {
         if self.connections.contains_key(&number) && !self.refused.contains(&number) {
             self.vms.insert(number);

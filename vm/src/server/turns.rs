@@ -5,8 +5,8 @@
 //!                                                              '--wrong, or a panic--> given up (`ends.rs`)
 //! ```
 //!
-//! A step that begins a VM has its spaces watched; one that serves it looks for faults in all of them, whatever it was
-//! that was told, and has them told once more.
+//! A step that begins a VM has its spaces watched; one that serves it looks for faults in all of them, whatever event
+//! it was, and has them told once more.
 
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,6 @@ use crate::{Event, Fill, PeerError};
 use quinion::internals::units::PAGE_SIZE;
 
 impl Shared {
-    /// Something happened to a connection.
     pub(super) fn attend(&self, number: u64, kind: Kind) {
         let Some(connection) = self.table().connections.get(&number).cloned() else { return };
         if kind == Kind::Process {
@@ -40,7 +39,7 @@ impl Shared {
         }
     }
 
-    /// Does what is to be done for a connection that is ours, and puts it back.
+    /// Works on a connection that this thread has, and puts it back.
     pub(super) fn work_on(&self, connection: &Connection, mut stage: ConnectionState, mut kind: Kind) {
         loop {
             let done = catch_unwind(AssertUnwindSafe(|| self.step(connection, &mut stage, kind)));
@@ -56,7 +55,6 @@ impl Shared {
         }
     }
 
-    /// One step of a connection's life.
     fn step(
         &self,
         connection: &Connection,
@@ -88,7 +86,6 @@ impl Shared {
         Ok(())
     }
 
-    /// A connection has become a VM's.
     fn begin_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
         {
             let mut table = self.table();
@@ -119,7 +116,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Has spaces watched that are not.
     fn watch(&self, connection: &Connection, spaces: &mut [Space]) -> std::result::Result<(), PeerError> {
         debug_assert!(spaces.len() <= SPACES_MAX);
         for space in spaces.iter_mut().filter(|space| !space.is_watched) {
@@ -138,7 +134,6 @@ impl Shared {
         }
     }
 
-    /// A turn of a VM.
     fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
         let common = VmShared {
             snapshot: &self.snapshot,

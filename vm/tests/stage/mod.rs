@@ -1,8 +1,7 @@
 //! Stage: a snapshot on a disk, a cache, and a place for a socket, for tests in which VMs are served.
 //!
 //! The folder of the snapshot is on a disk, so that the cache reads it directly; and the kernel's page cache is told to
-//! drop it before a server starts, since what that holds does not go through our cache. Dropping the stage removes all
-//! of it.
+//! drop it before a server starts, so that all reads go through this cache. Dropping the stage removes all of it.
 //!
 //! Invariant: the server starts only when a test asks for it.
 
@@ -13,7 +12,6 @@ use quinion_testing::vmm::{self, Image, Plan};
 use quinion_vm::{RestoreOptions, Server};
 use tempfile::TempDir;
 
-/// The usual options, with the changes of `choose`.
 pub fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
     let mut options = RestoreOptions::default();
     choose(&mut options);
@@ -48,7 +46,6 @@ impl Stage {
         vmm::evict(&self.snapshot(), 0, None);
         Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
     }
-    /// A VM of the whole image.
     pub fn plan(&self) -> Plan {
         Plan::new(self.socket(), self.image)
     }

@@ -4,11 +4,11 @@
 //!   fstat, stat, stat_at   what a file is --> Stat: which one, how large, and when it was changed
 //!   pread, pread_nowait    its bytes at a position; no descriptor's offset moves
 //!   lseek, fcntl           what a descriptor is, and where it stands
-//!   open, close            descriptors of our own, for a moment
+//!   open, close            the library's own descriptors, for a moment
 //! ```
 //!
-//! A path is a string that ends with a zero. One of the program's is handed on as it is: an address that cannot be read
-//! is an error of the kernel's, and no fault of ours.
+//! A path is a string that ends with a zero. A program's is handed on as it is: the kernel reports an address that
+//! cannot be read as an error.
 
 use quinion_view::viewer::sys::{Errno, call, result};
 
@@ -37,7 +37,6 @@ pub const EMFILE: i32 = 24;
 pub const F_GET_SEALS: usize = 1034;
 pub const F_SEAL_SHRINK: usize = 2;
 
-/// What the kernel says of a file.
 #[derive(Clone, Copy)]
 pub struct Stat {
     pub device: u64,
@@ -50,7 +49,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Its times and size in one word that is not 0: two that differ have two words, but for once in 2^64 times.
+    /// Its times and size in one word that is not 0; two that differ have one word once in 2^64 times.
     pub fn digest(&self) -> u64 {
         let [a, b, c, d] = self.times;
         let digest = [self.size, a, b, c, d].iter().fold(0x9e37_79b9_7f4a_7c15u64, |sum, &part| {
@@ -60,8 +59,8 @@ impl Stat {
         digest | 1
     }
 
-    /// Whether it is so long since it was changed that a change from now on has other times. `false` if the clock
-    /// says it was changed in the future.
+    /// Whether its last change is so long ago that a change from now on has other times. `false` if that is in the
+    /// future.
     pub fn is_settled(&self) -> bool {
         /// Longer than a step of the kernel's coarse clock, from which files get their times.
         const STEP: i64 = 50_000_000;
@@ -78,13 +77,11 @@ impl Stat {
         let [.., seconds, part] = self.times;
         nanos([seconds, part])
     }
-    /// Whether it is a regular file.
     pub fn is_regular(&self) -> bool {
         self.mode & 0o170000 == 0o100000
     }
 }
 
-/// The kernel's `struct stat` on x86-64.
 #[repr(C)]
 struct RawStat {
     device: u64,
@@ -113,7 +110,6 @@ fn stat_by(ask: impl FnOnce(usize) -> isize) -> Option<Stat> {
     Some(Stat { device, inode, links, mode, size, times })
 }
 
-/// The time by which files are dated, as of its last step, in nanoseconds since 1970.
 pub fn now_nanos() -> Option<i64> {
     const CLOCK_REALTIME_COARSE: usize = 5;
     let mut now = [0i64; 2];
@@ -124,7 +120,6 @@ pub fn now_nanos() -> Option<i64> {
     result(answer).ok().map(|_| nanos(now))
 }
 
-/// Seconds and nanoseconds, in nanoseconds.
 fn nanos([seconds, part]: [i64; 2]) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(part)
 }
@@ -164,19 +159,16 @@ pub fn accepts_flags(fd: i32, flags: i32) -> bool {
     matches!(answer, Ok(_) | Err(Errno::AGAIN))
 }
 
-/// What is behind `fd`.
 pub fn fstat(fd: i32) -> Option<Stat> {
     // SAFETY: the kernel fills the buffer, which has its size.
     stat_by(|to| unsafe { call(number::FSTAT, [fd as usize, to, 0, 0, 0, 0]) })
 }
 
-/// What `path` names, links followed. A path that cannot be read is an error of the kernel's, no fault.
 pub fn stat(path: usize) -> Option<Stat> {
     // SAFETY: as above.
     stat_by(|to| unsafe { call(number::STAT, [path, to, 0, 0, 0, 0]) })
 }
 
-/// As [`stat`], of a path that begins at the folder `at`.
 pub fn stat_at(at: i32, path: usize) -> Option<Stat> {
     // SAFETY: as above.
     stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, 0, 0, 0]) })
@@ -189,7 +181,6 @@ pub fn stat_at_itself(at: i32, path: usize) -> Option<Stat> {
     stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, NOFOLLOW, 0, 0]) })
 }
 
-/// The magic number of the file system `fd` lies in.
 pub fn file_system(fd: i32) -> Option<u64> {
     let mut raw = [0u64; 15];
     // SAFETY: the kernel's structure has 120 bytes here, which is what `raw` has.
@@ -197,14 +188,13 @@ pub fn file_system(fd: i32) -> Option<u64> {
     Some(raw[0])
 }
 
-/// The kernel's offset of `fd` is moved; where it is now.
+/// Moves the kernel's offset of `fd`; where it is now.
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Result<i64, Errno> {
     // SAFETY: numbers only.
     result(unsafe { call(number::LSEEK, [fd as usize, offset as usize, whence as usize, 0, 0, 0]) })
         .map(|n| n as i64)
 }
 
-/// A request to `fcntl` that takes no argument.
 pub fn fcntl(fd: i32, command: usize) -> Result<usize, Errno> {
     // SAFETY: numbers only.
     result(unsafe { call(number::FCNTL, [fd as usize, command, 0, 0, 0, 0]) })
@@ -218,20 +208,18 @@ pub fn open(path: &[u8], flags: i32) -> Result<i32, Errno> {
     result(unsafe { call(number::OPENAT, args) }).map(|n| n as i32)
 }
 
-/// Closes one of our own descriptors.
 pub fn close(fd: i32) {
     // SAFETY: a number only.
     let _ = unsafe { call(number::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Reads entries of a directory; the bytes that were filled, 0 at the end or on an error.
+/// The bytes of entries that were read, 0 at the end or on an error.
 pub fn directory_entries(directory: i32, to: &mut [u64; 128]) -> usize {
     let args = [directory as usize, to.as_mut_ptr() as usize, size_of_val(to), 0, 0, 0];
     // SAFETY: the kernel writes at most the size it is told of.
     result(unsafe { call(number::GETDENTS64, args) }).unwrap_or(0)
 }
 
-/// Calls `tell` with each name among `bytes` bytes of directory entries.
 pub fn entry_names(entries: &[u64; 128], bytes: usize, mut tell: impl FnMut(&[u8])) {
     const LENGTH_AT: usize = 16;
     const NAME_AT: usize = 19;

@@ -1,26 +1,23 @@
 //! Identity: the numbers and rights of the calling process and thread, what `/proc` says of them, waiting and ending.
 //!
-//! The numbers are the kernel's, asked for anew each time: in a child of `vfork` they are the child's, though its
-//! memory is its parent's. What `/proc` says is the view of the name space in which that was mounted.
+//! The numbers are asked for anew each time: in a child of `vfork` they are the child's, though its memory is its
+//! parent's. What `/proc` says is the view of the name space in which that was mounted.
 
 use quinion_view::viewer::sys::{call, result};
 
 use super::files::{close, open};
 use super::number;
 
-/// The calling process, as the kernel sees it now: the child's own number in a child of `vfork`.
 pub fn process() -> u32 {
     // SAFETY: no argument.
     unsafe { call(number::GETPID, [0; 6]) as u32 }
 }
 
-/// The calling thread.
 pub fn thread() -> u32 {
     // SAFETY: no argument.
     unsafe { call(number::GETTID, [0; 6]) as u32 }
 }
 
-/// By whose rights the calling thread acts.
 pub fn effective_user() -> u32 {
     // SAFETY: it takes nothing and cannot fail.
     unsafe { call(number::GETEUID, [0; 6]) as u32 }
@@ -33,8 +30,7 @@ pub fn digits_in_proc(to: &mut [u8; 16]) -> usize {
     result(unsafe { call(number::READLINK, args) }).unwrap_or(0)
 }
 
-/// Bytes that are read of a process's status, more than it has before and with what it says of filters. The lists in
-/// it (groups, processors) may be long.
+/// Bytes read of a process's status: up to what it says of filters, behind lists (groups, processors) that may be long.
 pub const STATUS_MAX: usize = 16384;
 
 /// What `/proc` says of this process. `None` if that cannot be read, or not all of it.
@@ -54,7 +50,6 @@ pub fn status(to: &mut [u8; STATUS_MAX]) -> Option<&[u8]> {
     (is_read && len < to.len()).then_some(&to[..len])
 }
 
-/// The limit of addresses, among those that processes have.
 pub const RLIMIT_AS: usize = 9;
 
 /// Whether the addresses that this process may use are limited; if that cannot be told they are not.
@@ -65,10 +60,10 @@ pub fn are_addresses_limited() -> bool {
     result(asked).is_ok() && limits[0] != u64::MAX
 }
 
-/// Lets the thread run that the caller waits for; `turn` is how often the caller has waited for it already.
+/// Lets the thread run that the caller waits for; `turn` counts the waits before.
 ///
-/// After a few turns it sleeps. A thread of a real-time class that only yields goes on before any thread of a lower
-/// class or priority, so one of those, if it is to run on the same processor, never comes to end what is waited for.
+/// After a few turns it sleeps: a thread of a real-time class that only yields never lets one of a lower class or
+/// priority run on the same processor.
 pub fn wait(turn: u32) {
     /// What is waited for takes a few system calls: on another processor it is over before that.
     const YIELDS: u32 = 16;
@@ -83,7 +78,6 @@ pub fn wait(turn: u32) {
     }
 }
 
-/// Ends the process at once.
 pub fn end_process() -> ! {
     // SAFETY: an instruction that ends the process.
     unsafe { core::arch::asm!("ud2", options(noreturn)) }

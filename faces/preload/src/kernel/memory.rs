@@ -1,8 +1,8 @@
 //! Memory: calls that map, change and unmap this process's memory, or copy to it and from it.
 //!
-//! Mappings of files are shared and never larger than the file. What is mapped over something else, to cover it, does
-//! so in one step, so that a thread that reads there meanwhile finds either. Copies by the kernel ([`read_memory`],
-//! [`overwrite`]) are for memory that other code may use, change or unmap: they fail where a load would fault.
+//! Mappings of files are shared and never larger than the file. A cover takes the place of what is mapped in one step,
+//! so that a thread that reads there finds either. Copies by the kernel ([`read_memory`], [`overwrite`]) are for memory
+//! that other code may use, change or unmap: they fail where a load would fault.
 
 use core::ptr::NonNull;
 
@@ -13,17 +13,15 @@ use super::files::{close, open};
 use super::identity::process;
 use super::number;
 
-/// What may be done with mapped bytes: the kernel's PROT bits.
+/// The kernel's PROT bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     Read = 1,
     ReadWrite = 3,
 }
 
-/// What may be done with changed bytes while they are changed.
 pub const READ_WRITE: usize = 3;
 
-/// What may be done with code.
 pub const READ_EXECUTE: usize = 5;
 
 const SHARED: usize = 1;
@@ -32,13 +30,11 @@ const FIXED: usize = 0x10;
 const ANONYMOUS: usize = 0x20;
 const NORESERVE: usize = 0x4000;
 
-/// Private memory, all zeros.
 pub fn map_private(bytes: usize) -> Option<NonNull<u8>> {
     map_at(None, bytes, READ_WRITE, PRIVATE | ANONYMOUS, None)
 }
 
-/// Maps all `bytes` bytes of `fd`, shared; if it has so many, at a multiple of 2 MiB: only there can the kernel use the
-/// large pages that the file's memory is in.
+/// Maps all `bytes` bytes of `fd`, shared; large ones at a multiple of 2 MiB, where the kernel can use large pages.
 pub fn map_file(fd: i32, bytes: usize, access: Access) -> Option<NonNull<u8>> {
     if bytes < EXTENT_SIZE {
         return map_at(None, bytes, access as usize, SHARED, Some(fd));
@@ -67,19 +63,17 @@ fn map_at(
     fd: Option<i32>,
 ) -> Option<NonNull<u8>> {
     let args = [at.unwrap_or(0), bytes, protection, flags, fd.unwrap_or(-1) as usize, 0];
-    // SAFETY: a new mapping at an address of the kernel's choice, or over a reservation of ours.
+    // SAFETY: a new mapping at an address of the kernel's choice, or over a reservation of the caller's.
     let address = result(unsafe { call(number::MMAP, args) }).ok()?;
     NonNull::new(address as *mut u8)
 }
 
-/// Puts zeros that take no memory in the place of what is mapped there, in one step: a thread that is about to read
-/// there reads zeros.
+/// Puts zeros that take no memory in the place of what is mapped there, in one step.
 pub fn cover(base: NonNull<u8>, bytes: usize, access: Access) -> bool {
     let flags = PRIVATE | ANONYMOUS | FIXED | NORESERVE;
     map_at(Some(base.as_ptr() as usize), bytes, access as usize, flags, None).is_some()
 }
 
-/// Maps zeros at an address if nothing is there; `None` if something is.
 pub fn map_where_nothing_is(address: usize, bytes: usize) -> Result<Option<NonNull<u8>>, Errno> {
     const FIXED_NOREPLACE: usize = 0x10_0000;
     const EXIST: Errno = Errno(17);
@@ -98,7 +92,6 @@ pub fn map_where_nothing_is(address: usize, bytes: usize) -> Result<Option<NonNu
     }
 }
 
-/// Maps code from the file `path` names over `bytes` bytes at `address`; whether that worked.
 pub fn map_code_again(address: usize, bytes: usize, path: &[u8], in_file: u64) -> bool {
     let Ok(fd) = open(path, 0) else { return false };
     let args = [address, bytes, READ_EXECUTE, PRIVATE | FIXED, fd as usize, in_file as usize];
@@ -108,37 +101,32 @@ pub fn map_code_again(address: usize, bytes: usize, path: &[u8], in_file: u64) -
     mapped
 }
 
-/// Changes what may be done with whole pages of this process.
 pub fn protect(address: usize, bytes: usize, protection: usize) -> Result<(), Errno> {
     // SAFETY: the bytes stay; the caller guarantees that they are not used in another way meanwhile.
     result(unsafe { call(number::MPROTECT, [address, bytes, protection, 0, 0, 0]) }).map(drop)
 }
 
-/// Unmaps what a call above gave and is not used any more.
 pub fn unmap(base: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller is the only one who knew the mapping.
     let _ = unsafe { call(number::MUNMAP, [base.as_ptr() as usize, bytes, 0, 0, 0, 0]) };
 }
 
-/// Asks that a forked child not have this memory.
 pub fn keep_from_children(base: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     const MADV_DONTFORK: usize = 10;
-    // SAFETY: memory of ours.
+    // SAFETY: the library's own memory.
     result(unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_DONTFORK, 0, 0, 0]) })
         .map(drop)
 }
 
-/// Asks that a core not have this memory.
 pub fn keep_from_cores(base: NonNull<u8>, bytes: usize) {
     const MADV_DONTDUMP: usize = 16;
-    // SAFETY: memory of ours.
+    // SAFETY: the library's own memory.
     let _ = unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_DONTDUMP, 0, 0, 0]) };
 }
 
-/// Asks that the page at `base` be all zeros in a forked child.
 pub fn wipe_on_fork(base: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     const MADV_WIPEONFORK: usize = 18;
-    // SAFETY: private memory of ours.
+    // SAFETY: the library's own private memory.
     result(unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_WIPEONFORK, 0, 0, 0]) })
         .map(drop)
 }
@@ -151,8 +139,8 @@ pub fn overwrite(at: *const u8, bytes: &[u8]) {
     let _ = unsafe { call(number::PROCESS_VM_WRITEV, [process() as usize, ours, 1, theirs, 1, 0]) };
 }
 
-/// Reads memory of this process, which other code may use: how much of it from the first byte on. `parts` are addresses
-/// and lengths; one that cannot be read whole is not read at all.
+/// Reads memory of this process, which other code may use: how much from the first byte on. `parts` are addresses and
+/// lengths; one that cannot be read whole is not read at all.
 pub fn read_memory(parts: &[[usize; 2]], to: &mut [u8]) -> usize {
     let ours = [to.as_mut_ptr() as usize, to.len()];
     let args = [process() as usize, (&raw const ours) as usize, 1, parts.as_ptr() as usize, parts.len(), 0];

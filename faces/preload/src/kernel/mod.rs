@@ -10,9 +10,8 @@
 //!   socket     one request to the owner
 //! ```
 //!
-//! Each names only those above it. None of them touches `errno`: a call that is served must leave it as it was. And
-//! none asks whether it may be made: the thread that calls it has been counted (`process.rs`), or runs the
-//! constructor.
+//! Each names only those above it. None touches `errno`, which a served call must leave as it was. None asks whether it
+//! may be made: the calling thread has been counted (`process.rs`), or runs the constructor.
 
 mod files;
 mod identity;

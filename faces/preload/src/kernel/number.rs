@@ -1,7 +1,7 @@
 //! Number: the numbers of the kernel's system calls on x86-64, by the kernel's names.
 //!
-//! Those that the interposer makes for itself, and those that it looks for when a program calls `syscall`. Which of the
-//! others leave all alone is said elsewhere (`harmless_syscalls.rs`).
+//! Those that the interposer makes, and those that it looks for when a program calls `syscall`; see
+//! `harmless_syscalls.rs`, too.
 
 #![allow(missing_docs, reason = "the kernel's names")]
 

@@ -1,7 +1,6 @@
 //! Signals: what the kernel does with a signal, which ones the calling thread holds back, and sending one.
 //!
-//! The structures are the kernel's and not the C library's, whose handlers have another way back. A thread holds all of
-//! its signals back while [`SignalsHeld`] lives.
+//! The structures are the kernel's; the C library's handlers have another way back.
 
 pub use quinion_view::viewer::sys::SignalsHeld;
 use quinion_view::viewer::sys::{call, result};
@@ -9,10 +8,8 @@ use quinion_view::viewer::sys::{call, result};
 use super::identity::{process, thread};
 use super::number;
 
-/// The signal of an access to memory that is not there, or may not be accessed so.
 pub const SIGSEGV: i32 = 11;
 
-/// What the kernel does with a signal: its `struct sigaction`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct SignalAction {
@@ -26,7 +23,6 @@ pub struct SignalAction {
     pub mask: u64,
 }
 
-/// What the kernel does with `signal`.
 pub fn signal_action(signal: i32) -> Option<SignalAction> {
     let mut action = SignalAction::default();
     // SAFETY: nothing is set, and the structure is the kernel's.
@@ -35,7 +31,6 @@ pub fn signal_action(signal: i32) -> Option<SignalAction> {
     result(asked).ok().map(|_| action)
 }
 
-/// Sets what the kernel does with `signal`; what it did before.
 pub fn set_signal_action(signal: i32, action: &SignalAction) -> Option<SignalAction> {
     let mut old = SignalAction::default();
     let addresses = [core::ptr::from_ref(action) as usize, (&raw mut old) as usize];
@@ -45,14 +40,12 @@ pub fn set_signal_action(signal: i32, action: &SignalAction) -> Option<SignalAct
     result(answer).ok().map(|_| old)
 }
 
-/// Sends the calling thread a signal with what is known of it.
 pub fn send_to_this_thread(signal: i32, info: *const core::ffi::c_void) {
     let args = [process() as usize, thread() as usize, signal as usize, info as usize, 0, 0];
     // SAFETY: the kernel reads what it made itself, or complains.
     let _ = unsafe { call(number::RT_TGSIGQUEUEINFO, args) };
 }
 
-/// Whether the calling thread holds `signal` back.
 pub fn holds_back(signal: i32) -> bool {
     const SIG_BLOCK: usize = 0;
     let mut mask = u64::MAX;

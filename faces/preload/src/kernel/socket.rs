@@ -1,11 +1,10 @@
 //! Socket: asking the owner of a cache for something, once, over a connection that is closed with the answer.
 //!
 //! ```text
-//!   connect --> is it our own user who listens? --hello, and a descriptor or none--> wait --> reply, and descriptors
+//!   connect --> is the listener its own user? --hello, and a descriptor or none--> wait --> reply, and descriptors
 //! ```
 //!
-//! Nothing of it outlives the call but the descriptors that came. The structures are the kernel's, for what it takes
-//! and gives beside the bytes.
+//! Only the descriptors that came outlive the call.
 
 use quinion_view::viewer::handshake::{DESCRIPTORS_MAX, JoinReply, WELCOME_BYTES};
 use quinion_view::viewer::sys::{Errno, call, clock_millis, result};
@@ -14,14 +13,13 @@ use super::files::close;
 use super::identity::effective_user;
 use super::number;
 
-/// Descriptors that arrived; closed when this is dropped.
+/// Closed when this is dropped.
 pub struct ReceivedDescriptors {
     numbers: [i32; DESCRIPTORS_MAX],
     count: usize,
 }
 
 impl ReceivedDescriptors {
-    /// All there are.
     pub fn all(&self) -> [Option<i32>; DESCRIPTORS_MAX] {
         core::array::from_fn(|at| self.numbers[..self.count].get(at).copied())
     }
@@ -33,7 +31,7 @@ impl Drop for ReceivedDescriptors {
     }
 }
 
-/// A descriptor of ours, closed when this is dropped.
+/// Closed when this is dropped.
 struct OwnDescriptor(i32);
 
 impl Drop for OwnDescriptor {
@@ -92,7 +90,6 @@ impl Control {
 
 const HEADER_BYTES: usize = core::mem::offset_of!(Control, descriptors);
 
-/// Why an owner did not do what a process asked of it at its socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JoinError {
     /// It has not answered in time, or there is no descriptor to ask by: it may the next time.
@@ -101,9 +98,9 @@ pub enum JoinError {
     Refused,
 }
 
-/// Sends `hello`, with a descriptor or none, to the process that listens at `socket` (a path that ends with a zero), if
-/// that is this process's own user. Returns what it answers, unless it refuses, and the descriptors that come with the
-/// answer. Waits `millis` milliseconds at most, and no system call of it longer.
+/// Sends `hello`, with a descriptor or none, to the listener at `socket` (a path that ends with a zero), if that is
+/// this process's own user. Returns its answer, unless it refuses, and the descriptors with it. Waits `millis`
+/// milliseconds at most, and no system call of it longer.
 pub fn send_hello(
     socket: &[u8; 108],
     hello: &[u8],
@@ -118,7 +115,7 @@ pub fn send_hello(
     const SCM_RIGHTS: i32 = 1;
     const MSG_NOSIGNAL: usize = 0x4000;
     const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
-    // 1 connect; an owner that has no room for one more does not make us wait
+    // 1 connect; an owner that has no room for one more does not make this thread wait
     // SAFETY: numbers only.
     let end = result(unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | FLAGS, 0, 0, 0, 0]) });
     let end = OwnDescriptor(end.map_err(|_| JoinError::Late)? as i32);
@@ -128,7 +125,7 @@ pub fn send_hello(
     // SAFETY: the address has the size that the kernel is told of.
     let connected = result(unsafe { call(number::CONNECT, [fd, at, size_of::<Address>(), 0, 0, 0]) });
     connected.map_err(|error| if error == Errno::AGAIN { JoinError::Late } else { JoinError::Refused })?;
-    // 2 is it our own user?
+    // 2 is it this process's own user?
     let (mut peer, mut len) = (Credentials::default(), size_of::<Credentials>() as u32);
     let [to, length] = [&raw mut peer as usize, &raw mut len as usize];
     // SAFETY: the kernel writes at most the size that it is told of.
@@ -137,7 +134,6 @@ pub fn send_hello(
     if peer.user != effective_user() {
         return Err(JoinError::Refused);
     }
-    // 3 say it, and wait
     let mut control =
         Control { len: HEADER_BYTES + 4, level: SOL_SOCKET, kind: SCM_RIGHTS, ..Control::EMPTY };
     control.descriptors[0] = descriptor.unwrap_or(-1);
@@ -153,7 +149,6 @@ pub fn send_hello(
     if !becomes_readable(end.0, millis) {
         return Err(JoinError::Late);
     }
-    // 4 hear it
     let mut welcome = [0u8; WELCOME_BYTES + 1];
     control = Control::EMPTY;
     let part = [welcome.as_mut_ptr() as usize, welcome.len()];
@@ -172,7 +167,6 @@ pub fn send_hello(
     Ok((welcome, received))
 }
 
-/// Whether there is something to read of a descriptor within so many milliseconds.
 fn becomes_readable(fd: i32, millis: u32) -> bool {
     const POLLIN: u64 = 1;
     /// The kernel's `struct pollfd` as one word.

@@ -6,26 +6,24 @@
 //!   /proc/self/task/N/stat whether N waits for something, and which signals it blocks
 //! ```
 //!
-//! When a list of them is complete is decided by `thread_list.rs`.
+//! `thread_list.rs` decides when a list of them is complete.
 
 use super::files::{O_DIRECTORY, close, directory_entries, entry_names, open, pread, stat};
 use super::identity::thread;
 use crate::thread_list::{BlockedBy, ThreadList, blocked_by};
 
-/// Whether this process has this one thread alone, as far as the kernel tells.
 pub fn is_single_threaded() -> bool {
     threads() == Some(1)
 }
 
-/// Whether the calling thread is the only one of its process; asked without a descriptor, which is what the request is
-/// about, and by a call that no filter of system calls forbids. `false` also where the kernel does not tell.
+/// Whether the calling thread is the only one of its process. Asked without a descriptor, for whose sake it is asked,
+/// by a call that no filter forbids. `false` also where the kernel does not tell.
 pub fn is_only_thread() -> bool {
     /// A folder has two links of its own, and one for each folder in it.
     const ONE_FOLDER: u64 = 3;
     stat(c"/proc/self/task".as_ptr() as usize).is_some_and(|threads| threads.links == ONE_FOLDER)
 }
 
-/// How many threads this process has; `None` if that cannot be told.
 fn threads() -> Option<u64> {
     let mut line = [0u8; 1024];
     stat_field(stat_line(b"/proc/self/stat\0", &mut line)?, NUM_THREADS)
@@ -36,7 +34,6 @@ pub fn other_threads_that_block(signal: i32) -> BlockedBy {
     blocked_by(|| list_threads(signal), threads)
 }
 
-/// Lists the threads once; `None` if they cannot be listed.
 fn list_threads(signal: i32) -> Option<ThreadList> {
     let directory = open(b"/proc/self/task\0", O_DIRECTORY).ok()?;
     let own = thread();
@@ -66,9 +63,7 @@ fn list_threads(signal: i32) -> Option<ThreadList> {
     Some(list)
 }
 
-/// What the kernel says of a thread.
 struct ThreadSignals {
-    /// It waits for something other than a processor.
     sleeps: bool,
     /// The set of the first 31 signals that it blocks.
     blocked: u64,
@@ -93,17 +88,16 @@ fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
     Some(ThreadSignals { sleeps: !runs, blocked: stat_field(fields, BLOCKED).unwrap_or(u64::MAX) })
 }
 
-/// Fields of a `stat` from the one behind the name, which ends with the last parenthesis: proc_pid_stat(5) has them as
-/// the 3rd, the 20th and the 32nd.
+/// Fields of a `stat` behind the name, which ends with the last parenthesis: the 3rd, 20th and 32nd of
+/// proc_pid_stat(5).
 const STATE: usize = 0;
 
 const NUM_THREADS: usize = 17;
 const BLOCKED: usize = 29;
 
-/// The fields of a `stat` behind the name.
 fn stat_line<'a>(path: &[u8], line: &'a mut [u8; 1024]) -> Option<&'a [u8]> {
     let fd = open(path, 0).ok()?;
-    // SAFETY: the buffer is ours.
+    // SAFETY: the buffer is the caller's own.
     let read = unsafe { pread(fd, line.as_mut_ptr(), line.len(), 0) };
     close(fd);
     let line = &line[..read.ok()?];

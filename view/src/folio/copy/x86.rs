@@ -1,17 +1,15 @@
 //! The copy on x86-64: a vector loop for little, `rep movsb` for much.
 //!
-//! Every block tells the story of [`super::portable`]. None is declared `pure`
-//! or `nomem`, so each is also a barrier to the compiler.
+//! Every block tells the story of [`super::portable`]. None is declared `pure` or `nomem`, so each is also a barrier to
+//! the compiler.
 //!
-//! The vector loops move 64 bytes (32, 16) a step and finish with one step
-//! that ends exactly at the last byte and overlaps the one before it; what is
-//! shorter than one step goes by `rep movsb` or, below 16 bytes, by words.
+//! The vector loops move 64 bytes (32, 16) a step and finish with one step that ends exactly at the last byte and
+//! overlaps the one before it; what is shorter than one step goes by `rep movsb` or, below 16 bytes, by words.
 //!
-//! In a viewer's process either end of a copy may be memory that is not there: the buffer is a program's, which may
-//! pass any address. So each block of a build without the standard library, which is a viewer's, notes in a section
-//! of its own where its accesses begin and end, and where to continue if one of them faults: at its end, with what
-//! was copied until then. The handler of the signal calls [`resume_after_fault`]. The blocks take no instruction more
-//! for that.
+//! In a viewer's process either end of a copy may be memory that is not there: the program may pass any address. So
+//! each block of a build without the standard library, which is a viewer's, notes in a section of its own where its
+//! accesses begin and end, and where to continue if one of them faults: at its end, with what was copied until then.
+//! The handler of the signal calls [`resume_after_fault`].
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -36,7 +34,6 @@ macro_rules! may_fault {
     };
 }
 
-/// What one block noted.
 #[cfg(feature = "copy-faults")]
 #[repr(C)]
 struct MayFault {
@@ -48,7 +45,6 @@ struct MayFault {
 
 #[cfg(feature = "copy-faults")]
 impl MayFault {
-    /// The address that stands in `field` as a distance from it.
     fn address(field: &i32) -> usize {
         core::ptr::from_ref(field).addr().wrapping_add_signed(*field as isize)
     }
@@ -62,7 +58,6 @@ core::arch::global_asm!(".hidden __start_quinion_faults", ".hidden __stop_quinio
 #[cfg(feature = "copy-faults")]
 pub fn resume_after_fault(at: usize) -> Option<usize> {
     unsafe extern "C" {
-        // The linker's, for a section whose name could be a variable's.
         static __start_quinion_faults: MayFault;
         static __stop_quinion_faults: MayFault;
     }
@@ -108,7 +103,6 @@ const AVX2: u8 = 2;
 const AVX512: u8 = 3;
 static LEVEL: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// What this machine can do; asked once.
 #[inline]
 fn level() -> u8 {
     match LEVEL.load(Ordering::Relaxed) {
@@ -188,8 +182,7 @@ unsafe fn string(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Uses a register above 15, so that the halves shared with older code stay clean and need no
-/// `vzeroupper`.
+/// Uses a register above 15, so that the halves shared with older code stay clean and need no `vzeroupper`.
 ///
 /// # Safety
 /// That of [`super::copy_out`]; the machine has AVX-512F and `len >= 64`.

@@ -5,13 +5,12 @@
 //!   cargo xtask record              counts, and writes that file anew
 //! ```
 //!
-//! `quinion-bench --count` counts them under callgrind, which does not depend on
-//! how busy the machine is, so that the smallest runner of continuous integration is as good as
-//! any. It does depend on the compiler: another version makes other code, so
-//! with another than the recorded one the step is skipped and says so.
+//! `quinion-bench --count` counts them under callgrind, which does not depend on how busy the machine is, so that the
+//! smallest runner of continuous integration will do. It does depend on the compiler: with another than the recorded
+//! one the step is skipped and says so.
 //!
-//! A count that fell by more is no failure, but the record should follow it:
-//! what is gained can otherwise be lost again unnoticed.
+//! A count that fell by more is no failure, but the record should follow it: a gain can otherwise be lost again
+//! unnoticed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,7 +28,7 @@ const HEAD: &str = "\
 # They are those of this compiler on x86-64 with AVX2:
 ";
 
-/// What one operation takes.
+/// The cost of one operation.
 #[derive(Clone, PartialEq, Debug)]
 struct Counted {
     name: String,
@@ -45,7 +44,7 @@ struct Record {
 }
 
 impl Record {
-    /// What `quinion-bench --count` prints, or the file: the compiler, then a line for each count.
+    /// Parses the output of `quinion-bench --count`, or the file: the compiler, then a line for each count.
     fn parse(text: &str) -> Result<Self, Failure> {
         let mut lines = text.lines().filter(|line| !line.starts_with('#'));
         let compiler = lines.next().map(|line| first_words(line, 2)).unwrap_or_default();
@@ -56,7 +55,7 @@ impl Record {
         Ok(Self { compiler, counts })
     }
 
-    /// The file.
+    /// The text of the file.
     fn shown(&self) -> String {
         let line =
             |count: &Counted| format!("{:8.1} {:8.1}  {}\n", count.instructions, count.branches, count.name);
@@ -82,7 +81,6 @@ fn first_words(line: &str, words: usize) -> String {
     line.split_whitespace().take(words).collect::<Vec<_>>().join(" ")
 }
 
-/// The step that compares.
 pub fn step() -> Step {
     let step = |action| Step::new("instructions", action);
     let recorded = match recorded() {
@@ -120,7 +118,6 @@ fn compare() -> Result<(), Failure> {
     )))
 }
 
-/// What a comparison found.
 struct Comparison {
     lines: Vec<String>,
     wrong: Vec<String>,

@@ -34,7 +34,6 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/quinion.fish"),
 ];
 
-/// What a package says of itself.
 struct Package {
     name: &'static str,
     section: &'static str,
@@ -144,7 +143,7 @@ fn build_programs() -> Result<(), Failure> {
     execute(sqlite.arg(target_folder().join("sqlite")))
 }
 
-/// The machine's folder of libraries, below `usr/lib`.
+/// The folder of libraries below `usr/lib`, by the machine's triple.
 fn libraries() -> String {
     format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH)
 }
@@ -155,7 +154,6 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
     let release = |name: &str| target_folder().join("release").join(name);
     let lib = libraries();
 
-    // The command.
     install_program(&release("quinion"), &of("quinion", "usr/bin/quinion"))?;
     let mut pages = Command::new(release("quinion"));
     execute(pages.args(["man", "--out"]).arg(of("quinion", "usr/share/man/man1")))?;
@@ -165,7 +163,6 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
         write(&of("quinion", place), &output(&mut completions)?)?;
     }
 
-    // The server.
     for program in ["quinion-serve", "quinion-object", "quinion-s3"] {
         install_program(&release(program), &of("quinion-serve", &format!("usr/bin/{program}")))?;
     }
@@ -174,11 +171,9 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
         copy(&repository().join("packaging").join(unit), &place)?;
     }
 
-    // The extension for SQLite.
     let extension = target_folder().join("sqlite/release/libquinion_vfs.so");
     install_program(&extension, &of("quinion-sqlite", &format!("{lib}/quinion/quinion_vfs.so")))?;
 
-    // The C library.
     let installed = folder.join("capi");
     capi::install(&installed, Path::new("/usr"), &lib["usr/".len()..])?;
     for (package, names) in [
@@ -207,7 +202,7 @@ impl Package {
         write(&docs.join("copyright"), copyright().as_bytes())?;
         let manual = tree.join("usr/share/man");
         if manual.exists() {
-            // No name and no time are kept in what is packed.
+            // Names and times are left out, so that the same tree gives the same bytes.
             execute(Command::new("gzip").args(["-9", "-n", "--recursive"]).arg(&manual))?;
         }
         let size = output(Command::new("du").args(["--summarize", "--apparent-size", "-k"]).arg(&tree))?;
@@ -262,7 +257,7 @@ fn copyright() -> String {
     )
 }
 
-/// Uses what the packages have brought, below `root`.
+/// Uses what the packages have installed, below `root`.
 fn try_out(root: &Path) -> Result<(), Failure> {
     let lib = root.join(libraries());
     let program = |name: &str| Command::new(root.join("usr/bin").join(name));
@@ -300,8 +295,6 @@ fn pkg_config(root: &Path, lib: &Path) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&output(&mut flags)?).into_owned())
 }
 
-// Files.
-
 fn make_parent(path: &Path) -> Result<(), Failure> {
     let parent = path.parent().expect("a place in a package has a folder");
     fs::create_dir_all(parent).map_err(|error| Failure::of(parent, &error))
@@ -312,7 +305,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
     fs::copy(from, to).map(|_| ()).map_err(|error| Failure::of(from, &error))
 }
 
-/// A program or library, without what only a debugger reads.
+/// A program or library, without symbols for debuggers.
 fn install_program(from: &Path, to: &Path) -> Result<(), Failure> {
     make_parent(to)?;
     execute(Command::new("strip").arg("--strip-unneeded").arg(from).arg("-o").arg(to))

@@ -7,10 +7,10 @@
 //!   pace       seconds that passed for each expected one
 //! ```
 //!
-//! A repetition takes a millisecond in one experiment and a minute in another, so that repetitions do not measure time.
-//! The expected times may be wrong as a whole (a faster machine), which the pace corrects, and for each experiment,
-//! which nothing corrects. In the beginning the pace is that of the machine on which the times were measured, since a
-//! few quick repetitions say little.
+//! A repetition takes a millisecond in one experiment and a minute in another, so repetitions do not measure time. The
+//! expected times may be wrong as a whole (a faster machine), which the pace corrects, and for each experiment, which
+//! nothing corrects. At first the pace is that of the machine on which the times were measured, since a few quick
+//! repetitions say little.
 //!
 //! Invariant: no time is shown before the first repetition has ended.
 
@@ -85,7 +85,6 @@ impl Bar {
         self.bar.suspend(print)
     }
 
-    /// Ends the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -41,7 +41,6 @@ pub struct qn_pin {
     kept: Kept,
 }
 
-/// What keeps the bytes.
 enum Kept {
     Cached(Pinned),
     Served(PinnedBytes),

@@ -1,4 +1,4 @@
-//! Another: what does a hit cost in another process, which reads our memory by a read-only mapping?
+//! Another: what does a hit cost in another process, which reads the owner's memory by a read-only mapping?
 //!
 //! ```text
 //!   own process      File::read_at by the process that owns the cache
@@ -38,7 +38,6 @@ use crate::harness::timing::alone;
 use crate::harness::{Alternative, Case, Extent, Settings, Unmeasured};
 use crate::sys::{self, Viewed};
 
-/// The name of the worker's job.
 pub const JOB: &str = "hit";
 const PATH: &str = "path";
 const READS: &str = "reads";
@@ -56,7 +55,6 @@ const GOAL: f64 = 0.95;
 /// Passes of kernel reads at most, until the kernel has cached the whole file.
 const WARM_RUNS_MAX: u32 = 5;
 
-/// Random pages of one file.
 pub fn case(settings: &Settings) -> Case {
     let ground = Shared::new(settings, Ground::new);
     let case = Case::new("4 KiB random, DRAM, in another process", &METRICS, move || {
@@ -75,7 +73,7 @@ pub fn case(settings: &Settings) -> Case {
         .compare("cpu", BY_RUN, PREAD, None)
 }
 
-/// A file that no process writes to, so that the owner may be trusted to serve it, and its handle in our cache.
+/// A file that no process writes to, so that the owner may serve it, and its handle in the cache.
 struct Ground {
     bytes: u64,
     reads: u64,

@@ -7,7 +7,7 @@
 //!   table.*    duckdb's: its own, Parquet and CSV; made when a program wants them
 //! ```
 //!
-//! What takes a program that is missing is left out, and its programs say so.
+//! What needs a program that is missing is left out, and its programs say so.
 
 use std::cell::OnceCell;
 use std::fmt::Write as _;
@@ -30,7 +30,6 @@ const DUCKDB: &str = "../tools/duckdb-2.0.0/bin/python";
 /// Bytes of a value in db_bench's database.
 const VALUE_BYTES: u64 = 1000;
 
-/// The folder, and what is known of it.
 pub struct Data {
     folder: ScratchFolder,
     extent: Extent,
@@ -41,7 +40,6 @@ pub struct Data {
 }
 
 impl Data {
-    /// Makes it.
     pub fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let data = Self {
             folder: ScratchFolder::new(&settings.folder)?,
@@ -66,7 +64,6 @@ impl Data {
         Ok(data)
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -89,7 +86,7 @@ impl Data {
         self.file_bytes / VALUE_BYTES
     }
 
-    /// What db_bench is told of its database.
+    /// db_bench's options for its database.
     pub fn db_bench_shape(&self) -> [String; 4] {
         [
             "--db=rocks".to_owned(),
@@ -99,12 +96,11 @@ impl Data {
         ]
     }
 
-    /// Room for all of it.
     pub fn memory(&self) -> u64 {
         self.file_bytes * 5 + (64 << 20)
     }
 
-    /// Nothing of it is in the kernel's memory. The programs stay there: what they cost to be read is not asked.
+    /// Evicts all of it from the kernel's memory. The programs stay there: reading them is not part of the question.
     pub fn make_cold(&self) -> Result<(), Unmeasured> {
         let mut files = Vec::new();
         take_files(self.path(), &mut files)?;
@@ -116,7 +112,7 @@ impl Data {
         })
     }
 
-    /// The interpreter itself, and not a script that looks for it.
+    /// The interpreter itself, and not a script that finds it.
     pub fn python(&self) -> Result<String, Unmeasured> {
         let find = || {
             let mut command = Command::new("python3");
@@ -189,7 +185,6 @@ impl Data {
     }
 }
 
-/// Runs what makes something.
 fn finish(mut command: Command, folder: &Path) -> Result<Output, Unmeasured> {
     plain(&mut command);
     let program = command.get_program().display().to_string();
@@ -218,7 +213,7 @@ fn take_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Unmeasured>
     Ok(())
 }
 
-/// All files are on the device.
+/// Writes all files to the device.
 fn sync(folder: &Path) -> Result<(), Unmeasured> {
     let mut files = Vec::new();
     take_files(folder, &mut files)?;

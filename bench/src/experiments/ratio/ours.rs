@@ -29,7 +29,6 @@ use super::peers::Simulated;
 /// Places that a node of the index has, as a power of two.
 const NODE_SHIFT: u32 = 6;
 
-/// A policy and the rings that it decides over.
 pub struct Ours {
     pages_max: u64,
     policy: Box<dyn Policy>,
@@ -43,7 +42,7 @@ pub struct Ours {
     standing: Vec<EvictedState>,
     ages: WorkingSet,
     shadows: Shadows,
-    /// As the policy said at the end of the last scan.
+    /// The policy's answer at the end of the last scan.
     reach: u64,
 }
 

@@ -23,7 +23,6 @@ use super::lists::{Chain, Chains};
 pub trait Simulated {
     /// References `page`, and returns whether it was cached. Most policies cache it then.
     fn ask(&mut self, page: u32) -> bool;
-    /// The number of cached pages.
     fn held(&self) -> usize;
 }
 
@@ -35,7 +34,6 @@ pub struct Fifo {
 }
 
 impl Fifo {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, queue: VecDeque::new(), is_held: vec![false; unique] }
     }
@@ -67,7 +65,6 @@ pub struct Lru {
 }
 
 impl Lru {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, chains: Chains::new(unique) }
     }
@@ -103,7 +100,6 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         let (referenced, evicted) = (vec![false; unique], vec![0; unique]);
         Self { pages_max, chains: Chains::new(unique), referenced, age: 0, evicted }
@@ -176,7 +172,6 @@ const S3_MOVES_AT: u8 = 2;
 const S3_READS_MAX: u8 = 3;
 
 impl S3Fifo {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self {
             pages_max,
@@ -283,12 +278,10 @@ const FREQUENT_GHOSTS: Chain = 3;
 pub struct Arc {
     pages_max: usize,
     chains: Chains<4>,
-    /// The target size of the recency list.
     target: usize,
 }
 
 impl Arc {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, chains: Chains::new(unique), target: 0 }
     }
@@ -366,7 +359,6 @@ pub struct Sieve {
 }
 
 impl Sieve {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, chains: Chains::new(unique), visited: vec![false; unique], hand: None }
     }
@@ -418,7 +410,6 @@ pub struct Lirs {
 const LIRS_GHOSTS: usize = 2;
 
 impl Lirs {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self {
             pages_max,
@@ -527,7 +518,6 @@ pub struct TinyLfu {
 }
 
 impl TinyLfu {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         let window_max = (pages_max / 100).max(1);
         let protected_max = (pages_max - window_max) * 8 / 10;

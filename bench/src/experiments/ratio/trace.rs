@@ -22,7 +22,6 @@ const PAGE_BYTES: u64 = 4096;
 /// Pages of one request at most: a larger number is a damaged line, and must not exhaust memory.
 const REQUEST_PAGES_MAX: u64 = 1 << 20;
 
-/// The references of a workload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
     pub name: String,
@@ -33,7 +32,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The references to the pages at positions `asked`.
     pub fn new(name: impl Into<String>, asked: &[u64]) -> Self {
         let unique: HashSet<u64> = asked.iter().copied().collect();
         let mut places: Vec<u64> = unique.into_iter().collect();
@@ -44,7 +42,6 @@ impl Trace {
         Self { name: name.into(), references, places }
     }
 
-    /// The number of distinct pages.
     pub fn unique(&self) -> usize {
         self.places.len()
     }
@@ -95,12 +92,10 @@ pub fn found_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// The name of the trace at `path`.
 pub fn name_of(path: &Path) -> Option<String> {
     named(path).map(|(name, ..)| name)
 }
 
-/// The format of a trace's lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Format {
     /// libCacheSim's.

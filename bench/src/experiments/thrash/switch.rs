@@ -30,7 +30,6 @@ use crate::fixtures::pages::{PAGE, Pages, shuffled, word_of};
 use crate::fixtures::worker::{Answer, CPU, Meter, SECONDS, WorkerTask};
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 
-/// The name of the worker's job.
 pub const JOB: &str = "switch";
 
 const METRICS: [Metric; 5] = [
@@ -43,7 +42,6 @@ const METRICS: [Metric; 5] = [
 const SINGLE: &str = "single walk";
 const NAIVE: &str = "three walks";
 
-/// One file and two ways.
 pub fn case(settings: &Settings) -> Case {
     let load = Load {
         memory: Limit::memory_within(settings.pick(64 << 20, 512 << 20)),
@@ -79,7 +77,6 @@ struct Load {
     jobs: u64,
 }
 
-/// What a worker does.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let hooks = if task.text("way")? == SINGLE { None } else { ThreeWalks::HOOKS };
     let load = Load {
@@ -118,7 +115,7 @@ fn run(load: Load, hooks: Option<&'static dyn IndexHooks>) -> Result<Answer, Unm
     Ok(METRICS.iter().zip(values).fold(answer, |answer, (metric, value)| answer.with(&key(*metric), [value])))
 }
 
-/// What a metric is called in an answer, whose keys have no spaces.
+/// A metric's key in an answer; keys have no spaces.
 fn key(metric: Metric) -> String {
     metric.name.replace(' ', "-")
 }

@@ -1,15 +1,15 @@
-//! Scoreboard: what the originals of the five mechanisms claimed, what we measured on the same work, and why it
+//! Scoreboard: what the originals of the five mechanisms claimed, what Quinion reaches on the same work, and why it
 //! differs.
 //!
 //! ```text
 //!   claims     what was announced, and which rows ask the same
 //!   lines      a line for each situation that has such a row, and one for a claim of which there is none
-//!   markdown   the table of BENCHMARKS.md, between two marks; never typed, and a test compares
+//!   markdown   the table of BENCHMARKS.md, between two marks; always generated, and a test compares
 //!   put        the same on the page of a run
 //! ```
 //!
 //! Each original is a change of the Linux kernel, measured by its author against the kernel without it, on a large
-//! machine. Ours is measured against Quinion without it where that can be chosen, and on this machine.
+//! machine. Quinion's is measured against Quinion without it where that can be chosen, and on this machine.
 //!
 //! | verdict | the ratio |
 //! |---|---|
@@ -28,7 +28,7 @@ use quinion_cli::report::digits;
 
 use claims::{Beside, CLAIMS, Claim};
 
-/// Between these the table stands.
+/// The marks around the table.
 pub const BEGIN: &str =
     "<!-- scoreboard: begin; written by `cargo xtask bench --record DIR`, not by hand -->";
 pub const END: &str = "<!-- scoreboard: end -->";
@@ -99,7 +99,7 @@ fn line(claim: &Claim, case: &str, rows: &[RecordedRow]) -> [String; 7] {
     ]
 }
 
-/// The other side of a row, and the ratio.
+/// The peer of a row, and the ratio.
 fn other(row: &RecordedRow) -> String {
     let peer = row.peer.map_or("-".to_owned(), digits);
     let ratio = row.ratio.map_or(String::new(), |ratio| format!(": {ratio:.2}x"));
@@ -143,7 +143,6 @@ fn verdict(claim: &Claim, row: Option<&RecordedRow>) -> Verdict {
     }
 }
 
-/// The table as Markdown.
 pub fn markdown(rows: &[RecordedRow]) -> String {
     let line = |cells: [String; 7]| format!("| {} |\n", cells.map(|cell| cell.replace('|', "/")).join(" | "));
     let head = format!("{}|{}\n", line(HEADINGS.map(str::to_owned)), "---|".repeat(HEADINGS.len()));
@@ -236,7 +235,7 @@ mod tests {
         assert_eq!(replaced("nothing\n", &[]), None);
     }
 
-    /// Never typed: what stands in the file is what the recorded rows come to.
+    /// The file is generated: its table equals that of the recorded rows.
     #[test]
     fn the_tables_in_the_file_are_those_of_the_recorded_rows() {
         let bench = Path::new(env!("CARGO_MANIFEST_DIR"));

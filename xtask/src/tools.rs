@@ -1,7 +1,6 @@
 //! Tools: cargo and other programs, as the steps and tasks call them.
 //!
-//! All run in the repository, whatever folder the caller is in, and build where
-//! `CARGO_TARGET_DIR` says.
+//! All run in the repository, whatever folder the caller is in, and build where `CARGO_TARGET_DIR` says.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -48,7 +47,7 @@ pub fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
     output.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned)
 }
 
-/// What a command prints, if it succeeds.
+/// The output of a command that succeeds.
 pub fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
     let output =
         command.output().map_err(|error| Failure::new(format!("{command:?} cannot be run: {error}")))?;
@@ -59,7 +58,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
     Err(Failure::new(format!("{command:?} ended with {}: {told}", output.status)))
 }
 
-/// The time of the last commit, in seconds since 1970: the time of what is made of it, so that the same tree gives the
+/// The time of the last commit, in seconds since 1970. What is built has that time, so that the same tree gives the
 /// same bytes.
 pub fn commit_time() -> Result<String, Failure> {
     let time = output(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repository()))?;

@@ -7,9 +7,9 @@
 //!                   insert              third: the store, and the cut on its way
 //! ```
 //!
-//! Both under one lock, a folio into each of many shadows, and with the same tree at the end. The descents are counted
-//! by the keeper of the nodes. That the three walks cut a larger shadow on the way to the store, and need no fourth for
-//! it, is to their good. Where the shadow is as large as the folio nothing is cut, and the walks are all there is.
+//! Both under one lock, a folio into each of many shadows, and with the same tree at the end. The keeper of the nodes
+//! counts the descents. The three walks cut a larger shadow on the way to the store, and need no fourth: that favours
+//! them. Where the shadow is as large as the folio nothing is cut.
 
 use std::hint::black_box;
 use std::rc::Rc;
@@ -55,7 +55,7 @@ impl Load {
         self.shadows << self.shadow
     }
 
-    /// Where the folio that goes into the `n`th shadow comes to lie: another place in each.
+    /// Where the `n`th folio lies in its shadow: another place in each.
     fn place(self, n: u64) -> u64 {
         let hash = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let inside = hash.checked_shr(64 - u32::from(self.shadow)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Manual pages of section 3, made of the comments of quinion.h: what the header says is said once.
+//! Manual pages of section 3, made of the comments of quinion.h.
 //!
 //! ```text
 //!   /*                                       NAME         the first sentence
@@ -9,7 +9,7 @@
 //!   int qn_unpin(struct qn_pin *pin);
 //! ```
 //!
-//! A struct has a page as well, and the head of the header is that of quinion(3), which lists the others.
+//! A struct has a page as well, and the head of the header becomes quinion(3), which lists the others.
 
 /// A page, and the name of its file without the section.
 #[derive(PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub struct Page {
     pub text: String,
 }
 
-/// A comment and what it is about.
+/// A comment and the declaration below it.
 struct Documented {
     paragraphs: Vec<String>,
     declaration: String,
@@ -83,7 +83,7 @@ fn paragraphs(comment: &[&str]) -> Vec<String> {
     paragraphs
 }
 
-/// What a declaration declares, if that has a page: a function, or a struct with fields.
+/// The name that a declaration declares, if it has a page: of a function, or of a struct with fields.
 fn name_of(declaration: &str) -> Option<&str> {
     let words = |text: &str| !text.is_empty() && text.starts_with("qn_");
     if let Some(rest) = declaration.strip_prefix("typedef struct ") {
@@ -141,7 +141,7 @@ fn verbatim(declaration: &str) -> String {
     declaration.trim_end().lines().map(|line| format!("{}\n", escaped(line))).collect()
 }
 
-/// What roff would take for its own is written so that it is not.
+/// Escapes what roff would take for its own.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -139,7 +139,6 @@ impl Places {
         Self(all.into_iter())
     }
 
-    /// Bytes of all the pages together.
     fn bytes(&self) -> u64 {
         (self.0.len() * PAGE) as u64
     }

@@ -34,7 +34,7 @@ pub struct Cost {
     pub kernel_seconds: f64,
     /// The peak of memory, the kernel's page cache included; not a number if it was not counted.
     pub memory_bytes: f64,
-    /// Bytes that the device read, as the disk, the process and our cache count them; not a number where there is no
+    /// Bytes that the device read, as the disk, the process and the cache count them; not a number where there is no
     /// such counter.
     pub device_bytes: [f64; 3],
 }
@@ -51,7 +51,7 @@ impl Target {
         Ok(KernelFile::open(self.scratch.path())?)
     }
 
-    /// The cost of `run` from a cold start. `run` returns what our cache says it has read, if there was one.
+    /// The cost of `run` from a cold start. `run` returns what the cache says it has read, if there was one.
     pub fn measure(
         &self,
         cpu_ns: fn() -> f64,

@@ -1,7 +1,7 @@
 //! Bare: GETs of signed URLs over connections that are kept, with as little as a client can do.
 //!
-//! The answer's head is looked at for its status and length. Its body is read into memory that is used again, and only
-//! its first and last bytes are compared.
+//! The client parses the status and length in an answer's head. It reads the body into memory that is used again, and
+//! compares only its first and last bytes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use super::servers::{At, OBJECT_BYTES, Servers};
 use super::{Gets, Measured, boto};
 use crate::harness::Unmeasured;
 
-/// Longer heads are none of these servers'.
+/// These servers send no longer heads.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
 /// A connection, and where answers go.
@@ -59,7 +59,7 @@ impl Connection {
     }
 }
 
-/// How long an answer's head and its body are, once the head is there.
+/// The lengths of an answer's head and body, once the head is complete.
 fn head_of(bytes: &[u8]) -> Option<(usize, usize)> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;

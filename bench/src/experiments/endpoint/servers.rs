@@ -15,19 +15,17 @@ use crate::harness::folder::ScratchFolder;
 use crate::harness::machine::{check_memory, process_seconds};
 use crate::harness::{Settings, Unmeasured};
 
-/// The pair of keys.
 pub const KEY: &str = "bench-key";
 pub const SECRET: &str = "bench-secret";
 pub const BUCKET: &str = "bucket";
 pub const OBJECTS: usize = 64;
 pub const OBJECT_BYTES: u64 = 1 << 20;
-/// The folders in which `scripts/setup` installs programs, beside ours in the target folder.
+/// The folders in which `scripts/setup` installs programs, in the target folder.
 const VERSITYGW: &str = "versitygw-1.8.0/versitygw";
 const PYTHON: &str = "moto-5.2.5/bin/python";
-/// Until which a server has to answer.
+/// The deadline for a server's first answer.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// Which of the servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum At {
     Asking,
@@ -51,7 +49,6 @@ impl Drop for Process {
 /// Writes the objects, by a Python, at an address.
 pub type Write = fn(&Path, SocketAddr) -> Result<(), Unmeasured>;
 
-/// All of them.
 pub struct Servers {
     asking: Process,
     immutable: Process,
@@ -80,7 +77,7 @@ impl Servers {
         Ok(Self { asking, immutable, store, python, _folder: folder })
     }
 
-    /// Where one of them answers.
+    /// The address of one of them.
     pub fn address(&self, at: At) -> SocketAddr {
         match at {
             At::Asking => self.asking.address,
@@ -89,7 +86,7 @@ impl Servers {
         }
     }
 
-    /// CPU seconds of all of them since they were started: only one is asked at a time, and those behind it.
+    /// CPU seconds of all of them since their start: only one is asked at a time, and those behind it.
     pub fn cpu_seconds(&self) -> f64 {
         [&self.asking, &self.immutable, &self.store]
             .map(|process| process_seconds(process.child.id()))
@@ -160,7 +157,7 @@ fn start_endpoint(
         line.split("http://").nth(1).and_then(|rest| rest.trim_end_matches(['"', '\n']).parse().ok());
     process.address =
         address.ok_or_else(|| Unmeasured::Failed(format!("quinion-s3 does not listen: {line}")))?;
-    // What it says later is read and dropped, so that its pipe is never full.
+    // Its later output is read and dropped, so that its pipe is never full.
     std::thread::spawn(move || std::io::copy(&mut events, &mut std::io::sink()));
     Ok(process)
 }

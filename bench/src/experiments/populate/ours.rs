@@ -22,7 +22,6 @@ pub const TWO: &str = "populate, two threads";
 pub const GROWN: &str = "populate, arena grown";
 pub const WRITE: &str = "write 1M";
 
-/// How a memory file is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Populate { threads: usize },

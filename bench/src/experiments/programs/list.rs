@@ -8,10 +8,9 @@ use super::turn::OutputCheck;
 use super::{Extent, NOT_WORSE, REPEAT, REPEAT_LONG};
 use crate::harness::Unmeasured;
 
-/// A program.
 pub struct Program {
     pub name: &'static str,
-    /// Its command line, given whether its files are in memory, ours or the kernel's.
+    /// Its command line, given whether its files are in memory, Quinion's or the kernel's.
     pub words: Words,
     pub says: OutputCheck,
     /// The ratio wanted of its operations per second, if it counts them.
@@ -67,10 +66,9 @@ impl Program {
 const AT_RANDOM: &str = "randread";
 const IN_TURN: &str = "read";
 
-/// The program that does nothing.
 pub const NOTHING: &str = "true";
 
-/// All of them; programs that do little but read come first.
+/// Programs that do little but read come first.
 pub const PROGRAMS: [Program; 40] = [
     Program::new(NOTHING, |_, _| plain(NOTHING)).quick(),
     Program::fio("fio randread, psync", |d, m| fio(d, m, "psync", AT_RANDOM), 1.3).quick(),

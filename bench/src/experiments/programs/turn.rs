@@ -1,8 +1,9 @@
 //! Turn: one run of a program, its cost, and whether it printed what it should.
 //!
 //! ```text
-//!   us -- starts --> program      its output is read to the end, so that it never waits for us
-//!    |                 | ends     /proc/PID/io: what it and its children have read, until we wait for its status
+//!   parent -- starts --> program  its output is read to the end, so that it never waits for its reader
+//!    |                 | ends     /proc/PID/io: what it and its children have read, until the parent collects the
+//! status
 //!    '-- status <------'
 //! ```
 //!
@@ -40,7 +41,6 @@ const SAID: &str = "said";
 /// How a program's output is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputCheck {
-    /// The output is always the same.
     Output,
     /// fio's format for programs.
     Fio,
@@ -48,11 +48,9 @@ pub enum OutputCheck {
     DbBench(&'static str),
 }
 
-/// The known benchmarks of db_bench.
 const BENCHMARKS: [&str; 3] = ["readrandom", "readseq", "multireadrandom"];
 
 impl OutputCheck {
-    /// The check as a word.
     pub fn written(self) -> &'static str {
         match self {
             Self::Output => "output",
@@ -105,18 +103,15 @@ fn db_bench(text: &str, benchmark: &str) -> Option<(f64, u64)> {
     Some((before("ops/sec")?.parse().ok()?, sum((before("operations"), found))))
 }
 
-/// The result of one turn.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ProgramRun {
     /// Operations per second, from its output; not a number if it does not tell them.
     pub operations: f64,
-    /// Elapsed time from its start to its end.
     pub seconds: f64,
     /// CPU time of the program and of the children that it waited for.
     pub cpu_seconds: f64,
     /// Bytes that it read by calls, if the kernel counts them.
     pub read_bytes: Option<u64>,
-    /// A checksum of its output.
     pub said: u64,
 }
 
@@ -148,7 +143,6 @@ pub fn joined(words: &[String]) -> String {
     words.join(BETWEEN).replace('\n', LINE_END)
 }
 
-/// The words that were joined.
 fn split(words: &str) -> Vec<String> {
     words.replace(LINE_END, "\n").split(BETWEEN).map(str::to_owned).collect()
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   popular    7 of 10 references: page k of them 1 / k as often as the first (Zipf), and slowly others
-//!   scan       pages that are not asked for before or after, in runs
+//!   scan       pages that are read once, in runs
 //!   loop       one file, again and again from end to end
 //! ```
 //!
@@ -13,7 +13,6 @@ use super::trace::Trace;
 use crate::fixtures::places::Zipf;
 use crate::harness::Extent;
 
-/// What the trace is called.
 pub const NAME: &str = "synthetic";
 
 const POPULAR_PAGES: u64 = 20_000;
@@ -65,12 +64,12 @@ pub fn around(pages: u64, rounds: usize) -> Trace {
     Trace::new("loop", &asked)
 }
 
-/// Where the popular page of this number is: neighbours in popularity are none on the disk.
+/// The place of the popular page of this number: neighbours in popularity are none on the disk.
 pub fn scattered(number: u64) -> u64 {
     spread(number % (4 * POPULAR_PAGES)) % PLACES
 }
 
-/// Numbers that only look random: splitmix64, counted up.
+/// Pseudo-random numbers: splitmix64, counted up.
 pub struct Random {
     state: u64,
 }

@@ -5,12 +5,13 @@
 //!    connects
 //!    regions, and their userfaultfd (a descriptor in a message) ---->       Firecracker's dialect
 //!
-//!    or first: {"quinion_restore":1,"want":"image"}             ---->       ours
+//!    or first: {"quinion_restore":1,"want":"image"}             ---->       Quinion's
 //!              maps the image's file, privately                 <----  its size, and a descriptor of it
 //! ```
 //!
-//! The guest is this process, so a server must not kill the process of a guest that it cannot serve. What we hand over
-//! we let go of: if the server does too, the guest finds zeros instead of waiting for ever, and that is seen.
+//! The guest is this process, so a server must not kill the process of a guest that it cannot serve. This process
+//! releases what it hands over: if the server does too, the guest finds zeros instead of waiting for ever, and that is
+//! seen.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,7 +28,7 @@ use crate::experiments::populate::faults_of;
 use crate::harness::Unmeasured;
 use crate::sys::{Absent, Region};
 
-/// Memory whose faults a server answers, as long as this lives.
+/// Memory whose faults a server answers while this value lives.
 pub struct Guest {
     pub region: Region,
     _connection: UnixStream,

@@ -1,6 +1,6 @@
 //! Random: threads that read pages anywhere, for a while.
 //!
-//! Each sixteenth read is timed; to time each of them would cost as much as a hit does.
+//! Each sixteenth read is timed: to time each of them would cost as much as a hit does.
 
 use std::fs::File as KernelFile;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -25,7 +25,6 @@ use crate::harness::statistics::percentile;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::sys::{HugeMemory, Mapped};
 
-/// What the worker calls it.
 pub const JOB: &str = "thrash";
 
 const OURS: &str = "quinion";
@@ -44,13 +43,13 @@ const METRICS: [Metric; 7] = [
     Metric::cost("p99", "us"),
     Metric::cost(DEVICE, "bytes per byte"),
 ];
-/// What is wanted of us at least.
+/// The least ratios wanted.
 const MMAP_GOAL: f64 = 2.0;
 const PINNED_GOAL: f64 = 1.5;
 const PREAD_GOAL: f64 = 1.4;
 /// A full run's repetitions: one takes a minute.
 const REPEAT: usize = 2;
-/// Of so many reads one is timed.
+/// Reads for each one that is timed.
 const TIMED: u64 = 16;
 
 /// All sides under one limit, which is half of the file; and under others.
@@ -107,7 +106,6 @@ fn case(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
     METRICS[1..].iter().map(|metric| metric.name).fold(case, beside)
 }
 
-/// How much is read, by how many threads, for how long.
 #[derive(Clone, Copy)]
 struct Load {
     limit: u64,
@@ -210,7 +208,6 @@ const BEFORE: u8 = 0;
 const COUNTED: u8 = 1;
 const OVER: u8 = 2;
 
-/// What a worker does.
 pub fn work(task: &crate::fixtures::worker::WorkerTask) -> Result<Answer, Unmeasured> {
     let (path, jobs) = (task.text("path")?, task.number("jobs")?);
     let (bytes, seed) = (task.number("bytes")?, task.number("seed")?);

@@ -1,7 +1,7 @@
 //! Ours: `quinion-disk` by itself, by the calls that the cache makes.
 //!
-//! A put that is refused is tried again when the disk has had time; the cache would leave it, since its bytes have
-//! another home. Readers copy to memory of their own.
+//! A put that is refused is tried again when the disk has had time; the cache would drop it, since its bytes are also
+//! elsewhere. Readers copy to memory of their own.
 
 use std::ops::Range;
 use std::path::Path;

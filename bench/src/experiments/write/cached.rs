@@ -1,6 +1,6 @@
 //! Cached: writes that wait for nothing, of new pages and over cached ones.
 //!
-//! Goals are set where the kernel has the page too: its write then is a look at the tree, a lock of the page and a
+//! Goals are set where the kernel has the page too: its write then is a lookup in the tree, a lock of the page and a
 //! copy. One and a half times as fast is what a storage engine would notice.
 
 use std::rc::Rc;
@@ -17,7 +17,7 @@ const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/write")];
 const KERNEL: &str = "pwrite";
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
-/// What is wanted of overwrites of cached pages.
+/// The goal of overwrites of cached pages.
 const GOAL: f64 = 1.5;
 
 /// In which order, and over what.
@@ -25,7 +25,7 @@ const GOAL: f64 = 1.5;
 enum Sequence {
     /// Each page of the file once, from the first to the last.
     InOrder,
-    /// Each page of the file once, looking random.
+    /// Each page of the file once, in an order that looks random.
     EachOnce,
     /// Anywhere, again and again.
     Anywhere,
@@ -41,7 +41,6 @@ enum Before {
     Changed,
 }
 
-/// Which writes.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
@@ -78,7 +77,6 @@ impl Load {
     }
 }
 
-/// The files, one for each writer.
 struct Files {
     kernel: Written,
     order_0: Written,
@@ -97,7 +95,6 @@ impl Files {
 
 type FileOf = fn(&Files) -> &Written;
 
-/// New pages, and cached ones.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let fewer = settings.pick(8, 1);
@@ -155,7 +152,6 @@ fn prepare(written: &Written, before: Before) -> Result<(), Unmeasured> {
     }
 }
 
-/// One thread's writes.
 struct Writer<'w> {
     written: &'w Written,
     load: Load,
@@ -188,7 +184,7 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// What was written last is there.
+    /// Checks the bytes that were written last.
     fn check(&mut self) {
         let bytes = self.source.of(self.last, self.repetition);
         self.written.target.check(self.last, bytes).expect("it was just written");

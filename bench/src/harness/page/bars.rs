@@ -3,25 +3,24 @@
 //! ```text
 //!   situation                         folded away if it has no goal
 //!     metric, unit
-//!       quinion    #######|--|        7.1      each way once, ours first, all to one scale from zero
+//!       quinion    #######|--|        7.1      each way once, Quinion's first, all to one scale from zero
 //!       peer       ################  31.2
-//!     ours | peer | ratio [quartiles] | goal | verdict
+//!     quinion | peer | ratio [quartiles] | goal | verdict
 //! ```
 
 use super::escaped;
 use crate::harness::rows::Row;
 use quinion_cli::report::digits;
 
-/// What a table of ratios says first.
+/// The first columns of a table of ratios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TableLead {
     /// Experiment, case and metric: the rows are of different ones.
     Where,
-    /// Which way of ours: the rest stands above.
+    /// Which of Quinion's ways: the rest stands above.
     Way,
 }
 
-/// A way, and what was measured of it.
 struct Bar<'a> {
     name: &'a str,
     is_ours: bool,
@@ -64,7 +63,7 @@ pub fn put(html: &mut String, rows: &[Row]) {
     }
 }
 
-/// Rows that have the same key, in the order in which the keys come first.
+/// Rows that have the same key, in the order of the keys' first rows.
 pub fn grouped<'a, K: PartialEq>(
     rows: impl Iterator<Item = &'a Row>,
     key: impl Fn(&'a Row) -> K,
@@ -80,7 +79,7 @@ pub fn grouped<'a, K: PartialEq>(
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// Each way that the rows name, once; ours first.
+/// Each way that the rows name, once; Quinion's first.
 fn bars<'a>(rows: &[&'a Row]) -> Vec<Bar<'a>> {
     let mut bars: Vec<Bar> = Vec::new();
     for row in rows {

@@ -45,6 +45,7 @@ const PIECE: usize = 1 << 20;
 /// What a buffer holds before it is read into.
 const POISON: u8 = 0xa5;
 
+/// Where an operation is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum At {
     Byte(u64),
@@ -305,6 +306,7 @@ pub fn kernel_read(file: &fs::File, position: u64, len: usize) -> Result<Vec<u8>
 // ---- the pair -----------------------------------------------------------------------------------------
 
 impl Pair {
+    /// Two empty files.
     pub fn new(setting: &Setting) -> Result<Self, String> {
         let folder = checked("making a folder", Folder::new(&setting.folder))?;
         let new = |path: PathBuf| {

@@ -174,6 +174,7 @@ fn refusable<T>(what: &str, result: quinion::error::Result<T>) -> Result<Option<
 const HELD_MAX: Duration = Duration::from_secs(60);
 
 impl MemPair {
+    /// Two empty files.
     pub fn new(setting: &Setting) -> Result<Self, String> {
         let memory = if setting.capacity == Capacity::Wide { MEMORY_WIDE } else { MEMORY_TIGHT };
         let builder = Cache::builder().memory(memory).folio_order_max(setting.order_max);
@@ -605,6 +606,7 @@ fn how(dice: &mut Dice) -> How {
     if dice.below(4) == 0 { How::Vectored } else { How::Plain }
 }
 
+/// The next operation.
 pub fn op(dice: &mut Dice) -> Op {
     let by = dice.below(2) as u8;
     match dice.below(64) {

@@ -212,6 +212,7 @@ pub enum Backend<'a> {
     Uffd(&'a Path),
 }
 
+/// A monitor's process.
 #[derive(Debug)]
 pub struct Firecracker {
     api: PathBuf,

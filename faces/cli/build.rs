@@ -1,9 +1,8 @@
 //! Builds the interposer and leaves it in `OUT_DIR`, where `run.rs` embeds it.
 //!
-//! It is a package of its own with its own settings, so it takes a cargo of its
-//! own. That one works in a target folder inside `OUT_DIR`: the lock of the
-//! outer one is not needed, so neither waits for the other. It sees none of the
-//! outer build's flags and wrappers, which are meant for other code.
+//! It is a package of its own with its own settings, so it takes a cargo of its own. That one works in a target folder
+//! inside `OUT_DIR`: the lock of the outer one is not needed, so neither waits for the other. It sees none of the outer
+//! build's flags and wrappers, which are meant for other code.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

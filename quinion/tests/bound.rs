@@ -1,8 +1,7 @@
 //! Bound: a cache never takes more memory than it was given, and never hangs for want of it.
 //!
-//! What the system says the two memory files take is looked at all the while,
-//! from outside: it is the truth that the cache's own account is held against.
-//! With far more readers than memory, each read succeeds or says clearly that
+//! What the system says the two memory files take is looked at all the while, from outside: it is the truth that the
+//! cache's own account is held against. With far more readers than memory, each read succeeds or says clearly that
 //! there is no page to be had. A child of a fork is told so by every call.
 
 #![allow(unsafe_code, reason = "fork")]

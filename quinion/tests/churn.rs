@@ -6,11 +6,10 @@
 //!   holder    slot -> hold -> `copy_out` -> put;  then every byte must be right
 //! ```
 //!
-//! The model (`model_hit.rs`) proves the protocol on two words; this runs it on
-//! real pages with the real copy. The contents describe themselves (`common`),
-//! so that a byte of another file, page or generation is found wherever it lands.
-//! Folios are of orders 0 to 2 over frames that are split and joined all the
-//! time; slots are stale, and every fourth hint is a frame taken at random.
+//! The model (`model_hit.rs`) proves the protocol on two words; this runs it on real pages with the real copy. The
+//! contents describe themselves (`common`), so that a byte of another file, page or generation is found wherever it
+//! lands. Folios are of orders 0 to 2 over frames that are split and joined all the time; slots are stale, and every
+//! fourth hint is a frame taken at random.
 //!
 //! What is checked of each accepted read:
 //!  1. Every page of it is whole: of the right file and place, of one generation.

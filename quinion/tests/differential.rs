@@ -6,9 +6,8 @@
 //!                                     '----------> a complaint --shrink--> a short list that still fails, printed
 //! ```
 //!
-//! The pairs live on a disk, which is written past the kernel's page cache, and in memory, where it is not; with
-//! folios of a page and with large ones; by io_uring and by threads; some caches end after a sync and some
-//! without one.
+//! The pairs live on a disk, which is written past the kernel's page cache, and in memory, where it is not; with folios
+//! of a page and with large ones; by io_uring and by threads; some caches end after a sync and some without one.
 //!
 //! A list that was printed can be run again: put it into a test that calls [`check`] with the setting beside it.
 //! (What hangs on the moment at which a thread in the background writes may not come again the same way.)

@@ -1,8 +1,7 @@
 //! Drop behind: what uncached reads leave in the cache, and what they do not.
 //!
-//! The statements D01 to D20 by their numbers, each by our rule where that
-//! differs from the kernel's; a sequential pass that never asks the device twice;
-//! a naive twin that knows only who wanted which page; and a crowd.
+//! The statements D01 to D20 by their numbers, each by our rule where that differs from the kernel's; a sequential pass
+//! that never asks the device twice; a naive twin that knows only who wanted which page; and a crowd.
 //!
 //! D06, D07 and D14 to D16 are about dirty folios: what of them is the mapping's is in `dirty.rs`, and there is D08, of
 //! a folio that is dropped while others hold it. D16 after a split is in `split_folio.rs`.

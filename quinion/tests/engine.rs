@@ -1,8 +1,7 @@
 //! Engine: real files and devices at their edges, by every mechanism.
 //!
-//! Sectors of 512 and of 4096 bytes, whole devices and file systems on them; a
-//! file that grows under its readers; files in memory, where direct reads cannot
-//! be had, and under an overlay; and threads that are interrupted all the time.
+//! Sectors of 512 and of 4096 bytes, whole devices and file systems on them; a file that grows under its readers; files
+//! in memory, where direct reads cannot be had, and under an overlay; and threads that are interrupted all the time.
 //!
 //! What needs root and a loop device is skipped where they are not to be had,
 //! and says so: a line that begins with `SKIPPED`.

@@ -1,10 +1,9 @@
 //! Faults: requests that fail, end early, come late, out of order or never; and readers that get the right
 //! bytes or a clear error all the same.
 //!
-//! First each request in turn goes wrong, in each way, once: for a reader who
-//! scans, one who jumps and one who reads by futures. Then everything goes wrong
-//! under a seed, for several readers at a time. Afterwards nothing is in flight,
-//! no frame is lost, and what is cached is right.
+//! First each request in turn goes wrong, in each way, once: for a reader who scans, one who jumps and one who reads by
+//! futures. Then everything goes wrong under a seed, for several readers at a time. Afterwards nothing is in flight, no
+//! frame is lost, and what is cached is right.
 
 use quinion_testing::content;
 use quinion_testing::device;

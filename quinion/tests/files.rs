@@ -1,10 +1,9 @@
 //! Files: whatever is done to a file, its handles read what `std::fs` reads.
 //!
-//! A random sequence of operations is applied to a file and, after each, what the cache
-//! gives is held against a plain read of the same file. The sizes sit on and
-//! around the edges of blocks and pages. Two handles take part: a fresh one,
-//! from an open after the last change, which must give the file as it is; and
-//! an old one, which must do so once it has been told to look again.
+//! A random sequence of operations is applied to a file and, after each, what the cache gives is held against a plain
+//! read of the same file. The sizes sit on and around the edges of blocks and pages. Two handles take part: a fresh
+//! one, from an open after the last change, which must give the file as it is; and an old one, which must do so once it
+//! has been told to look again.
 
 use std::fs::{self, File as Plain, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, InvalidInput, NotFound, PermissionDenied};
@@ -150,8 +149,7 @@ impl Story {
         self.read_at(self.size().saturating_sub(1), 5000);
     }
 
-    /// Opens anew. The handle so far, told to look again, reads the file that it is of, whatever is
-    /// called so now.
+    /// Opens anew. The handle so far, told to look again, reads the file that it is of, whatever is called so now.
     fn open(&mut self) {
         let now = (self.cache.open(&self.path).unwrap(), Plain::open(&self.path).unwrap());
         let old = std::mem::replace(&mut self.plain, now.1);

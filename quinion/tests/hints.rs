@@ -1,7 +1,6 @@
 //! Hints: ranges that will be needed are there when they are read, ranges that will not be are gone.
 //!
-//! A device that counts says that nothing is fetched twice, and a device that
-//! is held says that nothing is waited for.
+//! A device that counts says that nothing is fetched twice, and a device that is held says that nothing is waited for.
 
 use std::sync::Arc;
 use std::thread;

@@ -6,9 +6,8 @@
 //!                                1 2 8 16 ... 256   order 9              folios: page and frame agree modulo 512
 //! ```
 //!
-//! The device here is a double that is told what lands and what fails, part by part. Where it
-//! runs by itself it cuts each request into parts, lands them last part first, and
-//! fails the parts with a bad page, writing rubbish there.
+//! The device here is a double that is told what lands and what fails, part by part. Where it runs by itself it cuts
+//! each request into parts, lands them last part first, and fails the parts with a bad page, writing rubbish there.
 
 use quinion_testing::content;
 use std::collections::{BTreeMap, BTreeSet};

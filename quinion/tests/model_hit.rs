@@ -1,15 +1,13 @@
-//! The hit protocol and the holds, run under a model checker: they are right, and no step of them
-//! can be left out.
+//! The hit protocol and the holds, run under a model checker: they are right, and no step of them can be left out.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test model_hit --target-dir target/model
 //! ```
 //!
-//! Without that cfg this file is empty. With it, `quinion::internals::sync::atomic` gives
-//! out the checker's atomics, and [`Descriptor`](quinion::internals::arena::Descriptor) is
-//! the real code on top of them. The checker runs each scenario under every
-//! interleaving, and lets every relaxed load return every value that the
-//! memory model of Rust allows.
+//! Without that cfg this file is empty. With it, `quinion::internals::sync::atomic` gives out the checker's atomics,
+//! and [`Descriptor`](quinion::internals::arena::Descriptor) is the real code on top of them. The checker runs each
+//! scenario under every interleaving, and lets every relaxed load return every value that the memory model of Rust
+//! allows.
 //!
 //! # The protocol
 //!
@@ -78,9 +76,8 @@
 //! # A page that is changed while it is written back
 //!
 //! The steps w1 to w3 of the writer and b1 to b3 of write-back are told at the head of
-//! [`dirty`](quinion::internals::arena::dirty). That a dirty folio is not evicted, and not dropped behind a
-//! reader who has just seen it clean (D07), is the tree lock's doing: flags change under it, and are looked at under
-//! it.
+//! [`dirty`](quinion::internals::arena::dirty). That a dirty folio is not evicted, and not dropped behind a reader who
+//! has just seen it clean (D07), is the tree lock's doing: flags change under it, and are looked at under it.
 //!
 //! # Every step is needed
 //!

@@ -1,10 +1,9 @@
 //! The read path's promises, with a device that can be watched, held and broken.
 //!
-//! Tests named with a letter and a number hold the statement of that name: S
-//! and R of the read state machine, B of batched insertion, Q of readahead.
-//! S04 speaks of a signal that kills a thread that waits. Here that is a future
-//! that is dropped (`async_read.rs`), or a process that shares a cache
-//! (`killed_owner.rs`); a thread of ours that waits ends with its process.
+//! Tests named with a letter and a number hold the statement of that name: S and R of the read state machine, B of
+//! batched insertion, Q of readahead. S04 speaks of a signal that kills a thread that waits. Here that is a future that
+//! is dropped (`async_read.rs`), or a process that shares a cache (`killed_owner.rs`); a thread of ours that waits ends
+//! with its process.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};

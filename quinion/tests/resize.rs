@@ -1,8 +1,7 @@
 //! Resize: memory really goes back to the machine, from a cache in use, and readers notice nothing but misses.
 //!
-//! What the system says of the file and of its mapping is looked at from
-//! outside, as in `bound.rs`. Readers are threads of this process and a viewer in
-//! another one, at work all the time; each byte they get is checked.
+//! What the system says of the file and of its mapping is looked at from outside, as in `bound.rs`. Readers are threads
+//! of this process and a viewer in another one, at work all the time; each byte they get is checked.
 
 #![allow(unsafe_code, reason = "a viewer maps files")]
 

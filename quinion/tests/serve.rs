@@ -1,8 +1,7 @@
 //! What viewers can count on, and what they cannot do to the owner.
 //!
-//! A viewer here is this test program started again, or a hand that writes into
-//! a viewer's page whatever it likes. The owner is a naive one, so that what
-//! fails is the service or the viewer and not the cache.
+//! A viewer here is this test program started again, or a hand that writes into a viewer's page whatever it likes. The
+//! owner is a naive one, so that what fails is the service or the viewer and not the cache.
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files")]
 

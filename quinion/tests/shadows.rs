@@ -6,10 +6,9 @@
 //!   read H ... S ... until H is evicted ... read H: activated ... S ... until what was new then is evicted: H is there
 //! ```
 //!
-//! Tests named with a letter and a number hold the statement of that name: W of
-//! the working set, B of batched insertion. W01, W02 and W06 are beside the policies. W03
-//! speaks of groups of memory, of which there are none here; what comes nearest is
-//! a mapping that the cache has let go.
+//! Tests named with a letter and a number hold the statement of that name: W of the working set, B of batched
+//! insertion. W01, W02 and W06 are beside the policies. W03 speaks of groups of memory, of which there are none here;
+//! what comes nearest is a mapping that the cache has let go.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -8,11 +8,9 @@
 //!   growing     append, all the time             the right bytes as far as it gives any; never a zero
 //! ```
 //!
-//! The files together are several times the memory, so folios are evicted,
-//! split and reused all the while; most reads go to a few moving hot spots, so
-//! that hits, and hits that lose their folio under the copy, are the rule.
-//! Contents describe themselves (`common`): a byte of another file, page or
-//! generation is found wherever it lands.
+//! The files together are several times the memory, so folios are evicted, split and reused all the while; most reads
+//! go to a few moving hot spots, so that hits, and hits that lose their folio under the copy, are the rule. Contents
+//! describe themselves (`common`): a byte of another file, page or generation is found wherever it lands.
 //!
 //! Reads that overlap a rewrite in place are promised nothing but an end, so they are
 //! made (they leave fills in flight behind) and not checked.

@@ -1,8 +1,7 @@
 //! Statistics: what a cache says of itself is so.
 //!
-//! Pages come for three reasons and go for six; whatever happened, those that
-//! came less those that went are those that are there. And what is there, and
-//! what is remembered, is told range by range.
+//! Pages come for three reasons and go for six; whatever happened, those that came less those that went are those that
+//! are there. And what is there, and what is remembered, is told range by range.
 
 use quinion_testing::block_on;
 use std::sync::Arc;

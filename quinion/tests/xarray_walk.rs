@@ -84,8 +84,7 @@ fn evict<const BITS: u32>(tree: &mut XArray<'_, Keeper, BITS>, index: u64) {
     }
 }
 
-/// Two readers and a writer; how many entries the
-/// readers saw that never were legal.
+/// Two readers and a writer; how many entries the readers saw that never were legal.
 fn race<const BITS: u32>(forest: &Forest<BITS>, steps: u32) -> u64 {
     let (stop, wrong) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {

@@ -1,8 +1,7 @@
 //! Output: lines on the terminal, and the exit codes that go with them.
 //!
-//! The reader of the output may go away (`quinion stat FILE | head -1`). That is
-//! no error to complain about and no reason to panic: the command ends as a
-//! shell says of a program that SIGPIPE ended.
+//! The reader of the output may go away (`quinion stat FILE | head -1`). That is no error to complain about and no
+//! reason to panic: the command ends as a shell says of a program that SIGPIPE ended.
 
 use std::fmt::Display;
 use std::io::{self, Write};

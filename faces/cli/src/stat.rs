@@ -7,9 +7,8 @@
 //!   kernel page cache     pages of it that the kernel keeps already
 //! ```
 //!
-//! A command that has just started has an empty cache of its own, so there is
-//! nothing to say about that; a running `quinion run` reports at its end.
-//! Nothing of the file is read, so asking does not change the answer.
+//! A command that has just started has an empty cache of its own, so there is nothing to say about that; a running
+//! `quinion run` reports at its end. Nothing of the file is read, so asking does not change the answer.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -6,9 +6,8 @@
 //!   comments                    // why        same length, everything else blank
 //! ```
 //!
-//! Both views keep every newline, so a line number means the same in all three.
-//! Words of the code are [`Token`]s. This is far less than a parser: it knows
-//! strings, comments, brackets and modules, which is all that the rules need.
+//! Both views keep every newline, so a line number means the same in all three. Words of the code are [`Token`]s. This
+//! is far less than a parser: it knows strings, comments, brackets and modules, which is all that the rules need.
 
 use std::ops::Range;
 

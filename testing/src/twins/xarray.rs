@@ -90,8 +90,7 @@ impl Twin {
     }
 }
 
-/// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is
-/// made to fit.
+/// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is made to fit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     Insert {

@@ -1,8 +1,7 @@
 //! Disk: real files, real programs, and the same command with and without Quinion.
 //!
-//! The large files are four times the smallest cache, so every program that
-//! reads one makes the cache turn over several times. Each part of a file
-//! differs from every other part: bytes from a wrong place cannot look right.
+//! The large files are four times the smallest cache, so every program that reads one makes the cache turn over several
+//! times. Each part of a file differs from every other part: bytes from a wrong place cannot look right.
 //!
 //! They are made once and kept beside the build, because making them costs more
 //! than most tests. They never change: tests that write make files of their own.

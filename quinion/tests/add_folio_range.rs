@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The letters are those of the specification's statements; B01 and B03 to B07 are the tree's as well
-//! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the lock
-//! that truncation takes; for a punched hole it is in `truncate.rs`. B20, whether a window met shadows of its own
-//! working set, is checked where shadows are.
+//! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the same lock as
+//! truncation; for a punched hole it is in `truncate.rs`. B20, whether a window met shadows of its own working set, is
+//! checked in `shadows.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -287,7 +287,7 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
                 }
             });
         }
-        // As long as it takes until the readers have found folios, however late they begin.
+        // Until the readers have found folios, however late they begin.
         for round in (0u64..).take_while(|round| *round < 400 || seen.load(Ordering::Relaxed) < 100) {
             assert!(!stop.load(Ordering::Relaxed), "a reader found something wrong");
             // Frames come back at other places each time, in folios of other sizes.

@@ -74,7 +74,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Release),
     ]
 }
-/// The library's own ways, and those that are compared with it.
+/// The library's own ways, and their ablations.
 fn hooks() -> impl Strategy<Value = Option<&'static dyn IndexHooks>> {
     const HOOKS: [Option<&'static dyn IndexHooks>; 7] = [
         None,

@@ -15,7 +15,7 @@ use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 const MEMORY: u64 = 128 << 20;
-/// How long a test waits for a thread of the cache before it says that it will never come.
+/// How long a test waits for a thread of the cache before it fails.
 const LONG: Duration = Duration::from_secs(60);
 
 fn cache(background: bool) -> Cache {

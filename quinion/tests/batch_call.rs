@@ -1,7 +1,7 @@
 //! The batch call answers each read as a call of its own would, and asks the device for all at once.
 //!
-//! The twin is `File::read_at` on a second cache of the same device. Devices can
-//! be watched, held and broken (`device`).
+//! The twin is `File::read_at` on a second cache of the same device. Devices can be watched, held and broken
+//! (`device`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn batch<'b>(ranges: &[(u64, usize)], buffers: &'b mut [Vec<u8>]) -> Vec<BatchRe
     ranges.iter().zip(buffers).map(|(&(position, _), buffer)| BatchRead::new(buffer, position)).collect()
 }
 
-/// What came of each read: its bytes, or the kind of its error.
+/// The result of each read: its bytes, or the kind of its error.
 type Answers = Vec<Result<Vec<u8>, ErrorKind>>;
 
 fn answers(reads: &[BatchRead<'_>]) -> Answers {

@@ -36,17 +36,15 @@ const PAGES: usize = 12;
 const ORDER_MAX: u64 = 2;
 const NOWHERE: u32 = u32::MAX;
 
-// ---- the stage ----------------------------------------------------------------------------------------
-
 /// A small arena and the slots of a few files; all that readers see.
 struct Stage {
     bytes: NonNull<u8>,
     descriptors: Vec<Descriptor>,
     /// The head frame of the folio that covers a page; a hint.
     slots: [[AtomicU32; PAGES]; FILES],
-    /// The least generation that a read may return which begins now.
+    /// The least generation that a read may return if it begins now.
     oldest: [[AtomicU32; PAGES]; FILES],
-    /// Set by the last holder of a folio that the owner has let go, on its first frame.
+    /// Set by the last holder of a folio that the owner has detached, on its first frame.
     given_back: Vec<AtomicBool>,
     stop: AtomicBool,
     accepted: AtomicU64,
@@ -107,7 +105,6 @@ fn mapping(file: usize) -> MappingId {
 
 // ---- the owner ----------------------------------------------------------------------------------------
 
-/// A folio in the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Folio {
     frame: usize,
@@ -127,7 +124,7 @@ impl Folio {
     }
 }
 
-/// The one who fills and retires. What readers do never makes it wait.
+/// The thread that fills and retires. Readers never make it wait.
 struct Owner<'a> {
     stage: &'a Stage,
     live: Vec<Folio>,
@@ -207,7 +204,7 @@ impl Owner<'_> {
 
 // ---- readers ------------------------------------------------------------------------------------------
 
-/// A range to read, and what is known of it before.
+/// A range to read, and the least generations before.
 struct PlannedRead {
     file: usize,
     position: u64,
@@ -299,7 +296,7 @@ fn reads_and_holds_against_refills() {
         let mut owner = Owner { stage, live: vec![], detached: vec![], dice: Dice::new(4) };
         let nobody_read =
             || [&stage.accepted, &stage.held].iter().any(|counter| counter.load(Ordering::Relaxed) == 0);
-        // As long as the readers have not come to read anything: on a busy machine they begin late.
+        // Until the readers have read something: on a busy machine they begin late.
         for generation in (1..).take_while(|&generation| generation <= refills || nobody_read()) {
             owner.refill(generation);
         }

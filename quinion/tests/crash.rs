@@ -14,11 +14,10 @@
 //! A sync of a range promises its bytes: where the file ends before, it promised zeros.
 //!
 //! The states are those of `CrashDisk` in `quinion-testing`: all that was done, only what is durable, some of the
-//! writes, some of their sectors. So writes are reordered, torn and left out there, and their log is of what the cache
-//! truly did.
+//! writes, some of their sectors. So writes are reordered, torn and left out there, and their log is the cache's.
 //!
-//! A second story has a device that fails: flushes and syncs end in errors. What was changed stays changed, is
-//! read as it was written, and a sync that says `Ok` later promises all of it.
+//! A second story has a device that fails: flushes and syncs end in errors. Changed bytes stay changed, are read as
+//! they were written, and a later sync that says `Ok` promises all of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,10 +84,10 @@ fn content(generation: usize, at: usize, len: usize) -> Vec<u8> {
     (at..at + len).map(|byte| (byte * 7 + generation * 31 + byte / PAGE) as u8 | 1).collect()
 }
 
-/// What was promised.
+/// A sync and its promise.
 #[derive(Clone, Debug)]
 struct SyncPoint {
-    /// Of how many events the log was when the sync returned.
+    /// The number of events in the log when the sync returned.
     events: usize,
     /// The image that it promised.
     image: usize,
@@ -100,9 +99,9 @@ struct Story {
     disk: Arc<CrashDisk>,
     cache: Cache,
     file: File,
-    /// What the file was after each operation; the first is what it was at the start.
+    /// The file after each operation; the first is the start.
     images: Vec<Vec<u8>>,
-    /// Of how many events the log was after each operation.
+    /// The number of events in the log after each operation.
     events: Vec<usize>,
     sync_points: Vec<SyncPoint>,
     /// Whether flushes and syncs may fail.
@@ -136,7 +135,7 @@ impl Story {
         self.images.last().expect("there is the start")
     }
 
-    /// An operation failed, or it had better not.
+    /// Whether an operation succeeded, which it must without faults.
     fn is_ok<T>(&self, told: quinion::error::Result<T>) -> bool {
         match told {
             Ok(_) => true,
@@ -310,7 +309,7 @@ impl CrashChecker<'_> {
         self.images[image].get(at..at + bytes.len()) == Some(bytes)
     }
 
-    /// Whether the promise of `image` is of all of this sector.
+    /// Whether the promise of `image` covers all of this sector.
     fn is_synced_whole(&self, sync_points: &[&SyncPoint], image: usize, at: usize) -> bool {
         let of = sync_points.iter().find(|sync_point| sync_point.image == image);
         of.is_some_and(|sync_point| sync_point.range.start <= at && at + SECTOR <= sync_point.range.end)

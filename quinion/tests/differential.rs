@@ -1,5 +1,4 @@
-//! Differential: whatever is done to a file through the cache, it holds what a file holds to which the kernel
-//! does the same.
+//! Differential: each operation on a file through the cache has the same effect as the kernel's on a twin.
 //!
 //! ```text
 //!   seed -> bytes -> operations --run on a pair--> nothing to say         (what is compared: `twins::cache`)
@@ -12,8 +11,8 @@
 //! A list that was printed can be run again: put it into a test that calls [`check`] with the setting beside it.
 //! (What hangs on the moment at which a thread in the background writes may not come again the same way.)
 //!
-//! Then several threads change and read one file at once, each its own part of it, and contents that tell whose
-//! they are say whether each page was read whole.
+//! Then several threads change and read one file at once, each its own part of it. Contents that hold their owner show
+//! whether each page was read whole.
 //!
 //! `QUINION_SOAK=1 cargo test --release --test differential -- --nocapture` does a million operations.
 
@@ -58,7 +57,7 @@ fn memory() -> PathBuf {
 
 // ---- one file and its twin ----------------------------------------------------------------------------
 
-/// What is wrong with a run of the list.
+/// The complaint of a run of the list.
 fn complaint(setting: &Setting, ops: &[Op]) -> Option<String> {
     let (setting, ops) = (setting.clone(), ops.to_vec());
     shrinking::complaint(move || run(&setting, &ops))
@@ -87,7 +86,7 @@ fn simpler(op: Op) -> Vec<Op> {
     }
 }
 
-/// The list passes; or it is made shorter, and told.
+/// Runs the list; if it fails, shrinks and prints it.
 #[track_caller]
 fn check(setting: &Setting, ops: &[Op]) {
     let Some(why) = complaint(setting, ops) else { return };
@@ -156,8 +155,8 @@ fn a_failing_list_becomes_short() {
     assert_eq!(why, "so it is");
 }
 
-/// Another program writes to pages that we have not changed, while we have changed others: ours stay, and
-/// theirs are seen when we look again.
+/// Another program writes to pages that the cache has not changed, while it has changed others: those stay, and the new
+/// ones are seen at the next check.
 #[test]
 fn other_programs_writes_elsewhere_are_seen_and_our_own_are_kept() {
     for folder in [disk(), memory()] {
@@ -263,9 +262,8 @@ fn a_file_that_grows_while_it_is_opened_keeps_its_new_end() {
 
 // ---- many threads -------------------------------------------------------------------------------------
 
-/// Pages of each writer whose pages are written whole, and between the writers' parts, where both write in part.
+/// Pages of each writer of whole pages, and between the writers' parts, where both write in part.
 const WHOLE: u64 = 700;
-/// Writers of whole pages.
 const WRITERS: u64 = 2;
 /// Bytes of each owner of a part that begins and ends within a page.
 const RAGGED: u64 = 60_000 + 123;
@@ -280,7 +278,6 @@ fn ragged_start(owner: u64) -> u64 {
     WRITERS * WHOLE * PAGE as u64 + owner * RAGGED
 }
 
-/// What the threads share.
 struct Stage {
     file: File,
     stop: AtomicBool,
@@ -289,8 +286,8 @@ struct Stage {
     rounds: u64,
 }
 
-/// Writes pages, each whole and of a higher generation than before, and cuts holes; says at the end which generation
-/// each has, 0 for a hole.
+/// Writes whole pages, each of a higher generation than before, and punches holes; returns the last generation of each,
+/// 0 for a hole.
 fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
     let (mut dice, first) = (Dice::new(writer + 10), writer * WHOLE);
     let mut now = vec![1; WHOLE as usize];
@@ -313,7 +310,7 @@ fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
     now
 }
 
-/// Writes anything anywhere in a part of its own, and finds there what it wrote.
+/// Writes anywhere in a part of its own, and checks that part.
 fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
     let (mut dice, start) = (Dice::new(owner + 20), ragged_start(owner));
     let mut mine = vec![0; RAGGED as usize];
@@ -332,7 +329,7 @@ fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
     mine
 }
 
-/// Each page is of one generation, or a hole.
+/// Checks that each page is of one generation, or a hole.
 fn read_whole(stage: &Stage, reader: u64) {
     let mut dice = Dice::new(reader + 30);
     let mut buffer = vec![0; 20 * PAGE];

@@ -1,4 +1,4 @@
-//! Disk tier: what has a lasting name is on a local disk as well, and no byte of it is ever another's.
+//! Disk tier: content with a lasting name is on a local disk as well, and no byte of it is ever another's.
 //!
 //! The store behind is a source whose bytes follow from the content's number and the offset, so that each byte that is
 //! read is compared; it counts what is fetched from it. A process that is killed is this program again, with
@@ -23,7 +23,7 @@ use quinion::{Cache, DiskOptions, ErrorKind, File, OpenOptions};
 
 const MIB: u64 = 1 << 20;
 
-/// A slow store: what is read of it is counted.
+/// A slow store, which counts its reads.
 #[derive(Default, Debug)]
 struct Remote {
     reads: AtomicU64,

@@ -3,8 +3,7 @@
 //! Sectors of 512 and of 4096 bytes, whole devices and file systems on them; a file that grows under its readers; files
 //! in memory, where direct reads cannot be had, and under an overlay; and threads that are interrupted all the time.
 //!
-//! What needs root and a loop device is skipped where they are not to be had,
-//! and says so: a line that begins with `SKIPPED`.
+//! Tests that need root and a loop device are skipped without these, and print a line that begins with `SKIPPED`.
 
 use quinion_testing::content;
 use quinion_testing::hazard;
@@ -42,7 +41,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Reads `len` bytes at `position` by one of the ways there are, `way`, and checks them.
+/// Reads `len` bytes at `position` in way `way`, and checks them.
 fn read_and_check(file: &File, way: u64, position: u64, len: usize) -> usize {
     let mut buffer = vec![0xee; len];
     let bytes = match way % 3 {
@@ -79,7 +78,7 @@ fn check_ends(file: &File, size: u64) {
     }
 }
 
-/// Files of all sizes in `folder`, by every mechanism; whether each was read directly.
+/// Files of all sizes in `folder`, by every mechanism; returns whether each was read directly.
 fn check_files(folder: &Path) -> Vec<bool> {
     let mut direct = Vec::new();
     for mechanism in MECHANISMS {
@@ -96,7 +95,7 @@ fn check_files(folder: &Path) -> Vec<bool> {
     direct
 }
 
-/// Runs a program; what it printed, or why not.
+/// Runs a program; returns its output, or why it failed.
 fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let run = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
@@ -107,7 +106,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A block device over a file, as long as this lives.
+/// A block device over a file, detached when this is dropped.
 struct Loop {
     device: String,
 }
@@ -127,7 +126,7 @@ impl Drop for Loop {
     }
 }
 
-/// A mounted file system, as long as this lives.
+/// A mounted file system, unmounted when this is dropped.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -265,7 +264,7 @@ fn a_file_that_grows_is_followed_by_all_its_readers() {
     }
 }
 
-/// A thread reads cold bytes in every way while signals rain on it.
+/// A thread reads cold bytes in every way while signals interrupt it.
 fn interrupted(mechanism: Mechanism) {
     const ROUNDS: u64 = 60;
     let (folder, cache) = (folder(), cache(mechanism));

@@ -23,7 +23,6 @@ use quinion_testing::doubles::{CompletionOrder, CompletionPoint, Faults, Simulat
 const PAGE: u64 = 4096;
 const PAGES: u64 = 120;
 
-/// What goes wrong with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Fails,
@@ -48,7 +47,7 @@ impl Once {
     fn is_over(&self) -> bool {
         self.requests.load(Ordering::Relaxed) > self.number
     }
-    /// Lets the late request come.
+    /// Delivers the late request.
     fn deliver(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap());
         self.device.submit(late);
@@ -141,7 +140,7 @@ fn each_request_in_turn(fault: Fault, way: Way) {
         assert!(errors <= 1, "{fault:?} of request {number}: {errors} errors");
         assert_eq!(cache.stats().in_flight, 0);
         cache.check().unwrap_or_else(|what| panic!("{fault:?} of request {number}, {way:?}: {what}"));
-        // (A file that seemed to end is looked at, and forgotten since it does not.)
+        // (A file that seemed to end is checked, and dropped since it does not.)
         assert!(file.cached_pages() == PAGES || matches!(fault, Fault::IsShort(_)));
         if !backend.is_over() {
             return assert!(number > 2, "there were requests to break");
@@ -191,7 +190,7 @@ fn a_cache_ends_with_requests_in_flight() {
     }
 }
 
-/// Everything goes wrong, for several readers, under a seed.
+/// Everything fails, for several readers, under a seed.
 fn storm(seed: u64) {
     let faults = Faults {
         seed,

@@ -37,11 +37,11 @@ enum Step {
         back: u64,
         len: u64,
     },
-    /// Another handle appends; then whoever reads at the old end sees it.
+    /// Another handle appends; then a read at the old end sees it.
     Append {
         len: u64,
     },
-    /// Another handle cuts it off; then we look again.
+    /// Another handle cuts it off; then this one checks the file again.
     Truncate {
         to: u64,
     },

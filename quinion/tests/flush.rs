@@ -1,9 +1,9 @@
 //! Flush: what is written is what the file holds, and not a byte more.
 //!
-//! Random flushes, sizes, holes and reads are applied to a backend and to a vector, and after each
-//! sentence the file, read plainly by the kernel, is held against the vector. Each kind of backend is told
-//! it: files by io_uring and by threads, on a disk, where they are written directly, and in memory, where they
-//! are not; bytes in memory; a user's source; a device with faults; a disk that remembers.
+//! Random flushes, sizes, holes and reads are applied to a backend and to a vector, and after each step a plain read of
+//! the file by the kernel is compared with the vector. Each kind of backend has its turn: files by io_uring and by
+//! threads, on a disk, where they are written directly, and in memory, where they are not; bytes in memory; a user's
+//! source; a device with faults; a disk that remembers.
 
 use quinion_testing::hazard;
 use std::fs;
@@ -763,12 +763,12 @@ fn the_write_and_the_sync_that_were_named_fail() {
 enum Writer {
     /// Flushes again what was flushed since the last one that succeeded, as is asked of those above.
     Retrying,
-    /// Asks once more, and believes the answer.
+    /// Asks once more, and relies on the answer.
     Careless,
 }
 
-/// A story of writes and syncs, of which some fail. Says whether all that a sync promised is in every state that a
-/// crash may leave, and how many pages of these were torn.
+/// Runs writes and syncs, of which some fail. Returns whether all that a sync promised is in every state that a crash
+/// may leave, and how many pages of these were torn.
 fn syncs_are_durable(writer: Writer, seed: u64) -> (bool, usize) {
     const FILE_PAGES: usize = 6;
     let disk = Arc::new(CrashDisk::new(vec![0; FILE_PAGES * PAGE]));
@@ -874,7 +874,7 @@ fn sectors_of_either_size_hold_what_a_vector_holds() {
     }
 }
 
-/// A file system fills up: what was written is there, and the rest is an error.
+/// Fills up a file system: what was written is there, and the rest is an error.
 fn fill_up(folder: &Path, mechanism: Mechanism) {
     let (wait_queue, engine) = engine(mechanism, 4, 256 << 10);
     let path = folder.join("large");

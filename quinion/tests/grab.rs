@@ -26,7 +26,7 @@ use quinion::internals::xarray::{Entry, Kind, Stored, Value};
 use quinion_testing::ablations::{NodesAtMost, OneByOne};
 use quinion_testing::stages::mapping::{Stage, page, shadow};
 
-/// The library's way to grab, and those that it is compared with.
+/// The library's way to grab, and its ablations.
 const WAYS: [Option<&'static dyn IndexHooks>; 3] = [None, OneByOne::GRABS, OneByOne::GRABS_AND_LOOKUPS];
 
 /// Frames straight from an arena, so many at most in one answer: each gap in the largest pieces that fit.
@@ -34,7 +34,7 @@ struct Frames<'a> {
     arena: &'a Arena,
     order_max: u8,
     pages_max: u64,
-    /// What was asked for, and whether it might have been waited for.
+    /// The requests, and whether each might have waited.
     asked: Vec<(u64, MemoryWait)>,
     given_back: u64,
 }
@@ -154,7 +154,7 @@ fn new(index: u64) -> (u64, u32, LockedState) {
     (index, 1, LockedState::New)
 }
 
-/// Each folio follows the last, is locked, held once by the grab, and in the index.
+/// Checks that each folio follows the last, is locked, held once by the grab, and in the index.
 #[track_caller]
 fn all_locked(stage: &Stage, grabbed: &Grabbed<'_>) {
     let mut next = None;
@@ -167,7 +167,7 @@ fn all_locked(stage: &Stage, grabbed: &Grabbed<'_>) {
     }
 }
 
-/// No folio of the tree is locked or held, and the frames that are out are the tree's.
+/// Checks that no folio of the tree is locked or held, and that the frames that are out are the tree's.
 #[track_caller]
 fn nothing_leaks(stage: &Stage, free_before: u64) {
     let (mut at, mut pages) = (0, 0);
@@ -475,7 +475,7 @@ fn g09_nothing_is_created_behind_the_end_of_a_truncated_file() {
         assert_eq!(grabbed.end(), Some(page(5)), "{step:?}");
         assert_eq!(stage.mapping.lock().next_entry(page(5), page(100)), None);
         all_locked(&stage, &grabbed);
-        // Cut again while it is locked here: bytes put there are lost, and take no memory.
+        // Cut again while it is locked here: bytes written there are lost, and take no memory.
         stage.mapping.set_size(3 * 4096);
         stage.mapping.remove_range(page(3)..page(100), RemoveFilter::All);
         fill_all(&mut grabbed, 9);
@@ -705,7 +705,7 @@ fn g09_a_grab_that_meets_a_page_on_its_way_out_waits_for_that_and_ends() {
             stage.tree(|tree| {
                 assert!(stage.arena.view().own(frame).try_retire().is_some());
                 has_begun.store(true, Ordering::Release);
-                // The other comes by once, or he comes by in vain until he gives up; if he is slow that proves nothing.
+                // The other thread may not come by before this one gives up; that proves nothing.
                 let begun = Instant::now();
                 while rounds.load(Ordering::Relaxed) < 2000 && begun.elapsed() < Duration::from_millis(50) {
                     std::thread::yield_now();
@@ -893,7 +893,7 @@ fn all_threads_that_grab_overlapping_ranges_get_through() {
     for way in WAYS {
         let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
-        // Each adds one to the first bytes of each page of its range: none is lost, because the lock is a lock.
+        // Each adds one to the first bytes of each page of its range: the lock keeps all of them.
         let work = |thread: u64| {
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let mut seed = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -938,7 +938,6 @@ fn all_threads_that_grab_overlapping_ranges_get_through() {
 
 // ---- the twin -----------------------------------------------------------------------------------------
 
-/// What is done to the mapping and to its twin.
 #[derive(Clone, Debug)]
 enum Op {
     Put { index: u64, order: u8 },
@@ -973,14 +972,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A folio of the twin.
 #[derive(Clone, Copy, Debug)]
 struct TwinFolio {
     order: u8,
     has_bytes: bool,
 }
 
-/// The twin: which folios there are, found by looking at each page.
 #[derive(Default)]
 struct Twin {
     folios: BTreeMap<u64, TwinFolio>,
@@ -998,7 +995,7 @@ impl Twin {
             self.folios.insert(first, TwinFolio { order, has_bytes: true });
         }
     }
-    /// What a grab comes to: the folios, and why it ends.
+    /// The expected result of a grab: the folios, and why it ends.
     fn grab(
         &self,
         pages: std::ops::Range<u64>,

@@ -1,4 +1,4 @@
-//! Lists: which folio stands in which ring, and what becomes of a hot set, of a scan and of small reads.
+//! Lists: the rings of folios, and what becomes of a hot set, of a scan and of small reads.
 //!
 //! ```text
 //!   hot   a few hundred pages, read some times      scan   ten times the memory, each page once
@@ -55,7 +55,7 @@ fn scan(cache: &Cache) {
     assert!(cache.stats().evicted_pages > pages / 2);
 }
 
-/// How much of a file that was read `times` times in pieces of `piece` bytes is there after a scan.
+/// The share of a file that is left after a scan, when it was read `times` times in pieces of `piece` bytes.
 fn left_after_scan(readahead: u64, times: u32, piece: u64) -> u64 {
     let (cache, device) = (cache(readahead), Device::with_number(1, HOT * PAGE));
     let file = open(&cache, &device);

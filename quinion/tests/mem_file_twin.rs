@@ -64,7 +64,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The naive one.
 #[derive(Default)]
 struct Twin {
     pages: Vec<Option<Box<[u8; PAGE]>>>,

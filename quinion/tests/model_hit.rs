@@ -209,8 +209,6 @@ const PAGE_1: PageIndex = PageIndex(1);
 const SMALL: Order = Order(0);
 const PAIR: Order = Order(1);
 
-// ---- the stage: two frames ----------------------------------------------------------------------
-
 /// A frame's bytes as an optimistic copy sees them: words, loaded and stored relaxed. Every content is
 /// one number, written to both words, so that a mixture shows.
 #[derive(Debug)]
@@ -233,7 +231,6 @@ impl Bytes {
     }
 }
 
-/// Two neighbouring frames: their descriptors and their bytes.
 #[derive(Debug)]
 struct Frames {
     descriptors: [Descriptor; 2],
@@ -275,19 +272,16 @@ impl Frames {
     }
 }
 
-/// How a hit ended.
+/// The end of a hit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Read {
-    /// At the first look.
     Refused(NotReady),
-    /// At the second look.
     Changed,
-    /// With these bytes.
     Accepted([u64; 2]),
 }
 
 impl Read {
-    /// Whatever was accepted must be one of `right`, whole.
+    /// Checks that an accepted content is one of `right`, whole.
     #[track_caller]
     fn must_be(self, right: &[u64]) -> String {
         if let Read::Accepted(bytes) = self {
@@ -300,8 +294,8 @@ impl Read {
 
 // ---- the stage for holds: one frame whose bytes are plain memory ------------------------------------
 
-/// A frame as holders see it. Under a hold bytes are read as plain memory, so the model must see that
-/// no write comes near; `freed` counts the parties that believe the frame is theirs.
+/// A frame as holders see it. Under a hold bytes are read as plain memory, so the model must see that no write comes
+/// near; `freed` counts the parties that take the frame for theirs.
 #[derive(Debug)]
 struct Held {
     descriptor: Descriptor,
@@ -336,12 +330,12 @@ impl Held {
         // SAFETY: as in `write`.
         self.bytes.with(|bytes| unsafe { *bytes })
     }
-    /// What the party does that the protocol tells to free the frame: the next use overwrites it.
+    /// What the party does that frees the frame by the protocol: the next use overwrites it.
     fn free(&self) {
         self.freed.fetch_add(1, Ordering::Relaxed);
         self.write(FREED);
     }
-    /// A holder: looks at the bytes if there is a folio to hold, and lets go.
+    /// A holder: reads the bytes if there is a folio to hold, and releases it.
     fn hold_and_look(&self) -> String {
         match self.descriptor.try_hold(ONE, PAGE_0) {
             Err(reason) => format!("{reason:?}"),
@@ -402,7 +396,6 @@ impl Held {
         }
         format!("{retire:?}")
     }
-    /// Evicts the folio if it is not held.
     fn evict(&self) -> String {
         let evicted = self.descriptor.try_retire();
         if evicted.is_some() {
@@ -433,7 +426,7 @@ fn explore(expected: &[&str], scenario: fn() -> String) {
     explore_bounded(None, expected, scenario);
 }
 
-/// Starts a thread of the model that acts on the stage.
+/// Starts a thread of the model.
 fn spawn<T: Send + Sync + 'static, R: Send + 'static>(
     stage: &Arc<T>,
     act: impl FnOnce(&T) -> R + 'static,
@@ -1081,7 +1074,7 @@ impl PartialFill {
     fn prepare(&self, mapping: MappingId) {
         self.held.descriptor.prepare(mapping, PAGE_0, PAIR, false);
     }
-    /// The fill says that a page has come.
+    /// The fill marks a page as read.
     fn note_read(&self, bit: u64) {
         self.held.descriptor.note_pages_read();
         pages_read::set(&self.bits, bit);
@@ -1663,7 +1656,7 @@ fn write_against_fill() {
     });
 }
 
-/// A page that is changed, and written back: its dirty bit, its bytes, what the file has of them, and the tree's lock.
+/// A page that is changed and written back: its dirty bit, its bytes, the file's bytes, and the tree's lock.
 #[derive(Debug)]
 struct Changed {
     bits: quinion::internals::sync::atomic::AtomicU64,
@@ -1703,7 +1696,7 @@ impl Changed {
             *self.file.lock().unwrap() = self.bytes.copy();
         }
     }
-    /// When all is over: what is clean is in the file.
+    /// At the end: what is clean is in the file.
     #[track_caller]
     fn is_dirty_or_written(&self) -> String {
         let (clean, file) = (dirty::load(&self.bits) == 0, *self.file.lock().unwrap());

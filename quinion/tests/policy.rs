@@ -52,7 +52,7 @@ fn around() -> Vec<u32> {
     (0..PHASE as u32).map(|at| 10_000 + at * 7 % 250).collect()
 }
 
-/// Near the place that moves on: what was left behind is not read again.
+/// Near a place that moves on; what is behind it is not read again.
 fn moving() -> Vec<u32> {
     (0..PHASE as u32).map(|at| 20_000 + at / 2 + at * 37 % 150).collect()
 }

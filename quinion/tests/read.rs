@@ -2,8 +2,8 @@
 //!
 //! Tests named with a letter and a number hold the statement of that name: S and R of the read state machine, B of
 //! batched insertion, Q of readahead. S04 speaks of a signal that kills a thread that waits. Here that is a future that
-//! is dropped (`async_read.rs`), or a process that shares a cache (`killed_owner.rs`); a thread of ours that waits ends
-//! with its process.
+//! is dropped (`async_read.rs`), or a process that shares a cache (`killed_owner.rs`); a thread of the owner's ends
+//! only with its process.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
@@ -27,7 +27,6 @@ fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).expect("the device opens")
 }
 
-/// Reads and checks `len` bytes; returns how many there were.
 fn read(file: &File, device: &Device, position: u64, len: usize) -> usize {
     let mut buffer = vec![0; len];
     let bytes = file.read_at(&mut buffer, position).expect("a read");

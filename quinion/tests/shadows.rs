@@ -1,4 +1,4 @@
-//! Shadows: what an eviction leaves, and what comes of it when the page returns.
+//! Shadows: what an eviction leaves, and its effect when the page returns.
 //!
 //! ```text
 //!   H   a few pages that are wanted again     S   a scan of more than the memory
@@ -8,7 +8,7 @@
 //!
 //! Tests named with a letter and a number hold the statement of that name: W of the working set, B of batched
 //! insertion. W01, W02 and W06 are beside the policies. W03 speaks of groups of memory, of which there are none here;
-//! what comes nearest is a mapping that the cache has let go.
+//! the nearest is a mapping that the cache has dropped.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -81,7 +81,6 @@ fn add_run(
     }
 }
 
-/// Evicts the folio at `index`, leaving `leave`.
 fn evict(mapping: &Mapping, index: u64, leave: Replacement) -> Order {
     let frame = mapping.try_hold(PageIndex(index)).unwrap().frame();
     let order = mapping.lock().evict(PageIndex(index), frame, |_| leave).unwrap();
@@ -229,7 +228,6 @@ fn an_eviction_that_may_not_wait_to_prune_leaves_no_shadow() {
     [old, new].iter().for_each(|mapping| mapping.check().unwrap());
 }
 
-/// Whether a shadow covers `index`.
 fn is_remembered(mapping: &Mapping, index: u64) -> bool {
     let record = mapping.arena().view().record(mapping.index().cell()).unwrap();
     let entry = find(&mapping.arena().view().grown(), record, PageIndex(index));
@@ -290,7 +288,7 @@ fn pages_of(mapping: &Mapping) -> Twin {
     (0..300).chain(NODE.pow(3)..NODE.pow(3) + 300).filter_map(page).collect()
 }
 
-/// What inserting folios over `range` consumed is what the twin has there: of each folio the last shadow.
+/// Checks that inserting folios over `range` consumed the twin's shadows there: of each folio the last one.
 fn check_consumed(mapping: &Mapping, twin: &Twin, range: Range<u64>, consumed: &[(Frame, Value)]) {
     let mut told = consumed.iter();
     let mut at = range.start;
@@ -347,7 +345,7 @@ fn step(op: Op, two: &[Arc<Mapping>], twins: &mut [Twin], reclaim: &Reclaim) {
     }
 }
 
-/// Folios that lie in `range` go, and all that is remembered there; a shadow that reaches over an edge goes as a whole.
+/// Removes folios that lie in `range`, and all shadows there; a shadow that reaches over an edge goes as a whole.
 fn remove(mapping: &Mapping, twin: &mut Twin, range: Range<u64>) {
     let lies_inside = |index: u64| {
         let held = mapping.try_hold(PageIndex(index)).unwrap();
@@ -404,7 +402,6 @@ fn read(file: &File, device: &Device, page: u64, pages: u64) {
     verify(&buffer, device, page * PAGE);
 }
 
-/// A file that is read on and on.
 struct Scan {
     device: Arc<Device>,
     file: File,
@@ -724,7 +721,7 @@ fn threads_that_read_forget_change_and_close_leave_the_list_whole() {
     cache.check().unwrap();
 }
 
-/// Reads here and there, near and far, by handles that come and go.
+/// Reads at random places, near and far, by handles that are opened and closed.
 fn wander(cache: &Cache, devices: &[Arc<Device>], seed: u64) {
     let mut state = seed;
     let mut dice = move |sides: u64| {

@@ -12,11 +12,11 @@
 //! go to a few moving hot spots, so that hits, and hits that lose their folio under the copy, are the rule. Contents
 //! describe themselves (`common`): a byte of another file, page or generation is found wherever it lands.
 //!
-//! Reads that overlap a rewrite in place are promised nothing but an end, so they are
-//! made (they leave fills in flight behind) and not checked.
+//! Reads that overlap a rewrite in place are promised nothing but an end, so they are made (they leave fills in flight
+//! behind) and not checked.
 //!
-//! Other processes take part: this test starts itself again, as a viewer of the cache or as an
-//! owner that is to be killed.
+//! Other processes take part: this test starts itself again, as a viewer of the cache or as an owner that is to be
+//! killed.
 //!
 //! `QUINION_SOAK=1 cargo test --release --test soak -- --nocapture` reads ten million times.
 
@@ -50,11 +50,9 @@ use quinion_testing::content::{Dice, fill_content, generations};
 /// How long all slots of a viewer may be in use: a slot that is lost stays lost.
 const NO_SLOT_MAX: Duration = Duration::from_secs(60);
 const STILL: [u64; 4] = [(33 << 20) + 4095, (23 << 20) + 17, (13 << 20) + 513, (11 << 20) + 1];
-/// The numbers of the others in their contents.
 const REPLACED: u32 = 10;
 const REWRITTEN: u32 = 20;
 const GROWING: u32 = 30;
-/// The longest read.
 const LEN_MAX: u64 = 300 << 10;
 /// The growing file is begun anew when it is longer.
 const GROWN_MAX: u64 = 6 << 20;
@@ -70,7 +68,6 @@ fn content(file: u32, position: u64, len: u64, generation: u32) -> Vec<u8> {
     bytes
 }
 
-/// The files, and what is known of those that change.
 struct Stage {
     folder: PathBuf,
     /// The generation that the replaced file had at least, before and after an open.
@@ -125,7 +122,6 @@ impl Stage {
         self.replaced.store(generation, Ordering::SeqCst);
     }
 
-    /// The next generation of the rewritten file, in pieces, in the same inode.
     fn rewrite(&self) {
         let mut generation = self.rewritten.write().unwrap();
         *generation += 1;
@@ -249,7 +245,7 @@ impl ReadPattern {
 
 // ---- threads of the owner -----------------------------------------------------------------------------
 
-/// A reader's own things.
+/// A reader's state.
 struct Reader<'a> {
     stage: &'a Stage,
     cache: &'a Cache,
@@ -266,7 +262,7 @@ impl<'a> Reader<'a> {
         Self { stage, cache, pattern: ReadPattern::new(seed), buffer, pins: Vec::new(), checked: 0 }
     }
 
-    /// Opens this and that and reads from it, `reads` times.
+    /// Opens files and reads from them, `reads` times.
     fn run(mut self, reads: u64) {
         while self.checked < reads {
             let burst = 50 + self.pattern.dice.below(400);
@@ -424,7 +420,6 @@ fn check_pin(pin: &Pinned, expected: Expected, position: u64) {
     expected.check(&bytes, position);
 }
 
-/// How one cache is built.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     order: u8,
@@ -595,12 +590,12 @@ fn again(role: &str, folder: &Path) -> Command {
     command
 }
 
-/// Where viewers find the cache, in the form `token:socket`.
+/// The address of the cache for viewers, in the form `token:socket`.
 fn address(cache: &Cache, socket: &Path) -> String {
     format!("{}:{}", cache.share().token(), socket.display())
 }
 
-/// A cache's service, with a socket in that folder; and where viewers find it.
+/// A cache's service, with a socket in that folder, and its address for viewers.
 fn serve(cache: &Cache, owner: Arc<dyn Owner>, folder: &Path) -> (Service, String) {
     let socket = folder.join("socket");
     let _ = std::fs::remove_file(&socket);
@@ -615,7 +610,7 @@ fn start_viewer(view: &str, folder: &Path, reads: u64, seed: u64) -> Child {
     command.spawn().unwrap()
 }
 
-/// The first line a process says that begins with `word`; the rest of it.
+/// Waits for a line that begins with `word`; returns the rest of it.
 fn hear(lines: &mut impl BufRead, word: &str) -> Option<String> {
     let mut line = String::new();
     while lines.read_line(&mut line).unwrap() > 0 {
@@ -628,7 +623,6 @@ fn hear(lines: &mut impl BufRead, word: &str) -> Option<String> {
     None
 }
 
-/// What a viewer did.
 #[derive(Debug, Default)]
 struct ViewerTally {
     reads: u64,
@@ -637,7 +631,6 @@ struct ViewerTally {
     dead_after_millis: Option<u64>,
 }
 
-/// A viewer process.
 struct Sight {
     viewer: Viewer,
     folder: PathBuf,
@@ -645,7 +638,6 @@ struct Sight {
     seed: u64,
 }
 
-/// An attached file of a viewer process.
 struct Attached {
     file: Plain,
     handle: u64,
@@ -671,7 +663,7 @@ impl Sight {
         }
     }
 
-    /// Reads with two threads and says what came of it.
+    /// Reads with two threads and prints the counts.
     fn run(self) {
         println!("viewing ");
         let seen: Vec<ViewerTally> = thread::scope(|scope| {
@@ -718,9 +710,9 @@ impl Sight {
                     seen.dead_after_millis = Some(heard.elapsed().as_millis() as u64);
                     return seen;
                 }
-                // The owner is slower than we are, and has our markers still to look at.
+                // The owner is slower than this viewer, and has not handled its markers yet.
                 Err(RequestError::NoSlot) if heard.elapsed() < NO_SLOT_MAX => std::thread::yield_now(),
-                // The file is being written just now: it is the kernel's, for as long as its writer has no processor.
+                // The file is being written: the kernel serves it, for as long as its writer has no processor.
                 Err(RequestError::Errno(libc::ETXTBSY | libc::EAGAIN)) => {
                     seen.unserved += 1;
                     thread::sleep(Duration::from_millis(10));
@@ -804,7 +796,7 @@ impl Sight {
     }
 }
 
-/// Waits for a viewer's end and says what it did.
+/// Waits for a viewer's end, and returns its counts.
 fn end_of(mut child: Child) -> ViewerTally {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let said = hear(&mut lines, "seen ");
@@ -924,7 +916,7 @@ fn a_viewer_outlives_its_owner() {
     let view = hear(&mut lines, "owning ").expect("it owns");
     let mut viewers: Vec<_> = (1..4).map(|seed| start_viewer(&view, &stage.folder, u64::MAX, seed)).collect();
     for viewer in &mut viewers {
-        // A byte at a time: what it says later is for the thread that waits for its end.
+        // A byte at a time: later output is for the thread that waits for the end.
         let mut lines = BufReader::with_capacity(1, viewer.stdout.as_mut().unwrap());
         hear(&mut lines, "reading ").expect("it reads before its owner goes");
     }

@@ -78,7 +78,7 @@ impl Stage {
         stage
     }
 
-    /// Puts the folio in: data, and the only thing in a ring.
+    /// Inserts the folio: data, and the only one in a ring.
     fn add(&self) {
         self.add_at(FIRST);
     }
@@ -128,7 +128,7 @@ impl Stage {
         self.mapping.lock().at(FIRST, FIRST.plus(16))
     }
 
-    /// All pages of the folio are dirty, and it has no slots.
+    /// Checks that all pages of the folio are dirty, and that it has no slots.
     fn stays(&self) {
         self.spill.drain();
         assert_eq!((self.at(), self.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));

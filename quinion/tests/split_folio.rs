@@ -109,7 +109,7 @@ impl Rig {
         self.arena.view().own(frame).word()
     }
 
-    /// Everything goes, and every frame comes back.
+    /// Drops everything, and checks that every frame comes back.
     fn finish(self) {
         self.check();
         self.reclaim.remove_mapping(self.mapping.id());

@@ -6,7 +6,7 @@
 //!                                             goes first ^
 //! ```
 //!
-//! All counts are of the device, which tells how often each page was asked for.
+//! All counts are the device's, of how often each page was asked for.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn open(cache: &Cache, number: u64, bytes: u64) -> (Arc<Device>, File) {
     (device, file)
 }
 
-/// Reads `range` in pieces of `step` bytes, forward, and looks at every byte.
+/// Reads `range` in pieces of `step` bytes, forward, and checks every byte.
 fn read_through(file: &File, device: &Device, range: std::ops::Range<u64>, step: usize) {
     let mut buffer = vec![0; step];
     let mut at = range.start;

@@ -1,7 +1,7 @@
 //! What a viewer can ask of the cache itself besides plain reads: uncached ones, ones that must not wait, and hints.
 //!
-//! The viewer is a second mapping in this process. What the cache then holds is asked of a file of the owner's, so
-//! nothing here looks at a clock.
+//! The viewer is a second mapping in this process. The owner's own file shows what the cache then holds, so no clock is
+//! read here.
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files")]
 

@@ -70,7 +70,7 @@ impl Pair {
         self.twin.resize(self.twin.len().max(position + new.len()), 0);
         self.twin[position..][..new.len()].copy_from_slice(new);
     }
-    /// What the cache says is what the twin is; and so it is, when it was synced, to a read past the cache.
+    /// Compares the cache with the twin; and, when it was synced, a read past the cache.
     fn check(&self) {
         assert_same(&self.file, &self.twin);
         self.file.sync_data().expect("a sync");

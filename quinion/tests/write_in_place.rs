@@ -32,7 +32,7 @@ use quinion_testing::stages::batch::{FILE, Stage, State};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// What a reader who holds nothing finds.
+/// The result of a reader without holds.
 fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
     let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
     read_hits_into(FileView { view, cell, id }, position, to, |_, _| ())
@@ -88,7 +88,7 @@ fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Writ
     all(pages * PAGE_SIZE)
 }
 
-/// The generation of a page, by a reader who holds nothing.
+/// The generation of a page, read without holds.
 fn generation(stage: &Stage, page: u64) -> u32 {
     let mut bytes = [0; PAGE_SIZE];
     assert_eq!(hit(stage, stage.arena.view(), page * PAGE, &mut bytes).stopped, HitStop::Full);
@@ -171,7 +171,7 @@ fn a_pinned_folio_is_not_written() {
 
 // ---- a writer that is stopped ---------------------------------------------------------------------------------
 
-/// A holder's copy of pages 4 to 6.
+/// Copies pages 4 to 6 under a hold.
 fn copy_three(stage: &Stage) {
     let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
     let mut bytes = vec![0; 3 * PAGE_SIZE];
@@ -179,7 +179,7 @@ fn copy_three(stage: &Stage) {
     verify(&bytes, FILE, 4 * PAGE).unwrap();
 }
 
-/// What is lent of the folio at 0 is whole.
+/// Checks that the pinned folio at 0 is whole.
 fn pin_and_check(stage: &Stage) {
     let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
     let (address, len) = (held.bytes(), held.order().bytes());
@@ -222,7 +222,7 @@ fn a_stopped_writer_stops_only_threads_that_want_its_page() {
             pinned.send("pinned").unwrap();
         });
         scope.spawn(move || {
-            // The pin may stand when its turn comes.
+            // A pin may exist when its turn comes.
             while write(stage, 5, 1, 3) != all(PAGE_SIZE) {
                 thread::yield_now();
             }
@@ -584,7 +584,7 @@ fn every_page_is_whole_in_the_storm() {
         let writers = [0, HALF].map(|half| {
             threads.spawn(move || {
                 let mut dice = Dice::new(10 + half);
-                // As long as the readers have not come to everything: on a busy machine they begin late.
+                // Until the readers have been everywhere: on a busy machine they begin late.
                 (2..)
                     .take_while(|&generation| {
                         generation < rounds + 2 || storm.counted(ReadResult::Pinned) == 0

@@ -1,7 +1,7 @@
-//! Every operation in every small state, against the naive twin; nothing is left to chance.
+//! Every operation in every small state, against the naive twin.
 //!
-//! A tree's shape follows from its entries alone (no node is empty, no level too many), so all that a tree of
-//! a few indices can be is all the ways to lay entries side by side:
+//! A tree's shape follows from its entries alone (no node is empty, no level too many), so all states of a tree of a
+//! few indices are all the ways to lay entries side by side:
 //!
 //! ```text
 //!   indices     0 1 2 3 4 5 6 7

@@ -4,8 +4,8 @@
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test xarray_model --target-dir target/model
 //! ```
 //!
-//! Without that cfg this file is empty. With it the checker lets each load return whatever the memory
-//! model of Rust allows, so a node that is linked before its slots are seen as prepared is found.
+//! Without that cfg this file is empty. With it the checker lets each load return whatever the memory model of Rust
+//! allows, so a node that is linked before its slots are seen as prepared is found.
 //!
 //! # What is promised
 //!
@@ -32,11 +32,11 @@
 //! | `CutLast` | `a_split_of_a_folio` | a hole where a folio is |
 //! | `WalkLeaf` | `nodes_handed_out_again` | a walk ends at a node |
 //!
-//! And of the descriptor's steps those on which promise 3 rests, without which a reader that came by a
-//! stale slot holds another page's folio: `ReaderIndex`, `HoldCompare`, `PrepareRelease`, `RetireHolds`.
+//! And of the descriptor's steps those on which promise 3 rests, without which a reader that came by a stale slot holds
+//! another page's folio: `ReaderIndex`, `HoldCompare`, `PrepareRelease`, `RetireHolds`.
 //!
-//! A hint needs none of the orderings to be safe: the descriptor tells (promise 3). They are what makes
-//! the hint good at once (promises 1 and 2), so that "absent" is rare and never said of what stands still.
+//! A hint needs none of the orderings to be safe: the descriptor decides (promise 3). They make the hint good at once
+//! (promises 1 and 2), so that "absent" is rare and never said of what stays in place.
 
 #![cfg(quinion_model)]
 #![allow(unsafe_code, reason = "bytes under a hold are plain memory; the model watches them for races")]
@@ -79,13 +79,12 @@ struct Folio {
 // SAFETY: the model runs one thread at a time, and its cell reports what would be a race.
 unsafe impl Sync for Folio {}
 
-/// A tree of nodes with 2^BITS slots, and folios.
 struct Tree<const BITS: u32> {
     slots: Vec<Vec<AtomicU32>>,
     heads: Vec<Head>,
     folios: Vec<Folio>,
     root: AtomicU64,
-    /// The writer's alone.
+    /// Used by the writer alone.
     free: Mutex<Vec<u32>>,
     reuse: Reuse,
 }
@@ -103,8 +102,6 @@ impl<const BITS: u32> Tree<BITS> {
             reuse,
         }
     }
-
-    // ---- the writer ------------------------------------------------------------------------------
 
     fn writer(&self) -> XArray<'_, Self, BITS> {
         XArray::new(self, &self.root)
@@ -149,8 +146,6 @@ impl<const BITS: u32> Tree<BITS> {
         }
         is_ours
     }
-
-    // ---- readers ---------------------------------------------------------------------------------
 
     /// What a walk finds: never a node.
     fn find(&self, index: u64) -> Entry {
@@ -228,8 +223,8 @@ impl<const BITS: u32> RacySlots for Tree<BITS> {
 
 // ---- scenarios ----------------------------------------------------------------------------------------
 
-/// `write` on the first thread against `read` on another, for a tree that `prepare` made. What the reader
-/// tells must be one of `expected`, and each of these must be met.
+/// `write` on the first thread against `read` on another, for a tree that `prepare` made. The reader's result must be
+/// one of `expected`, and each of these must occur.
 fn race<const BITS: u32>(
     reuse: Reuse,
     prepare: fn(&Tree<BITS>),

@@ -7,9 +7,9 @@
 //!   mod guest; use guest::Guests;       a folder's own file may name what is in the folder: not counted
 //! ```
 //!
-//! Files in a circle can only be understood together, and none of them can be
-//! taken out. Not counted are: paths from a module to its own children, as in the last line, since they begin with
-//! neither `crate` nor `super`; what is compiled for tests alone; macros; and methods of a type that another file adds.
+//! Files in a circle can only be understood together, and none of them can be taken out. Not counted are: paths from a
+//! module to its own children, as in the last line, since they begin with neither `crate` nor `super`; what is compiled
+//! for tests alone; macros; and methods of a type that another file adds.
 
 use std::collections::{BTreeMap, BTreeSet};
 

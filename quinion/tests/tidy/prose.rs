@@ -15,7 +15,7 @@ const WORDS_MAX: usize = 45;
 
 const OPENINGS: &[&str] = &["Who", "Whoever", "Nobody", "Somebody", "Anybody", "Everybody"];
 
-/// What is not written, and what is: words and phrases in small letters.
+/// What is not written, and what to write: words and phrases in small letters.
 const WORDS: &[(&str, &str)] = &[
     ("nobody", "name the thread, process, caller or handle, or use the passive"),
     ("nobody's", "name the owner"),
@@ -60,7 +60,6 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("untill", "until"),
 ];
 
-/// Something wrong with a sentence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
     pub line: usize,

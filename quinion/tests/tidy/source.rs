@@ -27,14 +27,13 @@ pub struct Token {
 }
 
 impl Source {
-    /// Takes `text` apart. `path` only serves messages and the rules that ask where a file lies.
+    /// Parses `text`. `path` only serves messages and the rules that ask where a file lies.
     pub fn new(path: &str, text: &str) -> Self {
         let (code, comments) = separate(text);
         let tokens = tokenize(&code);
         Self { path: path.to_owned(), text: text.to_owned(), comments, tokens }
     }
 
-    /// The word at `at`, or nothing past the end.
     pub fn word(&self, at: usize) -> &str {
         self.tokens.get(at).map_or("", |token| &token.word)
     }
@@ -126,7 +125,7 @@ fn separate(text: &str) -> (String, String) {
     (String::from_utf8_lossy(&code).into_owned(), String::from_utf8_lossy(&comments).into_owned())
 }
 
-/// What begins at `at`, and where it ends.
+/// The part that begins at `at`, and its end.
 fn part_at(bytes: &[u8], at: usize) -> (Part, usize) {
     let rest = &bytes[at..];
     if rest.starts_with(b"//") {
@@ -203,7 +202,6 @@ fn is_character(inside: &[u8]) -> bool {
     }
 }
 
-/// The words of `code`.
 fn tokenize(code: &str) -> Vec<Token> {
     let mut tokens = Vec::new();
     for (number, line) in code.lines().enumerate() {

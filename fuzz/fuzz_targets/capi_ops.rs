@@ -829,7 +829,6 @@ fn assert_refused(result: i64, length: u64) {
     assert!(result == negative(Errno::BADF) || length == 0 && result == 0, "{result}: {}", message());
 }
 
-/// Compares the result of a call that has no other than 0 and -EINVAL here.
 fn expect(result: c_int, is_right: bool) {
     if is_right {
         assert_eq!(result, 0, "{}", message());

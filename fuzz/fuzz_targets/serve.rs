@@ -53,13 +53,9 @@ enum Op {
     Write { offset: u16, word: u64, bytes: u8 },
     /// Asks a question as viewers do; the third argument is a word or a file.
     Ask { slot: u8, operation: u8, arguments: [u64; 3], file: Option<u8>, pending: u8 },
-    /// Moves a slot to another state.
     State { slot: u8, state: u8 },
-    /// Sends bytes to the socket.
     Say { message: Vec<u8>, descriptor: u8 },
-    /// Sends a descriptor as viewers do.
     Offer { descriptor: u8 },
-    /// The other viewer reads.
     Honest { page: u8 },
 }
 

@@ -28,7 +28,6 @@ struct State {
     held: Vec<Fill>,
 }
 
-/// The eight bytes of a device at a multiple of eight.
 fn word(number: u64, generation: u64, position: u64) -> [u8; 8] {
     let mixed = (position ^ number << 44 ^ generation << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 29).to_le_bytes()

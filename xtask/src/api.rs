@@ -172,7 +172,6 @@ fn between<'a>(text: &'a str, begin: &'a str, end: &'a str) -> impl Iterator<Ite
     text.split(begin).skip(1).map(move |part| part.split(end).next().unwrap_or_default())
 }
 
-/// HTML as text in one line.
 fn plain(html: &str) -> String {
     let mut text = String::new();
     for part in html.split('<') {

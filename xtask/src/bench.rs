@@ -21,7 +21,6 @@ const ENDPOINT_SINCE: u32 = 92;
 /// The tests set it so that programs wait for the cache's owner on a busy machine; no measurement should.
 const WAIT: &str = "QUINION_WAIT_MS";
 
-/// Builds both, and runs the benchmark with `words`.
 pub fn run(words: &[String]) -> Result<(), Failure> {
     let mut build = build();
     let built = build.status().map_err(|error| Failure::new(format!("cargo cannot be run: {error}")))?;

@@ -28,7 +28,6 @@ const HEAD: &str = "\
 # They are those of this compiler on x86-64 with AVX2:
 ";
 
-/// The cost of one operation.
 #[derive(Clone, PartialEq, Debug)]
 struct Counted {
     name: String,
@@ -36,7 +35,6 @@ struct Counted {
     branches: f64,
 }
 
-/// Counts by one compiler.
 #[derive(Clone, PartialEq, Debug)]
 struct Record {
     compiler: String,
@@ -55,7 +53,6 @@ impl Record {
         Ok(Self { compiler, counts })
     }
 
-    /// The text of the file.
     fn shown(&self) -> String {
         let line =
             |count: &Counted| format!("{:8.1} {:8.1}  {}\n", count.instructions, count.branches, count.name);

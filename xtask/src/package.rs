@@ -115,7 +115,6 @@ const PACKAGES: [Package; 5] = [
     },
 ];
 
-/// Builds all packages, unpacks them and uses what is in them.
 pub fn build() -> Result<(), Failure> {
     let folder = repository().join("target/package");
     if folder.exists() {

@@ -22,10 +22,8 @@ const FOLDER: &str = "target/page";
 const WIDTHS: [u32; 2] = [360, 1200];
 const EXPERIMENTS: &str = "split insert ratio";
 
-/// What was seen in one frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct FrameView {
-    /// In pixels.
     width: u32,
     drawings: u32,
     /// How many files were fetched beside the page.

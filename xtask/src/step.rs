@@ -13,14 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The work of a step.
 pub enum Action {
     /// A command that must exit with 0.
     Run(Command),
     /// A command that must also print exactly this on its standard output.
     Expect(Command, String),
     Call(fn() -> Result<(), Failure>),
-    /// It cannot be done here, for this reason.
     Skip(String),
     /// What it needs could not be prepared.
     Fail(Failure),
@@ -67,7 +65,6 @@ pub enum BuildFiles {
     Remove,
 }
 
-/// Why something did not work.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -82,7 +79,6 @@ impl Failure {
     }
 }
 
-/// Says what is run, and runs it to its end.
 pub fn execute(command: &mut Command) -> Result<(), Failure> {
     println!("{command:?}");
     match command.status() {
@@ -258,7 +254,6 @@ fn stream(mut command: Command) -> Result<Streamed, Failure> {
     Ok(Streamed { status, output, tests })
 }
 
-/// `command` as it would be typed, settings of the environment included.
 fn shown(command: &Command) -> String {
     let settings = command.get_envs().filter_map(|(name, value)| {
         let value = value?.to_string_lossy();

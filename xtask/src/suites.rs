@@ -98,7 +98,6 @@ struct Row {
     differing: BTreeSet<String>,
 }
 
-/// The step of the nightly run: all suites.
 pub fn step() -> Step {
     Step::new("suites", Action::Call(|| run(&[])))
 }

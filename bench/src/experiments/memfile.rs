@@ -41,7 +41,6 @@ const MAPPED: &str = "cached file, mmap";
 const COPY: &str = "bare copy";
 const CLEAR: &str = "bare clear";
 
-/// What the part of the file holds that is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Data,
@@ -85,7 +84,6 @@ impl Size {
     }
 }
 
-/// One tmpfs file for each kind.
 struct Peer([KernelFile; 3]);
 
 impl Peer {
@@ -104,7 +102,6 @@ impl Peer {
     }
 }
 
-/// One memory file for each kind.
 struct Ours([MemFile; 3]);
 
 impl Ours {
@@ -158,7 +155,6 @@ impl Files {
     }
 }
 
-/// A read of the file of a kind, at a position, into a buffer.
 type Read = fn(&Files, Kind, &mut [u8], u64) -> Result<(), Unmeasured>;
 
 fn ours(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
@@ -252,7 +248,6 @@ fn alternative(files: &Rc<Files>, name: &'static str, kind: Kind, bytes: usize, 
     Alternative::new(name, run).excused(METRICS.len())
 }
 
-/// Nanoseconds of each read, over the whole file.
 fn read_all(
     files: &Files,
     kind: Kind,

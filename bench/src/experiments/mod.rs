@@ -142,7 +142,7 @@ pub const JOBS: [Job; 7] = [
     (programs::JOB, programs::work),
 ];
 
-/// The options of single experiments on the command line.
+/// What the command line says of single experiments.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(id = "experiments-options")]
 pub struct Options {

@@ -53,7 +53,6 @@ const PAIRS: [Pair; 13] = [
     ),
 ];
 
-/// Each pair counted, then timed.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let rounds = settings.pick(4, 64);
     PAIRS.into_iter().map(counted).chain(PAIRS.into_iter().map(|pair| timed(pair, rounds))).collect()

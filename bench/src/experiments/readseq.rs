@@ -86,7 +86,6 @@ const KERNEL: &str = "kernel";
 const COLD_GOAL: f64 = 1.0;
 const COLD_P99_GOAL: f64 = 2.0;
 const WARM_GOAL: f64 = 1.1;
-/// Repetitions of a full run: one takes minutes.
 const REPEAT: usize = 2;
 
 const REPEAT_SHORT: usize = 3;
@@ -173,7 +172,6 @@ fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orde
         .usually(REPEAT_SHORT)
 }
 
-/// The owner's option for insertion.
 const BATCHED: &str = "insertion=batched";
 const SINGLY: &str = "insertion=one-by-one";
 

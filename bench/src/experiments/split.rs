@@ -20,7 +20,6 @@ use crate::fixtures::index::{Index, Nodes, made_up};
 use crate::harness::timing::{Spent, alone};
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 
-/// Orders of the folio and of the shadow.
 const PAIRS: [(u8, u8); 7] = [(0, 0), (0, 4), (0, 6), (0, 9), (4, 4), (4, 6), (4, 9)];
 const METRICS: [Metric; 3] = [
     Metric::cost("time", "ns/insertion"),
@@ -64,7 +63,6 @@ impl Load {
 }
 
 type Tree<'n> = XArray<'n, Nodes<'n>>;
-/// Inserts at an index a folio of an order.
 type Insert = fn(&mut Tree<'_>, &Nodes<'_>, u64, u8, u32);
 
 fn prepare(load: Load) -> Result<Vec<Alternative>, Unmeasured> {
@@ -76,7 +74,6 @@ fn prepare(load: Load) -> Result<Vec<Alternative>, Unmeasured> {
     Ok(vec![alternative(SINGLE, single_walk), alternative(NAIVE, three_walks)])
 }
 
-/// Nanoseconds, elapsed and computed, and descents of each insertion.
 fn run(index: &Index, load: Load, insert: Insert) -> Vec<f64> {
     let (mut spent, mut descents) = (Spent::default(), 0);
     for _ in 0..load.rounds {

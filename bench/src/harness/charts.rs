@@ -46,12 +46,10 @@ const NAME_SPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
 
 pub struct Chart {
     pub title: String,
-    /// The labels of the x axis; empty where it is one of seconds.
     pub places: Vec<String>,
     pub x_name: &'static str,
     pub y_name: String,
     pub scale: Scale,
-    /// Quinion's first.
     pub curves: Vec<Curve>,
 }
 
@@ -62,7 +60,6 @@ pub enum Scale {
     Powers,
 }
 
-/// One line.
 pub struct Curve {
     pub name: String,
     /// Places of its values on an axis of seconds; empty on an axis of places.
@@ -87,7 +84,6 @@ pub enum Ground {
 }
 
 impl Curve {
-    /// A line through the places of its chart.
     pub fn at_places(name: &str, values: Vec<f64>, kind: Kind) -> Self {
         Self { name: name.to_owned(), seconds: Vec::new(), values, kind }
     }
@@ -183,7 +179,6 @@ fn across(chart: &Chart) -> Range<f64> {
     0.0..if last > 0.0 { last } else { 1.0 }
 }
 
-/// The range of the y axis: on a scale of powers, of the logarithms.
 fn up(chart: &Chart) -> Range<f64> {
     let points = || chart.curves.iter().flat_map(|curve| curve.points(chart.scale));
     let values = || points().map(|(_, value)| value);

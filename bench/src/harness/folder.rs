@@ -70,7 +70,6 @@ impl ScratchFolder {
         Ok(folder)
     }
 
-    /// Its absolute path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -93,7 +92,6 @@ pub struct EmptyFolders {
 }
 
 impl EmptyFolders {
-    /// Makes `folder` and its missing parents.
     pub fn make(folder: &Path) -> std::io::Result<Self> {
         let folder = std::path::absolute(folder)?;
         let is_missing = |path: &&Path| !path.exists();

@@ -20,7 +20,6 @@ pub const OPTIMUM: &str = "optimum";
 /// Between a trace's name and its size, in a case's name.
 pub const AT: &str = " at ";
 
-/// All hit ratios of one case.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Line<'a> {
     pub case: &'a str,
@@ -42,7 +41,6 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The rows of the experiment by their cases.
 pub fn lines(rows: &[Row]) -> Vec<Line<'_>> {
     let mut lines: Vec<Line> = Vec::new();
     for row in rows {

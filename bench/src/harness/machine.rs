@@ -182,7 +182,6 @@ pub fn device_bytes(folder: &Path) -> Option<u64> {
     sectors(&device_stat(folder)?, 2)
 }
 
-/// Bytes that it has written.
 pub fn device_written(folder: &Path) -> Option<u64> {
     sectors(&device_stat(folder)?, 6)
 }

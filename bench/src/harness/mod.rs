@@ -122,7 +122,6 @@ impl From<std::io::Error> for Unmeasured {
     }
 }
 
-/// The state of the kernel's caches in which an experiment starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheStart {
     /// The result does not depend on it.
@@ -176,7 +175,6 @@ pub enum Better {
     More,
 }
 
-/// A number that every run of an alternative returns, in their common order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metric {
     pub name: &'static str,
@@ -244,7 +242,6 @@ struct Comparison {
     ours: &'static str,
     peer: Option<&'static str>,
     standing: PeerKind,
-    /// The least ratio that is wanted.
     goal: Option<f64>,
     /// The most by which ours may be less than the peer's.
     behind_max: Option<f64>,
@@ -259,10 +256,8 @@ pub struct Case {
     metrics: Vec<Metric>,
     comparisons: Vec<Comparison>,
     warm_ups: usize,
-    /// Counted repetitions unless the command line says how many: no more, and in a full run no fewer.
     usual_max: usize,
     usual_min: usize,
-    /// Counted repetitions at most.
     repeat_max: usize,
     estimator: Estimator,
     before_each: Option<BeforeEach>,

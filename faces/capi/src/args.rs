@@ -56,7 +56,6 @@ pub(crate) unsafe fn out<'a, T>(pointer: *mut *mut T) -> Result<&'a mut *mut T> 
     Ok(place)
 }
 
-/// A text, not copied.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a CStr> {
     not_null(pointer, what)?;
     // SAFETY: the caller's contract: a text that ends with a 0.
@@ -210,7 +209,6 @@ pub(crate) unsafe fn take_handle<T: Handle>(pointer: *mut T, what: &str) -> Resu
 }
 
 pub(crate) trait Handle: Send + Sync {
-    /// The process that has made it.
     fn process(&self) -> ForkGuard;
 }
 

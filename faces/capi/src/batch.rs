@@ -32,7 +32,6 @@ pub struct qn_read {
     pub result: i64,
 }
 
-/// A read whose arguments were checked.
 struct BatchRequest<'a> {
     file: &'a qn_file,
     buffer: &'a mut [u8],

@@ -46,9 +46,7 @@ pub struct Arguments {
 }
 
 enum CatError {
-    /// The file: it cannot be opened, cached or read.
     File(String),
-    /// Standard output.
     Output(io::Error),
 }
 

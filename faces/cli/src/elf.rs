@@ -274,7 +274,6 @@ fn kind(symbol: object::elf::SymbolType) -> SymbolKind {
     }
 }
 
-/// The loaded segments whose bytes lie inside the file.
 fn segments(file: &Parsed<'_>, file_bytes: usize) -> Vec<Segment> {
     let headers: &[<FileHeader64<LittleEndian> as FileHeader>::ProgramHeader] = file.elf_program_headers();
     let mut segments = Vec::new();

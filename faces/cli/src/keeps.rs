@@ -33,7 +33,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Asks each, and prints what they say.
 pub fn main(arguments: &Arguments) -> ExitCode {
     let kept = match keep::list() {
         Ok(kept) => kept,

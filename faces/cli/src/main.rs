@@ -175,7 +175,6 @@ enum Attach {
 }
 
 impl Attach {
-    /// As it is written.
     fn word(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -247,7 +246,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the program with an owner in this process, and ends as the program does.
 fn run(arguments: RunArguments) -> ExitCode {
     let options = RunOptions {
         report: match arguments.report {
@@ -293,7 +291,6 @@ fn run(arguments: RunArguments) -> ExitCode {
     }
 }
 
-/// In a cache that ends with the program.
 fn run_alone(
     options: &RunOptions,
     memory: Option<u64>,
@@ -322,7 +319,6 @@ impl Numbers for OwnerStats {
     }
 }
 
-/// In a cache that stays.
 fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> Result<RunEnd, String> {
     quinion_cli::run::run_kept(options, wanted).map_err(|error| error.to_string())
 }

@@ -202,7 +202,6 @@ quinion doctor PROGRAM                 what run would serve of it",
     ),
 ];
 
-/// Adds a section of lines that stay as they are.
 fn add_section(page: &mut String, title: &str, lines: &str) {
     write!(page, ".SH \"{title}\"\n.nf\n").expect("a string takes it");
     for line in lines.lines() {

@@ -16,9 +16,9 @@ use std::process::{Command, ExitCode};
 
 use quinion_cli::output::{EXIT_FAILED, complain};
 
-/// Schemes of URLs that name objects.
 const SCHEMES: [&str; 9] = ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https"];
 
+/// What a verb hands on, as it stands.
 #[derive(clap::Args, Debug)]
 #[command(disable_help_flag = true)]
 pub struct Arguments {
@@ -33,7 +33,6 @@ pub fn is_url(name: &Path) -> bool {
     scheme.is_some_and(|scheme| SCHEMES.contains(&scheme))
 }
 
-/// The program, beside this one or somewhere in PATH.
 fn found(program: &str) -> PathBuf {
     let beside = std::env::current_exe().ok().map(|ours| ours.with_file_name(program));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| program.into())

@@ -28,7 +28,6 @@ impl BarPlace {
     }
 }
 
-/// The bar of one file; it goes away when it is dropped.
 pub struct Progress {
     bar: ProgressBar,
 }
@@ -46,7 +45,6 @@ impl Progress {
         Self { bar }
     }
 
-    /// The file has been read up to `bytes`.
     pub fn at(&self, bytes: u64) {
         self.bar.set_position(bytes);
     }

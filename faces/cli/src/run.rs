@@ -321,7 +321,6 @@ pub fn look_first(options: &RunOptions) -> Result<(), RunEnd> {
 enum ProgramEnd {
     /// It was started, and ended.
     ToItsEnd(RunEnd, Kind),
-    /// It could not be started, which was said; there is nothing to report.
     Not(RunEnd),
 }
 
@@ -377,9 +376,7 @@ pub fn plan_for(linker: &Path) -> Result<Plan, String> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheLocation {
     process: u32,
-    /// The file that programs load.
     object: PathBuf,
-    /// The owner's socket.
     socket: PathBuf,
     token: u64,
     /// The number of the plan for the program's C library; `None` if there is none.

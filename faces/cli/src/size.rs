@@ -124,7 +124,6 @@ fn unit_bytes(unit: &str) -> Option<u64> {
     }
 }
 
-/// A number with a few decimal places, kept exactly: `digits / 10^places`.
 struct Decimal {
     digits: u64,
     places: u32,

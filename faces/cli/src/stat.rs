@@ -77,7 +77,6 @@ pub fn main(arguments: Arguments) -> ExitCode {
     code
 }
 
-/// What is to be said of the file at `path`.
 fn stat(cache: &Cache, path: &Path) -> Result<Report, String> {
     let file = cache.open(path).map_err(|error| error.to_string())?;
     let named = |error: io::Error| format!("{}: {error}", path.display());
@@ -141,7 +140,6 @@ fn date(days: u64) -> (u64, u64, u64) {
     (year, month as u64 + 1, left + 1)
 }
 
-/// How its pages would be fetched.
 fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {
     let mut report = Report::new();
     report.add("mechanism", "mechanism", Value::Text(file.mechanism().to_owned()));
@@ -158,7 +156,6 @@ fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {
     report
 }
 
-/// How much of it the kernel keeps.
 fn kernel(kept: Option<Residency>, pages: u64) -> Report {
     let number = |number: Option<u64>| number.map_or(Value::Unknown, Value::Number);
     // The file may have grown since its size was asked for; a share is never above one.

@@ -39,12 +39,9 @@ const BODY_BYTES_MAX: u64 = 5 << 30;
 /// Nor longer documents, with all that a list of parts may have.
 const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
 
-/// Where a bucket's objects are read.
 #[derive(Clone, Debug)]
 pub enum Cached {
-    /// In a cache of this process.
     Own(CachedStore),
-    /// In that of a server.
     Served(ClientStore),
 }
 
@@ -66,7 +63,6 @@ impl Cached {
     }
 }
 
-/// A bucket that clients see.
 #[derive(Debug)]
 pub struct Bucket {
     /// At its store.
@@ -75,30 +71,21 @@ pub struct Bucket {
     pub cached: Cached,
 }
 
-/// What requests may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// Whether requests without a signature may read.
     pub anonymous: Anonymous,
-    /// Whether any may write.
     pub writes: Writes,
 }
 
-/// Whether requests without a signature may read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Anonymous {
-    /// They may.
     Reads,
-    /// They are refused.
     Refused,
 }
 
-/// Whether requests may write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writes {
-    /// They may, if they are signed.
     Signed,
-    /// They are refused.
     Refused,
 }
 
@@ -125,7 +112,6 @@ impl Drop for Writing<'_> {
 }
 
 impl Endpoint {
-    /// Of these buckets.
     pub fn new(buckets: BTreeMap<String, Bucket>, rules: Rules, log: Log) -> Self {
         Self(Arc::new(Shared { buckets, rules, log, logged: AtomicU64::new(0) }))
     }

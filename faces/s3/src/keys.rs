@@ -21,7 +21,6 @@ use s3s::{S3Error, S3ErrorCode, S3Result};
 /// A larger file is none of keys.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The pairs, by their access keys.
 #[derive(Default)]
 pub struct Keys(HashMap<String, SecretKey>);
 

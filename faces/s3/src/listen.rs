@@ -35,13 +35,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What clients may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections at a time.
     pub connections: usize,
-    /// Requests at a time.
     pub requests: usize,
-    /// Time without progress.
     pub stall: Duration,
-    /// Time for requests under way at the end.
     pub end: Duration,
 }
 

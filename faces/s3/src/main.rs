@@ -133,7 +133,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal says to end.
 fn serve(arguments: Arguments, log: Log) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;

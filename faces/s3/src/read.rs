@@ -25,13 +25,10 @@ const TYPE_OF_NONE: &str = "binary/octet-stream";
 
 /// A GET or HEAD of an object.
 pub struct Request<'r> {
-    /// The method.
     pub method: &'r Method,
-    /// The object.
     pub path: &'r Path,
     /// The parameters: none but overrides.
     pub query: &'r Query,
-    /// The headers.
     pub headers: &'r HeaderMap,
 }
 
@@ -117,7 +114,6 @@ fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
-/// The conditions.
 fn options_of(headers: &HeaderMap) -> GetOptions {
     let date = |name| httpdate::parse_http_date(text(headers, name)?).ok().map(Into::into);
     let mut options = GetOptions::new();

@@ -13,7 +13,6 @@ use hyper::Method;
 use percent_encoding::percent_decode_str;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
-/// Where a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RoutedRequest {
     /// By the cache.
@@ -25,27 +24,20 @@ pub enum RoutedRequest {
 /// What the store's answer changes there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Nothing.
     Reads,
-    /// An object, or several.
     Writes,
 }
 
 /// What the store answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// An object's bytes.
     Data,
-    /// A document about objects, or nothing.
     Document,
 }
 
-/// A bucket, or an object in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Target {
-    /// The bucket's name.
     pub bucket: String,
-    /// The object's key.
     pub key: Option<String>,
 }
 
@@ -63,7 +55,6 @@ impl Target {
     }
 }
 
-/// The names and values of a query.
 pub type Query = Vec<(String, String)>;
 
 /// The query without what only signs the request or tells the name of its operation.

@@ -16,12 +16,10 @@ use s3s::checksum::ChecksumHasher;
 use s3s::crypto::Checksum as _;
 use s3s::{Body, S3Error, S3ErrorCode, S3Result, StdError, TrailingHeaders, s3_error};
 
-/// What was wrong with a body, for the answer to its request.
 #[derive(Clone, Debug, Default)]
 pub struct Fault(Arc<Mutex<Option<S3Error>>>);
 
 impl Fault {
-    /// What was, if anything was.
     pub fn take(&self) -> Option<S3Error> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -66,7 +64,6 @@ fn hasher(trailer: &str) -> Option<ChecksumHasher> {
     Some(hasher)
 }
 
-/// A body that is under way.
 struct Upload {
     body: Body,
     trailer: Option<(Trailer, ChecksumHasher)>,

@@ -70,9 +70,7 @@ impl fmt::Debug for Upstream {
     }
 }
 
-/// A bucket as it was opened.
 pub struct Opened {
-    /// Its name.
     pub name: String,
     /// To be asked by requests of clients.
     pub upstream: Upstream,
@@ -128,17 +126,14 @@ pub fn open(
 
 /// What a store is asked.
 pub struct Request<'r> {
-    /// The method.
     pub method: Method,
     /// The object; `None` asks for the bucket.
     pub key: Option<&'r str>,
     /// The parameters.
     pub query: &'r Query,
-    /// The client's headers.
     pub headers: &'r HeaderMap,
     /// The body and its length.
     pub body: Option<(BoxStream<'static, Result<Bytes, StdError>>, u64)>,
-    /// What the answer is.
     pub answer: Answer,
 }
 
@@ -148,7 +143,6 @@ impl Upstream {
         self.store == other.store
     }
 
-    /// `text` without anything of the credentials.
     pub async fn redacted(&self, text: String) -> String {
         let Some(provider) = &self.credentials else { return text };
         let Ok(credential) = provider.get_credential().await else { return text };
@@ -332,7 +326,6 @@ fn shown_headers(headers: &HeaderMap) -> HeaderMap {
     headers.iter().filter(|(name, _)| is_shown(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-/// A body in whole.
 async fn document(response: reqwest::Response, bytes_max: usize) -> S3Result<Bytes> {
     let mut stream = response.bytes_stream();
     let mut all = BytesMut::new();

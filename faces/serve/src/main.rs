@@ -129,7 +129,6 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
 
 /// How the name is taken.
 enum Takes {
-    /// It must be free.
     Free,
     /// The server that has it ends first.
     Replacing,
@@ -252,7 +251,6 @@ fn socket_of(config: &Config, takes: Takes) -> Result<Socket, String> {
     socket.map_err(|error| error.to_string())
 }
 
-/// The signals that a service is told things by.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -260,7 +258,6 @@ struct Signals {
 }
 
 impl Signals {
-    /// In a runtime.
     fn new() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

@@ -42,7 +42,6 @@ pub fn text_of(server: &Server, price: Option<Price>) -> String {
     text
 }
 
-/// What all numbers were at one time.
 #[derive(Debug)]
 struct Snapshot {
     cache: Stats,
@@ -148,7 +147,6 @@ enum Kind {
     Gauge,
 }
 
-/// What a metric is.
 struct Row {
     name: String,
     help: &'static str,

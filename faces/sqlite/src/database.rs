@@ -54,7 +54,6 @@ impl Generation {
         Some(Arc::new(Self { file, page_bytes: stamp.page_bytes }))
     }
 
-    /// The file whose pages they are.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -87,7 +86,6 @@ impl Drop for Generation {
     }
 }
 
-/// One database file.
 #[derive(Debug)]
 pub struct Database {
     /// None if the system refuses one.
@@ -101,7 +99,6 @@ pub struct Database {
     fills: Arc<AtomicU64>,
 }
 
-/// Counters of one database, of all connections of the process since it was opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     /// Reads of pages that the cache had.
@@ -121,7 +118,6 @@ struct Now {
     /// The file's times then.
     times: Option<Times>,
     generation: Option<Arc<Generation>>,
-    /// Rights to write that connections of this process have.
     writers: u32,
 }
 
@@ -137,7 +133,6 @@ impl Database {
         }
     }
 
-    /// What was read so far, and what is cached now.
     pub fn counters(&self) -> Counters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let generation = self.now().generation.clone();

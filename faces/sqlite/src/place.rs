@@ -17,7 +17,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
 
-/// Device and inode.
 pub type Inode = (u64, u64);
 
 /// ext2 to ext4, XFS, Btrfs, F2FS and tmpfs, by the numbers that `statfs` tells: each write sets a file's times, by
@@ -46,7 +45,6 @@ impl Times {
     }
 }
 
-/// A path, and the file to which it led.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
@@ -63,7 +61,6 @@ impl Place {
         Some(Self { path, inode: inode(&known), is_clocked })
     }
 
-    /// The file that it is.
     pub fn inode(&self) -> Inode {
         self.inode
     }

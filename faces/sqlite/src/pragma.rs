@@ -42,7 +42,6 @@ pub unsafe fn answer(words: *mut *mut c_char, database: impl FnOnce() -> Option<
     Some(code)
 }
 
-/// The bound, which is set first if there is one to be set.
 fn memory(wanted: Option<&CStr>) -> Result<String, String> {
     let Some(cache) = Process::get().cache() else {
         return Err("the cache could not be made; see SQLite's error log".to_owned());
@@ -54,7 +53,6 @@ fn memory(wanted: Option<&CStr>) -> Result<String, String> {
     Ok(cache.stats().memory_bytes.to_string())
 }
 
-/// Counters of the process.
 fn stats() -> String {
     let mut text = format!("{{\"direct_reads\":{}", DIRECT_READS.load(Ordering::Relaxed));
     if let Some(cache) = Process::get().cache() {

@@ -23,7 +23,6 @@ const MEMORY_LEAST: u64 = 16 << 20;
 /// Tells it to a process that cannot say it by a URI.
 const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
 
-/// What the connections of one process share.
 #[derive(Debug, Default)]
 pub struct Process {
     pid: u32,
@@ -44,14 +43,12 @@ struct Shared {
 /// is said and not so, those who said it read what they read, and no other connection does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
-    /// The file.
     pub inode: Inode,
     /// Whether it is said that no process changes it.
     pub is_immutable: bool,
 }
 
 impl Process {
-    /// That of this process.
     pub fn get() -> &'static Self {
         static PRESENT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
         let pid = std::process::id();
@@ -101,7 +98,6 @@ impl Process {
         &self.clock
     }
 
-    /// The cache, once a database was opened.
     pub fn cache(&self) -> Option<Cache> {
         self.shared().cache.clone()
     }

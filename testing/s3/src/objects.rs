@@ -22,7 +22,6 @@ use crate::content::content;
 /// When an object of version 0 was put: each version is a second younger than the one before.
 const BEGIN: Duration = Duration::from_secs(1_577_836_800);
 
-/// One version of an object.
 #[derive(Clone, Debug)]
 struct Object {
     version: u32,
@@ -74,7 +73,6 @@ impl Conditions {
     }
 }
 
-/// All objects. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Objects {
     all: Arc<Mutex<BTreeMap<String, Object>>>,

@@ -37,7 +37,6 @@ use crate::client::store_at;
 use crate::fault::{Drawing, Fault, FaultPlan, KINDS};
 use crate::objects::Objects;
 
-/// Bodies are sent in pieces of this many bytes.
 const PIECE: usize = 64 << 10;
 /// What comes before a connection breaks is sent before it does.
 const BREAK_PAUSE: Duration = Duration::from_millis(3);
@@ -63,7 +62,6 @@ pub struct Control {
     plan: Mutex<Option<Drawing>>,
     /// Whether answers are held back.
     holds: watch::Sender<bool>,
-    /// In microseconds.
     latency: AtomicU64,
     /// Bytes in a second, of each connection; 0: as fast as can be.
     bandwidth: AtomicU64,
@@ -267,7 +265,6 @@ async fn accept(listener: std::net::TcpListener, control: Arc<Control>, s3: Arc<
     }
 }
 
-/// The socket of a connection, beside the server's own handle.
 #[derive(Clone, Debug)]
 struct Line(Arc<Mutex<Option<OwnedFd>>>);
 
@@ -291,7 +288,6 @@ enum Ending {
     Stalled,
 }
 
-/// A body, as it is to be sent.
 struct Shape {
     bytes: Bytes,
     ending: Ending,
@@ -299,7 +295,6 @@ struct Shape {
     change: Option<(usize, String)>,
 }
 
-/// One request's.
 struct Exchange {
     control: Arc<Control>,
     line: Line,
@@ -438,7 +433,6 @@ fn whole(bytes: Bytes) -> Body {
     http_body_util::Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// An answer in the store's words that the request failed.
 fn refusal(status: u16) -> Response<Body> {
     let code = match status {
         503 => "SlowDown",

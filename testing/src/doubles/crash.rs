@@ -256,7 +256,6 @@ struct Sector {
     cuts: Vec<usize>,
 }
 
-/// The disk after some events, and its history.
 struct Replay {
     /// What reading gives, in whole sectors; zero behind the end.
     now: Vec<u8>,

@@ -69,7 +69,6 @@ impl Parts {
         std::mem::take(&mut self.state.lock().unwrap().requests)
     }
 
-    /// Lands and ends a request by itself.
     fn serve(&self, mut fill: Fill) {
         let (first, pages) = (fill.run().index.0, u64::from(fill.run().pages));
         let bad = self.state.lock().unwrap().bad.clone();

@@ -36,7 +36,6 @@ const PAGE: u64 = 4096;
 pub const FILE_MAX: u64 = 20 << 20;
 /// The least and the most memory of a cache, in MiB.
 const MEMORY_MIB: [u64; 2] = [16, 24];
-/// Handles on the cache's file.
 const HANDLES: usize = 2;
 /// Pins that are kept at most; the oldest goes.
 const PINS_MAX: usize = 4;
@@ -362,7 +361,6 @@ impl Pair {
         }
     }
 
-    /// A range of bytes below [`FILE_MAX`].
     fn range(&self, at: At, len: u32) -> Range<u64> {
         let start = self.position(at);
         start..(start + u64::from(len)).min(FILE_MAX)

@@ -35,7 +35,6 @@ const MEMORY_TIGHT: u64 = Cache::MEMORY_MIN;
 const MEMORY_WIDE: u64 = 40 << 20;
 /// No file becomes longer: somewhat more than the least memory holds.
 pub const FILE_MAX: u64 = 20 << 20;
-/// Handles on the cache's file.
 const HANDLES: usize = 2;
 /// Pins that are kept at most; the oldest goes.
 const PINS_MAX: usize = 4;

@@ -14,7 +14,6 @@ use quinion::internals::policy::{
 };
 use quinion::internals::workingset::Refault;
 
-/// A folio of a small cache.
 #[derive(Clone, Copy, Debug)]
 struct Folio {
     page: u32,

@@ -42,7 +42,6 @@ pub struct Naive {
     thread: Option<JoinHandle<u64>>,
 }
 
-/// What one descriptor's process has.
 struct Served {
     userfault: Userfault,
     regions: Vec<Region>,
@@ -115,7 +114,6 @@ fn greet(stream: UnixStream) -> Option<Served> {
 }
 
 impl Served {
-    /// Takes the pending events, then answers the faults.
     fn turn(&mut self, image: Image, wrong: Wrong, faults: &mut u64, born: &mut Vec<Self>) -> io::Result<()> {
         while let Some(event) = self.userfault.next()? {
             match event {

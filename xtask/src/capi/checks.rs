@@ -82,7 +82,6 @@ impl Drop for Server {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Linked {
     Shared,
-    /// Statically, with the sanitizers.
     Sanitized,
 }
 
@@ -131,7 +130,6 @@ impl Installed<'_> {
         Ok(program)
     }
 
-    /// Checks that the library has the symbols of the map, with the map's version.
     fn symbols(&self) -> Result<(), Failure> {
         let map = std::fs::read_to_string(package().join("quinion.map"));
         let map = map.map_err(|error| Failure::of(&package(), &error))?;
@@ -213,7 +211,6 @@ impl Installed<'_> {
         Ok(self.command(program))
     }
 
-    /// Compares a hit by C with one in Rust.
     fn hits(&self) -> Result<(), Failure> {
         let c = self.compile(&package().join("tests/c/hits.c"), Linked::Shared)?;
         let rust = target_folder().join("release/examples/hits");

@@ -11,7 +11,6 @@
 //!
 //! A struct has a page as well, and the head of the header becomes quinion(3), which lists the others.
 
-/// A page, and the name of its file without the section.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Page {
     pub name: String,
@@ -24,7 +23,6 @@ struct Documented {
     declaration: String,
 }
 
-/// All pages of a header.
 pub fn pages(header: &str) -> Vec<Page> {
     let all = documented(header);
     let mut pages: Vec<Page> = all.iter().filter_map(page).collect();

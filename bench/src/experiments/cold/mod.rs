@@ -61,7 +61,6 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     vec![sequential::case(&source), random::case(&source, settings), sequential::commands(&source)]
 }
 
-/// The rows that compare what `ours` reads from the device.
 fn device_rows(case: Case, ours: &'static str) -> Case {
     case.compare(PROCESS, ours, ASKED, Some(PROCESS_GOAL)).compare(CACHE, ours, ASKED, Some(CACHE_GOAL))
 }

@@ -123,7 +123,6 @@ fn raw(target: &Target, mut places: Places) -> Result<Option<u64>, Unmeasured> {
     Ok(None)
 }
 
-/// Pages of a file, each at most once.
 struct Places(std::vec::IntoIter<u32>);
 
 impl Places {

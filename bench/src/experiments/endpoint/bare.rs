@@ -15,7 +15,6 @@ use crate::harness::Unmeasured;
 /// These servers send no longer heads.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// A connection, and where answers go.
 struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -28,7 +27,6 @@ impl Connection {
         Ok(Self { stream, buffer: vec![0; HEAD_BYTES_MAX + OBJECT_BYTES as usize] })
     }
 
-    /// Reads the object of that number, and checks how it begins and ends.
     fn get(&mut self, request: &[u8], number: usize) -> Result<(), Unmeasured> {
         let failed = |why: String| Err(Unmeasured::Failed(format!("object {number}: {why}")));
         self.stream.write_all(request)?;
@@ -70,7 +68,6 @@ fn head_of(bytes: &[u8]) -> Option<(usize, usize)> {
     Some((end, len.unwrap_or(0)))
 }
 
-/// Reads objects, after each connection has read all of them once.
 pub fn read(servers: &Servers, at: At, gets: Gets) -> Result<Measured, Unmeasured> {
     let address = servers.address(at);
     let requests: Vec<_> = boto::urls(&servers.python, address)?

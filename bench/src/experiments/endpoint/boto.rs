@@ -47,7 +47,6 @@ pub fn write(python: &Path, address: SocketAddr) -> Result<(), Unmeasured> {
     all_lines(start(python, address, &["put".to_owned()])?).map(drop)
 }
 
-/// A signed URL of each object.
 pub fn urls(python: &Path, address: SocketAddr) -> Result<Vec<String>, Unmeasured> {
     let urls = all_lines(start(python, address, &["urls".to_owned()])?)?;
     if urls.len() == OBJECTS { Ok(urls) } else { Err(Unmeasured::Failed("there are URLs missing".into())) }

@@ -77,7 +77,6 @@ impl Servers {
         Ok(Self { asking, immutable, store, python, _folder: folder })
     }
 
-    /// The address of one of them.
     pub fn address(&self, at: At) -> SocketAddr {
         match at {
             At::Asking => self.asking.address,
@@ -157,7 +156,6 @@ fn start_endpoint(
         line.split("http://").nth(1).and_then(|rest| rest.trim_end_matches(['"', '\n']).parse().ok());
     process.address =
         address.ok_or_else(|| Unmeasured::Failed(format!("quinion-s3 does not listen: {line}")))?;
-    // Its later output is read and dropped, so that its pipe is never full.
     std::thread::spawn(move || std::io::copy(&mut events, &mut std::io::sink()));
     Ok(process)
 }

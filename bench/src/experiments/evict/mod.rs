@@ -36,7 +36,6 @@ use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 const METRICS: [Metric; 2] = [Metric::cost("cpu", "ns/page"), Metric::cost("time", "ns/page")];
 const OURS: &str = "quinion";
 const BARE: &str = "alloc, fill, free";
-/// By what factor an insertion should be cheaper than with each of the peers.
 const GOALS: [f64; 3] = [2.0, 8.0, 10.0];
 /// log2 of the pages of the file: more than are ever inserted.
 const FILE_PAGES_LOG2: u32 = 22;
@@ -47,7 +46,6 @@ enum Order {
     Sequential,
 }
 
-/// Threads, their pages, and the size of the cache.
 #[derive(Clone, Copy)]
 struct Load {
     order: Order,
@@ -67,7 +65,6 @@ impl Load {
         format!("{order} new 4 KiB pages, {threads}")
     }
 
-    /// The `n`th page of a thread.
     fn page(self, thread: u64, n: u64) -> u64 {
         match self.order {
             Order::Random => shuffled(n * self.threads + thread, FILE_PAGES_LOG2),
@@ -81,7 +78,6 @@ impl Load {
     }
 }
 
-/// Random and sequential, with one thread and with two.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let (pages, memory) = (settings.pick(4 << 10, 64 << 10), settings.pick(Cache::MEMORY_MIN, 256 << 20));
     let load = |(order, threads)| Load { order, threads, pages: pages / threads, memory };
@@ -119,9 +115,7 @@ fn peers(_load: Load) -> Result<Vec<Alternative>, Unmeasured> {
     Ok(Vec::new())
 }
 
-/// A structure into which new pages are inserted.
 trait Subject: Sync {
-    /// A thread's handle.
     type Handle<'s>
     where
         Self: 's;
@@ -254,7 +248,6 @@ mod tests {
         }
     }
 
-    /// Pages that the cache holds, by its account.
     fn kept(cache: &Cache) -> u64 {
         let stats = cache.stats();
         (stats.data_bytes - stats.free_bytes) / PAGE as u64

@@ -164,7 +164,6 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     Ok(Answer::default().with(CPU, [cpu_ns]))
 }
 
-/// CPU time of random reads, once the whole file has been read.
 fn after_all(
     read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
     bytes: u64,
@@ -201,7 +200,6 @@ fn cpu_ns(
     Err(Unmeasured::Failed(format!("{right} of {reads} pages were read as they stand in the file")))
 }
 
-/// Rules under which a file is served even though this process has it open for writing.
 fn by_times() -> ServeRules {
     ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

@@ -66,7 +66,6 @@ const BATCH_GOAL: f64 = 1.0 / 1.05;
 /// Reads in a call, and the peer: the same reads by the kernel into as many buffers.
 const AROUND: [(&str, usize); 2] = [("pread, 16 buffers", 16), ("pread, 32 buffers", BATCH_MAX)];
 
-/// A size of batches by one cached file, beside the kernel's reads and Quinion's single ones.
 struct Batch {
     name: &'static str,
     reads: usize,
@@ -216,7 +215,6 @@ fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
     ways
 }
 
-/// What a second thread at the same place costs.
 fn beside_one(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
     let goal = (load.bytes == PAGE).then_some(TWO_GOAL);
@@ -282,7 +280,6 @@ fn check_content(mapped: &[u8]) -> Result<(), Unmeasured> {
     }
 }
 
-/// The file once it is cached from end to end.
 fn warm(file: File) -> Result<File, Unmeasured> {
     let mut buffer = vec![0; 1 << 20];
     let mut position = 0;
@@ -295,7 +292,6 @@ fn warm(file: File) -> Result<File, Unmeasured> {
     Err(Unmeasured::Failed(format!("only {} pages of it were kept", file.cached_pages())))
 }
 
-/// A read by a thread that has a number, into a buffer, from a place.
 type Read = fn(&Files, usize, &mut [u8], u64);
 
 /// Where a page is read to: at the beginning of one, as a program that cares would have it.

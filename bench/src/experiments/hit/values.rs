@@ -34,7 +34,6 @@ use crate::harness::{Alternative, Case, Settings, Unmeasured};
 
 const OURS: &str = "quinion";
 const COPY: &str = "bare copy";
-/// By what factor a hit should be cheaper than with each of the peers.
 const GOALS: [f64; 3] = [1.7, 3.0, 3.5];
 /// A hit may cost 1.3 bare copies.
 const COPY_GOAL: f64 = 1.0 / 1.3;
@@ -89,7 +88,6 @@ struct CachedPages<'h> {
     peers: &'h Peers,
 }
 
-/// Copies a page, if it is there.
 type CopyPage = fn(&CachedPages<'_>, u64, &mut [u8; PAGE]) -> bool;
 
 fn ours(held: &CachedPages<'_>, page: u64, to: &mut [u8; PAGE]) -> bool {
@@ -163,7 +161,6 @@ struct PageSequence {
 }
 
 impl PageSequence {
-    /// So many of them, the same for each seed.
     fn draw(&self, places: &mut Places, reads: usize) -> Vec<u64> {
         let bits = self.pages.ilog2();
         let one = |_| match &self.zipf {
@@ -174,14 +171,12 @@ impl PageSequence {
     }
 }
 
-/// One thread's places, and the results of its reads.
 struct Reader {
     pages: Vec<u64>,
     page: Box<Aligned>,
     right: usize,
 }
 
-/// CPU time for each read.
 fn cpu_ns(
     held: &CachedPages<'_>,
     asked: &PageSequence,

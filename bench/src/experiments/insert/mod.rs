@@ -43,7 +43,6 @@ const METRICS: [Metric; 2] = [Metric::cost("time", "ns/folio"), Metric::cost("cp
 const BATCHES: [(&str, usize); 3] = [("batches of 8", 8), ("batches of 32", 32), ("batches of 256", 256)];
 const SINGLE: &str = "one at a time";
 
-/// The measured part of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Level {
     Index,
@@ -64,7 +63,6 @@ const ROWS: [(Level, u8, usize, Option<f64>); 10] = [
     (Level::Path, 4, 2, None),
 ];
 
-/// Orders, with one thread and with two, of the index alone and of the whole path.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let rounds = settings.pick(2, 4);
     let case = |(level, order, threads, goal)| {
@@ -103,7 +101,6 @@ fn modelled(load: Load, threads: usize) -> Case {
     case.compare("time (model)", BATCHES[1].0, SINGLE, None)
 }
 
-/// The model's parameters: of a batch, by one thread and by two.
 fn measured(alone: &dyn Subject, load: Load, batch: usize, from: &[u8]) -> Round {
     let hold_of = |threads: usize, batch: usize| {
         let insert = |thread| match batch {
@@ -134,13 +131,9 @@ impl Load {
     }
 }
 
-/// A structure into which folios are inserted.
 trait Subject: Sync {
-    /// Inserts the folios of a thread, each by itself.
     fn one_at_a_time(&self, thread: usize);
-    /// Inserts the same folios, so many in a batch.
     fn in_batches(&self, thread: usize, batch: usize);
-    /// Removes them again.
     fn take_out(&self, thread: usize);
 }
 
@@ -163,7 +156,6 @@ fn case(level: Level, load: Load, goal: Option<f64>) -> Case {
     case.compare("cpu", "batches of 32", SINGLE, None)
 }
 
-/// Whether a batch is no longer than a run of frames.
 fn fits(batch: usize, order: u8) -> bool {
     batch << order <= RUN_PAGES_MAX as usize
 }
@@ -245,7 +237,6 @@ impl Subject for Alone {
 struct Whole {
     stage: Stage,
     load: Load,
-    /// What each thread has inserted.
     taken: Vec<Mutex<Vec<FillRun>>>,
 }
 

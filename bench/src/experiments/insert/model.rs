@@ -21,15 +21,11 @@ use std::collections::BinaryHeap;
 use crate::fixtures::pages::PAGE;
 use crate::fixtures::places::Places;
 
-/// Rounds of each thread.
 const ROUNDS: usize = 2_000;
 
-/// What a thread repeats, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Round {
-    /// Without the lock.
     pub work: f64,
-    /// With it.
     pub hold: f64,
     /// Until the next waiting thread has the lock.
     pub hand_over: f64,

@@ -44,14 +44,12 @@ const GOALS: [(&str, f64); 4] =
 /// The least ratio wanted of all of them beside the copies of page-fault servers.
 const COPY_GOAL: f64 = 1.5;
 
-/// All alternatives fill as many bytes; then Quinion's other ways to find and create folios.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let stage = Shared::new(settings, stage);
     let cases = [with_goals(settings, &stage), rest(settings, &stage)];
     cases.into_iter().chain(grabs::cases(settings)).collect()
 }
 
-/// The peers that a goal names.
 const NAMED: [&str; 3] = [BEST, BEST_BY_TWO, UFFD_COPY];
 
 fn with_goals(settings: &Settings, stage: &Shared<Stage>) -> Case {
@@ -89,7 +87,6 @@ fn rest(settings: &Settings, stage: &Shared<Stage>) -> Case {
     })
 }
 
-/// A case in which memory is made resident before each run.
 fn of(
     settings: &Settings,
     stage: &Shared<Stage>,

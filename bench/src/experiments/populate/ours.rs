@@ -28,13 +28,11 @@ pub enum Way {
     Write { chunk: usize },
 }
 
-/// A cache with room for `bytes`, in folios of at most `order`; `hooks` may take over how they are found and created.
 pub fn cache(bytes: u64, order: u8, hooks: Option<&'static dyn IndexHooks>) -> Result<Cache, Unmeasured> {
     let builder = ablations::builder(hooks).memory(bytes + bytes / 16 + (64 << 20));
     Ok(builder.folio_order_max(order).build()?)
 }
 
-/// An empty file of `bytes`.
 pub fn file(cache: &Cache, bytes: u64) -> Result<MemFile, Unmeasured> {
     Ok(cache.mem_file(MemFileOptions::new().size(bytes).name("guest"))?)
 }
@@ -45,7 +43,6 @@ pub fn fresh(stage: &Stage, way: Way) -> Result<Spent, Unmeasured> {
     filled(stage, &file, way)
 }
 
-/// A file in a cache that had as much memory before.
 pub struct Grown {
     file: OnceCell<MemFile>,
 }
@@ -70,7 +67,6 @@ impl Grown {
     }
 }
 
-/// Frees all pages of the file.
 pub fn empty(file: &MemFile) -> Result<(), Unmeasured> {
     file.punch_hole(0, file.len())?;
     match file.stats()?.memory_bytes() {
@@ -105,7 +101,6 @@ fn filled(stage: &Stage, file: &MemFile, way: Way) -> Result<Spent, Unmeasured> 
     Ok(spent)
 }
 
-/// Fills the file from byte `from` to byte `to`, both multiples of 2 MiB.
 pub fn populate(stage: &Stage, file: &MemFile, from: u64, to: u64) {
     let came = file.populate_with(from..to, |slice| {
         while slice.left() > 0 {

@@ -43,7 +43,6 @@ pub enum Way {
     /// By writes of so many bytes, by so many threads.
     Write(usize, usize),
     Copy,
-    /// From the snapshot file.
     CopyOfSnap,
     /// By the kernel, for a caller that would have waited: so many bytes at a time.
     Uffd(usize),
@@ -77,11 +76,8 @@ const fn peer(name: &'static str, on: On, way: Way) -> Peer {
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// The kernel's best.
 pub const BEST: &str = "write tmpfs huge 1M";
-/// The same by two threads.
 pub const BEST_BY_TWO: &str = "write tmpfs huge 1M, 2 threads";
-/// What page-fault servers do.
 pub const UFFD_COPY: &str = "UFFDIO_COPY anon 4K";
 
 pub const PEERS: [Peer; 27] = [
@@ -303,7 +299,6 @@ pub fn timed(work: impl FnOnce() -> io::Result<()>) -> Result<Spent, Unmeasured>
     Ok(spent)
 }
 
-/// Writes what `source` has to the bytes from `from` to `to`, in chunks that fit into it.
 fn write(file: &File, source: &[u8], from: u64, to: u64, chunk: usize) -> io::Result<()> {
     for at in (from..to).step_by(chunk) {
         let start = at as usize % SOURCE_BYTES;

@@ -23,17 +23,14 @@ use crate::harness::{Extent, Settings, Unmeasured};
 
 /// What fio reads.
 pub const BLOCKS: &str = "binary";
-/// Files that are open at once, at most.
 const OPEN_MAX: usize = 200;
 /// Where scripts/setup puts duckdb, from the folder in which cargo puts this program.
 const DUCKDB: &str = "../tools/duckdb-2.0.0/bin/python";
-/// Bytes of a value in db_bench's database.
 const VALUE_BYTES: u64 = 1000;
 
 pub struct Data {
     folder: ScratchFolder,
     extent: Extent,
-    /// Bytes of the largest files.
     file_bytes: u64,
     python: OnceCell<Result<String, Unmeasured>>,
     tables: OnceCell<Result<String, Unmeasured>>,
@@ -72,12 +69,10 @@ impl Data {
         self.extent
     }
 
-    /// Bytes of the file that is read in blocks.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// How many keys each thread of db_bench looks for.
     pub fn reads(&self) -> u64 {
         self.keys() / 2
     }
@@ -86,7 +81,6 @@ impl Data {
         self.file_bytes / VALUE_BYTES
     }
 
-    /// db_bench's options for its database.
     pub fn db_bench_shape(&self) -> [String; 4] {
         [
             "--db=rocks".to_owned(),
@@ -213,7 +207,6 @@ fn take_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Unmeasured>
     Ok(())
 }
 
-/// Writes all files to the device.
 fn sync(folder: &Path) -> Result<(), Unmeasured> {
     let mut files = Vec::new();
     take_files(folder, &mut files)?;

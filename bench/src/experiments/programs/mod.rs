@@ -70,7 +70,6 @@ const NOT_WORSE: f64 = 1.0 / 1.05;
 const REPEAT: usize = 5;
 const REPEAT_LONG: usize = 2;
 
-/// The word for every program.
 const ALL: &str = "all";
 
 /// Which programs.
@@ -191,7 +190,6 @@ impl Program {
     }
 }
 
-/// A program in a state, and what earlier runs showed.
 struct Plan {
     data: Rc<Data>,
     program: &'static Program,

@@ -22,13 +22,11 @@ use crate::fixtures::worker::{Answer, CPU, SECONDS, WorkerTask};
 use crate::harness::Unmeasured;
 use crate::sys;
 
-/// The worker's job, and the keys of its parameters.
 pub const JOB: &str = "turn";
 pub const OWNERS: &str = "owners";
 pub const FOLDER: &str = "folder";
 pub const SAYS: &str = "says";
 pub const WORDS: &str = "words";
-/// The number of runs before the one that counts.
 pub const BEFORE: &str = "before";
 /// The separator of a command's words in one value, and the substitute for a line end in a word.
 const BETWEEN: &str = "\u{1f}";
@@ -38,7 +36,6 @@ const READ: &str = "read";
 /// A checksum of the output, in two halves that a number holds exactly.
 const SAID: &str = "said";
 
-/// How a program's output is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputCheck {
     Output,
@@ -116,7 +113,6 @@ pub struct ProgramRun {
 }
 
 impl ProgramRun {
-    /// The result that a worker returned.
     pub fn of(answer: &Answer) -> Self {
         let said = answer.list(SAID);
         let half = |at: usize| said.get(at).map_or(0, |&half| half as u64);
@@ -138,7 +134,6 @@ impl ProgramRun {
     }
 }
 
-/// The words of a command as one value.
 pub fn joined(words: &[String]) -> String {
     words.join(BETWEEN).replace('\n', LINE_END)
 }
@@ -192,7 +187,6 @@ pub fn plain(command: &mut Command) {
     command.stdin(Stdio::null());
 }
 
-/// Runs `command` to its end.
 pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRun, Unmeasured> {
     let program = command.get_program().display().to_string();
     let missing = |error| {
@@ -217,7 +211,6 @@ pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRu
     Ok(ProgramRun { operations, seconds, cpu_seconds, read_bytes, said })
 }
 
-/// Reads standard output and standard error to their ends.
 fn read_all(child: &mut Child) -> Result<(Vec<u8>, String), Unmeasured> {
     let (output, wrong) = (child.stdout.take(), child.stderr.take());
     let wrong = std::thread::spawn(move || {

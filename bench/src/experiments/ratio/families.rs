@@ -20,11 +20,9 @@ use super::trace::Trace;
 use crate::fixtures::places::Zipf;
 use crate::harness::Extent;
 
-/// The distinct pages of a Zipf law.
 const POPULAR_PAGES: u64 = 20_000;
 /// Pages of the loops beside other references.
 const SIDE_LOOP_PAGES: u64 = 6000;
-/// Sizes of the caches, in pages.
 const SIZES: [usize; 3] = [500, 2000, 5000];
 /// The cache size, in pages, in which sizes of loops are given.
 const LOOP_CACHE: usize = 4096;

@@ -75,7 +75,6 @@ pub struct Options {
     sizes: Vec<f64>,
 }
 
-/// A share of a trace's pages.
 fn percent(text: &str) -> Result<f64, String> {
     let percent =
         text.trim_end_matches('%').parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
@@ -115,7 +114,6 @@ impl Source {
     }
 }
 
-/// Each trace at each size, the loops, and the rows of a real cache.
 pub fn cases(settings: &Settings, options: &Options) -> Vec<Case> {
     let sources = match sources(settings, options) {
         Ok(sources) => sources,
@@ -143,7 +141,6 @@ fn sources(settings: &Settings, options: &Options) -> Result<Vec<Source>, String
     Ok(paths.into_iter().map(named).collect())
 }
 
-/// One trace at one size.
 fn at_size(source: Source, percent: f64) -> Case {
     let case = Case::new(format!("{}{AT}{percent} %", source.name), &METRICS, move || {
         let trace = source.trace()?;
@@ -153,7 +150,6 @@ fn at_size(source: Source, percent: f64) -> Case {
     compared(case)
 }
 
-/// A loop that is `larger` times the cache.
 fn round_and_round(larger: f64) -> Case {
     let case = Case::new(format!("loop of {larger} caches"), &METRICS, move || {
         let trace = Rc::new(synthetic::around((LOOP_CACHE_PAGES as f64 * larger) as u64, LOOP_ROUNDS));
@@ -162,7 +158,6 @@ fn round_and_round(larger: f64) -> Case {
     compared(case)
 }
 
-/// A made-up workload at each of its sizes.
 fn of_family(family: Family) -> Vec<Case> {
     let read = Rc::new(OnceCell::new());
     let at = |pages: &usize| {
@@ -176,7 +171,6 @@ fn of_family(family: Family) -> Vec<Case> {
     family.caches.iter().map(at).collect()
 }
 
-/// Adds the rows and goals of a trace.
 fn compared(case: Case) -> Case {
     let case =
         case.once().compare(RATIO, OURS, LINUX, Some(1.0)).within(RATIO, OURS, S3_FIFO, POINTS_BEHIND_MAX);
@@ -215,7 +209,6 @@ fn asked(trace: &Rc<Trace>, name: &'static str, ask: impl Fn(&Trace) -> f64 + 's
     Alternative::new(name, move |_| Ok(vec![ask(&trace)]))
 }
 
-/// Runs all references of `trace`, and returns the hits in per cent.
 fn percent_of(trace: &Trace, mut cache: impl Simulated) -> f64 {
     let hits = trace.references.iter().filter(|page| cache.ask(**page)).count();
     debug_assert!(cache.held() <= trace.unique(), "no page is held twice");
@@ -226,7 +219,6 @@ fn share(hits: u64, trace: &Trace) -> f64 {
     hits as f64 / trace.references.len() as f64 * 100.0
 }
 
-/// The rows that a real cache runs, too.
 fn confirmations(sources: &[Source], families: &[Family]) -> Vec<Case> {
     let by_name = |name: &str| sources.iter().find(|source| source.name == name);
     let of_trace = |source: &Source, percent: f64| {

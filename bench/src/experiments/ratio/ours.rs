@@ -26,7 +26,6 @@ use quinion::internals::workingset::{EvictedState, Refault, ShadowInfo, WorkingS
 
 use super::peers::Simulated;
 
-/// Places that a node of the index has, as a power of two.
 const NODE_SHIFT: u32 = 6;
 
 pub struct Ours {
@@ -35,7 +34,6 @@ pub struct Ours {
     came: FetchOrigin,
     rings: [VecDeque<u32>; CLASSES],
     held: Weights,
-    /// The ring of each cached page.
     class: Vec<Option<Class>>,
     reads: Vec<u8>,
     /// The state of each page at its eviction, for pages that returned soon.
@@ -152,11 +150,9 @@ impl Simulated for Ours {
 /// The shadows of evicted pages, as long as their nodes are kept.
 struct Shadows {
     memory: Vec<Option<ShadowInfo>>,
-    /// The node of each page.
     node: Vec<u32>,
     /// The pages of node n are those from `first[n]` up to `first[n + 1]`.
     first: Vec<u32>,
-    /// Cached pages and shadows of each node.
     live: Vec<u32>,
     remembered: Vec<u32>,
     /// Nodes that hold only shadows, the oldest first, each with the number of its entry here.

@@ -19,14 +19,12 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::lists::{Chain, Chains};
 
-/// A cache of pages, which are numbered from 0.
 pub trait Simulated {
     /// References `page`, and returns whether it was cached. Most policies cache it then.
     fn ask(&mut self, page: u32) -> bool;
     fn held(&self) -> usize;
 }
 
-/// First in, first out.
 pub struct Fifo {
     pages_max: usize,
     queue: VecDeque<u32>,
@@ -58,7 +56,6 @@ impl Simulated for Fifo {
     }
 }
 
-/// Evicts the least recently used page.
 pub struct Lru {
     pages_max: usize,
     chains: Chains<1>,

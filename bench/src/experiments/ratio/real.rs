@@ -23,11 +23,8 @@ use crate::harness::Unmeasured;
 const OVERHEAD_HUNDREDTHS: u64 = 4;
 const OVERHEAD_BYTES: u64 = 4 << 20;
 
-/// The answers of a cache.
 pub struct Answered {
-    /// References that were hits.
     pub hits: u64,
-    /// Pages that it held at the end.
     pub pages_held: usize,
 }
 

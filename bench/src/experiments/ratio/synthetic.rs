@@ -19,7 +19,6 @@ const POPULAR_PAGES: u64 = 20_000;
 const LOOP_PAGES: u64 = 3_000;
 /// Places that the popular pages are scattered over: half a GiB, a page in four of it popular at some time.
 const PLACES: u64 = 1 << 17;
-/// Popular references after which each place in the order belongs to the next page.
 const DRIFT_EVERY: u64 = 50;
 pub const SCAN_PAGES: u64 = 64;
 /// Where the regions begin, in pages, far from each other.
@@ -58,7 +57,6 @@ pub fn trace(extent: Extent) -> Trace {
     Trace::new(NAME, &asked)
 }
 
-/// A file of `pages` pages, read from end to end `rounds` times.
 pub fn around(pages: u64, rounds: usize) -> Trace {
     let asked: Vec<u64> = (0..rounds).flat_map(|_| 0..pages).collect();
     Trace::new("loop", &asked)

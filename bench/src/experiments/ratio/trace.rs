@@ -98,9 +98,7 @@ pub fn name_of(path: &Path) -> Option<String> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Format {
-    /// libCacheSim's.
     Csv,
-    /// ARC's.
     Lis,
 }
 
@@ -128,7 +126,6 @@ fn parse(format: Format, text: impl BufRead) -> Result<Vec<u64>, String> {
     Ok(asked)
 }
 
-/// First page and number of pages of a line of libCacheSim's.
 fn csv_line(line: &str) -> Result<(u64, u64), String> {
     if line.trim().is_empty() {
         return Ok((0, 0));
@@ -146,7 +143,6 @@ fn csv_line(line: &str) -> Result<(u64, u64), String> {
     bounded(first / PAGE_BYTES, last / PAGE_BYTES - first / PAGE_BYTES + 1)
 }
 
-/// First page and number of pages of a line of ARC's.
 fn lis_line(line: &str) -> Result<(u64, u64), String> {
     if line.trim().is_empty() || line.starts_with('#') {
         return Ok((0, 0));

@@ -32,7 +32,6 @@ use crate::sys::{Absent, Mapped, PageKind, Region};
 pub const JOB: &str = "clones";
 
 const CLONES: usize = 10;
-/// Bytes that are copied or mapped at a time, ahead of the guests.
 const UNIT: usize = 2 << 20;
 
 const METRICS: [Metric; 3] =
@@ -132,7 +131,6 @@ fn private_maps(snapshot: &File) -> Result<Answer, Unmeasured> {
     measured(|| Ok(Region::private(snapshot, len)?), kept)
 }
 
-/// The snapshot, all of which the kernel has cached.
 fn warm(snapshot: &File) -> Result<Mapped, Unmeasured> {
     let mapped = Mapped::new(snapshot, snapshot.metadata()?.len() as usize)?;
     let sum = mapped.iter().step_by(4096).fold(0_u64, |sum, &byte| sum + u64::from(byte));

@@ -24,13 +24,11 @@ fn expect(wrong: u64) -> Result<(), Unmeasured> {
     ))
 }
 
-/// Reads the first word of each page, from the first to the last.
 pub fn touch_all(region: &Region) -> Result<(), Unmeasured> {
     let wrong = (0..region.len()).step_by(PAGE).map(|at| region.word(at) ^ word_at(at as u64));
     expect(wrong.fold(0, |all, one| all | one))
 }
 
-/// How the pages are touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Touch {
     Read,

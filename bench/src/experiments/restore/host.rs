@@ -16,7 +16,6 @@ use crate::harness::folder::ScratchFolder;
 use crate::harness::{Settings, Unmeasured};
 use crate::sys::Region;
 
-/// Bytes that are read at a time.
 const STEP: usize = 2 << 20;
 
 pub struct Host {

@@ -43,10 +43,8 @@ const PRIVATE_WRITE: &str = "kernel: MAP_PRIVATE write";
 const SHARED_READ: &str = "kernel: MAP_SHARED read";
 const ZERO_WRITE: &str = "kernel: anon zero page write";
 
-/// The server and its snapshot.
 struct Stage {
     host: Host,
-    /// The snapshot, in memory.
     snap: File,
     source: HugeMemory,
     bytes: usize,
@@ -57,7 +55,6 @@ struct Stage {
 const RUN_BYTES: usize = 64 << 10;
 /// Bytes that it maps for a fault, of an image that is fully resident.
 const MAPPED_BYTES: usize = 512 << 10;
-/// Bytes that are copied from, again and again.
 const SOURCE_BYTES: usize = 2 << 20;
 
 impl Stage {
@@ -89,7 +86,6 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     vec![beside(case, SERVER_RUN, COPY).usually(REPEAT)]
 }
 
-/// Microseconds of each touch.
 type Run = fn(&Stage) -> Result<Vec<f64>, Unmeasured>;
 
 const OURS: [(&str, Run); 3] = [

@@ -35,7 +35,6 @@ const SINGLE: &str = "one by one";
 const WAYS: [(&str, Option<&'static dyn IndexHooks>); 2] =
     [(BATCHED, None), (SINGLE, OneByOne::GRABS_AND_LOOKUPS)];
 const REPEAT: usize = 3;
-/// Bytes that are read at a time.
 const STEP: usize = 2 << 20;
 
 const CASES: [(&str, u8, Before); 4] = [
@@ -98,7 +97,6 @@ fn alternative(
 }
 
 impl Snapshot {
-    /// A cache that holds the whole file.
     fn warmed(&self, cache: Cache) -> Result<(Cache, File), Unmeasured> {
         let source = cache.open(self.scratch.path())?;
         let (mut buffer, mut position) = (vec![0; STEP], 0);

@@ -76,7 +76,6 @@ impl Snapshot {
         self.host.len()
     }
 
-    /// Evicts the snapshot everywhere, or brings all that `way` needs into memory.
     fn prepare(&self, way: &str, before: Before) -> Result<(), Unmeasured> {
         if way == REPLAYED && self.record.get().is_none() {
             let mut options = RestoreOptions::new();
@@ -130,7 +129,6 @@ pub fn cases(settings: &Settings) -> [Case; 2] {
     })
 }
 
-/// One restore: from nothing to all pages touched.
 type Run = fn(&Snapshot, Before) -> Result<(), Unmeasured>;
 
 const OURS: [(&str, Run); 3] = [

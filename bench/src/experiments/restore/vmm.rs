@@ -35,13 +35,11 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Memory of `len` bytes that is its own, filled by copies.
     pub fn copied(socket: &Path, len: usize) -> Result<Self, Unmeasured> {
         let region = Region::anonymous(len, crate::sys::PageKind::Small)?;
         Self::served(UnixStream::connect(socket)?, region, Absent::Missing)
     }
 
-    /// The server's image, mapped.
     pub fn mapped(socket: &Path, len: usize) -> Result<Self, Unmeasured> {
         let connection = UnixStream::connect(socket)?;
         send(&connection, b"{\"quinion_restore\":1,\"want\":\"image\"}\n", &[])?;
@@ -76,7 +74,6 @@ fn send(
     if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// The descriptor that comes with an answer.
 fn receive(connection: &UnixStream) -> Result<OwnedFd, Unmeasured> {
     let (mut text, mut space) = ([0; 512], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))]);
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -80,7 +80,6 @@ const DONTCACHE_CPU_GOAL: f64 = 1.0 / 0.4;
 const PINNED_CPU_GOAL: f64 = 1.0 / 0.1;
 const DEVICE_GOAL: f64 = 0.995;
 const HOT_GOAL: f64 = 0.995;
-/// The least ratio of evenness, beside the ways without a cache.
 const EVEN_GOAL: f64 = 0.9;
 const REPEAT: usize = 5;
 /// Memory of the machine that is left, beside the limit, to all other processes while one process holds the rest.
@@ -262,7 +261,6 @@ fn values(answer: &Answer, bytes: u64) -> Vec<f64> {
 
 struct Files {
     place: Place,
-    /// All files of the stream, each read in full.
     stream: Vec<PathBuf>,
     each: u64,
     hot: Option<Scratch>,

@@ -29,7 +29,6 @@ pub enum Way {
 
 /// `RWF_DONTCACHE`, from Linux 6.14 on.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
-/// Bytes of a read of a caller that has no cache.
 const DIRECT_BYTES: usize = 512 << 10;
 
 impl Way {
@@ -195,7 +194,6 @@ pub enum HotFile {
 }
 
 impl HotFile {
-    /// Reads into all of `buffer`.
     pub fn read(&self, buffer: &mut [u8], at: u64) -> Result<(), Unmeasured> {
         use std::os::unix::fs::FileExt;
         match self {
@@ -211,7 +209,6 @@ impl HotFile {
         }
     }
 
-    /// Bytes of it that are cached.
     pub fn kept(&self) -> Result<u64, Unmeasured> {
         match self {
             Self::Ours(file) => Ok(file.cached_pages() * PAGE as u64),

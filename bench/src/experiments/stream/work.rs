@@ -37,7 +37,6 @@ pub const HOT_P99: &str = "hot-p99";
 
 const HOT_PAUSE: Duration = Duration::from_micros(250);
 
-/// The key of a path.
 pub fn file_key(number: u64) -> String {
     format!("file-{number}")
 }

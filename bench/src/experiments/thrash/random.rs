@@ -43,13 +43,10 @@ const METRICS: [Metric; 7] = [
     Metric::cost("p99", "us"),
     Metric::cost(DEVICE, "bytes per byte"),
 ];
-/// The least ratios wanted.
 const MMAP_GOAL: f64 = 2.0;
 const PINNED_GOAL: f64 = 1.5;
 const PREAD_GOAL: f64 = 1.4;
-/// A full run's repetitions: one takes a minute.
 const REPEAT: usize = 2;
-/// Reads for each one that is timed.
 const TIMED: u64 = 16;
 
 /// All sides under one limit, which is half of the file; and under others.
@@ -133,7 +130,6 @@ fn measured(disk: &Disk, load: Load, way: &'static str, seed: u64) -> Result<Vec
     Ok(values(&answer))
 }
 
-/// The metrics, in their order, of what a worker answers.
 fn values(answer: &Answer) -> Vec<f64> {
     let (reads, of) = (answer.number("reads"), |key| answer.number(key));
     let each = |seconds: f64| seconds * 1e6 / reads;
@@ -148,7 +144,6 @@ fn values(answer: &Answer) -> Vec<f64> {
     ]
 }
 
-/// How a thread reads.
 enum Reader {
     Ours(Box<File>),
     /// Each page is pinned while it is read.
@@ -169,7 +164,6 @@ impl Reader {
     }
 }
 
-/// Makes the readers of a task, one for each thread.
 fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>, Unmeasured> {
     let open = || -> Result<KernelFile, Unmeasured> { Ok(KernelFile::open(path)?) };
     let advised = || -> Result<Reader, Unmeasured> {
@@ -243,14 +237,12 @@ pub fn work(task: &crate::fixtures::worker::WorkerTask) -> Result<Answer, Unmeas
     Ok(answer.with("reads", [reads as f64]).with("p50", [percentiles[0]]).with("p99", [percentiles[1]]))
 }
 
-/// What a thread has read while it counted.
 #[derive(Default)]
 struct Part {
     reads: u64,
     waits_ns: Vec<f64>,
 }
 
-/// Reads until it is over.
 fn read(reader: &Reader, phase: &AtomicU8, pages: u64, seed: u64) -> Result<Part, Unmeasured> {
     let (mut buffer, mut part, mut places) = (HugeMemory::new(PAGE)?, Part::default(), Places(seed));
     for count in 0_u64.. {

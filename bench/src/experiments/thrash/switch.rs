@@ -87,7 +87,6 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     run(load, hooks)
 }
 
-/// Reads the file, in sequence by one job and then page by page by all of them.
 fn run(load: Load, hooks: Option<&'static dyn IndexHooks>) -> Result<Answer, Unmeasured> {
     let cache = ablations::builder(hooks).memory(load.memory).build()?;
     let file = cache.open_backend(Arc::new(Pages(1 << load.pages_log2)))?;
@@ -130,7 +129,6 @@ fn in_sequence(file: &File) -> Result<(), Unmeasured> {
     Ok(())
 }
 
-/// Reads each page once, the jobs in turn.
 fn page_by_page(file: &File, load: Load) -> Result<(), Unmeasured> {
     let job = |first: u64| -> Result<(), Unmeasured> {
         let file = file.clone();
@@ -150,7 +148,6 @@ fn page_by_page(file: &File, load: Load) -> Result<(), Unmeasured> {
     })
 }
 
-/// Checks that each page of `bytes` is the one at its position.
 fn check(bytes: &[u8], position: u64) -> Result<(), Unmeasured> {
     let mut pages = (position / PAGE as u64..).zip(bytes.chunks(PAGE));
     match pages.find(|(page, bytes)| bytes[..8] != word_of(*page)) {

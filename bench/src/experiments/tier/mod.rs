@@ -41,21 +41,17 @@ const OURS: &str = "quinion";
 const FOYER: &str = "foyer";
 const FOYER_RING: &str = "foyer, io_uring";
 const PEERS: [&str; 2] = [FOYER, FOYER_RING];
-/// As fast, for three quarters of the CPU time.
 const THROUGHPUT_GOAL: f64 = 1.0;
 const CPU_GOAL: f64 = 1.0 / 0.75;
 const REPEAT: usize = 9;
 
 const ENTRY_BYTES: usize = 64 << 10;
-/// Memory for what is on its way to the disk.
 const BUFFER_BYTES: usize = 64 << 20;
 /// How many contents entries have: one for each, by its number.
 const CONTENTS: u64 = 16;
 
 trait Tier {
-    /// Writes the entries of these numbers, and returns when all are on the disk.
     fn write(&self, numbers: Range<u64>) -> Result<(), Unmeasured>;
-    /// Reads entries and checks them, so many at a time.
     fn read(&self, numbers: &[u64], at_a_time: usize) -> Result<(), Unmeasured>;
 }
 
@@ -78,7 +74,6 @@ impl Load {
 
 type Open = fn(&Path, u64) -> Result<Box<dyn Tier>, Unmeasured>;
 
-/// The tiers that this build has.
 const OPEN: &[(&str, Open)] = &[
     (OURS, ours::open),
     #[cfg(feature = "peers")]
@@ -163,7 +158,6 @@ fn case(
     })
 }
 
-/// The content that entries of this number have.
 fn content(number: u64) -> Vec<u8> {
     let mut places = Places(number % CONTENTS + 1);
     (0..ENTRY_BYTES / 8).flat_map(|_| places.next(u64::MAX).to_le_bytes()).collect()

@@ -23,7 +23,6 @@ struct Ours {
     contents: Vec<Vec<u8>>,
 }
 
-/// A tier of that size in the folder.
 pub fn open(folder: &Path, bytes: u64) -> Result<Box<dyn Tier>, Unmeasured> {
     let options = DiskOptions::new(folder, bytes).buffer_bytes(BUFFER_BYTES);
     let store = DiskStore::open(&options).map_err(|error| Unmeasured::Failed(error.to_string()))?;

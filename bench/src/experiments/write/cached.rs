@@ -17,13 +17,10 @@ const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/write")];
 const KERNEL: &str = "pwrite";
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
-/// The goal of overwrites of cached pages.
 const GOAL: f64 = 1.5;
 
-/// In which order, and over what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sequence {
-    /// Each page of the file once, from the first to the last.
     InOrder,
     /// Each page of the file once, in an order that looks random.
     EachOnce,
@@ -184,7 +181,6 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// Checks the bytes that were written last.
     fn check(&mut self) {
         let bytes = self.source.of(self.last, self.repetition);
         self.written.target.check(self.last, bytes).expect("it was just written");

@@ -26,7 +26,6 @@ const IDLE: &str = "idle";
 const BUSY: &str = "while written back";
 const KERNEL_IDLE: &str = "kernel idle";
 const KERNEL_BUSY: &str = "kernel while written back";
-/// At most twice as long as when idle.
 const GOAL: f64 = 0.5;
 const ORDER: u8 = 9;
 
@@ -111,7 +110,6 @@ fn alternative(
     })
 }
 
-/// Writes for so long, and notes how many nanoseconds each write took.
 fn write_timed(written: &Written, repetition: u64, time: Duration, taken: &mut Vec<f64>) {
     let mut source = Source::new(PAGE);
     let mut places = Places(repetition * 77 + 1);

@@ -42,7 +42,6 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     cached.into_iter().chain(synced::cases(settings)).chain(latency::cases(settings)).collect()
 }
 
-/// A file that is written to, by Quinion or by the kernel.
 enum Target {
     Ours(Box<File>),
     /// By a descriptor for each thread: a shared one is dearer.
@@ -74,7 +73,6 @@ impl Target {
         }
     }
 
-    /// Evicts all of it.
     fn make_cold(&self) -> Result<(), Unmeasured> {
         self.sync()?;
         match self {
@@ -89,7 +87,6 @@ impl Target {
         }
     }
 
-    /// Brings all `bytes` bytes of it into memory.
     fn make_warm(&self, bytes: u64) -> Result<(), Unmeasured> {
         let mut buffer = vec![0; 1 << 20];
         for position in (0..bytes).step_by(buffer.len()) {
@@ -105,7 +102,6 @@ impl Target {
         Err(Unmeasured::Missing(format!("only {kept} of {bytes} bytes stay cached; it takes more memory")))
     }
 
-    /// Checks that `position` holds what was written there last.
     fn check(&self, position: u64, written: &[u8]) -> Result<(), Unmeasured> {
         let mut found = vec![0; written.len()];
         self.read(&mut found, position)?;
@@ -116,7 +112,6 @@ impl Target {
     }
 }
 
-/// A target and the file it writes, which is removed with it.
 struct Written {
     target: Target,
     bytes: u64,
@@ -157,7 +152,6 @@ impl Source {
         Self { memory, start, len }
     }
 
-    /// The bytes for `position` in this repetition.
     #[inline]
     fn of(&mut self, position: u64, repetition: u64) -> &[u8] {
         let bytes = &mut self.memory[self.start..self.start + self.len];

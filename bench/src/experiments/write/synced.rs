@@ -58,12 +58,9 @@ fn case(settings: &Settings, name: &str, bytes: usize) -> Case {
         .compare(DEVICE, OURS_DURABLE, KERNEL_DURABLE, None)
 }
 
-/// The call that makes an append durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durable {
-    /// A sync after it.
     BySync,
-    /// The append itself, by its flags.
     ByWrite,
 }
 

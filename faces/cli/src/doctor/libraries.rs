@@ -16,11 +16,8 @@ use std::path::{Path, PathBuf};
 
 use quinion_cli::elf::Elf;
 
-/// A file that is loaded.
 pub struct Loaded {
-    /// Where it is.
     pub path: PathBuf,
-    /// What is in it.
     pub elf: Elf,
 }
 
@@ -83,7 +80,6 @@ fn system_folders(linker: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The folders in the linker's configuration.
 fn configured() -> Vec<PathBuf> {
     let files = fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten().map(|entry| entry.path());
     let lines: Vec<String> = files

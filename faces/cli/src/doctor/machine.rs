@@ -157,7 +157,6 @@ fn file_system(path: &Path) -> Option<String> {
     mounts::kind_at(&fs::canonicalize(path).ok()?).ok()
 }
 
-/// A file of a page, open for reading.
 struct Trial {
     plain: File,
     direct: io::Result<File>,

@@ -351,7 +351,6 @@ fn foreign_object(path: &Path, sites: &[Site]) -> Report {
     report
 }
 
-/// The newest version of the C library's symbols: `2.36`.
 fn version(library: &Elf) -> Option<String> {
     let symbols = library.symbols();
     let versions = symbols.iter().filter(|s| s.is_defined && s.kind == SymbolKind::Function);

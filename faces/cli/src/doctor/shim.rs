@@ -25,7 +25,6 @@ const SCRIPT_BYTES_MAX: u64 = 64 << 10;
 /// What a script that a shell runs becomes at its end.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Becomes {
-    /// This program.
     Program(OsString),
     /// One that it finds out while it runs.
     Unknown,

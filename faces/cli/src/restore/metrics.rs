@@ -21,15 +21,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use quinion_cli::sys::Ending;
 
-/// The longest time for one client.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Where {
-    /// To a file.
     File(PathBuf),
-    /// To clients of this address.
     Address(SocketAddr),
 }
 
@@ -84,7 +81,6 @@ impl Metrics {
         }
     }
 
-    /// Answers a client, if one has connected.
     pub fn answer(&self, stats: impl Fn() -> RestoreStats) {
         let Self::Asked(listener) = self else { return };
         // Only one: a signal may have come meanwhile, and the next turn finds further clients.

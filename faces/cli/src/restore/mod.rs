@@ -128,13 +128,11 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Parses permissions, as `chmod` takes them.
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "give permissions in octal, such as 660".to_owned())
 }
 
-/// Parses a user's number, and perhaps a group's.
 fn owner(text: &str) -> Result<(u32, Option<u32>), String> {
     let (user, group) = match text.split_once(':') {
         Some((user, group)) => (user.parse().ok(), Some(group.parse().ok())),
@@ -318,7 +316,6 @@ fn watch(server: &Server, ending: &Ending, metrics: Option<&Metrics>, bar: &Prog
     }
 }
 
-/// The line that moves; hidden if standard error is no terminal.
 fn bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{msg}").expect("the template is a constant"));

@@ -75,7 +75,6 @@ pub struct ProcessAuditor {
     remembered: Option<PlanCache>,
     /// The path of the object that programs load.
     ours: PathBuf,
-    /// The bytes of that object.
     our_object: &'static [u8],
     /// The bytes of memory that it takes from its beginning.
     ours_bytes: OnceLock<u64>,
@@ -157,7 +156,6 @@ impl ProcessAuditor {
         object::is_at(&self.ours, part.path, part.inode)
     }
 
-    /// The result of the file behind a part; `None` if it is gone.
     fn object(&self, process: u32, part: &Part<'_>) -> Option<Object> {
         let file = open_object(process, part.path)?;
         let data = file.metadata().ok()?;
@@ -206,7 +204,6 @@ struct Turn {
     given_back: Condvar,
 }
 
-/// The turn, until it is dropped.
 struct TurnTaken<'a>(&'a Turn);
 
 impl Turn {
@@ -271,7 +268,6 @@ fn line_of(identity: &Identity, object: Object) -> String {
     format!("{line} {}", sum(line.as_str()))
 }
 
-/// `None` if it is damaged.
 fn read_line(line: &str) -> Option<(Identity, Object)> {
     let (said, sum_said) = line.rsplit_once(' ')?;
     if sum(said).to_string() != sum_said {
@@ -310,7 +306,6 @@ fn audit_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<LibraryC
     if is_copy { SyscallAudit::Restricted } else { SyscallAudit::Clean }
 }
 
-/// The result of code without a file, which a program generates.
 fn audit_anonymous_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit> {
     const BYTES_MAX: u64 = 64 << 20;
     const PIECE_BYTES: u64 = 1 << 20;

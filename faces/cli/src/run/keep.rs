@@ -81,12 +81,10 @@ const ENDING_MAX: Duration = Duration::from_secs(3);
 pub struct Name(String);
 
 impl Name {
-    /// Letters of the longest name.
     const LETTERS_MAX: usize = 64;
 }
 
 impl Default for Name {
-    /// The cache of a run that gives no name.
     fn default() -> Self {
         Self("default".to_owned())
     }
@@ -285,7 +283,6 @@ impl JoinedCache {
     }
 }
 
-/// The error of an owner that does not answer.
 fn silent(name: &Name) -> io::Error {
     io::Error::other(format!(
         "the cache `{name}` is there and does not answer: it is stopped, or hangs; end it by `quinion stop {name}`"

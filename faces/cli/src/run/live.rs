@@ -48,7 +48,6 @@ const ROWS_FULL: u16 = 8;
 /// The time between two pictures.
 pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 
-/// What is seen of a run at a moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RunSample {
     /// What the viewers did so far.
@@ -111,7 +110,6 @@ impl<'scope> Live<'scope> {
         Some(Self { orders: Some(orders), thread: Some(thread) })
     }
 
-    /// Restores the terminal until [`Live::show`], and returns when it is done.
     pub(super) fn hide(&self) {
         let (done, wait) = mpsc::channel();
         if self.tell(PanelCommand::Hide(done)) {

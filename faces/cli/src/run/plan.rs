@@ -278,7 +278,6 @@ fn entry_bytes(entry: &Entry, bytes: &mut Vec<u8>) {
     debug_assert_eq!(bytes.len() - before, size_of::<Entry>());
 }
 
-/// A function of the library that has a wrapper, by all its names that have one.
 struct Function<'a> {
     names: Vec<&'a str>,
     address: u64,
@@ -365,7 +364,6 @@ impl Moving {
     }
 }
 
-/// The first instructions of a function, made to work elsewhere.
 fn moved(library: &Elf, function: &Function<'_>, starts: &Starts) -> Result<Entry, PatchRefused> {
     if function.kind == SymbolKind::Chooser {
         return Err(PatchRefused::Chosen);

@@ -61,7 +61,6 @@ impl Identity {
 
     /// Whether a later change would give it another time, as far as that can be seen.
     pub fn is_settled(&self) -> bool {
-        /// Longer than a step of any file system's clock.
         const STEP: Duration = Duration::from_millis(2500);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed[0]).unwrap_or(u64::MAX));
@@ -69,7 +68,6 @@ impl Identity {
     }
 }
 
-/// The stored results.
 #[derive(Debug)]
 pub(super) struct PlanCache {
     folder: Folder,

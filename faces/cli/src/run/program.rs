@@ -236,7 +236,6 @@ pub fn chain_of(name: &OsStr) -> Vec<PathBuf> {
     chain
 }
 
-/// A file, and its first bytes; `None` if it cannot be read.
 fn open(path: &Path) -> Option<(File, Vec<u8>)> {
     let file = File::open(path).ok()?;
     let mut start = Vec::with_capacity(4096);
@@ -321,7 +320,6 @@ enum Linking {
     Broken,
 }
 
-/// The dynamic linker in the program headers.
 fn linking(file: &File, start: &[u8]) -> Linking {
     const HEADERS_MAX: u64 = 128;
     let short = |at: usize| u64::from(u16::from_le_bytes([start[at], start[at + 1]]));

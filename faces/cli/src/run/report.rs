@@ -90,7 +90,6 @@ impl OwnerNumbers {
         }
     }
 
-    /// Every number with its name.
     pub(super) fn fields(&mut self) -> Vec<(&'static str, &mut u64)> {
         vec![
             ("device_reads", &mut self.device_reads),
@@ -580,7 +579,6 @@ fn outcome_names(outcome: Patching) -> (&'static str, &'static str) {
     }
 }
 
-/// A reason's name in the JSON form.
 fn key(reason: Reason) -> &'static str {
     match reason {
         Reason::NotRegular => "not_regular",

@@ -234,7 +234,6 @@ extern "C" fn handler(number: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
     }
 }
 
-/// Ancestors of the same process group, the nearest first.
 fn ancestors() -> Vec<Ancestor> {
     let mut found = Vec::new();
     let mut next = std::os::unix::process::parent_id();
@@ -251,7 +250,6 @@ fn is_of_our_group(process: u32) -> bool {
     unsafe { libc::getpgid(process as i32) == libc::getpgrp() }
 }
 
-/// The parent of a process, and the signals that it ignores.
 fn status(process: u32) -> Option<(u32, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);

@@ -48,7 +48,6 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Listens in the user's folder.
     pub(super) fn listen_in(folder: &Path) -> io::Result<(Self, OwnedFd)> {
         remove_left(folder);
         let mut made = make(folder);
@@ -107,7 +106,6 @@ fn random_name() -> String {
     format!("{:0RANDOM_DIGITS$x}", random >> (64 - 4 * RANDOM_DIGITS))
 }
 
-/// Removes sockets without a listener.
 pub(super) fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

@@ -231,7 +231,6 @@ impl<'a> Code64<'a> {
         })
     }
 
-    /// The last bytes of code before `address`, at most `most`: fewer where a segment begins.
     fn code_before(&self, address: u64, most: usize) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|(start, bytes)| {
             let at = usize::try_from(address.checked_sub(*start)?).ok()?;
@@ -313,7 +312,6 @@ impl<'a> Code64<'a> {
         })
     }
 
-    /// Forgets the number of each site that some branch reaches without setting it.
     fn doubt_numbers_that_branches_bypass(&self, sites: &mut [DoubtfulSite]) {
         if sites.iter().all(|site| site.site.number.is_none()) {
             return;
@@ -470,7 +468,6 @@ impl<'a> Functions<'a> {
         (0..self.len()).filter_map(|number| self.get(number))
     }
 
-    /// The function that contains `address`.
     fn around(&self, address: u64) -> Option<(u64, u64)> {
         let (mut before, mut after) = (0, self.len());
         while before < after {

@@ -93,7 +93,6 @@ impl Folder {
             let written = entry.metadata().and_then(|data| data.modified());
             let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
             if is_old && ours(&entry.file_name().to_string_lossy()) {
-                // Another process may have done it.
                 let _ = std::fs::remove_file(entry.path());
             }
         }

@@ -102,7 +102,6 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     if range.start > range.end { Err("it ends before it begins".into()) } else { Ok(range) }
 }
 
-/// An object that is open.
 enum Object {
     Served(ClientFile),
     Own(ObjectFile),

@@ -136,7 +136,6 @@ fn word_at(from: &str) -> Option<(MessageValue, &str)> {
     Some((MessageValue::Number(from[..end].parse().ok()?), &from[end..]))
 }
 
-/// A text in quotes, and what follows it.
 fn text_at(from: &str) -> Option<(String, &str)> {
     let mut letters = from.strip_prefix('"')?.chars();
     let mut text = String::new();

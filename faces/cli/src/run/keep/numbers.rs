@@ -55,7 +55,6 @@ pub fn hottest_in(question: &Message) -> usize {
 }
 
 impl Numbers {
-    /// Every number with its name.
     fn all(&mut self) -> Vec<(String, &mut u64)> {
         let Self { totals, owner, stats, others, modes: _, hottest: _ } = self;
         let mut all = vec![

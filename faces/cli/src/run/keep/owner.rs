@@ -136,7 +136,6 @@ fn nothing() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Builds the cache and listens.
 fn begin(
     keeping: &KeepOptions,
     lock: Lock,
@@ -210,13 +209,11 @@ struct Use {
     last: Instant,
     /// Processes that had viewed it by then.
     viewers: u64,
-    /// Runs that have joined.
     runs: u64,
 }
 
 struct JoinedRun {
     run: u64,
-    /// The cache's numbers then.
     before: OwnerNumbers,
     /// Other runs that were there or have joined.
     others: u64,
@@ -235,7 +232,6 @@ enum Next {
     End,
 }
 
-/// The control socket, and the runs that are connected to it.
 struct ControlSocket {
     folder: Folder,
     name: Name,
@@ -264,20 +260,17 @@ impl ControlSocket {
     }
 
     fn turn(&mut self) -> io::Result<Next> {
-        // 1 wait
         let (called, connected, ready) = self.wait()?;
         // 2 a signal that ends this process; others mean nothing here
         if called && self.signals.next()?.is_some_and(|signal| signal.ends()) {
             return Ok(Next::End);
         }
-        // 3 questions
         for client in ready {
             if self.receive(client) == Next::End {
                 return Ok(Next::End);
             }
         }
         self.drop_finished();
-        // 4 new connections
         if connected {
             self.accept();
         }
@@ -357,7 +350,6 @@ impl ControlSocket {
         !is_used && matches!(self.idle, Idle::For(time) if self.use_.last.elapsed() >= self.stays(time))
     }
 
-    /// Accepts a connection; returns whether there was one.
     fn accept(&mut self) -> bool {
         let mut accepted_any = false;
         for _ in 0..CONNECTIONS_MAX {
@@ -410,7 +402,6 @@ impl ControlSocket {
         }
     }
 
-    /// Answers the lines that are complete.
     fn answer_all(&mut self, client: usize) -> Next {
         while let Some(end) = self.clients[client].received.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = self.clients[client].received.drain(..=end).collect();
@@ -618,7 +609,6 @@ impl ControlSocket {
     }
 }
 
-/// The question of a run of the same version.
 fn question_of_ours() -> Message {
     question(&CacheRequest::default())
 }

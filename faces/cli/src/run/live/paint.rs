@@ -9,12 +9,10 @@ use std::fmt::Write as _;
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
 
-/// Whether the picture is coloured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Colours {
     /// By the terminal's own sixteen colours, which suit its background.
     Some,
-    /// Only bold and dim: the environment has NO_COLOR.
     None,
 }
 

@@ -29,13 +29,11 @@ use crate::size::shown;
 
 /// Rows that are not files'.
 const ROWS_OF_NUMBERS: u16 = 5;
-/// How long a rate looks back.
 pub(crate) const WINDOW: Duration = Duration::from_secs(1);
 const LABEL_COLUMNS: u16 = 10;
 const GAUGE_COLUMNS: u16 = 20;
 pub(crate) const SPARKLINE_COLUMNS: u16 = 20;
 
-/// How many files a picture in `area` names.
 pub(super) fn files_in(area: Rect) -> usize {
     usize::from(area.height.saturating_sub(ROWS_OF_NUMBERS))
 }

@@ -43,7 +43,6 @@ const ROWS_MIN: u16 = 12;
 const ROWS_FOR_FULL: u16 = 20;
 const COLUMNS_MIN: u16 = 40;
 
-/// A terminal, and the rows of it that are taken.
 pub(crate) struct Screen {
     terminal: File,
     repairer: Option<TerminalRepairer>,
@@ -105,7 +104,6 @@ impl Screen {
         tcgetwinsize(&self.terminal).is_err()
     }
 
-    /// Gives the rows back.
     pub(crate) fn hide(&mut self) {
         if let Some(taken) = self.taken.take() {
             self.write(taken.give().as_bytes());
@@ -147,7 +145,6 @@ impl PanelRows {
         (rows >= ROWS_MIN && columns >= COLUMNS_MIN).then_some(Self { rows, columns, height })
     }
 
-    /// The first row of the panel; rows are counted from 1.
     fn top(self) -> u16 {
         self.rows - self.height + 1
     }
@@ -159,7 +156,6 @@ impl PanelRows {
         format!("{down}\x1b[{}A\x1b7\x1b[1;{}r\x1b8", self.height, self.top() - 1)
     }
 
-    /// Restores the rows, empty.
     fn give(self) -> String {
         format!("\x1b7\x1b[r\x1b[{};1H\x1b[0m\x1b[J\x1b8", self.top())
     }

@@ -18,7 +18,6 @@ fn library() -> Elf {
 /// How many bytes were taken, what they became, and each fix: where, up to where, and to what.
 type Moved = (usize, Vec<u8>, Vec<(u8, u8, u32)>);
 
-/// Moves made-up instructions at 0x1000.
 fn move_bytes(code: &[u8]) -> Result<Moved, PatchRefused> {
     let mut moving = Moving { bytes: Vec::new(), fixes: Vec::new() };
     let taken = move_instructions(code, 0x1000, 0, &mut moving)?;

@@ -102,7 +102,6 @@ fn a16_readers_of_a_shadow_that_is_taken_apart_see_no_folio_of_another_page() {
     in_one_shadow(2, 40);
 }
 
-/// Two threads fill alternate places of a shadow, while `readers` read it.
 fn in_one_shadow(readers: u64, rounds: u64) {
     let stage = Stage::new();
     let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -48,7 +48,6 @@ fn no_shadow(frame: Frame, value: Value) {
 fn add(stage: &Stage, run: FillRun, shape: FolioShape) -> RunOutcome {
     stage.mapping.add_folio_range(run, shape, LockWait::Wait, &mut no_shadow).unwrap()
 }
-/// Ends the fills of a run of folios of one order.
 fn complete(stage: &Stage, run: FillRun, order: u8) {
     for at in (0..run.pages).step_by(1 << order) {
         let (index, frame) = (run.index.plus(u64::from(at)), run.frame.plus(at));
@@ -318,7 +317,6 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
     stage.finish();
 }
 
-/// Stops the readers also when the test fails.
 struct AtEnd<'a>(&'a AtomicBool);
 impl Drop for AtEnd<'_> {
     fn drop(&mut self) {

@@ -66,7 +66,6 @@ fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A small cache without readahead.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }
@@ -230,7 +229,6 @@ fn memory_that_is_short_is_waited_for_elsewhere_and_then_said_to_be_so() {
     cache.check().unwrap();
 }
 
-/// A file of 64 MiB whose bytes hold their place.
 fn content() -> (tempfile::TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("content");

@@ -18,7 +18,6 @@ fn cache() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
 }
 
-/// A cache without readahead, so that what is read is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }
@@ -50,7 +49,6 @@ fn read_batch(file: &File, ranges: &[(u64, usize)], options: ReadOptions) -> Ans
     answers(&reads)
 }
 
-/// The same, read by read.
 fn read_singly(file: &File, ranges: &[(u64, usize)], options: ReadOptions) -> Answers {
     let read = |&(position, len): &(u64, usize)| {
         let mut buffer = vec![0xee; len];
@@ -61,7 +59,6 @@ fn read_singly(file: &File, ranges: &[(u64, usize)], options: ReadOptions) -> An
     ranges.iter().map(read).collect()
 }
 
-/// Reads `pages` in one batch and checks the bytes.
 fn read_pages(file: &File, device: &Device, pages: &[u64]) {
     let ranges: Vec<_> = pages.iter().map(|page| (page * PAGE, PAGE as usize)).collect();
     for (answer, &(position, len)) in read_batch(file, &ranges, ReadOptions::new()).iter().zip(&ranges) {

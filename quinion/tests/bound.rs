@@ -41,7 +41,6 @@ fn cache(order: u8, mechanism: Mechanism) -> Cache {
     builder.mechanism(mechanism).build().unwrap()
 }
 
-/// The system's count of the cache's two files, in bytes.
 fn taken(cache: &Cache) -> u64 {
     let arena = cache.share();
     let blocks =

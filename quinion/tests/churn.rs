@@ -275,7 +275,6 @@ fn until_stopped(stage: &Stage, seed: u64, act: fn(&Stage, &mut Dice, &mut [u8])
     }
 }
 
-/// Stops the readers also when the owner panics.
 struct StopAtEnd<'a>(&'a Stage);
 impl Drop for StopAtEnd<'_> {
     fn drop(&mut self) {

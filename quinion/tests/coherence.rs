@@ -31,7 +31,6 @@ use tempfile::TempDir;
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 const ROLE: &str = "QUINION_TEST_OUTSIDE";
-/// How long a test waits before it fails.
 const LONG: Duration = Duration::from_secs(60);
 
 fn content(pages: usize, generation: u32) -> Vec<u8> {
@@ -40,7 +39,6 @@ fn content(pages: usize, generation: u32) -> Vec<u8> {
     bytes
 }
 
-/// Folders on a disk, and in memory.
 fn folders() -> [TempDir; 2] {
     [TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), TempDir::new_in("/dev/shm").unwrap()]
 }
@@ -88,7 +86,6 @@ fn in_force(file: &File) -> Coherence {
     file.coherence().unwrap().in_force
 }
 
-/// Reads page `page`, and returns its generation.
 fn generation(file: &File, page: usize) -> u32 {
     let mut bytes = vec![0; PAGE];
     let position = (page * PAGE) as u64;
@@ -142,7 +139,6 @@ fn leases_on(path: &Path) -> usize {
 
 // ---- another process ------------------------------------------------------------------------
 
-/// A process that changes a file as it is told, line by line.
 struct Other {
     child: Child,
     orders: Option<ChildStdin>,

@@ -87,9 +87,7 @@ fn content(generation: usize, at: usize, len: usize) -> Vec<u8> {
 /// A sync and its promise.
 #[derive(Clone, Debug)]
 struct SyncPoint {
-    /// The number of events in the log when the sync returned.
     events: usize,
-    /// The image that it promised.
     image: usize,
     range: Range<usize>,
 }
@@ -101,7 +99,6 @@ struct Story {
     file: File,
     /// The file after each operation; the first is the start.
     images: Vec<Vec<u8>>,
-    /// The number of events in the log after each operation.
     events: Vec<usize>,
     sync_points: Vec<SyncPoint>,
     /// Whether flushes and syncs may fail.
@@ -304,7 +301,6 @@ impl CrashChecker<'_> {
         Err(format!("the file is {size} bytes long, and between {least} and {most} was possible"))
     }
 
-    /// Whether the sector at `at` is of this image.
     fn has(&self, image: usize, at: usize, bytes: &[u8]) -> bool {
         self.images[image].get(at..at + bytes.len()) == Some(bytes)
     }

@@ -35,10 +35,8 @@ use quinion_testing::shrinking::shrunk;
 use quinion_testing::twins::cache::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
 use tempfile::TempDir;
 
-/// Operations of all four differential tests together.
 const OPS: u64 = 50_000;
 const OPS_SOAK: u64 = 1_000_000;
-/// Bytes from which the operations of one pair are made: some two hundred of them.
 const BYTES: usize = 1000;
 /// How often a shorter list is tried: some fail only now and then.
 const TRIES: u32 = 3;
@@ -86,7 +84,6 @@ fn simpler(op: Op) -> Vec<Op> {
     }
 }
 
-/// Runs the list; if it fails, shrinks and prints it.
 #[track_caller]
 fn check(setting: &Setting, ops: &[Op]) {
     let Some(why) = complaint(setting, ops) else { return };
@@ -281,7 +278,6 @@ fn ragged_start(owner: u64) -> u64 {
 struct Stage {
     file: File,
     stop: AtomicBool,
-    /// Pages that were looked at and right.
     checked: AtomicU64,
     rounds: u64,
 }
@@ -329,7 +325,6 @@ fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
     mine
 }
 
-/// Checks that each page is of one generation, or a hole.
 fn read_whole(stage: &Stage, reader: u64) {
     let mut dice = Dice::new(reader + 30);
     let mut buffer = vec![0; 20 * PAGE];
@@ -421,7 +416,6 @@ fn threads_that_write_their_own_parts_find_them_and_no_reader_sees_half_a_page()
     many_threads(&memory(), [0, 4]);
 }
 
-/// Two threads append at once: each append is in one piece, and none is lost.
 #[test]
 fn appends_of_two_threads_do_not_mix() {
     let folder = TempDir::new_in(disk()).unwrap();

@@ -23,7 +23,6 @@ use quinion::{Cache, DiskOptions, ErrorKind, File, OpenOptions};
 
 const MIB: u64 = 1 << 20;
 
-/// A slow store, which counts its reads.
 #[derive(Default, Debug)]
 struct Remote {
     reads: AtomicU64,
@@ -31,7 +30,6 @@ struct Remote {
     is_down: AtomicBool,
 }
 
-/// One content of it.
 #[derive(Debug)]
 struct Content {
     remote: Arc<Remote>,

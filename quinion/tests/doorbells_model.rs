@@ -44,7 +44,6 @@ impl Stage {
         Arc::new(Self { doorbells: Doorbells::default(), futex: AtomicU32::new(0), slots })
     }
 
-    /// The viewer's half.
     fn ask(&self, slot: usize) {
         self.slots[slot].store(PENDING, Ordering::Release); // partner: the Acquire in `take_slot`
         self.futex.fetch_add(1, Ordering::SeqCst);

@@ -41,7 +41,6 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Reads `len` bytes at `position` in way `way`, and checks them.
 fn read_and_check(file: &File, way: u64, position: u64, len: usize) -> usize {
     let mut buffer = vec![0xee; len];
     let bytes = match way % 3 {
@@ -58,7 +57,6 @@ fn read_and_check(file: &File, way: u64, position: u64, len: usize) -> usize {
     bytes
 }
 
-/// Reads a file of `size` bytes whole, then around its end, cold each time.
 fn check_ends(file: &File, size: u64) {
     assert_eq!(file.len(), size);
     for way in 0..3 {
@@ -95,7 +93,6 @@ fn check_files(folder: &Path) -> Vec<bool> {
     direct
 }
 
-/// Runs a program; returns its output, or why it failed.
 fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let run = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));

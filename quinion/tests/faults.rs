@@ -26,14 +26,12 @@ const PAGES: u64 = 120;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Fails,
-    /// It delivers only so many bytes.
     IsShort(usize),
     IsDropped,
     /// It comes after everything that was submitted before the cache was dropped or the next reader waited.
     IsLate,
 }
 
-/// A device one of whose requests, the `number`th, goes wrong.
 #[derive(Debug)]
 struct Once {
     device: Arc<Device>,
@@ -47,7 +45,6 @@ impl Once {
     fn is_over(&self) -> bool {
         self.requests.load(Ordering::Relaxed) > self.number
     }
-    /// Delivers the late request.
     fn deliver(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap());
         self.device.submit(late);
@@ -190,7 +187,6 @@ fn a_cache_ends_with_requests_in_flight() {
     }
 }
 
-/// Everything fails, for several readers, under a seed.
 fn storm(seed: u64) {
     let faults = Faults {
         seed,

@@ -84,7 +84,6 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One file under test.
 struct Story {
     cache: Cache,
     path: PathBuf,

@@ -46,7 +46,6 @@ fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc
 const NEW: WriteOptions =
     WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
 
-/// `len` bytes of the `generation`th writing, none of them [`POISON`] or 0.
 fn bytes(generation: u32, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         (at as u32).wrapping_mul(0x9e37_79b9).wrapping_add(generation.wrapping_mul(0x85eb_ca6b)) >> 24

@@ -34,7 +34,6 @@ struct Frames<'a> {
     arena: &'a Arena,
     order_max: u8,
     pages_max: u64,
-    /// The requests, and whether each might have waited.
     asked: Vec<(u64, MemoryWait)>,
     given_back: u64,
 }
@@ -149,7 +148,6 @@ fn once<'w>(step: GrabStep, mut act: impl FnMut() + 'w) -> impl FnMut(GrabStep) 
 fn seen(grabbed: &Grabbed<'_>) -> Vec<(u64, u32, LockedState)> {
     grabbed.folios().map(|folio| (folio.first().0, folio.order().pages(), folio.state())).collect()
 }
-/// One page, new.
 fn new(index: u64) -> (u64, u32, LockedState) {
     (index, 1, LockedState::New)
 }

@@ -30,7 +30,6 @@ fn cache(memory: u64) -> Cache {
     Cache::builder().memory(memory).build().unwrap()
 }
 
-/// Byte `at` of file `seed`.
 fn byte(seed: u64, at: u64) -> u8 {
     let word = (at / 8 + seed * 0x1000_0001).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word >> (at % 8 * 7)) as u8 | 1

@@ -10,7 +10,6 @@ use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 
-/// A small cache without readahead, so that what is fetched is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }

@@ -99,7 +99,6 @@ fn validation_after(
         (outcome.bytes, outcome.end)
     };
     assert!(heard.by_ref().take(100).any(|_| read() == (BYTES, ReadEnd::Full)), "{:?}", read());
-    // 3 and its end
     let before = heard.next().expect("it goes on without end");
     end(&mut child, &mut lines, &|| viewer.validation(&file));
     let after = viewer.validation(&file);

@@ -82,7 +82,6 @@ fn be_the_writer() {
     }
 }
 
-/// What the writer reported before it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct WriterReport {
     begun: u32,

@@ -30,7 +30,6 @@ const PAGE: u64 = 4096;
 
 // ---- which folios are made ------------------------------------------------------------------------------------
 
-/// A pin that waits for these bytes.
 fn pin_of(position: u64, len: usize) -> PinRequest {
     PinRequest { position, len, wait_policy: WaitPolicy::Wait, process: ForkGuard::new() }
 }

@@ -36,7 +36,6 @@ fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).unwrap()
 }
 
-/// Reads `len` bytes at `position`, in pieces.
 fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
     let mut buffer = vec![0; piece as usize];
     for at in (position..position + len).step_by(piece as usize) {

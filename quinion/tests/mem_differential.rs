@@ -23,7 +23,6 @@ use quinion_testing::content::{Dice, PAGE, fill_content, generations};
 use quinion_testing::shrinking::shrunk;
 use quinion_testing::twins::mem_file::{At, Capacity, How, Op, Setting, op, run, simpler};
 
-/// Operations of all six differential tests together.
 const OPS: u64 = 20_000;
 const OPS_SOAK: u64 = 1_000_000;
 const OPS_OF_PAIR: usize = 250;
@@ -39,13 +38,11 @@ fn setting(capacity: Capacity, order_max: u8) -> Setting {
     Setting { capacity, order_max, spill_folder: env!("CARGO_TARGET_TMPDIR") }
 }
 
-/// The complaint of a run of the list.
 fn complaint(setting: &Setting, ops: &[Op]) -> Option<String> {
     let (setting, ops) = (setting.clone(), ops.to_vec());
     shrinking::complaint(move || run(&setting, &ops).map(drop))
 }
 
-/// Runs the list; if it fails, shrinks and prints it.
 #[track_caller]
 fn check(setting: &Setting, ops: &[Op]) {
     let Some(why) = complaint(setting, ops) else { return };
@@ -123,7 +120,6 @@ fn a_wrong_file_is_found_wrong() {
 /// Pages of each thread's part.
 const PART: u64 = 600;
 const THREADS: u64 = 2;
-/// The file's number in contents.
 const FILE: u32 = 9;
 
 /// Writes pages, each whole and of a higher generation than before, and punches holes; checks some of its own each
@@ -156,7 +152,6 @@ fn write_part(file: &MemFile, thread: u64, rounds: u64) -> Vec<u32> {
     now
 }
 
-/// Checks that the page is of that generation; a hole if that is 0.
 fn expect_page(bytes: &[u8], page: u64, generation: u32) {
     if generation == 0 {
         assert!(bytes.iter().all(|&byte| byte == 0), "page {page} is no hole");
@@ -231,7 +226,6 @@ fn threads_with_large_folios_find_their_own_and_no_reader_sees_half_a_page() {
     two_threads(9);
 }
 
-/// Two threads append at once, by two handles: each append is in one piece, and none is lost.
 #[test]
 fn appends_of_two_handles_do_not_mix() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();

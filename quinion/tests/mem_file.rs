@@ -45,7 +45,6 @@ fn pages(file: &MemFile) -> (u64, u64) {
     (stats.data_pages, stats.hole_pages)
 }
 
-/// Used pages of the cache.
 fn taken(cache: &Cache) -> u64 {
     let stats = cache.stats();
     (stats.data_bytes - stats.free_bytes) / PAGE
@@ -496,7 +495,6 @@ fn a_smaller_bound_takes_nothing_of_a_memory_file() {
     cache.check().unwrap();
 }
 
-/// A file of a MiB of sevens that is no memory file.
 fn file_of(cache: &Cache) -> quinion::File {
     let memory = quinion::backend::MemoryFile::new(vec![7; 1 << 20]);
     cache.open_backend(std::sync::Arc::new(memory)).unwrap()

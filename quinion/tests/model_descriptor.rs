@@ -37,8 +37,6 @@ use quinion::internals::sync::Mutant;
 mod descriptor_stage;
 mod model_stage;
 
-/// Makes the calls of `before`, then those of `threads`, the first of which is the model's; returns the answers of
-/// each.
 fn answers(reopens: bool, before: &[Call], threads: [&'static [Call]; 2]) -> [String; 2] {
     let program = Arc::new(Program::new(reopens));
     for &call in before {

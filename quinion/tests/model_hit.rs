@@ -244,7 +244,6 @@ impl Frames {
             bytes: [Bytes::new(), Bytes::new()],
         })
     }
-    /// Makes `frame` a folio of one page and fills it.
     fn fill(&self, frame: usize, mapping: MappingId, index: PageIndex, content: u64) {
         self.descriptors[frame].prepare(mapping, index, SMALL, false);
         self.bytes[frame].write(content);
@@ -272,7 +271,6 @@ impl Frames {
     }
 }
 
-/// The end of a hit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Read {
     Refused(NotReady),
@@ -426,7 +424,6 @@ fn explore(expected: &[&str], scenario: fn() -> String) {
     explore_bounded(None, expected, scenario);
 }
 
-/// Starts a thread of the model.
 fn spawn<T: Send + Sync + 'static, R: Send + 'static>(
     stage: &Arc<T>,
     act: impl FnOnce(&T) -> R + 'static,
@@ -554,7 +551,6 @@ fn singles_become_pair() {
     });
 }
 
-/// Two frames that are one folio become one each.
 fn split(frames: &Frames, mapping: MappingId) {
     let whole = frames.descriptors[0].try_begin_split().expect("nobody holds it");
     frames.descriptors[0].prepare_piece(mapping, PAGE_0, SMALL, whole, 0);
@@ -1074,7 +1070,6 @@ impl PartialFill {
     fn prepare(&self, mapping: MappingId) {
         self.held.descriptor.prepare(mapping, PAGE_0, PAIR, false);
     }
-    /// The fill marks a page as read.
     fn note_read(&self, bit: u64) {
         self.held.descriptor.note_pages_read();
         pages_read::set(&self.bits, bit);
@@ -1195,7 +1190,6 @@ impl Parts {
             }
         }
     }
-    /// Starts a reader of the first page.
     fn reader(self: &Arc<Self>, mapping: MappingId, right: &'static [u64]) -> thread::JoinHandle<String> {
         spawn(self, move |stage| stage.read(mapping, PAGE_0).must_be(right))
     }
@@ -1331,7 +1325,6 @@ impl Pages {
         let sequences = [0, 0].map(quinion::internals::sync::atomic::AtomicU32::new);
         Arc::new(Self { frames: Frames::new(), sequences, locks: [Mutex::new(()), Mutex::new(())] })
     }
-    /// Two pages of content 1 and 11.
     fn filled() -> Arc<Self> {
         let stage = Self::new();
         stage.fill();

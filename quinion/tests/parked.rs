@@ -75,7 +75,6 @@ fn read_all(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// The process's descriptors of files at or below `path`.
 fn descriptors_of(path: &Path) -> usize {
     let links =
         fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());

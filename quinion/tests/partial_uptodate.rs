@@ -54,7 +54,6 @@ fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
-/// Which of `pages` a group of reads of one page each gets.
 fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
     let (cell, id) = (rig.mapping.index().cell(), rig.mapping.id());
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];

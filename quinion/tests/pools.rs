@@ -45,7 +45,6 @@ fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
     }
 }
 
-/// Scans and random reads of ten times the memory.
 fn storm(file: &File, device: &Device, bytes: u64) {
     read(file, device, 0, bytes, 64 << 10);
     let mut dice = Dice::new(1);

@@ -24,7 +24,6 @@ use quinion_testing::content::Dice;
 const PAGE: u64 = 4096;
 const FILE_PAGES: u64 = 16 << 10;
 
-/// A file of 64 MiB whose bytes hold their place.
 fn content(folder: &tempfile::TempDir) -> PathBuf {
     let path = folder.path().join("content");
     let mut plain = std::fs::File::create(&path).unwrap();
@@ -72,7 +71,6 @@ impl Queue {
     }
 }
 
-/// A read by as many futures as it takes.
 struct Task {
     file: File,
     position: u64,

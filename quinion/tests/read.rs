@@ -18,7 +18,6 @@ fn cache() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
 }
 
-/// A cache without readahead, so that what is read is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }

@@ -69,7 +69,6 @@ fn r01_a_range_that_ends_before_it_begins_is_empty() {
     stage.check();
 }
 
-/// The rules of files, and of memory files.
 const BOTH: [BatchRules; 2] = [BatchRules::READ, BatchRules::CONTIG];
 
 /// R02: a batch of one cached page costs its descent and one slot read after it, of a file and of a memory file.

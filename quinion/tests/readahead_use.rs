@@ -37,7 +37,6 @@ fn account(cache: &Cache) -> (u64, u64, u64) {
     (used_pages, wasted_pages, unread_pages)
 }
 
-/// Reads other files until nothing of `file` is in the cache.
 fn evict(cache: &Cache, file: &File) {
     for number in 100..200 {
         let device = Device::with_number(number, 256 * PAGE);

@@ -44,7 +44,6 @@ fn content() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The system's count of the cache's two files, in bytes.
 fn taken(cache: &Cache) -> u64 {
     let arena = cache.share();
     let blocks =
@@ -61,7 +60,6 @@ fn resident(cache: &Cache) -> u64 {
     rss.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Waits until `happened`.
 fn eventually(what: &str, happened: impl Fn() -> bool) {
     for _ in 0..6000 {
         if happened() {

@@ -36,7 +36,6 @@ fn viewer(service: &Service, process: u32) -> Viewer {
     service.admit(process).unwrap().view().unwrap().waiting_at_most(60_000)
 }
 
-/// Words that hold their file and place.
 fn word(file: u64, at: u64) -> u64 {
     (file << 48) ^ (at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -375,7 +374,6 @@ impl Crowd {
     }
 }
 
-/// Processes that are killed when this is dropped.
 struct Children(Vec<Child>);
 
 impl Drop for Children {
@@ -884,7 +882,6 @@ fn a_request_behind_a_hanging_one_is_answered_at_once() {
     assert!(late <= 10, "{late} of 30 were not heard in time");
 }
 
-/// Sends so many releases, each answered, one after the other.
 fn release(viewer: &Viewer, count: u64) {
     for _ in 0..count {
         viewer.request(Operation::Release, [0; 3]).unwrap();
@@ -1335,7 +1332,6 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     (stream, other)
 }
 
-/// Sends bytes with a descriptor.
 fn send_with(to: impl AsFd, says: &[u8], descriptor: impl AsFd) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -1410,7 +1406,6 @@ fn hung_file_system() {
     assert!(begun.elapsed() < Duration::from_secs(200), "{:?}", begun.elapsed());
 }
 
-/// Connects, sends some bytes, and stays.
 fn stranger(path: &std::path::Path, says: &[u8]) -> Option<std::os::fd::OwnedFd> {
     use rustix::net::{
         AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,

@@ -31,7 +31,6 @@ use quinion::{Cache, File, OpenOptions, PageState, ReadOptions, Stats};
 use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
-/// Pages that a leaf of a tree covers.
 const NODE: u64 = 64;
 /// Folios that an eviction takes out at a time.
 const BATCH: u64 = 64;
@@ -387,7 +386,6 @@ proptest! {
 
 // ---- a whole cache ------------------------------------------------------------------------------------
 
-/// A cache without readahead, so that what is read is what was asked.
 fn cache() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap()
 }
@@ -567,7 +565,6 @@ fn w05_shadow_memory_is_bounded_and_the_oldest_is_forgotten() {
     assert_eq!(returns(last), 1);
 }
 
-/// Bytes of the page that are cached.
 fn cached(file: &File, page: u64) -> usize {
     let only = ReadOptions::new().cached_only(true);
     file.read_at_with(&mut [0; PAGE as usize], page * PAGE, only).unwrap_or(0)
@@ -624,7 +621,6 @@ fn remembered_file(order: u8) -> (Cache, File) {
     (cache, file)
 }
 
-/// The pages of the file that are remembered.
 fn remembered(file: &File) -> Vec<u64> {
     let known = file.residents(0, 64 * PAGE).unwrap().filter(|range| range.state == PageState::Remembered);
     known.flat_map(|range| range.bytes.step_by(PAGE as usize).map(|at| at / PAGE)).collect()

@@ -113,7 +113,6 @@ impl Stage {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// The next generation of the replaced file.
     fn replace(&self) {
         let generation = self.replaced.load(Ordering::SeqCst) + 1;
         let next = self.folder.join("next");
@@ -145,7 +144,6 @@ impl Stage {
         file.write_all(&content(GROWING, size, by, 1)).unwrap();
     }
 
-    /// Changes the files until told to stop.
     fn change(&self) {
         let mut dice = Dice::new(77);
         while !self.stopped() {
@@ -166,7 +164,6 @@ impl Stage {
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     file: u32,
-    /// The generations that may be met.
     least: u32,
     most: u32,
     /// The file's size; `None` if it may be any.
@@ -184,7 +181,6 @@ impl Expected {
         Self { file: GROWING, least: 1, most: 1, size: None }
     }
 
-    /// Checks `bytes`, read at `position`.
     fn check(&self, bytes: &[u8], position: u64) {
         match generations(bytes, self.file, position) {
             Err(wrong) => panic!("{} bytes at {position}: {wrong} ({self:?})", bytes.len()),
@@ -245,7 +241,6 @@ impl ReadPattern {
 
 // ---- threads of the owner -----------------------------------------------------------------------------
 
-/// A reader's state.
 struct Reader<'a> {
     stage: &'a Stage,
     cache: &'a Cache,
@@ -262,7 +257,6 @@ impl<'a> Reader<'a> {
         Self { stage, cache, pattern: ReadPattern::new(seed), buffer, pins: Vec::new(), checked: 0 }
     }
 
-    /// Opens files and reads from them, `reads` times.
     fn run(mut self, reads: u64) {
         while self.checked < reads {
             let burst = 50 + self.pattern.dice.below(400);
@@ -336,7 +330,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads `reads` times in every way there is.
     fn burst(&mut self, mut open: File, expected: Expected, reads: u64) {
         let size = expected.span();
         let mut left = reads;
@@ -582,7 +575,6 @@ fn another_process() {
     }
 }
 
-/// This program again, as `role`.
 fn again(role: &str, folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "another_process", "--nocapture", "--test-threads=1"]);
@@ -723,7 +715,6 @@ impl Sight {
         seen
     }
 
-    /// Opens a file, reads from it for a while, and lets it go.
     fn burst(
         &self,
         pattern: &mut ReadPattern,
@@ -796,7 +787,6 @@ impl Sight {
     }
 }
 
-/// Waits for a viewer's end, and returns its counts.
 fn end_of(mut child: Child) -> ViewerTally {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let said = hear(&mut lines, "seen ");
@@ -810,7 +800,6 @@ fn end_of(mut child: Child) -> ViewerTally {
     ViewerTally { reads, asked, unserved, dead_after_millis: fields[3].parse().ok() }
 }
 
-/// Starts a viewer and kills it while it reads.
 fn kill_one(view: &str, folder: &Path, seed: u64) {
     let mut child = start_viewer(view, folder, u64::MAX, seed);
     let mut lines = BufReader::new(child.stdout.take().unwrap());

@@ -40,7 +40,6 @@ fn in_memory(mib: u64) -> (Cache, Arc<MemoryFile>) {
     (builder().spill_to(backend, options(mib)).build().unwrap(), disk)
 }
 
-/// A cache that spills to a device with these faults.
 fn simulated(mib: u64, faults: Faults, writes: WriteFaults) -> (Cache, Arc<SimulatedBackend>) {
     let disk =
         SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults).with_write_faults(writes);

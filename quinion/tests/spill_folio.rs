@@ -23,7 +23,6 @@ use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageInd
 use quinion::internals::xarray::Value;
 use quinion_testing::doubles::{Faults, SimulatedBackend, WriteFaults};
 
-/// A mapping of one folio, which can be sent out.
 struct Stage {
     mapping: Arc<Mapping>,
     reclaim: Reclaim,

@@ -29,7 +29,6 @@ use quinion_testing::content::{page_content, verify};
 
 const FILE: u32 = 3;
 
-/// One mapping whose folios stand in rings.
 struct Rig {
     arena: Arc<Arena>,
     reclaim: Reclaim,

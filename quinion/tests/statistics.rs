@@ -16,7 +16,6 @@ use quinion_testing::doubles::{CompletionOrder, CompletionPoint, Faults, Simulat
 
 const PAGE: u64 = 4096;
 
-/// Every file's pages, counted in its index.
 fn counted(files: &[File]) -> u64 {
     files.iter().map(File::cached_pages).sum()
 }
@@ -132,7 +131,6 @@ const REASONS: [&str; 9] = [
     "forgotten_pages",
 ];
 
-/// A small cache without readahead and of single pages, so that what is fetched is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_max(0).build().unwrap()
 }

@@ -89,7 +89,6 @@ const UNSAFE_FILES: &[&str] = &[
     "vm/tests/",
 ];
 
-/// Something that is not tidy.
 #[derive(Clone, PartialEq, Eq)]
 struct Complaint {
     place: String,
@@ -235,7 +234,6 @@ fn heads(source: &Source, at: usize) -> Vec<RootName> {
     names
 }
 
-/// A module names only modules declared before its own, or itself.
 fn check_layers(layers: &Layers, source: &Source) -> Vec<Complaint> {
     if source.path.ends_with("/src/lib.rs") || source.is_test_file() {
         return Vec::new();
@@ -287,7 +285,6 @@ const PACKAGES: [(&str, usize); 17] = [
     ("xtask/src/", 0),
 ];
 
-/// No files of a package name each other in a circle.
 fn check_imports(root: &str, sources: &[Source]) -> Vec<Complaint> {
     let told = |cycle: imports::Cycle| {
         let (path, line) = &cycle[0];
@@ -302,7 +299,6 @@ fn check_imports(root: &str, sources: &[Source]) -> Vec<Complaint> {
     imports::cycles(root, sources).into_iter().map(told).collect()
 }
 
-/// Every file of one library is declared by the file above it.
 fn check_orphans(library: &[Source]) -> Vec<Complaint> {
     let is_root = |source: &Source| source.path.ends_with("/src/lib.rs");
     let declares = |parent: &[String], child: &str| {
@@ -326,7 +322,6 @@ fn check_orphans(library: &[Source]) -> Vec<Complaint> {
 
 // What a file says of itself.
 
-/// A file opens with an essay, and a `mod.rs` with a longer one.
 fn check_essay(source: &Source) -> Vec<Complaint> {
     // What says whether a file is compiled at all may stand before it.
     let essay = source.text.lines().skip_while(|line| line.starts_with("#!["));
@@ -355,7 +350,6 @@ fn may_hold_unsafe(path: &str) -> bool {
     UNSAFE_FILES.iter().any(|file| path == *file || (file.ends_with('/') && path.starts_with(file)))
 }
 
-/// Unsafe code stands in the named files only, and each block and impl has its argument above it.
 fn check_unsafe(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "unsafe") {
@@ -544,7 +538,6 @@ const PRIVATE_NAMES: [&str; 74] = [
     "Whom",
 ];
 
-/// No type has such a name.
 fn check_type_names(source: &Source) -> Vec<Complaint> {
     let defines = |at: &usize| matches!(source.word(*at), "struct" | "enum" | "trait" | "type" | "union");
     let named = (0..source.tokens.len().saturating_sub(1)).filter(defines).map(|at| at + 1);
@@ -604,7 +597,6 @@ fn is_word_character(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `line` contains `word` and not only as a part of a longer one.
 fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let after = &line[at + word.len()..];
@@ -636,7 +628,6 @@ fn functions(source: &Source) -> Vec<(String, usize, usize)> {
     (0..source.tokens.len()).filter(is_function).map(measure).collect()
 }
 
-/// Functions that are too long, each as a complaint.
 fn check_function_lengths(source: &Source) -> Vec<Complaint> {
     let long = |(name, line, lines)| {
         let wrong = format!("`{name}` has {lines} lines, more than {FUNCTION_LINES_MAX}");
@@ -775,7 +766,6 @@ fn table_keys(text: &str, heading: &str) -> Vec<String> {
     rows.filter_map(|row| row.split_once('`')).map(|(key, _)| key.to_owned()).collect()
 }
 
-/// The names of the variants of `name`, in their order; a variant begins its line.
 fn variants(source: &Source, name: &str) -> Vec<String> {
     let Some(at) = (0..source.tokens.len()).find(|&at| source.is_at(at, &["enum", name])) else {
         return Vec::new();
@@ -838,7 +828,6 @@ fn library_files(package: &str) -> Vec<Source> {
     sources
 }
 
-/// Fails with all complaints, one a line.
 #[track_caller]
 fn expect_tidy(complaints: Vec<Complaint>) {
     let lines: Vec<String> = complaints.iter().map(|complaint| format!("{complaint:?}")).collect();

@@ -50,7 +50,6 @@ impl Refusing {
     fn refusal(&self) -> io::Result<()> {
         if self.refuses.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(28)) } else { Ok(()) }
     }
-    /// The file's bytes, past the cache.
     fn now(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.file.change(|content| bytes.clone_from(content));
@@ -530,7 +529,6 @@ fn t09_nothing_is_written_of_what_was_cut_off() {
 
 // ---- beside readers -------------------------------------------------------------------------------------------------
 
-/// Rounds of a storm: many if asked for.
 fn rounds(few: u64, many: u64) -> u64 {
     if std::env::var_os("QUINION_SOAK").is_some() { many } else { few }
 }

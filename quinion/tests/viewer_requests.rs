@@ -90,7 +90,6 @@ impl Stage {
         outcome.map(|outcome| self.check(position, &to, outcome))
     }
 
-    /// Waits until the cache holds `pages` of the file.
     fn cached_becomes(&self, pages: u64) {
         for _ in 0..12_000 {
             if self.owners.cached_pages() == pages {

@@ -38,7 +38,6 @@ fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
     read_hits_into(FileView { view, cell, id }, position, to, |_, _| ())
 }
 
-/// As above, of whole pages from `page` on, which must be the file's.
 fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
     let mut bytes = vec![0; pages * PAGE_SIZE];
     let hits = hit(stage, stage.arena.view(), page * PAGE, &mut bytes);
@@ -46,7 +45,6 @@ fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
-/// Which of `pages` a group of reads of one page each gets.
 fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
     let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
@@ -63,7 +61,6 @@ fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     .collect()
 }
 
-/// Writes pages of one generation.
 fn write(stage: &Stage, page: u64, pages: usize, generation: u32) -> WriteOutcome {
     let mut content = vec![0; pages * PAGE_SIZE];
     fill_content(&mut content, FILE, page * PAGE, generation);
@@ -88,7 +85,6 @@ fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Writ
     all(pages * PAGE_SIZE)
 }
 
-/// The generation of a page, read without holds.
 fn generation(stage: &Stage, page: u64) -> u32 {
     let mut bytes = [0; PAGE_SIZE];
     assert_eq!(hit(stage, stage.arena.view(), page * PAGE, &mut bytes).stopped, HitStop::Full);
@@ -171,7 +167,6 @@ fn a_pinned_folio_is_not_written() {
 
 // ---- a writer that is stopped ---------------------------------------------------------------------------------
 
-/// Copies pages 4 to 6 under a hold.
 fn copy_three(stage: &Stage) {
     let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
     let mut bytes = vec![0; 3 * PAGE_SIZE];
@@ -179,7 +174,6 @@ fn copy_three(stage: &Stage) {
     verify(&bytes, FILE, 4 * PAGE).unwrap();
 }
 
-/// Checks that the pinned folio at 0 is whole.
 fn pin_and_check(stage: &Stage) {
     let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
     let (address, len) = (held.bytes(), held.order().bytes());
@@ -475,7 +469,6 @@ impl Storm {
             self.count(ReadResult::Refused);
         }
     }
-    /// Evicts a folio, if it is not held, and fills it anew.
     fn refill(&self, first: u64, order: u8, generation: u32) -> bool {
         let frame = self.stage.mapping.try_hold(PageIndex(first)).unwrap().frame();
         let evicted = self.stage.evict(first, frame);

@@ -838,7 +838,6 @@ enum Step {
     Sync(usize),
     SyncRange(u64, u64),
     Start,
-    /// Outstanding work ends.
     Settle,
     Evict,
     FailWrite(u64, i32),
@@ -941,7 +940,6 @@ fn is_right(state: &[u8], page: usize, known: PageHistory) -> bool {
     bytes.iter().enumerate().all(is_allowed)
 }
 
-/// Writers, syncs, the background and faults, all at once: whatever was promised is there.
 #[test]
 fn synced_pages_survive_writers_syncs_and_faults_at_once() {
     let seconds = if std::env::var_os("QUINION_SOAK").is_some() { 30 } else { 1 };

@@ -22,7 +22,6 @@ const KINDS: [u8; 3] = [0, 2, 5];
 /// One entry: first index, order, kind.
 type Piece = (u64, u8, u8);
 
-/// All ways to fill 2^`order` indices from `at` on with entries of `kinds` and holes.
 fn states(at: u64, order: u8, kinds: &[u8]) -> Vec<Vec<Piece>> {
     let mut all: Vec<Vec<Piece>> = kinds.iter().map(|&kind| vec![(at, order, kind)]).collect();
     if order == 0 {
@@ -50,12 +49,10 @@ fn build<const BITS: u32>(pair: &mut Pair<BITS>, pieces: &[Piece]) {
 fn places(end: u64) -> impl Iterator<Item = (u64, u8)> {
     (0..4u8).flat_map(move |order| (0..end >> order).map(move |i| (i << order, order)))
 }
-/// Every range below `end`, as start and length.
 fn ranges(end: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..end).flat_map(move |at| (1..=end - at).map(move |pages| (at, pages)))
 }
 
-/// The operations that may need a node.
 fn growing(end: u64) -> Vec<Op> {
     let mut ops = Vec::new();
     for (at, order) in places(end) {
@@ -71,7 +68,6 @@ fn growing(end: u64) -> Vec<Op> {
     ops
 }
 
-/// The operations that never need one.
 fn others(end: u64) -> Vec<Op> {
     let mut ops = Vec::new();
     for at in 0..end {

@@ -22,7 +22,6 @@ fn shadow(order: u8, payload: u32) -> Entry {
 fn put<const BITS: u32>(forest: &Forest<BITS>, index: u64, order: u8, entry: Entry) {
     assert_eq!(forest.tree().store(index, order, entry, |_, _, _| {}), Stored::Done);
 }
-/// `n` folios of one order, numbered from 0.
 fn batch(n: u32, order: u8) -> impl Iterator<Item = (u8, u32)> {
     (0..n).map(move |id| (order, folio(id, order)))
 }

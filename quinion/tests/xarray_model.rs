@@ -58,7 +58,6 @@ const NODES: u32 = 8;
 const FOLIOS: u32 = 5;
 /// The folio that rubbish names.
 const RUBBISH: u32 = 99;
-/// The payload of every shadow here.
 const SHADOW: u32 = 7;
 /// Times that a thread is interrupted within one run, at most: a walk has three loads.
 const PREEMPTIONS: Option<usize> = Some(3);
@@ -118,7 +117,6 @@ impl<const BITS: u32> Tree<BITS> {
         bytes.with_mut(|bytes| unsafe { *bytes = content });
         descriptor.complete(true);
     }
-    /// A folio goes in, and its fill ends.
     fn insert(&self, index: u64, order: u8, folio: u32) {
         self.prepare(index, order, folio);
         self.writer().insert(index, order, folio);
@@ -173,7 +171,6 @@ impl<const BITS: u32> Tree<BITS> {
             Kind::Node(_) => unreachable!("asserted in `find`"),
         }
     }
-    /// What a reader holds: a folio that contains `index`, whatever the hint was worth.
     fn hold(&self, index: u64) -> String {
         let Kind::Folio(folio) = self.find(index).kind() else { return "not there".into() };
         let Some(Folio { descriptor, bytes }) = self.folios.get(folio as usize) else {

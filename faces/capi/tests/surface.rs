@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The files in the order of the header.
 const FILES: [&str; 11] =
     ["ffi", "cache", "pool", "file", "batch", "pin", "memory", "backend", "client", "stats", "args"];
 
@@ -32,7 +31,6 @@ fn source(file: &str) -> PathBuf {
     package().join("src").join(file).with_extension("rs")
 }
 
-/// The header that the source says.
 fn header() -> String {
     let config = cbindgen::Config::from_root_or_default(package());
     let builder = cbindgen::Builder::new().with_config(config);
@@ -42,7 +40,6 @@ fn header() -> String {
     String::from_utf8(text).expect("it is ASCII")
 }
 
-/// A function of C's: its name, and its body.
 struct Function {
     name: String,
     body: String,

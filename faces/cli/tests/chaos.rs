@@ -47,7 +47,6 @@ const FAILURES_MAX: usize = 12;
 /// Rounds run one at a time: two at once would slow each other, and they share the time limit.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The program, compiled once.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PROGRAM.get_or_init(|| {
@@ -113,7 +112,6 @@ impl Started {
     fn pid(&self) -> i32 {
         self.child.id() as i32
     }
-    /// Its standard error, once it has ended.
     fn errors(&self) -> String {
         self.errors.recv_timeout(Duration::from_secs(5)).unwrap_or_default()
     }
@@ -124,7 +122,6 @@ impl Started {
             .map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default())
             .any(|all| !all.is_empty())
     }
-    /// Kills all of the group, and waits until its processes have ended.
     fn kill(&mut self) {
         signal(-self.pid(), libc::SIGKILL);
         let _ = self.output.recv_timeout(Duration::from_secs(20));
@@ -159,7 +156,6 @@ enum Life {
     Kept,
 }
 
-/// One round. Its seed and mode determine all of it, except how threads are interleaved.
 struct Round {
     seed: u64,
     mode: Mode,
@@ -170,7 +166,6 @@ struct Round {
     runtime: TempDir,
 }
 
-/// A class, and a description.
 type Failure = (String, String);
 
 impl Round {
@@ -424,7 +419,6 @@ impl Drop for Round {
     }
 }
 
-/// Runs rounds for `time`, from the seed that is asked for, and fails with all differences.
 #[track_caller]
 fn rounds(mode: Mode, time: Duration) {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

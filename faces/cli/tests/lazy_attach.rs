@@ -177,7 +177,6 @@ fn a_file_that_several_programs_read_in_turn_is_taken_over_too() {
     assert!(report.served() >= LARGE as u64, "it was never taken over: {report:?}");
 }
 
-/// Runs a program only under `run`.
 fn report_of(words: &[&str]) -> Report {
     let folder = scratch();
     let report = folder.path().join("report");

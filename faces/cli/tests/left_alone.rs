@@ -260,7 +260,6 @@ fn a_child_with_threads_gets_the_numbers_of_descriptors_that_it_gets_without() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 children got another number\n", "{output:?}");
 }
 
-/// Has a child with threads cut a file that its parent is served.
 const CUTS_MEANWHILE: &str = r"
 import os, sys, threading
 for reads in (False, True):

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 const ROWS: u16 = 24;
 const COLUMNS: u16 = 80;
-/// The beginning of a panel's first row.
 const MARK: &str = "- quinion: ";
 /// A machine that takes longer than this is stuck, not slow.
 const WAIT_MAX: Duration = Duration::from_secs(120);
@@ -40,7 +39,6 @@ impl Terminal {
         Self::command_in(runtime, rows, &[&["run"], arguments].concat())
     }
 
-    /// Runs `quinion ARGUMENTS` so.
     fn command_in(runtime: &Path, rows: u16, arguments: &[&str]) -> Self {
         Self::script_in(runtime, rows, ("\"$@\"; echo ended with $?; read line", arguments))
     }
@@ -93,12 +91,10 @@ impl Terminal {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// Types a line.
     fn say(&mut self, line: &str) {
         writeln!(self.master, "{line}").unwrap();
     }
 
-    /// The number that a program printed after `name`.
     fn number_after(&self, name: &str) -> i32 {
         let shown = self.shown();
         let number = shown.lines().find_map(|line| line.strip_prefix(name));

@@ -139,7 +139,6 @@ fn ripgrep() {
     assert!(report.served() > many_bytes() / 10 * 9, "{report:?}");
 }
 
-/// Bytes of the folder `many`.
 fn many_bytes() -> u64 {
     let entries = files().join("many").read_dir().expect("the folder is there");
     entries.map(|entry| size(&entry.expect("it can be read").path())).sum()

@@ -35,7 +35,6 @@ impl Stage {
         let mut command = plain(self.path("storm"));
         command.current_dir(self.0.path()).args(words).output().expect("it starts")
     }
-    /// Under `run`; returns its output, and how many bytes were served.
     fn served(&self, words: &[&str]) -> (Output, u64) {
         let report = self.path("report");
         let mut command = quinion();

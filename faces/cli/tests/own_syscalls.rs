@@ -29,7 +29,6 @@ impl Built {
     fn hostile(&self) -> PathBuf {
         self.folder.path().join("hostile")
     }
-    /// The program that does not; the object it loads is in this folder.
     fn plain(&self, loaded: &str) -> PathBuf {
         self.folder.path().join(loaded).join("plain")
     }

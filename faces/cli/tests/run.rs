@@ -92,7 +92,6 @@ fn be_the_command() -> ! {
     }
 }
 
-/// `quinion run -- PROGRAM ARGS`.
 fn quinion(words: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(words).env("QUINION_TEST_RUN", "1").stdin(Stdio::null());
@@ -209,7 +208,6 @@ fn a_report_goes_where_it_is_wanted() {
     assert!(text(&bytes[..count]).ends_with("}\n"));
 }
 
-/// Starts a program and waits for its first line.
 fn started(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -475,7 +473,6 @@ fn reported(command: &mut Command) -> (Output, String) {
     (output, std::fs::read_to_string(file).unwrap())
 }
 
-/// The number behind the first `key`: these tests need no more of JSON.
 fn number(report: &str, key: &str) -> u64 {
     let at = report.find(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no {key} in {report}"));
     let digits = report[at + key.len() + 3..].split(|letter: char| !letter.is_ascii_digit()).next().unwrap();

@@ -30,7 +30,6 @@ pub enum Call {
     Pread,
     /// `write` of so many bytes by a descriptor that can; where they began.
     Write(u64),
-    /// `lseek` to an offset.
     Set(u64),
     /// `lseek` from the offset on, inside the file.
     Skip(u64),
@@ -48,7 +47,6 @@ pub enum Call {
     Credit(u64),
     /// The kernel serves the descriptor from now on.
     Detach,
-    /// The kernel keeps the offset from now on.
     Share,
     /// An object is loaded: the kernel keeps the offset for a while.
     Pause,
@@ -411,7 +409,6 @@ pub struct Alone {
 }
 
 impl Alone {
-    /// The answer to a call.
     pub fn answer(&mut self, call: Call) -> u64 {
         match call {
             Call::Read(bytes) | Call::DupRead(bytes) | Call::Write(bytes) => {

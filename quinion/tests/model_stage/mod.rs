@@ -59,7 +59,6 @@ pub fn all_needed(steps: &[Mutant], needed: &[Needed]) {
     each_fails(needed);
 }
 
-/// Checks that each scenario fails without its step.
 pub fn each_fails(needed: &[Needed]) {
     for &(step, failures) in needed {
         assert!(!failures.is_empty(), "{step:?}: no scenario needs it");

@@ -21,7 +21,6 @@ type Module = Vec<String>;
 /// Files that name each other in a circle, each with a line on which it does so.
 pub type Cycle = Vec<(String, usize)>;
 
-/// The circles among `sources`, which are those of the package with the sources in `root` (`quinion/src/`).
 pub fn cycles(root: &str, sources: &[Source]) -> Vec<Cycle> {
     let files: BTreeMap<Module, &Source> = sources
         .iter()
@@ -60,7 +59,6 @@ fn module_of(root: &str, path: &str) -> Module {
     module
 }
 
-/// The files that `source` names, each with the first line on which it does.
 fn named_by<'a>(
     module: &Module,
     source: &Source,

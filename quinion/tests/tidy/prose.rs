@@ -74,7 +74,6 @@ struct ProseLine<'a> {
     begins: bool,
 }
 
-/// The faults of the comments of a Rust file.
 pub fn check_comments(text: &str) -> Vec<Fault> {
     // A comment behind code is a paragraph by itself. A slash pair in a string may pass for one: no harm is done.
     let comment = |line: &'_ str| match line.trim_start().strip_prefix("//") {
@@ -91,7 +90,6 @@ pub fn check_comments(text: &str) -> Vec<Fault> {
     check(lines)
 }
 
-/// The faults of a document.
 pub fn check_document(text: &str) -> Vec<Fault> {
     check(text.lines().enumerate().map(|(at, line)| (at + 1, line.trim(), true)))
 }
@@ -124,7 +122,6 @@ fn bare(word: &str) -> &str {
     word.trim_matches(|c: char| !c.is_alphanumeric() && c != '\'')
 }
 
-/// The banned and misspelled words of a line.
 fn words(prose: &ProseLine<'_>) -> Vec<Fault> {
     let code_free: String = prose.text.split('`').step_by(2).collect::<Vec<_>>().join("` `");
     let words: Vec<String> = code_free.split_whitespace().map(|word| bare(word).to_lowercase()).collect();

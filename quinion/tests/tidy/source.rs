@@ -38,19 +38,16 @@ impl Source {
         self.tokens.get(at).map_or("", |token| &token.word)
     }
 
-    /// Whether the words from `at` on are `words`.
     pub fn is_at(&self, at: usize, words: &[&str]) -> bool {
         words.iter().enumerate().all(|(i, word)| self.word(at + i) == *word)
     }
 
-    /// Whether a comment on `line` (from 1) or on one of the `above` lines before it contains `word`.
     pub fn has_comment_near(&self, line: usize, above: usize, word: &str) -> bool {
         let first = line.saturating_sub(above).max(1);
         let lines = self.comments.lines().skip(first - 1).take(line + 1 - first);
         lines.map(str::to_lowercase).any(|comment| comment.contains(&word.to_lowercase()))
     }
 
-    /// Whether all of this file is compiled for tests only.
     pub fn is_test_file(&self) -> bool {
         self.path.ends_with("/tests.rs") || self.path.contains("/tests/")
     }
@@ -100,7 +97,6 @@ impl Source {
     }
 }
 
-/// What a byte of a file belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Code,

@@ -26,12 +26,10 @@ pub const MANY_FILES: usize = 200;
 /// What `fstatfs` says of file systems that have no device: nothing is read from one there.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// The command that is tested, without a terminal and in a plain locale.
 pub fn quinion() -> Command {
     plain(env!("CARGO_BIN_EXE_quinion"))
 }
 
-/// A command as the tests run it: without a terminal, and without settings of this machine's.
 pub fn plain(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("LC_ALL", "C").env("TMPDIR", disk()).stdin(Stdio::null());
@@ -39,7 +37,6 @@ pub fn plain(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// The path of a program that the tests need; they fail without it.
 pub fn program(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
@@ -79,7 +76,6 @@ pub fn disk() -> &'static Path {
     })
 }
 
-/// A folder of the test's own, gone afterwards.
 pub fn scratch() -> TempDir {
     TempDir::new_in(disk()).expect("the disk can be written")
 }
@@ -114,7 +110,6 @@ fn make_files(folder: &Path) {
     }
 }
 
-/// Bytes without any pattern, different for each seed.
 pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -152,7 +147,6 @@ fn write_text(path: &Path, bytes: usize) -> std::io::Result<()> {
     file.flush()
 }
 
-/// A table of about [`LARGE_BYTES`] with an index over a column in no order.
 fn make_database(path: &Path) {
     let statements = "
         PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA page_size=4096;
@@ -164,7 +158,6 @@ fn make_database(path: &Path) {
     assert!(output.status.success() && size(path) >= LARGE_BYTES as u64, "{output:?}");
 }
 
-/// Bytes of a file.
 pub fn size(path: &Path) -> u64 {
     path.metadata().expect("the file is there").len()
 }
@@ -201,7 +194,6 @@ fn after<'a>(text: &'a str, what: &str) -> &'a str {
     text.split_once(what).unwrap_or_else(|| panic!("{what} is not in {text}")).1
 }
 
-/// A command as its words: a program and its arguments.
 pub type Words<'a> = &'a [&'a str];
 
 /// Runs the command in the folder of the files, both ways, and compares all that can be seen of it.
@@ -210,7 +202,6 @@ pub fn same(words: Words) -> Report {
     same_in(files(), words)
 }
 
-/// As [`same`], in another folder.
 #[track_caller]
 pub fn same_in(folder: &Path, words: Words) -> Report {
     let (served, expected, report) = both_in(folder, words);
@@ -232,7 +223,6 @@ pub fn both_in(folder: &Path, words: Words) -> (Output, Output, Report) {
     (served, expected, Report::read(&report))
 }
 
-/// Compares two outputs without printing megabytes.
 #[track_caller]
 pub fn assert_same(what: &str, left: &Output, right: &Output) {
     let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
@@ -258,7 +248,6 @@ pub fn assert_bytes(what: &str, left: &[u8], right: &[u8]) {
 pub struct Ended(pub std::process::Child);
 
 impl Ended {
-    /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         self.0.wait().expect("it is our child")
     }

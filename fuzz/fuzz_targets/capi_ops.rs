@@ -202,7 +202,6 @@ impl World {
         }
     }
 
-
     fn open_cache(&mut self, call: &Call) {
         let place = call.slot % self.caches.len();
         if self.caches[place].is_some() {
@@ -336,7 +335,6 @@ impl World {
             self.pools[place] = Some(OpenPool { handle, cache: self.number(call.other).unwrap() });
         }
     }
-
 
     /// A file of the system: each cache has two of them, which nothing else writes. By its path, or by a descriptor.
     fn open_file(&mut self, call: &Call) {
@@ -472,7 +470,6 @@ impl World {
         expect(unsafe { qn_close(handle) }, !handle.is_null());
     }
 
-
     fn read(&self, call: &Call) {
         let (file, mut buffer) = (self.file(call.slot), vec![0; call.length as usize]);
         let handle = raw(file);
@@ -544,7 +541,6 @@ impl World {
         }
         expect(result, all_are_right);
     }
-
 
     fn write(&self, call: &Call) {
         let (file, bytes) = (self.file(call.slot), call.bytes());
@@ -675,7 +671,6 @@ impl World {
         }
     }
 
-
     fn pin(&mut self, call: &Call) {
         let place = call.other % self.pins.len();
         if self.pins[place].is_some() {
@@ -803,7 +798,6 @@ fn write_at(content: &Content, bytes: &[u8], offset: u64) {
     content[offset..offset + bytes.len()].copy_from_slice(bytes);
 }
 
-
 fn set<T>(field: &mut T, value: T) -> bool {
     *field = value;
     true
@@ -868,7 +862,6 @@ fn open_options() -> qn_open_options {
     (options.size, options.mode) = (size_of::<qn_open_options>(), 0o600);
     options
 }
-
 
 struct Store {
     bytes: Mutex<Vec<u8>>,

@@ -50,13 +50,33 @@ const QUICK: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 enum Op {
     /// Writes so many low bytes of a word anywhere into its page.
-    Write { offset: u16, word: u64, bytes: u8 },
+    Write {
+        offset: u16,
+        word: u64,
+        bytes: u8,
+    },
     /// Asks a question as viewers do; the third argument is a word or a file.
-    Ask { slot: u8, operation: u8, arguments: [u64; 3], file: Option<u8>, pending: u8 },
-    State { slot: u8, state: u8 },
-    Say { message: Vec<u8>, descriptor: u8 },
-    Offer { descriptor: u8 },
-    Honest { page: u8 },
+    Ask {
+        slot: u8,
+        operation: u8,
+        arguments: [u64; 3],
+        file: Option<u8>,
+        pending: u8,
+    },
+    State {
+        slot: u8,
+        state: u8,
+    },
+    Say {
+        message: Vec<u8>,
+        descriptor: u8,
+    },
+    Offer {
+        descriptor: u8,
+    },
+    Honest {
+        page: u8,
+    },
 }
 
 /// The rest of the input.

@@ -1,4 +1,4 @@
-//! The surface: `quinion.h` is what the source says, and no function is forgotten by what stands beside it.
+//! The surface: `quinion.h` equals the source, and all lists of functions are complete.
 //!
 //! ```text
 //!   src/*.rs --cbindgen--> include/quinion.h       compared; QUINION_RECORD=1 writes it

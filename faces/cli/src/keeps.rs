@@ -1,4 +1,4 @@
-//! `quinion keeps`: the caches that `run --keep` left behind, and what they hold.
+//! `quinion keeps`: the caches that `run --keep` left behind, and their contents.
 //!
 //! ```text
 //!   NAME         PROCESS     MEMORY       HELD  RUNS  PROGRAMS    UNUSED  ENDS AFTER

@@ -6,8 +6,8 @@
 //!   25%                                    of the memory of the machine or container
 //! ```
 //!
-//! As in the units of IEC and SI, only those written with a B alone are powers of 1000.
-//! Whether a size is enough for a cache is not decided here; the library knows.
+//! As in the units of IEC and SI, only those written with a B alone are powers of 1000. The library checks whether a
+//! size is enough for a cache.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Stat: what a file is to the cache, and how much of it the kernel keeps.
+//! Stat: size and identity of files, and how much of them the kernel caches.
 //!
 //! ```text
 //!   size and identity     what makes it this file and this content
@@ -80,7 +80,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
 fn stat(cache: &Cache, path: &Path) -> Result<Report, String> {
     let file = cache.open(path).map_err(|error| error.to_string())?;
     let named = |error: io::Error| format!("{}: {error}", path.display());
-    // Opened a second time only to ask the kernel; should it have become a pipe meanwhile, this does not block.
+    // Opened a second time only to ask the kernel; if it is a pipe by now, this does not block.
     let plain = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(named)?;
     let metadata = plain.metadata().map_err(named)?;
 

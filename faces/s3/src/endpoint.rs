@@ -7,8 +7,8 @@
 //!                 -> upstream.rs: the store; what was written is forgotten before its writer is told
 //! ```
 //!
-//! A request without a signature may read, if the endpoint was told so, and if no web page can have sent it: it names
-//! the endpoint by an address or `localhost`, and has no `Origin`.
+//! A request without a signature may read, if the endpoint allows it, and if no web page can have sent it: it names the
+//! endpoint by an address or `localhost`, and has no `Origin`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,9 +34,9 @@ use crate::routing::{Access, Answer, Query, RoutedRequest, Target, asked, query_
 use crate::upload::{Fault, Trailer, checked};
 use crate::upstream::{self, Upstream};
 
-/// S3 takes no longer bodies.
+/// The limit of S3.
 const BODY_BYTES_MAX: u64 = 5 << 30;
-/// Nor longer documents, with all that a list of parts may have.
+/// The limit of documents, enough for any list of parts.
 const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ pub enum Writes {
     Refused,
 }
 
-/// The endpoint. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Endpoint(Arc<Shared>);
 
@@ -102,7 +102,7 @@ struct Shared {
     logged: AtomicU64,
 }
 
-/// A write that is under way: whatever comes of it, nothing is known of its objects afterwards.
+/// A write that is under way: at its end the cache drops all it knows of the objects, whatever the outcome.
 struct Writing<'b>(&'b Bucket, Option<Path>);
 
 impl Drop for Writing<'_> {
@@ -187,7 +187,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether what is to be copied is this endpoint's, and at the same store.
+    /// Checks that the source of a copy is this endpoint's, and at the same store.
     fn check_copy(&self, bucket: &Bucket, headers: &HeaderMap) -> S3Result<()> {
         let Some(source) = headers.get("x-amz-copy-source") else { return Ok(()) };
         let source = source.to_str().unwrap_or_default();
@@ -203,12 +203,12 @@ impl Endpoint {
     }
 }
 
-/// Whether the object has a key of the client's, with which the cache could not read it.
+/// Whether the object is encrypted by a key of the client's, with which the cache could not read it.
 fn has_own_key(headers: &HeaderMap) -> bool {
     headers.contains_key("x-amz-server-side-encryption-customer-algorithm")
 }
 
-/// The body to be passed on, and its length.
+/// The body for the store, and its length.
 #[expect(clippy::type_complexity, reason = "a stream and its length")]
 fn body_of(
     request: &mut S3Request<Body>,
@@ -219,7 +219,7 @@ fn body_of(
         return Ok(None);
     }
     let headers = &request.headers;
-    // Of signed chunks, s3s puts the length of what is in them there, if there is a length at all.
+    // Of signed chunks, s3s puts the length of their content there, if there is a length at all.
     let number = |len: &hyper::header::HeaderValue| len.to_str().ok()?.parse::<u64>().ok();
     let len = headers.get(header::CONTENT_LENGTH).or_else(|| headers.get("x-amz-decoded-content-length"));
     // Without a length and without chunks there is no body, as HTTP has it.

@@ -48,7 +48,7 @@ use endpoint::{Anonymous, Bucket, Cached, Endpoint, Rules, Writes};
 use keys::Keys;
 use listen::{Bounds, Listening};
 
-/// Longer documents of clients are none that the endpoint reads itself.
+/// The endpoint itself reads no longer documents of clients.
 const XML_BYTES_MAX: usize = 1 << 20;
 
 /// An S3 endpoint whose reads come from Quinion's cache.
@@ -177,7 +177,7 @@ fn serve(arguments: Arguments, log: Log) -> Result<(), String> {
         told("STOPPING=1");
         log.event("ending", &[("signal", name)]);
     }));
-    // Reads that a store or a server does not answer are not waited for.
+    // Does not wait for reads that a store or a server does not answer.
     runtime.shutdown_background();
     Ok(())
 }

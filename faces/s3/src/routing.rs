@@ -21,14 +21,14 @@ pub enum RoutedRequest {
     Store(Access, Answer),
 }
 
-/// What the store's answer changes there.
+/// Whether the request changes objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     Reads,
     Writes,
 }
 
-/// What the store answers.
+/// The kind of the store's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     Data,
@@ -57,7 +57,7 @@ impl Target {
 
 pub type Query = Vec<(String, String)>;
 
-/// The query without what only signs the request or tells the name of its operation.
+/// The query without parameters that only sign the request or name its operation.
 pub fn query_of(query: Option<&str>) -> Query {
     const SIGNS: [&str; 9] = [
         "X-Amz-Algorithm",
@@ -84,7 +84,7 @@ pub const OVERRIDES: [(&str, &str); 6] = [
     ("response-expires", "expires"),
 ];
 
-/// What lists of a bucket are asked with.
+/// Parameters of a bucket's lists.
 const LISTS: [&str; 18] = [
     "list-type",
     "prefix",

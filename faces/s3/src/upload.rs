@@ -5,8 +5,8 @@
 //!                                                              | the last piece waits here for it
 //! ```
 //!
-//! A store writes an object when all the bytes that were announced are there. So a body that is wrong at its end, by a
-//! checksum or a signature, is cut before its last piece, and the store writes nothing.
+//! A store writes an object when all announced bytes are there. So a body that is wrong at its end, by a checksum or a
+//! signature, is cut before its last piece, and the store writes nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -67,7 +67,7 @@ fn hasher(trailer: &str) -> Option<ChecksumHasher> {
 struct Upload {
     body: Body,
     trailer: Option<(Trailer, ChecksumHasher)>,
-    /// What has come last.
+    /// The last piece.
     held: Option<Bytes>,
     fault: Fault,
 }
@@ -107,7 +107,7 @@ fn check((Trailer { name, values }, hasher): (Trailer, ChecksumHasher)) -> S3Res
     }
 }
 
-/// Why a body did not come to its end.
+/// The S3 error of a body that broke off.
 fn error_of(error: &(dyn std::error::Error + 'static)) -> S3Error {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     if causes.any(|error| error.to_string().contains("Sha256Mismatch")) {

@@ -1,14 +1,14 @@
-//! Server: the listener, what it counts, and what it does to requests and answers.
+//! Server: the listener, its counts, and its faults.
 //!
 //! ```text
 //!   request --> counted --> latency, hold --> a fault drawn --> s3s --> headers --> body, at its speed --> or fault
 //! ```
 //!
 //! Faults of a script come to GETs alone, in order; a plan's also to HEADs, as far as an answer without a body can show
-//! them. A reset needs the socket: it is told to send RST when it is closed, and then the answer breaks off.
+//! them. A reset needs the socket: it is set to send RST when it is closed, and then the answer breaks off.
 //!
-//! Invariant: what a fault does to an object is done before an answer that tells of it, so a reader that knows the new
-//! version by an answer finds it.
+//! Invariant: a fault changes an object before the answer that shows it, so a reader that knows the new version by an
+//! answer finds it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -109,7 +109,7 @@ impl Control {
     pub fn trouble(&self, faults: impl IntoIterator<Item = Fault>) {
         lock(&self.script).extend(faults);
     }
-    /// Nothing goes wrong from now on that was to come by the script.
+    /// Drops the rest of the script.
     pub fn end_trouble(&self) {
         lock(&self.script).clear();
     }
@@ -133,7 +133,7 @@ impl Control {
     pub fn under_way(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }
-    /// How many bytes of a body come in a second; 0: as fast as can be. Other bodies at the same time have as many.
+    /// How many bytes of a body are sent in a second; 0: as fast as can be. Other bodies at the same time have as many.
     pub fn set_bandwidth(&self, bytes: u64) {
         self.bandwidth.store(bytes, Ordering::Relaxed);
     }

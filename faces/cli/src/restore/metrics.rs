@@ -141,11 +141,11 @@ fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result
     asker.write_all(text.as_bytes())
 }
 
-/// What is asked, to the empty line behind it.
+/// The request's text up to its empty line.
 fn request(asker: &mut TcpStream) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
     let began = Instant::now();
-    // All of it in a second, in however small pieces it comes.
+    // All of it within a second, however small its pieces.
     while let Some(rest) = REQUEST_TIMEOUT.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
         asker.set_read_timeout(Some(rest))?;
         let read = asker.read(&mut piece)?;

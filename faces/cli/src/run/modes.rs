@@ -1,4 +1,4 @@
-//! Modes: the names of how changes by other processes were noticed, in reports and in messages between processes.
+//! Modes: the names of the ways to detect changes by other processes, in reports and in messages between processes.
 //!
 //! ```text
 //!   a Validation --mode_name--> "lease" --message of a kept cache--> mode_of --> the same

@@ -35,7 +35,7 @@ type DrawRow<'d> = dyn Fn(Rect, &mut Buffer) + 'd;
 pub(super) struct Panel {
     title: String,
     glyphs: Glyphs,
-    /// When, and what was counted by then: bytes that clients read, and bytes from stores.
+    /// Times and counts: bytes that clients read, and bytes from stores.
     past: VecDeque<(Duration, [u64; 2])>,
     served: VecDeque<u64>,
 }

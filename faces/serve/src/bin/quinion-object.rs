@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `quinion cat s3://..` and `quinion stat s3://..` start it, as they do not link an HTTP client. Without a server the
-//! bytes come through a cache of this process, which fetches ahead and tells that an object was replaced meanwhile.
+//! bytes come through a cache of this process, which fetches ahead and reports an object that was replaced meanwhile.
 //!
 //! | exit code | means |
 //! |---|---|
@@ -33,7 +33,7 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_BROKEN_PIPE: u8 = 141;
 /// Bytes that are read and written at a time; as many are fetched ahead.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Enough for what is fetched ahead of one reader.
+/// Enough for the readahead of one reader.
 const MEMORY: u64 = 128 << 20;
 
 /// Objects of stores through Quinion's cache.
@@ -124,7 +124,7 @@ impl Object {
             let ahead = end..range.end.min(end + PIECE_BYTES);
             match self {
                 Self::Served(file) => {
-                    // Only a hint: what cannot be fetched is told by its read.
+                    // Only a hint: the read reports what cannot be fetched.
                     let _ = file.prefetch(ahead);
                     buffer.resize((end - at) as usize, 0);
                     file.read_exact_at(&mut buffer, at)

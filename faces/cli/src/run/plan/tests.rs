@@ -1,6 +1,5 @@
-//! Tests of plans: instructions made up for it are moved one by one, and then this machine's whole C library is planned
-//! for, as it is and with some of its bytes changed. That what was planned also runs is for `tests/patched.rs` and
-//! `tests/rules.rs` to see.
+//! Tests of plans: made-up instructions are moved one by one, and then this machine's whole C library is planned for,
+//! as it is and with some of its bytes changed. `tests/patched.rs` and `tests/rules.rs` run the plans.
 
 use super::*;
 use crate::run::PRELOAD;
@@ -15,7 +14,7 @@ fn library() -> Elf {
     Elf::open(&library_of(Path::new(&linker)).unwrap()).unwrap()
 }
 
-/// How many bytes were taken, what they became, and each fix: where, up to where, and to what.
+/// The bytes that were taken, their moved form, and each fix: where, up to where, and to what.
 type Moved = (usize, Vec<u8>, Vec<(u8, u8, u32)>);
 
 fn move_bytes(code: &[u8]) -> Result<Moved, PatchRefused> {

@@ -182,7 +182,6 @@ fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
     arguments.count.then(count)
 }
 
-/// Checks that the folder exists: else every experiment would say that it does not.
 fn check_scratch(folder: &Path) -> Result<(), String> {
     let found = std::fs::metadata(folder).and_then(|found| {
         if found.is_dir() { Ok(()) } else { Err(std::io::ErrorKind::NotADirectory.into()) }

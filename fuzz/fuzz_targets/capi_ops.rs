@@ -43,7 +43,6 @@ const MEMORY: u64 = 32 << 20;
 /// How long the library's threads may take to free what a cache had.
 const RELEASED_WITHIN: Duration = Duration::from_secs(20);
 
-/// What a wrong call returns.
 const INVALID: i64 = negative(Errno::INVAL);
 
 const fn negative(error: Errno) -> i64 {
@@ -60,7 +59,6 @@ fuzz_target!(|data: &[u8]| {
     world.end();
 });
 
-/// One call: which, the slot that it is about, and what it passes.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     kind: u8,
@@ -176,7 +174,6 @@ impl World {
         }
     }
 
-    /// Makes one call, and compares what it returns with the model.
     fn call(&mut self, call: &Call) {
         match call.kind % 32 {
             0 => self.open_cache(call),
@@ -506,7 +503,6 @@ impl World {
         assert!(buffer[..expected.len()] == *expected, "other bytes");
     }
 
-    /// Three reads, of one file or several, of one cache or two.
     fn read_batch(&self, call: &Call) {
         let length = (call.length / 2) as usize;
         let mut buffers = [vec![0; length], vec![0; length], vec![0; length]];
@@ -803,7 +799,6 @@ fn set<T>(field: &mut T, value: T) -> bool {
     true
 }
 
-/// An address that no handle has: it must be replaced.
 fn dangling<T>() -> *mut T {
     std::ptr::without_provenance_mut(usize::MAX)
 }

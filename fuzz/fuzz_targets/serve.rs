@@ -79,7 +79,6 @@ enum Op {
     },
 }
 
-/// The rest of the input.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -124,7 +123,6 @@ impl Iterator for Bytes<'_> {
     }
 }
 
-/// The real owner, with checks of its requests.
 #[derive(Debug)]
 struct CheckedOwner {
     owner: CacheOwner,
@@ -279,7 +277,6 @@ impl Stage {
         }
     }
 
-    /// Has the honest viewer read from that page on, and checks the bytes.
     fn read(&self, page: u8) {
         let position = usize::from(page) * 4096 + 8;
         let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));

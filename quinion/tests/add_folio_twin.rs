@@ -88,7 +88,6 @@ fn hooks() -> impl Strategy<Value = Option<&'static dyn IndexHooks>> {
     prop::sample::select(&HOOKS[..])
 }
 
-/// What a page is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Is {
     Folio(NewFolio),

@@ -242,7 +242,6 @@ fn content() -> (tempfile::TempDir, std::path::PathBuf) {
     (folder, path)
 }
 
-/// Reads at random places by futures, `depth` at a time; with blocking readers beside them.
 fn beside_blocking_readers(mechanism: Mechanism) {
     let (_folder, path) = content();
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).mechanism(mechanism).build().unwrap();

@@ -22,7 +22,6 @@ fn cache(background: bool) -> Cache {
     Cache::builder().memory(MEMORY).background_reclaim(background).build().unwrap()
 }
 
-/// Reads single pages here and there until the cache is full and about a quarter more.
 fn overfill(file: &File, device: &Device) {
     file.advise(Hint::Random).unwrap();
     let pages = 2 * MEMORY / PAGE;

@@ -43,12 +43,10 @@ fn name(file: &File) -> (u64, u64) {
     (data.dev(), data.ino())
 }
 
-/// Asks for the file, as a viewer in this process; returns how many bytes are left to the kernel.
 fn ask(owner: &CacheOwner, file: &File, spent: bool) -> Option<u64> {
     owner.leaves_to_kernel(file.as_fd(), FileName::of(file).unwrap(), spent)
 }
 
-/// Has the kernel drop the file, where it does that.
 fn forget(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }

@@ -26,7 +26,6 @@ fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).expect("the device opens")
 }
 
-/// Buffers for reads of `(position, len)`.
 fn buffers(ranges: &[(u64, usize)]) -> Vec<Vec<u8>> {
     ranges.iter().map(|&(_, len)| vec![0xee; len]).collect()
 }
@@ -35,7 +34,6 @@ fn batch<'b>(ranges: &[(u64, usize)], buffers: &'b mut [Vec<u8>]) -> Vec<BatchRe
     ranges.iter().zip(buffers).map(|(&(position, _), buffer)| BatchRead::new(buffer, position)).collect()
 }
 
-/// The result of each read: its bytes, or the kind of its error.
 type Answers = Vec<Result<Vec<u8>, ErrorKind>>;
 
 fn answers(reads: &[BatchRead<'_>]) -> Answers {
@@ -374,7 +372,6 @@ fn batches_are_right_while_others_evict() {
     cache.check().unwrap();
 }
 
-/// Batches of all sizes at random places, mostly a few hot spots.
 fn read_at_random(file: &File, device: &Device, seed: u64) {
     let mut dice = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut roll = |below: u64| {

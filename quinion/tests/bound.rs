@@ -112,7 +112,6 @@ fn churn(file: &quinion::File, seed: u64) {
     }
 }
 
-/// Readers, each of a region of its own, begin at once; together they ask for more than there is.
 fn crowd(order: u8, mechanism: Mechanism, readers: u64, len: usize) {
     let (_folder, path) = content();
     let cache = cache(order, mechanism);

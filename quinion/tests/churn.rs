@@ -81,7 +81,6 @@ impl Stage {
         // SAFETY: the frame exists.
         unsafe { self.bytes.as_ptr().add(frame * PAGE) }
     }
-    /// Copies what a folio holds from byte `position` of its file on, as much as `buf` takes.
     fn copy<'a>(&self, frame: usize, stamp: FolioStamp, position: u64, buf: &'a mut [u8]) -> &'a [u8] {
         let inside = (position - stamp.first.first_byte()) as usize;
         let bytes = buf.len().min(stamp.order().bytes() - inside);
@@ -128,7 +127,6 @@ impl Folio {
 struct Owner<'a> {
     stage: &'a Stage,
     live: Vec<Folio>,
-    /// Out of the index, and held.
     detached: Vec<Folio>,
     dice: Dice,
 }
@@ -204,12 +202,10 @@ impl Owner<'_> {
 
 // ---- readers ------------------------------------------------------------------------------------------
 
-/// A range to read, and the least generations before.
 struct PlannedRead {
     file: usize,
     position: u64,
     bytes: usize,
-    /// The least generation for each page.
     oldest: [u32; PAGES],
     frame: usize,
 }
@@ -319,7 +315,6 @@ mod the_verifier {
         buf
     }
 
-    /// Ranges within the first pages of a file, short and long.
     fn range() -> impl Strategy<Value = (u64, usize)> {
         (0..3 * PAGE as u64, prop_oneof![1..200usize, 1..3 * PAGE])
     }

@@ -94,7 +94,6 @@ fn generation(file: &File, page: usize) -> u32 {
     *met.start()
 }
 
-/// The least and the greatest generation in the whole file.
 fn all_generations(file: &File, pages: usize) -> (u32, u32) {
     let mut bytes = vec![0; pages * PAGE];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -158,7 +157,6 @@ impl Other {
         writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
     }
 
-    /// The answer to the oldest open order.
     fn answer(&mut self) -> String {
         let mut line = String::new();
         while !line.contains('@') {
@@ -173,7 +171,6 @@ impl Other {
         self.answer()
     }
 
-    /// As [`Other::tell`], where the order must succeed.
     fn has(&mut self, order: &str) {
         assert_eq!(self.tell(order), "done", "{order}");
     }

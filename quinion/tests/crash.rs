@@ -29,7 +29,6 @@ use quinion_testing::doubles::{CompletionOrder, CrashDisk, CrashLog, Faults, Sim
 const PAGE: usize = 4096;
 /// No file becomes longer.
 const BYTES_MAX: usize = 30 * PAGE;
-/// States of each prefix of a log.
 const SAMPLES: u64 = 6;
 const SECTOR: usize = 512;
 
@@ -84,7 +83,6 @@ fn content(generation: usize, at: usize, len: usize) -> Vec<u8> {
     (at..at + len).map(|byte| (byte * 7 + generation * 31 + byte / PAGE) as u8 | 1).collect()
 }
 
-/// A sync and its promise.
 #[derive(Clone, Debug)]
 struct SyncPoint {
     events: usize,
@@ -92,16 +90,13 @@ struct SyncPoint {
     range: Range<usize>,
 }
 
-/// A file of a cache on a disk that remembers, and what is known of it.
 struct Story {
     disk: Arc<CrashDisk>,
     cache: Cache,
     file: File,
-    /// The file after each operation; the first is the start.
     images: Vec<Vec<u8>>,
     events: Vec<usize>,
     sync_points: Vec<SyncPoint>,
-    /// Whether flushes and syncs may fail.
     is_faulty: bool,
 }
 
@@ -132,7 +127,6 @@ impl Story {
         self.images.last().expect("there is the start")
     }
 
-    /// Whether an operation succeeded, which it must without faults.
     fn is_ok<T>(&self, told: quinion::error::Result<T>) -> bool {
         match told {
             Ok(_) => true,
@@ -211,7 +205,6 @@ impl Story {
         assert_eq!((bytes, wrong), (should.len(), None), "a read of {len} bytes at {at}");
     }
 
-    /// Reads everything, ends the cache, and checks each state that a crash may have left on the way.
     fn end(mut self, samples: u64, seed: u64) -> Result<(), String> {
         let (disk, images) = (Arc::clone(&self.disk), std::mem::take(&mut self.images));
         let checker = CrashChecker { images: &images, events: &self.events, sync_points: &self.sync_points };
@@ -258,7 +251,6 @@ impl CrashChecker<'_> {
         Ok(())
     }
 
-    /// Whether a crash after so many events may leave that.
     fn check(&self, events: usize, state: &[u8]) -> Result<(), String> {
         // The operation that was under way, or the last that had ended.
         let last = self.events.iter().position(|&after| after >= events).unwrap_or(self.images.len() - 1);
@@ -305,7 +297,6 @@ impl CrashChecker<'_> {
         self.images[image].get(at..at + bytes.len()) == Some(bytes)
     }
 
-    /// Whether the promise of `image` covers all of this sector.
     fn is_synced_whole(&self, sync_points: &[&SyncPoint], image: usize, at: usize) -> bool {
         let of = sync_points.iter().find(|sync_point| sync_point.image == image);
         of.is_some_and(|sync_point| sync_point.range.start <= at && at + SECTOR <= sync_point.range.end)

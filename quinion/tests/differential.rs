@@ -55,7 +55,6 @@ fn memory() -> PathBuf {
 
 // ---- one file and its twin ----------------------------------------------------------------------------
 
-/// The complaint of a run of the list.
 fn complaint(setting: &Setting, ops: &[Op]) -> Option<String> {
     let (setting, ops) = (setting.clone(), ops.to_vec());
     shrinking::complaint(move || run(&setting, &ops))
@@ -94,7 +93,6 @@ fn check(setting: &Setting, ops: &[Op]) {
     panic!("{why}\nwith {setting:?}\nafter these operations:\nvec![\n{list}]");
 }
 
-/// The share of one test of all operations, in pairs of that folder and those folios.
 fn differ(folder: PathBuf, orders: [u8; 2], seed: u64) {
     let wanted = if is_soak() { OPS_SOAK } else { OPS } / 4;
     let (mut done, mut dice) = (0, Dice::new(seed));
@@ -282,8 +280,6 @@ struct Stage {
     rounds: u64,
 }
 
-/// Writes whole pages, each of a higher generation than before, and punches holes; returns the last generation of each,
-/// 0 for a hole.
 fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
     let (mut dice, first) = (Dice::new(writer + 10), writer * WHOLE);
     let mut now = vec![1; WHOLE as usize];
@@ -306,7 +302,6 @@ fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
     now
 }
 
-/// Writes anywhere in a part of its own, and checks that part.
 fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
     let (mut dice, start) = (Dice::new(owner + 20), ragged_start(owner));
     let mut mine = vec![0; RAGGED as usize];
@@ -348,7 +343,6 @@ fn read_whole(stage: &Stage, reader: u64) {
     }
 }
 
-/// Syncs, drops what can be dropped, and lengthens the file.
 fn tend(stage: &Stage, cache: &Cache) -> Vec<u8> {
     let mut dice = Dice::new(40);
     let mut appended = Vec::new();

@@ -23,7 +23,6 @@ fn pages(range: Range<u64>) -> Range<PageIndex> {
     page(range.start)..page(range.end)
 }
 
-/// A stage with totals, as a cache has them.
 struct Rig {
     stage: Stage,
     totals: Arc<DirtyPages>,

@@ -86,7 +86,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A folio, and which of its pages are what.
 #[derive(Clone, Debug)]
 struct Twin {
     folio: NewFolio,

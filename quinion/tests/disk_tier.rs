@@ -69,7 +69,6 @@ impl ReadAt for Content {
     }
 }
 
-/// A cache with a disk tier in `folder`, and the contents that were opened by it.
 struct Node {
     cache: Cache,
     remote: Arc<Remote>,
@@ -121,7 +120,6 @@ fn read_checked(file: &File, number: u64, from: u64, len: usize) {
     assert_eq!(wrong, None, "content {number} from byte {from}");
 }
 
-/// All of it, a MiB at a time.
 fn read_all(file: &File, number: u64) {
     for from in (0..file.len()).step_by(MIB as usize) {
         read_checked(file, number, from, MIB as usize);

@@ -21,7 +21,6 @@ use quinion_testing::device::{Device, content, verify};
 
 const PAGE: u64 = 4096;
 
-/// A small cache that makes folios of one order, if there is room.
 fn cache(readahead: u64, order: u8) -> Cache {
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(readahead);
     builder.folio_order_max(order).folio_order_min(order).build().expect("a small cache")
@@ -785,7 +784,6 @@ proptest! {
     }
 }
 
-/// A read of whole folios, plain or not, by one of two handles.
 #[derive(Clone, Copy, Debug)]
 struct WholeRead {
     first: u64,

@@ -76,7 +76,6 @@ fn check_ends(file: &File, size: u64) {
     }
 }
 
-/// Files of all sizes in `folder`, by every mechanism; returns whether each was read directly.
 fn check_files(folder: &Path) -> Vec<bool> {
     let mut direct = Vec::new();
     for mechanism in MECHANISMS {
@@ -141,7 +140,6 @@ impl Drop for Mount {
     }
 }
 
-/// Reads a device of `sector` bytes a sector, and the files on it.
 fn check_sectors(sector: u32) -> Result<(), String> {
     let folder = folder();
     let image = folder.path().join("image");
@@ -261,7 +259,6 @@ fn a_file_that_grows_is_followed_by_all_its_readers() {
     }
 }
 
-/// A thread reads cold bytes in every way while signals interrupt it.
 fn interrupted(mechanism: Mechanism) {
     const ROUNDS: u64 = 60;
     let (folder, cache) = (folder(), cache(mechanism));

@@ -80,7 +80,6 @@ impl Backend for Once {
     }
 }
 
-/// How a reader goes through the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Scans,

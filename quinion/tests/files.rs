@@ -60,12 +60,10 @@ enum Step {
     },
 }
 
-/// A length or size: an edge, one beside it, or anything small.
 fn sizes() -> impl Strategy<Value = u64> {
     prop_oneof![prop::sample::select(&SIZES[..]), 0u64..20_000, 0u64..1_200_000]
 }
 
-/// A position: near an edge, near the end of a larger file, or past it.
 fn positions() -> impl Strategy<Value = u64> {
     prop_oneof![sizes(), (sizes(), 0u64..3).prop_map(|(at, back)| at.saturating_sub(back)), Just(1u64 << 40)]
 }

@@ -83,7 +83,6 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A backend, what it should hold, and a way to see what it holds.
 struct Story<'a> {
     wait_queue: Arc<WaitQueue>,
     backend: &'a dyn Backend,
@@ -757,7 +756,6 @@ fn the_write_and_the_sync_that_were_named_fail() {
     assert_eq!((device.syncs(), device.writes()), (2, 3));
 }
 
-/// What a writer does when a sync fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writer {
     /// Flushes again what was flushed since the last one that succeeded, as is asked of those above.
@@ -820,7 +818,7 @@ fn a_writer_that_believes_the_sync_after_a_failed_one_loses_bytes() {
     assert!(found_out > 20, "only {found_out} of 40");
 }
 
-// Sectors of 512 bytes and of 4096, on a device of our own.
+// Sectors of 512 bytes and of 4096, on a device of this test's own.
 
 /// A file system on a file, mounted; it is undone when dropped. Only root can have one.
 struct Mounted {

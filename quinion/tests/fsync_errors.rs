@@ -23,7 +23,6 @@ const HANDLES: usize = 10;
 const PAGES: usize = 20;
 const FILE: u32 = 3;
 
-/// A device that fails as it is told, a file on it, and a cache.
 struct Stage {
     disk: Arc<CrashDisk>,
     device: Arc<SimulatedBackend>,
@@ -53,7 +52,6 @@ impl Stage {
         (0..HANDLES).map(|_| self.open()).collect()
     }
 
-    /// Starts writing back, and waits until that has ended, with or without an error.
     fn write_back(&self, file: &File) {
         file.write_back().unwrap();
         // Any thread that waits reaps completions: this one reads a page that is not cached.
@@ -83,7 +81,6 @@ impl Stage {
     }
 }
 
-/// The system's number of a sync's error.
 #[track_caller]
 fn errno_of(told: quinion::error::Result<()>) -> Option<i32> {
     let error: Error = told.err()?;

@@ -133,7 +133,6 @@ impl<'a> Test<'a> {
     }
 }
 
-/// Calls `act` the first time that `step` is over.
 fn once<'w>(step: GrabStep, mut act: impl FnMut() + 'w) -> impl FnMut(GrabStep) + 'w {
     let mut done = false;
     move |now| {
@@ -144,7 +143,6 @@ fn once<'w>(step: GrabStep, mut act: impl FnMut() + 'w) -> impl FnMut(GrabStep) 
     }
 }
 
-/// (first page, pages, what it was) of each folio.
 fn seen(grabbed: &Grabbed<'_>) -> Vec<(u64, u32, LockedState)> {
     grabbed.folios().map(|folio| (folio.first().0, folio.order().pages(), folio.state())).collect()
 }
@@ -181,7 +179,6 @@ fn nothing_leaks(stage: &Stage, free_before: u64) {
     stage.check();
 }
 
-/// Frames that are free when the arena is as large as the tests make it.
 fn all_free(stage: &Stage) -> u64 {
     let frames: Vec<_> = std::iter::from_fn(|| stage.arena.alloc(Order::MAX)).collect();
     frames.iter().for_each(|&frame| stage.arena.free(frame, Order::MAX));
@@ -986,7 +983,6 @@ impl Twin {
         let (first, known) = self.folios.range(..=index).next_back()?;
         (index < first + (1 << known.order)).then_some((*first, *known))
     }
-    /// A folio comes to both, if there is room for it.
     fn put(&mut self, stage: &Stage, first: u64, order: u8) {
         if (first..first + (1 << order)).all(|index| self.at(index).is_none()) {
             put(stage, first, order);

@@ -48,7 +48,6 @@ fn snapshot(len: u64) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// A device of `pages` pages that answers late and out of order.
 fn device(pages: u64, seed: u64) -> Arc<SimulatedBackend> {
     let page = |file, page: u64, to: &mut [u8]| {
         to.iter_mut().zip(page * PAGE..).for_each(|(to, at)| *to = byte(file, at));
@@ -111,7 +110,6 @@ fn image_of(cache: &Cache, device: &Arc<SimulatedBackend>) -> Image {
     Image::from_backend(cache, Arc::clone(device) as Arc<dyn Backend>, "device").unwrap()
 }
 
-/// The outcome of each page of a range, 4 KiB at a time.
 fn outcomes(image: &Image, range: Range<u64>) -> Vec<(u64, Option<ErrorKind>)> {
     let mut told = Vec::new();
     image
@@ -641,9 +639,7 @@ enum Op {
     Read(u64, u64),
     Punch(u64, u64),
     Allocate(u64, u64),
-    /// The machine writes.
     Put(u64, u64, u8),
-    /// The machine makes a hole by itself.
     Hole(u64, u64),
 }
 

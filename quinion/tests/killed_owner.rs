@@ -75,7 +75,7 @@ fn validation_after(
     let opened = File::open(folder.path().join("file")).unwrap();
     let data = opened.metadata().unwrap();
     let question = [opened.as_raw_fd() as u64, data.dev(), data.ino()];
-    // A process that another test starts has our writer's descriptor until it executes its program.
+    // A process that another test starts has this test's writing descriptor until it executes its program.
     std::thread::sleep(Duration::from_millis(300));
     let attached = || viewer.request(Operation::Attach, question).ok();
     let [handle, place] = std::iter::repeat_with(attached).take(100_000).flatten().next().unwrap();

@@ -88,7 +88,6 @@ struct WriterReport {
     synced: u32,
 }
 
-/// Reads so many lines of a writer, kills it, and reads the rest of its output.
 fn kill_after(lines: u64, path: &Path, is_ring: bool) -> WriterReport {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "be_the_writer", "--nocapture", "--test-threads=1"]).env(FILE_VARIABLE, path);

@@ -292,8 +292,6 @@ fn exactly_the_pages_of_bad_spots_of_a_device_fail() {
 
 // ---- all of it at once --------------------------------------------------------------------------------------
 
-/// Readers of all sizes, some with large folios and some without, over a device with bad pages, in a cache that
-/// is too small.
 fn churn(seed: u64) {
     const PAGES: u64 = 12_000;
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(9).idle_files_max(0);

@@ -44,7 +44,6 @@ fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
     }
 }
 
-/// Reads ten times the memory in pages that are scattered over a large file, each once.
 fn scan(cache: &Cache) {
     let pages = 10 * Cache::MEMORY_MIN / PAGE;
     let device = Device::with_number(99, pages * 7 * PAGE);
@@ -124,7 +123,6 @@ impl Rings {
         Self { arena, reclaim, mapping, counters }
     }
 
-    /// Inserts a folio and fills it, without listing it.
     fn insert(&self, index: u64, order: u8) -> Frame {
         self.insert_as(index, order, FolioLifetime::Stays)
     }
@@ -233,7 +231,6 @@ fn victims_of_a_tree_that_is_locked_join_their_rings_again() {
     assert_eq!(rings.reclaim(1000), 100);
 }
 
-/// Takes what is dirty for write-back, and ends that.
 fn write_back(rings: &Rings) {
     let mut runs = Vec::new();
     let everything = PageIndex(0)..PageIndex(1 << 20);

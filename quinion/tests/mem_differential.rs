@@ -53,7 +53,6 @@ fn check(setting: &Setting, ops: &[Op]) {
     panic!("{why}\nwith {setting:?}\nafter these operations:\nvec![\n{list}]");
 }
 
-/// The share of one test of all operations.
 fn differ(setting: &Setting, seed: u64) {
     let wanted = if is_soak() { OPS_SOAK } else { OPS } / 6;
     let mut dice = Dice::new(seed);
@@ -117,7 +116,6 @@ fn a_wrong_file_is_found_wrong() {
 
 // ---- many threads -------------------------------------------------------------------------------------
 
-/// Pages of each thread's part.
 const PART: u64 = 600;
 const THREADS: u64 = 2;
 const FILE: u32 = 9;
@@ -161,7 +159,6 @@ fn expect_page(bytes: &[u8], page: u64, generation: u32) {
     }
 }
 
-/// Checks by reads and by pins that each page is of one generation, or a hole.
 fn read_anything(file: &MemFile, stop: &AtomicBool, checked: &AtomicU64) {
     let mut dice = Dice::new(70);
     let mut buffer = vec![0; 24 * PAGE];

@@ -184,7 +184,6 @@ fn r12_t01_a_reader_of_a_file_that_is_cut_and_grows_sees_no_byte_behind_its_end_
     cache.check().unwrap();
 }
 
-/// Checks that a page is of one generation, or zeros from the cut on.
 fn check_cut_page(bytes: &[u8], position: u64, cut: u64) {
     let kept = cut.saturating_sub(position).min(bytes.len() as u64) as usize;
     verify(&bytes[..kept], 1, position).unwrap();

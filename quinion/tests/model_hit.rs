@@ -419,7 +419,6 @@ fn fail(descriptor: &Descriptor) -> PutOutcome {
 
 // ---- scenarios ----------------------------------------------------------------------------------------
 
-/// As [`explore_bounded`], with as many preemptions as there can be.
 fn explore(expected: &[&str], scenario: fn() -> String) {
     explore_bounded(None, expected, scenario);
 }
@@ -1161,7 +1160,6 @@ impl Parts {
     fn prepare(&self, mapping: MappingId) {
         self.head().prepare(mapping, PAGE_0, PAIR, false);
     }
-    /// A part of the fill brings one page.
     fn note_read(&self, page: usize, content: u64) {
         self.frames.bytes[page].write(content);
         self.head().note_pages_read();
@@ -1364,7 +1362,6 @@ impl Pages {
             },
         }
     }
-    /// One try to copy a page of a written folio.
     fn copy(&self, page: usize) -> Option<[u64; 2]> {
         let seen = written::look(&self.sequences[page])?;
         let bytes = self.frames.bytes[page].copy();
@@ -1573,7 +1570,6 @@ impl Lent {
         written::leave(&self.sequence);
         if is_pinned { "Pinned" } else { "written" }
     }
-    /// A user's pin, its look at the bytes, and its end.
     fn pin_and_look(&self) -> u64 {
         self.held.descriptor.try_hold(ONE, PAGE_0).expect("it is filled and stays");
         self.held.descriptor.pin();
@@ -1659,7 +1655,6 @@ struct Changed {
 }
 
 impl Changed {
-    /// Both words are 1, dirty, and the file has neither.
     fn dirty() -> Arc<Self> {
         let bits = quinion::internals::sync::atomic::AtomicU64::new(0);
         let stage = Self { bits, bytes: Bytes::new(), file: Mutex::new([0, 0]), tree: Mutex::new(()) };

@@ -239,7 +239,6 @@ enum Change {
     Replace,
     /// It is removed, and others are made until one has its inode.
     Reuse,
-    /// Its size alone.
     Cut,
 }
 

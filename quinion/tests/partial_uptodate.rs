@@ -333,7 +333,6 @@ impl PartViewer {
         viewer.request(Operation::Attach, [file.as_raw_fd() as u64, device, inode]).unwrap();
         Self { viewer, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
-    /// Reads `pages` pages from `page` on, and checks what comes.
     fn read(&self, owner: &OneFile, page: u64, pages: usize) -> ReadOutcome {
         let Rig { mapping, .. } = &*owner.rig;
         let file = ViewedFile {

@@ -101,7 +101,6 @@ fn shuffled_loop(first: u32, pages: u32, caches: usize) -> Vec<u32> {
     order.into_iter().cycle().take(caches * PHASE_CACHE).collect()
 }
 
-/// Hits in per cent among the last ten caches of reads of `phase`.
 fn hits_at_the_end(cache: &mut Rings, phase: &[u32]) -> usize {
     let (mut hits, last) = (0, 10 * PHASE_CACHE);
     for (at, page) in phase.iter().enumerate() {

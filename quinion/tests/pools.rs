@@ -56,7 +56,6 @@ fn stats(cache: &Cache, name: &str) -> PoolStats {
     cache.pools().into_iter().find(|stats| stats.name == name).unwrap()
 }
 
-/// Checks that all that is cached is charged, to the page, and every other invariant.
 fn check(cache: &Cache) {
     cache.check().unwrap();
     let used: u64 = cache.pools().iter().map(|pool| pool.used_pages).sum();

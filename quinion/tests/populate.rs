@@ -481,7 +481,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Gives a few bytes at a time.
 struct Slow<'b>(&'b [u8], usize);
 impl Read for Slow<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {

@@ -40,7 +40,6 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// The tasks that were woken, in turn.
 #[derive(Default)]
 struct Queue {
     woken: Mutex<Vec<usize>>,

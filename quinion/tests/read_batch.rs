@@ -214,7 +214,6 @@ fn r08_a_folio_with_the_marker_is_the_last() {
 
 // ---- what changes meanwhile -----------------------------------------------------------------------------
 
-/// Gathers 0 to 3 of four cached pages while `act` is done at `moment`.
 fn gather_while<'s>(
     stage: &'s Stage,
     moment: Moment,
@@ -542,7 +541,6 @@ proptest! {
 
 const STRESS_PAGES: u64 = 96;
 
-/// Inserts and removes folios at random, each time of a new generation, until told to stop.
 fn churn(stage: &Stage, stop: &AtomicBool) {
     let mut dice = Dice::new(11);
     let mut standing = std::collections::BTreeMap::new();

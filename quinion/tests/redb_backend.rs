@@ -47,7 +47,6 @@ impl StorageBackend for Cached {
 
 const TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("rows");
 
-/// Inserts, replaces and removes rows of many sizes, in some transactions, of which some are thrown away.
 fn work(database: &Database) {
     let mut x = 0x2545_f491_4f6c_dd1d_u64;
     for round in 0..12_u64 {

@@ -220,7 +220,7 @@ fn a_viewer_that_opens_an_attached_file_for_writing_notifies_the_owner() {
     let attach = || viewer.request(Operation::Attach, [file.as_fd().as_raw_fd() as u64, device, inode]);
 
     assert!(!viewer.has_attached_files() && !viewer.is_attached(device, inode));
-    // A process that another test starts has our writer's descriptor until it executes its program.
+    // A process that another test starts has this test's writing descriptor until it executes its program.
     let [handle, place] = std::iter::repeat_with(attach).take(100_000).find_map(Result::ok).unwrap();
     assert!(viewer.has_attached_files() && viewer.is_attached(device, inode), "there is somebody to tell");
     let validation = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();

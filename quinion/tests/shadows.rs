@@ -255,7 +255,6 @@ enum Op {
     Remove(usize, u64, u64),
 }
 
-/// Pages near the start, and some that are two levels away.
 fn pages() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 0..200u64, 1 => (0..40u64).prop_map(|page| NODE.pow(3) + 5 * page)]
 }
@@ -717,7 +716,6 @@ fn threads_that_read_forget_change_and_close_leave_the_list_whole() {
     cache.check().unwrap();
 }
 
-/// Reads at random places, near and far, by handles that are opened and closed.
 fn wander(cache: &Cache, devices: &[Arc<Device>], seed: u64) {
     let mut state = seed;
     let mut dice = move |sides: u64| {

@@ -160,7 +160,6 @@ impl Stage {
 
 // ---- the checker ----------------------------------------------------------------------------------------
 
-/// What a handle's bytes must be.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     file: u32,
@@ -202,7 +201,6 @@ impl Expected {
         }
     }
 
-    /// Where a reader may look.
     fn span(&self) -> u64 {
         self.size.unwrap_or(GROWN_MAX)
     }
@@ -218,7 +216,6 @@ impl ReadPattern {
     fn new(seed: u64) -> Self {
         Self { dice: Dice::new(seed), hot: 0 }
     }
-    /// A position and a length of a read, in a file of about `size` bytes.
     fn range(&mut self, size: u64) -> (u64, usize) {
         if self.dice.below(512) == 0 {
             self.hot = self.dice.roll();
@@ -515,7 +512,6 @@ fn race(stage: &Stage, open: &File, scanned: &AtomicU64, seed: u64) {
     stage.checked.fetch_add(checked, Ordering::Relaxed);
 }
 
-/// Goes through the file without end, so that frames are used again as fast as can be.
 fn scan(stage: &Stage, open: &File, scanned: &AtomicU64) {
     let mut buffer = vec![0; 256 << 10];
     while !stage.stopped() {
@@ -582,12 +578,10 @@ fn again(role: &str, folder: &Path) -> Command {
     command
 }
 
-/// The address of the cache for viewers, in the form `token:socket`.
 fn address(cache: &Cache, socket: &Path) -> String {
     format!("{}:{}", cache.share().token(), socket.display())
 }
 
-/// A cache's service, with a socket in that folder, and its address for viewers.
 fn serve(cache: &Cache, owner: Arc<dyn Owner>, folder: &Path) -> (Service, String) {
     let socket = folder.join("socket");
     let _ = std::fs::remove_file(&socket);
@@ -602,11 +596,10 @@ fn start_viewer(view: &str, folder: &Path, reads: u64, seed: u64) -> Child {
     command.spawn().unwrap()
 }
 
-/// Waits for a line that begins with `word`; returns the rest of it.
 fn hear(lines: &mut impl BufRead, word: &str) -> Option<String> {
     let mut line = String::new();
     while lines.read_line(&mut line).unwrap() > 0 {
-        // The test harness leaves an unfinished line of its own in front of the first of ours.
+        // The test harness leaves an unfinished line in front of the process's first one.
         if let Some((_, rest)) = line.split_once(word) {
             return Some(rest.trim().to_owned());
         }
@@ -655,7 +648,6 @@ impl Sight {
         }
     }
 
-    /// Reads with two threads and prints the counts.
     fn run(self) {
         println!("viewing ");
         let seen: Vec<ViewerTally> = thread::scope(|scope| {

@@ -33,7 +33,6 @@ fn builder() -> Builder {
     Cache::builder().memory(MEMORY)
 }
 
-/// A cache that spills into memory, which is seen from here.
 fn in_memory(mib: u64) -> (Cache, Arc<MemoryFile>) {
     let disk = Arc::new(MemoryFile::new(Vec::new()));
     let backend = Arc::clone(&disk) as Arc<dyn Backend>;

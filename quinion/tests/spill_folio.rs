@@ -77,7 +77,6 @@ impl Stage {
         stage
     }
 
-    /// Inserts the folio: data, and the only one in a ring.
     fn add(&self) {
         self.add_at(FIRST);
     }
@@ -95,7 +94,6 @@ impl Stage {
         self.arena.view().own(frame).complete(true);
     }
 
-    /// Has room made: nothing is free, and the folio is under way.
     fn send(&self) {
         assert_eq!(self.reclaim.reclaim(1, LockWait::Wait), 0);
         assert_eq!(self.spill.under_way().0, u64::from(ORDER.pages()));
@@ -112,7 +110,6 @@ impl Stage {
         stage
     }
 
-    /// The folio, grabbed: locked and held.
     fn grab<'a>(&'a self, wait_queue: &'a WaitQueue) -> Grabbed<'a> {
         let orders = Orders { min: Order(0), max: Order(9) };
         let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };

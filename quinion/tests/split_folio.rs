@@ -54,7 +54,6 @@ impl Rig {
         Self { arena, reclaim, mapping }
     }
 
-    /// Puts a folio in that is being filled.
     fn add_filling(&self, first: u64, order: u8, fate: FolioLifetime) -> Frame {
         let (frame, order) = (self.arena.alloc(Order(order)).unwrap(), Order(order));
         let run = FillRun { index: page(first), frame, pages: order.pages() };
@@ -89,7 +88,6 @@ impl Rig {
         assert!(matches!(marked, MarkOutcome::Done { .. }));
     }
 
-    /// The folio at `index`: its first page, its order.
     fn folio(&self, index: u64) -> Option<(u64, u8)> {
         let held = self.mapping.try_hold(page(index)).ok()?;
         Some((held.first().0, held.order().0))
@@ -108,7 +106,6 @@ impl Rig {
         self.arena.view().own(frame).word()
     }
 
-    /// Drops everything, and checks that every frame comes back.
     fn finish(self) {
         self.check();
         self.reclaim.remove_mapping(self.mapping.id());

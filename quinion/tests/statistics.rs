@@ -30,7 +30,6 @@ fn assert_adds_up(stats: &Stats, cached: u64) {
 
 const SIZE: u64 = 3000 * PAGE + 777;
 
-/// A device on which much goes wrong.
 fn failing(number: u64, seed: u64, completing: CompletionPoint) -> Arc<SimulatedBackend> {
     let sequence = CompletionOrder::Shuffled;
     let faults = Faults { seed, errors: 30, early_ends: 10, drops: 10, delay_max: 5, sequence, completing };
@@ -45,7 +44,6 @@ fn read_somewhere(file: &File, dice: &mut Dice, options: ReadOptions) {
     }
 }
 
-/// One of the things that can happen to a page.
 fn one_step(cache: &Cache, files: &[File], dice: &mut Dice) {
     let file = &files[dice.below(files.len() as u64) as usize];
     match dice.below(40) {

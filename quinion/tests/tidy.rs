@@ -408,7 +408,6 @@ fn check_orderings(source: &Source) -> Vec<Complaint> {
 
 // The text as text.
 
-/// Line length, tabs, trailing blanks and ASCII.
 fn check_lines(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (number, line) in source.text.lines().enumerate() {
@@ -792,7 +791,6 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the library lies in the repository").to_owned()
 }
 
-/// All files below `folder` of the repository whose name ends in one of `endings`.
 fn files(folder: &str, endings: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     let mut folders = vec![repository().join(folder)];

@@ -197,7 +197,7 @@ fn a_file_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
     (0..4).for_each(|_| ask());
     assert_eq!(owner.cache().stats().device_bytes, 0);
     drop(writer);
-    // A process that another test starts has our writer's descriptor until it executes its program.
+    // A process that another test starts has this test's writing descriptor until it executes its program.
     let copied = |_: &u32| {
         ask();
         std::thread::sleep(Duration::from_millis(1));

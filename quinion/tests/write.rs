@@ -36,13 +36,11 @@ fn writing() -> OpenOptions {
     *OpenOptions::new().write(true)
 }
 
-/// Bytes that differ from place to place, and for each `seed`.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut dice = Dice::new(seed);
     (0..len).map(|_| dice.roll() as u8).collect()
 }
 
-/// A file in memory, open for writing, and what it should hold.
 struct Pair {
     cache: Cache,
     memory: Arc<MemoryFile>,

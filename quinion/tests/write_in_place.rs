@@ -449,7 +449,6 @@ impl Storm {
         }
     }
 
-    /// One write, or a refill, of `half`; the shared page's generations are not in order.
     fn write(&self, half: u64, generation: u32, dice: &mut Dice) {
         if dice.below(8) == 0 {
             write(&self.stage, SHARED, 1, generation);
@@ -530,7 +529,6 @@ impl Storm {
     }
 }
 
-/// The pages of a range, by number, each with its part of it.
 fn pages_of(position: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     let (mut at, mut rest) = (position, bytes);
     std::iter::from_fn(move || {

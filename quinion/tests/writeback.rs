@@ -32,7 +32,6 @@ const ENOSPC: i32 = libc::ENOSPC;
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Options by which nothing is written without a request.
 fn by_hand() -> WritebackOptions {
     WritebackOptions::new().background_share(80).throttle_share(80).expire(LONG).interval(LONG).wait_max(LONG)
 }

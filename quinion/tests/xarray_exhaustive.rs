@@ -34,7 +34,6 @@ fn states(at: u64, order: u8, kinds: &[u8]) -> Vec<Vec<Piece>> {
     all
 }
 
-/// Makes the pair empty and puts the pieces in, the odd ones marked.
 fn build<const BITS: u32>(pair: &mut Pair<BITS>, pieces: &[Piece]) {
     pair.clear();
     for (n, &(at, order, what)) in pieces.iter().enumerate() {
@@ -45,7 +44,6 @@ fn build<const BITS: u32>(pair: &mut Pair<BITS>, pieces: &[Piece]) {
     }
 }
 
-/// Every place for an entry of order 0 to 3 below `end`.
 fn places(end: u64) -> impl Iterator<Item = (u64, u8)> {
     (0..4u8).flat_map(move |order| (0..end >> order).map(move |i| (i << order, order)))
 }

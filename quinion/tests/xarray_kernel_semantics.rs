@@ -72,7 +72,6 @@ fn shadow(order: u8, payload: u32) -> Entry {
 fn put<const BITS: u32>(forest: &Forest<BITS>, index: u64, order: u8, entry: Entry) {
     assert_eq!(forest.tree().store(index, order, entry, |_, _, _| {}), Stored::Done);
 }
-/// A folio of `order` at `index`, told from others by `id`.
 fn put_folio<const BITS: u32>(forest: &Forest<BITS>, index: u64, order: u8, id: u32) -> Entry {
     let entry = Entry::folio(folio(id, order));
     put(forest, index, order, entry);

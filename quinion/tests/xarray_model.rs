@@ -69,7 +69,6 @@ enum Reuse {
     AtOnce,
 }
 
-/// A folio: its descriptor, and bytes that are plain memory.
 struct Folio {
     descriptor: Descriptor,
     bytes: UnsafeCell<u64>,
@@ -105,11 +104,9 @@ impl<const BITS: u32> Tree<BITS> {
     fn writer(&self) -> XArray<'_, Self, BITS> {
         XArray::new(self, &self.root)
     }
-    /// Sets up a folio that will stand at `index`.
     fn prepare(&self, index: u64, order: u8, folio: u32) {
         self.folios[folio as usize].descriptor.prepare(FILE, PageIndex(index), Order(order), false);
     }
-    /// Fills a folio: its bytes are the first index it covers.
     fn fill(&self, folio: u32) {
         let Folio { descriptor, bytes } = &self.folios[folio as usize];
         let content = descriptor.index().0;
@@ -122,7 +119,6 @@ impl<const BITS: u32> Tree<BITS> {
         self.writer().insert(index, order, folio);
         self.fill(folio);
     }
-    /// Folios `1..` of these orders go in side by side, by one call.
     fn insert_range(&self, index: u64, orders: &[u8]) {
         let mut at = index;
         for (folio, &order) in (1..).zip(orders) {
@@ -136,7 +132,6 @@ impl<const BITS: u32> Tree<BITS> {
     fn put_shadow(&self, order: u8) {
         self.writer().store(0, order, Entry::value(Value::shadow(order, SHADOW)), |_, _, _| {});
     }
-    /// Takes a folio out of the index and leaves nothing, if it is not held.
     fn remove(&self, index: u64, folio: u32) -> bool {
         let is_ours = self.folios[folio as usize].descriptor.try_retire().is_some();
         if is_ours {

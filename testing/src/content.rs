@@ -133,7 +133,6 @@ fn told_generation(part: &[u8], file: u32, position: u64) -> Option<u32> {
 struct Place {
     file: u32,
     page: u64,
-    /// The line's first byte in its page.
     offset: u32,
 }
 

@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use crate::step::{Action, Failure, Step};
 use crate::tools::{cargo, repository, rustc_line};
 
-/// A library whose interface is recorded: its package, crate, folder, and features.
 struct Library {
     package: &'static str,
     name: &'static str,
@@ -54,7 +53,6 @@ pub fn step() -> Step {
     }
 }
 
-/// Writes the records anew.
 pub fn record() -> Result<(), Failure> {
     for library in &LIBRARIES {
         let (text, file) = (library.interface()?, library.record());
@@ -105,7 +103,6 @@ impl Library {
         repository().join(self.folder).join("public-api.txt")
     }
 
-    /// The interface as lines, below the compiler's name.
     fn interface(&self) -> Result<String, Failure> {
         let root = repository().join(FOLDER).join("doc").join(self.name);
         // Else pages of what is no longer public would be read, too.

@@ -36,7 +36,6 @@ pub fn run(words: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// The benchmark, and the programs beside it, as releases.
 pub fn build() -> Command {
     let mut build = cargo("build --release -p quinion-cli -p quinion-bench");
     let version = rustc_line("--version", "rustc ").unwrap_or_default();

@@ -91,7 +91,6 @@ pub fn step() -> Step {
     step(Action::Skip(format!("counts were recorded with {recorded}, and this is {ours}")))
 }
 
-/// Counts, and writes the file anew.
 pub fn record() -> Result<(), Failure> {
     let record = counted()?;
     fs::write(file(), record.shown())
@@ -151,7 +150,6 @@ fn recorded() -> Result<Record, Failure> {
     Record::parse(&text)
 }
 
-/// Builds the command as users do, and lets it count.
 fn counted() -> Result<Record, Failure> {
     let mut command: Command = cargo("run --quiet --release -p quinion-bench -- --count");
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();

@@ -142,12 +142,10 @@ fn build_programs() -> Result<(), Failure> {
     execute(sqlite.arg(target_folder().join("sqlite")))
 }
 
-/// The folder of libraries below `usr/lib`, by the machine's triple.
 fn libraries() -> String {
     format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH)
 }
 
-/// Puts every file where its package has it.
 fn lay_out(folder: &Path) -> Result<(), Failure> {
     let of = |package: &str, place: &str| folder.join(package).join(place);
     let release = |name: &str| target_folder().join("release").join(name);
@@ -191,7 +189,6 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
 }
 
 impl Package {
-    /// The package of what was laid out.
     fn build(&self, folder: &Path) -> Result<PathBuf, Failure> {
         let tree = folder.join(self.name);
         let docs = tree.join("usr/share/doc").join(self.name);
@@ -256,7 +253,6 @@ fn copyright() -> String {
     )
 }
 
-/// Uses what the packages have installed, below `root`.
 fn try_out(root: &Path) -> Result<(), Failure> {
     let lib = root.join(libraries());
     let program = |name: &str| Command::new(root.join("usr/bin").join(name));

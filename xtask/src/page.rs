@@ -97,7 +97,6 @@ fn seen(scheme: u32) -> Result<Vec<FrameView>, Failure> {
     Err(Failure::new(format!("chromium saw {} frames of {}: {printed}\n{told}", frames.len(), WIDTHS.len())))
 }
 
-/// A line that `look.html` has written.
 fn parsed(line: &str) -> Option<FrameView> {
     let line = line.trim_start_matches("<pre>");
     let words: Vec<&str> = line.strip_prefix("SEEN ")?.split_whitespace().collect();
@@ -111,7 +110,6 @@ fn parsed(line: &str) -> Option<FrameView> {
     })
 }
 
-/// What is wrong with the views on a light and on a dark screen.
 fn complaint(light: &[FrameView], dark: &[FrameView]) -> Option<String> {
     for ((seen, width), on_dark) in light.iter().zip(WIDTHS).zip(dark) {
         if seen.width > width {

@@ -168,7 +168,6 @@ pub fn nightly() -> Vec<Step> {
     ]
 }
 
-/// Installs the system packages the tests use.
 pub fn setup() -> Result<(), Failure> {
     let status = Command::new(repository().join("scripts/setup")).status();
     match status {

@@ -104,7 +104,6 @@ fn pip(python: &Path) -> Command {
     command
 }
 
-/// The one wheel that was built.
 fn wheel(folder: &Path) -> Result<PathBuf, Failure> {
     let files = fs::read_dir(folder).map_err(|error| Failure::of(folder, &error))?;
     let mut wheels =

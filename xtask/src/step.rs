@@ -73,7 +73,6 @@ impl Failure {
         Self(message.into())
     }
 
-    /// What went wrong with a file or folder.
     pub fn of(path: &Path, error: &std::io::Error) -> Self {
         Self(format!("{}: {error}", path.display()))
     }

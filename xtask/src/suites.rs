@@ -240,7 +240,6 @@ fn explained(suite: &str, case: &str, test: &str) -> Option<&'static str> {
     EXPLAINED.iter().find(is).map(|(_, _, _, why)| *why)
 }
 
-/// The tests that ended otherwise, or are there one way only.
 fn differing(alone: &Results, with: &Results) -> BTreeSet<String> {
     let names: BTreeSet<&String> = alone.keys().chain(with.keys()).collect();
     names.into_iter().filter(|name| alone.get(*name) != with.get(*name)).cloned().collect()
@@ -376,7 +375,6 @@ fn ltp_count(line: &str) -> Option<(&str, &str)> {
         .then_some((name, number))
 }
 
-/// The bytes that a report says were served.
 fn served(report: &str) -> Option<u64> {
     let bytes = report.split_once("\"served\":{")?.1.split_once("\"bytes\":")?.1;
     bytes[..bytes.find(|c: char| !c.is_ascii_digit())?].parse().ok()

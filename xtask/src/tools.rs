@@ -28,7 +28,6 @@ pub fn with(name: &str, value: &str, mut command: Command) -> Command {
     command
 }
 
-/// `cargo` with `flags` for the compiler, after those of the environment.
 pub fn flagged(flags: &str, arguments: &str) -> Command {
     let outer = env::var("RUSTFLAGS").unwrap_or_default();
     with("RUSTFLAGS", format!("{outer} {flags}").trim(), cargo(arguments))
@@ -46,7 +45,6 @@ pub fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
     output.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned)
 }
 
-/// The output of a command that succeeds.
 pub fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
     let output =
         command.output().map_err(|error| Failure::new(format!("{command:?} cannot be run: {error}")))?;

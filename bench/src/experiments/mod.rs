@@ -131,7 +131,6 @@ pub const ABOUT: [ExperimentDescription; 17] = [
     },
 ];
 
-/// The workers' jobs.
 pub const JOBS: [Job; 7] = [
     (hit::JOB, hit::work),
     (disk::MAKE, disk::make),
@@ -175,7 +174,6 @@ impl Options {
     }
 }
 
-/// All experiments, in the order of [`ABOUT`].
 pub fn all(options: &Options) -> Vec<Experiment> {
     let Options { db_bench: readseq_options, ratio: ratio_options, programs: programs_options } =
         options.clone();

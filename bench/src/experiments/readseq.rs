@@ -271,7 +271,6 @@ impl Databases {
         Ok(bytes(&self.files)? * 9 / 8 + (128 << 20))
     }
 
-    /// `quinion run` with memory for all of the databases.
     fn run(&self, words: &[String]) -> Result<Command, Unmeasured> {
         let mut command = Command::new(quinion()?);
         command.args(["run", "--attach", "at-once", "--report", "none", "--memory"]);
@@ -290,7 +289,6 @@ impl Databases {
         self.cold_by(self.run(&self.words(readers))?)
     }
 
-    /// `quinion run` with `memory` bytes, by a cache that inserts by `insertion` in folios of `orders`.
     fn tuned(&self, insertion: &str, orders: &str, memory: u64) -> Result<Command, Unmeasured> {
         let program = self.words(Readers::AS_SAID).into_iter().map(OsString::from).collect();
         let run = TunedRun { choices: format!("{insertion},{orders}"), memory, program };
@@ -409,7 +407,6 @@ fn measure(command: Command, before: fn(&str) -> Option<f64>) -> Result<Measured
     Ok(Measured { said, cpu_seconds: cpu_seconds - before, memory_bytes, device_bytes })
 }
 
-/// CPU seconds of the owner and of the first reading, as [`TWICE`] prints them.
 fn first_reading(text: &str) -> Option<f64> {
     let mut lines = text.lines();
     let ticks: Vec<f64> =

@@ -29,7 +29,6 @@ const METRICS: [Metric; 3] = [
 const SINGLE: &str = "single walk";
 const NAIVE: &str = "three walks";
 
-/// Folios of orders 0 and 4 into shadows that are as large, and larger ones.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let (shadows, rounds) = (settings.pick(1 << 10, 8 << 10), settings.pick(2, 4));
     let case = |(folio, shadow)| {

@@ -34,7 +34,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::Unmeasured;
 
 const PREFIX: &str = "quinion-bench-";
-/// A file that every control group has.
 pub const GROUP_FILE: &str = "cgroup.procs";
 /// What the sweeper reads before the pipe ends, if no measured program runs any more.
 const ORDERLY: &[u8] = b"done";

@@ -28,7 +28,6 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// The trace and its size in per cent, if the case is a trace at a size.
     pub fn place(&self) -> Option<(&'a str, f64)> {
         let (trace, size) = self.case.rsplit_once(AT)?;
         Some((trace, size.strip_suffix(" %")?.parse().ok()?))

@@ -34,7 +34,6 @@ fn available(text: &str) -> Option<u64> {
     Some(kib.trim().parse::<u64>().ok()? << 10)
 }
 
-/// The machine, the file system of the scratch folder, and what kind of run it is, as lines for people.
 pub fn described(settings: &Settings) -> String {
     let folder = settings.folder.as_path();
     let mut machine = Report::new();
@@ -75,7 +74,6 @@ fn date() -> Option<String> {
     Some(date_after(now.as_secs()))
 }
 
-/// The date and time `seconds` after the beginning of 1970, in UTC.
 fn date_after(seconds: u64) -> String {
     let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
     let mut year = 1970;

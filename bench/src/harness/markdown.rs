@@ -14,7 +14,6 @@ use super::recorded::RecordedRow;
 const HEAD: &str =
     "| case | what | ours | peer | at least | ratio [quartiles] |\n|---|---|---|---|---|---|\n";
 
-/// The text of `bench/recorded/TABLES.md`.
 pub fn file(rows: &[RecordedRow]) -> String {
     format!(
         "# All rows of the recorded run\n\n\
@@ -24,7 +23,6 @@ pub fn file(rows: &[RecordedRow]) -> String {
     )
 }
 
-/// The tables, each below the name of its experiment.
 pub fn tables(rows: &[RecordedRow]) -> String {
     let (mut text, mut last) = (String::new(), "");
     for row in rows {

@@ -82,7 +82,6 @@ pub struct Settings {
 pub enum Repeat {
     /// So often; less often where a repetition takes minutes.
     Usual(usize),
-    /// As often as the command line says.
     Fixed(usize),
 }
 
@@ -124,7 +123,6 @@ impl From<std::io::Error> for Unmeasured {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheStart {
-    /// The result does not depend on it.
     Anyhow,
     /// Nothing of its files is cached, at least in some cases.
     Cold,
@@ -243,7 +241,7 @@ struct Comparison {
     peer: Option<&'static str>,
     standing: PeerKind,
     goal: Option<f64>,
-    /// The most by which ours may be less than the peer's.
+    /// The most by which Quinion's may be less than the peer's.
     behind_max: Option<f64>,
 }
 
@@ -325,8 +323,8 @@ impl Case {
         self.row(metric, ours, Some(peer), PeerKind::Peer, goal)
     }
 
-    /// A row in which ours, a gain, may be at most `behind_max` of its unit behind `peer`. The goal that the row shows
-    /// is the ratio that this amounts to.
+    /// A row in which Quinion's, a gain, may be at most `behind_max` of its unit behind `peer`. The goal that the row
+    /// shows is the ratio that this amounts to.
     pub fn within(
         self,
         metric: &'static str,
@@ -408,7 +406,6 @@ impl Case {
     }
 }
 
-/// Why an alternative could not be measured, or not in all repetitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingRuns {
     pub of: &'static str,
@@ -465,7 +462,6 @@ impl MeasuredRuns {
         self.alternative.name == ours || Some(self.alternative.name) == peer
     }
 
-    /// Why it could not be measured, if so.
     fn excuse(&self) -> Option<MissingRuns> {
         let why = self.whys.last()?.clone();
         let (missed, repetitions) = (self.whys.len(), self.values.len());
@@ -560,7 +556,7 @@ impl Comparison {
     }
 }
 
-/// How much better ours was than the peer in each repetition that has both values; above 1 if it was better.
+/// How much better Quinion was than the peer in each repetition that has both values; above 1 if it was better.
 fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Vec<f64> {
     let both = ours.iter().zip(peer).filter(|(ours, peer)| !ours.is_nan() && !peer.is_nan());
     both.map(|(ours, peer)| ratio(better, *ours, *peer)).collect()

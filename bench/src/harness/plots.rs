@@ -13,7 +13,6 @@ use super::charts::{Chart, Curve, Kind, Scale};
 use super::hit_ratios::{AT, NAME as RATIO, OPTIMUM, OURS};
 use super::recorded::{RecordedRow, RecordedRun};
 
-/// The name of each file, and what it shows.
 pub fn plots(run: &RecordedRun) -> Vec<(&'static str, Chart)> {
     let named = [
         ("latency.svg", latency(&run.rows)),

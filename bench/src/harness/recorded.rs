@@ -26,9 +26,7 @@ pub struct RecordedRow {
     pub case: String,
     pub metric: String,
     pub unit: String,
-    /// Quinion's median.
     pub quinion: Option<f64>,
-    /// The peer's median.
     pub peer: Option<f64>,
     pub peer_name: Option<String>,
     /// Above 1: Quinion is better.
@@ -76,7 +74,6 @@ impl From<&Row> for RecordedRow {
     }
 }
 
-/// How a repetition went, interval by interval.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RecordedSeries {
     pub case: String,

@@ -59,12 +59,10 @@ pub struct Row {
     pub case: String,
     pub metric: &'static str,
     pub unit: &'static str,
-    /// Quinion's median.
     pub quinion: Option<f64>,
     /// Its quartiles. Not in the lines, nor in the table: they tell those of the ratio.
     pub quinion_spread: Option<[f64; 2]>,
     pub quinion_runs: Vec<f64>,
-    /// The peer's median.
     pub peer: Option<f64>,
     /// Its quartiles, as above.
     pub peer_spread: Option<[f64; 2]>,
@@ -120,7 +118,6 @@ impl Row {
         line.printed(Form::Json)
     }
 
-    /// How its last repetition went as a line of JSON, if it tells.
     pub fn series_json(&self) -> Option<String> {
         let Series { unit, seconds, values } = self.series.as_ref()?;
         let text = |text: &str| Value::Text(text.to_owned());
@@ -180,7 +177,6 @@ impl Row {
 pub const NOT_STEADY: &str = "not steady";
 const HEADINGS: [&str; 7] = ["case", "metric", "quinion", "peer", "ratio [quartiles]", "goal", ""];
 
-/// The rows of one experiment as a table for people, with a heading.
 pub fn table(question: &str, rows: &[Row]) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let lines: Vec<[String; 7]> = std::iter::once(headings).chain(rows.iter().map(Row::cells)).collect();

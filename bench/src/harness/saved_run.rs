@@ -50,7 +50,6 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Adds the results of an experiment.
     pub fn add(&mut self, section: Section) {
         self.sections.push(section);
     }

@@ -32,7 +32,6 @@ pub fn percentile(numbers: &[f64], share: f64) -> f64 {
     if sorted.is_empty() { f64::NAN } else { interpolated(&sorted, share) }
 }
 
-/// What lies `share` of the way through `sorted`.
 fn interpolated(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
     let (below, above) = (place.floor() as usize, place.ceil() as usize);

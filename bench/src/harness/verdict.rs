@@ -24,7 +24,6 @@ use super::statistics::Quartiles;
 /// The largest repetition of a steady row over the smallest, at most.
 pub const SWING_MAX: f64 = 2.0;
 
-/// By which number of its repetitions a side is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Estimator {
     Median,
@@ -40,7 +39,6 @@ impl Estimator {
         }
     }
 
-    /// The number that stands for a side's repetitions.
     pub fn number(self, of: Quartiles, better: Better) -> f64 {
         match (self, better) {
             (Self::Median, _) => of.median,
@@ -50,7 +48,6 @@ impl Estimator {
     }
 }
 
-/// Whether repetitions lie so close that a number can stand for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Steadiness {
     Steady,

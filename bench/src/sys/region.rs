@@ -18,7 +18,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::HUGE_BYTES;
 
-/// The page size that is requested for anonymous memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageKind {
     Small,

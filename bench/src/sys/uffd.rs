@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use super::region::Region;
 
-/// Which absent pages cause a fault message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absent {
     /// Pages that do not exist yet.
@@ -198,7 +197,6 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::os::unix::fs::FileExt;
 
-    /// The faults of a region, if this user may handle them.
     fn uffd(region: &Region, absent: Absent) -> Option<Uffd> {
         match Uffd::of(region, absent) {
             Ok(uffd) => Some(uffd),

@@ -45,7 +45,6 @@ pub struct Viewed {
 }
 
 impl Viewed {
-    /// Attaches to the file at `path` in the cache at `place`.
     pub fn attach(place: &str, path: &Path) -> io::Result<Self> {
         let known = place.split_once(':').and_then(|(token, socket)| Some((token.parse().ok()?, socket)));
         let Some((token, socket)) = known else {
@@ -64,7 +63,6 @@ impl Viewed {
         Ok(Self { viewer, handle, cell, id, marker_reported, touched, _file: file })
     }
 
-    /// Reads the bytes at `position` into `buffer`.
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         let Self { handle, cell, id, ref marker_reported, ref touched, .. } = *self;

@@ -100,7 +100,6 @@ unsafe fn wanted<'a>(reads: &[qn_read]) -> Result<Vec<BatchRequest<'a>>> {
     wanted.collect()
 }
 
-/// Checks that no byte is in two buffers.
 fn check_apart(reads: &[qn_read]) -> Result<()> {
     let range = |read: &qn_read| (read.buffer.addr(), read.buffer.addr().saturating_add(read.length));
     let is_apart = |pair: &[(usize, usize)]| pair[0].1 <= pair[1].0;

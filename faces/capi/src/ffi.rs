@@ -104,7 +104,6 @@ impl Answer for i64 {
     }
 }
 
-/// Runs the body of a C function, and turns each outcome into a number.
 #[inline(always)]
 pub(crate) fn ffi_call<A: Answer>(call: impl FnOnce() -> Result<A>) -> A {
     match catch_unwind(AssertUnwindSafe(call)) {

@@ -344,7 +344,6 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
     }
 }
 
-/// A cache of `memory`, or of the library's default.
 fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
     build(builder(memory)?)
 }

@@ -78,7 +78,6 @@ fn with_urls_in_zsh(script: &str) -> String {
     format!("{}\n\n{}{}", lines[0], ZSH_URLS.replace("SCHEMES", SCHEMES), lines[1..].join("\n"))
 }
 
-/// Schemes that are offered: one for each kind of store.
 const SCHEMES: &str = "s3:// gs:// az:// http:// https://";
 
 /// A word that begins like a scheme may be one, or a file. Bash cuts words at colons, so nothing is offered behind one.

@@ -48,7 +48,6 @@ fn failed(program: &str, package: &str, error: &std::io::Error) -> ExitCode {
     complain(&why)
 }
 
-/// Replaces this process by the program, with the verb's arguments behind `first`.
 pub fn become_program(program: &str, package: &str, first: &[&str], arguments: &Arguments) -> ExitCode {
     let error = Command::new(found(program)).args(first).args(&arguments.words).exec();
     failed(program, package, &error)
@@ -67,12 +66,9 @@ pub struct AskedServer {
     freshness: Option<OsString>,
 }
 
-/// The work of `quinion-object` on URLs.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectVerb<'a> {
-    /// Its verb, and the verb's options.
     pub words: &'a [&'a str],
-    /// The server that is asked, if it is not the store.
     pub server: &'a AskedServer,
     /// Memory of the cache by which it reads without a server, in bytes, if given.
     pub memory: Option<u64>,

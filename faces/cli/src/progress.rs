@@ -8,7 +8,6 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Where a bar is drawn, if it is seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BarPlace {
     /// A terminal shows standard error and nothing else of this process.
@@ -33,7 +32,6 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar for `bytes` bytes of `path`, hidden if `place` says so.
     pub fn new(place: BarPlace, path: &Path, bytes: u64) -> Self {
         let target = match place {
             BarPlace::Terminal => ProgressDrawTarget::stderr(),

@@ -93,7 +93,6 @@ impl Report {
         printed
     }
 
-    /// Columns that the labels need, those of groups included.
     fn label_width(&self, indent: usize) -> usize {
         let width = |line: &Line| match &line.value {
             Value::Group(group) => group.label_width(indent + INDENT),
@@ -163,7 +162,6 @@ fn groups(values: &[Value]) -> impl Iterator<Item = &Report> {
     })
 }
 
-/// A value as people read it.
 struct Shown<'a>(&'a Value);
 
 impl fmt::Display for Shown<'_> {

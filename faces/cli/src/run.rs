@@ -319,7 +319,6 @@ pub fn look_first(options: &RunOptions) -> Result<(), RunEnd> {
 }
 
 enum ProgramEnd {
-    /// It was started, and ended.
     ToItsEnd(RunEnd, Kind),
     Not(RunEnd),
 }
@@ -417,7 +416,6 @@ impl CacheLocation {
         message.bytes("socket", self.socket.as_os_str().as_bytes())
     }
 
-    /// The location in the owner's message, for programs that load `object`.
     fn of(message: &Message, object: &Path) -> Option<Self> {
         let process = u32::try_from(message.number_of("process")?).ok()?;
         let socket = OsString::from_vec(message.bytes_of("socket")?);
@@ -512,7 +510,6 @@ impl Session {
         self.service.queues()
     }
 
-    /// Keeps a plan for programs that ask for it by its number.
     fn add_plan(&self, plan: &[u8]) -> io::Result<u32> {
         Ok(self.service.add_plan(sealed_file("quinion-plan", plan)?))
     }

@@ -108,7 +108,6 @@ impl Size {
     }
 }
 
-/// Bytes of a unit of memory; "" is the unit of plain bytes.
 fn unit_bytes(unit: &str) -> Option<u64> {
     match unit.to_ascii_lowercase().as_str() {
         "" | "b" => Some(1),

@@ -99,7 +99,6 @@ fn pages(bytes: u64) -> u64 {
     bytes.div_ceil(4096)
 }
 
-/// What makes it this file.
 fn identity(metadata: &fs::Metadata) -> Report {
     let device = format!("{}:{}", rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
     let mut report = Report::new();
@@ -110,7 +109,6 @@ fn identity(metadata: &fs::Metadata) -> Report {
     report
 }
 
-/// A time in UTC, with all the digits that make it an identity.
 fn time(time: io::Result<std::time::SystemTime>) -> Value {
     let since = time.ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(Value::Unknown, |since| {

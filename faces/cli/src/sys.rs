@@ -1,7 +1,7 @@
 //! Sys: how much of a file the kernel has in its page cache, and what this kernel allows.
 //!
 //! ```text
-//!   ending     a signal to end, as a descriptor      probes   what this kernel lets us do, by trying it
+//!   ending     a signal to end, as a descriptor      probes   what this kernel allows, by trying it
 //! ```
 //!
 //! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is missing or forbidden, `mincore` is
@@ -92,7 +92,6 @@ fn mincore(file: &File, bytes: u64) -> io::Result<Residency> {
     Ok(Residency { pages, dirty_pages: None, method: "mincore" })
 }
 
-/// Resident pages of a piece of at least one byte at `start`.
 fn mincore_piece(file: &File, start: u64, bytes: u64) -> io::Result<u64> {
     let len = bytes as usize;
     let mut states = vec![0_u8; bytes.div_ceil(PAGE_BYTES) as usize];

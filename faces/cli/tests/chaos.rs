@@ -41,7 +41,6 @@ const OPERATIONS: &str = "3000";
 const PHASE_MILLISECONDS: u64 = 1500;
 /// How much longer than without the cache a round may take. Any round that takes this long hangs.
 const HANGS: Duration = Duration::from_secs(90);
-/// Failures after which the test stops.
 const FAILURES_MAX: usize = 12;
 
 /// Rounds run one at a time: two at once would slow each other, and they share the time limit.
@@ -82,7 +81,6 @@ fn signal(process: i32, signal: i32) {
     unsafe { libc::kill(process, signal) };
 }
 
-/// Programs in a process group of their own, and all of their output.
 struct Started {
     child: Child,
     output: Receiver<String>,
@@ -136,7 +134,6 @@ impl Drop for Started {
     }
 }
 
-/// The mode of a round: how its programs are run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
     /// Without the cache, to test the harness.
@@ -145,7 +142,6 @@ enum Mode {
     AtOnce,
 }
 
-/// What happens to the owner of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     /// Nothing: its report is written afterwards.
@@ -216,7 +212,6 @@ impl Round {
         words.map(str::to_owned).into_iter().chain(numbers.map(|number| number.to_string())).collect()
     }
 
-    /// Owners of this round's folder, reachable or not.
     fn owners(&self, first: &[i32]) -> Vec<i32> {
         if self.life == Life::Own {
             return first.to_vec();
@@ -292,7 +287,6 @@ impl Round {
         if self.kind == "twin" { self.go_twin() } else { self.go_shared() }
     }
 
-    /// Bytes that were served, as far as there is a report.
     fn served(&self) -> u64 {
         let calm = self.life == Life::Calm && self.mode != Mode::Alone && self.report().exists();
         if calm { disk::Report::read(&self.report()).served() } else { 0 }

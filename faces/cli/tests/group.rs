@@ -11,7 +11,6 @@ mod disk;
 use disk::{plain, quinion, scratch};
 
 const MIB: usize = 1 << 20;
-/// The memory limit of the group.
 const LIMIT: usize = 300 * MIB;
 
 struct Group(PathBuf);

@@ -78,7 +78,6 @@ fn cached(file: &File) -> Vec<Range<u64>> {
     there.map(|range| range.bytes.start / PAGE..range.bytes.end.div_ceil(PAGE)).collect()
 }
 
-/// Waits until the cache has exactly the pages `expected` of `file`; fails with those it has after a minute.
 #[track_caller]
 fn wait_until_cached(what: &str, file: &File, expected: &[Range<u64>]) {
     let began = Instant::now();

@@ -33,7 +33,6 @@ enum Turn {
     Alone(RwLockWriteGuard<'static, ()>),
 }
 
-/// A user's folder of kept caches, and a folder for files.
 struct Home {
     runtime: TempDir,
     files: TempDir,
@@ -103,7 +102,6 @@ impl Home {
         report
     }
 
-    /// The owners of this folder's caches, reachable or not.
     fn owners(&self) -> Vec<u32> {
         let folder = self.runtime.path().join("quinion");
         let is_owner = |words: &[u8]| {
@@ -190,7 +188,6 @@ for line in sys.stdin:
     print(h.hexdigest(), flush=True)
 ";
 
-/// A run whose program waits for commands.
 struct Waiting {
     run: Ended,
     input: Option<std::process::ChildStdin>,
@@ -220,7 +217,6 @@ impl Waiting {
         writeln!(self.input.as_mut().expect("it was not ended"), "go").expect("it listens");
         self.line()
     }
-    /// Closes the program's input, which ends it.
     fn end(&mut self) -> std::process::ExitStatus {
         self.input = None;
         self.run.wait()

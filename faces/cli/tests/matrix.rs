@@ -199,7 +199,7 @@ fn sqlite3() {
 
 // ---- programs that are left to the kernel, in part or whole ---------------------------------------------------------
 
-/// It opens its file as descriptor 0, where C library streams might read without us.
+/// It opens its file as descriptor 0, where C library streams might read unseen.
 #[test]
 fn dd() {
     same(&["dd", "if=binary", "bs=64k", "status=none"]);

@@ -14,7 +14,6 @@ use std::process::Output;
 mod disk;
 use disk::{Report, plain, program, quinion, scratch};
 
-/// The program and a file for it, in a folder.
 struct Stage(tempfile::TempDir);
 
 impl Stage {

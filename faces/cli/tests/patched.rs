@@ -94,7 +94,6 @@ fn output(words: &[&str], file: &Path, session: Option<&Session>, preload: Optio
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs `words` with a cache and without, each with a file of its own. Returns the viewers' totals.
 fn same(words: &[&str], plan: Option<&Plan>, preload: Option<&str>) -> ViewerTotals {
     let (_one, without) = file();
     let expected = output(words, &without, None, None);

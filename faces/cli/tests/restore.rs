@@ -64,7 +64,6 @@ impl Stage {
     fn serve(&self, words: &[&str]) -> Served {
         Served::start(self.command(words))
     }
-    /// A command that fails to start.
     fn fails(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
@@ -134,7 +133,6 @@ impl Served {
     fn go_on(&self) {
         self.signal(libc::SIGCONT);
     }
-    /// Ends it by a signal; returns its exit code and its last report.
     fn stop(mut self, signal: i32) -> (Option<i32>, String) {
         self.signal(signal);
         let mut report = String::new();

@@ -110,7 +110,6 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// A snapshot with an order for its guest.
     fn ordered(&self, name: &str, order: Order) -> Snapshot {
         self.base.ordered(self.folder.path(), name, order)
     }

@@ -155,7 +155,6 @@ enum Way {
     Patched,
 }
 
-/// A session whose programs' calls are intercepted that way.
 fn session(owner_kind: OwnerKind, way: Way) -> Session {
     static PLAN: OnceLock<Plan> = OnceLock::new();
     let mut session = Session::start(owner(owner_kind)).unwrap();

@@ -155,7 +155,6 @@ fn a_program_that_cannot_be_started() {
     assert_eq!(quinion(&[]).output().unwrap().status.code(), Some(125));
 }
 
-/// A pipe without a reader.
 fn pipe_without_reader() -> std::io::PipeWriter {
     std::io::pipe().unwrap().1
 }
@@ -304,7 +303,6 @@ fn ignored_signals_stay_ignored() {
     }
 }
 
-/// Runs the program in a shell whose `redirection` sets its standard streams.
 fn with_streams(redirection: &str, words: &[&str]) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("QUINION_TEST_RUN=1 \"$0\" \"$@\" {redirection}")]);
@@ -439,7 +437,6 @@ fn programs_everybody_has_print_the_same() {
     }
 }
 
-/// Replaces F and D in the script by the names of the file and of the database.
 fn with_names(script: &str, file: &Path, database: &Path) -> String {
     let (file, database) = (file.display().to_string(), database.display().to_string());
     let word = |word: &str| match word {
@@ -673,7 +670,6 @@ fn a_program_finishes_beside_a_stopped_owner() {
     assert!(child.wait().unwrap().success());
 }
 
-/// The dynamic symbols of the object that `nm` prints, sorted.
 fn names_in_object(which: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("preload.so");

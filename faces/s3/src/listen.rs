@@ -66,7 +66,6 @@ impl Listening {
         self.listener.local_addr()
     }
 
-    /// Answers until `end`.
     pub async fn serve(self, service: S3Service, end: impl Future<Output = ()>) {
         let Self { listener, bounds } = self;
         let service = Arc::new(service);

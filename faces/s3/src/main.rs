@@ -193,7 +193,6 @@ fn keys_of(arguments: &Arguments) -> Result<Keys, String> {
     }
 }
 
-/// The buckets, with the cache by which they are read.
 fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
     let config = arguments.config.as_deref().map_or(Ok(Config::default()), Config::read)?;
     let given =
@@ -236,7 +235,6 @@ fn cache(memory: Option<Bytes>, disk: Option<Disk>) -> Result<quinion::Cache, St
     builder.build().map_err(|error| error.to_string())
 }
 
-/// What has the cached bytes.
 enum ReadBy {
     Cache(quinion::Cache),
     Server(Client),

@@ -31,7 +31,6 @@ impl Fault {
     }
 }
 
-/// A checksum that comes behind a body.
 #[derive(Debug)]
 pub struct Trailer {
     name: String,
@@ -119,7 +118,6 @@ fn error_of(error: &(dyn std::error::Error + 'static)) -> S3Error {
     s3_error!(IncompleteBody, "The body did not come as it was announced.")
 }
 
-/// The pieces of `body`. If one is an error, `fault` says why.
 pub fn checked(
     body: Body,
     trailer: Option<Trailer>,

@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //!  1. No header of the endpoint's own request, and no text of an error of the store's, reaches a client: of an error
-//!     it is told the code, the status, and words of ours.
+//!     it is told the code, the status, and words of the endpoint's.
 //!  2. The store is asked for that very key: one whose segments a URL would fold (`.`, `..`) is refused.
 
 use std::fmt;
@@ -52,7 +52,6 @@ pub fn http_client(pem: Option<&[u8]>) -> Result<reqwest::Client, String> {
     builder.connect_timeout(CONNECT_MAX).read_timeout(SILENCE_MAX).build().map_err(failed)
 }
 
-/// A bucket at its store.
 pub struct Upstream {
     /// Its address, without a slash at the end.
     base: String,
@@ -124,7 +123,6 @@ pub fn open(
     Ok(Opened { name: name.to_owned(), upstream, store: own, store_name })
 }
 
-/// What a store is asked.
 pub struct Request<'r> {
     pub method: Method,
     /// The object; `None` asks for the bucket.
@@ -296,7 +294,6 @@ fn without_chunks(headers: &mut HeaderMap) {
     }
 }
 
-/// A digest in hexadecimal digits.
 fn digest_of(text: &[u8]) -> Option<[u8; 32]> {
     let text = std::str::from_utf8(text).ok().filter(|text| text.len() == 64)?;
     let mut digest = [0; 32];

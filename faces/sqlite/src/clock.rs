@@ -26,7 +26,7 @@ use crate::place::Times;
 /// How old a change must be, in nanoseconds, before a later one is sure to have another time.
 const SETTLING: i64 = 100_000_000;
 
-/// The time of day, and how often it was set back while we looked.
+/// The time of day, and how often it was set back between two looks.
 #[derive(Debug)]
 pub struct Clock(Mutex<Setbacks>);
 

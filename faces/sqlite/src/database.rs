@@ -5,7 +5,7 @@
 //!   begin(stamp)          a transaction's first read       pages to read from, if they are what the stamp says
 //!   begin_writes(stamp)   the right to write was taken     the same, and from now on no stamp is compared
 //!   written(range)        bytes were written to the file   they are not cached any more
-//!   end_writes(stamp)     before the right is given back   the stamp that our own writes have led to
+//!   end_writes(stamp)     before the right is given back   the stamp that this process's writes have led to
 //! ```
 //!
 //! Pages are in a *generation*: a file of the cache that no other generation shares. If a stamp differs from the last
@@ -58,7 +58,6 @@ impl Generation {
         &self.file
     }
 
-    /// Whether `len` bytes at `position` are one page.
     pub fn is_page(&self, position: u64, len: usize) -> bool {
         len == self.page_bytes as usize
             && position.is_multiple_of(u64::from(self.page_bytes))
@@ -91,9 +90,7 @@ pub struct Database {
     /// None if the system refuses one.
     cache: Option<Cache>,
     now: Mutex<Now>,
-    /// Reads that the cache answered, and others.
     pub served: AtomicU64,
-    /// See `served`.
     pub direct: AtomicU64,
     /// Of those that were served, how many were read from the file.
     fills: Arc<AtomicU64>,

@@ -33,7 +33,6 @@ pub fn text_of_sqlite(text: &str) -> *mut c_char {
     }
 }
 
-/// Writes to SQLite's error log.
 pub fn log(code: c_int, text: &str) {
     let text = text.replace('\0', "?") + "\0";
     // SAFETY: a format, and the text for it.

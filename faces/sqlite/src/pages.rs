@@ -51,7 +51,6 @@ pub struct PageSource {
 }
 
 impl PageSource {
-    /// One that is equal to no other of this process.
     pub fn new(fills: Arc<AtomicU64>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

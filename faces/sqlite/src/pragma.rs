@@ -64,7 +64,7 @@ fn stats() -> String {
     text
 }
 
-/// Says in the name of SQLite's VFS that ours is before it.
+/// Says in the name of SQLite's VFS that this one is before it.
 ///
 /// # Safety
 /// As the argument of `SQLITE_FCNTL_VFSNAME`, after it was answered.

@@ -60,7 +60,6 @@ const TORN: u64 = 900;
 /// An answer: the number was closed.
 const CLOSED: u64 = 999_999;
 
-/// The kernel, as far as one number is concerned.
 #[derive(Debug)]
 struct Kernel {
     offsets: [AtomicU64; FILES],
@@ -71,7 +70,6 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The file behind the number, if it is open.
     fn file(&self) -> Option<usize> {
         let file = self.behind.as_ref().map_or(0, |behind| behind.fetch_add(0, Ordering::Relaxed) as usize);
         (file < FILES).then_some(file)
@@ -104,7 +102,6 @@ fn answer(file: u64, offset: u64) -> u64 {
     file * FILE + offset
 }
 
-/// One number of a program.
 #[derive(Debug)]
 pub struct Program {
     cell: FdCell,
@@ -119,7 +116,6 @@ pub struct Program {
     done: Mutex<Vec<Done>>,
 }
 
-/// A call that was made, from when to when.
 #[derive(Clone, Copy, Debug)]
 struct Done {
     call: Call,
@@ -180,7 +176,6 @@ impl Program {
         self.cell.look().state()
     }
 
-    /// Makes a call, notes it, and gives its answer.
     pub fn call(&self, call: Call) -> u64 {
         let from = self.clock.fetch_add(1, SeqCst); // not of the checker's: it orders nothing there
         self.kernel.turn();
@@ -387,7 +382,6 @@ impl Program {
         in_use.remove(at.unwrap());
     }
 
-    /// Checks the result, when all threads have ended.
     pub fn check(&self) {
         self.fd().share();
         let last = self.kernel.step(0);

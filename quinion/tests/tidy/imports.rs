@@ -128,7 +128,6 @@ fn after_member(source: &Source, mut at: usize, end: usize) -> usize {
     end
 }
 
-/// All that is named by what `module` names, and so on.
 fn reached_from<'a>(
     module: &'a Module,
     edges: &BTreeMap<&'a Module, BTreeMap<&'a Module, usize>>,

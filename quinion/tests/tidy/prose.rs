@@ -142,7 +142,6 @@ fn words(prose: &ProseLine<'_>) -> Vec<Fault> {
     banned.chain(misspelled).collect()
 }
 
-/// Sentences that begin or end as they should not.
 fn sentences(prose: &[ProseLine<'_>]) -> Vec<Fault> {
     let (mut faults, mut count, mut is_first) = (Vec::new(), 0, true);
     for ProseLine { line, text, begins } in prose {

@@ -52,7 +52,6 @@ impl Source {
         self.path.ends_with("/tests.rs") || self.path.contains("/tests/")
     }
 
-    /// The tokens of items that are compiled for tests only.
     pub fn test_ranges(&self) -> Vec<Range<usize>> {
         let mut ranges = Vec::new();
         for at in 0..self.tokens.len() {
@@ -121,7 +120,6 @@ fn separate(text: &str) -> (String, String) {
     (String::from_utf8_lossy(&code).into_owned(), String::from_utf8_lossy(&comments).into_owned())
 }
 
-/// The part that begins at `at`, and its end.
 fn part_at(bytes: &[u8], at: usize) -> (Part, usize) {
     let rest = &bytes[at..];
     if rest.starts_with(b"//") {

@@ -279,7 +279,6 @@ impl Line {
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What comes of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ending {
     Whole,

@@ -244,7 +244,6 @@ impl<T: Clone> History<T> {
             self.lowest = self.was.len() - 1;
         }
     }
-    /// The newest of those before or at `event`.
     fn newest_at(&self, event: usize) -> usize {
         self.was.partition_point(|&(at, _)| at <= event) - 1
     }

@@ -161,7 +161,6 @@ enum Work {
     Flush(Flush),
 }
 
-/// The outcome of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WriteFate {
     Served,
@@ -174,7 +173,6 @@ enum WriteFate {
     Dropped,
 }
 
-/// The outcome of a fill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillFate {
     Served,
@@ -514,7 +512,6 @@ impl State {
         }
     }
 
-    /// How a sync fails, if it does.
     fn sync_fate(&mut self) -> Option<i32> {
         self.syncs += 1;
         let is_unlucky = self.below(1000) < u64::from(self.write_faults.sync_errors);

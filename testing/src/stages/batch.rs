@@ -43,7 +43,6 @@ pub enum State {
 /// A folio as a test compares it: its first index and its order.
 pub type Shape = (u64, u8);
 
-/// Nodes straight from the arena, to put values into the mapping's tree.
 struct Cells<'a>(&'a Arena);
 
 impl Slab for Cells<'_> {

@@ -37,7 +37,6 @@ pub const FILE_MAX: u64 = 20 << 20;
 /// The least and the most memory of a cache, in MiB.
 const MEMORY_MIB: [u64; 2] = [16, 24];
 const HANDLES: usize = 2;
-/// Pins that are kept at most; the oldest goes.
 const PINS_MAX: usize = 4;
 /// The longest that is compared at a time.
 const PIECE: usize = 1 << 20;
@@ -586,7 +585,6 @@ impl Pair {
         self.compare_changed()
     }
 
-    /// What was changed since the last time is on the disk.
     fn compare_changed(&mut self) -> CheckResult {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().try_for_each(|range| self.compare_on_disk(range))?;

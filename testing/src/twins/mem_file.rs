@@ -402,7 +402,6 @@ impl MemPair {
         checked("a write to the twin", self.twin.write_all_at(&is, range.start))
     }
 
-    /// What of a range lies in the file.
     fn inside(&self, at: At, len: u32) -> Range<u64> {
         let range = self.range(at, len);
         let start = range.start.min(self.size);
@@ -449,7 +448,7 @@ impl MemPair {
         let file = self.file(by);
         let data = checked("seek_data", file.seek_data(position))?;
         let hole = checked("seek_hole", file.seek_hole(position))?;
-        // Bounds that both have, whatever folios ours has.
+        // Bounds that both have, whatever folios the cache's file has.
         let is_inside = position < self.size;
         if hole.is_some() != is_inside || (!is_inside && data.is_some()) {
             return Err(format!(

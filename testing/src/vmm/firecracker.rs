@@ -34,7 +34,6 @@ pub const ORDER: u64 = 0x18_0000;
 const MAGIC: u64 = 0x3164_6c75_6763_6674;
 /// Where the pages begin that the guest verifies.
 const PATTERN: u64 = 2 << 20;
-/// The longest that is waited for anything.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// A monitor and a guest.

@@ -143,7 +143,6 @@ impl Memory {
         bytes
     }
 
-    /// The expected bytes of a page in a state.
     fn holds(&self, page: u64, state: u8) -> [u8; PAGE] {
         let mut bytes = if state == ZERO { [0; PAGE] } else { self.image.page(page) };
         // SeqCst: see the head of this file.

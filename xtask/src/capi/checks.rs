@@ -24,7 +24,6 @@ const OPERATIONS: u32 = 3000;
 /// What each example prints of a file of one page.
 const EXPECTED: &str = "4096 bytes, 0 hits\n4096 bytes, 1 hits\n";
 
-/// The installed library, and a folder for what is made of it.
 struct Installed<'a> {
     prefix: &'a Path,
     folder: PathBuf,
@@ -105,7 +104,6 @@ impl Installed<'_> {
         command
     }
 
-    /// Compiles a program in C or C++, and returns its path.
     fn compile(&self, source: &Path, how: Linked) -> Result<PathBuf, Failure> {
         let is_cpp = source.extension().is_some_and(|extension| extension == "cpp");
         let (compiler, standard) = if is_cpp { ("c++", "-std=c++17") } else { ("cc", "-std=gnu11") };

@@ -17,7 +17,6 @@ pub struct Page {
     pub text: String,
 }
 
-/// A comment and the declaration below it.
 struct Documented {
     paragraphs: Vec<String>,
     declaration: String,

@@ -48,7 +48,6 @@ const RAW_GOAL: f64 = 0.85;
 
 type Run = fn(&Target) -> Result<Option<u64>, Unmeasured>;
 
-/// By the library, in two sizes and pinned, beside the kernel and the bare device.
 pub fn case(source: &Shared<Target>) -> Case {
     let source = source.clone();
     let case = Case::new("sequential", &METRICS, move || {
@@ -89,7 +88,6 @@ fn beside(case: Case, ours: &'static str, kernel: &'static str) -> Case {
         .compare(DISK, ours, kernel, None)
 }
 
-/// By the command, beside the system's.
 pub fn commands(source: &Shared<Target>) -> Case {
     let source = source.clone();
     let case = Case::new("whole command", &METRICS, move || {

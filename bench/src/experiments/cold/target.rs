@@ -26,7 +26,6 @@ pub struct Target {
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     pub seconds: f64,
-    /// CPU time of the process.
     pub cpu_seconds: f64,
     /// CPU time of the kernel's threads, of the whole machine.
     pub kernel_seconds: f64,

@@ -34,7 +34,6 @@ fn start(python: &Path, address: SocketAddr, words: &[String]) -> Result<Client,
     Ok(Client(command.spawn()?))
 }
 
-/// Lines that it writes until it ends, which must be in order.
 fn all_lines(mut client: Client) -> Result<Vec<String>, Unmeasured> {
     let out = BufReader::new(client.0.stdout.take().expect("it is a pipe"));
     let lines = out.lines().collect::<Result<Vec<_>, _>>()?;

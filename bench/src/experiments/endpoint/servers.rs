@@ -23,7 +23,6 @@ pub const OBJECT_BYTES: u64 = 1 << 20;
 /// The folders in which `scripts/setup` installs programs, in the target folder.
 const VERSITYGW: &str = "versitygw-1.8.0/versitygw";
 const PYTHON: &str = "moto-5.2.5/bin/python";
-/// The deadline for a server's first answer.
 const START_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +45,6 @@ impl Drop for Process {
     }
 }
 
-/// Writes the objects, by a Python, at an address.
 pub type Write = fn(&Path, SocketAddr) -> Result<(), Unmeasured>;
 
 pub struct Servers {
@@ -59,7 +57,6 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts them, and has `write` write the objects at an address by that Python.
     pub fn new(settings: &Settings, write: Write) -> Result<Self, Unmeasured> {
         let endpoint = command::beside("quinion-s3")?;
         let (versitygw, python) = (installed(VERSITYGW)?, installed(PYTHON)?);
@@ -94,7 +91,6 @@ impl Servers {
     }
 }
 
-/// A program of `scripts/setup`'s.
 fn installed(program: &str) -> Result<PathBuf, Unmeasured> {
     let own = std::env::current_exe()?;
     let tools = own.ancestors().nth(2).map(|target| target.join("tools"));

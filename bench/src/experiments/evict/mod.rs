@@ -198,7 +198,6 @@ impl<C: Sync> Subject for Peer<C> {
     }
 }
 
-/// A page without a cache.
 struct Bare;
 
 impl Subject for Bare {

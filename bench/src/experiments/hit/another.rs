@@ -144,12 +144,10 @@ impl Ground {
     }
 }
 
-/// Memory that a cache of the whole file needs.
 fn memory_for(bytes: u64) -> u64 {
     bytes + bytes / 16 + (64 << 20)
 }
 
-/// The worker's part: reads by a view of the cache, or by `pread`, served by `run` or by the kernel.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let file = KernelFile::open(task.text(PATH)?)?;
     let bytes = file.metadata()?.len();
@@ -179,7 +177,6 @@ fn after_all(
     cpu_ns(|page, position| read(page, position), bytes, reads, seed)
 }
 
-/// CPU time of this thread for each of `reads` random reads.
 fn cpu_ns(
     read: impl Fn(&mut [u8; PAGE], u64) -> Result<usize, Unmeasured>,
     bytes: u64,

@@ -144,7 +144,6 @@ const LOADS: [Load; 10] = [
     load("1 MiB random, DRAM", 1 << 20, 1_000),
 ];
 
-/// Reads of `bytes` anywhere in the file, by one thread, with no goal.
 const fn load(name: &'static str, bytes: usize, reads: usize) -> Load {
     let step = if bytes < PAGE { bytes as u64 } else { PAGE as u64 };
     Load { name, bytes, step, span: None, threads: 1, reads, goals: [None; 2] }

@@ -54,7 +54,6 @@ const LOADS: [Load; 4] = [
     Load { name: "4 KiB Zipf, 2 threads", is_zipf: true, threads: 2, reads: 100_000 },
 ];
 
-/// Uniform and by Zipf's law, with one thread and with two.
 pub fn cases(settings: &Settings, files: &Shared<Files>) -> Vec<Case> {
     let peers = Shared::new(settings, Peers::new);
     let fewer = settings.pick(20, 1);

@@ -37,7 +37,6 @@ use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::sys::HugeMemory;
 use model::Round;
 
-/// Computed of what is measured.
 const MODELLED: [Metric; 1] = [Metric::cost("time (model)", "ns/folio")];
 const METRICS: [Metric; 2] = [Metric::cost("time", "ns/folio"), Metric::cost("cpu", "ns/folio")];
 const BATCHES: [(&str, usize); 3] = [("batches of 8", 8), ("batches of 32", 32), ("batches of 256", 256)];
@@ -124,7 +123,6 @@ struct Load {
 }
 
 impl Load {
-    /// The indices that are a thread's own.
     fn range(self, thread: usize) -> Range<u64> {
         let pages = (self.folios as u64) << self.order;
         thread as u64 * pages..(thread as u64 + 1) * pages

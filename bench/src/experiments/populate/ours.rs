@@ -1,4 +1,4 @@
-//! Ours: a memory file is populated, 2 MiB at a time, directly into folios that no reader has seen yet.
+//! Ours: Quinion populates a memory file, 2 MiB at a time, directly into folios that no reader has seen yet.
 //!
 //! ```text
 //!   fresh   the cache has just been built: its memory is taken from the machine meanwhile, and that is timed
@@ -37,7 +37,6 @@ pub fn file(cache: &Cache, bytes: u64) -> Result<MemFile, Unmeasured> {
     Ok(cache.mem_file(MemFileOptions::new().size(bytes).name("guest"))?)
 }
 
-/// A memory file in a cache that is built for it.
 pub fn fresh(stage: &Stage, way: Way) -> Result<Spent, Unmeasured> {
     let file = file(&cache(stage.bytes, 9, None)?, stage.bytes)?;
     filled(stage, &file, way)
@@ -53,7 +52,6 @@ impl Grown {
         Self { file: OnceCell::new() }
     }
 
-    /// Fills the file again, after it was emptied.
     pub fn again(&self, stage: &Stage) -> Result<Spent, Unmeasured> {
         let way = Way::Populate { threads: 1 };
         if self.file.get().is_none() {

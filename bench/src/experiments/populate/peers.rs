@@ -24,9 +24,7 @@ use crate::harness::Unmeasured;
 use crate::harness::timing::{Spent, alone, together};
 use crate::sys::{Absent, HugeMemory, PageKind, Region, Uffd};
 
-/// Bytes of the large page that is copied from.
 pub const SOURCE_BYTES: usize = 2 << 20;
-/// How much is written at a time where that is not the question.
 const STEP: usize = SOURCE_BYTES;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,7 +61,6 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Whether bytes are copied, and not only mapped.
     pub fn copies(&self) -> bool {
         !matches!(self.way, Way::Continue(_) | Way::ReadPrivate | Way::ReadShared)
     }
@@ -174,7 +171,6 @@ impl Stage {
         Ok(store.file(self.bytes)?)
     }
 
-    /// Empty memory of that kind.
     fn region(&self, on: On) -> Result<Region, Unmeasured> {
         let len = self.bytes as usize;
         Ok(match on {
@@ -291,7 +287,6 @@ pub fn faults_of(region: &Region, absent: Absent) -> Result<Uffd, Unmeasured> {
     })
 }
 
-/// What `work` costs on this thread, if all of it succeeds.
 pub fn timed(work: impl FnOnce() -> io::Result<()>) -> Result<Spent, Unmeasured> {
     let mut ended = Ok(());
     let spent = alone(|| ended = work());

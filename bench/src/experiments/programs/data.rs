@@ -21,7 +21,6 @@ use crate::fixtures::caches::Drops;
 use crate::harness::folder::ScratchFolder;
 use crate::harness::{Extent, Settings, Unmeasured};
 
-/// What fio reads.
 pub const BLOCKS: &str = "binary";
 const OPEN_MAX: usize = 200;
 /// Where scripts/setup puts duckdb, from the folder in which cargo puts this program.
@@ -117,7 +116,6 @@ impl Data {
         self.python.get_or_init(find).clone()
     }
 
-    /// A Python that has duckdb, once the tables are made.
     pub fn tables(&self) -> Result<String, Unmeasured> {
         let make = || {
             let beside = std::env::current_exe()?.parent().map(|folder| folder.join(DUCKDB));

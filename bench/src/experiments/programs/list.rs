@@ -16,7 +16,6 @@ pub struct Program {
     /// The ratio wanted of its operations per second, if it counts them.
     pub warm_goal: f64,
     pub cold_goal: f64,
-    /// How often a full run repeats it.
     pub repeat: usize,
     /// The extent of a run in which it represents its kind without being named; `None` if it runs only by name.
     pub stands: Option<Extent>,
@@ -141,7 +140,6 @@ print(line.execute('SELECT count(*), sum(scattered), max(words) FROM line').fetc
 const GIT_ALL: &str =
     "cd repository && git rev-list --objects --all | cut -d' ' -f1 | git cat-file --batch | cksum";
 
-/// Words without anything that a shell would interpret.
 fn plain(words: &str) -> Result<Vec<String>, Unmeasured> {
     Ok(words.split(' ').map(str::to_owned).collect())
 }

@@ -247,7 +247,6 @@ impl Plan {
         Ok(taken.numbers(command::served_bytes(&std::fs::read_to_string(&report)?) / read))
     }
 
-    /// Brings the files into memory, or out of it, as the state says.
     fn bring_about(&self) -> Result<(), Unmeasured> {
         match self.state {
             State::Cold => self.data.make_cold(),
@@ -290,7 +289,6 @@ struct CostedRun {
 }
 
 impl CostedRun {
-    /// Runs a turn, and adds what all of its processes cost.
     fn of(turn: impl FnOnce() -> Result<ProgramRun, Unmeasured>) -> Result<Self, Unmeasured> {
         let before = process_bytes();
         let (turn, memory_bytes) = peak_of(turn)?;

@@ -39,9 +39,7 @@ const SAID: &str = "said";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputCheck {
     Output,
-    /// fio's format for programs.
     Fio,
-    /// db_bench's format, for this benchmark.
     DbBench(&'static str),
 }
 
@@ -102,10 +100,8 @@ fn db_bench(text: &str, benchmark: &str) -> Option<(f64, u64)> {
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ProgramRun {
-    /// Operations per second, from its output; not a number if it does not tell them.
     pub operations: f64,
     pub seconds: f64,
-    /// CPU time of the program and of the children that it waited for.
     pub cpu_seconds: f64,
     /// Bytes that it read by calls, if the kernel counts them.
     pub read_bytes: Option<u64>,
@@ -142,7 +138,6 @@ fn split(words: &str) -> Vec<String> {
     words.replace(LINE_END, "\n").split(BETWEEN).map(str::to_owned).collect()
 }
 
-/// The worker's part: runs the program, several times if asked, and reports the last run.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let says = OutputCheck::read(task.text(SAYS)?)?;
     let words = split(task.text(WORDS)?);

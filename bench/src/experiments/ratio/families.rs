@@ -21,7 +21,6 @@ use crate::fixtures::places::Zipf;
 use crate::harness::Extent;
 
 const POPULAR_PAGES: u64 = 20_000;
-/// Pages of the loops beside other references.
 const SIDE_LOOP_PAGES: u64 = 6000;
 const SIZES: [usize; 3] = [500, 2000, 5000];
 /// The cache size, in pages, in which sizes of loops are given.

@@ -29,7 +29,6 @@ impl<const N: usize> Chains<N> {
         (self.list.len() + chain) as u32
     }
 
-    /// The list that `page` is in.
     pub fn of(&self, page: u32) -> Option<Chain> {
         let list = self.list[page as usize];
         (list != NONE).then_some(usize::from(list))
@@ -39,7 +38,6 @@ impl<const N: usize> Chains<N> {
         self.lens[chain]
     }
 
-    /// The page that has been in `chain` for longest.
     pub fn oldest(&self, chain: Chain) -> Option<u32> {
         let oldest = self.links[self.head(chain) as usize][YOUNGER];
         (oldest != self.head(chain)).then_some(oldest)

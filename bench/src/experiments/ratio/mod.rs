@@ -58,7 +58,6 @@ const REAL_FAMILIES: [(&str, usize); 2] = [("random loop of 2", 4096), ("window 
 /// Pages of the cache of the loop cases, and the rounds of a loop.
 const LOOP_CACHE_PAGES: usize = 4096;
 const LOOP_ROUNDS: usize = 10;
-/// Sizes of the loops, in sizes of the cache.
 const LOOPS: [f64; 3] = [1.25, 2.0, 5.0];
 
 /// The traces and the sizes, if the command line gives them.
@@ -268,7 +267,6 @@ fn confirmed_by_a_cache(
 mod tests {
     use super::*;
 
-    /// The hits of all policies on a trace of a few pages, with two lists.
     fn reached(asked: &[u64], pages: usize) -> Vec<(&'static str, f64)> {
         let trace = Rc::new(Trace::new("x", asked));
         let names =

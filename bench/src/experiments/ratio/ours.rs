@@ -1,4 +1,4 @@
-//! Ours: the cache's own policy code over rings like the cache's, without the cache.
+//! Ours: the policy code of Quinion's cache over rings like the cache's, without the cache.
 //!
 //! ```text
 //!   rings     a queue of pages for each class            policy      quinion::policy, as it is
@@ -147,7 +147,6 @@ impl Simulated for Ours {
     }
 }
 
-/// The shadows of evicted pages, as long as their nodes are kept.
 struct Shadows {
     memory: Vec<Option<ShadowInfo>>,
     node: Vec<u32>,
@@ -197,7 +196,6 @@ impl Shadows {
         self.memory[page as usize]
     }
 
-    /// The page is cached from now on; its shadow is dropped.
     fn enter(&mut self, page: u32) {
         let node = self.node[page as usize] as usize;
         self.live[node] += 1;
@@ -205,7 +203,6 @@ impl Shadows {
         self.look_at(node);
     }
 
-    /// The page is no longer cached; `memory` becomes its shadow.
     fn leave(&mut self, page: u32, memory: Option<ShadowInfo>) {
         let node = self.node[page as usize] as usize;
         self.live[node] -= 1;

@@ -154,10 +154,8 @@ pub struct S3Fifo {
     small: VecDeque<u32>,
     main: VecDeque<u32>,
     ghosts: VecDeque<(u32, u32)>,
-    /// In which queue each page is; 0: none.
     queue: Vec<u8>,
     reads: Vec<u8>,
-    /// The number of each page's ghost; 0: none.
     ghost: Vec<u32>,
     ghosts_made: u32,
     ghosts_alive: usize,

@@ -25,7 +25,6 @@ pub const SCAN_PAGES: u64 = 64;
 pub const LOOP_AT: u64 = 1 << 30;
 pub const SCAN_AT: u64 = 1 << 31;
 
-/// A small trace of all that is difficult at once.
 pub fn trace(extent: Extent) -> Trace {
     let references = match extent {
         Extent::Quick => 100_000,
@@ -67,7 +66,6 @@ pub fn scattered(number: u64) -> u64 {
     spread(number % (4 * POPULAR_PAGES)) % PLACES
 }
 
-/// Pseudo-random numbers: splitmix64, counted up.
 pub struct Random {
     state: u64,
 }
@@ -83,7 +81,6 @@ impl Random {
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
-    /// From 0 to less than 1.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -102,7 +102,6 @@ enum Format {
     Lis,
 }
 
-/// Name, format and whether it is compressed, by the name of the file.
 fn named(path: &Path) -> Option<(String, Format, bool)> {
     let file = path.file_name()?.to_str()?;
     let (plain, is_compressed) = file.strip_suffix(".zst").map_or((file, false), |plain| (plain, true));
@@ -110,7 +109,6 @@ fn named(path: &Path) -> Option<(String, Format, bool)> {
     of(".csv", Format::Csv).or_else(|| of(".lis", Format::Lis))
 }
 
-/// The pages that the lines of `text` ask for.
 fn parse(format: Format, text: impl BufRead) -> Result<Vec<u64>, String> {
     let mut asked = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -50,7 +50,6 @@ impl Host {
         self.scratch.bytes() as usize
     }
 
-    /// An empty cache with room for the whole snapshot and nothing else.
     pub fn cache(&self) -> Result<Cache, Unmeasured> {
         // An image is one contiguous piece of the cache's memory, and is read directly into place.
         let bytes = self.scratch.bytes();

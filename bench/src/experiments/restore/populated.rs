@@ -106,7 +106,6 @@ impl Snapshot {
         Ok((cache, source))
     }
 
-    /// The cost of filling new memory in `cache` with the whole file, which is compared afterwards.
     fn populate(
         &self,
         cache: &Cache,

@@ -78,7 +78,6 @@ impl Resident {
     }
 }
 
-/// An image of that snapshot, all of which is in memory.
 fn image(scratch: &Scratch) -> Result<Image, Unmeasured> {
     let cache = Cache::builder().memory(scratch.bytes() + scratch.bytes() / 8 + (64 << 20)).build()?;
     let image = Image::from_snapshot(&cache, scratch.path())?;
@@ -107,7 +106,6 @@ pub fn case(settings: &Settings) -> Case {
     UNITS.iter().fold(case, rows).usually(REPEAT).compare("touch", IMAGE, MAP_PRIVATE, None)
 }
 
-/// Gives the snapshot to a machine, in units of so many bytes.
 type Run = fn(&Resident, usize) -> Result<(Spent, Region), Unmeasured>;
 
 fn alternative(resident: &Rc<Resident>, name: &'static str, run: Run, unit: usize) -> Alternative {
@@ -143,7 +141,6 @@ fn map_image(resident: &Resident, _unit: usize) -> Result<(Spent, Region), Unmea
     Ok((Spent::default(), Region::private(resident.image.fd(), resident.bytes)?))
 }
 
-/// Fills the page table of `region`, whose file has everything.
 fn mapped(region: Region, unit: usize) -> Result<(Spent, Region), Unmeasured> {
     let uffd = faults_of(&region, Absent::Minor)?;
     let spent = timed(|| (0..region.len()).step_by(unit).try_for_each(|at| uffd.map(at, unit)))?;

@@ -138,7 +138,6 @@ const OURS: [(&str, Run); 3] = [
 ];
 const PEERS: [(&str, Run); 3] = [(MAP_PRIVATE, map_private), (HANDLER, handler), (EAGER, eager)];
 
-/// By Quinion's server, with these options, and a guest that `guest` makes.
 fn served(
     snapshot: &Snapshot,
     before: Before,

@@ -202,7 +202,6 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
         .fold(case, |case, way| case.told(THROUGHPUT, way.name()).told(KSWAPD_TIME, way.name()))
 }
 
-/// The rows of a caller that does not copy.
 fn pinned_rows(case: Case) -> Case {
     let (pinned, buffered, direct) = (Way::Pinned.name(), Way::Buffered.name(), Way::Direct.name());
     case.compare(THROUGHPUT, pinned, buffered, None)
@@ -213,7 +212,6 @@ fn pinned_rows(case: Case) -> Case {
         .compare(CACHE, pinned, WANTED, Some(DEVICE_GOAL))
 }
 
-/// The rows of a stream that is read without any hint.
 fn plain_rows(case: Case) -> Case {
     let (ours, plain) = (Way::Ours.name(), Way::Plain.name());
     [THROUGHPUT, CPU_ALL, CACHE, HOT]
@@ -241,7 +239,6 @@ fn alternative(files: &Rc<Files>, situation: Situation, way: Way) -> Alternative
     alternative.excused(METRICS.len()).with_series(THROUGHPUT, series)
 }
 
-/// The metrics, in their order, of the answer of a worker that read `bytes` bytes.
 fn values(answer: &Answer, bytes: u64) -> Vec<f64> {
     let of = |key| answer.number(key);
     let (bytes, gib) = (bytes as f64, bytes as f64 / f64::from(1 << 30));
@@ -271,7 +268,6 @@ struct Files {
     depth: u64,
 }
 
-/// Where the files are. They exist as long as this value.
 enum Place {
     Device { stream: Scratch, drops: Drops },
     Memory(Disk),

@@ -47,7 +47,6 @@ impl Way {
         }
     }
 
-    /// Whether it is one of Quinion's.
     pub fn is_ours(self) -> bool {
         matches!(self, Self::Ours | Self::Plain | Self::Pinned)
     }
@@ -57,7 +56,6 @@ impl Way {
     }
 }
 
-/// The threads that stream, with what they share.
 pub struct Streams {
     way: Way,
     pub cache: Option<Cache>,
@@ -73,7 +71,6 @@ impl Streams {
         Ok(Self { way, cache, block, depth })
     }
 
-    /// Reads `path` from `start` to `end`, and reports bytes to `seen` as they come.
     pub fn read(&self, path: &Path, start: u64, end: u64, seen: impl Fn(u64)) -> Result<(), Unmeasured> {
         let mut look = FirstWords::default();
         match self.way {
@@ -187,7 +184,6 @@ fn kernel_read(
     }
 }
 
-/// A file that is read again and again, by whatever caches it.
 pub enum HotFile {
     Ours(Box<File>),
     Kernel(KernelFile),

@@ -146,7 +146,6 @@ fn values(answer: &Answer) -> Vec<f64> {
 
 enum Reader {
     Ours(Box<File>),
-    /// Each page is pinned while it is read.
     Pinned(Box<File>),
     Mapped(Arc<Mapped>),
     Kernel(KernelFile),

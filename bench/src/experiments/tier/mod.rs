@@ -82,7 +82,6 @@ const OPEN: &[(&str, Open)] = &[
     (FOYER_RING, peers::open_ring),
 ];
 
-/// The tiers of one case, by name, each in a folder of its own.
 struct Tiers {
     tiers: Vec<(&'static str, Rc<dyn Tier>)>,
     _folder: ScratchFolder,

@@ -1,4 +1,4 @@
-//! Ours: `quinion-disk` by itself, by the calls that the cache makes.
+//! Ours: Quinion's disk tier, `quinion-disk`, by itself, by the calls that the cache makes.
 //!
 //! A put that is refused is tried again when the disk has had time; the cache would drop it, since its bytes are also
 //! elsewhere. Readers copy to memory of their own.

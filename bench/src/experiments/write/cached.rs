@@ -24,17 +24,13 @@ enum Sequence {
     InOrder,
     /// Each page of the file once, in an order that looks random.
     EachOnce,
-    /// Anywhere, again and again.
     Anywhere,
 }
 
-/// What is cached when it begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Before {
     Nothing,
-    /// All, and nothing of it changed.
     Clean,
-    /// All, and changed.
     Changed,
 }
 
@@ -60,7 +56,6 @@ const LOADS: [Load; 7] = [
     load("64 B random over changed pages, 2 threads", 64, Sequence::Anywhere, Before::Changed).by_two(),
 ];
 
-/// Writes by one thread, with no goal.
 const fn load(name: &'static str, bytes: usize, places: Sequence, before: Before) -> Load {
     Load { name, bytes, places, before, threads: 1, goal: None }
 }
@@ -129,7 +124,6 @@ fn alternative(files: &Rc<Files>, name: &'static str, of: FileOf, load: Load, fe
     })
 }
 
-/// Brings the file into the state in which a run begins. Not timed.
 fn prepare(written: &Written, before: Before) -> Result<(), Unmeasured> {
     let Written { target, bytes, .. } = written;
     match before {

@@ -64,7 +64,6 @@ enum Durable {
     ByWrite,
 }
 
-/// Appends `bytes` bytes at a time to a file in `folder`, and times each.
 fn timed(
     folder: &Path,
     bytes: usize,

@@ -12,7 +12,6 @@ use super::escaped;
 use crate::harness::rows::Row;
 use quinion_cli::report::digits;
 
-/// The first columns of a table of ratios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TableLead {
     /// Experiment, case and metric: the rows are of different ones.
@@ -29,7 +28,6 @@ struct Bar<'a> {
     why: Option<&'a str>,
 }
 
-/// The rows by situation and metric.
 pub fn put(html: &mut String, rows: &[Row]) {
     for situation in grouped(rows.iter(), |row| row.situation().0) {
         let has_goal = situation.iter().any(|row| row.met.is_some());
@@ -130,7 +128,6 @@ fn put_bars(html: &mut String, bars: &[Bar]) {
     }
 }
 
-/// The rows' ratios, with goals and verdicts.
 pub fn put_table(html: &mut String, rows: &[&Row], told: TableLead) {
     let first = if told == TableLead::Where { "where" } else { "ours" };
     put!(html, "<table><thead><tr><th>{first}</th><th>beside</th><th>ratio [quartiles]</th>");

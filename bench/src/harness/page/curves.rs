@@ -15,7 +15,6 @@ use crate::harness::charts::{Chart, Curve, Ground, Kind, Scale, svg};
 use crate::harness::hit_ratios;
 use crate::harness::rows::{PeerKind, Row, Series};
 
-/// The charts of an experiment, if it has any.
 pub fn put(html: &mut String, section: &Section) {
     let mut charts = Vec::new();
     if section.name == hit_ratios::NAME {
@@ -71,7 +70,6 @@ fn hit_ratio_charts(rows: &[Row]) -> Vec<Chart> {
     charts
 }
 
-/// How the last repetition went, of each way that has a series.
 fn series(situation: &[&Row]) -> Option<Chart> {
     let told = situation.iter().filter_map(|row| Some((*row, row.series.as_ref()?)));
     let told: Vec<(usize, (&Row, &Series))> =

@@ -43,7 +43,6 @@ const HEADINGS: [&str; 7] = [
     "cause",
 ];
 
-/// The table's lines, of so many cells each.
 fn lines(rows: &[RecordedRow]) -> Vec<[String; 7]> {
     CLAIMS.iter().flat_map(|claim| lines_of(claim, rows)).collect()
 }
@@ -99,7 +98,6 @@ fn line(claim: &Claim, case: &str, rows: &[RecordedRow]) -> [String; 7] {
     ]
 }
 
-/// The peer of a row, and the ratio.
 fn other(row: &RecordedRow) -> String {
     let peer = row.peer.map_or("-".to_owned(), digits);
     let ratio = row.ratio.map_or(String::new(), |ratio| format!(": {ratio:.2}x"));
@@ -156,7 +154,6 @@ pub fn replaced(text: &str, rows: &[RecordedRow]) -> Option<String> {
     Some(format!("{before}{BEGIN}\n\n{}\n{END}{after}", markdown(rows)))
 }
 
-/// Writes the table to a page.
 pub fn put(html: &mut String, rows: &[RecordedRow]) {
     html.push_str("<h2 id=\"scoreboard\">The originals' claims, and ours</h2>\n");
     html.push_str(

@@ -173,7 +173,6 @@ impl Trial {
         Ok(Self { plain, direct })
     }
 
-    /// Whether a lease may be had, and keeps others from changing a file.
     fn lease(&self) -> io::Result<()> {
         let system = FileSystem::of(rustix::fs::fstatfs(&self.plain)?.f_type as u64);
         if !system.may_be_served(false) {

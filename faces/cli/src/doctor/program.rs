@@ -141,7 +141,6 @@ impl Linked {
         self.libraries.found.iter().find(|loaded| loaded.elf.soname().as_deref() == Some("libc.so.6"))
     }
 
-    /// Whether the program, or a library of it that is not the C library, imports one of these functions.
     fn asks_for(&self, names: &[&str]) -> bool {
         let others =
             self.libraries.found.iter().filter(|l| !l.elf.soname().is_some_and(|n| is_c_library(&n)));

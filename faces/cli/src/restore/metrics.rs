@@ -90,7 +90,6 @@ impl Metrics {
         }
     }
 
-    /// The address that is asked, if one is.
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::File(_) => None,

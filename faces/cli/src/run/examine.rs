@@ -38,7 +38,6 @@ use super::plan_cache::{Identity, OBJECTS, PlanCache, sum};
 use super::{object, syscall_scan};
 use crate::elf::Elf;
 
-/// Names by which the parts of the C library are loaded.
 const C_LIBRARY: &[&str] =
     &["libc.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0", "librt.so.1", "libdl.so.2"];
 
@@ -47,10 +46,8 @@ pub fn is_c_library(name: &str) -> bool {
     C_LIBRARY.contains(&name)
 }
 
-/// The result of a scan of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Object {
-    /// The part of the C library with this name.
     CLibrary(&'static str),
     Other(SyscallAudit),
 }
@@ -71,9 +68,7 @@ pub struct ProcessAuditor {
     known: OnceLock<Mutex<HashMap<Identity, Object>>>,
     reading: Turn,
     object_bytes_max: u64,
-    /// The store of results for the next run.
     remembered: Option<PlanCache>,
-    /// The path of the object that programs load.
     ours: PathBuf,
     our_object: &'static [u8],
     /// The bytes of memory that it takes from its beginning.
@@ -255,7 +250,6 @@ const AUDIT_NAMES: [(SyscallAudit, &str); 3] = [
     (SyscallAudit::Restricted, "restricted"),
 ];
 
-/// A file, its result, and a checksum of both.
 fn line_of(identity: &Identity, object: Object) -> String {
     let Identity { device, inode, bytes, changed: [seconds, part], build } = identity;
     let word = match object {
@@ -361,7 +355,6 @@ impl<'a> Part<'a> {
         self.inode == 0 && self.path.is_empty()
     }
 
-    /// Whether the kernel put it there.
     fn is_kernels(&self) -> bool {
         self.inode == 0 && matches!(self.path, "[vdso]" | "[vsyscall]" | "[uprobes]")
     }
@@ -520,7 +513,6 @@ mod tests {
         audit
     }
 
-    /// Bytes that this thread has read from files.
     fn bytes_read() -> u64 {
         let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
         text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()

@@ -69,7 +69,6 @@ mod sys;
 
 /// The version of the messages between runner and owner. "stop" and "status" are the same in all versions.
 const PROTOCOL: u64 = 2;
-/// The pause between two looks for an owner that is starting or ending.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Owners killed by a signal while they start, after which no other is started.
 const KILLED_MAX: u32 = 4;
@@ -349,9 +348,7 @@ fn stop_owner(mut line: Connection) -> io::Result<StopOutcome> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CleanupOutcome {
-    /// What was left is removed.
     All,
-    /// Another process has the lock.
     Locked,
 }
 

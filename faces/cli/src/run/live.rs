@@ -45,7 +45,6 @@ use screen::Screen;
 pub use screen::{REPAIR_VERB, repair_terminal};
 
 const ROWS_FULL: u16 = 8;
-/// The time between two pictures.
 pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Default)]

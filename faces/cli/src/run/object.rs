@@ -69,7 +69,6 @@ fn place_bytes(folder: &Folder, hash: &str, bytes: &[u8]) -> io::Result<PathBuf>
     Err(wrong(io::Error::other("another process changes it again and again")))
 }
 
-/// What lies under the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InstalledObject {
     Nothing,

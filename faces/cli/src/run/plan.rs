@@ -337,7 +337,6 @@ impl Starts {
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 const JUMP: u8 = 0xe9;
 
-/// Instructions that are moved to another place.
 struct Moving {
     bytes: Vec<u8>,
     fixes: Vec<Fix>,

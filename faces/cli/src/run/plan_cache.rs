@@ -31,7 +31,6 @@ const WHATS: [&str; 2] = [PLAN, OBJECTS];
 /// A longer file is not this command's, or old enough to be dropped.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// A file as it was when it was examined.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Identity {
     pub device: u64,
@@ -151,7 +150,6 @@ pub(super) fn sum(of: &(impl Hash + ?Sized)) -> u64 {
     sum.finish()
 }
 
-/// A store for tests, in their folder.
 #[cfg(test)]
 pub(super) fn in_folder(path: &Path) -> PlanCache {
     std::os::unix::fs::DirBuilderExt::mode(fs::DirBuilder::new().recursive(true), 0o700)

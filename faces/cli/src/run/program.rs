@@ -208,7 +208,6 @@ fn find(name: &OsStr) -> Option<PathBuf> {
     candidates(name).find(|path| is_executable(path))
 }
 
-/// The files that a name without a path may mean.
 fn candidates(name: &OsStr) -> impl Iterator<Item = PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
     let folders: Vec<PathBuf> = std::env::split_paths(&folders).filter(|_| !name.is_empty()).collect();
@@ -251,7 +250,6 @@ fn look_at_file(path: PathBuf) -> Kind {
     open(&path).map_or(Kind::Unknown, |(file, start)| look_at_elf(path, &file, &start))
 }
 
-/// The interpreter in a script's first line, and its argument before the script's name.
 fn first_line(line: &[u8]) -> (PathBuf, &[u8]) {
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii_start();
     let end = line.iter().position(|&byte| byte == b' ' || byte == b'\t').unwrap_or(line.len());
@@ -314,7 +312,6 @@ fn changes_rights(data: &std::fs::Metadata) -> bool {
 enum Linking {
     /// By the dynamic linker at this path.
     By(String),
-    /// No linker.
     Static,
     /// Its headers are incomplete, or it has none.
     Broken,

@@ -149,7 +149,7 @@ pub struct RunReport<'a> {
     pub ended: RunEnd,
     /// What was known of the program before its start.
     pub kind: &'a Kind,
-    /// How calls reached us.
+    /// How calls reached the interposer.
     pub intercept: &'a Interception,
     /// What the viewers did.
     pub totals: ViewerTotals,

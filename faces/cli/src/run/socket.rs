@@ -32,7 +32,6 @@ use super::open_files;
 /// How names of sockets begin and end. With the random digits they have 24 letters.
 const PREFIX: &str = "view-";
 const SUFFIX: &str = ".socket";
-/// The prefix of sockets without a listener yet.
 const NEW: &str = "new-";
 /// Random hexadecimal digits of a name.
 const RANDOM_DIGITS: usize = 12;

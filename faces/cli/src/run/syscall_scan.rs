@@ -170,7 +170,6 @@ pub fn may_enter_kernel(bytes: &[u8]) -> bool {
     pairs(bytes).next().is_some()
 }
 
-/// The places where `syscall`, `sysenter` or `int 0x80` could be.
 fn pairs(bytes: &[u8]) -> impl Iterator<Item = usize> {
     /// Most pieces have no pair, which vectorized steps show.
     const PIECE_BYTES: usize = 256;
@@ -188,7 +187,6 @@ fn pairs(bytes: &[u8]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The executable parts of an object, and its functions.
 struct Code64<'a> {
     segments: Vec<(u64, &'a [u8])>,
     functions: Functions<'a>,

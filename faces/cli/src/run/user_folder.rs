@@ -34,7 +34,6 @@ use super::open_files;
 /// Bytes of the longest path. An address of a socket has 108, and a name in it up to 24.
 pub(super) const PATH_MAX: usize = 80;
 
-/// Others may write there.
 const WRITTEN_BY_OTHERS: u32 = 0o022;
 /// Users can rename or remove there only what is theirs.
 const STICKY: u32 = 0o1000;
@@ -145,7 +144,6 @@ struct Candidate {
     makes: usize,
 }
 
-/// The places for a user with these variables, in order.
 fn candidates(variable: impl Fn(&str) -> Option<OsString>, user: u32) -> Vec<Candidate> {
     const ROOT: u32 = 0;
     let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -230,7 +228,6 @@ fn check_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is wrong with a folder above this one.
 fn fault(data: &Metadata, us: u32) -> Option<&'static str> {
     const ROOT: u32 = 0;
     if !data.is_dir() {

@@ -106,7 +106,6 @@ fn store(store: &StoreSample) -> Value {
     Value::Group(one)
 }
 
-/// The latencies of a store, for people.
 fn latencies(store: &StoreSample) -> String {
     let mut text = String::new();
     for (name, seconds) in [("p50", 0), ("p95", 1), ("p99", 2)].map(|(name, at)| (name, store.first_byte[at]))

@@ -174,7 +174,6 @@ fn label_of(labels: &str, name: &str) -> Option<String> {
     Some(rest.split_once('"')?.0.to_owned())
 }
 
-/// An example of a server's answer.
 #[cfg(test)]
 pub(super) const EXAMPLE: &str = "\
 # HELP quinion_service_clients Processes that are connected.

@@ -60,7 +60,6 @@ pub fn duckdb() -> Option<PathBuf> {
     folder.join("complete").exists().then(|| folder.join("bin/python"))
 }
 
-/// A folder on a file system with a device behind it, in which tests make theirs.
 pub fn disk() -> &'static Path {
     static DISK: OnceLock<PathBuf> = OnceLock::new();
     DISK.get_or_init(|| {
@@ -182,13 +181,11 @@ impl Report {
         value[..digits].parse().unwrap_or_else(|_| panic!("{group}.{key} is no number in {}", self.0))
     }
 
-    /// Bytes that came from the cache.
     pub fn served(&self) -> u64 {
         self.number("served", "bytes")
     }
 }
 
-/// What follows the first `what` in a report.
 #[track_caller]
 fn after<'a>(text: &'a str, what: &str) -> &'a str {
     text.split_once(what).unwrap_or_else(|| panic!("{what} is not in {text}")).1
@@ -231,7 +228,6 @@ pub fn assert_same(what: &str, left: &Output, right: &Output) {
     assert_eq!(said(left), said(right), "{what}: standard error");
 }
 
-/// Fails unless two outputs are the same; shows where they begin to differ.
 #[track_caller]
 pub fn assert_bytes(what: &str, left: &[u8], right: &[u8]) {
     if left != right {

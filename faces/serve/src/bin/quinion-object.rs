@@ -115,7 +115,6 @@ impl Object {
         }
     }
 
-    /// Writes its bytes in `range`, which is within it.
     fn write(&self, range: Range<u64>, output: &mut impl Write) -> Result<(), Failure> {
         let mut at = range.start;
         let mut buffer = Vec::new();
@@ -232,7 +231,6 @@ fn complain(wrong: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILED)
 }
 
-/// Ends for a failure of standard output.
 fn output_failed(error: &io::Error) -> ExitCode {
     match error.kind() {
         io::ErrorKind::BrokenPipe => ExitCode::from(EXIT_BROKEN_PIPE),
@@ -290,7 +288,6 @@ fn stat(arguments: &Stat) -> ExitCode {
     code
 }
 
-/// What is printed of an object.
 fn shown(url: &str, meta: &ObjectMeta, read_by: &str, json: bool) -> String {
     // Not every store tells a time.
     let modified = (meta.last_modified.timestamp() > 0).then(|| meta.last_modified.to_rfc3339());

@@ -33,7 +33,6 @@ pub struct Connection {
     name: Name,
     peer: Peer,
     stream: BufReader<UnixStream>,
-    /// Questions that were given up.
     late: u32,
 }
 

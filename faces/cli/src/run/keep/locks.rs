@@ -60,7 +60,6 @@ impl Folder {
         }
     }
 
-    /// Whether the file behind `descriptor` is the one of that name.
     fn is_named(&self, descriptor: impl AsFd, file: &str) -> io::Result<bool> {
         let ours = rustix::fs::fstat(descriptor)?;
         match rustix::fs::statat(self, file, AtFlags::SYMLINK_NOFOLLOW) {

@@ -17,7 +17,6 @@ use super::message::Message;
 use crate::run::modes::{mode_name, mode_of};
 use crate::run::{Hot, OwnerNumbers};
 
-/// Files in a message at most.
 const FILES_MAX: usize = 256;
 /// Between a file's mode and its path.
 const BETWEEN: char = '\u{1f}';

@@ -103,7 +103,7 @@ impl std::fmt::Debug for Cache {
 /// Is the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
 ///
 /// # Errors
-/// What is wrong, in words; the process that started us was told.
+/// What is wrong, in words; the starter was told.
 pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
     sys::leave_starter().map_err(|error| error.to_string())?;
     let lock = take_lock().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
@@ -112,13 +112,13 @@ pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>
         Ok(_) => READY,
         Err(wrong) => wrong,
     };
-    // A process that has started us may be no more; the next will find us.
+    // The starter may have ended; the next run will find this owner.
     let _ = writeln!(io::stdout(), "{said}");
     let _ = leave_pipe();
     begun?.serve().map_err(|error| error.to_string())
 }
 
-/// The lock, which we were started with in the place of standard input. From here on it is ours alone.
+/// The lock, which this process was started with in the place of standard input. It alone has it from here on.
 fn take_lock() -> io::Result<Lock> {
     let lock = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
     rustix::stdio::dup2_stdin(nothing()?)?;
@@ -197,7 +197,6 @@ pub fn question(wanted: &CacheRequest) -> Message {
     }
 }
 
-/// Rules in one text, as the options are typed.
 fn said_as_one(rules: &[String]) -> String {
     if rules.is_empty() { "the default rules".to_owned() } else { rules.join(" ") }
 }
@@ -375,7 +374,6 @@ impl ControlSocket {
         accepted_any
     }
 
-    /// Makes room for one more connection; returns whether there is.
     fn has_capacity(&mut self) -> bool {
         if self.clients.len() < CONNECTIONS_MAX {
             return true;

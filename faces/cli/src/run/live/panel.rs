@@ -38,7 +38,6 @@ pub(super) fn files_in(area: Rect) -> usize {
     usize::from(area.height.saturating_sub(ROWS_OF_NUMBERS))
 }
 
-/// What is drawn, and what it remembers for rates.
 pub(super) struct Panel {
     title: String,
     /// The counts of about the last second, with their times.
@@ -177,7 +176,6 @@ pub(crate) fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str)
     buffer.set_string(at, row.y, known, Style::new().dim());
 }
 
-/// Draws a row's label; returns the rest of the row.
 pub(crate) fn label(row: Rect, buffer: &mut Buffer, name: &str) -> Rect {
     let columns = [Constraint::Length(LABEL_COLUMNS), Constraint::Fill(1)];
     let [label, rest] = Layout::horizontal(columns).areas(row);
@@ -200,7 +198,6 @@ impl Glyphs {
         if locale.contains("utf-8") || locale.contains("utf8") { Self::Blocks } else { Self::Ascii }
     }
 
-    /// Draws the first row: the program, and the elapsed time.
     pub(crate) fn draw_title(self, row: Rect, buffer: &mut Buffer, title: &str, elapsed: Duration) {
         let rule = self.rule().repeat(usize::from(row.width));
         buffer.set_string(row.x, row.y, rule, Style::new().dim());
@@ -268,7 +265,6 @@ impl Glyphs {
 pub(crate) mod tests {
     use super::*;
 
-    /// The rows of a picture, without trailing blanks.
     pub(crate) fn rows(buffer: &Buffer) -> Vec<String> {
         let rows = buffer.content().chunks(usize::from(buffer.area.width));
         rows.map(|cells| cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned())

@@ -47,12 +47,10 @@ pub(crate) struct Screen {
     terminal: File,
     repairer: Option<TerminalRepairer>,
     colours: Colours,
-    /// The rows that the panel takes where there is room.
     full: u16,
     taken: Option<PanelRows>,
 }
 
-/// The panel's rows on a terminal of this size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PanelRows {
     rows: u16,

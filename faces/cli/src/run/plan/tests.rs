@@ -116,7 +116,6 @@ fn instructions(code: &[u8], offset: u32) -> Vec<Instruction> {
     decoder(code, offset.into()).iter().collect()
 }
 
-/// The library with other bytes at the beginning of `name`.
 fn changed(name: &str, with: &[u8]) -> Elf {
     let us = Elf::open(&std::env::current_exe().unwrap()).unwrap();
     let path = library_of(Path::new(&us.interpreter().unwrap())).unwrap();

@@ -384,8 +384,6 @@ fn a_stock_is_bounded_and_goes_back() {
     stage.finish();
 }
 
-// Through the whole cache.
-
 fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).expect("the device opens")
 }

@@ -53,8 +53,6 @@ fn bytes(generation: u32, len: usize) -> Vec<u8> {
     (0..len).map(|at| byte(at) as u8).map(|byte| if byte == POISON || byte == 0 { 1 } else { byte }).collect()
 }
 
-// The story.
-
 #[derive(Clone, Debug)]
 enum Step {
     /// Runs of (page, bytes), at once; those that overlap an earlier one are left out.
@@ -422,8 +420,6 @@ fn a_file_that_is_written_directly_leaves_its_last_partial_page_in_the_kernels_c
     }
 }
 
-// Fills and flushes together.
-
 /// Threads that write and read, each its own pages, by one engine with few places.
 #[test]
 fn flushes_and_fills_share_an_engine() {
@@ -550,8 +546,6 @@ fn a_ring_that_is_taken_away_costs_some_flushes_and_no_more() {
     write(&wait_queue, &file, 0, &content).unwrap();
     assert!(fs::read(&path).unwrap() == content);
 }
-
-// What is refused, and what fails.
 
 #[test]
 fn a_backend_opened_for_reading_refuses_writes_and_says_how_to_write() {
@@ -690,8 +684,6 @@ fn space_that_is_kept_does_not_change_the_size() {
     }
     assert_eq!(file.attributes().unwrap().size, 0);
 }
-
-// Faults under a seed.
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]

@@ -277,7 +277,6 @@ fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
         assert_eq!(grabbed.folios().map(|folio| folio.frame()).collect::<Vec<_>>(), there);
         assert!(grabbed.folios().all(|folio| folio.state() == LockedState::Data));
         assert_eq!((stage.free_pages(), frames.asked.len()), (before, 0));
-        // Readers go on.
         let held = stage.mapping.try_hold(page(50)).unwrap();
         assert_eq!(held.is_readable(), ReadableState::Yes);
         let mut number = [0; 8];

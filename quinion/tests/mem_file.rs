@@ -339,7 +339,6 @@ fn t04_t06_a_punch_zeroes_the_parts_of_pages_frees_what_lies_between_and_leaves_
     let (data, holes) = pages(&file);
     assert_eq!((taken(&cache), data + holes), (full - holes, 1024));
     assert_eq!(holes, (900_003 / 4096 - 700_001 / 4096 - 1) + 512 + 1 + (1024 - 4_000_000 / 4096 - 1));
-    // And can be written again.
     fill_content(&mut right[600_000..3_500_000], 1, 600_000, 7);
     file.write_all_at(&right[600_000..3_500_000], 600_000).unwrap();
     assert!(read(&file, 0, len) == right);

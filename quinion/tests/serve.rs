@@ -736,7 +736,6 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
 
 #[test]
 fn more_questions_than_slots_are_refused() {
-    // No worker answers.
     let owner = NaiveOwner::new(1000);
     owner.arena().populate_control().unwrap();
     let page = owner.arena().make_viewer_page(0).unwrap();
@@ -1089,7 +1088,6 @@ fn processes_join_by_the_socket() {
     strangers.extend([&right[..right.len() - 1], &[&right[..], b"x"].concat()].map(says));
     let viewer = viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     assert_eq!(service.viewers(), 1, "nobody else was let in");
-    // Each of them is closed without an answer.
     for stranger in &strangers {
         let timeout = Some(Duration::from_secs(60));
         let which = rustix::net::sockopt::Timeout::Recv;

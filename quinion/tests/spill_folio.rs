@@ -174,7 +174,6 @@ fn a_folio_that_is_held_when_its_flush_ends_stays() {
     let held = stage.mapping.try_hold(FIRST).unwrap();
     stage.stays();
     drop(held);
-    // And goes the next time.
     stage.send();
     stage.spill.drain();
     assert_eq!(stage.mapping.backing().spilled_pages(), 16);

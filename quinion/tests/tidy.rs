@@ -107,8 +107,6 @@ fn complaint(source: &Source, line: usize, wrong: String, remedy: &'static str) 
     Complaint { place: source.path.clone(), line, wrong, remedy }
 }
 
-// The layers.
-
 /// The modules of the library from the ground up, and which of them each name at the crate's root is of.
 struct Layers {
     modules: Vec<String>,
@@ -344,8 +342,6 @@ fn check_essay(source: &Source) -> Vec<Complaint> {
     vec![complaint(source, 1, wrong, remedy)]
 }
 
-// Unsafe code and orderings.
-
 fn may_hold_unsafe(path: &str) -> bool {
     UNSAFE_FILES.iter().any(|file| path == *file || (file.ends_with('/') && path.starts_with(file)))
 }
@@ -405,8 +401,6 @@ fn check_orderings(source: &Source) -> Vec<Complaint> {
     }
     complaints
 }
-
-// The text as text.
 
 fn check_lines(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
@@ -614,8 +608,6 @@ fn has_place(line: &str, place: &str) -> bool {
     })
 }
 
-// Functions and tests.
-
 /// The functions of a file: name, line, and how many lines from its `fn` to its closing bracket.
 fn functions(source: &Source) -> Vec<(String, usize, usize)> {
     let is_function = |at: &usize| source.word(*at) == "fn" && is_name(source.word(at + 1));
@@ -784,8 +776,6 @@ fn check_table(architecture: &Source, heading: &str, expected: &[String]) -> Vec
     let wrong = format!("the table `{heading}` lists {listed:?}, the code has {expected:?}");
     vec![complaint(architecture, line, wrong, "make the table say what the code does")]
 }
-
-// The repository.
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the library lies in the repository").to_owned()

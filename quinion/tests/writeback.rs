@@ -829,8 +829,6 @@ fn a_flush_that_fails_when_the_cache_ends_is_tried_once_more() {
     assert!((0..4).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
 }
 
-// A story.
-
 #[derive(Clone, Debug)]
 enum Step {
     Write(u64, u64),

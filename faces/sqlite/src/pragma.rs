@@ -1,4 +1,4 @@
-//! Pragma: what a connection is asked, and told, in SQL.
+//! Pragma: settings and counters in SQL.
 //!
 //! ```text
 //!   PRAGMA quinion_memory             the bound of the cache, in bytes
@@ -17,7 +17,7 @@ use crate::ffi::text_of_sqlite;
 use crate::process::{DIRECT_READS, Process, memory_of_text};
 
 /// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is
-/// not ours. `database` has the counters of the database, if it has any.
+/// another VFS's. `database` has the counters of the database, if it has any.
 ///
 /// # Safety
 /// As the argument of `SQLITE_FCNTL_PRAGMA`.

@@ -46,9 +46,9 @@ use quinion_testing::content::{Dice, fill_content, generations};
 
 // ---- the files ----------------------------------------------------------------------------------------
 
-/// Sizes of the still files, five times the least memory in all, none a multiple of a page.
 /// How long all slots of a viewer may be in use: a slot that is lost stays lost.
 const NO_SLOT_MAX: Duration = Duration::from_secs(60);
+/// Sizes of the still files, five times the least memory in all, none a multiple of a page.
 const STILL: [u64; 4] = [(33 << 20) + 4095, (23 << 20) + 17, (13 << 20) + 513, (11 << 20) + 1];
 const REPLACED: u32 = 10;
 const REWRITTEN: u32 = 20;

@@ -67,7 +67,7 @@ struct Connection {
     wal_index: *const AtomicU32,
     /// Read locks of the wal-index that it has, as bits.
     read_locks: u8,
-    /// Rights to write that it has by locks of the wal-index: the numbers of the first locks.
+    /// Rights to write that it has by locks of the wal-index: the first locks, as bits.
     write_locks: u8,
     /// What the last transaction that asked for pages got.
     last: Answer,

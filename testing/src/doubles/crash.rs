@@ -26,7 +26,8 @@
 //!  2. A state holds nothing that was never there: each sector is as it was after some event.
 //!  3. Equal logs and equal seeds give equal states.
 //!
-//! Not an invariant: that a state is one that some file system would leave. There are more of them here, never fewer.
+//! Not an invariant: that a state is one that some file system would leave. There are more of them here, never fewer,
+//! but for devices that break what they were not writing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -222,7 +223,7 @@ struct History<T> {
     was: Vec<(usize, T)>,
     /// The oldest that a crash may leave.
     lowest: usize,
-    /// The last sync that failed and concerned it; only a later one of the journal makes up for that.
+    /// The last sync that failed and concerned it. A later one makes up for that only if the journal keeps it.
     failed: usize,
 }
 

@@ -233,8 +233,8 @@ impl SimulatedBackend {
         }
     }
 
-    /// The same device, answering each fill in parts of `pages` pages (at least 1), the last part first. A failure is
-    /// that of one part, which holds rubbish then.
+    /// The same device, answering each fill in parts of `pages` pages (at least 1), the last part first; each lands at
+    /// once. A failure is that of one part, which holds rubbish then.
     #[must_use]
     pub fn in_parts(self, pages: u32) -> Self {
         self.lock().part = Some(pages.max(1) as usize * PAGE_SIZE);

@@ -46,9 +46,9 @@ use harness::{
     hit_ratios, machine, markdown, scoreboard, sentences,
 };
 
-/// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
-/// will do: two of the long ones of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes
-/// some 55 minutes on two cores.
+/// Repetitions that are counted by default. An experiment whose repetition takes long says that fewer will do: two of
+/// the long ones of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes some 55 minutes
+/// on two cores.
 const REPEAT_QUICK: usize = 3;
 const REPEAT_FULL: usize = 5;
 
@@ -149,7 +149,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What this program starts itself for, by options that no user needs.
+/// The modes in which this program starts itself, by options that no user needs.
 fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
     let ended = |done: Result<(), Unmeasured>| done.map_or_else(|why| complain(&why), |()| ExitCode::SUCCESS);
     if let Some(name) = &arguments.inside {
@@ -182,7 +182,6 @@ fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
     arguments.count.then(count)
 }
 
-/// That there is such a folder: else every experiment would say that there is none.
 fn check_scratch(folder: &Path) -> Result<(), String> {
     let found = std::fs::metadata(folder).and_then(|found| {
         if found.is_dir() { Ok(()) } else { Err(std::io::ErrorKind::NotADirectory.into()) }
@@ -216,7 +215,6 @@ fn settings(arguments: &Arguments) -> Settings {
     Settings { extent, repeat, folder: arguments.scratch.clone() }
 }
 
-/// A run of experiments.
 struct Bench {
     settings: Settings,
     form: Form,
@@ -224,7 +222,6 @@ struct Bench {
     bar: Bar,
     lost: String,
     unsteady: String,
-    /// Whether anything was measured at all.
     has_measured: bool,
     code: ExitCode,
 }
@@ -311,7 +308,7 @@ impl Bench {
         section
     }
 
-    /// Which ways of a case are missing, or missing in a part.
+    /// Reports which ways of a case are missing, or missing in a part.
     fn say(&self, experiment: &Experiment, case: &str, excuses: &[MissingRuns]) {
         for sentence in sentences(excuses) {
             self.bar.aside(|| eprintln!("quinion: {}: {case}: {sentence}", experiment.about.name));
@@ -350,7 +347,6 @@ mod tests {
         Arguments::command().debug_assert();
     }
 
-    /// What a full run is expected to take, by the numbers of [`experiments::ABOUT`], is what its user has to wait.
     #[test]
     fn a_full_run_is_expected_to_take_less_than_an_hour() {
         let settings =
@@ -359,7 +355,7 @@ mod tests {
         let minutes = experiments::all(&experiments::Options::default()).iter().map(of).collect::<Vec<_>>();
         let all: f64 = minutes.iter().map(|(_, minutes)| minutes).sum();
         assert!((30.0..60.0).contains(&all), "{all} minutes: {minutes:?}");
-        // What one asks for is what one gets.
+        // `--repeat` holds for all cases.
         let told = Settings { repeat: Repeat::Fixed(9), ..settings };
         let experiments = experiments::all(&experiments::Options::default());
         let stream =

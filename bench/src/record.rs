@@ -9,7 +9,7 @@
 //!   their plots               -> docs/plots/
 //! ```
 //!
-//! The repository is the one that this was built in.
+//! The repository is the one in which this program was built.
 
 use std::fs;
 use std::path::Path;

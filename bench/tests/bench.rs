@@ -27,7 +27,6 @@ const KEYS: [&str; 15] = [
     "peer_runs",
 ];
 
-/// Every experiment there is.
 const EXPERIMENTS: [&str; 17] = [
     "hit",
     "insert",
@@ -264,7 +263,6 @@ fn a_run_that_is_interrupted_leaves_nothing() {
     }
 }
 
-/// The value of a key of a row, without its quotes.
 fn value_of(line: &str, key: &str) -> String {
     let (_, value) = members(line).into_iter().find(|(name, _)| name == key).expect("every row has the key");
     value.trim_matches('"').to_owned()
@@ -349,7 +347,6 @@ fn memory_stands_beside_every_peer_in_every_case() {
     assert!(names_in(folder.path()).is_empty(), "{:?}", names_in(folder.path()));
 }
 
-/// A sweeper of `folder`, which exists.
 fn sweeper(folder: &Path) -> Child {
     std::fs::create_dir(folder).unwrap();
     std::fs::write(folder.join("file"), "left behind").unwrap();

@@ -1,15 +1,14 @@
 //! Builds the interposer and leaves it in `OUT_DIR`, where `run.rs` embeds it.
 //!
-//! It is a package of its own with its own settings, so it takes a cargo of its
-//! own. That one works in a target folder inside `OUT_DIR`: the lock of the
-//! outer one is not needed, so neither waits for the other. It sees none of the
-//! outer build's flags and wrappers, which are meant for other code.
+//! It is a package of its own with its own settings, so it takes a cargo of its own. That one works in a target folder
+//! inside `OUT_DIR`: the lock of the outer one is not needed, so neither waits for the other. It sees none of the outer
+//! build's flags and wrappers, which are meant for other code.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What the outer cargo, or its caller, set for the outer build.
+/// Variables that the outer cargo, or its caller, set for the outer build.
 const NOT_INHERITED: [&str; 12] = [
     "RUSTFLAGS",
     "CARGO_ENCODED_RUSTFLAGS",
@@ -44,7 +43,7 @@ fn main() {
     println!("cargo::rustc-env=QUINION_OBJECT={:032x}", hash(&bytes));
 }
 
-/// A number that tells two objects apart: FNV-1a of 128 bits, by Fowler, Noll and Vo. It protects nothing.
+/// A hash that tells two objects apart: FNV-1a of 128 bits, by Fowler, Noll and Vo. It protects nothing.
 fn hash(bytes: &[u8]) -> u128 {
     let mix = |hash: u128, &byte: &u8| (hash ^ u128::from(byte)).wrapping_mul(0x100_0000_0000_0000_0000_013b);
     bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, mix)

@@ -18,9 +18,8 @@ use libfuzzer_sys::fuzz_target;
 use quinion::Mechanism;
 use quinion_testing::twins::cache::{Bytes, Ending, Op, Setting, run};
 
-/// Operations of one run, at most: what a long run finds a short one finds as well.
+/// Operations of one run, at most: a short run finds what a long one does.
 const OPS_MAX: usize = 100;
-/// Where the files are.
 const FOLDER: &str = "/dev/shm";
 const ORDERS: [[u8; 2]; 4] = [[0, 0], [0, 9], [2, 9], [0, 4]];
 

@@ -33,19 +33,16 @@ use libfuzzer_sys::fuzz_target;
 use quinion_capi::*;
 use rustix::io::Errno;
 
-/// Calls of one run, at most.
 const CALLS_MAX: usize = 120;
-/// Where the files are.
 const FOLDER: &str = "/dev/shm";
 /// No file of a run is longer, in bytes.
 const LENGTH_MAX: u64 = 300_000;
 /// Bytes of one read, write or pin, at most.
 const TRANSFER_MAX: u64 = 70_000;
 const MEMORY: u64 = 32 << 20;
-/// How long the library's threads may take to let go of what a cache had.
+/// How long the library's threads may take to free what a cache had.
 const RELEASED_WITHIN: Duration = Duration::from_secs(20);
 
-/// What a wrong call returns.
 const INVALID: i64 = negative(Errno::INVAL);
 
 const fn negative(error: Errno) -> i64 {
@@ -62,7 +59,6 @@ fuzz_target!(|data: &[u8]| {
     world.end();
 });
 
-/// One call: which, the slot that it is about, and what it passes.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     kind: u8,
@@ -73,7 +69,6 @@ struct Call {
     flags: u8,
 }
 
-/// Calls from bytes: nine for each.
 struct Input<'a>(&'a [u8]);
 
 impl Iterator for Input<'_> {
@@ -111,7 +106,6 @@ impl Call {
         self.offset.checked_add(self.length).is_none_or(|end| end > i64::MAX as u64)
     }
 
-    /// The bytes that a write has: they tell the call.
     fn bytes(&self) -> Vec<u8> {
         (0..self.length).map(|at| (at.wrapping_mul(31) as u8) ^ self.flags).collect()
     }
@@ -119,7 +113,6 @@ impl Call {
 
 type Content = Rc<RefCell<Vec<u8>>>;
 
-/// What a file's handle is a handle of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     System,
@@ -132,11 +125,8 @@ struct File {
     content: Content,
     kind: Kind,
     can_write: bool,
-    /// Of which cache.
     cache: usize,
-    /// The bytes of a backend.
     store: Option<Arc<Store>>,
-    /// Of a file of the system.
     name: usize,
 }
 
@@ -147,7 +137,7 @@ struct Pin {
 
 struct OpenCache {
     handle: *mut qn_cache,
-    /// Distinguishes it from those that were open before, whose files may be open still.
+    /// Distinguishes it from earlier ones, whose files may be open still.
     number: usize,
 }
 
@@ -162,7 +152,6 @@ struct World {
     pools: [Option<OpenPool>; 2],
     files: [Option<File>; 6],
     pins: [Option<Pin>; 4],
-    /// Files of the system by cache and name.
     contents: HashMap<(usize, usize), Content>,
     caches_so_far: usize,
     pools_so_far: usize,
@@ -185,7 +174,6 @@ impl World {
         }
     }
 
-    /// Makes one call, and compares what it returns with the model.
     fn call(&mut self, call: &Call) {
         match call.kind % 32 {
             0 => self.open_cache(call),
@@ -210,8 +198,6 @@ impl World {
             _ => self.read(call),
         }
     }
-
-    // Caches and pools.
 
     fn open_cache(&mut self, call: &Call) {
         let place = call.slot % self.caches.len();
@@ -347,8 +333,6 @@ impl World {
         }
     }
 
-    // Files.
-
     /// A file of the system: each cache has two of them, which nothing else writes. By its path, or by a descriptor.
     fn open_file(&mut self, call: &Call) {
         let place = call.slot % self.files.len();
@@ -483,8 +467,6 @@ impl World {
         expect(unsafe { qn_close(handle) }, !handle.is_null());
     }
 
-    // Reads.
-
     fn read(&self, call: &Call) {
         let (file, mut buffer) = (self.file(call.slot), vec![0; call.length as usize]);
         let handle = raw(file);
@@ -521,7 +503,6 @@ impl World {
         assert!(buffer[..expected.len()] == *expected, "other bytes");
     }
 
-    /// Three reads, of one file or several, of one cache or two.
     fn read_batch(&self, call: &Call) {
         let length = (call.length / 2) as usize;
         let mut buffers = [vec![0; length], vec![0; length], vec![0; length]];
@@ -556,8 +537,6 @@ impl World {
         }
         expect(result, all_are_right);
     }
-
-    // Writes.
 
     fn write(&self, call: &Call) {
         let (file, bytes) = (self.file(call.slot), call.bytes());
@@ -688,8 +667,6 @@ impl World {
         }
     }
 
-    // Pins.
-
     fn pin(&mut self, call: &Call) {
         let place = call.other % self.pins.len();
         if self.pins[place].is_some() {
@@ -742,7 +719,7 @@ impl World {
         expect(unsafe { qn_unpin(handle) }, !handle.is_null());
     }
 
-    /// Closes what is open, and looks whether all came back: the bytes of backends, and their contexts.
+    /// Closes what is open, and checks that the library returned all bytes and contexts of backends.
     fn end(mut self) {
         let any =
             |number: usize| Call { kind: 0, slot: number, other: number, offset: 0, length: 0, flags: 0 };
@@ -768,7 +745,7 @@ impl World {
         }
     }
 
-    // Handles: NULL where a slot is empty.
+    // Handles; NULL where a slot is empty.
 
     fn cache(&self, slot: usize) -> *mut qn_cache {
         self.caches[slot % self.caches.len()].as_ref().map_or(null_mut(), |cache| cache.handle)
@@ -778,7 +755,7 @@ impl World {
         self.caches[slot % self.caches.len()].as_ref().map(|cache| cache.number)
     }
 
-    /// A pool of that cache; a pool of another would be of that one's cache.
+    /// A pool of that cache: with a pool of another, the file would be of that other cache.
     fn pool_of(&self, cache: usize) -> *const qn_pool {
         let pool = self.pools.iter().flatten().find(|pool| pool.cache == cache);
         pool.map_or(null(), |pool| pool.handle.cast_const())
@@ -790,7 +767,6 @@ impl World {
 }
 
 impl File {
-    /// A backend has what was written.
     fn assert_stored(&self) {
         if let Some(store) = &self.store {
             assert!(*store.bytes.lock().unwrap() == *self.content.borrow(), "the backend has other bytes");
@@ -818,15 +794,11 @@ fn write_at(content: &Content, bytes: &[u8], offset: u64) {
     content[offset..offset + bytes.len()].copy_from_slice(bytes);
 }
 
-// What calls return.
-
-/// Sets a field to what is wrong.
 fn set<T>(field: &mut T, value: T) -> bool {
     *field = value;
     true
 }
 
-/// An address that no handle has: it must be replaced.
 fn dangling<T>() -> *mut T {
     std::ptr::without_provenance_mut(usize::MAX)
 }
@@ -846,7 +818,6 @@ fn assert_refused(result: i64, length: u64) {
     assert!(result == negative(Errno::BADF) || length == 0 && result == 0, "{result}: {}", message());
 }
 
-/// Compares the result of a call that has no other than 0 and -EINVAL here.
 fn expect(result: c_int, is_right: bool) {
     if is_right {
         assert_eq!(result, 0, "{}", message());
@@ -886,8 +857,6 @@ fn open_options() -> qn_open_options {
     (options.size, options.mode) = (size_of::<qn_open_options>(), 0o600);
     options
 }
-
-// A backend.
 
 struct Store {
     bytes: Mutex<Vec<u8>>,

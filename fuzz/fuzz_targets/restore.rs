@@ -5,8 +5,8 @@
 //!   the rest      the message
 //! ```
 //!
-//! What the parser says of the message must agree with what the server answers: regions that pass have places inside
-//! the image, and a message that is none is told so.
+//! The parser and the server must agree on each message: regions that pass have places inside the image, and a message
+//! that does not parse is refused.
 #![no_main]
 
 use std::io::{IoSlice, Read};
@@ -52,7 +52,7 @@ impl Stage {
         stream
     }
 
-    /// What the server says to a message, until it closes.
+    /// The server's answer to a message, until it closes.
     fn answer(&self, kind: u8, message: &[u8]) -> String {
         let mut stream = self.connect();
         let pieces = usize::from(kind % 4) + 1;
@@ -63,7 +63,7 @@ impl Stage {
             if !descriptors.is_empty() && number == usize::from(kind / 32) % pieces {
                 with.push(SendAncillaryMessage::ScmRights(&descriptors));
             }
-            // It may have enough before it has all.
+            // The server may close before it has all.
             if sendmsg(&stream, &[IoSlice::new(piece)], &mut with, SendFlags::NOSIGNAL).is_err() {
                 break;
             }
@@ -92,7 +92,7 @@ impl Stage {
         if parse(message).is_err() && !is_one_piece_of_nothing {
             assert!(said.is_empty() || said.contains("\"error\""), "{said}");
         }
-        // The next one is heard, and told that this server hands out no image.
+        // The next message is read, and answered that this server hands out no image.
         let next = self.answer(0, br#"{"quinion_restore":1,"want":"image"}"#);
         assert!(next.contains("\"error\"") && next.contains("--minor"), "{next}");
     }

@@ -1,14 +1,14 @@
-//! Any bytes from a viewer, at its page and at the socket where processes join: the owner stays well, attaches what the
-//! viewer can read and nothing else, and another viewer reads the right bytes all the while.
+//! Any bytes from a viewer, at its page and at the socket where processes join: the owner keeps running, attaches what
+//! the viewer can read and nothing else, and another viewer reads the right bytes all the while.
 //!
 //! ```text
 //!   liar      a process with three descriptors: one that reads, one that only writes, one that only names a file.
 //!             Its page is written by what the input says; it is a new one for each input.
-//!   we        say at the socket what the input says, with one of these descriptors or none
+//!   target    sends to the socket what the input says, with one of these descriptors or none
 //!   honest    a process whose viewer reads a file in between, and knows what is in it
 //! ```
-//!
-//! The owner is the real one, with a real cache. It is watched: what it is asked to attach must be readable by who
+//! The owner is the real one, with a real cache. It is checked: what it is asked to attach must be readable by the
+//! process that asks, and it must not be called with a handle that it did not give.
 //! asks, and it must not be called with a handle that it did not give.
 #![no_main]
 
@@ -43,29 +43,42 @@ use rustix::net::{
 
 const OPS_MAX: usize = 60;
 const FILE_BYTES: usize = 1 << 20;
-/// Where the files are.
 const FOLDER: &str = "/dev/shm";
-/// How long everything may take that is to be quick: the machine may be busy with something else.
+/// A watchdog for what should be quick: the machine may be busy.
 const QUICK: Duration = Duration::from_secs(10);
 
-/// What the liar does.
 #[derive(Clone, Debug)]
 enum Op {
     /// Writes so many low bytes of a word anywhere into its page.
-    Write { offset: u16, word: u64, bytes: u8 },
+    Write {
+        offset: u16,
+        word: u64,
+        bytes: u8,
+    },
     /// Asks a question as viewers do; the third argument is a word or a file.
-    Ask { slot: u8, operation: u8, arguments: [u64; 3], file: Option<u8>, pending: u8 },
-    /// Moves a slot to another state.
-    State { slot: u8, state: u8 },
-    /// Sends bytes to the socket.
-    Say { message: Vec<u8>, descriptor: u8 },
-    /// Sends a descriptor as viewers do.
-    Offer { descriptor: u8 },
-    /// The other viewer reads.
-    Honest { page: u8 },
+    Ask {
+        slot: u8,
+        operation: u8,
+        arguments: [u64; 3],
+        file: Option<u8>,
+        pending: u8,
+    },
+    State {
+        slot: u8,
+        state: u8,
+    },
+    Say {
+        message: Vec<u8>,
+        descriptor: u8,
+    },
+    Offer {
+        descriptor: u8,
+    },
+    Honest {
+        page: u8,
+    },
 }
 
-/// The input, as long as it lasts.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -110,7 +123,6 @@ impl Iterator for Bytes<'_> {
     }
 }
 
-/// The real owner, and what it must not be asked.
 #[derive(Debug)]
 struct CheckedOwner {
     owner: CacheOwner,
@@ -192,7 +204,7 @@ struct Stage {
     owner: Arc<CheckedOwner>,
     socket: std::path::PathBuf,
     liar: Child,
-    /// What the liar has at 0, 1 and 2, as descriptors of ours; and their names.
+    /// What the liar has at 0, 1 and 2, as descriptors of this process; and their names.
     descriptors: [File; 3],
     names: [FileName; 3],
     honest: Viewer,
@@ -265,7 +277,6 @@ impl Stage {
         }
     }
 
-    /// The honest viewer reads from that page on, and finds what is there.
     fn read(&self, page: u8) {
         let position = usize::from(page) * 4096 + 8;
         let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -1,5 +1,5 @@
-//! Any bytes as operations on a tree and on its naive twin: whatever is done to both, both say the same, and
-//! the tree's own check passes after every step.
+//! Any bytes as operations on a tree and on its naive twin: each operation on both must give the same, and the tree's
+//! own check passes after every step.
 //!
 //! ```text
 //!   byte 0        how many slots a node has: 2, 4, 8 or 64
@@ -14,9 +14,9 @@ mod report;
 use libfuzzer_sys::fuzz_target;
 use quinion_testing::twins::xarray::{Bytes, Op, run};
 
-/// Nodes that there are in all; small, so that they run out without being asked to.
+/// Nodes in all: few, so that they run out by themselves.
 const NODES: u32 = 300;
-/// Operations of one run, at most: what a long run finds a short one finds as well.
+/// Operations of one run, at most: a short run finds what a long one does.
 const OPS_MAX: usize = 200;
 
 fuzz_target!(|data: &[u8]| {

@@ -102,7 +102,6 @@ fn a16_readers_of_a_shadow_that_is_taken_apart_see_no_folio_of_another_page() {
     in_one_shadow(2, 40);
 }
 
-/// Two threads fill alternate places of a shadow, while `readers` read it.
 fn in_one_shadow(readers: u64, rounds: u64) {
     let stage = Stage::new();
     let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -119,7 +118,7 @@ fn in_one_shadow(readers: u64, rounds: u64) {
         }
         let finish = AtEnd(&stop);
         let nobody_read = || readers > 0 && seen.load(Ordering::Relaxed) == 0;
-        // As long as the readers have not come to read anything: on a busy machine they begin late.
+        // Until the readers have read something: on a busy machine they begin late.
         for round in (0..).take_while(|&round| round < rounds || nobody_read()) {
             stage.put_shadow(512, 9, round as u32);
             let start = Barrier::new(2);
@@ -160,7 +159,7 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-/// Reads a page without a lock; whether there was one. Its bytes must be its own.
+/// Reads a page without a lock, and checks its bytes; returns whether there was one.
 fn read_page(stage: &Stage, index: u64) -> bool {
     let Ok(held) = stage.mapping.try_hold(page(index)) else { return false };
     let covered = held.first().0..held.first().0 + u64::from(held.order().pages());
@@ -339,7 +338,7 @@ fn a_shadow_is_cut_in_steps_and_each_is_counted_the_same_by_either_way() {
     assert_eq!([7, 9, 12, 15].map(|order| steps(&Stage::new(), order)), [3, 3, 4, 5]);
 }
 
-/// What one insertion at 77 into a shadow of `order` costs: descents, holds of the lock, refills.
+/// The cost of an insertion at 77 into a shadow of `order`: descents, holds of the lock, refills.
 fn cost(stage: &Stage, order: u8) -> [u64; 3] {
     stage.put_shadow(0, order, 1);
     let folio = stage.folio(77, 0);

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The letters are those of the specification's statements; B01 and B03 to B07 are the tree's as well
-//! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the lock
-//! that truncation takes; for a punched hole it is in `truncate.rs`. B20, whether a window met shadows of its own
-//! working set, is checked where shadows are.
+//! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the same lock as
+//! truncation; for a punched hole it is in `truncate.rs`. B20, whether a window met shadows of its own working set, is
+//! checked in `shadows.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,7 +48,6 @@ fn no_shadow(frame: Frame, value: Value) {
 fn add(stage: &Stage, run: FillRun, shape: FolioShape) -> RunOutcome {
     stage.mapping.add_folio_range(run, shape, LockWait::Wait, &mut no_shadow).unwrap()
 }
-/// Ends the fills of a run of folios of one order.
 fn complete(stage: &Stage, run: FillRun, order: u8) {
     for at in (0..run.pages).step_by(1 << order) {
         let (index, frame) = (run.index.plus(u64::from(at)), run.frame.plus(at));
@@ -287,7 +286,7 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
                 }
             });
         }
-        // As long as it takes until the readers have found folios, however late they begin.
+        // Until the readers have found folios, however late they begin.
         for round in (0u64..).take_while(|round| *round < 400 || seen.load(Ordering::Relaxed) < 100) {
             assert!(!stop.load(Ordering::Relaxed), "a reader found something wrong");
             // Frames come back at other places each time, in folios of other sizes.
@@ -318,7 +317,6 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
     stage.finish();
 }
 
-/// Stops the readers also when the test fails.
 struct AtEnd<'a>(&'a AtomicBool);
 impl Drop for AtEnd<'_> {
     fn drop(&mut self) {
@@ -385,8 +383,6 @@ fn a_stock_is_bounded_and_goes_back() {
     }
     stage.finish();
 }
-
-// Through the whole cache.
 
 fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).expect("the device opens")

@@ -5,10 +5,9 @@
 //!             after every step: each page says the same, and so do the counts, the arena and the descriptors
 //! ```
 //!
-//! Nodes run short in two ways: by a hook, a few at a time, and because the
-//! arena has hardly any left. Frames run short by themselves: the arena is the
-//! smallest there is. Only when nodes are short may an answer be "no node"; and
-//! then the frames that were not inserted are the caller's, who gives them back.
+//! Nodes run short in two ways: by a hook, a few at a time, and because the arena has hardly any left. Frames run short
+//! by themselves: the arena is the smallest there is. Only when nodes are short may an answer be "no node"; and then
+//! the frames that were not inserted are the caller's, who gives them back.
 
 use quinion_testing::stages;
 use std::collections::BTreeMap;
@@ -75,7 +74,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Release),
     ]
 }
-/// The library's own ways, and those that are compared with it.
+/// The library's own ways, and their ablations.
 fn hooks() -> impl Strategy<Value = Option<&'static dyn IndexHooks>> {
     const HOOKS: [Option<&'static dyn IndexHooks>; 7] = [
         None,
@@ -89,7 +88,6 @@ fn hooks() -> impl Strategy<Value = Option<&'static dyn IndexHooks>> {
     prop::sample::select(&HOOKS[..])
 }
 
-/// What a page is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Is {
     Folio(NewFolio),

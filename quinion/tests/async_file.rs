@@ -1,7 +1,6 @@
 //! Async file: tokio's traits on a file of the cache give what a plain file gives.
 //!
-//! The runtime has one thread, so that a poll that blocks for something that
-//! another task of it has to do is a test that hangs.
+//! The runtime has one thread, so that a poll that blocks for another task's work is a test that hangs.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 
@@ -63,7 +62,6 @@ fn appended_bytes_stand_at_the_end_and_their_error_comes_with_the_flush() {
     assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "one\ntwo\n");
 }
 
-/// One step of a program.
 #[derive(Clone, Debug)]
 enum Step {
     Read(usize),

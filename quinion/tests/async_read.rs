@@ -1,7 +1,7 @@
 //! Futures: reads that wait without a thread give what reads that wait give.
 //!
-//! The runtime here is a loop that polls what was woken and sleeps when nothing
-//! was, so that a wake-up that is lost is a test that hangs.
+//! The runtime here is a loop that polls what was woken and sleeps when nothing was, so that a wake-up that is lost is
+//! a test that hangs.
 
 use quinion_testing::content;
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 
-/// Wakes a thread, and says which of its futures is to be polled.
+/// Wakes a thread, and notes which of its futures to poll.
 struct Ready {
     number: usize,
     ready: Arc<Mutex<BTreeSet<usize>>>,
@@ -35,7 +35,7 @@ impl Wake for Ready {
     }
 }
 
-/// Polls all futures until they are ready, each only when it was woken; what they gave, and the polls.
+/// Polls all futures until they are ready, each only when it was woken; returns their results, and the number of polls.
 fn join_all<F: Future + Unpin>(futures: Vec<F>) -> (Vec<F::Output>, usize) {
     let ready: Arc<Mutex<BTreeSet<usize>>> = Arc::new(Mutex::new((0..futures.len()).collect()));
     let (mut outputs, mut polls): (Vec<Option<F::Output>>, _) = (futures.iter().map(|_| None).collect(), 0);
@@ -66,7 +66,6 @@ fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A small cache without readahead.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }
@@ -230,7 +229,6 @@ fn memory_that_is_short_is_waited_for_elsewhere_and_then_said_to_be_so() {
     cache.check().unwrap();
 }
 
-/// A file of 64 MiB whose contents tell where they belong.
 fn content() -> (tempfile::TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("content");
@@ -244,7 +242,6 @@ fn content() -> (tempfile::TempDir, std::path::PathBuf) {
     (folder, path)
 }
 
-/// Reads at random places by futures, `depth` at a time; with blocking readers beside them.
 fn beside_blocking_readers(mechanism: Mechanism) {
     let (_folder, path) = content();
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).mechanism(mechanism).build().unwrap();
@@ -285,14 +282,14 @@ fn beside_blocking_readers(mechanism: Mechanism) {
     }
 }
 
-/// A task whose runtime is gone: the waker alone keeps it, and with it the future, the file and the cache.
+/// A task without a runtime: the waker alone keeps it, and with it the future, the file and the cache.
 struct Abandoned(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
 
 impl Wake for Abandoned {
     fn wake(self: Arc<Self>) {}
 }
 
-/// Lets the last of a cache go inside the end of the fill that wakes: that one cannot be waited for there.
+/// Drops the last handle of a cache inside the end of the fill that wakes: that fill cannot be waited for there.
 fn a_waker_lets_the_cache_go(mechanism: Mechanism) {
     let (_folder, path) = content();
     for round in 0..20 {
@@ -329,7 +326,7 @@ fn a_waker_that_holds_the_last_of_a_cache_may_go_on_a_thread_of_the_pool() {
     a_waker_lets_the_cache_go(Mechanism::Threads);
 }
 
-/// What is dirty then goes to the file all the same, by a thread that is there.
+/// What is dirty then goes to the file all the same, by an existing thread.
 #[test]
 fn a_waker_that_lets_the_last_of_a_cache_go_loses_nothing_that_was_written() {
     let (_folder, path) = content();
@@ -364,7 +361,7 @@ fn a_waker_that_lets_the_last_of_a_cache_go_loses_nothing_that_was_written() {
     }
 }
 
-/// Keeps what comes first, and completes all it has inside the second submission.
+/// Keeps the first fill, and completes all inside the second submission.
 #[derive(Debug)]
 struct Tardy {
     memory: MemoryFile,
@@ -391,7 +388,7 @@ impl Backend for Tardy {
     }
 }
 
-/// Has its file looked at again, which waits for a thread that is between insertion and submission.
+/// Has its file checked again, which waits for a thread that is between insertion and submission.
 struct Revalidates {
     file: File,
     outcome: Mutex<Option<Result<bool>>>,
@@ -426,7 +423,6 @@ fn a_waker_is_called_without_the_lock_that_its_thread_had_for_the_submission() {
     assert!(outcome.expect("the waker has done what it wanted").unwrap(), "the file had changed");
 }
 
-/// Whether a thread of this process is a poller.
 fn has_poller() -> bool {
     std::fs::read_dir("/proc/self/task").unwrap().flatten().any(|thread| {
         let name = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
@@ -461,7 +457,7 @@ fn a_pin_of_cached_pages_is_ready_at_the_first_poll_and_ends_where_the_file_does
     assert_eq!(pinned(&file, &device, 9 * PAGE, 5 * PAGE as usize).unwrap(), PAGE as usize + 5);
     assert_eq!(pinned(&file, &device, 20 * PAGE, 8).unwrap(), 0);
     assert_eq!(pinned(&file, &device, 0, 0).unwrap(), 0);
-    // The file grows behind what is known of it: a pin there looks again.
+    // The file grows beyond its known size: a pin there checks it again.
     device.size.store(30 * PAGE, Ordering::Relaxed);
     assert_eq!(pinned(&file, &device, 20 * PAGE, 8).unwrap(), 8);
 }

@@ -15,14 +15,13 @@ use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 const MEMORY: u64 = 128 << 20;
-/// How long a test waits for a thread of the cache before it says that it will never come.
+/// How long a test waits for a thread of the cache before it fails.
 const LONG: Duration = Duration::from_secs(60);
 
 fn cache(background: bool) -> Cache {
     Cache::builder().memory(MEMORY).background_reclaim(background).build().unwrap()
 }
 
-/// Reads single pages here and there until the cache is full and about a quarter more.
 fn overfill(file: &File, device: &Device) {
     file.advise(Hint::Random).unwrap();
     let pages = 2 * MEMORY / PAGE;

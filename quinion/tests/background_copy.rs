@@ -5,7 +5,7 @@
 //!                                     --prepare-----------> copied, if that was requested
 //! ```
 //!
-//! Where the kernel does not let go of a file (it lies in memory), what asks for a cold one is left out, and says so.
+//! Where the kernel does not drop a file (it lies in memory), tests of cold files are left out, and say so.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -23,13 +23,13 @@ fn owner() -> CacheOwner {
     CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).attach_lazily()
 }
 
-/// A file of which the kernel holds all, written back; it lies on a file system with a device, if tests do.
+/// A file, all of it in the kernel's cache and written back; on a file system with a device, if the tests' folder is.
 fn file(folder: &Path, bytes: u64) -> File {
     let path = folder.join("file");
     std::fs::write(&path, vec![7; bytes as usize]).unwrap();
     File::open(&path).unwrap().sync_all().unwrap();
     std::fs::read(&path).unwrap();
-    // What was read of a file that changed a moment ago is not believed when it is attached again.
+    // A file that changed a moment ago is read anew when it is attached again.
     std::thread::sleep(Duration::from_millis(200));
     File::open(path).unwrap()
 }
@@ -43,17 +43,14 @@ fn name(file: &File) -> (u64, u64) {
     (data.dev(), data.ino())
 }
 
-/// Asks for the file, as a viewer in this process; how many bytes are left to the kernel.
 fn ask(owner: &CacheOwner, file: &File, spent: bool) -> Option<u64> {
     owner.leaves_to_kernel(file.as_fd(), FileName::of(file).unwrap(), spent)
 }
 
-/// Has the kernel let go of the file, where it does that.
 fn forget(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-/// A service without viewers.
 struct Alone;
 
 impl ServiceHandle for Alone {
@@ -110,7 +107,7 @@ fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
     assert_eq!(ask(&owner, &file, false), None);
 }
 
-/// A service with a viewer, which counts how often that was asked.
+/// A service with a viewer, which counts how often it was asked for viewers.
 #[derive(Default)]
 struct Busy(Cell<u32>);
 
@@ -159,7 +156,8 @@ fn a_file_that_does_not_fit_stays_the_kernels() {
     assert_eq!(owner.cache().stats().device_bytes, 0);
 }
 
-/// What was just written is in the kernel's memory alone: to read it from the device would mean to write it first.
+/// Only the kernel's memory has bytes that were just written: to read them from the device would mean to write them
+/// first.
 #[test]
 fn a_file_that_is_not_written_back_is_left_to_the_kernel() {
     let (folder, owner) = (folder(), owner());
@@ -168,7 +166,7 @@ fn a_file_that_is_not_written_back_is_left_to_the_kernel() {
     part.set_len(BYTES).unwrap();
     rustix::io::pwrite(&part, &[1; 4096], 8192).unwrap();
     let left = ask(&owner, &File::open(&path).unwrap(), false);
-    // One page is all there is of it; a file system without write-back has written that by now.
+    // There is only one page of it; a file system without write-back has written that by now.
     assert!(left == Some(2 * BYTES) || left == Some(BYTES));
 }
 
@@ -211,7 +209,6 @@ fn a_descriptor_that_is_another_file_by_now_is_the_attachings_matter() {
     assert!(owner.attach(file.try_clone().unwrap().into(), FileName { device, inode: inode + 1 }).is_err());
 }
 
-/// How often this process has the file open.
 fn descriptors_of(path: &Path) -> usize {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap();
     entries

@@ -1,7 +1,7 @@
 //! The batch call answers each read as a call of its own would, and asks the device for all at once.
 //!
-//! The twin is `File::read_at` on a second cache of the same device. Devices can
-//! be watched, held and broken (`device`).
+//! The twin is `File::read_at` on a second cache of the same device. Devices can be watched, held and broken
+//! (`device`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,6 @@ fn cache() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
 }
 
-/// A cache without readahead, so that what is read is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }
@@ -27,7 +26,6 @@ fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).expect("the device opens")
 }
 
-/// Buffers for reads of `(position, len)`.
 fn buffers(ranges: &[(u64, usize)]) -> Vec<Vec<u8>> {
     ranges.iter().map(|&(_, len)| vec![0xee; len]).collect()
 }
@@ -36,7 +34,6 @@ fn batch<'b>(ranges: &[(u64, usize)], buffers: &'b mut [Vec<u8>]) -> Vec<BatchRe
     ranges.iter().zip(buffers).map(|(&(position, _), buffer)| BatchRead::new(buffer, position)).collect()
 }
 
-/// What came of each read: its bytes, or the kind of its error.
 type Answers = Vec<Result<Vec<u8>, ErrorKind>>;
 
 fn answers(reads: &[BatchRead<'_>]) -> Answers {
@@ -50,7 +47,6 @@ fn read_batch(file: &File, ranges: &[(u64, usize)], options: ReadOptions) -> Ans
     answers(&reads)
 }
 
-/// The same, read by read.
 fn read_singly(file: &File, ranges: &[(u64, usize)], options: ReadOptions) -> Answers {
     let read = |&(position, len): &(u64, usize)| {
         let mut buffer = vec![0xee; len];
@@ -61,7 +57,6 @@ fn read_singly(file: &File, ranges: &[(u64, usize)], options: ReadOptions) -> An
     ranges.iter().map(read).collect()
 }
 
-/// Reads `pages` in one batch and checks the bytes.
 fn read_pages(file: &File, device: &Device, pages: &[u64]) {
     let ranges: Vec<_> = pages.iter().map(|page| (page * PAGE, PAGE as usize)).collect();
     for (answer, &(position, len)) in read_batch(file, &ranges, ReadOptions::new()).iter().zip(&ranges) {
@@ -377,7 +372,6 @@ fn batches_are_right_while_others_evict() {
     cache.check().unwrap();
 }
 
-/// Batches of all sizes at random places, mostly a few hot spots.
 fn read_at_random(file: &File, device: &Device, seed: u64) {
     let mut dice = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut roll = |below: u64| {

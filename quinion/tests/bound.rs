@@ -1,9 +1,8 @@
 //! Bound: a cache never takes more memory than it was given, and never hangs for want of it.
 //!
-//! What the system says the two memory files take is looked at all the while,
-//! from outside: it is the truth that the cache's own account is held against.
-//! With far more readers than memory, each read succeeds or says clearly that
-//! there is no page to be had. A child of a fork is told so by every call.
+//! The system's count of the memory of the two files is read all the while, from outside: the cache's own account is
+//! compared with it. With far more readers than memory, each read succeeds or reports that there is no free page. A
+//! child of a fork gets an error from every call.
 
 #![allow(unsafe_code, reason = "fork")]
 
@@ -42,7 +41,6 @@ fn cache(order: u8, mechanism: Mechanism) -> Cache {
     builder.mechanism(mechanism).build().unwrap()
 }
 
-/// Bytes that the system has given to the cache's two files.
 fn taken(cache: &Cache) -> u64 {
     let arena = cache.share();
     let blocks =
@@ -114,7 +112,6 @@ fn churn(file: &quinion::File, seed: u64) {
     }
 }
 
-/// Readers, each of a region of its own, begin at once; together they ask for more than there is.
 fn crowd(order: u8, mechanism: Mechanism, readers: u64, len: usize) {
     let (_folder, path) = content();
     let cache = cache(order, mechanism);
@@ -164,8 +161,8 @@ fn more_readers_than_memory_succeed_or_get_an_error() {
     }
 }
 
-/// A load of a window that is one folio of 2 MiB: some bytes somewhere in it, asked for until they are there.
-/// Returns how often it was told that there is no memory.
+/// Loads a window that is one folio of 2 MiB: reads some bytes somewhere in it until they are there. Returns how often
+/// there was no memory.
 fn load(device: &Device, window: u64, read: impl Fn(&mut [u8], u64) -> quinion::error::Result<usize>) -> u64 {
     let (mut buffer, mut refused) = (vec![0; 3000], 0);
     let position = window * (2 << 20) + window * 997 % (1 << 20);
@@ -212,7 +209,7 @@ fn a_thousand_loads_of_the_largest_folios_stay_within_the_bound() {
                 };
                 thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, body).unwrap();
             }
-            // What is asked of the device stays there for a moment, so that as much as possible is in flight.
+            // Requests stay at the device for a moment, so that as many as possible are in flight.
             scope.spawn(|| {
                 while left.load(Ordering::Relaxed) > 0 {
                     device.hold();
@@ -235,7 +232,7 @@ fn a_thousand_loads_of_the_largest_folios_stay_within_the_bound() {
     cache.check().unwrap();
 }
 
-/// Pins that keep as much as they may: one more is told so at once, and readers go on.
+/// Pins that keep as much as they may: one more is refused at once, and readers go on.
 #[test]
 fn pins_beyond_their_share_are_refused_at_once_and_readers_go_on() {
     for (order, share) in [(0, None), (4, None), (9, Some(6 << 20))] {
@@ -285,7 +282,6 @@ fn pins_beyond_their_share_are_refused_at_once_and_readers_go_on() {
     }
 }
 
-/// How the first poll of a read fails, if it does.
 fn poll_once(read: &mut quinion::ReadFuture<'_>) -> Option<ErrorKind> {
     match Pin::new(read).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer.err().map(|e| e.kind()),

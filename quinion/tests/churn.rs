@@ -6,11 +6,10 @@
 //!   holder    slot -> hold -> `copy_out` -> put;  then every byte must be right
 //! ```
 //!
-//! The model (`model_hit.rs`) proves the protocol on two words; this runs it on
-//! real pages with the real copy. The contents describe themselves (`common`),
-//! so that a byte of another file, page or generation is found wherever it lands.
-//! Folios are of orders 0 to 2 over frames that are split and joined all the
-//! time; slots are stale, and every fourth hint is a frame taken at random.
+//! The model (`model_hit.rs`) proves the protocol on two words; this runs it on real pages with the real copy. The
+//! contents describe themselves (`common`), so that a byte of another file, page or generation is found wherever it
+//! lands. Folios are of orders 0 to 2 over frames that are split and joined all the time; slots are stale, and every
+//! fourth hint is a frame taken at random.
 //!
 //! What is checked of each accepted read:
 //!  1. Every page of it is whole: of the right file and place, of one generation.
@@ -37,17 +36,15 @@ const PAGES: usize = 12;
 const ORDER_MAX: u64 = 2;
 const NOWHERE: u32 = u32::MAX;
 
-// ---- the stage ----------------------------------------------------------------------------------------
-
 /// A small arena and the slots of a few files; all that readers see.
 struct Stage {
     bytes: NonNull<u8>,
     descriptors: Vec<Descriptor>,
     /// The head frame of the folio that covers a page; a hint.
     slots: [[AtomicU32; PAGES]; FILES],
-    /// The least generation that a read may return which begins now.
+    /// The least generation that a read may return if it begins now.
     oldest: [[AtomicU32; PAGES]; FILES],
-    /// Set by the last holder of a folio that the owner has let go, on its first frame.
+    /// Set by the last holder of a folio that the owner has detached, on its first frame.
     given_back: Vec<AtomicBool>,
     stop: AtomicBool,
     accepted: AtomicU64,
@@ -84,7 +81,6 @@ impl Stage {
         // SAFETY: the frame exists.
         unsafe { self.bytes.as_ptr().add(frame * PAGE) }
     }
-    /// Copies what a folio holds from byte `position` of its file on, as much as `buf` takes.
     fn copy<'a>(&self, frame: usize, stamp: FolioStamp, position: u64, buf: &'a mut [u8]) -> &'a [u8] {
         let inside = (position - stamp.first.first_byte()) as usize;
         let bytes = buf.len().min(stamp.order().bytes() - inside);
@@ -108,7 +104,6 @@ fn mapping(file: usize) -> MappingId {
 
 // ---- the owner ----------------------------------------------------------------------------------------
 
-/// A folio in the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Folio {
     frame: usize,
@@ -128,11 +123,10 @@ impl Folio {
     }
 }
 
-/// The one who fills and retires. What readers do never makes it wait.
+/// The thread that fills and retires. Readers never make it wait.
 struct Owner<'a> {
     stage: &'a Stage,
     live: Vec<Folio>,
-    /// Out of the index, and held.
     detached: Vec<Folio>,
     dice: Dice,
 }
@@ -208,12 +202,10 @@ impl Owner<'_> {
 
 // ---- readers ------------------------------------------------------------------------------------------
 
-/// A range to read, and what is known of it before.
 struct PlannedRead {
     file: usize,
     position: u64,
     bytes: usize,
-    /// The least generation for each page.
     oldest: [u32; PAGES],
     frame: usize,
 }
@@ -279,7 +271,6 @@ fn until_stopped(stage: &Stage, seed: u64, act: fn(&Stage, &mut Dice, &mut [u8])
     }
 }
 
-/// Stops the readers also when the owner panics.
 struct StopAtEnd<'a>(&'a Stage);
 impl Drop for StopAtEnd<'_> {
     fn drop(&mut self) {
@@ -300,7 +291,7 @@ fn reads_and_holds_against_refills() {
         let mut owner = Owner { stage, live: vec![], detached: vec![], dice: Dice::new(4) };
         let nobody_read =
             || [&stage.accepted, &stage.held].iter().any(|counter| counter.load(Ordering::Relaxed) == 0);
-        // As long as the readers have not come to read anything: on a busy machine they begin late.
+        // Until the readers have read something: on a busy machine they begin late.
         for generation in (1..).take_while(|&generation| generation <= refills || nobody_read()) {
             owner.refill(generation);
         }
@@ -324,7 +315,6 @@ mod the_verifier {
         buf
     }
 
-    /// Ranges within the first pages of a file, short and long.
     fn range() -> impl Strategy<Value = (u64, usize)> {
         (0..3 * PAGE as u64, prop_oneof![1..200usize, 1..3 * PAGE])
     }

@@ -9,7 +9,7 @@
 //!               <--------------------     "@ done":  a read that begins from here on finds generation 7
 //! ```
 //!
-//! Each page tells its generation (`common`), and readers note, before they begin, which one they may expect at least.
+//! Each page holds its generation (`common`), and readers note, before they begin, the least one that they may expect.
 
 use quinion_testing::hazard;
 use std::fs::{self, File as Plain, OpenOptions};
@@ -31,7 +31,6 @@ use tempfile::TempDir;
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 const ROLE: &str = "QUINION_TEST_OUTSIDE";
-/// How long a test waits for what must come before it says that it never will.
 const LONG: Duration = Duration::from_secs(60);
 
 fn content(pages: usize, generation: u32) -> Vec<u8> {
@@ -40,7 +39,6 @@ fn content(pages: usize, generation: u32) -> Vec<u8> {
     bytes
 }
 
-/// Where files are on a disk, and where they are in memory.
 fn folders() -> [TempDir; 2] {
     [TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), TempDir::new_in("/dev/shm").unwrap()]
 }
@@ -67,8 +65,8 @@ fn leased(cache: &Cache, path: &Path) -> File {
     until_leased(|| cache.open_with(path, &leasing()).unwrap())
 }
 
-/// Opens until there is a lease. There is none as long as a process that another test starts has not executed its
-/// program: until then it has whatever this one had open for writing at that moment.
+/// Opens until there is a lease. There is none while a child of another test has not executed its program: until then
+/// the child has this process's descriptors that are open for writing.
 fn until_leased(open: impl Fn() -> File) -> File {
     let begun = Instant::now();
     loop {
@@ -88,7 +86,6 @@ fn in_force(file: &File) -> Coherence {
     file.coherence().unwrap().in_force
 }
 
-/// Reads page `page`; its generation.
 fn generation(file: &File, page: usize) -> u32 {
     let mut bytes = vec![0; PAGE];
     let position = (page * PAGE) as u64;
@@ -97,7 +94,6 @@ fn generation(file: &File, page: usize) -> u32 {
     *met.start()
 }
 
-/// The least and the greatest generation in the whole file.
 fn all_generations(file: &File, pages: usize) -> (u32, u32) {
     let mut bytes = vec![0; pages * PAGE];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -113,7 +109,6 @@ fn least_word(bytes: &[u8], position: usize) -> u32 {
     told.map(|met| *met.start()).min().expect("bytes tell their generation")
 }
 
-/// Reads until the file has its lease again.
 fn wait_for_lease(file: &File) {
     wait_until("there is no lease again", || {
         generation(file, 0);
@@ -129,7 +124,7 @@ fn wait_until(never: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Read leases of this process on the file at `path`, as the kernel counts them.
+/// The kernel's count of this process's read leases on the file at `path`.
 fn leases_on(path: &Path) -> usize {
     use std::os::unix::fs::MetadataExt;
     let inode = format!(":{} ", fs::metadata(path).unwrap().ino());
@@ -143,7 +138,6 @@ fn leases_on(path: &Path) -> usize {
 
 // ---- another process ------------------------------------------------------------------------
 
-/// A process that does to a file what it is told, line by line.
 struct Other {
     child: Child,
     orders: Option<ChildStdin>,
@@ -163,7 +157,6 @@ impl Other {
         writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
     }
 
-    /// What it answers to the oldest order that it has not answered.
     fn answer(&mut self) -> String {
         let mut line = String::new();
         while !line.contains('@') {
@@ -178,7 +171,6 @@ impl Other {
         self.answer()
     }
 
-    /// As [`Other::tell`], where it must work.
     fn has(&mut self, order: &str) {
         assert_eq!(self.tell(order), "done", "{order}");
     }
@@ -331,7 +323,7 @@ fn a_writer_waits_for_moments_only_and_the_lease_comes_back() {
         assert_eq!(file.cached_pages(), 0, "nothing from before is there when the open has returned");
         assert_eq!(in_force(&file), Coherence::CheckEvery(Duration::ZERO));
         assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::GivenUp));
-        // While he writes, each read looks.
+        // While the other process writes, each read checks the file.
         for generation_now in 1..50 {
             other.has(&format!("page 7 {generation_now}"));
             assert_eq!(generation(&file, 7), generation_now);
@@ -635,7 +627,7 @@ fn each_policy_sees_what_it_says() {
     fs::write(&path, content(PAGES, 2)).unwrap();
     assert_eq!(generation(&rarely, 5), 1);
     assert_eq!(generation(&open(Coherence::Check), 5), 2);
-    // Longer by a page: a reader that believes that it cannot be does not look where it ends.
+    // Longer by a page: a reader that takes the file for immutable does not see its new end.
     OpenOptions::new().append(true).open(&path).unwrap().write_all(&[7; PAGE]).unwrap();
     let mut byte = [0];
     assert_eq!(immutable.read_at(&mut byte, (PAGES * PAGE) as u64).unwrap(), 0);
@@ -878,7 +870,7 @@ fn the_programs_signals_are_the_programs() {
     assert_eq!(dispositions(), before, "no handler was set");
 }
 
-/// A lease is on a description, and ours is not the one we were handed.
+/// A lease is on a description, and the cache's is not the handed one.
 #[test]
 fn an_adopted_file_has_a_lease_of_its_own() {
     let (folder, cache) = (folder(), cache());

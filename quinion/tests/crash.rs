@@ -14,11 +14,10 @@
 //! A sync of a range promises its bytes: where the file ends before, it promised zeros.
 //!
 //! The states are those of `CrashDisk` in `quinion-testing`: all that was done, only what is durable, some of the
-//! writes, some of their sectors. So writes are reordered, torn and left out there, and their log is of what the cache
-//! truly did.
+//! writes, some of their sectors. So writes are reordered, torn and left out there, and their log is the cache's.
 //!
-//! A second story has a device that fails: flushes and syncs end in errors. What was changed stays changed, is
-//! read as it was written, and a sync that says `Ok` later promises all of it.
+//! A second story has a device that fails: flushes and syncs end in errors. Changed bytes stay changed, are read as
+//! they were written, and a later sync that says `Ok` promises all of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,7 +29,6 @@ use quinion_testing::doubles::{CompletionOrder, CrashDisk, CrashLog, Faults, Sim
 const PAGE: usize = 4096;
 /// No file becomes longer.
 const BYTES_MAX: usize = 30 * PAGE;
-/// States of each prefix of a log.
 const SAMPLES: u64 = 6;
 const SECTOR: usize = 512;
 
@@ -85,27 +83,20 @@ fn content(generation: usize, at: usize, len: usize) -> Vec<u8> {
     (at..at + len).map(|byte| (byte * 7 + generation * 31 + byte / PAGE) as u8 | 1).collect()
 }
 
-/// What was promised.
 #[derive(Clone, Debug)]
 struct SyncPoint {
-    /// Of how many events the log was when the sync returned.
     events: usize,
-    /// The image that it promised.
     image: usize,
     range: Range<usize>,
 }
 
-/// A file of a cache on a disk that remembers, and what is known of it.
 struct Story {
     disk: Arc<CrashDisk>,
     cache: Cache,
     file: File,
-    /// What the file was after each operation; the first is what it was at the start.
     images: Vec<Vec<u8>>,
-    /// Of how many events the log was after each operation.
     events: Vec<usize>,
     sync_points: Vec<SyncPoint>,
-    /// Whether flushes and syncs may fail.
     is_faulty: bool,
 }
 
@@ -136,7 +127,6 @@ impl Story {
         self.images.last().expect("there is the start")
     }
 
-    /// An operation failed, or it had better not.
     fn is_ok<T>(&self, told: quinion::error::Result<T>) -> bool {
         match told {
             Ok(_) => true,
@@ -215,7 +205,6 @@ impl Story {
         assert_eq!((bytes, wrong), (should.len(), None), "a read of {len} bytes at {at}");
     }
 
-    /// Reads everything, ends the cache, and checks each state that a crash may have left on the way.
     fn end(mut self, samples: u64, seed: u64) -> Result<(), String> {
         let (disk, images) = (Arc::clone(&self.disk), std::mem::take(&mut self.images));
         let checker = CrashChecker { images: &images, events: &self.events, sync_points: &self.sync_points };
@@ -262,7 +251,6 @@ impl CrashChecker<'_> {
         Ok(())
     }
 
-    /// Whether a crash after so many events may leave that.
     fn check(&self, events: usize, state: &[u8]) -> Result<(), String> {
         // The operation that was under way, or the last that had ended.
         let last = self.events.iter().position(|&after| after >= events).unwrap_or(self.images.len() - 1);
@@ -305,12 +293,10 @@ impl CrashChecker<'_> {
         Err(format!("the file is {size} bytes long, and between {least} and {most} was possible"))
     }
 
-    /// Whether the sector at `at` is of this image.
     fn has(&self, image: usize, at: usize, bytes: &[u8]) -> bool {
         self.images[image].get(at..at + bytes.len()) == Some(bytes)
     }
 
-    /// Whether the promise of `image` is of all of this sector.
     fn is_synced_whole(&self, sync_points: &[&SyncPoint], image: usize, at: usize) -> bool {
         let of = sync_points.iter().find(|sync_point| sync_point.image == image);
         of.is_some_and(|sync_point| sync_point.range.start <= at && at + SECTOR <= sync_point.range.end)

@@ -1,8 +1,8 @@
 //! A descriptor whose offset changes hands at random, beside one that is the kernel's all the time: the same answers,
 //! the same offsets, and each handle of the owner's is given back once.
 //!
-//! One thread makes all calls, so there is one right answer to each. What several threads do is
-//! `tests/model_descriptor.rs`'s. All sequences of three calls are tried, and random ones that are longer.
+//! One thread makes all calls, so there is one right answer to each. `tests/model_descriptor.rs` has several threads.
+//! All sequences of three calls are tried, and random ones that are longer.
 
 #![cfg(not(quinion_model))]
 

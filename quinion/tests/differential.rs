@@ -1,20 +1,18 @@
-//! Differential: whatever is done to a file through the cache, it holds what a file holds to which the kernel
-//! does the same.
+//! Differential: each operation on a file through the cache has the same effect as the kernel's on a twin.
 //!
 //! ```text
 //!   seed -> bytes -> operations --run on a pair--> nothing to say         (what is compared: `twins::cache`)
 //!                                     '----------> a complaint --shrink--> a short list that still fails, printed
 //! ```
 //!
-//! The pairs live on a disk, which is written past the kernel's page cache, and in memory, where it is not; with
-//! folios of a page and with large ones; by io_uring and by threads; some caches end after a sync and some
-//! without one.
+//! The pairs live on a disk, which is written past the kernel's page cache, and in memory, where it is not; with folios
+//! of a page and with large ones; by io_uring and by threads; some caches end after a sync and some without one.
 //!
 //! A list that was printed can be run again: put it into a test that calls [`check`] with the setting beside it.
 //! (What hangs on the moment at which a thread in the background writes may not come again the same way.)
 //!
-//! Then several threads change and read one file at once, each its own part of it, and contents that tell whose
-//! they are say whether each page was read whole.
+//! Then several threads change and read one file at once, each its own part of it. Contents that hold their owner show
+//! whether each page was read whole.
 //!
 //! `QUINION_SOAK=1 cargo test --release --test differential -- --nocapture` does a million operations.
 
@@ -37,10 +35,8 @@ use quinion_testing::shrinking::shrunk;
 use quinion_testing::twins::cache::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
 use tempfile::TempDir;
 
-/// Operations of all four differential tests together.
 const OPS: u64 = 50_000;
 const OPS_SOAK: u64 = 1_000_000;
-/// Bytes from which the operations of one pair are made: some two hundred of them.
 const BYTES: usize = 1000;
 /// How often a shorter list is tried: some fail only now and then.
 const TRIES: u32 = 3;
@@ -59,7 +55,6 @@ fn memory() -> PathBuf {
 
 // ---- one file and its twin ----------------------------------------------------------------------------
 
-/// What is wrong with a run of the list.
 fn complaint(setting: &Setting, ops: &[Op]) -> Option<String> {
     let (setting, ops) = (setting.clone(), ops.to_vec());
     shrinking::complaint(move || run(&setting, &ops))
@@ -88,7 +83,6 @@ fn simpler(op: Op) -> Vec<Op> {
     }
 }
 
-/// The list passes; or it is made shorter, and told.
 #[track_caller]
 fn check(setting: &Setting, ops: &[Op]) {
     let Some(why) = complaint(setting, ops) else { return };
@@ -99,7 +93,6 @@ fn check(setting: &Setting, ops: &[Op]) {
     panic!("{why}\nwith {setting:?}\nafter these operations:\nvec![\n{list}]");
 }
 
-/// The share of one test of all operations, in pairs of that folder and those folios.
 fn differ(folder: PathBuf, orders: [u8; 2], seed: u64) {
     let wanted = if is_soak() { OPS_SOAK } else { OPS } / 4;
     let (mut done, mut dice) = (0, Dice::new(seed));
@@ -157,8 +150,8 @@ fn a_failing_list_becomes_short() {
     assert_eq!(why, "so it is");
 }
 
-/// Another program writes to pages that we have not changed, while we have changed others: ours stay, and
-/// theirs are seen when we look again.
+/// Another program writes to pages that the cache has not changed, while it has changed others: those stay, and the new
+/// ones are seen at the next check.
 #[test]
 fn other_programs_writes_elsewhere_are_seen_and_our_own_are_kept() {
     for folder in [disk(), memory()] {
@@ -264,9 +257,8 @@ fn a_file_that_grows_while_it_is_opened_keeps_its_new_end() {
 
 // ---- many threads -------------------------------------------------------------------------------------
 
-/// Pages of each writer whose pages are written whole, and between the writers' parts, where both write in part.
+/// Pages of each writer of whole pages, and between the writers' parts, where both write in part.
 const WHOLE: u64 = 700;
-/// Writers of whole pages.
 const WRITERS: u64 = 2;
 /// Bytes of each owner of a part that begins and ends within a page.
 const RAGGED: u64 = 60_000 + 123;
@@ -281,17 +273,13 @@ fn ragged_start(owner: u64) -> u64 {
     WRITERS * WHOLE * PAGE as u64 + owner * RAGGED
 }
 
-/// What the threads share.
 struct Stage {
     file: File,
     stop: AtomicBool,
-    /// Pages that were looked at and right.
     checked: AtomicU64,
     rounds: u64,
 }
 
-/// Writes pages, each whole and of a higher generation than before, and cuts holes; says at the end which generation
-/// each has, 0 for a hole.
 fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
     let (mut dice, first) = (Dice::new(writer + 10), writer * WHOLE);
     let mut now = vec![1; WHOLE as usize];
@@ -314,7 +302,6 @@ fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
     now
 }
 
-/// Writes anything anywhere in a part of its own, and finds there what it wrote.
 fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
     let (mut dice, start) = (Dice::new(owner + 20), ragged_start(owner));
     let mut mine = vec![0; RAGGED as usize];
@@ -333,7 +320,6 @@ fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
     mine
 }
 
-/// Each page is of one generation, or a hole.
 fn read_whole(stage: &Stage, reader: u64) {
     let mut dice = Dice::new(reader + 30);
     let mut buffer = vec![0; 20 * PAGE];
@@ -357,7 +343,6 @@ fn read_whole(stage: &Stage, reader: u64) {
     }
 }
 
-/// Syncs, drops what can be dropped, and lengthens the file.
 fn tend(stage: &Stage, cache: &Cache) -> Vec<u8> {
     let mut dice = Dice::new(40);
     let mut appended = Vec::new();
@@ -425,7 +410,6 @@ fn threads_that_write_their_own_parts_find_them_and_no_reader_sees_half_a_page()
     many_threads(&memory(), [0, 4]);
 }
 
-/// Two threads append at once: each append is in one piece, and none is lost.
 #[test]
 fn appends_of_two_threads_do_not_mix() {
     let folder = TempDir::new_in(disk()).unwrap();

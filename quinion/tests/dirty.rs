@@ -1,7 +1,7 @@
 //! Dirty: what differs from the file stays until it is written, is written once, and is counted right.
 //!
-//! A mapping without the paths above it: the test itself takes runs for write-back, and says how they ended. By letter
-//! and number: D06 to D08, D14 to D16 and T09, as far as they concern the mapping; and the tags of a sync.
+//! A mapping without the paths above it: the test itself takes runs for write-back, and reports how they ended. By
+//! letter and number: D06 to D08, D14 to D16 and T09, as far as they concern the mapping; and the tags of a sync.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,6 @@ fn pages(range: Range<u64>) -> Range<PageIndex> {
     page(range.start)..page(range.end)
 }
 
-/// A stage with totals, as a cache has them.
 struct Rig {
     stage: Stage,
     totals: Arc<DirtyPages>,
@@ -68,7 +67,7 @@ impl Rig {
         }
         run
     }
-    /// Marks pages, folio by folio; how many were not dirty.
+    /// Marks pages, folio by folio; returns how many were not dirty.
     fn mark(&self, range: Range<u64>) -> u32 {
         let (mut at, mut newly) = (range.start, 0);
         while at < range.end {
@@ -367,7 +366,7 @@ fn d07_a_folio_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
 /// D07: a page that a writer was told is dirty is there until it is written, while another thread drops and evicts it.
 #[test]
 fn d07_no_dirty_page_is_lost_to_threads_that_drop_and_evict() {
-    /// Says so when it goes, however it goes.
+    /// Reports when it is dropped.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
         fn drop(&mut self) {
@@ -536,7 +535,7 @@ fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing() {
 
 // ---- tags -----------------------------------------------------------------------------------------------
 
-/// Writes what is tagged, as a sync does, while `meanwhile` is called before each take; the pages written.
+/// Writes what is tagged, as a sync does, and calls `meanwhile` before each take; returns the written pages.
 fn sync(rig: &Rig, mut meanwhile: impl FnMut(usize)) -> Vec<u64> {
     let (all, mut at, mut written) = (0..1 << 30, page(0), Vec::new());
     loop {
@@ -567,7 +566,7 @@ fn a_sync_is_not_prolonged_by_what_is_dirtied_after_its_tags() {
     let rig = Rig::new();
     rig.row(0, 500);
     rig.mark(0..100);
-    // One who writes ahead of the sync, faster than it takes: pages that were clean, and behind it what it has written.
+    // A writer ahead of the sync, faster than it takes: of pages that were clean, and behind it of what it has written.
     let written = sync(&rig, |round| {
         let round = round as u64;
         rig.mark(100 + 40 * round..(140 + 40 * round).min(500));

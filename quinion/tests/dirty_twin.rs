@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Pages leave while they are being written, and come again as other folios; what is on its way then belongs to frames
-//! of which the index knows nothing, and the twin keeps them apart. Runs end in any order, in parts, well or ill.
-//! Folios are split, and are dropped while readers hold them.
+//! that are no longer in the index, and the twin keeps them apart. Runs end in any order, in parts, with or without
+//! errors. Folios are split, and are dropped while readers hold them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -86,7 +86,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A folio, and which of its pages are what.
 #[derive(Clone, Debug)]
 struct Twin {
     folio: NewFolio,

@@ -1,4 +1,4 @@
-//! Disk tier: what has a lasting name is on a local disk as well, and no byte of it is ever another's.
+//! Disk tier: content with a lasting name is on a local disk as well, and no byte of it is ever another's.
 //!
 //! The store behind is a source whose bytes follow from the content's number and the offset, so that each byte that is
 //! read is compared; it counts what is fetched from it. A process that is killed is this program again, with
@@ -23,7 +23,6 @@ use quinion::{Cache, DiskOptions, ErrorKind, File, OpenOptions};
 
 const MIB: u64 = 1 << 20;
 
-/// A slow store: what is read of it is counted.
 #[derive(Default, Debug)]
 struct Remote {
     reads: AtomicU64,
@@ -31,7 +30,6 @@ struct Remote {
     is_down: AtomicBool,
 }
 
-/// One content of it.
 #[derive(Debug)]
 struct Content {
     remote: Arc<Remote>,
@@ -71,7 +69,6 @@ impl ReadAt for Content {
     }
 }
 
-/// A cache with a disk tier in `folder`, and the contents that were opened by it.
 struct Node {
     cache: Cache,
     remote: Arc<Remote>,
@@ -123,7 +120,6 @@ fn read_checked(file: &File, number: u64, from: u64, len: usize) {
     assert_eq!(wrong, None, "content {number} from byte {from}");
 }
 
-/// All of it, a MiB at a time.
 fn read_all(file: &File, number: u64) {
     for from in (0..file.len()).step_by(MIB as usize) {
         read_checked(file, number, from, MIB as usize);

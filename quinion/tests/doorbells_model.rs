@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Without that cfg this file is empty. A viewer asks while the watcher of its group looks, and workers look for
-//! doorbells: the real code of `quinion::internals::arena::doorbells`. A thread's sleep is its end: it ends with the
-//! number that it would sleep on. What the kernel does then is done when all have ended: a thread that would sleep on
-//! a number that is another by now looks again. When all sleep in the end, each question has been taken, once.
+//! doorbells: the real code of `quinion::internals::arena::doorbells`. A thread's sleep is its end, with the number
+//! that it would sleep on. The kernel's part follows when all have ended: a thread whose number has changed looks
+//! again. When all sleep in the end, each question has been taken, once.
 //!
 //! # What the checker does not show
 //!
@@ -44,13 +44,12 @@ impl Stage {
         Arc::new(Self { doorbells: Doorbells::default(), futex: AtomicU32::new(0), slots })
     }
 
-    /// The viewer's half.
     fn ask(&self, slot: usize) {
         self.slots[slot].store(PENDING, Ordering::Release); // partner: the Acquire in `take_slot`
         self.futex.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The watcher's half, until it would sleep: the number that it would sleep on.
+    /// The watcher's half, until it would sleep: returns the number that it would sleep on.
     fn watch(&self, watched: &mut WatchedViewers) -> u32 {
         let mut is_rung = false;
         let number = watched.look(1, &self.futex, || {
@@ -68,7 +67,8 @@ impl Stage {
             && self.slots[slot].compare_exchange(PENDING, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// A worker's half, until it would sleep: how many questions it took, and the number that it would sleep on.
+    /// A worker's half, until it would sleep: returns how many questions it took, and the number that it would sleep
+    /// on.
     fn work(&self) -> (u32, u32) {
         let mut taken = 0;
         loop {

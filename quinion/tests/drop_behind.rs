@@ -1,11 +1,11 @@
 //! Drop behind: what uncached reads leave in the cache, and what they do not.
 //!
-//! The statements D01 to D20 by their numbers, each by our rule where that
-//! differs from the kernel's; a sequential pass that never asks the device twice;
-//! a naive twin that knows only who wanted which page; and a crowd.
+//! The statements D01 to D20 by their numbers, each by Quinion's rule where that differs from the kernel's; a
+//! sequential pass that never asks the device twice; a naive twin that knows only which reader wanted which page; and a
+//! crowd.
 //!
-//! D06, D07 and D14 to D16 are about dirty folios: what of them is the mapping's is in `dirty.rs`, and there is D08, of
-//! a folio that is dropped while others hold it. D16 after a split is in `split_folio.rs`.
+//! D06, D07 and D14 to D16 are about dirty folios: the mapping's part is in `dirty.rs`, with D08, of a folio that is
+//! dropped while others hold it. D16 after a split is in `split_folio.rs`.
 
 use std::io;
 use std::ops::Range;
@@ -21,7 +21,6 @@ use quinion_testing::device::{Device, content, verify};
 
 const PAGE: u64 = 4096;
 
-/// A small cache that makes folios of one order, if there is room.
 fn cache(readahead: u64, order: u8) -> Cache {
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(readahead);
     builder.folio_order_max(order).folio_order_min(order).build().expect("a small cache")
@@ -703,17 +702,24 @@ fn streams_that_share_a_handle_do_not_disturb_each_other() {
     assert_eq!(open(&cache, &device).cached_pages(), 0);
 }
 
-/// What the twin does.
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// A plain read.
-    Plain { at: u64, len: usize },
+    Plain {
+        at: u64,
+        len: usize,
+    },
     /// A read of the uncached handle, or an uncached one of the third.
-    Uncached { at: u64, len: usize, third: bool },
-    /// The uncached handle is closed and opened again.
+    Uncached {
+        at: u64,
+        len: usize,
+        third: bool,
+    },
     Reopen,
     /// A plain pin, given back at once.
-    Pin { at: u64, len: usize },
+    Pin {
+        at: u64,
+        len: usize,
+    },
 }
 
 const TWIN_PAGES: u64 = 96;
@@ -778,7 +784,6 @@ proptest! {
     }
 }
 
-/// A read of whole folios, plain or not, by one of two handles.
 #[derive(Clone, Copy, Debug)]
 struct WholeRead {
     first: u64,

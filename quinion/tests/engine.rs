@@ -1,11 +1,9 @@
 //! Engine: real files and devices at their edges, by every mechanism.
 //!
-//! Sectors of 512 and of 4096 bytes, whole devices and file systems on them; a
-//! file that grows under its readers; files in memory, where direct reads cannot
-//! be had, and under an overlay; and threads that are interrupted all the time.
+//! Sectors of 512 and of 4096 bytes, whole devices and file systems on them; a file that grows under its readers; files
+//! in memory, where direct reads cannot be had, and under an overlay; and threads that are interrupted all the time.
 //!
-//! What needs root and a loop device is skipped where they are not to be had,
-//! and says so: a line that begins with `SKIPPED`.
+//! Tests that need root and a loop device are skipped without these, and print a line that begins with `SKIPPED`.
 
 use quinion_testing::content;
 use quinion_testing::hazard;
@@ -43,7 +41,6 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Reads `len` bytes at `position` by one of the ways there are, `way`, and checks them.
 fn read_and_check(file: &File, way: u64, position: u64, len: usize) -> usize {
     let mut buffer = vec![0xee; len];
     let bytes = match way % 3 {
@@ -60,7 +57,6 @@ fn read_and_check(file: &File, way: u64, position: u64, len: usize) -> usize {
     bytes
 }
 
-/// Reads a file of `size` bytes whole, then around its end, cold each time.
 fn check_ends(file: &File, size: u64) {
     assert_eq!(file.len(), size);
     for way in 0..3 {
@@ -80,7 +76,6 @@ fn check_ends(file: &File, size: u64) {
     }
 }
 
-/// Files of all sizes in `folder`, by every mechanism; whether each was read directly.
 fn check_files(folder: &Path) -> Vec<bool> {
     let mut direct = Vec::new();
     for mechanism in MECHANISMS {
@@ -97,7 +92,6 @@ fn check_files(folder: &Path) -> Vec<bool> {
     direct
 }
 
-/// Runs a program; what it printed, or why not.
 fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let run = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
@@ -108,7 +102,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A block device over a file, as long as this lives.
+/// A block device over a file, detached when this is dropped.
 struct Loop {
     device: String,
 }
@@ -128,7 +122,7 @@ impl Drop for Loop {
     }
 }
 
-/// A mounted file system, as long as this lives.
+/// A mounted file system, unmounted when this is dropped.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -146,7 +140,6 @@ impl Drop for Mount {
     }
 }
 
-/// Reads a device of `sector` bytes a sector, and the files on it.
 fn check_sectors(sector: u32) -> Result<(), String> {
     let folder = folder();
     let image = folder.path().join("image");
@@ -266,7 +259,6 @@ fn a_file_that_grows_is_followed_by_all_its_readers() {
     }
 }
 
-/// A thread reads cold bytes in every way while signals rain on it.
 fn interrupted(mechanism: Mechanism) {
     const ROUNDS: u64 = 60;
     let (folder, cache) = (folder(), cache(mechanism));

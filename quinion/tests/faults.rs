@@ -1,10 +1,9 @@
 //! Faults: requests that fail, end early, come late, out of order or never; and readers that get the right
 //! bytes or a clear error all the same.
 //!
-//! First each request in turn goes wrong, in each way, once: for a reader who
-//! scans, one who jumps and one who reads by futures. Then everything goes wrong
-//! under a seed, for several readers at a time. Afterwards nothing is in flight,
-//! no frame is lost, and what is cached is right.
+//! First each request in turn goes wrong, in each way, once: for a reader who scans, one who jumps and one who reads by
+//! futures. Then everything goes wrong under a seed, for several readers at a time. Afterwards nothing is in flight, no
+//! frame is lost, and what is cached is right.
 
 use quinion_testing::content;
 use quinion_testing::device;
@@ -24,18 +23,15 @@ use quinion_testing::doubles::{CompletionOrder, CompletionPoint, Faults, Simulat
 const PAGE: u64 = 4096;
 const PAGES: u64 = 120;
 
-/// What goes wrong with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Fails,
-    /// It delivers only so many bytes.
     IsShort(usize),
     IsDropped,
     /// It comes after everything that was submitted before the cache was dropped or the next reader waited.
     IsLate,
 }
 
-/// A device one of whose requests, the `number`th, goes wrong.
 #[derive(Debug)]
 struct Once {
     device: Arc<Device>,
@@ -49,7 +45,6 @@ impl Once {
     fn is_over(&self) -> bool {
         self.requests.load(Ordering::Relaxed) > self.number
     }
-    /// Lets the late request come.
     fn deliver(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap());
         self.device.submit(late);
@@ -85,7 +80,6 @@ impl Backend for Once {
     }
 }
 
-/// How a reader goes through the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Scans,
@@ -142,7 +136,7 @@ fn each_request_in_turn(fault: Fault, way: Way) {
         assert!(errors <= 1, "{fault:?} of request {number}: {errors} errors");
         assert_eq!(cache.stats().in_flight, 0);
         cache.check().unwrap_or_else(|what| panic!("{fault:?} of request {number}, {way:?}: {what}"));
-        // (A file that seemed to end is looked at, and forgotten since it does not.)
+        // (A file that seemed to end is checked, and dropped since it does not.)
         assert!(file.cached_pages() == PAGES || matches!(fault, Fault::IsShort(_)));
         if !backend.is_over() {
             return assert!(number > 2, "there were requests to break");
@@ -192,7 +186,6 @@ fn a_cache_ends_with_requests_in_flight() {
     }
 }
 
-/// Everything goes wrong, for several readers, under a seed.
 fn storm(seed: u64) {
     let faults = Faults {
         seed,

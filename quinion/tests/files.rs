@@ -1,10 +1,9 @@
 //! Files: whatever is done to a file, its handles read what `std::fs` reads.
 //!
-//! A random sequence of operations is applied to a file and, after each, what the cache
-//! gives is held against a plain read of the same file. The sizes sit on and
-//! around the edges of blocks and pages. Two handles take part: a fresh one,
-//! from an open after the last change, which must give the file as it is; and
-//! an old one, which must do so once it has been told to look again.
+//! A random sequence of operations is applied to a file and, after each, what the cache gives is held against a plain
+//! read of the same file. The sizes sit on and around the edges of blocks and pages. Two handles take part: a fresh
+//! one, from an open after the last change, which must give the file as it is; and an old one, which must do so once it
+//! has been told to look again.
 
 use std::fs::{self, File as Plain, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, InvalidInput, NotFound, PermissionDenied};
@@ -38,11 +37,11 @@ enum Step {
         back: u64,
         len: u64,
     },
-    /// Another handle appends; then whoever reads at the old end sees it.
+    /// Another handle appends; then a read at the old end sees it.
     Append {
         len: u64,
     },
-    /// Another handle cuts it off; then we look again.
+    /// Another handle cuts it off; then this one checks the file again.
     Truncate {
         to: u64,
     },
@@ -61,12 +60,10 @@ enum Step {
     },
 }
 
-/// A length or size: an edge, one beside it, or anything small.
 fn sizes() -> impl Strategy<Value = u64> {
     prop_oneof![prop::sample::select(&SIZES[..]), 0u64..20_000, 0u64..1_200_000]
 }
 
-/// A position: near an edge, near the end of a larger file, or past it.
 fn positions() -> impl Strategy<Value = u64> {
     prop_oneof![sizes(), (sizes(), 0u64..3).prop_map(|(at, back)| at.saturating_sub(back)), Just(1u64 << 40)]
 }
@@ -85,7 +82,6 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One file under test.
 struct Story {
     cache: Cache,
     path: PathBuf,
@@ -150,8 +146,7 @@ impl Story {
         self.read_at(self.size().saturating_sub(1), 5000);
     }
 
-    /// Opens anew. The handle so far, told to look again, reads the file that it is of, whatever is
-    /// called so now.
+    /// Opens anew. The handle so far, told to look again, reads the file that it is of, whatever is called so now.
     fn open(&mut self) {
         let now = (self.cache.open(&self.path).unwrap(), Plain::open(&self.path).unwrap());
         let old = std::mem::replace(&mut self.plain, now.1);

@@ -1,9 +1,9 @@
 //! Flush: what is written is what the file holds, and not a byte more.
 //!
-//! Random flushes, sizes, holes and reads are applied to a backend and to a vector, and after each
-//! sentence the file, read plainly by the kernel, is held against the vector. Each kind of backend is told
-//! it: files by io_uring and by threads, on a disk, where they are written directly, and in memory, where they
-//! are not; bytes in memory; a user's source; a device with faults; a disk that remembers.
+//! Random flushes, sizes, holes and reads are applied to a backend and to a vector, and after each step a plain read of
+//! the file by the kernel is compared with the vector. Each kind of backend has its turn: files by io_uring and by
+//! threads, on a disk, where they are written directly, and in memory, where they are not; bytes in memory; a user's
+//! source; a device with faults; a disk that remembers.
 
 use quinion_testing::hazard;
 use std::fs;
@@ -46,15 +46,12 @@ fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc
 const NEW: WriteOptions =
     WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
 
-/// `len` bytes of the `generation`th writing, none of them [`POISON`] or 0.
 fn bytes(generation: u32, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         (at as u32).wrapping_mul(0x9e37_79b9).wrapping_add(generation.wrapping_mul(0x85eb_ca6b)) >> 24
     };
     (0..len).map(|at| byte(at) as u8).map(|byte| if byte == POISON || byte == 0 { 1 } else { byte }).collect()
 }
-
-// The story.
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -84,7 +81,6 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A backend, what it should hold, and a way to see what it holds.
 struct Story<'a> {
     wait_queue: Arc<WaitQueue>,
     backend: &'a dyn Backend,
@@ -424,8 +420,6 @@ fn a_file_that_is_written_directly_leaves_its_last_partial_page_in_the_kernels_c
     }
 }
 
-// Fills and flushes together.
-
 /// Threads that write and read, each its own pages, by one engine with few places.
 #[test]
 fn flushes_and_fills_share_an_engine() {
@@ -552,8 +546,6 @@ fn a_ring_that_is_taken_away_costs_some_flushes_and_no_more() {
     write(&wait_queue, &file, 0, &content).unwrap();
     assert!(fs::read(&path).unwrap() == content);
 }
-
-// What is refused, and what fails.
 
 #[test]
 fn a_backend_opened_for_reading_refuses_writes_and_says_how_to_write() {
@@ -693,8 +685,6 @@ fn space_that_is_kept_does_not_change_the_size() {
     assert_eq!(file.attributes().unwrap().size, 0);
 }
 
-// Faults under a seed.
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
@@ -758,17 +748,16 @@ fn the_write_and_the_sync_that_were_named_fail() {
     assert_eq!((device.syncs(), device.writes()), (2, 3));
 }
 
-/// What a writer does when a sync fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writer {
     /// Flushes again what was flushed since the last one that succeeded, as is asked of those above.
     Retrying,
-    /// Asks once more, and believes the answer.
+    /// Asks once more, and relies on the answer.
     Careless,
 }
 
-/// A story of writes and syncs, of which some fail. Says whether all that a sync promised is in every state that a
-/// crash may leave, and how many pages of these were torn.
+/// Runs writes and syncs, of which some fail. Returns whether all that a sync promised is in every state that a crash
+/// may leave, and how many pages of these were torn.
 fn syncs_are_durable(writer: Writer, seed: u64) -> (bool, usize) {
     const FILE_PAGES: usize = 6;
     let disk = Arc::new(CrashDisk::new(vec![0; FILE_PAGES * PAGE]));
@@ -821,7 +810,7 @@ fn a_writer_that_believes_the_sync_after_a_failed_one_loses_bytes() {
     assert!(found_out > 20, "only {found_out} of 40");
 }
 
-// Sectors of 512 bytes and of 4096, on a device of our own.
+// Sectors of 512 bytes and of 4096, on a device of this test's own.
 
 /// A file system on a file, mounted; it is undone when dropped. Only root can have one.
 struct Mounted {
@@ -874,7 +863,7 @@ fn sectors_of_either_size_hold_what_a_vector_holds() {
     }
 }
 
-/// A file system fills up: what was written is there, and the rest is an error.
+/// Fills up a file system: what was written is there, and the rest is an error.
 fn fill_up(folder: &Path, mechanism: Mechanism) {
     let (wait_queue, engine) = engine(mechanism, 4, 256 << 10);
     let path = folder.join("large");

@@ -1,7 +1,7 @@
-//! Foreign panics: wakers and sources of others that panic, and the program's signals, beside pending reads.
+//! Foreign panics: wakers and sources of the program's that panic, and its signals, beside pending reads.
 //!
-//! The poller is one thread for all pending reads of a cache. What a stranger
-//! does on it must end the stranger's read at most, and no other.
+//! The poller is one thread for all pending reads of a cache. A panic of the program's code on it must end the
+//! program's own read at most, and no other.
 
 use std::io;
 use std::pin::pin;
@@ -55,7 +55,7 @@ fn a_waker_that_panics_takes_no_other_wake_up_with_it() {
     for future in &mut futures {
         assert!(matches!(pin!(future).poll(&mut Context::from_waker(&good)), Poll::Ready(Ok(100))));
     }
-    // The same on the poller: an blocking task ends by a call of the bad waker.
+    // The same on the poller: a blocking task ends by a call of the bad waker.
     device.fail(20);
     let mut buffer = [0; 100];
     let mut future = pin!(file.read_at_async(&mut buffer, 100 * PAGE));
@@ -72,7 +72,7 @@ fn a_waker_that_panics_takes_no_other_wake_up_with_it() {
     cache.check().unwrap();
 }
 
-/// A device that panics when it is asked what it is, if told to.
+/// A device that panics when it is asked for its attributes, if told to.
 #[derive(Debug)]
 struct PanickingDevice {
     device: Arc<Device>,
@@ -99,7 +99,7 @@ fn a_source_that_panics_fails_what_was_asked_of_it_and_no_more() {
     let panicking = Arc::new(PanickingDevice { device: Arc::clone(&device), panics: AtomicBool::new(false) });
     let file = cache.open_backend(Arc::clone(&panicking) as _).unwrap();
     panicking.panics.store(true, Ordering::Relaxed);
-    // At the end the file is looked at again, by the poller.
+    // At the end the poller checks the file again.
     let error = block_on(file.read_at_async(&mut [0; 10], 100 * PAGE)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.to_string().contains("panicked"), "{error}");
@@ -109,7 +109,7 @@ fn a_source_that_panics_fails_what_was_asked_of_it_and_no_more() {
     cache.check().unwrap();
 }
 
-/// The mask of signals that the thread called `name` does not take.
+/// The signal mask of the thread called `name`.
 fn blocked(name: &str) -> Option<u64> {
     std::fs::read_dir("/proc/self/task").unwrap().flatten().find_map(|task| {
         let status = std::fs::read_to_string(task.path().join("status")).ok()?;

@@ -9,7 +9,7 @@
 //! had marked the pages clean and discarded their bytes. Here a page that could not be written stays dirty and
 //! readable, every handle reports each error, and the sync that returns `Ok` afterwards has written it.
 //!
-//! The device is a disk that remembers, so that "durable" is what it says after a crash.
+//! The device is a disk that remembers, which tells after a crash what is durable.
 
 use std::sync::Arc;
 use std::thread;
@@ -23,7 +23,6 @@ const HANDLES: usize = 10;
 const PAGES: usize = 20;
 const FILE: u32 = 3;
 
-/// A device that fails as it is told, a file on it, and a cache.
 struct Stage {
     disk: Arc<CrashDisk>,
     device: Arc<SimulatedBackend>,
@@ -53,7 +52,6 @@ impl Stage {
         (0..HANDLES).map(|_| self.open()).collect()
     }
 
-    /// Starts writing back, and waits until that has ended, however.
     fn write_back(&self, file: &File) {
         file.write_back().unwrap();
         // Any thread that waits reaps completions: this one reads a page that is not cached.
@@ -66,7 +64,7 @@ impl Stage {
         }
     }
 
-    /// The states that a crash may leave now all hold these bytes.
+    /// Checks that all states that a crash may leave now hold these bytes.
     #[track_caller]
     fn is_durable(&self, bytes: &[u8]) {
         let log = self.disk.log();
@@ -83,7 +81,6 @@ impl Stage {
     }
 }
 
-/// What a sync was told of: a number of the system.
 #[track_caller]
 fn errno_of(told: quinion::error::Result<()>) -> Option<i32> {
     let error: Error = told.err()?;

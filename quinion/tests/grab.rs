@@ -26,7 +26,7 @@ use quinion::internals::xarray::{Entry, Kind, Stored, Value};
 use quinion_testing::ablations::{NodesAtMost, OneByOne};
 use quinion_testing::stages::mapping::{Stage, page, shadow};
 
-/// The library's way to grab, and those that it is compared with.
+/// The library's way to grab, and its ablations.
 const WAYS: [Option<&'static dyn IndexHooks>; 3] = [None, OneByOne::GRABS, OneByOne::GRABS_AND_LOOKUPS];
 
 /// Frames straight from an arena, so many at most in one answer: each gap in the largest pieces that fit.
@@ -34,7 +34,6 @@ struct Frames<'a> {
     arena: &'a Arena,
     order_max: u8,
     pages_max: u64,
-    /// What was asked for, and whether it might have been waited for.
     asked: Vec<(u64, MemoryWait)>,
     given_back: u64,
 }
@@ -134,7 +133,6 @@ impl<'a> Test<'a> {
     }
 }
 
-/// Calls `act` the first time that `step` is over.
 fn once<'w>(step: GrabStep, mut act: impl FnMut() + 'w) -> impl FnMut(GrabStep) + 'w {
     let mut done = false;
     move |now| {
@@ -145,16 +143,14 @@ fn once<'w>(step: GrabStep, mut act: impl FnMut() + 'w) -> impl FnMut(GrabStep) 
     }
 }
 
-/// (first page, pages, what it was) of each folio.
 fn seen(grabbed: &Grabbed<'_>) -> Vec<(u64, u32, LockedState)> {
     grabbed.folios().map(|folio| (folio.first().0, folio.order().pages(), folio.state())).collect()
 }
-/// One page, new.
 fn new(index: u64) -> (u64, u32, LockedState) {
     (index, 1, LockedState::New)
 }
 
-/// Each folio follows the last, is locked, held once by the grab, and in the index.
+/// Checks that each folio follows the last, is locked, held once by the grab, and in the index.
 #[track_caller]
 fn all_locked(stage: &Stage, grabbed: &Grabbed<'_>) {
     let mut next = None;
@@ -167,7 +163,7 @@ fn all_locked(stage: &Stage, grabbed: &Grabbed<'_>) {
     }
 }
 
-/// No folio of the tree is locked or held, and the frames that are out are the tree's.
+/// Checks that no folio of the tree is locked or held, and that the frames that are out are the tree's.
 #[track_caller]
 fn nothing_leaks(stage: &Stage, free_before: u64) {
     let (mut at, mut pages) = (0, 0);
@@ -183,7 +179,6 @@ fn nothing_leaks(stage: &Stage, free_before: u64) {
     stage.check();
 }
 
-/// Frames that are free when the arena is as large as the tests make it.
 fn all_free(stage: &Stage) -> u64 {
     let frames: Vec<_> = std::iter::from_fn(|| stage.arena.alloc(Order::MAX)).collect();
     frames.iter().for_each(|&frame| stage.arena.free(frame, Order::MAX));
@@ -282,7 +277,6 @@ fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
         assert_eq!(grabbed.folios().map(|folio| folio.frame()).collect::<Vec<_>>(), there);
         assert!(grabbed.folios().all(|folio| folio.state() == LockedState::Data));
         assert_eq!((stage.free_pages(), frames.asked.len()), (before, 0));
-        // Readers go on.
         let held = stage.mapping.try_hold(page(50)).unwrap();
         assert_eq!(held.is_readable(), ReadableState::Yes);
         let mut number = [0; 8];
@@ -475,7 +469,7 @@ fn g09_nothing_is_created_behind_the_end_of_a_truncated_file() {
         assert_eq!(grabbed.end(), Some(page(5)), "{step:?}");
         assert_eq!(stage.mapping.lock().next_entry(page(5), page(100)), None);
         all_locked(&stage, &grabbed);
-        // Cut again while it is locked here: bytes put there are lost, and take no memory.
+        // Cut again while it is locked here: bytes written there are lost, and take no memory.
         stage.mapping.set_size(3 * 4096);
         stage.mapping.remove_range(page(3)..page(100), RemoveFilter::All);
         fill_all(&mut grabbed, 9);
@@ -705,7 +699,7 @@ fn g09_a_grab_that_meets_a_page_on_its_way_out_waits_for_that_and_ends() {
             stage.tree(|tree| {
                 assert!(stage.arena.view().own(frame).try_retire().is_some());
                 has_begun.store(true, Ordering::Release);
-                // The other comes by once, or he comes by in vain until he gives up; if he is slow that proves nothing.
+                // The other thread may not come by before this one gives up; that proves nothing.
                 let begun = Instant::now();
                 while rounds.load(Ordering::Relaxed) < 2000 && begun.elapsed() < Duration::from_millis(50) {
                     std::thread::yield_now();
@@ -893,7 +887,7 @@ fn all_threads_that_grab_overlapping_ranges_get_through() {
     for way in WAYS {
         let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let free = all_free(&stage);
-        // Each adds one to the first bytes of each page of its range: none is lost, because the lock is a lock.
+        // Each adds one to the first bytes of each page of its range: the lock keeps all of them.
         let work = |thread: u64| {
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let mut seed = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -938,7 +932,6 @@ fn all_threads_that_grab_overlapping_ranges_get_through() {
 
 // ---- the twin -----------------------------------------------------------------------------------------
 
-/// What is done to the mapping and to its twin.
 #[derive(Clone, Debug)]
 enum Op {
     Put { index: u64, order: u8 },
@@ -973,14 +966,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A folio of the twin.
 #[derive(Clone, Copy, Debug)]
 struct TwinFolio {
     order: u8,
     has_bytes: bool,
 }
 
-/// The twin: which folios there are, found by looking at each page.
 #[derive(Default)]
 struct Twin {
     folios: BTreeMap<u64, TwinFolio>,
@@ -991,14 +982,13 @@ impl Twin {
         let (first, known) = self.folios.range(..=index).next_back()?;
         (index < first + (1 << known.order)).then_some((*first, *known))
     }
-    /// A folio comes to both, if there is room for it.
     fn put(&mut self, stage: &Stage, first: u64, order: u8) {
         if (first..first + (1 << order)).all(|index| self.at(index).is_none()) {
             put(stage, first, order);
             self.folios.insert(first, TwinFolio { order, has_bytes: true });
         }
     }
-    /// What a grab comes to: the folios, and why it ends.
+    /// The expected result of a grab: the folios, and why it ends.
     fn grab(
         &self,
         pages: std::ops::Range<u64>,

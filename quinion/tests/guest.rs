@@ -1,5 +1,5 @@
-//! Guest memory and images, by what is promised of them: the bytes are the snapshot's, what counts is what is taken,
-//! and machines that map an image share it and change nothing of it.
+//! Guest memory and images, by their promises: the bytes are the snapshot's, all used memory counts, and machines that
+//! map an image share it and change nothing of it.
 //!
 //! A machine is played by a mapping of the descriptor, private or shared, in this process. The snapshot is a file, or a
 //! device that answers late, out of order and with errors. A machine's own memory has a vector for its twin.
@@ -30,7 +30,6 @@ fn cache(memory: u64) -> Cache {
     Cache::builder().memory(memory).build().unwrap()
 }
 
-/// What byte `at` of file `seed` is.
 fn byte(seed: u64, at: u64) -> u8 {
     let word = (at / 8 + seed * 0x1000_0001).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word >> (at % 8 * 7)) as u8 | 1
@@ -49,7 +48,6 @@ fn snapshot(len: u64) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// A device of `pages` pages that answers late and out of order.
 fn device(pages: u64, seed: u64) -> Arc<SimulatedBackend> {
     let page = |file, page: u64, to: &mut [u8]| {
         to.iter_mut().zip(page * PAGE..).for_each(|(to, at)| *to = byte(file, at));
@@ -64,7 +62,7 @@ fn device(pages: u64, seed: u64) -> Arc<SimulatedBackend> {
     Arc::new(SimulatedBackend::generated(1, pages * PAGE, page, faults))
 }
 
-/// A mapping of a guest's file, as a machine has it.
+/// A guest's file, mapped as a machine maps it.
 struct Mapped {
     at: *mut u8,
     len: usize,
@@ -112,7 +110,6 @@ fn image_of(cache: &Cache, device: &Arc<SimulatedBackend>) -> Image {
     Image::from_backend(cache, Arc::clone(device) as Arc<dyn Backend>, "device").unwrap()
 }
 
-/// What came of each page of a range, 4 KiB at a time.
 fn outcomes(image: &Image, range: Range<u64>) -> Vec<(u64, Option<ErrorKind>)> {
     let mut told = Vec::new();
     image
@@ -170,7 +167,7 @@ fn machines_share_it_and_change_nothing_of_it() {
     // SAFETY: a new mapping, if it were made.
     let refused = unsafe { mmap(null_mut(), 4096, shared, MapFlags::SHARED, image.fd(), 0) };
     assert!(refused.is_err() && rustix::io::pwrite(image.fd(), b"x", 0).is_err());
-    // And those who map it keep what they have when it is gone.
+    // A machine that maps it keeps what it has when the image is dropped.
     drop(image);
     assert!(two.get(0..4 * MIB) == bytes(1, 0..4 * MIB) && one.get(MIB..MIB + 7) == b"changed");
 }
@@ -369,7 +366,7 @@ fn guest_memory_counts_in_full_and_all_of_it_comes_back() {
     cache.check().unwrap();
 }
 
-/// A cache full of a file makes room in one piece, and goes on with the file in what is left.
+/// A cache full of a file makes room in one piece, and goes on with the file in the rest.
 #[test]
 fn room_is_made_in_a_full_cache_and_the_bound_is_held() {
     let memory = 48 * MIB;
@@ -589,7 +586,7 @@ fn guest_memory_is_filled_from_a_reader_and_says_how_far() {
     let outside = came(9 * MIB..9 * MIB + 1, dribble(0, 9, false)).unwrap_err();
     assert_eq!(outside.kind(), ErrorKind::InvalidInput);
 
-    // A closure puts what it likes into each piece.
+    // A closure may put anything into each piece.
     let mut pieces = Vec::new();
     let put = memory.populate_with(MIB..5 * MIB, |slice| {
         pieces.push((slice.position(), slice.left() as u64));
@@ -642,9 +639,7 @@ enum Op {
     Read(u64, u64),
     Punch(u64, u64),
     Allocate(u64, u64),
-    /// The machine writes.
     Put(u64, u64, u8),
-    /// The machine makes a hole by itself.
     Hole(u64, u64),
 }
 

@@ -1,7 +1,6 @@
 //! Hints: ranges that will be needed are there when they are read, ranges that will not be are gone.
 //!
-//! A device that counts says that nothing is fetched twice, and a device that
-//! is held says that nothing is waited for.
+//! A device that counts says that nothing is fetched twice, and a device that is held says that nothing is waited for.
 
 use std::sync::Arc;
 use std::thread;
@@ -11,7 +10,6 @@ use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 
-/// A small cache without readahead, so that what is fetched is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }

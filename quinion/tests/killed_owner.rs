@@ -1,4 +1,4 @@
-//! Killed owner: an owner is killed, and its viewers believe nothing of what it left.
+//! Killed owner: an owner is killed, and its viewers do not use what it left.
 //!
 //! ```text
 //!   this test, a viewer                     itself again, as an owner
@@ -8,7 +8,7 @@
 //!     '--- trust: the kernel's
 //! ```
 //!
-//! One that is stopped is not believed for long either.
+//! A stopped owner is not relied upon for long either.
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
@@ -35,7 +35,7 @@ const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";
 type Lines = std::io::Lines<BufReader<ChildStdout>>;
 const BYTES: usize = 50_000;
 
-/// The owner: it ends by being killed, or when asked to.
+/// The owner: it ends by a kill, or when asked to.
 #[test]
 fn be_the_owner() {
     if std::env::var_os(OWNER_VARIABLE).is_none() {
@@ -55,8 +55,8 @@ fn be_the_owner() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// Reads a file by an owner of its own, does to that what `end` does, which may ask how far the viewer trusts what it
-/// has, and says how far it did before and does after.
+/// Reads a file by an owner of its own, and calls `end`, which ends or stops that owner and may ask for the viewer's
+/// validation. Returns the validation before and after.
 fn validation_after(
     end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Validation),
 ) -> (Validation, Validation) {
@@ -75,14 +75,14 @@ fn validation_after(
     let opened = File::open(folder.path().join("file")).unwrap();
     let data = opened.metadata().unwrap();
     let question = [opened.as_raw_fd() as u64, data.dev(), data.ino()];
-    // A process that another test starts has our writer's descriptor until it executes its program.
+    // A process that another test starts has this test's writing descriptor until it executes its program.
     std::thread::sleep(Duration::from_millis(300));
     let attached = || viewer.request(Operation::Attach, question).ok();
     let [handle, place] = std::iter::repeat_with(attached).take(100_000).flatten().next().unwrap();
     let (marker_reported, touched) = (AtomicU64::new(0), AtomicU64::new(0));
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
     let file = ViewedFile { handle, cell, id, marker_reported: &marker_reported, touched: &touched };
-    // The owner may not be heard for a moment where the machine is busy.
+    // On a busy machine the owner may be silent for a moment.
     let told = || viewer.validation(&file);
     let heard = std::iter::repeat_with(|| {
         let told = told();
@@ -99,7 +99,6 @@ fn validation_after(
         (outcome.bytes, outcome.end)
     };
     assert!(heard.by_ref().take(100).any(|_| read() == (BYTES, ReadEnd::Full)), "{:?}", read());
-    // 3 and its end
     let before = heard.next().expect("it goes on without end");
     end(&mut child, &mut lines, &|| viewer.validation(&file));
     let after = viewer.validation(&file);

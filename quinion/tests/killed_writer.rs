@@ -9,10 +9,10 @@
 //!     '--- reads the file by the kernel
 //! ```
 //!
-//! The machine goes on, so the kernel ends what it was handed, and no sector is lost on the way; what a cache
-//! holds in its own memory is gone. Which pages a round writes, and what, follows from its number: so a reader of
-//! the file knows what each page was after each round. Each 8 bytes name their round and their place. The bytes of
-//! a page that was being changed while it was being written may be of two rounds, both begun.
+//! The machine goes on, so the kernel writes what it was handed, and no sector is lost on the way; what a cache holds
+//! in its own memory is gone. The pages and bytes of a round follow from its number: so a reader of the file knows what
+//! each page was after each round. Each 8 bytes hold their round and their place. The bytes of a page that was being
+//! changed while it was being written may be of two rounds, both begun.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -28,12 +28,11 @@ use quinion_testing::content::Dice;
 const PAGE: u64 = 4096;
 /// Somewhat more than the memory, so that changed pages have to leave between two syncs.
 const PAGES: u64 = 5000;
-/// Writes of a round.
 const WRITES: u64 = 40;
 const FILE_VARIABLE: &str = "QUINION_KILLED_FILE";
 const RING_VARIABLE: &str = "QUINION_KILLED_RING";
 
-/// What a round writes: pages and how many; and at the end of it one page more than the file had.
+/// The writes of a round: pages and how many; and at its end one page more than the file had.
 fn writes_of(round: u32) -> Vec<(u64, u64)> {
     let mut dice = Dice::new(u64::from(round));
     let mut writes = Vec::new();
@@ -50,7 +49,7 @@ fn content(round: u32, page: u64, pages: u64) -> Vec<u8> {
     words.flat_map(|place| (u64::from(round) << 32 | place).to_le_bytes()).collect()
 }
 
-/// The writer: it ends only by being killed.
+/// The writer: it ends only by a kill.
 #[test]
 fn be_the_writer() {
     let Some(path) = std::env::var_os(FILE_VARIABLE) else { return };
@@ -83,14 +82,12 @@ fn be_the_writer() {
     }
 }
 
-/// What the writer reported before it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct WriterReport {
     begun: u32,
     synced: u32,
 }
 
-/// Lets a writer say so many lines, kills it, and listens to the rest of what it had said.
 fn kill_after(lines: u64, path: &Path, is_ring: bool) -> WriterReport {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "be_the_writer", "--nocapture", "--test-threads=1"]).env(FILE_VARIABLE, path);
@@ -120,7 +117,7 @@ fn kill_after(lines: u64, path: &Path, is_ring: bool) -> WriterReport {
     report
 }
 
-/// The file holds what was synced, or what was begun later, and nothing else.
+/// Checks that the file holds what was synced, or what was begun later, and nothing else.
 fn check_file(path: &Path, report: WriterReport) {
     let found = fs::read(path).unwrap();
     let WriterReport { begun, synced } = report;
@@ -131,7 +128,7 @@ fn check_file(path: &Path, report: WriterReport) {
         for (page, pages) in writes_of(round) {
             for page in page..page + pages {
                 let Some(rounds) = rounds.get_mut(page as usize) else { continue };
-                // What was synced, and then written over by what is synced, is not there any more.
+                // What was synced and then overwritten by a later sync is not there any more.
                 if round <= synced {
                     rounds.clear();
                 }

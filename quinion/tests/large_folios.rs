@@ -1,14 +1,13 @@
-//! Large folios: made where windows allow, read page by page as they land, and never more than a failed page
-//! is lost of what was asked for.
+//! Large folios: made where windows allow, read page by page as they land; a failed page costs no other page that was
+//! asked for.
 //!
 //! ```text
 //!   a window from page 5 on     [5 .. 511][512 ...... 1023][1024 ..     requests
 //!                                1 2 8 16 ... 256   order 9              folios: page and frame agree modulo 512
 //! ```
 //!
-//! The device here is a double that is told what lands and what fails, part by part. Where it
-//! runs by itself it cuts each request into parts, lands them last part first, and
-//! fails the parts with a bad page, writing rubbish there.
+//! The device here is a double whose parts land and fail as a test says. Where it runs by itself it cuts each request
+//! into parts, lands them last part first, and fails the parts with a bad page, writing rubbish there.
 
 use quinion_testing::content;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +30,6 @@ const PAGE: u64 = 4096;
 
 // ---- which folios are made ------------------------------------------------------------------------------------
 
-/// That many bytes there, and to wait for them.
 fn pin_of(position: u64, len: usize) -> PinRequest {
     PinRequest { position, len, wait_policy: WaitPolicy::Wait, process: ForkGuard::new() }
 }
@@ -294,8 +292,6 @@ fn exactly_the_pages_of_bad_spots_of_a_device_fail() {
 
 // ---- all of it at once --------------------------------------------------------------------------------------
 
-/// Readers of all sizes, some with large folios and some without, over a device with bad pages, in a cache that
-/// is too small.
 fn churn(seed: u64) {
     const PAGES: u64 = 12_000;
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(9).idle_files_max(0);

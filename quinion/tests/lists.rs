@@ -1,4 +1,4 @@
-//! Lists: which folio stands in which ring, and what becomes of a hot set, of a scan and of small reads.
+//! Lists: the rings of folios, and what becomes of a hot set, of a scan and of small reads.
 //!
 //! ```text
 //!   hot   a few hundred pages, read some times      scan   ten times the memory, each page once
@@ -36,7 +36,6 @@ fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).unwrap()
 }
 
-/// Reads `len` bytes at `position`, in pieces.
 fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
     let mut buffer = vec![0; piece as usize];
     for at in (position..position + len).step_by(piece as usize) {
@@ -45,7 +44,6 @@ fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
     }
 }
 
-/// Reads ten times the memory in pages that are scattered over a large file, each once.
 fn scan(cache: &Cache) {
     let pages = 10 * Cache::MEMORY_MIN / PAGE;
     let device = Device::with_number(99, pages * 7 * PAGE);
@@ -55,7 +53,7 @@ fn scan(cache: &Cache) {
     assert!(cache.stats().evicted_pages > pages / 2);
 }
 
-/// How much of a file that was read `times` times in pieces of `piece` bytes is there after a scan.
+/// The share of a file that is left after a scan, when it was read `times` times in pieces of `piece` bytes.
 fn left_after_scan(readahead: u64, times: u32, piece: u64) -> u64 {
     let (cache, device) = (cache(readahead), Device::with_number(1, HOT * PAGE));
     let file = open(&cache, &device);
@@ -125,7 +123,6 @@ impl Rings {
         Self { arena, reclaim, mapping, counters }
     }
 
-    /// Inserts a folio and fills it, without listing it.
     fn insert(&self, index: u64, order: u8) -> Frame {
         self.insert_as(index, order, FolioLifetime::Stays)
     }
@@ -234,7 +231,6 @@ fn victims_of_a_tree_that_is_locked_join_their_rings_again() {
     assert_eq!(rings.reclaim(1000), 100);
 }
 
-/// Takes what is dirty for write-back, and ends that.
 fn write_back(rings: &Rings) {
     let mut runs = Vec::new();
     let everything = PageIndex(0)..PageIndex(1 << 20);

@@ -1,4 +1,4 @@
-//! Locked: what the system is told of the cache's memory, as it tells it back.
+//! Locked: the system's flags of the cache's memory.
 //!
 //! One test, because a limit on locked memory is the whole process's.
 

@@ -1,5 +1,4 @@
-//! Mem differential: whatever is done to a memory file, it holds what a file of tmpfs holds to which the kernel does
-//! the same.
+//! Mem differential: each operation on a memory file has the same effect as the kernel's on a file of tmpfs.
 //!
 //! ```text
 //!   seed -> operations --run on a pair--> nothing to say              (what is compared: `twins::mem_file`)
@@ -24,10 +23,8 @@ use quinion_testing::content::{Dice, PAGE, fill_content, generations};
 use quinion_testing::shrinking::shrunk;
 use quinion_testing::twins::mem_file::{At, Capacity, How, Op, Setting, op, run, simpler};
 
-/// Operations of all six differential tests together.
 const OPS: u64 = 20_000;
 const OPS_SOAK: u64 = 1_000_000;
-/// Operations of one pair.
 const OPS_OF_PAIR: usize = 250;
 /// How often a shorter list is tried: some fail only now and then.
 const TRIES: u32 = 2;
@@ -41,13 +38,11 @@ fn setting(capacity: Capacity, order_max: u8) -> Setting {
     Setting { capacity, order_max, spill_folder: env!("CARGO_TARGET_TMPDIR") }
 }
 
-/// What is wrong with a run of the list.
 fn complaint(setting: &Setting, ops: &[Op]) -> Option<String> {
     let (setting, ops) = (setting.clone(), ops.to_vec());
     shrinking::complaint(move || run(&setting, &ops).map(drop))
 }
 
-/// The list passes; or it is made shorter, and told.
 #[track_caller]
 fn check(setting: &Setting, ops: &[Op]) {
     let Some(why) = complaint(setting, ops) else { return };
@@ -58,7 +53,6 @@ fn check(setting: &Setting, ops: &[Op]) {
     panic!("{why}\nwith {setting:?}\nafter these operations:\nvec![\n{list}]");
 }
 
-/// The share of one test of all operations.
 fn differ(setting: &Setting, seed: u64) {
     let wanted = if is_soak() { OPS_SOAK } else { OPS } / 6;
     let mut dice = Dice::new(seed);
@@ -99,7 +93,7 @@ fn large_folios_that_spill_are_as_tmpfs_has_them() {
     differ(&setting(Capacity::Spilling, 9), 56);
 }
 
-/// A cache that is full refuses writes, and what it refused has changed nothing.
+/// A cache that is full refuses writes, and a refused one changes nothing.
 #[test]
 fn a_tight_pair_meets_the_end_of_its_memory() {
     let fill = |at: u64| Op::Write { by: 0, at: At::Byte(at), len: 5 << 20, how: How::Plain };
@@ -111,7 +105,7 @@ fn a_tight_pair_meets_the_end_of_its_memory() {
 
 #[test]
 fn a_wrong_file_is_found_wrong() {
-    // The twin is told less than ours: what the pair would say if ours had kept what it should have lost.
+    // The twin is told less: as if the cache had kept bytes that it should have lost.
     let setting = setting(Capacity::Wide, 9);
     let mut pair = mem_file::MemPair::new(&setting).unwrap();
     pair.step(&Op::Write { by: 0, at: At::Byte(0), len: 9000, how: How::Plain }).unwrap();
@@ -122,14 +116,12 @@ fn a_wrong_file_is_found_wrong() {
 
 // ---- many threads -------------------------------------------------------------------------------------
 
-/// Pages of each thread's part.
 const PART: u64 = 600;
 const THREADS: u64 = 2;
-/// The file's number in contents.
 const FILE: u32 = 9;
 
-/// Writes pages, each whole and of a higher generation than before, and cuts holes; looks at some of its own each time,
-/// and says at the end which generation each has, 0 for a hole.
+/// Writes pages, each whole and of a higher generation than before, and punches holes; checks some of its own each
+/// time, and returns the last generation of each, 0 for a hole.
 fn write_part(file: &MemFile, thread: u64, rounds: u64) -> Vec<u32> {
     let (mut dice, first) = (Dice::new(thread + 60), thread * PART);
     let mut now = vec![0; PART as usize];
@@ -158,7 +150,6 @@ fn write_part(file: &MemFile, thread: u64, rounds: u64) -> Vec<u32> {
     now
 }
 
-/// The page is of that generation; a hole if that is 0.
 fn expect_page(bytes: &[u8], page: u64, generation: u32) {
     if generation == 0 {
         assert!(bytes.iter().all(|&byte| byte == 0), "page {page} is no hole");
@@ -168,11 +159,10 @@ fn expect_page(bytes: &[u8], page: u64, generation: u32) {
     }
 }
 
-/// Each page that is met is of one generation, or a hole; by reads and by pins.
 fn read_anything(file: &MemFile, stop: &AtomicBool, checked: &AtomicU64) {
     let mut dice = Dice::new(70);
     let mut buffer = vec![0; 24 * PAGE];
-    // Relaxed, here and below: the threads are joined before anything hangs on it.
+    // Relaxed, here and below: the threads are joined before anything depends on it.
     while !stop.load(Ordering::Relaxed) {
         let page = dice.below(THREADS * PART);
         let pages = (1 + dice.below(24)).min(THREADS * PART - page) as usize;
@@ -233,7 +223,6 @@ fn threads_with_large_folios_find_their_own_and_no_reader_sees_half_a_page() {
     two_threads(9);
 }
 
-/// Two threads append at once, by two handles: each append is in one piece, and none is lost.
 #[test]
 fn appends_of_two_handles_do_not_mix() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();

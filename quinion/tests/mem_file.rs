@@ -39,14 +39,12 @@ fn bytes_of(pinned: &Pinned) -> Vec<u8> {
     pinned.chunks().flatten().copied().collect()
 }
 
-/// Data and hole pages.
 fn pages(file: &MemFile) -> (u64, u64) {
     let stats = file.stats().unwrap();
     assert_eq!(stats.allocated_pages, 0);
     (stats.data_pages, stats.hole_pages)
 }
 
-/// What of the cache is taken, in pages.
 fn taken(cache: &Cache) -> u64 {
     let stats = cache.stats();
     (stats.data_bytes - stats.free_bytes) / PAGE
@@ -186,7 +184,6 @@ fn r12_t01_a_reader_of_a_file_that_is_cut_and_grows_sees_no_byte_behind_its_end_
     cache.check().unwrap();
 }
 
-/// A page is of one generation, or zeros from where the file was cut.
 fn check_cut_page(bytes: &[u8], position: u64, cut: u64) {
     let kept = cut.saturating_sub(position).min(bytes.len() as u64) as usize;
     verify(&bytes[..kept], 1, position).unwrap();
@@ -342,7 +339,6 @@ fn t04_t06_a_punch_zeroes_the_parts_of_pages_frees_what_lies_between_and_leaves_
     let (data, holes) = pages(&file);
     assert_eq!((taken(&cache), data + holes), (full - holes, 1024));
     assert_eq!(holes, (900_003 / 4096 - 700_001 / 4096 - 1) + 512 + 1 + (1024 - 4_000_000 / 4096 - 1));
-    // And can be written again.
     fill_content(&mut right[600_000..3_500_000], 1, 600_000, 7);
     file.write_all_at(&right[600_000..3_500_000], 600_000).unwrap();
     assert!(read(&file, 0, len) == right);
@@ -469,7 +465,7 @@ fn a_full_cache_says_so_and_loses_nothing() {
     assert!((8 * MIB..16 * MIB).contains(&len), "{len}");
     assert_eq!(pages(&file), (len.div_ceil(PAGE), 0), "the first bytes of a write that fails are there");
     verify(&read(&file, 0, len as usize), 1, 0).unwrap();
-    // Over what is there one can still write; what is punched is room for others, files among them.
+    // Cached pages can still be written; punched ones are room for others, files among them.
     file.write_all_at(&page_content(1, 7, 9), 7 * PAGE).unwrap();
     file.punch_hole(0, 4 * MIB).unwrap();
     let other = file_of(&cache);
@@ -497,7 +493,6 @@ fn a_smaller_bound_takes_nothing_of_a_memory_file() {
     cache.check().unwrap();
 }
 
-/// A file of a MiB of sevens that is no memory file.
 fn file_of(cache: &Cache) -> quinion::File {
     let memory = quinion::backend::MemoryFile::new(vec![7; 1 << 20]);
     cache.open_backend(std::sync::Arc::new(memory)).unwrap()
@@ -519,7 +514,7 @@ fn a_pool_is_charged_for_its_memory_files_and_for_no_page_more() {
     assert!(error.to_string().contains("scratch"), "{error}");
     assert!(pool.stats().used_pages <= 64, "{:?}", pool.stats());
     assert_eq!(pages(&file).0, pool.stats().used_pages);
-    // It goes on where others would have to give: a file of that pool makes room of its own only.
+    // It goes on where others would be evicted: a file of that pool makes room of its own only.
     file.set_len(10 * PAGE).unwrap();
     assert_eq!(pool.stats().used_pages, 5);
     assert_eq!(read(&file, 0, PAGE_BYTES), [1; PAGE_BYTES]);
@@ -546,7 +541,7 @@ fn files_pages_are_evicted_before_a_memory_file_is_refused_memory_and_not_the_ot
     cache.check().unwrap();
 }
 
-/// Fills that complete when a thread waits for them, of a device that seems to have a leader at the first look.
+/// Fills that complete when a thread waits for them, of a device that seems to have a leader at the first call.
 #[derive(Debug)]
 struct Left {
     memory: MemoryFile,
@@ -580,7 +575,7 @@ impl Backend for Left {
     }
 }
 
-/// What is left in flight has no other to fetch it, when its leader has gone and only he wants memory.
+/// No other thread fetches the fills in flight when their leader has left and only this one wants memory.
 #[test]
 fn a_thread_that_wants_memory_for_a_memory_file_reaps_fills_without_waiters() {
     let piece = vec![3; 1 << 18];

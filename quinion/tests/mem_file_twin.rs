@@ -32,7 +32,6 @@ enum Op {
     Unpin(usize),
 }
 
-/// Positions near the edges of pages, and others.
 fn at() -> impl Strategy<Value = usize> {
     let near = (0..BYTES / PAGE, 0..3usize).prop_map(|(page, near)| (page * PAGE + near).saturating_sub(1));
     prop_oneof![3 => near, 1 => 0..BYTES]
@@ -64,7 +63,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The naive one.
 #[derive(Default)]
 struct Twin {
     pages: Vec<Option<Box<[u8; PAGE]>>>,

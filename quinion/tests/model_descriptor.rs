@@ -6,11 +6,10 @@
 //! ```
 //!
 //! Without that cfg this file is empty. Each scenario runs under every interleaving (of a bounded number of
-//! preemptions)
-//! and every value that a relaxed load may return, with the real code of `quinion::fdstate`. When it is over, an order
-//! of its calls is looked for in which a kernel without us gives the same answers and ends with the same offset, and
-//! in which no call is moved before its begin or behind its end; without one the history is wrong. So is a handle of
-//! the owner's that is given back twice or never.
+//! preemptions) and every value that a relaxed load may return, with the real code of `quinion::fdstate`. Then the
+//! stage looks for an order of its calls in which a kernel without Quinion gives the same answers and ends with the
+//! same offset, and in which no call is moved before its begin or behind its end; without one the history is wrong. So
+//! is a handle of the owner's that is released twice or never.
 //!
 //! The checker notes the last access of an atomic only, and so overlooks some orders of threads that look before they
 //! change. So each scenario runs twice, with either thread as the model's first, and the stage marks where one thread
@@ -38,7 +37,6 @@ use quinion::internals::sync::Mutant;
 mod descriptor_stage;
 mod model_stage;
 
-/// Makes the calls of `before`, then those of `threads`, the first of which is the model's; the answers of each.
 fn answers(reopens: bool, before: &[Call], threads: [&'static [Call]; 2]) -> [String; 2] {
     let program = Arc::new(Program::new(reopens));
     for &call in before {

@@ -1,15 +1,13 @@
-//! The hit protocol and the holds, run under a model checker: they are right, and no step of them
-//! can be left out.
+//! The hit protocol and the holds, run under a model checker: they are right, and no step of them can be left out.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test model_hit --target-dir target/model
 //! ```
 //!
-//! Without that cfg this file is empty. With it, `quinion::internals::sync::atomic` gives
-//! out the checker's atomics, and [`Descriptor`](quinion::internals::arena::Descriptor) is
-//! the real code on top of them. The checker runs each scenario under every
-//! interleaving, and lets every relaxed load return every value that the
-//! memory model of Rust allows.
+//! Without that cfg this file is empty. With it, `quinion::internals::sync::atomic` gives out the checker's atomics,
+//! and [`Descriptor`](quinion::internals::arena::Descriptor) is the real code on top of them. The checker runs each
+//! scenario under every interleaving, and lets every relaxed load return every value that the memory model of Rust
+//! allows.
 //!
 //! # The protocol
 //!
@@ -78,9 +76,8 @@
 //! # A page that is changed while it is written back
 //!
 //! The steps w1 to w3 of the writer and b1 to b3 of write-back are told at the head of
-//! [`dirty`](quinion::internals::arena::dirty). That a dirty folio is not evicted, and not dropped behind a
-//! reader who has just seen it clean (D07), is the tree lock's doing: flags change under it, and are looked at under
-//! it.
+//! [`dirty`](quinion::internals::arena::dirty). That a dirty folio is not evicted, and not dropped behind a reader who
+//! has just seen it clean (D07), is the tree lock's doing: flags change under it, and are looked at under it.
 //!
 //! # Every step is needed
 //!
@@ -212,8 +209,6 @@ const PAGE_1: PageIndex = PageIndex(1);
 const SMALL: Order = Order(0);
 const PAIR: Order = Order(1);
 
-// ---- the stage: two frames ----------------------------------------------------------------------
-
 /// A frame's bytes as an optimistic copy sees them: words, loaded and stored relaxed. Every content is
 /// one number, written to both words, so that a mixture shows.
 #[derive(Debug)]
@@ -236,7 +231,6 @@ impl Bytes {
     }
 }
 
-/// Two neighbouring frames: their descriptors and their bytes.
 #[derive(Debug)]
 struct Frames {
     descriptors: [Descriptor; 2],
@@ -250,7 +244,6 @@ impl Frames {
             bytes: [Bytes::new(), Bytes::new()],
         })
     }
-    /// Makes `frame` a folio of one page and fills it.
     fn fill(&self, frame: usize, mapping: MappingId, index: PageIndex, content: u64) {
         self.descriptors[frame].prepare(mapping, index, SMALL, false);
         self.bytes[frame].write(content);
@@ -278,19 +271,15 @@ impl Frames {
     }
 }
 
-/// How a hit ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Read {
-    /// At the first look.
     Refused(NotReady),
-    /// At the second look.
     Changed,
-    /// With these bytes.
     Accepted([u64; 2]),
 }
 
 impl Read {
-    /// Whatever was accepted must be one of `right`, whole.
+    /// Checks that an accepted content is one of `right`, whole.
     #[track_caller]
     fn must_be(self, right: &[u64]) -> String {
         if let Read::Accepted(bytes) = self {
@@ -303,8 +292,8 @@ impl Read {
 
 // ---- the stage for holds: one frame whose bytes are plain memory ------------------------------------
 
-/// A frame as holders see it. Under a hold bytes are read as plain memory, so the model must see that
-/// no write comes near; `freed` counts the parties that believe the frame is theirs.
+/// A frame as holders see it. Under a hold bytes are read as plain memory, so the model must see that no write comes
+/// near; `freed` counts the parties that take the frame for theirs.
 #[derive(Debug)]
 struct Held {
     descriptor: Descriptor,
@@ -339,12 +328,12 @@ impl Held {
         // SAFETY: as in `write`.
         self.bytes.with(|bytes| unsafe { *bytes })
     }
-    /// What the party does that the protocol tells to free the frame: the next use overwrites it.
+    /// What the party does that frees the frame by the protocol: the next use overwrites it.
     fn free(&self) {
         self.freed.fetch_add(1, Ordering::Relaxed);
         self.write(FREED);
     }
-    /// A holder: looks at the bytes if there is a folio to hold, and lets go.
+    /// A holder: reads the bytes if there is a folio to hold, and releases it.
     fn hold_and_look(&self) -> String {
         match self.descriptor.try_hold(ONE, PAGE_0) {
             Err(reason) => format!("{reason:?}"),
@@ -405,7 +394,6 @@ impl Held {
         }
         format!("{retire:?}")
     }
-    /// Evicts the folio if it is not held.
     fn evict(&self) -> String {
         let evicted = self.descriptor.try_retire();
         if evicted.is_some() {
@@ -431,12 +419,10 @@ fn fail(descriptor: &Descriptor) -> PutOutcome {
 
 // ---- scenarios ----------------------------------------------------------------------------------------
 
-/// As [`explore_bounded`], with as many preemptions as there can be.
 fn explore(expected: &[&str], scenario: fn() -> String) {
     explore_bounded(None, expected, scenario);
 }
 
-/// Starts a thread of the model that acts on the stage.
 fn spawn<T: Send + Sync + 'static, R: Send + 'static>(
     stage: &Arc<T>,
     act: impl FnOnce(&T) -> R + 'static,
@@ -564,7 +550,6 @@ fn singles_become_pair() {
     });
 }
 
-/// Two frames that are one folio become one each.
 fn split(frames: &Frames, mapping: MappingId) {
     let whole = frames.descriptors[0].try_begin_split().expect("nobody holds it");
     frames.descriptors[0].prepare_piece(mapping, PAGE_0, SMALL, whole, 0);
@@ -1084,7 +1069,6 @@ impl PartialFill {
     fn prepare(&self, mapping: MappingId) {
         self.held.descriptor.prepare(mapping, PAGE_0, PAIR, false);
     }
-    /// The fill says that a page has come.
     fn note_read(&self, bit: u64) {
         self.held.descriptor.note_pages_read();
         pages_read::set(&self.bits, bit);
@@ -1176,7 +1160,6 @@ impl Parts {
     fn prepare(&self, mapping: MappingId) {
         self.head().prepare(mapping, PAGE_0, PAIR, false);
     }
-    /// A part of the fill brings one page.
     fn note_read(&self, page: usize, content: u64) {
         self.frames.bytes[page].write(content);
         self.head().note_pages_read();
@@ -1205,7 +1188,6 @@ impl Parts {
             }
         }
     }
-    /// Starts a reader of the first page.
     fn reader(self: &Arc<Self>, mapping: MappingId, right: &'static [u64]) -> thread::JoinHandle<String> {
         spawn(self, move |stage| stage.read(mapping, PAGE_0).must_be(right))
     }
@@ -1341,7 +1323,6 @@ impl Pages {
         let sequences = [0, 0].map(quinion::internals::sync::atomic::AtomicU32::new);
         Arc::new(Self { frames: Frames::new(), sequences, locks: [Mutex::new(()), Mutex::new(())] })
     }
-    /// Two pages of content 1 and 11.
     fn filled() -> Arc<Self> {
         let stage = Self::new();
         stage.fill();
@@ -1381,7 +1362,6 @@ impl Pages {
             },
         }
     }
-    /// One try to copy a page of a written folio.
     fn copy(&self, page: usize) -> Option<[u64; 2]> {
         let seen = written::look(&self.sequences[page])?;
         let bytes = self.frames.bytes[page].copy();
@@ -1590,7 +1570,6 @@ impl Lent {
         written::leave(&self.sequence);
         if is_pinned { "Pinned" } else { "written" }
     }
-    /// A user's pin, its look at the bytes, and its end.
     fn pin_and_look(&self) -> u64 {
         self.held.descriptor.try_hold(ONE, PAGE_0).expect("it is filled and stays");
         self.held.descriptor.pin();
@@ -1666,7 +1645,7 @@ fn write_against_fill() {
     });
 }
 
-/// A page that is changed, and written back: its dirty bit, its bytes, what the file has of them, and the tree's lock.
+/// A page that is changed and written back: its dirty bit, its bytes, the file's bytes, and the tree's lock.
 #[derive(Debug)]
 struct Changed {
     bits: quinion::internals::sync::atomic::AtomicU64,
@@ -1676,7 +1655,6 @@ struct Changed {
 }
 
 impl Changed {
-    /// Both words are 1, dirty, and the file has neither.
     fn dirty() -> Arc<Self> {
         let bits = quinion::internals::sync::atomic::AtomicU64::new(0);
         let stage = Self { bits, bytes: Bytes::new(), file: Mutex::new([0, 0]), tree: Mutex::new(()) };
@@ -1706,7 +1684,7 @@ impl Changed {
             *self.file.lock().unwrap() = self.bytes.copy();
         }
     }
-    /// When all is over: what is clean is in the file.
+    /// At the end: what is clean is in the file.
     #[track_caller]
     fn is_dirty_or_written(&self) -> String {
         let (clean, file) = (dirty::load(&self.bits) == 0, *self.file.lock().unwrap());

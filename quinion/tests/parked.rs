@@ -1,7 +1,7 @@
 //! Parked: a file that is not open has no descriptor, and pages that are kept of it are the file's, or are not shown.
 //!
-//! A cache that parks idle files is compared with plain reads of the same files, over all changes of a file while it is
-//! not open; and its process's descriptors are counted.
+//! A cache that parks idle files is compared with plain reads of the same files, over all changes of a closed file; and
+//! its process's descriptors are counted.
 
 #![allow(unsafe_code, reason = "maps files, as other programs do")]
 
@@ -21,7 +21,7 @@ use quinion::internals::serve::{Owner, ViewerTotals};
 use quinion::{Cache, CacheOwner, Coherence, File, OpenOptions};
 
 const BYTES: usize = 300_000;
-/// Longer than a change takes to be told by times from a later one.
+/// Longer than the resolution of a file's times.
 const SETTLED: Duration = Duration::from_millis(40);
 
 /// The tests here count the process's descriptors, so one runs at a time.
@@ -54,7 +54,7 @@ fn content(seed: u8) -> Vec<u8> {
     (0..BYTES).map(|at| (at / 7 % 251) as u8 ^ seed).collect()
 }
 
-/// A folder of a file system whose times tell of all changes: not the one for what is temporary, which may be tmpfs.
+/// A folder of a file system whose times change with each write: not the temporary one, which may be tmpfs.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -75,14 +75,13 @@ fn read_all(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// The process's descriptors of files at or below `path`.
 fn descriptors_of(path: &Path) -> usize {
     let links =
         fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     links.filter(|link| link.starts_with(path)).count()
 }
 
-/// Whether this machine can keep pages at all: the kernel must say by which mount a file was opened.
+/// Whether this machine can keep pages: the kernel must give the mount by which a file was opened.
 fn keeps(cache: &Parking, path: &Path) -> bool {
     read_all(&cache.open(path).unwrap());
     cache.release_idle();
@@ -95,7 +94,7 @@ fn keeps(cache: &Parking, path: &Path) -> bool {
     keeps
 }
 
-/// Reads the file by a handle with `coherence` that is closed then; what it gave, and how many bytes came from the
+/// Reads the file by a handle with `coherence`, which is closed then; returns the bytes, and how many came from the
 /// device.
 fn read_by(cache: &Parking, path: &Path, coherence: Coherence) -> (Vec<u8>, u64) {
     let before = cache.stats().device_bytes;
@@ -163,7 +162,7 @@ fn a_closed_file_has_no_descriptor_wherever_it_is() {
     cache.check().unwrap();
 }
 
-/// As ever: a process that reads for itself knows what it has open.
+/// A process that reads for itself knows what it has open.
 #[test]
 fn a_cache_that_reads_for_itself_keeps_its_descriptors() {
     let _alone = alone();
@@ -240,7 +239,6 @@ enum Change {
     Replace,
     /// It is removed, and others are made until one has its inode.
     Reuse,
-    /// Its size alone.
     Cut,
 }
 
@@ -312,7 +310,7 @@ fn a_file_changed_while_no_handle_was_open_is_read_anew() {
         {
             let (cache, path) = (cache(), place.path().join(format!("file{number}")));
             write_settled(&path, 4);
-            // Known and parked, with another handle or two before.
+            // Known and parked, after up to two other handles.
             assert!(read_by(&cache, &path, coherence).0 == content(4));
             assert!(read_by(&cache, &path, coherence).0 == content(4));
             change(&path, what, 0x55);
@@ -361,7 +359,7 @@ fn a_mappings_second_store_is_read_without_a_lease() {
         // SAFETY: it is what was mapped.
         assert_eq!(unsafe { libc::munmap(map, BYTES) }, 0);
         drop(file);
-        // Also who goes by times alone finds nothing that was read without a lease.
+        // A handle that goes by times alone must not find what was read without a lease, either.
         for coherence in [Coherence::Check, Coherence::Lease, Coherence::Lease] {
             let (bytes, _) = read_by(&cache, &path, coherence);
             assert_eq!(bytes[0], 2, "{coherence:?} at {}", place.path().display());

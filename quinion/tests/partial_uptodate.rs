@@ -1,5 +1,5 @@
-//! Pages that arrived are read by those who hold nothing: the owner's lock-free readers and viewers in other
-//! mappings, while the rest of the folio is on its way.
+//! Pages that arrived are read by readers without holds: the owner's lock-free readers and viewers in other mappings,
+//! while the rest of the folio is on its way.
 //!
 //! The device lands what it is told to, or parts of its requests by itself, the last part first. A viewer here
 //! is a second, read-only mapping of the owner's memory, as another process would have it.
@@ -37,7 +37,7 @@ fn rig(pages: u64, part_pages: u64) -> Rig {
     Rig::new(64 << 20, Parts::new(pages, part_pages), ALL, 0, LARGEST)
 }
 
-/// What a reader who holds nothing finds at `page`, checked.
+/// The result of a reader without holds at `page`, checked.
 fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
     let Rig { arena, mapping, .. } = rig;
     let position = page * PAGE;
@@ -54,7 +54,6 @@ fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
-/// Which of `pages` a group of reads of one page each gets.
 fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
     let (cell, id) = (rig.mapping.index().cell(), rig.mapping.id());
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
@@ -241,7 +240,7 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_planned_once() {
     thread::scope(|scope| {
         let held_readahead = rig.readahead.lock();
         let late = scope.spawn(|| rig.try_read(0, 4).unwrap());
-        // If it comes even later than this it hits, and this test shows nothing; it cannot fail by that.
+        // If it comes even later it hits, and this test shows nothing; it cannot fail by that.
         thread::sleep(Duration::from_millis(30));
         let brought = scope.spawn(|| {
             let mut bytes = vec![0; 16 * PAGE_SIZE];
@@ -319,7 +318,6 @@ impl Owner for OneFile {
     fn touched(&self, _: Frame) {}
 }
 
-/// A viewer of the rig's file.
 struct PartViewer {
     viewer: Viewer,
     marker: AtomicU64,
@@ -335,7 +333,6 @@ impl PartViewer {
         viewer.request(Operation::Attach, [file.as_raw_fd() as u64, device, inode]).unwrap();
         Self { viewer, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
-    /// Reads `pages` pages from `page` on, and checks what comes.
     fn read(&self, owner: &OneFile, page: u64, pages: usize) -> ReadOutcome {
         let Rig { mapping, .. } = &*owner.rig;
         let file = ViewedFile {
@@ -418,8 +415,8 @@ fn a_viewer_of_a_part_that_failed_asks_again_and_reads_its_next_fill() {
 
 // ---- all of it at once --------------------------------------------------------------------------------------
 
-/// Readers who hold nothing close behind a viewer, over a file that is larger than the cache and lands in parts, some
-/// of which fail: whatever they are given is the file's. How many pages they read of folios that were not filled.
+/// Readers without holds close behind a viewer, over a file that is larger than the cache and lands in parts, some of
+/// which fail: all bytes must be the file's. Returns how many pages they read of folios that were not filled.
 fn storm(seed: u64) -> u64 {
     const PAGES: u64 = 8192;
     let device = Parts::new(PAGES, 16);

@@ -52,7 +52,7 @@ fn around() -> Vec<u32> {
     (0..PHASE as u32).map(|at| 10_000 + at * 7 % 250).collect()
 }
 
-/// Near the place that moves on: what was left behind is not read again.
+/// Near a place that moves on; what is behind it is not read again.
 fn moving() -> Vec<u32> {
     (0..PHASE as u32).map(|at| 20_000 + at / 2 + at * 37 % 150).collect()
 }
@@ -101,7 +101,6 @@ fn shuffled_loop(first: u32, pages: u32, caches: usize) -> Vec<u32> {
     order.into_iter().cycle().take(caches * PHASE_CACHE).collect()
 }
 
-/// Hits in per cent among the last ten caches of reads of `phase`.
 fn hits_at_the_end(cache: &mut Rings, phase: &[u32]) -> usize {
     let (mut hits, last) = (0, 10 * PHASE_CACHE);
     for (at, page) in phase.iter().enumerate() {

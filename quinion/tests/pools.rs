@@ -36,7 +36,6 @@ fn open_default(cache: &Cache, number: u64, bytes: u64) -> (Arc<Device>, File) {
     (device.clone(), cache.open_backend(device).unwrap())
 }
 
-/// Reads `len` bytes at `position`, in pieces.
 fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
     let mut buffer = vec![0; piece as usize];
     for at in (position..position + len).step_by(piece as usize) {
@@ -46,7 +45,6 @@ fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
     }
 }
 
-/// Scans and random reads of ten times the memory.
 fn storm(file: &File, device: &Device, bytes: u64) {
     read(file, device, 0, bytes, 64 << 10);
     let mut dice = Dice::new(1);
@@ -58,7 +56,6 @@ fn stats(cache: &Cache, name: &str) -> PoolStats {
     cache.pools().into_iter().find(|stats| stats.name == name).unwrap()
 }
 
-/// All that is cached is charged, to the page; and every other invariant holds.
 fn check(cache: &Cache) {
     cache.check().unwrap();
     let used: u64 = cache.pools().iter().map(|pool| pool.used_pages).sum();
@@ -158,7 +155,7 @@ fn limits_hold_to_the_page_while_eight_threads_read_in_two_pools() {
             }
         });
     });
-    // That they are not exceeded is asserted at each look; that the looks came near them, here.
+    // Each look asserts that they are not exceeded; here, that the looks came near them.
     assert!(most.iter().zip(&limits).all(|(most, (_, limit))| *most > limit / 2), "{most:?} of {limits:?}");
     check(&cache);
     for (pool, (_, file)) in pools.iter().zip(&files) {
@@ -226,7 +223,7 @@ fn removed_pages_are_uncharged_once_however_they_leave() {
     agrees();
     assert!((300..512).contains(&file.cached_pages()), "{}", file.cached_pages());
     (0..512).for_each(|page| device.mend(page));
-    // 2 What is not needed.
+    // 2 `dont_need`
     fill();
     agrees();
     let pin = file.pin(0, 40 * PAGE as usize).unwrap();
@@ -254,7 +251,7 @@ fn removed_pages_are_uncharged_once_however_they_leave() {
     file.revalidate().unwrap();
     fill();
     agrees();
-    // 6 The handle goes, the file idle.
+    // 6 The handle is closed, the file idle.
     drop(file);
     check(&cache);
 }

@@ -27,7 +27,7 @@ fn cache(memory: usize) -> Cache {
 fn file(cache: &Cache, size: usize) -> MemFile {
     cache.mem_file(MemFileOptions::new().size(size as u64)).unwrap()
 }
-/// Bytes that say where they are.
+/// Bytes that hold their place.
 fn content(at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 17) as u8
 }
@@ -47,7 +47,7 @@ fn assert_same(left: &[u8], right: &[u8]) {
     }
 }
 
-/// Fails at a byte, with what it has given before.
+/// A source that fails at a byte, after those before it.
 struct Faulty {
     at: usize,
     end: usize,
@@ -481,7 +481,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Gives a few bytes at a time.
 struct Slow<'b>(&'b [u8], usize);
 impl Read for Slow<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {

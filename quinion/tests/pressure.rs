@@ -24,7 +24,6 @@ use quinion_testing::content::Dice;
 const PAGE: u64 = 4096;
 const FILE_PAGES: u64 = 16 << 10;
 
-/// A file of 64 MiB whose contents tell where they belong.
 fn content(folder: &tempfile::TempDir) -> PathBuf {
     let path = folder.path().join("content");
     let mut plain = std::fs::File::create(&path).unwrap();
@@ -41,7 +40,6 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Those who were woken, in turn.
 #[derive(Default)]
 struct Queue {
     woken: Mutex<Vec<usize>>,
@@ -72,7 +70,6 @@ impl Queue {
     }
 }
 
-/// One read by futures: as many as it takes.
 struct Task {
     file: File,
     position: u64,
@@ -94,8 +91,7 @@ impl Task {
 
 type Running = Pin<Box<dyn Future<Output = Result<()>>>>;
 
-/// The memory is for a fraction of what they ask for, so that blocking tasks are run; or for all, so that all wait
-/// at a time.
+/// The memory is for a fraction of the requests, so that blocking tasks run; or for all, so that all wait at a time.
 fn ten_thousand_at_once(mechanism: Mechanism, memory: u64) {
     const READS: usize = 10_000;
     let folder = folder();
@@ -119,7 +115,7 @@ fn ten_thousand_at_once(mechanism: Mechanism, memory: u64) {
             let waker = Arc::new(Waker { number, queue: Arc::clone(&queue) }).into();
             polls += 1;
             let poll = task.as_mut().poll(&mut Context::from_waker(&waker));
-            // Some lose interest: at their first poll, or later.
+            // Some are dropped: at their first poll, or later.
             let is_dropped = number % 7 == 3 || number % 11 == 5 && polls > READS;
             if let Poll::Ready(outcome) = &poll {
                 outcome.as_ref().unwrap();

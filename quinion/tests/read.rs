@@ -1,10 +1,9 @@
 //! The read path's promises, with a device that can be watched, held and broken.
 //!
-//! Tests named with a letter and a number hold the statement of that name: S
-//! and R of the read state machine, B of batched insertion, Q of readahead.
-//! S04 speaks of a signal that kills a thread that waits. Here that is a future
-//! that is dropped (`async_read.rs`), or a process that shares a cache
-//! (`killed_owner.rs`); a thread of ours that waits ends with its process.
+//! Tests named with a letter and a number hold the statement of that name: S and R of the read state machine, B of
+//! batched insertion, Q of readahead. S04 speaks of a signal that kills a thread that waits. Here that is a future that
+//! is dropped (`async_read.rs`), or a process that shares a cache (`killed_owner.rs`); a thread of the owner's ends
+//! only with its process.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
@@ -19,7 +18,6 @@ fn cache() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
 }
 
-/// A cache without readahead, so that what is read is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
 }
@@ -28,7 +26,6 @@ fn open(cache: &Cache, device: &Arc<Device>) -> File {
     cache.open_backend(Arc::clone(device) as _).expect("the device opens")
 }
 
-/// Reads and checks `len` bytes; returns how many there were.
 fn read(file: &File, device: &Device, position: u64, len: usize) -> usize {
     let mut buffer = vec![0; len];
     let bytes = file.read_at(&mut buffer, position).expect("a read");

@@ -14,9 +14,9 @@
 //! | R21 pages that were spilled | `tests/spill.rs` |
 //! | R22 a lookup that allocates nothing | `src/shmem/tests.rs` |
 //!
-//! Slot reads are counted, not believed: the batch is gathered over a keeper of nodes that sees each of
-//! them, and that can take folios out and put others in between two of them. Trees here have two levels,
-//! because a page far out makes them so: a descent reads two slots.
+//! Slot reads are counted: the batch is gathered over a keeper of nodes that sees each of them, and that can remove and
+//! insert folios between two of them. Trees here have two levels, because a page far out makes them so: a descent reads
+//! two slots.
 
 use quinion_testing::content;
 use quinion_testing::device;
@@ -36,13 +36,12 @@ use quinion_testing::content::Dice;
 use quinion_testing::stages::batch::{FILE, Moment, Shape, Stage, State, Watch, shape, shapes};
 
 const PAGE: u64 = 4096;
-/// Far enough out that the tree has two levels.
+/// Far enough for a tree of two levels.
 const FAR: u64 = 64 * 63;
 const DESCENT: u32 = 2;
 const CONFIRM: u32 = 1;
 const STEP: u32 = 1;
 
-/// A stage of two levels with ready folios of order 0 at each of `pages`.
 fn stage_of(pages: impl IntoIterator<Item = u64>) -> Stage {
     let stage = Stage::new();
     stage.add(FAR, 0, State::Ready);
@@ -62,7 +61,7 @@ fn r01_a_range_that_ends_before_it_begins_is_empty() {
     let stage = stage_of(0..4);
     assert_eq!(stage.gather(3, 2, BatchRules::READ), (BatchEnd::Covered, vec![], 0));
     assert_eq!(stage.gather(u64::MAX, 0, BatchRules::CONTIG), (BatchEnd::Covered, vec![], 0));
-    // What the batch held before is given back all the same.
+    // The folios of the first batch are released all the same.
     let (_, mut batch) = stage.batch(0, 3);
     assert_eq!(stage.mapping.get_read_batch(PageIndex(1), PageIndex(0), &mut batch), BatchEnd::Covered);
     assert!(batch.is_empty());
@@ -70,7 +69,6 @@ fn r01_a_range_that_ends_before_it_begins_is_empty() {
     stage.check();
 }
 
-/// What files are read by, and memory files.
 const BOTH: [BatchRules; 2] = [BatchRules::READ, BatchRules::CONTIG];
 
 /// R02: a batch of one cached page costs its descent and one slot read after it, of a file and of a memory file.
@@ -216,7 +214,6 @@ fn r08_a_folio_with_the_marker_is_the_last() {
 
 // ---- what changes meanwhile -----------------------------------------------------------------------------
 
-/// Gathers 0 to 3 of four cached pages while `act` is done at `moment`.
 fn gather_while<'s>(
     stage: &'s Stage,
     moment: Moment,
@@ -544,7 +541,6 @@ proptest! {
 
 const STRESS_PAGES: u64 = 96;
 
-/// Folios come and go at random, each time of a new generation, until told to stop.
 fn churn(stage: &Stage, stop: &AtomicBool) {
     let mut dice = Dice::new(11);
     let mut standing = std::collections::BTreeMap::new();
@@ -573,7 +569,7 @@ fn churn(stage: &Stage, stop: &AtomicBool) {
     }
 }
 
-/// Takes one batch and looks at every byte of it; how many folios it had.
+/// Takes one batch and checks every byte of it; returns how many folios it had.
 fn check_batch(stage: &Stage, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
     let from = dice.below(STRESS_PAGES);
     let to = from + dice.below(40);

@@ -1,7 +1,7 @@
 //! What readahead promises, seen at the device: which pages are read, and how often.
 //!
-//! The decision itself is tested beside it, around a naive cache; here it
-//! works in the real read path, with a small cache and a device that is watched.
+//! The decision itself is tested beside it, around a naive cache; here it works in the real read path, with a small
+//! cache and a device that is watched.
 
 use std::sync::Arc;
 
@@ -192,8 +192,8 @@ fn a_scan_of_four_times_the_memory_reads_each_page_once_and_waits_twice() {
     }
 }
 
-/// What lies ahead of four streams is a quarter of the cache. The hand comes by once more than it should there,
-/// rarely: a window in a hundred, at most.
+/// What lies ahead of four streams is a quarter of the cache. Rarely the hand passes there once more than it should: in
+/// a window of a hundred, at most.
 #[test]
 fn four_streams_through_a_small_cache_lose_next_to_nothing() {
     let (device, misses, report) = scan_more_than_memory(32 << 20, 4, 16);

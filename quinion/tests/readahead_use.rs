@@ -1,7 +1,7 @@
 //! Readahead's account: of the pages that were fetched ahead, how many were used, and how many were evicted unused.
 //!
-//! No hit counts anything, so the account is made where pages leave, and by a look at those that
-//! are there. The twin keeps it the naive way: a word for each page.
+//! A hit counts nothing, so the account is made when pages leave, and by a look at those that are cached. The twin
+//! keeps it the naive way: a word for each page.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn read(file: &File, device: &Device, page: u64, pages: u64) {
     verify(&buffer, device, page * PAGE);
 }
 
-/// The account as (used, wasted, unread), and that it adds up.
+/// The account as (used, wasted, unread). Checks that it adds up.
 fn account(cache: &Cache) -> (u64, u64, u64) {
     let ReadaheadUse { pages, used_pages, wasted_pages, unread_pages, .. } = cache.readahead_use();
     assert_eq!(pages, used_pages + wasted_pages + unread_pages);
@@ -37,7 +37,6 @@ fn account(cache: &Cache) -> (u64, u64, u64) {
     (used_pages, wasted_pages, unread_pages)
 }
 
-/// Reads other files until nothing of `file` is in the cache.
 fn evict(cache: &Cache, file: &File) {
     for number in 100..200 {
         let device = Device::with_number(number, 256 * PAGE);

@@ -2,7 +2,7 @@
 //! plain file.
 //!
 //! The adapter is the whole of what an engine needs: `read_exact_at`, `write_all_at`, `set_len`, `metadata`,
-//! `sync_data` and a lock. It stands in docs/library.md as well.
+//! `sync_data` and a lock. docs/library.md has it as well.
 #![cfg(not(quinion_model))]
 
 use std::io;
@@ -47,7 +47,6 @@ impl StorageBackend for Cached {
 
 const TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("rows");
 
-/// Inserts, replaces and removes rows of many sizes, in some transactions, of which some are thrown away.
 fn work(database: &Database) {
     let mut x = 0x2545_f491_4f6c_dd1d_u64;
     for round in 0..12_u64 {
@@ -106,7 +105,7 @@ fn a_database_on_a_cached_file_is_the_one_on_a_plain_file() {
     let differ = plain.iter().zip(&cached).enumerate().filter(|(_, (a, b))| a != b).map(|(at, _)| at);
     let first: Vec<usize> = differ.take(20).collect();
     assert!(plain == cached, "the files differ: {} and {} bytes, at {first:?}", plain.len(), cached.len());
-    // What was written by ours is opened by redb itself, and the other way round.
+    // redb itself opens what was written through the cache, and the other way round.
     let mut again = Builder::new().open(&cached_path).unwrap();
     assert!(again.check_integrity().unwrap());
     let theirs = Builder::new().create_with_backend(Cached::open(&cache, &plain_path).unwrap()).unwrap();

@@ -1,8 +1,7 @@
-//! Resize: memory really goes back to the machine, from a cache in use, and readers notice nothing but misses.
+//! Resize: memory goes back to the machine, from a cache in use, and readers see nothing but misses.
 //!
-//! What the system says of the file and of its mapping is looked at from
-//! outside, as in `bound.rs`. Readers are threads of this process and a viewer in
-//! another one, at work all the time; each byte they get is checked.
+//! The system's numbers of the file and of its mapping are read from outside, as in `bound.rs`. Readers are threads of
+//! this process and a viewer in another one, at work all the time; each byte they get is checked.
 
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
@@ -45,7 +44,6 @@ fn content() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Bytes that the system has given to the cache's two files.
 fn taken(cache: &Cache) -> u64 {
     let arena = cache.share();
     let blocks =
@@ -62,7 +60,6 @@ fn resident(cache: &Cache) -> u64 {
     rss.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Waits for what happens by itself.
 fn eventually(what: &str, happened: impl Fn() -> bool) {
     for _ in 0..6000 {
         if happened() {
@@ -101,7 +98,7 @@ fn viewer_process() {
     let (stop, mut reads) = (AtomicBool::new(false), 0u64);
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Our standard input ends when the test does, or says that it is over.
+            // This process's standard input ends when the test does, or says that it is over.
             let _ = std::io::stdin().read(&mut [0]);
             stop.store(true, Ordering::Relaxed);
         });

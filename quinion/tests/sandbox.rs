@@ -1,10 +1,9 @@
 //! Sandbox: io_uring is refused, or taken away while the cache is at work, and every read is right all the same.
 //!
-//! A refusal at the start costs nothing but the ring: threads read, and the
-//! engine says why. A refusal later costs the requests that the kernel did not
-//! take; the fill path asks for those pages once more, by threads, so that no
-//! reader sees an error and no future is forgotten. Each test lasts in its own process,
-//! because a filter on system calls cannot be taken off.
+//! A refusal at the start costs nothing but the ring: threads read, and the engine says why. A refusal later costs the
+//! requests that the kernel did not take; the fill path asks for those pages once more, by threads, so that no reader
+//! sees an error and no future is forgotten. Each test lasts in its own process, because a filter on system calls
+//! cannot be taken off.
 
 use quinion_testing::content;
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
 //! What viewers can count on, and what they cannot do to the owner.
 //!
-//! A viewer here is this test program started again, or a hand that writes into
-//! a viewer's page whatever it likes. The owner is a naive one, so that what
-//! fails is the service or the viewer and not the cache.
+//! A viewer here is this test program started again, or code that writes anything into a viewer's page. The owner is a
+//! naive one, so that what fails is the service or the viewer and not the cache.
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
@@ -32,12 +31,11 @@ const BAD_DESCRIPTOR: RequestError = RequestError::Errno(9);
 const IO_ERROR: RequestError = RequestError::Errno(5);
 
 /// The owner's files mapped in this process a second time, as another process would have them. It waits for long, so
-/// that a machine that is busy with other tests changes nothing.
+/// that a busy machine changes nothing.
 fn viewer(service: &Service, process: u32) -> Viewer {
     service.admit(process).unwrap().view().unwrap().waiting_at_most(60_000)
 }
 
-/// Words that say which file and which word they are.
 fn word(file: u64, at: u64) -> u64 {
     (file << 48) ^ (at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -75,7 +73,7 @@ impl<'a> Open<'a> {
         // SAFETY: the buffer is a slice.
         unsafe { self.viewer.read(&file, position, to.as_mut_ptr(), to.len()) }
     }
-    /// Reads words at `position`, a multiple of 8, and checks each; how many.
+    /// Reads words at `position`, a multiple of 8, and checks each; returns how many.
     fn check(&self, file: u64, position: u64, bytes: usize) -> usize {
         let mut to = vec![0u8; bytes];
         let outcome = self.read(position, &mut to);
@@ -83,10 +81,10 @@ impl<'a> Open<'a> {
         verify(file, position, &to[..outcome.bytes]);
         outcome.bytes / 8
     }
-    /// As [`Open::check`], and goes on after each read that was fruitless. A read gives up when its page was gone four
-    /// times before it was copied. With a cache of a few pages and others who want them, how often that is depends on
-    /// nothing but the order in which threads run, and so does whether the owner has looked at all markers before more
-    /// is asked; what it must never give is a wrong word.
+    /// As [`Open::check`], and tries again after each read that found nothing. A read gives up when its page was gone
+    /// four times before it was copied. With a cache of a few pages and competing readers, the order in which threads
+    /// run decides how often that is, and whether the owner has handled all markers before more is asked; but no word
+    /// may be wrong.
     fn check_among_others(&self, file: u64, position: u64, bytes: usize) {
         let (mut to, mut done) = (vec![0u8; bytes], 0);
         loop {
@@ -129,7 +127,7 @@ fn a_viewer_reads_the_file_and_asks_only_for_what_is_missing() {
     assert_eq!(open.read(100_000, &mut to[..100]).bytes, 4);
     assert_eq!(open.read(100_004, &mut to[..100]).bytes, 0);
     assert_eq!(open.read(u64::MAX - 5, &mut to[..100]).bytes, 0);
-    // What was read is told to the owner, by and by.
+    // The reads are reported to the owner a little later.
     while owner.touches.load(Ordering::Relaxed) == 0 {
         std::thread::yield_now();
     }
@@ -180,7 +178,6 @@ fn a_handle_is_of_use_only_to_the_viewer_that_has_it() {
     other.wait().unwrap();
 }
 
-/// A process that does nothing.
 fn asleep() -> Child {
     Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap()
 }
@@ -223,7 +220,7 @@ fn a_viewer_that_opens_an_attached_file_for_writing_notifies_the_owner() {
     let attach = || viewer.request(Operation::Attach, [file.as_fd().as_raw_fd() as u64, device, inode]);
 
     assert!(!viewer.has_attached_files() && !viewer.is_attached(device, inode));
-    // A process that another test starts has our writer's descriptor until it executes its program.
+    // A process that another test starts has this test's writing descriptor until it executes its program.
     let [handle, place] = std::iter::repeat_with(attach).take(100_000).find_map(Result::ok).unwrap();
     assert!(viewer.has_attached_files() && viewer.is_attached(device, inode), "there is somebody to tell");
     let validation = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();
@@ -277,7 +274,7 @@ fn runs_are_counted_apart_whether_their_viewers_live_or_not() {
     assert_eq!((reads(&service, first), reads(&service, second), service.totals().reads), (5, 7, 23));
     assert_eq!(service.viewers(), 3);
     dying.kill().unwrap();
-    // Whenever one looks, before, while or after its page is given to others, each has what it counted.
+    // Whether its page is read before, while or after it is reused, each has what it counted.
     while service.viewers() == 3 {
         assert_eq!((reads(&service, first), service.totals().reads), (5, 23));
     }
@@ -377,7 +374,6 @@ impl Crowd {
     }
 }
 
-/// Processes that end with this.
 struct Children(Vec<Child>);
 
 impl Drop for Children {
@@ -639,7 +635,7 @@ fn a_viewer_that_waits_when_the_owner_closes_is_released_and_never_asks_again() 
             loop {
                 match open.read(0, &mut to).end {
                     ReadEnd::Failed(error) => return error,
-                    // Between two reads the service has given the file back, and nothing is asked of such a one.
+                    // Between two reads the service has released the file, and no request is sent for a stale one.
                     ReadEnd::Stale => break,
                     ReadEnd::Full | ReadEnd::EndOfFile(_) => {}
                 }
@@ -722,7 +718,7 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
     let admission = service.admit(us()).unwrap();
-    // As it looks to a viewer whose owner has been stopped: no answers, and no heartbeat.
+    // A viewer whose owner has been stopped: no answers, and no heartbeat.
     let stopped = NaiveOwner::new(1000);
     let page = stopped.arena().make_viewer_page(0).unwrap();
     let [arena, control] = [stopped.arena().arena_fd(), stopped.arena().control_fd()];
@@ -740,7 +736,6 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
 
 #[test]
 fn more_questions_than_slots_are_refused() {
-    // No worker answers.
     let owner = NaiveOwner::new(1000);
     owner.arena().populate_control().unwrap();
     let page = owner.arena().make_viewer_page(0).unwrap();
@@ -750,7 +745,7 @@ fn more_questions_than_slots_are_refused() {
         viewer.tell(Operation::Detach, [1, 0, 0]).unwrap();
     }
     assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::NoSlot));
-    // A thread that has waited in vain for one that does not move does not do so again, nor does another.
+    // A thread that has waited in vain for an owner without progress does not wait again, nor does another.
     viewer.settle(1);
     assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::Late));
 }
@@ -872,7 +867,7 @@ fn a_request_behind_a_hanging_one_is_answered_at_once() {
     let mut late = 0;
     for _ in 0..30 {
         owner.hung_device.store(0, Ordering::Relaxed);
-        // All sleep when it joins.
+        // All workers sleep when it joins.
         std::thread::sleep(Duration::from_millis(50));
         let viewer = service.admit(us()).unwrap().view().unwrap().waiting_at_most(300);
         let open = Open::of(&viewer, file.as_file());
@@ -886,7 +881,6 @@ fn a_request_behind_a_hanging_one_is_answered_at_once() {
     assert!(late <= 10, "{late} of 30 were not heard in time");
 }
 
-/// So many programs one after the other hear that what they unmount is closed.
 fn release(viewer: &Viewer, count: u64) {
     for _ in 0..count {
         viewer.request(Operation::Release, [0; 3]).unwrap();
@@ -1080,7 +1074,7 @@ fn processes_join_by_the_socket() {
     let service = Service::start_with(owner.clone(), options).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
-    // Silent ones, ones who talk nonsense, and ones whose words are nearly right. None of them is passed over here.
+    // Silent ones, ones with nonsense, and ones whose messages are nearly right. None of them is skipped here.
     let says = |bytes: &[u8]| {
         let socket = connected(&path);
         if !bytes.is_empty() {
@@ -1094,7 +1088,6 @@ fn processes_join_by_the_socket() {
     strangers.extend([&right[..right.len() - 1], &[&right[..], b"x"].concat()].map(says));
     let viewer = viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     assert_eq!(service.viewers(), 1, "nobody else was let in");
-    // Each of them is closed, and is told nothing.
     for stranger in &strangers {
         let timeout = Some(Duration::from_secs(60));
         let which = rustix::net::sockopt::Timeout::Recv;
@@ -1121,8 +1114,8 @@ fn processes_join_by_the_socket() {
     assert!(viewer::connect(&path, &hello).is_err(), "nobody listens any more");
 }
 
-/// Becomes what it is told, and has so many children of its say hello; each says what it was answered, -1 for nothing,
-/// and stays until its input ends.
+/// A program that starts so many children, each of which sends a hello and prints the answer, -1 for none, and stays
+/// until its input ends.
 const JOINS: &str = "
 import ctypes, os, socket, sys
 path, hello, then, count = sys.argv[1], bytes.fromhex(sys.argv[2]), sys.argv[3], int(sys.argv[4])
@@ -1145,7 +1138,7 @@ for _ in range(count):
     os.wait()
 ";
 
-/// Starts the program above by `before`, what stands before its name; what it was answered, and it.
+/// Starts the program above by `before`, what stands before its name; returns the answers and the process.
 fn joining(before: &[&str], path: &Path, hello: &JoinRequest, then: &str, count: usize) -> (Vec<i32>, Child) {
     use std::io::BufRead as _;
     let hello: String = hello.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -1176,7 +1169,7 @@ fn a_process_of_another_domain_takes_no_place() {
     let options =
         ServiceOptions { viewers_max, listener: Some(listen(&path).unwrap()), ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
-    // As if the folder were not there: what is tested here is what is checked of a process that connects.
+    // As if the folder were not there: this tests the checks of a process that connects.
     for (path, mode) in [(folder.path(), 0o755), (&path, 0o777)] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -1337,7 +1330,6 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     (stream, other)
 }
 
-/// Sends bytes with a descriptor.
 fn send_with(to: impl AsFd, says: &[u8], descriptor: impl AsFd) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -1412,7 +1404,6 @@ fn hung_file_system() {
     assert!(begun.elapsed() < Duration::from_secs(200), "{:?}", begun.elapsed());
 }
 
-/// Connects, says something, and stays.
 fn stranger(path: &std::path::Path, says: &[u8]) -> Option<std::os::fd::OwnedFd> {
     use rustix::net::{
         AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,

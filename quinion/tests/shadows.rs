@@ -1,4 +1,4 @@
-//! Shadows: what an eviction leaves, and what comes of it when the page returns.
+//! Shadows: what an eviction leaves, and its effect when the page returns.
 //!
 //! ```text
 //!   H   a few pages that are wanted again     S   a scan of more than the memory
@@ -6,10 +6,9 @@
 //!   read H ... S ... until H is evicted ... read H: activated ... S ... until what was new then is evicted: H is there
 //! ```
 //!
-//! Tests named with a letter and a number hold the statement of that name: W of
-//! the working set, B of batched insertion. W01, W02 and W06 are beside the policies. W03
-//! speaks of groups of memory, of which there are none here; what comes nearest is
-//! a mapping that the cache has let go.
+//! Tests named with a letter and a number hold the statement of that name: W of the working set, B of batched
+//! insertion. W01, W02 and W06 are beside the policies. W03 speaks of groups of memory, of which there are none here;
+//! the nearest is a mapping that the cache has dropped.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,7 +31,6 @@ use quinion::{Cache, File, OpenOptions, PageState, ReadOptions, Stats};
 use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
-/// Pages that a leaf of a tree covers.
 const NODE: u64 = 64;
 /// Folios that an eviction takes out at a time.
 const BATCH: u64 = 64;
@@ -82,7 +80,6 @@ fn add_run(
     }
 }
 
-/// Evicts the folio at `index`, leaving `leave`.
 fn evict(mapping: &Mapping, index: u64, leave: Replacement) -> Order {
     let frame = mapping.try_hold(PageIndex(index)).unwrap().frame();
     let order = mapping.lock().evict(PageIndex(index), frame, |_| leave).unwrap();
@@ -230,7 +227,6 @@ fn an_eviction_that_may_not_wait_to_prune_leaves_no_shadow() {
     [old, new].iter().for_each(|mapping| mapping.check().unwrap());
 }
 
-/// Whether a shadow covers `index`.
 fn is_remembered(mapping: &Mapping, index: u64) -> bool {
     let record = mapping.arena().view().record(mapping.index().cell()).unwrap();
     let entry = find(&mapping.arena().view().grown(), record, PageIndex(index));
@@ -259,7 +255,6 @@ enum Op {
     Remove(usize, u64, u64),
 }
 
-/// Pages near the start, and some that are two levels away.
 fn pages() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 0..200u64, 1 => (0..40u64).prop_map(|page| NODE.pow(3) + 5 * page)]
 }
@@ -291,7 +286,7 @@ fn pages_of(mapping: &Mapping) -> Twin {
     (0..300).chain(NODE.pow(3)..NODE.pow(3) + 300).filter_map(page).collect()
 }
 
-/// What inserting folios over `range` consumed is what the twin has there: of each folio the last shadow.
+/// Checks that inserting folios over `range` consumed the twin's shadows there: of each folio the last one.
 fn check_consumed(mapping: &Mapping, twin: &Twin, range: Range<u64>, consumed: &[(Frame, Value)]) {
     let mut told = consumed.iter();
     let mut at = range.start;
@@ -348,7 +343,7 @@ fn step(op: Op, two: &[Arc<Mapping>], twins: &mut [Twin], reclaim: &Reclaim) {
     }
 }
 
-/// Folios that lie in `range` go, and all that is remembered there; a shadow that reaches over an edge goes as a whole.
+/// Removes folios that lie in `range`, and all shadows there; a shadow that reaches over an edge goes as a whole.
 fn remove(mapping: &Mapping, twin: &mut Twin, range: Range<u64>) {
     let lies_inside = |index: u64| {
         let held = mapping.try_hold(PageIndex(index)).unwrap();
@@ -390,7 +385,6 @@ proptest! {
 
 // ---- a whole cache ------------------------------------------------------------------------------------
 
-/// A cache without readahead, so that what is read is what was asked.
 fn cache() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap()
 }
@@ -405,7 +399,6 @@ fn read(file: &File, device: &Device, page: u64, pages: u64) {
     verify(&buffer, device, page * PAGE);
 }
 
-/// A file that is read on and on.
 struct Scan {
     device: Arc<Device>,
     file: File,
@@ -571,7 +564,6 @@ fn w05_shadow_memory_is_bounded_and_the_oldest_is_forgotten() {
     assert_eq!(returns(last), 1);
 }
 
-/// Bytes of the page that are cached.
 fn cached(file: &File, page: u64) -> usize {
     let only = ReadOptions::new().cached_only(true);
     file.read_at_with(&mut [0; PAGE as usize], page * PAGE, only).unwrap_or(0)
@@ -628,7 +620,6 @@ fn remembered_file(order: u8) -> (Cache, File) {
     (cache, file)
 }
 
-/// The pages of the file that are remembered.
 fn remembered(file: &File) -> Vec<u64> {
     let known = file.residents(0, 64 * PAGE).unwrap().filter(|range| range.state == PageState::Remembered);
     known.flat_map(|range| range.bytes.step_by(PAGE as usize).map(|at| at / PAGE)).collect()
@@ -725,7 +716,6 @@ fn threads_that_read_forget_change_and_close_leave_the_list_whole() {
     cache.check().unwrap();
 }
 
-/// Reads here and there, near and far, by handles that come and go.
 fn wander(cache: &Cache, devices: &[Arc<Device>], seed: u64) {
     let mut state = seed;
     let mut dice = move |sides: u64| {

@@ -8,17 +8,15 @@
 //!   growing     append, all the time             the right bytes as far as it gives any; never a zero
 //! ```
 //!
-//! The files together are several times the memory, so folios are evicted,
-//! split and reused all the while; most reads go to a few moving hot spots, so
-//! that hits, and hits that lose their folio under the copy, are the rule.
-//! Contents describe themselves (`common`): a byte of another file, page or
-//! generation is found wherever it lands.
+//! The files together are several times the memory, so folios are evicted, split and reused all the while; most reads
+//! go to a few moving hot spots, so that hits, and hits that lose their folio under the copy, are the rule. Contents
+//! describe themselves (`common`): a byte of another file, page or generation is found wherever it lands.
 //!
-//! Reads that overlap a rewrite in place are promised nothing but an end, so they are
-//! made (they leave fills in flight behind) and not checked.
+//! Reads that overlap a rewrite in place are promised nothing but an end, so they are made (they leave fills in flight
+//! behind) and not checked.
 //!
-//! Other processes take part: this test starts itself again, as a viewer of the cache or as an
-//! owner that is to be killed.
+//! Other processes take part: this test starts itself again, as a viewer of the cache or as an owner that is to be
+//! killed.
 //!
 //! `QUINION_SOAK=1 cargo test --release --test soak -- --nocapture` reads ten million times.
 
@@ -48,15 +46,13 @@ use quinion_testing::content::{Dice, fill_content, generations};
 
 // ---- the files ----------------------------------------------------------------------------------------
 
-/// Sizes of the still files, five times the least memory in all, none a multiple of a page.
 /// How long all slots of a viewer may be in use: a slot that is lost stays lost.
 const NO_SLOT_MAX: Duration = Duration::from_secs(60);
+/// Sizes of the still files, five times the least memory in all, none a multiple of a page.
 const STILL: [u64; 4] = [(33 << 20) + 4095, (23 << 20) + 17, (13 << 20) + 513, (11 << 20) + 1];
-/// The numbers of the others in their contents.
 const REPLACED: u32 = 10;
 const REWRITTEN: u32 = 20;
 const GROWING: u32 = 30;
-/// The longest read.
 const LEN_MAX: u64 = 300 << 10;
 /// The growing file is begun anew when it is longer.
 const GROWN_MAX: u64 = 6 << 20;
@@ -72,7 +68,6 @@ fn content(file: u32, position: u64, len: u64, generation: u32) -> Vec<u8> {
     bytes
 }
 
-/// The files, and what is known of those that change.
 struct Stage {
     folder: PathBuf,
     /// The generation that the replaced file had at least, before and after an open.
@@ -118,7 +113,6 @@ impl Stage {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// The next generation of the replaced file.
     fn replace(&self) {
         let generation = self.replaced.load(Ordering::SeqCst) + 1;
         let next = self.folder.join("next");
@@ -127,7 +121,6 @@ impl Stage {
         self.replaced.store(generation, Ordering::SeqCst);
     }
 
-    /// The next generation of the rewritten file, in pieces, in the same inode.
     fn rewrite(&self) {
         let mut generation = self.rewritten.write().unwrap();
         *generation += 1;
@@ -151,7 +144,6 @@ impl Stage {
         file.write_all(&content(GROWING, size, by, 1)).unwrap();
     }
 
-    /// Changes the files until told to stop.
     fn change(&self) {
         let mut dice = Dice::new(77);
         while !self.stopped() {
@@ -168,11 +160,9 @@ impl Stage {
 
 // ---- the checker ----------------------------------------------------------------------------------------
 
-/// What a handle's bytes must be.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     file: u32,
-    /// The generations that may be met.
     least: u32,
     most: u32,
     /// The file's size; `None` if it may be any.
@@ -190,7 +180,6 @@ impl Expected {
         Self { file: GROWING, least: 1, most: 1, size: None }
     }
 
-    /// Checks `bytes`, read at `position`.
     fn check(&self, bytes: &[u8], position: u64) {
         match generations(bytes, self.file, position) {
             Err(wrong) => panic!("{} bytes at {position}: {wrong} ({self:?})", bytes.len()),
@@ -212,7 +201,6 @@ impl Expected {
         }
     }
 
-    /// Where a reader may look.
     fn span(&self) -> u64 {
         self.size.unwrap_or(GROWN_MAX)
     }
@@ -228,7 +216,6 @@ impl ReadPattern {
     fn new(seed: u64) -> Self {
         Self { dice: Dice::new(seed), hot: 0 }
     }
-    /// A position and a length of a read, in a file of about `size` bytes.
     fn range(&mut self, size: u64) -> (u64, usize) {
         if self.dice.below(512) == 0 {
             self.hot = self.dice.roll();
@@ -251,7 +238,6 @@ impl ReadPattern {
 
 // ---- threads of the owner -----------------------------------------------------------------------------
 
-/// A reader's own things.
 struct Reader<'a> {
     stage: &'a Stage,
     cache: &'a Cache,
@@ -268,7 +254,6 @@ impl<'a> Reader<'a> {
         Self { stage, cache, pattern: ReadPattern::new(seed), buffer, pins: Vec::new(), checked: 0 }
     }
 
-    /// Opens this and that and reads from it, `reads` times.
     fn run(mut self, reads: u64) {
         while self.checked < reads {
             let burst = 50 + self.pattern.dice.below(400);
@@ -342,7 +327,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads `reads` times in every way there is.
     fn burst(&mut self, mut open: File, expected: Expected, reads: u64) {
         let size = expected.span();
         let mut left = reads;
@@ -426,7 +410,6 @@ fn check_pin(pin: &Pinned, expected: Expected, position: u64) {
     expected.check(&bytes, position);
 }
 
-/// How one cache is built.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     order: u8,
@@ -529,7 +512,6 @@ fn race(stage: &Stage, open: &File, scanned: &AtomicU64, seed: u64) {
     stage.checked.fetch_add(checked, Ordering::Relaxed);
 }
 
-/// Goes through the file without end, so that frames are used again as fast as can be.
 fn scan(stage: &Stage, open: &File, scanned: &AtomicU64) {
     let mut buffer = vec![0; 256 << 10];
     while !stage.stopped() {
@@ -589,7 +571,6 @@ fn another_process() {
     }
 }
 
-/// This program again, as `role`.
 fn again(role: &str, folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "another_process", "--nocapture", "--test-threads=1"]);
@@ -597,12 +578,10 @@ fn again(role: &str, folder: &Path) -> Command {
     command
 }
 
-/// Where viewers find the cache, in the form `token:socket`.
 fn address(cache: &Cache, socket: &Path) -> String {
     format!("{}:{}", cache.share().token(), socket.display())
 }
 
-/// A cache's service, with a socket in that folder; and where viewers find it.
 fn serve(cache: &Cache, owner: Arc<dyn Owner>, folder: &Path) -> (Service, String) {
     let socket = folder.join("socket");
     let _ = std::fs::remove_file(&socket);
@@ -617,11 +596,10 @@ fn start_viewer(view: &str, folder: &Path, reads: u64, seed: u64) -> Child {
     command.spawn().unwrap()
 }
 
-/// The first line a process says that begins with `word`; the rest of it.
 fn hear(lines: &mut impl BufRead, word: &str) -> Option<String> {
     let mut line = String::new();
     while lines.read_line(&mut line).unwrap() > 0 {
-        // The test harness leaves an unfinished line of its own in front of the first of ours.
+        // The test harness leaves an unfinished line in front of the process's first one.
         if let Some((_, rest)) = line.split_once(word) {
             return Some(rest.trim().to_owned());
         }
@@ -630,7 +608,6 @@ fn hear(lines: &mut impl BufRead, word: &str) -> Option<String> {
     None
 }
 
-/// What a viewer did.
 #[derive(Debug, Default)]
 struct ViewerTally {
     reads: u64,
@@ -639,7 +616,6 @@ struct ViewerTally {
     dead_after_millis: Option<u64>,
 }
 
-/// A viewer process.
 struct Sight {
     viewer: Viewer,
     folder: PathBuf,
@@ -647,7 +623,6 @@ struct Sight {
     seed: u64,
 }
 
-/// An attached file of a viewer process.
 struct Attached {
     file: Plain,
     handle: u64,
@@ -673,7 +648,6 @@ impl Sight {
         }
     }
 
-    /// Reads with two threads and says what came of it.
     fn run(self) {
         println!("viewing ");
         let seen: Vec<ViewerTally> = thread::scope(|scope| {
@@ -720,9 +694,9 @@ impl Sight {
                     seen.dead_after_millis = Some(heard.elapsed().as_millis() as u64);
                     return seen;
                 }
-                // The owner is slower than we are, and has our markers still to look at.
+                // The owner is slower than this viewer, and has not handled its markers yet.
                 Err(RequestError::NoSlot) if heard.elapsed() < NO_SLOT_MAX => std::thread::yield_now(),
-                // The file is being written just now: it is the kernel's, for as long as its writer has no processor.
+                // The file is being written: the kernel serves it, for as long as its writer has no processor.
                 Err(RequestError::Errno(libc::ETXTBSY | libc::EAGAIN)) => {
                     seen.unserved += 1;
                     thread::sleep(Duration::from_millis(10));
@@ -733,7 +707,6 @@ impl Sight {
         seen
     }
 
-    /// Opens a file, reads from it for a while, and lets it go.
     fn burst(
         &self,
         pattern: &mut ReadPattern,
@@ -806,7 +779,6 @@ impl Sight {
     }
 }
 
-/// Waits for a viewer's end and says what it did.
 fn end_of(mut child: Child) -> ViewerTally {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let said = hear(&mut lines, "seen ");
@@ -820,7 +792,6 @@ fn end_of(mut child: Child) -> ViewerTally {
     ViewerTally { reads, asked, unserved, dead_after_millis: fields[3].parse().ok() }
 }
 
-/// Starts a viewer and kills it while it reads.
 fn kill_one(view: &str, folder: &Path, seed: u64) {
     let mut child = start_viewer(view, folder, u64::MAX, seed);
     let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -926,7 +897,7 @@ fn a_viewer_outlives_its_owner() {
     let view = hear(&mut lines, "owning ").expect("it owns");
     let mut viewers: Vec<_> = (1..4).map(|seed| start_viewer(&view, &stage.folder, u64::MAX, seed)).collect();
     for viewer in &mut viewers {
-        // A byte at a time: what it says later is for the thread that waits for its end.
+        // A byte at a time: later output is for the thread that waits for the end.
         let mut lines = BufReader::with_capacity(1, viewer.stdout.as_mut().unwrap());
         hear(&mut lines, "reading ").expect("it reads before its owner goes");
     }

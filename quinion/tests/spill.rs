@@ -1,12 +1,12 @@
-//! Memory files larger than the cache: what does not fit goes to the spill file, and every byte comes back, or says why
-//! not.
+//! Memory files larger than the cache: what does not fit goes to the spill file, and every byte comes back, or an error
+//! says why not.
 //!
 //! ```text
 //!   cache of 16 MiB    file of 40 MiB    its bytes say where they belong and of which generation they are, or a vector
 //!                                        says what they should be
 //! ```
 //!
-//! The device is memory that can be looked at and damaged, or a simulated one with delays and faults under a seed, or a
+//! The device is memory that a test can read and damage, or a simulated one with delays and faults under a seed, or a
 //! file without a name. After each test every slot is in use, or free.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use quinion_testing::content::{Dice, PAGE, fill_content, generations, page_conte
 use quinion_testing::doubles::{CompletionOrder, FailureCount, Faults, SimulatedBackend, WriteFaults};
 
 const MIB: u64 = 1 << 20;
-/// Of the cache of these tests, all but the machinery.
+/// The cache of these tests, almost the smallest.
 const MEMORY: u64 = 16 * MIB;
 /// Of a file that does not fit, in MiB.
 const BIG: u64 = 40;
@@ -33,14 +33,12 @@ fn builder() -> Builder {
     Cache::builder().memory(MEMORY)
 }
 
-/// A cache that spills into memory, which is seen from here.
 fn in_memory(mib: u64) -> (Cache, Arc<MemoryFile>) {
     let disk = Arc::new(MemoryFile::new(Vec::new()));
     let backend = Arc::clone(&disk) as Arc<dyn Backend>;
     (builder().spill_to(backend, options(mib)).build().unwrap(), disk)
 }
 
-/// A cache that spills to a device with these faults.
 fn simulated(mib: u64, faults: Faults, writes: WriteFaults) -> (Cache, Arc<SimulatedBackend>) {
     let disk =
         SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults).with_write_faults(writes);
@@ -57,7 +55,6 @@ fn numbers(file: &MemFile) -> MemFileStats {
     file.stats().unwrap()
 }
 
-/// Writes the file's own bytes, piece by piece.
 fn fill(file: &MemFile, mib: u64, generation: u32) {
     let mut piece = vec![0; 1 << 18];
     for at in (0..mib * MIB).step_by(piece.len()) {
@@ -66,7 +63,6 @@ fn fill(file: &MemFile, mib: u64, generation: u32) {
     }
 }
 
-/// Reads all of the file and checks it.
 fn read_all(file: &MemFile, generation: u32) {
     let mut piece = vec![0; 100_000];
     let mut at = 0;
@@ -113,7 +109,7 @@ fn g17_a_grabbed_folio_is_brought_back_first() {
     let (cache, _disk) = in_memory(64);
     let file = file(&cache);
     fill(&file, BIG, 1);
-    // That pages came back with it; all that was written first has gone.
+    // Checks that pages came back with the call; all that was written first is spilled.
     let brought_back = |what: &str, act: &mut dyn FnMut()| {
         let before = cache.stats().spilled_in_pages;
         act();
@@ -595,7 +591,7 @@ enum Op {
     Read(u64, usize),
     Punch(u64, u64),
     SetLen(u64),
-    /// Cold pages go out.
+    /// Spills cold pages.
     Squeeze(u64),
 }
 

@@ -23,7 +23,6 @@ use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageInd
 use quinion::internals::xarray::Value;
 use quinion_testing::doubles::{Faults, SimulatedBackend, WriteFaults};
 
-/// A mapping of one folio, which can be sent out.
 struct Stage {
     mapping: Arc<Mapping>,
     reclaim: Reclaim,
@@ -78,7 +77,6 @@ impl Stage {
         stage
     }
 
-    /// Puts the folio in: data, and the only thing in a ring.
     fn add(&self) {
         self.add_at(FIRST);
     }
@@ -96,7 +94,6 @@ impl Stage {
         self.arena.view().own(frame).complete(true);
     }
 
-    /// Has room made: nothing is free, and the folio is under way.
     fn send(&self) {
         assert_eq!(self.reclaim.reclaim(1, LockWait::Wait), 0);
         assert_eq!(self.spill.under_way().0, u64::from(ORDER.pages()));
@@ -113,7 +110,6 @@ impl Stage {
         stage
     }
 
-    /// The folio, grabbed: locked and held.
     fn grab<'a>(&'a self, wait_queue: &'a WaitQueue) -> Grabbed<'a> {
         let orders = Orders { min: Order(0), max: Order(9) };
         let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };
@@ -128,7 +124,7 @@ impl Stage {
         self.mapping.lock().at(FIRST, FIRST.plus(16))
     }
 
-    /// All pages of the folio are dirty, and it has no slots.
+    /// Checks that all pages of the folio are dirty, and that it has no slots.
     fn stays(&self) {
         self.spill.drain();
         assert_eq!((self.at(), self.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
@@ -178,7 +174,6 @@ fn a_folio_that_is_held_when_its_flush_ends_stays() {
     let held = stage.mapping.try_hold(FIRST).unwrap();
     stage.stays();
     drop(held);
-    // And goes the next time.
     stage.send();
     stage.spill.drain();
     assert_eq!(stage.mapping.backing().spilled_pages(), 16);

@@ -29,7 +29,6 @@ use quinion_testing::content::{page_content, verify};
 
 const FILE: u32 = 3;
 
-/// One mapping whose folios stand in rings.
 struct Rig {
     arena: Arc<Arena>,
     reclaim: Reclaim,
@@ -55,7 +54,6 @@ impl Rig {
         Self { arena, reclaim, mapping }
     }
 
-    /// Puts a folio in that is being filled.
     fn add_filling(&self, first: u64, order: u8, fate: FolioLifetime) -> Frame {
         let (frame, order) = (self.arena.alloc(Order(order)).unwrap(), Order(order));
         let run = FillRun { index: page(first), frame, pages: order.pages() };
@@ -90,7 +88,6 @@ impl Rig {
         assert!(matches!(marked, MarkOutcome::Done { .. }));
     }
 
-    /// The folio at `index`: its first page, its order.
     fn folio(&self, index: u64) -> Option<(u64, u8)> {
         let held = self.mapping.try_hold(page(index)).ok()?;
         Some((held.first().0, held.order().0))
@@ -109,7 +106,6 @@ impl Rig {
         self.arena.view().own(frame).word()
     }
 
-    /// Everything goes, and every frame comes back.
     fn finish(self) {
         self.check();
         self.reclaim.remove_mapping(self.mapping.id());

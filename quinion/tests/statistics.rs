@@ -1,8 +1,7 @@
-//! Statistics: what a cache says of itself is so.
+//! Statistics: a cache's numbers are true.
 //!
-//! Pages come for three reasons and go for six; whatever happened, those that
-//! came less those that went are those that are there. And what is there, and
-//! what is remembered, is told range by range.
+//! Pages come for three reasons and go for six. In any case, those that came less those that went are those that are
+//! there; and the cache reports range by range what is cached, and what is remembered.
 
 use quinion_testing::block_on;
 use std::sync::Arc;
@@ -17,12 +16,11 @@ use quinion_testing::doubles::{CompletionOrder, CompletionPoint, Faults, Simulat
 
 const PAGE: u64 = 4096;
 
-/// Every file's pages, counted in its index.
 fn counted(files: &[File]) -> u64 {
     files.iter().map(File::cached_pages).sum()
 }
 
-/// Pages came for three reasons, went for six, and the rest is here.
+/// Checks that pages came for three reasons, went for six, and that the rest is here.
 fn assert_adds_up(stats: &Stats, cached: u64) {
     let came = stats.asked_pages + stats.guessed_pages + stats.will_need_pages;
     assert_eq!(came, stats.inserted_pages, "{stats:?}");
@@ -32,7 +30,6 @@ fn assert_adds_up(stats: &Stats, cached: u64) {
 
 const SIZE: u64 = 3000 * PAGE + 777;
 
-/// A device on which much goes wrong.
 fn failing(number: u64, seed: u64, completing: CompletionPoint) -> Arc<SimulatedBackend> {
     let sequence = CompletionOrder::Shuffled;
     let faults = Faults { seed, errors: 30, early_ends: 10, drops: 10, delay_max: 5, sequence, completing };
@@ -47,7 +44,6 @@ fn read_somewhere(file: &File, dice: &mut Dice, options: ReadOptions) {
     }
 }
 
-/// One of the things that can happen to a page.
 fn one_step(cache: &Cache, files: &[File], dice: &mut Dice) {
     let file = &files[dice.below(files.len() as u64) as usize];
     match dice.below(40) {
@@ -55,7 +51,7 @@ fn one_step(cache: &Cache, files: &[File], dice: &mut Dice) {
         4..8 => drop(file.dont_need(dice.below(SIZE), dice.below(2 << 20)).unwrap()),
         8 => drop(file.revalidate().unwrap()),
         9 => {
-            // A file that is forgotten as soon as it is not open.
+            // A file that is dropped as soon as it is not open.
             let passing = failing(10 + dice.below(3), dice.roll(), CompletionPoint::WhenSubmitted);
             read_somewhere(&cache.open_backend(passing).unwrap(), dice, ReadOptions::new());
         }
@@ -69,7 +65,7 @@ fn one_step(cache: &Cache, files: &[File], dice: &mut Dice) {
     }
 }
 
-/// Everything that can happen to a page, by three threads, over devices that fail.
+/// All of these by three threads, over devices that fail.
 fn storm(seed: u64) -> Stats {
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).idle_files_max(0);
     let cache = builder.folio_order_max([0, 4, 9][seed as usize % 3]).build().unwrap();
@@ -133,7 +129,6 @@ const REASONS: [&str; 9] = [
     "forgotten_pages",
 ];
 
-/// A small cache without readahead and of single pages, so that what is fetched is what was asked.
 fn exact() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_max(0).build().unwrap()
 }
@@ -185,7 +180,7 @@ fn refaults_are_counted_by_the_memory_that_would_have_kept_the_page() {
     assert_eq!((much.kept_pages(0.5), much.kept_pages(2.0)), (0, much.pages()));
 }
 
-/// What is there of a range, as (first page, pages, state).
+/// The reported state of a range, as (first page, pages, state).
 fn told(file: &File, position: u64, len: u64) -> Vec<(u64, u64, PageState)> {
     let mut told = Vec::new();
     let mut at = position / PAGE * PAGE;
@@ -268,7 +263,7 @@ fn told_of(file: &File, page: u64) -> PageState {
     file.residents(page * PAGE, 1).unwrap().next().expect("it is the file's").state
 }
 
-/// A cache that follows what is read of it.
+/// A cache that records its reads for the curve.
 fn followed() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).miss_ratio_curve(true).build().unwrap()
 }

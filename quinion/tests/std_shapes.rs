@@ -1,7 +1,8 @@
-//! What users of the standard library's files expect of ours: shapes, kinds of errors, locks, and what a drop swallows.
+//! What users of the standard library's files expect of Quinion's: shapes, kinds of errors, locks, and what a drop
+//! swallows.
 //!
-//! An engine that is moved from `std::fs::File` to ours should need no adapter for any of this. Each test is named by
-//! what such an engine relies on.
+//! An engine that is moved from `std::fs::File` to `quinion::File` should need no adapter for any of this. Each test is
+//! named by what such an engine relies on.
 
 use std::error::Error as _;
 use std::fs;

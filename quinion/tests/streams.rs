@@ -6,7 +6,7 @@
 //!                                             goes first ^
 //! ```
 //!
-//! All counts are of the device, which tells how often each page was asked for.
+//! All counts are the device's, of how often each page was asked for.
 
 use std::sync::Arc;
 
@@ -28,7 +28,6 @@ fn open(cache: &Cache, number: u64, bytes: u64) -> (Arc<Device>, File) {
     (device, file)
 }
 
-/// Reads `range` in pieces of `step` bytes, forward, and looks at every byte.
 fn read_through(file: &File, device: &Device, range: std::ops::Range<u64>, step: usize) {
     let mut buffer = vec![0; step];
     let mut at = range.start;
@@ -44,7 +43,6 @@ fn pages_read(device: &Device) -> u64 {
     device.times_read().iter().map(|&times| u64::from(times)).sum()
 }
 
-/// How many pages of `range` are in the cache, by reads that start nothing.
 fn resident(file: &File, range: std::ops::Range<u64>) -> u64 {
     let options = ReadOptions::new().cached_only(true);
     let pages = range.start / PAGE..range.end / PAGE;

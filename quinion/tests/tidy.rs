@@ -89,7 +89,6 @@ const UNSAFE_FILES: &[&str] = &[
     "vm/tests/",
 ];
 
-/// Something that is not tidy.
 #[derive(Clone, PartialEq, Eq)]
 struct Complaint {
     place: String,
@@ -107,8 +106,6 @@ impl fmt::Debug for Complaint {
 fn complaint(source: &Source, line: usize, wrong: String, remedy: &'static str) -> Complaint {
     Complaint { place: source.path.clone(), line, wrong, remedy }
 }
-
-// The layers.
 
 /// The modules of the library from the ground up, and which of them each name at the crate's root is of.
 struct Layers {
@@ -235,7 +232,6 @@ fn heads(source: &Source, at: usize) -> Vec<RootName> {
     names
 }
 
-/// A module names only modules declared before its own, or itself.
 fn check_layers(layers: &Layers, source: &Source) -> Vec<Complaint> {
     if source.path.ends_with("/src/lib.rs") || source.is_test_file() {
         return Vec::new();
@@ -287,7 +283,6 @@ const PACKAGES: [(&str, usize); 17] = [
     ("xtask/src/", 0),
 ];
 
-/// No files of a package name each other in a circle.
 fn check_imports(root: &str, sources: &[Source]) -> Vec<Complaint> {
     let told = |cycle: imports::Cycle| {
         let (path, line) = &cycle[0];
@@ -302,7 +297,6 @@ fn check_imports(root: &str, sources: &[Source]) -> Vec<Complaint> {
     imports::cycles(root, sources).into_iter().map(told).collect()
 }
 
-/// Every file of one library is declared by the file above it.
 fn check_orphans(library: &[Source]) -> Vec<Complaint> {
     let is_root = |source: &Source| source.path.ends_with("/src/lib.rs");
     let declares = |parent: &[String], child: &str| {
@@ -326,7 +320,6 @@ fn check_orphans(library: &[Source]) -> Vec<Complaint> {
 
 // What a file says of itself.
 
-/// A file opens with an essay, and a `mod.rs` with a longer one.
 fn check_essay(source: &Source) -> Vec<Complaint> {
     // What says whether a file is compiled at all may stand before it.
     let essay = source.text.lines().skip_while(|line| line.starts_with("#!["));
@@ -349,13 +342,10 @@ fn check_essay(source: &Source) -> Vec<Complaint> {
     vec![complaint(source, 1, wrong, remedy)]
 }
 
-// Unsafe code and orderings.
-
 fn may_hold_unsafe(path: &str) -> bool {
     UNSAFE_FILES.iter().any(|file| path == *file || (file.ends_with('/') && path.starts_with(file)))
 }
 
-/// Unsafe code stands in the named files only, and each block and impl has its argument above it.
 fn check_unsafe(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "unsafe") {
@@ -412,9 +402,6 @@ fn check_orderings(source: &Source) -> Vec<Complaint> {
     complaints
 }
 
-// The text as text.
-
-/// Line length, tabs, trailing blanks and ASCII.
 fn check_lines(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (number, line) in source.text.lines().enumerate() {
@@ -544,7 +531,6 @@ const PRIVATE_NAMES: [&str; 74] = [
     "Whom",
 ];
 
-/// No type has such a name.
 fn check_type_names(source: &Source) -> Vec<Complaint> {
     let defines = |at: &usize| matches!(source.word(*at), "struct" | "enum" | "trait" | "type" | "union");
     let named = (0..source.tokens.len().saturating_sub(1)).filter(defines).map(|at| at + 1);
@@ -604,7 +590,6 @@ fn is_word_character(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `line` contains `word` and not only as a part of a longer one.
 fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let after = &line[at + word.len()..];
@@ -623,8 +608,6 @@ fn has_place(line: &str, place: &str) -> bool {
     })
 }
 
-// Functions and tests.
-
 /// The functions of a file: name, line, and how many lines from its `fn` to its closing bracket.
 fn functions(source: &Source) -> Vec<(String, usize, usize)> {
     let is_function = |at: &usize| source.word(*at) == "fn" && is_name(source.word(at + 1));
@@ -636,7 +619,6 @@ fn functions(source: &Source) -> Vec<(String, usize, usize)> {
     (0..source.tokens.len()).filter(is_function).map(measure).collect()
 }
 
-/// Functions that are too long, each as a complaint.
 fn check_function_lengths(source: &Source) -> Vec<Complaint> {
     let long = |(name, line, lines)| {
         let wrong = format!("`{name}` has {lines} lines, more than {FUNCTION_LINES_MAX}");
@@ -775,7 +757,6 @@ fn table_keys(text: &str, heading: &str) -> Vec<String> {
     rows.filter_map(|row| row.split_once('`')).map(|(key, _)| key.to_owned()).collect()
 }
 
-/// The names of the variants of `name`, in their order; a variant begins its line.
 fn variants(source: &Source, name: &str) -> Vec<String> {
     let Some(at) = (0..source.tokens.len()).find(|&at| source.is_at(at, &["enum", name])) else {
         return Vec::new();
@@ -796,13 +777,10 @@ fn check_table(architecture: &Source, heading: &str, expected: &[String]) -> Vec
     vec![complaint(architecture, line, wrong, "make the table say what the code does")]
 }
 
-// The repository.
-
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the library lies in the repository").to_owned()
 }
 
-/// All files below `folder` of the repository whose name ends in one of `endings`.
 fn files(folder: &str, endings: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     let mut folders = vec![repository().join(folder)];
@@ -838,7 +816,6 @@ fn library_files(package: &str) -> Vec<Source> {
     sources
 }
 
-/// Fails with all complaints, one a line.
 #[track_caller]
 fn expect_tidy(complaints: Vec<Complaint>) {
     let lines: Vec<String> = complaints.iter().map(|complaint| format!("{complaint:?}")).collect();

@@ -50,7 +50,6 @@ impl Refusing {
     fn refusal(&self) -> io::Result<()> {
         if self.refuses.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(28)) } else { Ok(()) }
     }
-    /// What the file holds, past the cache.
     fn now(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.file.change(|content| bytes.clone_from(content));
@@ -117,7 +116,6 @@ impl Pair {
         let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &options).unwrap();
         Self { cache, device, file, twin: content(len) }
     }
-    /// Reads all of it, which makes the largest folios.
     fn warm(&self) {
         let mut all = vec![0; self.twin.len()];
         self.file.read_exact_at(&mut all, 0).unwrap();
@@ -153,7 +151,7 @@ impl Pair {
         let wrong = (0..done).find(|&at| all[at] != self.twin[at]);
         assert_eq!(wrong.map(|at| (at, all[at], self.twin[at])), None);
     }
-    /// The cache, then the device, then the cache with nothing in it: all of them are the twin.
+    /// Compares the cache, then the device, then an empty cache with the twin.
     #[track_caller]
     fn check(&self) {
         self.reads_as_twin();
@@ -531,7 +529,6 @@ fn t09_nothing_is_written_of_what_was_cut_off() {
 
 // ---- beside readers -------------------------------------------------------------------------------------------------
 
-/// Rounds of a storm: many if asked for.
 fn rounds(few: u64, many: u64) -> u64 {
     if std::env::var_os("QUINION_SOAK").is_some() { many } else { few }
 }
@@ -687,7 +684,6 @@ fn storm_of_cuts_within_a_page(file: &(impl Storable + Sync)) {
     });
 }
 
-/// What the storm needs of a file.
 trait Storable {
     fn write(&self, bytes: &[u8]);
     fn cut(&self, len: u64);

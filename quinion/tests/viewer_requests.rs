@@ -1,7 +1,7 @@
 //! What a viewer can ask of the cache itself besides plain reads: uncached ones, ones that must not wait, and hints.
 //!
-//! The viewer is a second mapping in this process. What the cache then holds is asked of a file of the owner's, so
-//! nothing here looks at a clock.
+//! The viewer is a second mapping in this process. The owner's own file shows what the cache then holds, so no clock is
+//! read here.
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
@@ -90,7 +90,6 @@ impl Stage {
         outcome.map(|outcome| self.check(position, &to, outcome))
     }
 
-    /// Waits until the cache holds `pages` of the file.
     fn cached_becomes(&self, pages: u64) {
         for _ in 0..12_000 {
             if self.owners.cached_pages() == pages {
@@ -198,7 +197,7 @@ fn a_file_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
     (0..4).for_each(|_| ask());
     assert_eq!(owner.cache().stats().device_bytes, 0);
     drop(writer);
-    // A process that another test starts has our writer's descriptor until it executes its program.
+    // A process that another test starts has this test's writing descriptor until it executes its program.
     let copied = |_: &u32| {
         ask();
         std::thread::sleep(Duration::from_millis(1));

@@ -36,13 +36,11 @@ fn writing() -> OpenOptions {
     *OpenOptions::new().write(true)
 }
 
-/// Bytes that differ from place to place, and for each `seed`.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut dice = Dice::new(seed);
     (0..len).map(|_| dice.roll() as u8).collect()
 }
 
-/// A file in memory, open for writing, and what it should hold.
 struct Pair {
     cache: Cache,
     memory: Arc<MemoryFile>,
@@ -70,7 +68,7 @@ impl Pair {
         self.twin.resize(self.twin.len().max(position + new.len()), 0);
         self.twin[position..][..new.len()].copy_from_slice(new);
     }
-    /// What the cache says is what the twin is; and so it is, when it was synced, to a read past the cache.
+    /// Compares the cache with the twin; and, when it was synced, a read past the cache.
     fn check(&self) {
         assert_same(&self.file, &self.twin);
         self.file.sync_data().expect("a sync");

@@ -32,13 +32,12 @@ use quinion_testing::stages::batch::{FILE, Stage, State};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// What a reader who holds nothing finds.
+/// The result of a reader without holds.
 fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
     let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
     read_hits_into(FileView { view, cell, id }, position, to, |_, _| ())
 }
 
-/// As above, of whole pages from `page` on, which must be the file's.
 fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
     let mut bytes = vec![0; pages * PAGE_SIZE];
     let hits = hit(stage, stage.arena.view(), page * PAGE, &mut bytes);
@@ -46,7 +45,6 @@ fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
-/// Which of `pages` a group of reads of one page each gets.
 fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
     let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
@@ -63,7 +61,6 @@ fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     .collect()
 }
 
-/// Writes pages of one generation.
 fn write(stage: &Stage, page: u64, pages: usize, generation: u32) -> WriteOutcome {
     let mut content = vec![0; pages * PAGE_SIZE];
     fill_content(&mut content, FILE, page * PAGE, generation);
@@ -88,7 +85,6 @@ fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Writ
     all(pages * PAGE_SIZE)
 }
 
-/// The generation of a page, by a reader who holds nothing.
 fn generation(stage: &Stage, page: u64) -> u32 {
     let mut bytes = [0; PAGE_SIZE];
     assert_eq!(hit(stage, stage.arena.view(), page * PAGE, &mut bytes).stopped, HitStop::Full);
@@ -171,7 +167,6 @@ fn a_pinned_folio_is_not_written() {
 
 // ---- a writer that is stopped ---------------------------------------------------------------------------------
 
-/// A holder's copy of pages 4 to 6.
 fn copy_three(stage: &Stage) {
     let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
     let mut bytes = vec![0; 3 * PAGE_SIZE];
@@ -179,7 +174,6 @@ fn copy_three(stage: &Stage) {
     verify(&bytes, FILE, 4 * PAGE).unwrap();
 }
 
-/// What is lent of the folio at 0 is whole.
 fn pin_and_check(stage: &Stage) {
     let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
     let (address, len) = (held.bytes(), held.order().bytes());
@@ -222,7 +216,7 @@ fn a_stopped_writer_stops_only_threads_that_want_its_page() {
             pinned.send("pinned").unwrap();
         });
         scope.spawn(move || {
-            // The pin may stand when its turn comes.
+            // A pin may exist when its turn comes.
             while write(stage, 5, 1, 3) != all(PAGE_SIZE) {
                 thread::yield_now();
             }
@@ -455,7 +449,6 @@ impl Storm {
         }
     }
 
-    /// One write, or a refill, of `half`; the shared page's generations are not in order.
     fn write(&self, half: u64, generation: u32, dice: &mut Dice) {
         if dice.below(8) == 0 {
             write(&self.stage, SHARED, 1, generation);
@@ -475,7 +468,6 @@ impl Storm {
             self.count(ReadResult::Refused);
         }
     }
-    /// Evicts a folio, if it is not held, and fills it anew.
     fn refill(&self, first: u64, order: u8, generation: u32) -> bool {
         let frame = self.stage.mapping.try_hold(PageIndex(first)).unwrap().frame();
         let evicted = self.stage.evict(first, frame);
@@ -537,7 +529,6 @@ impl Storm {
     }
 }
 
-/// The pages of a range, by number, each with its part of it.
 fn pages_of(position: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     let (mut at, mut rest) = (position, bytes);
     std::iter::from_fn(move || {
@@ -584,7 +575,7 @@ fn every_page_is_whole_in_the_storm() {
         let writers = [0, HALF].map(|half| {
             threads.spawn(move || {
                 let mut dice = Dice::new(10 + half);
-                // As long as the readers have not come to everything: on a busy machine they begin late.
+                // Until the readers have been everywhere: on a busy machine they begin late.
                 (2..)
                     .take_while(|&generation| {
                         generation < rounds + 2 || storm.counted(ReadResult::Pinned) == 0

@@ -1,6 +1,5 @@
 //! Writeback: what is dirty reaches the file, in runs and no further than its end; what a sync has promised is there;
 //! and a handle that cannot be promised durability is told, once.
-//!
 //! Files of a small cache whose pages are written by the test itself, over memory, devices with faults, disks that
 //! remember, and files.
 
@@ -33,7 +32,6 @@ const ENOSPC: i32 = libc::ENOSPC;
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Nothing is written without a request.
 fn by_hand() -> WritebackOptions {
     WritebackOptions::new().background_share(80).throttle_share(80).expire(LONG).interval(LONG).wait_max(LONG)
 }
@@ -216,7 +214,7 @@ fn no_sync_succeeds_while_pages_cannot_be_written() {
     assert_eq!((file.sync(&handle), file.dirty()), (Ok(()), 0));
 }
 
-/// The kernel tells of a sync that failed once, and forgets what it could not write.
+/// The kernel reports a sync that failed once, and drops what it could not write.
 #[test]
 fn a_sync_that_succeeds_after_a_failed_device_sync_is_true() {
     for seed in 0..20 {
@@ -304,7 +302,7 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
     }
 }
 
-/// A backend is a stranger's. What it was to make durable is not, and the next sync has its turn.
+/// The user's backend panics: what it was to make durable is not, and the next sync has its turn.
 #[test]
 fn a_device_that_panics_in_a_sync_does_not_prevent_the_next() {
     let stage = Stage::new(by_hand());
@@ -501,8 +499,8 @@ fn throttled(wait_max: Duration) -> WritebackOptions {
     by_hand().background_share(5).throttle_share(10).wait_max(wait_max)
 }
 
-/// Writes every other page, over and over, throttled, until it is refused; how often. No run is of more than a page, so
-/// a device that fails takes none.
+/// Writes every other page, over and over, throttled, until it is refused; returns how often. No run has more than a
+/// page, so a failing device takes none.
 fn write_until_refused(file: &Opened<'_>, calls: u32) -> Result<u32, (u32, std::io::Error)> {
     for call in 0..calls {
         file.stage.writeback.throttle(&file.mapping, 8).map_err(|error| (call, error))?;
@@ -732,7 +730,7 @@ fn a_pool_that_is_full_of_dirty_pages_has_them_written() {
     assert!((0..4096).all(|page| generation_in(&bytes, page) == Some(1)));
 }
 
-/// A pool is full of what its device does not take, and the device is slow to say so.
+/// A pool is full of pages that its device refuses, and the device is slow to say so.
 #[test]
 fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end() {
     let (bad_bytes, good_bytes) = (memory(2048), memory(64));
@@ -769,7 +767,7 @@ fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end()
     story.join().unwrap();
 }
 
-/// What others look at between a flush and the look after it, or before and after a flush, is our own doing.
+/// Between a flush and the check after it, or before and after a flush, the only change is the cache's own.
 #[test]
 fn our_own_flushes_are_not_taken_for_others_changes() {
     let stage = Stage::new(by_hand());
@@ -831,15 +829,12 @@ fn a_flush_that_fails_when_the_cache_ends_is_tried_once_more() {
     assert!((0..4).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
 }
 
-// A story.
-
 #[derive(Clone, Debug)]
 enum Step {
     Write(u64, u64),
     Sync(usize),
     SyncRange(u64, u64),
     Start,
-    /// What is under way ends.
     Settle,
     Evict,
     FailWrite(u64, i32),
@@ -932,7 +927,7 @@ proptest! {
     }
 }
 
-/// Whether each byte of the page is of a generation that it may be of. (A device that fails may leave half a word.)
+/// Whether each byte of the page is of an allowed generation. (A failing device may leave half a word.)
 fn is_right(state: &[u8], page: usize, known: PageHistory) -> bool {
     let number =
         |generation: u32| u64::from(generation) << 32 | if generation == 0 { 0 } else { page as u64 };
@@ -942,7 +937,6 @@ fn is_right(state: &[u8], page: usize, known: PageHistory) -> bool {
     bytes.iter().enumerate().all(is_allowed)
 }
 
-/// Writers, syncs, the background and faults, all at once: whatever was promised is there.
 #[test]
 fn synced_pages_survive_writers_syncs_and_faults_at_once() {
     let seconds = if std::env::var_os("QUINION_SOAK").is_some() { 30 } else { 1 };

@@ -1,7 +1,7 @@
-//! Every operation in every small state, against the naive twin; nothing is left to chance.
+//! Every operation in every small state, against the naive twin.
 //!
-//! A tree's shape follows from its entries alone (no node is empty, no level too many), so all that a tree of
-//! a few indices can be is all the ways to lay entries side by side:
+//! A tree's shape follows from its entries alone (no node is empty, no level too many), so all states of a tree of a
+//! few indices are all the ways to lay entries side by side:
 //!
 //! ```text
 //!   indices     0 1 2 3 4 5 6 7
@@ -22,7 +22,6 @@ const KINDS: [u8; 3] = [0, 2, 5];
 /// One entry: first index, order, kind.
 type Piece = (u64, u8, u8);
 
-/// All ways to fill 2^`order` indices from `at` on with entries of `kinds` and holes.
 fn states(at: u64, order: u8, kinds: &[u8]) -> Vec<Vec<Piece>> {
     let mut all: Vec<Vec<Piece>> = kinds.iter().map(|&kind| vec![(at, order, kind)]).collect();
     if order == 0 {
@@ -35,7 +34,6 @@ fn states(at: u64, order: u8, kinds: &[u8]) -> Vec<Vec<Piece>> {
     all
 }
 
-/// Makes the pair empty and puts the pieces in, the odd ones marked.
 fn build<const BITS: u32>(pair: &mut Pair<BITS>, pieces: &[Piece]) {
     pair.clear();
     for (n, &(at, order, what)) in pieces.iter().enumerate() {
@@ -46,16 +44,13 @@ fn build<const BITS: u32>(pair: &mut Pair<BITS>, pieces: &[Piece]) {
     }
 }
 
-/// Every place for an entry of order 0 to 3 below `end`.
 fn places(end: u64) -> impl Iterator<Item = (u64, u8)> {
     (0..4u8).flat_map(move |order| (0..end >> order).map(move |i| (i << order, order)))
 }
-/// Every range below `end`, as start and length.
 fn ranges(end: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..end).flat_map(move |at| (1..=end - at).map(move |pages| (at, pages)))
 }
 
-/// The operations that may need a node.
 fn growing(end: u64) -> Vec<Op> {
     let mut ops = Vec::new();
     for (at, order) in places(end) {
@@ -71,7 +66,6 @@ fn growing(end: u64) -> Vec<Op> {
     ops
 }
 
-/// The operations that never need one.
 fn others(end: u64) -> Vec<Op> {
     let mut ops = Vec::new();
     for at in 0..end {

@@ -9,8 +9,8 @@
 //!   no node to be had         NoNode                      the same, page by page
 //! ```
 //!
-//! The letters are those of the specification's statements. A07 to A11 and A15 to A17 are about locks,
-//! reserves and folios: they belong to the mapping.
+//! The letters are those of the specification's statements. A07 to A11 and A15 to A17 are about locks, reserves and
+//! folios: they belong to the mapping.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -168,8 +168,8 @@ fn insert_inside<const BITS: u32>(forest: &Forest<BITS>, big: u8, small: u8, pla
     assert_eq!(forest.keeper.live(), 0);
 }
 
-/// Each index that the shadow covered loads the folio or the shadow's value, under the lock and without: all
-/// of them where it was small, those around the edges where it was large.
+/// Each index of the shadow loads the folio or the shadow's value, with the lock and without: all of them of a small
+/// one, those around the edges of a large one.
 fn load_every_index<const BITS: u32>(forest: &Forest<BITS>, base: u64, index: u64, (big, small): (u8, u8)) {
     let edges = [base, index.max(base + 1) - 1, index, index + (1 << small) - 1, index + (1 << small)];
     let (all, last) = (base..base + (1 << big), base + (1 << big) - 1);
@@ -288,7 +288,7 @@ fn a13_a_store_over_marked_shadows_leaves_no_mark_anywhere() {
     forest.check();
 }
 
-/// That an insertion is refused with these words, and the tree is the same afterwards, node by node.
+/// Checks that an insertion is refused with these words, and that the tree is the same afterwards, node by node.
 fn refuses(index: u64, order: u8, why: &str) {
     let forest = forest::<6>();
     put(&forest, 0, 9, shadow(9, 1));

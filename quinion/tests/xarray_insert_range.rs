@@ -5,8 +5,8 @@
 //!   tree     .  s  .  G  .  .   -->   F0 F1 F2 G  .  .        and was told that F1 took s
 //! ```
 //!
-//! The letters are those of the specification's statements. B08 and B10 to B17 are about what happens
-//! between two takings of the lock, and B19 counts locks: they belong to the mapping.
+//! The letters are those of the specification's statements. B08 and B10 to B17 are about what happens between two holds
+//! of the lock, and B19 counts locks: they belong to the mapping.
 
 use quinion::internals::xarray::{
     AddedRange, Entry, Inserted, RangeStop, Reserve, ReserveFill, Stored, Value, XArray,
@@ -22,7 +22,6 @@ fn shadow(order: u8, payload: u32) -> Entry {
 fn put<const BITS: u32>(forest: &Forest<BITS>, index: u64, order: u8, entry: Entry) {
     assert_eq!(forest.tree().store(index, order, entry, |_, _, _| {}), Stored::Done);
 }
-/// `n` folios of one order, numbered from 0.
 fn batch(n: u32, order: u8) -> impl Iterator<Item = (u8, u32)> {
     (0..n).map(move |id| (order, folio(id, order)))
 }
@@ -232,7 +231,7 @@ fn a_reserve_taken_before_the_lock_suffices_and_gives_back_what_is_left() {
         put(&forest, 7 << 20, 0, Entry::folio(folio(1, 0)));
         let mut reserve = Reserve::new(&forest.keeper);
         assert_eq!(reserve.fill(forest.tree().nodes_needed(start, u64::from(n))), ReserveFill::Whole);
-        // From here on the slab itself gives nothing.
+        // From here on the slab itself has no node.
         let got = forest.with_budget(0, |_| {
             XArray::<_, 3>::new(&reserve, &forest.root).insert_range(start, batch(n, 0), |_, _| {})
         });

@@ -6,9 +6,9 @@
 //!                                                 next gap from 1: 6      previous gap from 7: 7, the shadow
 //! ```
 //!
-//! Most of these came from defects that an index of this kind has had elsewhere: a mark missed by a search
-//! that started in the tail of a large folio, a gap reported a page too high, an erased entry of which a
-//! part was left. What they have in common is a position inside an entry that was taken for its first.
+//! Most of these are defects that such an index has had elsewhere: a mark missed by a search that started in the tail
+//! of a large folio, a gap reported a page too high, an erased entry of which a part was left. In common they have a
+//! position inside an entry that was taken for its first.
 
 use quinion::internals::xarray::{Entry, ExchangeOutcome, ForgetOutcome, Kind, Mark, Stored, Value};
 use quinion_testing::nodes::{Forest, Reuse, folio};

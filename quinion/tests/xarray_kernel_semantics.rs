@@ -1,5 +1,5 @@
-//! What the kernel's own tests of its tree check, checked of ours: by our own code, with our own
-//! values. The `check_` of its names is left out.
+//! What the kernel's own tests of its tree check, checked of this tree by independent code and values. The `check_` of
+//! its names is left out.
 //!
 //! ```text
 //! the kernel's test         what it checks                                   here
@@ -43,7 +43,7 @@
 //! tag_check                 marks at random                                  xarray_twin
 //! ```
 //!
-//! The kernel's orders go to 19, ours to 15: the four bits that a value has for its order.
+//! The kernel's orders go to 19, this tree's to 15: the four bits that a value has for its order.
 
 use quinion::internals::xarray::{
     ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Mark, NUMBERS_MAX, PAYLOADS_MAX,
@@ -72,7 +72,6 @@ fn shadow(order: u8, payload: u32) -> Entry {
 fn put<const BITS: u32>(forest: &Forest<BITS>, index: u64, order: u8, entry: Entry) {
     assert_eq!(forest.tree().store(index, order, entry, |_, _, _| {}), Stored::Done);
 }
-/// A folio of `order` at `index`, told from others by `id`.
 fn put_folio<const BITS: u32>(forest: &Forest<BITS>, index: u64, order: u8, id: u32) -> Entry {
     let entry = Entry::folio(folio(id, order));
     put(forest, index, order, entry);

@@ -4,8 +4,8 @@
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test xarray_model --target-dir target/model
 //! ```
 //!
-//! Without that cfg this file is empty. With it the checker lets each load return whatever the memory
-//! model of Rust allows, so a node that is linked before its slots are seen as prepared is found.
+//! Without that cfg this file is empty. With it the checker lets each load return whatever the memory model of Rust
+//! allows, so a node that is linked before its slots are seen as prepared is found.
 //!
 //! # What is promised
 //!
@@ -32,11 +32,11 @@
 //! | `CutLast` | `a_split_of_a_folio` | a hole where a folio is |
 //! | `WalkLeaf` | `nodes_handed_out_again` | a walk ends at a node |
 //!
-//! And of the descriptor's steps those on which promise 3 rests, without which a reader that came by a
-//! stale slot holds another page's folio: `ReaderIndex`, `HoldCompare`, `PrepareRelease`, `RetireHolds`.
+//! And of the descriptor's steps those on which promise 3 rests, without which a reader that came by a stale slot holds
+//! another page's folio: `ReaderIndex`, `HoldCompare`, `PrepareRelease`, `RetireHolds`.
 //!
-//! A hint needs none of the orderings to be safe: the descriptor tells (promise 3). They are what makes
-//! the hint good at once (promises 1 and 2), so that "absent" is rare and never said of what stands still.
+//! A hint needs none of the orderings to be safe: the descriptor decides (promise 3). They make the hint good at once
+//! (promises 1 and 2), so that "absent" is rare and never said of what stays in place.
 
 #![cfg(quinion_model)]
 #![allow(unsafe_code, reason = "bytes under a hold are plain memory; the model watches them for races")]
@@ -58,7 +58,6 @@ const NODES: u32 = 8;
 const FOLIOS: u32 = 5;
 /// The folio that rubbish names.
 const RUBBISH: u32 = 99;
-/// The payload of every shadow here.
 const SHADOW: u32 = 7;
 /// Times that a thread is interrupted within one run, at most: a walk has three loads.
 const PREEMPTIONS: Option<usize> = Some(3);
@@ -70,7 +69,6 @@ enum Reuse {
     AtOnce,
 }
 
-/// A folio: its descriptor, and bytes that are plain memory.
 struct Folio {
     descriptor: Descriptor,
     bytes: UnsafeCell<u64>,
@@ -79,13 +77,12 @@ struct Folio {
 // SAFETY: the model runs one thread at a time, and its cell reports what would be a race.
 unsafe impl Sync for Folio {}
 
-/// A tree of nodes with 2^BITS slots, and folios.
 struct Tree<const BITS: u32> {
     slots: Vec<Vec<AtomicU32>>,
     heads: Vec<Head>,
     folios: Vec<Folio>,
     root: AtomicU64,
-    /// The writer's alone.
+    /// Used by the writer alone.
     free: Mutex<Vec<u32>>,
     reuse: Reuse,
 }
@@ -104,16 +101,12 @@ impl<const BITS: u32> Tree<BITS> {
         }
     }
 
-    // ---- the writer ------------------------------------------------------------------------------
-
     fn writer(&self) -> XArray<'_, Self, BITS> {
         XArray::new(self, &self.root)
     }
-    /// Sets up a folio that will stand at `index`.
     fn prepare(&self, index: u64, order: u8, folio: u32) {
         self.folios[folio as usize].descriptor.prepare(FILE, PageIndex(index), Order(order), false);
     }
-    /// Fills a folio: its bytes are the first index it covers.
     fn fill(&self, folio: u32) {
         let Folio { descriptor, bytes } = &self.folios[folio as usize];
         let content = descriptor.index().0;
@@ -121,13 +114,11 @@ impl<const BITS: u32> Tree<BITS> {
         bytes.with_mut(|bytes| unsafe { *bytes = content });
         descriptor.complete(true);
     }
-    /// A folio goes in, and its fill ends.
     fn insert(&self, index: u64, order: u8, folio: u32) {
         self.prepare(index, order, folio);
         self.writer().insert(index, order, folio);
         self.fill(folio);
     }
-    /// Folios `1..` of these orders go in side by side, by one call.
     fn insert_range(&self, index: u64, orders: &[u8]) {
         let mut at = index;
         for (folio, &order) in (1..).zip(orders) {
@@ -141,7 +132,6 @@ impl<const BITS: u32> Tree<BITS> {
     fn put_shadow(&self, order: u8) {
         self.writer().store(0, order, Entry::value(Value::shadow(order, SHADOW)), |_, _, _| {});
     }
-    /// Takes a folio out of the index and leaves nothing, if it is not held.
     fn remove(&self, index: u64, folio: u32) -> bool {
         let is_ours = self.folios[folio as usize].descriptor.try_retire().is_some();
         if is_ours {
@@ -149,8 +139,6 @@ impl<const BITS: u32> Tree<BITS> {
         }
         is_ours
     }
-
-    // ---- readers ---------------------------------------------------------------------------------
 
     /// What a walk finds: never a node.
     fn find(&self, index: u64) -> Entry {
@@ -178,7 +166,6 @@ impl<const BITS: u32> Tree<BITS> {
             Kind::Node(_) => unreachable!("asserted in `find`"),
         }
     }
-    /// What a reader holds: a folio that contains `index`, whatever the hint was worth.
     fn hold(&self, index: u64) -> String {
         let Kind::Folio(folio) = self.find(index).kind() else { return "not there".into() };
         let Some(Folio { descriptor, bytes }) = self.folios.get(folio as usize) else {
@@ -228,8 +215,8 @@ impl<const BITS: u32> RacySlots for Tree<BITS> {
 
 // ---- scenarios ----------------------------------------------------------------------------------------
 
-/// `write` on the first thread against `read` on another, for a tree that `prepare` made. What the reader
-/// tells must be one of `expected`, and each of these must be met.
+/// `write` on the first thread against `read` on another, for a tree that `prepare` made. The reader's result must be
+/// one of `expected`, and each of these must occur.
 fn race<const BITS: u32>(
     reuse: Reuse,
     prepare: fn(&Tree<BITS>),

@@ -1,7 +1,7 @@
 //! Readers without the lock, while a writer inserts, splits, erases, grows and shrinks.
 //!
-//! What is in the tree describes itself: a folio's number says its place and order, a shadow's payload its
-//! block. So a reader can check every entry that it finds by itself.
+//! The tree's entries describe themselves: a folio's number holds its place and order, a shadow's payload its block. So
+//! a reader can check every entry that it finds by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -11,16 +11,16 @@ use quinion_testing::nodes::{Forest, Keeper, Reuse};
 const SPAN: u64 = 512;
 const BLOCK_ORDER: u8 = 6;
 
-/// A folio that says where it is: its place, in units of its size, above its order.
+/// A folio with its place: in units of its size, above its order.
 fn folio_at(index: u64, order: u8) -> u32 {
     ((index >> order) as u32) << 4 | u32::from(order)
 }
-/// A shadow that says in which block of 64 pages it, whole or split, belongs.
+/// A shadow with its block of 64 pages, whole or split.
 fn shadow_at(index: u64, order: u8) -> Entry {
     Entry::value(Value::shadow(order, (index >> BLOCK_ORDER) as u32))
 }
 
-/// Whether `entry` may ever have been what covers `index`.
+/// Whether `entry` may ever have covered `index`.
 fn is_legal(index: u64, entry: Entry) -> bool {
     match entry.kind() {
         Kind::Empty => true,
@@ -84,8 +84,7 @@ fn evict<const BITS: u32>(tree: &mut XArray<'_, Keeper, BITS>, index: u64) {
     }
 }
 
-/// Two readers and a writer; how many entries the
-/// readers saw that never were legal.
+/// Two readers and a writer; returns how many entries the readers saw that never were legal.
 fn race<const BITS: u32>(forest: &Forest<BITS>, steps: u32) -> u64 {
     let (stop, wrong) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {

@@ -50,7 +50,7 @@ impl OneByOne {
     /// For windows.
     pub const WINDOWS: Option<&'static dyn IndexHooks> =
         Some(&Self { inserted_for: InsertPurpose::Read, lookups: Lookups::Together });
-    /// For grabs, which find folios as ever.
+    /// For grabs, whose lookups stay the library's.
     pub const GRABS: Option<&'static dyn IndexHooks> =
         Some(&Self { inserted_for: InsertPurpose::Write, lookups: Lookups::Together });
     /// For grabs, which look up each page by itself, too.
@@ -76,7 +76,7 @@ impl IndexHooks for OneByOne {
             let (one, behind) = cut(rest, order.pages());
             insertion.relock(one);
             if !insertion.add_folio(NewFolio { index: one.index, frame, order }) {
-                // Rare: the library knows how to take more nodes, and what is in the way.
+                // Rare: the library takes more nodes, and finds what is in the way.
                 let added = insertion.add_run(one);
                 if added.stop != RangeStop::All {
                     return RunOutcome { pages: done, stop: added.stop };
@@ -89,7 +89,7 @@ impl IndexHooks for OneByOne {
 }
 
 /// A folio that is inserted alone costs three walks, split or not: the conflict check, the order of what is there, the
-/// store. Batches walk once, as ever.
+/// store. Batches walk once, as in the library.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ThreeWalks;
 
@@ -120,12 +120,12 @@ fn walk_twice(tree: &dyn TreeWalks, first: PageIndex, pages: u64) {
 }
 
 /// An insertion takes this many nodes at most before its lock, and leaves none for the next one: so it runs out under
-/// the lock, lets it go and comes back. With 0, no node is ever to be had.
+/// the lock, releases it and tries again. With 0, no node can ever be had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodesAtMost(pub u32);
 
 impl NodesAtMost {
-    /// Hooks that last as long as the process, as hooks do.
+    /// Hooks that are never freed, as hooks must be.
     pub fn hooks(nodes: u32) -> Option<&'static dyn IndexHooks> {
         Some(Box::leak(Box::new(Self(nodes))))
     }

@@ -1,7 +1,6 @@
-//! Runtime: waits for one future with the thread it is on.
+//! Runtime: waits for one future on the calling thread.
 //!
-//! It polls when it was woken, and else sleeps: a wake-up that is lost is a test
-//! that hangs.
+//! It polls when it was woken, and else sleeps: a wake-up that is lost is a test that hangs.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,12 +17,12 @@ impl Wake for Unpark {
     }
 }
 
-/// What the future gives.
+/// Waits for the future, and returns its output.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     block_on_while(future, || ())
 }
 
-/// What the future gives; `waiting` is called before each sleep.
+/// The same; `waiting` is called before each sleep.
 pub fn block_on_while<F: Future>(future: F, waiting: impl Fn()) -> F::Output {
     let (mut future, waker) = (pin!(future), Arc::new(Unpark(thread::current())).into());
     loop {

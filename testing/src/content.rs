@@ -1,23 +1,20 @@
-//! Common: page contents that say whose they are, and the checker of what a read returned.
+//! Common: page contents that hold their owner, and the checker of what a read returned.
 //!
-//! Every 64 bytes of a test file, a **line**, carry the file, the page, the
-//! line's offset in the page, a generation, and words that depend on all four:
+//! Every 64 bytes of a test file, a **line**, hold the file, the page, the line's offset in the page, a generation, and
+//! words that depend on all four:
 //!
 //! ```text
 //!   word  0           1      2             3          4 .. 7
 //!        [gen | file] [page] [gen | offset] [mark]     [mark, scrambled four ways]      8 bytes each
 //! ```
 //!
-//! A file's bytes at a position are a function of (file, position, generation),
-//! so a test needs no copy of the file. The **generation** says which version of
-//! a page it is: a test that rewrites or refills a page steps it.
+//! A file's bytes at a position are a function of (file, position, generation), so a test needs no copy of the file.
+//! The **generation** is the version of a page: a test that rewrites or refills a page increments it.
 //!
-//! [`verify`] accepts a buffer if and only if each page of it is of *one*
-//! generation, byte for byte: lines of two generations, two files, two places
-//! or half a line of another are all refused. Neighbouring pages may differ in
-//! generation. Any whole word but word 1 tells its generation, so this holds for
-//! ranges of any size and alignment that contain one; a shorter shred is checked by
-//! the bytes in it that do not depend on the generation.
+//! [`verify`] accepts a buffer if and only if each page of it is of *one* generation, byte for byte: lines of two
+//! generations, two files, two places or half a line of another are all refused. Neighbouring pages may differ in
+//! generation. Any whole word but word 1 tells its generation, so this holds for ranges of any size and alignment that
+//! contain one; a shorter shred is checked by the bytes in it that do not depend on the generation.
 
 use std::ops::RangeInclusive;
 
@@ -74,7 +71,6 @@ pub fn generations(buf: &[u8], file: u32, position: u64) -> Result<Option<RangeI
     Ok(met)
 }
 
-/// Checks a part of one page.
 fn one_page(part: &[u8], file: u32, position: u64) -> Result<Option<u32>, String> {
     let Some(generation) = told_generation(part, file, position) else {
         return shred(part, file, position).map(|()| None);
@@ -104,7 +100,7 @@ fn check_piece(piece: &[u8], file: u32, position: u64, generation: u32) -> Resul
     }
 }
 
-/// Checks a part that tells no generation by the bytes that are the same in all of them.
+/// Checks a part without a whole word by the bytes that are the same in all generations.
 fn shred(part: &[u8], file: u32, position: u64) -> Result<(), String> {
     for (byte, is) in part.iter().enumerate() {
         let at = position + byte as u64;
@@ -118,7 +114,7 @@ fn shred(part: &[u8], file: u32, position: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The generation that the first telling word of a page's part tells, right or wrong.
+/// The generation of the first whole word of a page's part, right or wrong.
 fn told_generation(part: &[u8], file: u32, position: u64) -> Option<u32> {
     let mut at = (WORD - (position % WORD as u64) as usize) % WORD;
     while let Some(word) = part.get(at..at + WORD) {
@@ -133,12 +129,10 @@ fn told_generation(part: &[u8], file: u32, position: u64) -> Option<u32> {
     None
 }
 
-/// Where a line stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place {
     file: u32,
     page: u64,
-    /// The line's first byte in its page.
     offset: u32,
 }
 
@@ -180,8 +174,8 @@ impl Place {
             3 => word,
             _ => unscramble(number, word),
         };
-        // A mark of another place gives a number that is no generation; 0 then stands for "some", and
-        // the comparison that follows finds the fault.
+        // A mark of another place gives a number that is no generation; 0 then stands for any, and the comparison that
+        // follows finds the fault.
         Some(u32::try_from(unmix(mark).wrapping_sub(self.seed())).unwrap_or(0))
     }
 }
@@ -194,7 +188,7 @@ fn complaint(piece: &[u8], file: u32, position: u64, byte: usize, generation: Op
     format!("byte {at} is not of {right}: {}", portrait(piece, position))
 }
 
-/// What a line is, if it is whole and of a piece.
+/// A description of a line, if it is whole and undamaged.
 fn portrait(piece: &[u8], position: u64) -> String {
     let Ok(line) = <&[u8; LINE]>::try_from(piece) else {
         return format!("{} bytes at {position} are {piece:02x?}", piece.len());
@@ -219,7 +213,7 @@ fn to_next_line(position: u64) -> usize {
     (LINE - (position % LINE as u64) as usize) % LINE
 }
 
-// Odd, so that multiplying by them can be undone; otherwise nothing but well mixed bits.
+// Odd, so that multiplying by them can be undone; otherwise well mixed bits.
 const FIRST: u64 = 0xd6e8_feb8_6659_fd93;
 const SECOND: u64 = 0xa3ec_647d_a1b7_5c4b;
 const FIRST_UNDONE: u64 = undone(FIRST);
@@ -257,7 +251,7 @@ const fn unscramble(number: usize, word: u64) -> u64 {
     word.rotate_right(8 * number as u32).wrapping_mul(FIRST_UNDONE) ^ number as u64
 }
 
-/// Numbers that look random and are the same for the same seed.
+/// Pseudo-random numbers, the same for the same seed.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 

@@ -1,7 +1,7 @@
-//! A device for tests: its bytes tell where they belong, and it can be held, broken and watched.
+//! A device for tests: its bytes hold their place, and a test can hold it, make it fail and watch it.
 //!
-//! Every eight bytes hold the file's number, its generation and their own
-//! position, so that a byte of another file, place or time is noticed.
+//! Every eight bytes hold the file's number, its generation and their own position, so that a byte of another file,
+//! place or time is noticed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,7 +28,6 @@ struct State {
     held: Vec<Fill>,
 }
 
-/// The eight bytes of a device at a multiple of eight.
 fn word(number: u64, generation: u64, position: u64) -> [u8; 8] {
     let mixed = (position ^ number << 44 ^ generation << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 29).to_le_bytes()
@@ -59,7 +58,7 @@ impl Device {
     pub fn hold(&self) {
         self.state.lock().unwrap().holding = true;
     }
-    /// Answers what is kept, and everything from now on.
+    /// Serves the requests that were kept, and everything from now on.
     pub fn release(&self) {
         let held = {
             let mut state = self.state.lock().unwrap();

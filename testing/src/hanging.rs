@@ -1,8 +1,8 @@
 //! Hanging: a file system in user space that can be told to hang.
 //!
-//! Its server is a small program (`fuse.py`), which answers until it is told to stop answering. A program that asks
-//! then waits in the kernel, and cannot even be killed, until the server has ended. So the server is killed first, at
-//! the end of a test, whatever came of it.
+//! Its server is a small program (`fuse.py`), which answers until it is told to stop. A program that asks then waits in
+//! the kernel, and cannot even be killed, until the server has ended. So the server is killed first at the end of a
+//! test, even of one that fails.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -14,17 +14,17 @@ use std::sync::OnceLock;
 pub struct Hanging {
     folder: tempfile::TempDir,
     server: Child,
-    /// Its file, once it was asked for. It is closed after the server has ended: a close would not be answered before.
+    /// Its file, once it was requested. It is closed after the server has ended: a close would not be answered before.
     file: OnceLock<File>,
 }
 
 impl Hanging {
-    /// `None`, with a word, where none can be mounted.
+    /// `None`, and a message, where none can be mounted.
     pub fn new() -> Option<Self> {
         Self::hanging_at(&[])
     }
-    /// The same, which answers all questions but those of a file that is closed (`flush`) when it has been told to
-    /// hang. A file that is asked for by `path` with a number behind it, up to 99, is another.
+    /// The same, which when told to hang answers all questions but those of a file that is closed (`flush`). A `path`
+    /// with a number behind it, up to 99, is another file.
     #[allow(dead_code, reason = "not everybody who includes this needs it")]
     pub fn in_flush() -> Option<Self> {
         Self::hanging_at(&["25"])
@@ -53,7 +53,7 @@ impl Hanging {
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("point/file")
     }
-    /// The same, open for reading. A process that has it open when it hangs can start no other: a child closes it
+    /// The same, open for reading. A process that has it open when it hangs can start no other: the child closes it
     /// before it becomes another program, and no close is answered.
     pub fn file(&self) -> &File {
         self.file.get_or_init(|| File::open(self.path()).expect("it answers"))
@@ -66,7 +66,7 @@ impl Hanging {
 
 impl Drop for Hanging {
     fn drop(&mut self) {
-        // With its server the connection ends, and what waits for an answer gets an error; only then is it asked.
+        // With its server the connection ends, and a waiting request gets an error; only then is the thread joined.
         let _ = self.server.kill();
         let _ = self.server.wait();
         let _ = Command::new("umount").arg("-l").arg(self.folder.path().join("point")).status();

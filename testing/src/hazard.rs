@@ -1,8 +1,7 @@
 //! Hazards: what a system does to a program, done on purpose.
 //!
-//! System calls that a sandbox refuses, signals that interrupt, and a look at
-//! what the process has become: its threads, its context switches. A test that
-//! changes its whole process runs in one of its own; see [`in_a_process_of_its_own`].
+//! System calls that a sandbox refuses, signals that interrupt, and the state of the process: its threads, its context
+//! switches. A test that changes its whole process runs in one of its own; see [`in_a_process_of_its_own`].
 
 #![allow(unsafe_code, reason = "system calls that no library wraps")]
 
@@ -11,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROLE: &str = "QUINION_TEST_ROLE";
 
-/// In the process that the test runner started: runs `test`, the caller's own name, once more in a process of
-/// its own, fails if that fails, and returns false. There: true.
+/// Called by the test that the runner started: runs `test`, the caller's own name, once more in another process, fails
+/// if that fails, and returns false. In that process: returns true.
 pub fn in_a_process_of_its_own(test: &str) -> bool {
     if std::env::var(ROLE).is_ok() {
         return true;
@@ -88,7 +87,7 @@ pub fn signals_taken() -> u64 {
     SIGNALS.load(Ordering::Relaxed)
 }
 
-/// Interrupts the system calls of threads: its handler does not ask for them to be restarted.
+/// Installs a handler that does not ask for interrupted system calls to be restarted.
 pub fn install_interruption() {
     // SAFETY: the handler does one atomic addition; the record is valid when all else is zero.
     unsafe {

@@ -18,8 +18,7 @@
 //! | [`block_on`] | runs one future on the calling thread |
 //!
 //! The library's integration tests and the fuzz targets use this crate, and the benchmark, which compares the cache
-//! with [`ablations`]. Its unit tests compile [`doubles`] as source
-//! (`quinion/src/backend/mod.rs` says why).
+//! with [`ablations`]. Its unit tests compile [`doubles`] as source (`quinion/src/backend/mod.rs` says why).
 //!
 //! Invariant: everything random here depends on a seed that the caller gives, so that a failure can be repeated.
 #![cfg(not(quinion_model))]

@@ -1,10 +1,9 @@
 //! A naive owner: a real arena, the simplest index that viewers can walk, one lock around it all, and
 //! buffered reads. It evicts first in, first out, and does so all the time in a small arena.
 //!
-//! It shares with the cache what viewers see (the arena, the descriptors, the
-//! copy) and none of what the cache does: no readahead, no folio larger than a
-//! page, no backend. So a test that fails with the cache and passes with this
-//! owner has found its fault above the arena.
+//! It shares with the cache what viewers see (the arena, the descriptors, the copy) and none of what the cache does: no
+//! readahead, no folio larger than a page, no backend. So a test that fails with the cache and passes with this owner
+//! has found a fault above the arena.
 #![allow(unsafe_code, reason = "frames are filled by address")]
 
 use std::collections::{HashMap, VecDeque};
@@ -37,7 +36,7 @@ struct Mapping {
 #[derive(Debug, Default)]
 struct State {
     mappings: HashMap<u64, Mapping>,
-    /// What is cached, in the order it came: handle, page, frame.
+    /// What is cached, in the order of insertion: handle, page, frame.
     queue: VecDeque<(u64, u64, Frame)>,
     next: u64,
 }
@@ -47,7 +46,7 @@ struct State {
 pub struct NaiveOwner {
     arena: Arena,
     state: Mutex<State>,
-    /// Pages it lets be cached at a time.
+    /// Pages that may be cached at a time.
     pages_max: usize,
     pub fills: AtomicU64,
     pub touches: AtomicU64,
@@ -65,7 +64,7 @@ pub struct NaiveOwner {
     pub panics: AtomicU64,
     /// Whether it refuses files that are open for writing.
     pub minds_writers: AtomicBool,
-    /// What programs said of how they will read: advice, position, length.
+    /// The hints of programs about their reads: advice, position, length.
     pub hints: Mutex<Vec<(Advice, u64, u64)>>,
 }
 
@@ -92,7 +91,7 @@ impl NaiveOwner {
         })
     }
 
-    /// One that refuses files that are open for writing, and lets go of one that a viewer opens so.
+    /// An owner that refuses files that are open for writing, and drops one that a viewer opens so.
     pub fn minding_writers(pages_max: usize) -> Arc<Self> {
         let owner = Self::new(pages_max);
         owner.minds_writers.store(true, Ordering::Relaxed);

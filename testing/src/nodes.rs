@@ -1,5 +1,5 @@
-//! A keeper of nodes for the tree's tests: it can run out on purpose, notices leaks and double frees, and
-//! fills what it hands out with rubbish.
+//! A keeper of nodes for the tree's tests: it can run out on purpose, notices leaks and double frees, and fills what it
+//! hands out with rubbish.
 //!
 //! A folio's order is part of its number here, so that a test makes folios at will.
 
@@ -41,7 +41,7 @@ struct Inner {
 
 /// The first node's number: 0 and its neighbours are no node.
 const FIRST: u32 = 7;
-/// What a folio's head word of the keeper is set to, to see that the tree leaves it alone.
+/// A keeper's value for a folio's head word, which the tree must not change.
 const KEEPERS_OWN: u64 = 0x5eed_5eed;
 
 impl Keeper {

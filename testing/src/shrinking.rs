@@ -1,7 +1,7 @@
 //! Shrinking: a list of operations that fails is made as short as it can be, and still fails.
 //!
 //! ```text
-//!   ops --run on a thread of its own--> a complaint, a panic, or nothing for minutes, which are complaints too
+//!   ops --run on a thread of its own--> a complaint, a panic, or a hang of minutes, which are complaints too
 //!    '--- without half of it? without a quarter? .. a single one? with a simpler one in its place? --> a short list
 //! ```
 //!
@@ -17,7 +17,7 @@ const SHRINKS_MAX: u32 = 400;
 /// A run that has not ended by then hangs.
 const STUCK: Duration = Duration::from_secs(300);
 
-/// Runs it on a thread of its own, and says what was wrong; a panic is wrong, and so is to hang.
+/// Runs it on another thread, and returns what was wrong: a panic and a hang are complaints, too.
 pub fn complaint(run: impl FnOnce() -> Result<(), String> + Send + 'static) -> Option<String> {
     let (sender, receiver) = mpsc::channel();
     let runner = thread::spawn(move || {

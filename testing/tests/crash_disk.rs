@@ -1,7 +1,7 @@
-//! The disk that crashes: what a sync promised is in every state that a crash may leave, and nothing is in any state
-//! that was never there.
+//! The disk that crashes: what a sync promised is in every state that a crash may leave, and no state has a byte that
+//! was never there.
 //!
-//! A twin tells for each byte which values are allowed; it knows bytes where the disk knows sectors.
+//! A twin has the allowed values of each byte; it knows bytes where the disk knows sectors.
 //!
 //! Invariant: a state that the twin does not allow fails the test, whichever seed led to it.
 

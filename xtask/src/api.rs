@@ -6,9 +6,8 @@
 //!   quinion/public-api.txt     a line for each, which a change of the interface has to change too
 //! ```
 //!
-//! What rustdoc shows is what is public, so its pages are what is read. They look
-//! different with another compiler: the record names the one it is of, and with
-//! another the step is skipped.
+//! What rustdoc shows is what is public, so its pages are read. They look different with another compiler: the record
+//! names its compiler, and with another the step is skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +15,6 @@ use std::path::{Path, PathBuf};
 use crate::step::{Action, Failure, Step};
 use crate::tools::{cargo, repository, rustc_line};
 
-/// A library whose interface is recorded: its package, the name of its crate, its folder, and the features that it is
-/// shown with.
 struct Library {
     package: &'static str,
     name: &'static str,
@@ -38,10 +35,9 @@ const HEAD: &str = "\
 # As the documentation of this compiler shows it:
 ";
 const FOLDER: &str = "target/api";
-/// Kinds of pages that show something of the interface, by how their names begin.
+/// Kinds of pages that show something of the interface, by their prefixes.
 const KINDS: [&str; 8] = ["struct.", "enum.", "trait.", "fn.", "type.", "constant.", "macro.", "union."];
 
-/// The step that compares.
 pub fn step() -> Step {
     let step = |action| Step::new("api", action);
     let recorded = |library: &Library| fs::read_to_string(library.record()).unwrap_or_default();
@@ -57,7 +53,6 @@ pub fn step() -> Step {
     }
 }
 
-/// Writes the files anew.
 pub fn record() -> Result<(), Failure> {
     for library in &LIBRARIES {
         let (text, file) = (library.interface()?, library.record());
@@ -85,7 +80,7 @@ fn compare() -> Result<(), Failure> {
     )))
 }
 
-/// Lines that went, and lines that came.
+/// Lines that were removed, and lines that were added.
 fn changes(recorded: &str, now: &str) -> Vec<String> {
     let missing = |from: &str, sign: char, other: &str| -> Vec<String> {
         let is_new = |line: &&str| !other.lines().any(|known| known == *line);
@@ -104,15 +99,13 @@ fn failed(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 impl Library {
-    /// Where its interface is recorded.
     fn record(&self) -> PathBuf {
         repository().join(self.folder).join("public-api.txt")
     }
 
-    /// The interface as lines, below the compiler's name.
     fn interface(&self) -> Result<String, Failure> {
         let root = repository().join(FOLDER).join("doc").join(self.name);
-        // Pages of what is public no more would be read, too.
+        // Else pages of what is no longer public would be read, too.
         let _ = fs::remove_dir_all(&root);
         let Self { package, features, .. } = self;
         let mut command =
@@ -154,7 +147,7 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 
 /// What a page declares: the item, what belongs to it, and which traits it implements.
 fn lines_of(page: &str) -> Vec<String> {
-    // What every type has comes behind these.
+    // What every type has follows these.
     let ends = ["id=\"synthetic-implementations-list\"", "id=\"blanket-implementations-list\""];
     let end = ends.iter().filter_map(|end| page.find(end)).min().unwrap_or(page.len());
     let page = &page[..end];
@@ -172,12 +165,10 @@ fn lines_of(page: &str) -> Vec<String> {
     lines
 }
 
-/// The parts of `text` that stand between `begin` and the next `end`.
 fn between<'a>(text: &'a str, begin: &'a str, end: &'a str) -> impl Iterator<Item = &'a str> {
     text.split(begin).skip(1).map(move |part| part.split(end).next().unwrap_or_default())
 }
 
-/// HTML as text in one line.
 fn plain(html: &str) -> String {
     let mut text = String::new();
     for part in html.split('<') {

@@ -6,8 +6,8 @@
 //!     target/release/quinion-bench hit --quick
 //! ```
 //!
-//! One of the peers, and the endpoint, want a newer compiler than the rest ([`PEERS_SINCE`], [`ENDPOINT_SINCE`]). With
-//! an older one they are left out, which the benchmark says of each row that misses them.
+//! One of the peers, and the endpoint, need a newer compiler than the rest ([`PEERS_SINCE`], [`ENDPOINT_SINCE`]). With
+//! an older one they are left out, and the benchmark says so of each row that lacks them.
 
 use std::process::Command;
 
@@ -18,10 +18,9 @@ use crate::tools::{cargo, rustc_line, target_folder};
 const PEERS_SINCE: u32 = 91;
 /// The same of `quinion-s3`.
 const ENDPOINT_SINCE: u32 = 92;
-/// What the tests set so that programs wait for the cache's owner on a busy machine; no measurement wants it.
+/// The tests set it so that programs wait for the cache's owner on a busy machine; no measurement should.
 const WAIT: &str = "QUINION_WAIT_MS";
 
-/// Builds both, and runs the benchmark with `words`.
 pub fn run(words: &[String]) -> Result<(), Failure> {
     let mut build = build();
     let built = build.status().map_err(|error| Failure::new(format!("cargo cannot be run: {error}")))?;
@@ -37,7 +36,6 @@ pub fn run(words: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// The benchmark, and the programs beside it, as releases.
 pub fn build() -> Command {
     let mut build = cargo("build --release -p quinion-cli -p quinion-bench");
     let version = rustc_line("--version", "rustc ").unwrap_or_default();
@@ -50,7 +48,6 @@ pub fn build() -> Command {
     build
 }
 
-/// Whether a compiler of this version is as new as that.
 fn is_since(version: &str, since: u32) -> bool {
     let second = version.split('.').nth(1).and_then(|second| second.parse::<u32>().ok());
     second.is_some_and(|second| second >= since)

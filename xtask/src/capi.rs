@@ -126,7 +126,6 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(|error| Failure::of(path, &error))
 }
 
-/// What a command prints, if it succeeds.
 fn printed(command: &mut Command) -> Result<String, Failure> {
     println!("{command:?}");
     let output =

@@ -15,7 +15,7 @@ use std::process::Command;
 use crate::step::{Action, Failure, Step, execute};
 use crate::tools::{cargo, commit_time, repository, target_folder};
 
-/// The versions whose answers were read.
+/// The versions with which these steps were tested.
 const DENY: &str = "0.20.2";
 const CYCLONEDX: &str = "0.5.9";
 
@@ -28,11 +28,12 @@ const MANIFESTS: [&str; 5] = [
     "fuzz/Cargo.toml",
 ];
 
-/// The libraries for Rust, in the order in which they need each other; all else is in packages, wheels and images.
+/// The libraries for Rust, in the order in which they need each other. All else is published as packages, wheels or
+/// images.
 const LIBRARIES: [&str; 6] =
     ["quinion-view", "quinion", "quinion-disk", "quinion-object", "quinion-service", "quinion-vm"];
 
-/// What users install and has a bill of materials: the workspace it is of, its folder, its package.
+/// What users install and has a bill of materials: its workspace, folder and package.
 const INSTALLED: [[&str; 3]; 7] = [
     ["Cargo.toml", "faces/cli", "quinion-cli"],
     ["Cargo.toml", "faces/serve", "quinion-serve"],
@@ -67,12 +68,11 @@ fn check() -> Result<(), Failure> {
             "--manifest-path",
             manifest,
         ]);
-        // The list of known holes comes from the network: it is asked for at a release (CONTRIBUTING.md).
+        // The list of known holes comes from the network: it is checked at a release (CONTRIBUTING.md).
         execute(deny.args(["check", "--hide-inclusion-graph", "licenses", "bans", "sources"]))
     })
 }
 
-/// Writes the bills of materials.
 fn bills() -> Result<(), Failure> {
     let folder = target_folder().join("sbom");
     fs::create_dir_all(&folder).map_err(|error| Failure::of(&folder, &error))?;
@@ -119,7 +119,7 @@ fn remove_bills(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A program of cargo's, which is built if it is not there, or if it is of another version.
+/// A program of cargo's, which is built if it is missing or of another version.
 fn installed(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let root = target_folder().join("tools/cargo");
     let program = root.join("bin").join(name);

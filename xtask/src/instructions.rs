@@ -5,13 +5,12 @@
 //!   cargo xtask record              counts, and writes that file anew
 //! ```
 //!
-//! `quinion-bench --count` counts them under callgrind, which does not depend on
-//! how busy the machine is, so that the smallest runner of continuous integration is as good as
-//! any. It does depend on the compiler: another version makes other code, so
-//! with another than the recorded one the step is skipped and says so.
+//! `quinion-bench --count` counts them under callgrind, which does not depend on how busy the machine is, so that the
+//! smallest runner of continuous integration will do. It does depend on the compiler: with another than the recorded
+//! one the step is skipped and says so.
 //!
-//! A count that fell by more is no failure, but the record should follow it:
-//! what is gained can otherwise be lost again unnoticed.
+//! A count that fell by more is no failure, but the record should follow it: a gain can otherwise be lost again
+//! unnoticed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,7 +28,6 @@ const HEAD: &str = "\
 # They are those of this compiler on x86-64 with AVX2:
 ";
 
-/// What one operation takes.
 #[derive(Clone, PartialEq, Debug)]
 struct Counted {
     name: String,
@@ -37,7 +35,6 @@ struct Counted {
     branches: f64,
 }
 
-/// Counts by one compiler.
 #[derive(Clone, PartialEq, Debug)]
 struct Record {
     compiler: String,
@@ -45,7 +42,7 @@ struct Record {
 }
 
 impl Record {
-    /// What `quinion-bench --count` prints, or the file: the compiler, then a line for each count.
+    /// Parses the output of `quinion-bench --count`, or the file: the compiler, then a line for each count.
     fn parse(text: &str) -> Result<Self, Failure> {
         let mut lines = text.lines().filter(|line| !line.starts_with('#'));
         let compiler = lines.next().map(|line| first_words(line, 2)).unwrap_or_default();
@@ -56,7 +53,6 @@ impl Record {
         Ok(Self { compiler, counts })
     }
 
-    /// The file.
     fn shown(&self) -> String {
         let line =
             |count: &Counted| format!("{:8.1} {:8.1}  {}\n", count.instructions, count.branches, count.name);
@@ -82,7 +78,6 @@ fn first_words(line: &str, words: usize) -> String {
     line.split_whitespace().take(words).collect::<Vec<_>>().join(" ")
 }
 
-/// The step that compares.
 pub fn step() -> Step {
     let step = |action| Step::new("instructions", action);
     let recorded = match recorded() {
@@ -96,7 +91,6 @@ pub fn step() -> Step {
     step(Action::Skip(format!("counts were recorded with {recorded}, and this is {ours}")))
 }
 
-/// Counts, and writes the file anew.
 pub fn record() -> Result<(), Failure> {
     let record = counted()?;
     fs::write(file(), record.shown())
@@ -120,7 +114,6 @@ fn compare() -> Result<(), Failure> {
     )))
 }
 
-/// What a comparison found.
 struct Comparison {
     lines: Vec<String>,
     wrong: Vec<String>,
@@ -157,7 +150,6 @@ fn recorded() -> Result<Record, Failure> {
     Record::parse(&text)
 }
 
-/// Builds the command as users do, and lets it count.
 fn counted() -> Result<Record, Failure> {
     let mut command: Command = cargo("run --quiet --release -p quinion-bench -- --count");
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();

@@ -7,16 +7,15 @@
 //!   step           runs steps, counts, prints the summary        tools  cargo and other programs
 //!   instructions   what the hot paths take, beside what is recorded
 //!   api            the public interface, beside what is recorded
-//!   suites         other people's tests, with the cache and without
+//!   suites         other projects' tests, with the cache and without
 //!   bench          the benchmark, with the command that it measures beside it
 //!   capi           the C library, built, installed and tested
 //!   package        a package for Debian                   page   what a browser makes of a benchmark's page
 //!   dependencies   what may be linked, and what is published
 //! ```
 //!
-//! A plan is plain data, so that what continuous integration does can be read
-//! in one place. There are no dependencies: a new clone of the repository waits
-//! for the project to compile and for nothing else.
+//! A plan is plain data, so that what continuous integration does can be read in one place. There are no dependencies:
+//! a new clone of the repository waits for the project to compile and for nothing else.
 
 mod api;
 mod bench;
@@ -108,7 +107,6 @@ enum Plan {
     Nightly,
 }
 
-/// What the command line asks for.
 #[derive(PartialEq, Eq, Debug)]
 enum Request {
     Help,
@@ -122,7 +120,6 @@ enum Request {
     Run { plan: Plan, names: Vec<String>, how: How },
 }
 
-/// How the steps of a plan are run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct How {
     on_failure: OnFailure,

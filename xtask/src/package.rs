@@ -34,7 +34,6 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/quinion.fish"),
 ];
 
-/// What a package says of itself.
 struct Package {
     name: &'static str,
     section: &'static str,
@@ -116,7 +115,6 @@ const PACKAGES: [Package; 5] = [
     },
 ];
 
-/// Builds all packages, unpacks them and uses what is in them.
 pub fn build() -> Result<(), Failure> {
     let folder = repository().join("target/package");
     if folder.exists() {
@@ -144,18 +142,15 @@ fn build_programs() -> Result<(), Failure> {
     execute(sqlite.arg(target_folder().join("sqlite")))
 }
 
-/// The machine's folder of libraries, below `usr/lib`.
 fn libraries() -> String {
     format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH)
 }
 
-/// Puts every file where its package has it.
 fn lay_out(folder: &Path) -> Result<(), Failure> {
     let of = |package: &str, place: &str| folder.join(package).join(place);
     let release = |name: &str| target_folder().join("release").join(name);
     let lib = libraries();
 
-    // The command.
     install_program(&release("quinion"), &of("quinion", "usr/bin/quinion"))?;
     let mut pages = Command::new(release("quinion"));
     execute(pages.args(["man", "--out"]).arg(of("quinion", "usr/share/man/man1")))?;
@@ -165,7 +160,6 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
         write(&of("quinion", place), &output(&mut completions)?)?;
     }
 
-    // The server.
     for program in ["quinion-serve", "quinion-object", "quinion-s3"] {
         install_program(&release(program), &of("quinion-serve", &format!("usr/bin/{program}")))?;
     }
@@ -174,11 +168,9 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
         copy(&repository().join("packaging").join(unit), &place)?;
     }
 
-    // The extension for SQLite.
     let extension = target_folder().join("sqlite/release/libquinion_vfs.so");
     install_program(&extension, &of("quinion-sqlite", &format!("{lib}/quinion/quinion_vfs.so")))?;
 
-    // The C library.
     let installed = folder.join("capi");
     capi::install(&installed, Path::new("/usr"), &lib["usr/".len()..])?;
     for (package, names) in [
@@ -197,7 +189,6 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
 }
 
 impl Package {
-    /// The package of what was laid out.
     fn build(&self, folder: &Path) -> Result<PathBuf, Failure> {
         let tree = folder.join(self.name);
         let docs = tree.join("usr/share/doc").join(self.name);
@@ -207,7 +198,7 @@ impl Package {
         write(&docs.join("copyright"), copyright().as_bytes())?;
         let manual = tree.join("usr/share/man");
         if manual.exists() {
-            // No name and no time are kept in what is packed.
+            // Names and times are left out, so that the same tree gives the same bytes.
             execute(Command::new("gzip").args(["-9", "-n", "--recursive"]).arg(&manual))?;
         }
         let size = output(Command::new("du").args(["--summarize", "--apparent-size", "-k"]).arg(&tree))?;
@@ -262,7 +253,6 @@ fn copyright() -> String {
     )
 }
 
-/// Uses what the packages have brought, below `root`.
 fn try_out(root: &Path) -> Result<(), Failure> {
     let lib = root.join(libraries());
     let program = |name: &str| Command::new(root.join("usr/bin").join(name));
@@ -300,8 +290,6 @@ fn pkg_config(root: &Path, lib: &Path) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&output(&mut flags)?).into_owned())
 }
 
-// Files.
-
 fn make_parent(path: &Path) -> Result<(), Failure> {
     let parent = path.parent().expect("a place in a package has a folder");
     fs::create_dir_all(parent).map_err(|error| Failure::of(parent, &error))
@@ -312,7 +300,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
     fs::copy(from, to).map(|_| ()).map_err(|error| Failure::of(from, &error))
 }
 
-/// A program or library, without what only a debugger reads.
+/// A program or library, without symbols for debuggers.
 fn install_program(from: &Path, to: &Path) -> Result<(), Failure> {
     make_parent(to)?;
     execute(Command::new("strip").arg("--strip-unneeded").arg(from).arg("-o").arg(to))

@@ -6,9 +6,9 @@
 //!   chromium, headless         once as on a light screen, once as on a dark one; without a network
 //! ```
 //!
-//! The tests of the command see to it that the page is well formed and names nothing to fetch. Whether it is as wide
-//! as its frame, has its drawings, and is dark on a dark screen, only a browser knows; one is too heavy for every
-//! change, so this is a step of the longer runs.
+//! The tests of the command check that the page is well formed and names nothing to fetch. Whether it is as wide as its
+//! frame, has its drawings, and is dark on a dark screen, only a browser shows; one is too heavy for every change, so
+//! this is a step of the longer runs.
 
 use std::fs;
 use std::process::Command;
@@ -22,13 +22,11 @@ const FOLDER: &str = "target/page";
 const WIDTHS: [u32; 2] = [360, 1200];
 const EXPERIMENTS: &str = "split insert ratio";
 
-/// What was seen in one frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct FrameView {
-    /// How wide the page is, in pixels.
     width: u32,
     drawings: u32,
-    /// What was fetched beside the page.
+    /// How many files were fetched beside the page.
     fetched: u32,
     background: String,
 }
@@ -99,7 +97,6 @@ fn seen(scheme: u32) -> Result<Vec<FrameView>, Failure> {
     Err(Failure::new(format!("chromium saw {} frames of {}: {printed}\n{told}", frames.len(), WIDTHS.len())))
 }
 
-/// A line that `look.html` has written.
 fn parsed(line: &str) -> Option<FrameView> {
     let line = line.trim_start_matches("<pre>");
     let words: Vec<&str> = line.strip_prefix("SEEN ")?.split_whitespace().collect();
@@ -113,7 +110,6 @@ fn parsed(line: &str) -> Option<FrameView> {
     })
 }
 
-/// What is wrong with what was seen on a light and on a dark screen.
 fn complaint(light: &[FrameView], dark: &[FrameView]) -> Option<String> {
     for ((seen, width), on_dark) in light.iter().zip(WIDTHS).zip(dark) {
         if seen.width > width {

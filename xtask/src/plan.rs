@@ -1,11 +1,9 @@
 //! Plan: the steps of `test` and of `nightly`, as data.
 //!
-//! Each step is a command line that its output shows and that can be typed by
-//! hand. Builds with a cfg of their own have a target folder of their own, so
-//! that they do not throw each other's work away.
+//! Each step is a command line that its output shows and that can be typed by hand. Builds with a cfg of their own have
+//! a target folder of their own, so that they do not replace each other's files.
 //!
-//! The README's commands are run as the README prints them: [`readme_says`]
-//! fails when it prints something else.
+//! The README's commands are run as the README prints them: [`readme_says`] fails when it prints something else.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,28 +34,28 @@ const PROGRAMS: [&str; 14] = [
     "fio",
     "db_bench",
 ];
-/// What scripts/setup leaves in the target folder when it has installed something there.
+/// Files in the target folder that show what scripts/setup has installed there.
 const TOOLS: [(&str, &str); 3] = [
     ("duckdb", "tools/duckdb-2.0.0/complete"),
     ("moto", "tools/moto-5.2.5/complete"),
     ("versitygw", "tools/versitygw-1.8.0/complete"),
 ];
-/// What makes the compiler count which edges of the code a run takes, and remember what was compared: the
-/// fuzzer steers by that. These are options of LLVM's, so any compiler takes them.
+/// Makes the compiler count which edges of the code a run takes, and record what was compared: the fuzzer steers by
+/// that. These are options of LLVM's, so any compiler takes them.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 const CHAOS: &str = "test --release -p quinion-cli --test chaos -- --nocapture";
 const CHAOS_SECONDS_NIGHTLY: &str = "3600";
-/// No number: programs wait for the cache's owner as long as they do by default. `.cargo/config.toml` has tests wait
-/// longer, where the variable is not there.
+/// Programs wait for the cache's owner as long as they do by default. `.cargo/config.toml` has tests wait longer, where
+/// the variable is not set.
 const WAIT_MS_BY_DEFAULT: &str = "";
 const FUZZ_SECONDS: u32 = 20;
 const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
-/// Where inputs are left that failed.
+/// The folder of inputs that failed.
 const FUZZ_FAILURES: &str = "target/fuzz/failures/";
 
-/// What ThreadSanitizer reports and is no race, with reasons.
+/// Reports of ThreadSanitizer that are no races, with reasons.
 const TSAN_SUPPRESSIONS: &str = "tsan.suppressions";
 
 const README_RUN: &str = "cargo run --release -- run --attach at-once -- grep -c the FILE";
@@ -68,7 +66,7 @@ const README_TEST: &str = "cargo xtask test";
 pub fn test() -> Vec<Step> {
     vec![
         Step::new("format", Action::Run(cargo("fmt --all --check"))),
-        // Every feature is compiled once, here and in `tests`; the benchmark without its peers is only looked at.
+        // Every feature is compiled once, here and in `tests`; the benchmark without its peers is only checked.
         Step::new(
             "clippy",
             Action::Run(cargo(
@@ -140,7 +138,7 @@ pub fn nightly() -> Vec<Step> {
         ),
         Step::new("soak", Action::Run(with("QUINION_SOAK", "1", cargo("test --workspace --release")))),
         Step::new("chaos", Action::Run(with("QUINION_CHAOS_SECONDS", CHAOS_SECONDS_NIGHTLY, cargo(CHAOS)))),
-        // With the default, answers come too late now and then; the longer wait of tests hides what follows from that.
+        // With the default, answers come too late now and then; the longer wait of tests hides the consequences.
         Step::new(
             "chaos-late",
             Action::Run(with(
@@ -170,7 +168,6 @@ pub fn nightly() -> Vec<Step> {
     ]
 }
 
-/// Installs the system packages the tests use.
 pub fn setup() -> Result<(), Failure> {
     let status = Command::new(repository().join("scripts/setup")).status();
     match status {
@@ -212,8 +209,6 @@ fn apart(name: &'static str, folder: &str, arguments: &str) -> Step {
     command.current_dir(path);
     Step::new(name, Action::Run(command))
 }
-
-// What the README shows.
 
 /// The commands that the plan runs stand in the README, each on a line of its own.
 fn readme_says_what_is_run() -> Result<(), Failure> {
@@ -260,7 +255,7 @@ fn grep() -> Step {
 const SAMPLE_LINES: usize = 50_000;
 const SAMPLE_THES: usize = SAMPLE_LINES / 4 + 1;
 
-/// A text of about 2 MiB that does not end at a page's end, and of which the answer is known.
+/// A text of about 2 MiB that does not end at a page's end, whose number of matches is known.
 fn sample() -> Result<PathBuf, Failure> {
     let folder = repository().join("target/xtask");
     let path = folder.join("sample.txt");
@@ -276,14 +271,12 @@ fn sample() -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-// What not every toolchain can do.
-
-/// The stress tests under ThreadSanitizer: with the portable copy, and with locks that it sees. It comes with
-/// the stable compiler, for some targets. Tests run one by one, because it does not see how the harness's own
-/// threads are ordered. One test is left out: a long scan by a single thread.
+/// The stress tests under ThreadSanitizer: with the portable copy, and with locks that it sees. It comes with the
+/// stable compiler, for some targets. Tests run one by one, because it does not see how the harness's own threads are
+/// ordered. One test is left out: a long scan by a single thread.
 ///
-/// It watches plain memory, that is what locks guard and what crosses from thread to thread. The tree's
-/// slots and the hit protocol are atomics and fences through and through: those the `model` step checks.
+/// It checks plain memory: what locks guard and what crosses from thread to thread. The tree's slots and the hit
+/// protocol are atomics and fences: those the `model` step checks.
 fn thread_sanitizer() -> Step {
     let step = |action| Step::new("tsan", action);
     let host = match tsan_host() {
@@ -303,7 +296,7 @@ fn thread_sanitizer() -> Step {
     step(Action::Run(with("TSAN_OPTIONS", &options, command)))
 }
 
-/// The target that is built for here, if the compiler has a ThreadSanitizer for it; else why not.
+/// The host's target, if the compiler has a ThreadSanitizer for it; else why not.
 fn tsan_host() -> Result<String, String> {
     let (host, root) = (rustc_line("-vV", "host: "), rustc_line("--print=sysroot", ""));
     let (Some(host), Some(root)) = (host, root) else { return Err("rustc does not run".to_owned()) };
@@ -313,8 +306,8 @@ fn tsan_host() -> Result<String, String> {
     if has_runtime { Ok(host) } else { Err(format!("this compiler has no ThreadSanitizer for {host}")) }
 }
 
-/// Runs a fuzz target for so many seconds. What it learns stays in target/fuzz/corpus, for the next run; an
-/// input that fails is left in target/fuzz/failures, and the output says how to run it again.
+/// Runs a fuzz target for so many seconds. Its corpus stays in target/fuzz/corpus for the next run; an input that fails
+/// stays in target/fuzz/failures, and the output says how to run it again.
 ///
 /// The host is named as the target, so that the counters stay out of build scripts.
 fn fuzz(name: &'static str, target: &str, seconds: u32) -> Step {
@@ -336,7 +329,7 @@ fn fuzz(name: &'static str, target: &str, seconds: u32) -> Step {
     step(Action::Run(flagged(COVERAGE, &arguments)))
 }
 
-/// What was built for the targets. What they learned stays, and above all the inputs that failed.
+/// The builds of the targets, without corpus and failed inputs.
 fn fuzz_builds() -> Vec<PathBuf> {
     let folder = repository().join("target/fuzz");
     let host = rustc_line("-vV", "host: ").map(|host| folder.join(host));

@@ -1,10 +1,10 @@
 //! Python: the wheel of `faces/python`, built, and tested as a user has it.
 //!
 //! A fresh environment gets the builder, the wheel that it builds, and what the tests need, by pip. The tests import
-//! the package from there: nothing of the source folder is on their path. The S3 server that engines read is the one
-//! that `scripts/setup` leaves in the target folder.
+//! the package from there: nothing of the source folder is on their path. `scripts/setup` leaves the S3 server in the
+//! target folder.
 //!
-//! Clippy looks at the compiled half here, as it is a workspace of its own and shares the build's target folder.
+//! Clippy checks the compiled half here, as it is a workspace of its own and shares the build's target folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::process::Command;
 use crate::step::{Action, Failure, Step, execute};
 use crate::tools::{cargo, repository, target_folder};
 
-/// What builds the wheel and what its tests use, of these versions or later ones that keep their promises.
+/// The builder and the packages of its tests, of these versions or later compatible ones.
 const PACKAGES: [&str; 6] = [
     "fsspec>=2025.9",
     "maturin>=1.9,<2",
@@ -23,7 +23,7 @@ const PACKAGES: [&str; 6] = [
     "typing_extensions>=4.6,<5",
 ];
 
-/// Engines that read through the package, one of which may be missing: its tests say `SKIPPED` then.
+/// Engines that read through the package. One may be missing: its tests say `SKIPPED` then.
 const ENGINES: [&str; 9] = [
     "pyarrow==26.0.1",
     "pandas==3.1.1",
@@ -36,7 +36,7 @@ const ENGINES: [&str; 9] = [
     "tqdm>=4.66,<5",
 ];
 
-/// Engines of the night: torch's wheel brings six gigabytes of drivers, which this machine need not have a device for.
+/// Engines of the night: torch's wheel brings six gigabytes of drivers.
 const NIGHTLY_ENGINES: [&str; 2] = ["ray==2.60.0", "torch==2.15.0"];
 
 pub fn step() -> Step {
@@ -61,7 +61,7 @@ fn build_and_test(more: &[&str]) -> Result<(), Failure> {
     execute(pip(&python).args(PACKAGES))?;
     let engines = [&ENGINES, more].concat();
     if execute(pip(&python).args(&engines)).is_err() {
-        // One of them cannot be had: the others may.
+        // If one of them cannot be installed, the others may.
         for engine in engines {
             if execute(pip(&python).arg(engine)).is_err() {
                 println!("SKIPPED: {engine} cannot be installed here, so its tests are not run");
@@ -84,7 +84,7 @@ fn build_and_test(more: &[&str]) -> Result<(), Failure> {
             .env("QUINION_TOOLS", target_folder().join("tools"))
             .current_dir(&folder),
     );
-    // Said again at the end of a run, where it is looked for.
+    // Repeated at the end of a run, where users look.
     ran.map_err(|failure| match failed_tests(&fs::read_to_string(&report).unwrap_or_default()) {
         failed if failed.is_empty() => failure,
         failed => Failure::new(format!("tests failed: {}", failed.join(", "))),
@@ -104,7 +104,6 @@ fn pip(python: &Path) -> Command {
     command
 }
 
-/// The one wheel that was built.
 fn wheel(folder: &Path) -> Result<PathBuf, Failure> {
     let files = fs::read_dir(folder).map_err(|error| Failure::of(folder, &error))?;
     let mut wheels =

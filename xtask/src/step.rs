@@ -1,9 +1,8 @@
 //! Step: one thing that must work, and how a list of them is run.
 //!
-//! A step announces itself, streams what its command prints, and ends with its
-//! time. Test runners say how many tests passed; those numbers are added up, and
-//! a step that runs no tests counts as one. The last line of a run is always
-//! `N passed, N failed`, for people and for scripts.
+//! A step announces itself, streams what its command prints, and ends with its time. Test runners say how many tests
+//! passed; those numbers are added up, and a step that runs no tests counts as one. The last line of a run is always `N
+//! passed, N failed`, for people and for scripts.
 //!
 //! Invariant: a run fails if any step failed, whatever it printed.
 
@@ -14,21 +13,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a step does.
 pub enum Action {
-    /// It runs a command, which must exit with 0.
+    /// A command that must exit with 0.
     Run(Command),
-    /// It runs a command, which must also print exactly this on its standard output.
+    /// A command that must also print exactly this on its standard output.
     Expect(Command, String),
-    /// It calls a function.
     Call(fn() -> Result<(), Failure>),
-    /// It cannot be done here, for this reason.
     Skip(String),
     /// What it needs could not be prepared.
     Fail(Failure),
 }
 
-/// One thing that must work.
 pub struct Step {
     name: &'static str,
     action: Action,
@@ -57,7 +52,6 @@ impl Step {
     }
 }
 
-/// Whether a failed step ends the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnFailure {
     Stop,
@@ -67,13 +61,10 @@ pub enum OnFailure {
 /// What becomes of folders that no later step uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BuildFiles {
-    /// They stay, so that the next run builds less.
     Keep,
-    /// They are removed, so that a run takes less of the disk.
     Remove,
 }
 
-/// Why something did not work.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -82,13 +73,11 @@ impl Failure {
         Self(message.into())
     }
 
-    /// What went wrong with a file or folder.
     pub fn of(path: &Path, error: &std::io::Error) -> Self {
         Self(format!("{}: {error}", path.display()))
     }
 }
 
-/// Says what is run, and runs it to its end.
 pub fn execute(command: &mut Command) -> Result<(), Failure> {
     println!("{command:?}");
     match command.status() {
@@ -106,7 +95,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Tests that passed and failed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Count {
     passed: u64,
@@ -146,7 +134,7 @@ enum Outcome {
     Skipped(String),
 }
 
-/// What is said of a step at the end.
+/// A step's line in the summary.
 struct Line {
     name: &'static str,
     outcome: Outcome,
@@ -241,7 +229,6 @@ fn outcome_of(status: ExitStatus) -> Outcome {
     }
 }
 
-/// What is left of a command that was run.
 struct Streamed {
     status: ExitStatus,
     output: String,
@@ -266,7 +253,6 @@ fn stream(mut command: Command) -> Result<Streamed, Failure> {
     Ok(Streamed { status, output, tests })
 }
 
-/// `command` as it would be typed, settings of the environment included.
 fn shown(command: &Command) -> String {
     let settings = command.get_envs().filter_map(|(name, value)| {
         let value = value?.to_string_lossy();

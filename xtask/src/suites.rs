@@ -1,4 +1,4 @@
-//! Suites: other people's tests, with the cache and without; none may differ.
+//! Suites: other projects' tests, with the cache and without; none may differ.
 //!
 //! ```text
 //!   a command of a suite --alone------------------> results by name --.
@@ -6,13 +6,12 @@
 //!                        --run --attach at-once-->  results by name --'         `-- differs each time: a failure
 //! ```
 //!
-//! That a test passes is not asked: some fail here without the cache, for what this machine is. That it does the same
-//! is. A command's own end is a result, too, by the name `exit`. What fails in one of three runs without a
-//! doing is not told from what the cache makes rarer: so what differs is run twice more, each way, and named if it
-//! differed each time.
+//! A test need not pass: some fail here without the cache, for what this machine is. It must do the same with it. A
+//! command's own end is a result, too, by the name `exit`. A test may also fail now and then by itself, so what differs
+//! is run twice more, each way, and named if it differed each time.
 //!
-//! Each command runs in an empty folder of its own below `target/suites`, which also keeps what it said each way, and
-//! the reports. `suite/prefix` on the command line names the commands of a suite that begin so.
+//! Each command runs in an empty folder of its own below `target/suites`, which also keeps its output each way, and the
+//! reports. `suite/prefix` on the command line names the commands of a suite that begin so.
 //!
 //! `scripts/setup --suites` installs what is in packages; what is missing is skipped with words. LTP is in no package
 //! of Debian 12: `LTP_ROOT` names a folder where it was installed. SQLite's own tests are in its source only:
@@ -31,7 +30,7 @@ use crate::tools::{cargo, repository};
 
 const FOLDER: &str = "target/suites";
 const REPEATS: u32 = 2;
-/// After which a command is ended, which is a result: what hangs only with the cache differs.
+/// After which a command is ended, which is a result: so a hang with the cache alone is a difference.
 const COMMAND_SECONDS: u32 = 900;
 const PYTHON: &str = "/usr/bin/python3.11";
 const POSTGRES: &str = "/usr/lib/postgresql/15/bin";
@@ -39,7 +38,7 @@ const POSTGRES: &str = "/usr/lib/postgresql/15/bin";
 const PYTHON_MODULES: &str = "test_io test_os test_subprocess test_mmap test_asyncio test_zipfile test_tarfile \
     test_socket test_threading test_file test_fileio test_fcntl test_shutil test_tempfile test_posix \
     test_pathlib test_dbm test_shelve test_multiprocessing_fork test_selectors test_largefile";
-/// Those that look at what they wrote, by file operations.
+/// Those that verify what they wrote, by file operations.
 const STRESSORS: &str = "aiol copy-file dup fallocate fcntl file-ioctl fpunch hdd iomix io-uring lockf lockofd mmap \
     mmapfork msync readahead rename seek sendfile splice sync-file tee vm-splice zero";
 const LTP_FAMILIES: &str = "\
@@ -50,7 +49,7 @@ const LTP_FAMILIES: &str = "\
     seccomp setuid prctl pipe";
 /// It makes process numbers go round, which takes minutes and is none of a cache's business.
 const LTP_WITHOUT: &str = "fork13";
-/// Those of its pager, locks, logs and backups; not those that break off at random, and have other tests each time.
+/// The tests of its pager, locks, logs and backups; not those that break off at random, and have other tests each time.
 const SQLITE_FILES: &str = "\
     pager1 pager2 pager3 pager4 pageropt lock lock2 lock3 lock4 lock5 lock6 lock7 wal wal2 wal3 wal4 \
     wal5 wal6 wal7 wal8 wal9 wal64k walbak walblock walcksum walhook walmode walnoshm waloverwrite \
@@ -67,7 +66,6 @@ const EXPLAINED: [(&str, &str, &[&str], &str); 1] = [(
     "what it wants read ahead is read into our cache; it looks for it in the kernel's, by mincore",
 )];
 
-/// One command of a suite.
 struct Case {
     name: String,
     /// For a shell in an empty folder; `SOURCE` is this repository.
@@ -76,13 +74,11 @@ struct Case {
     user: Option<&'static str>,
 }
 
-/// A suite, or why it cannot be run here.
 struct Suite {
     name: &'static str,
     cases: Result<Vec<Case>, String>,
 }
 
-/// How a command runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Alone,
@@ -92,10 +88,8 @@ enum Way {
 
 const WITH: [Way; 2] = [Way::Default, Way::AtOnce];
 
-/// What a command's tests said, by name.
 type Results = BTreeMap<String, String>;
 
-/// What a suite came to.
 #[derive(Default)]
 struct Row {
     tests: usize,
@@ -104,7 +98,6 @@ struct Row {
     differing: BTreeSet<String>,
 }
 
-/// The step of the nightly run: all suites.
 pub fn step() -> Step {
     Step::new("suites", Action::Call(|| run(&[])))
 }
@@ -214,9 +207,9 @@ fn run_suite<'a>(name: &str, cases: impl Iterator<Item = &'a Case>, quinion: &Pa
     Ok(row)
 }
 
-/// Removes a folder and what is in it, and nothing that a test left mounted there.
+/// Removes a folder and what is in it, but not what a test left mounted there.
 fn clear(folder: &Path) -> std::io::Result<()> {
-    // The fifth field is where; what was mounted last is the last.
+    // The fifth field is the place; the last line is the latest mount.
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let places = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
     let left: Vec<&Path> = places.filter(|place| place.starts_with(folder)).collect();
@@ -236,7 +229,7 @@ fn is_root() -> bool {
 }
 
 fn is_good(result: &str) -> bool {
-    // A long one is the checksum of what was said.
+    // A long one is the checksum of an output.
     matches!(result, "ok" | "0" | "TPASS" | "Ok") || result.len() >= 64
 }
 
@@ -247,13 +240,11 @@ fn explained(suite: &str, case: &str, test: &str) -> Option<&'static str> {
     EXPLAINED.iter().find(is).map(|(_, _, _, why)| *why)
 }
 
-/// The tests that ended otherwise, or are there one way only.
 fn differing(alone: &Results, with: &Results) -> BTreeSet<String> {
     let names: BTreeSet<&String> = alone.keys().chain(with.keys()).collect();
     names.into_iter().filter(|name| alone.get(*name) != with.get(*name)).cloned().collect()
 }
 
-/// Runs a command one way: its results, and what was served.
 fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Results, u64), Failure> {
     let folder = repository().join(FOLDER).join(suite).join(&case.name);
     let work = folder.join("work");
@@ -265,7 +256,7 @@ fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Resul
     let mut command = Command::new("timeout");
     command.args(["--kill-after=20", &COMMAND_SECONDS.to_string()]);
     if let Some(user) = case.user.filter(|_| is_root()) {
-        // The owner too: one of another user does not serve this user's programs.
+        // The owner too: it serves programs of its own user only.
         command.arg("setpriv").args([
             &format!("--reuid={user}"),
             &format!("--regid={user}"),
@@ -284,9 +275,9 @@ fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Resul
         command.args(if way == Way::AtOnce { &["--attach", "at-once", "--"][..] } else { &["--"] });
     }
     command.args(shell).current_dir(&work).env("SOURCE", repository()).env("LC_ALL", "C");
-    // As long a wait for the owner as users have, not that of our own tests.
+    // The users' wait for the owner, and not that of Quinion's own tests.
     command.stdin(Stdio::null()).env_remove("QUINION_WAIT_MS");
-    // Each in a file: a pipe would be read to the end of the last who has it, and some leave others behind.
+    // Each in a file: a pipe ends only when all processes that a command leaves behind have ended.
     let said = folder.join(format!("said-{way:?}"));
     let file = fs::File::create(&said).map_err(failed)?;
     let start = Instant::now();
@@ -306,12 +297,11 @@ fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Resul
     Ok((results, bytes))
 }
 
-/// The lines that are results, of each of the suites: unittest's `name (class) ... ok`, LTP's `file.c:1: TPASS: words`,
-/// SQLite's `name... Ok`, and our own `result name: words`.
+/// The lines of an output that are results: unittest's `name (class) ... ok`, LTP's `file.c:1: TPASS: words`,
+/// SQLite's `name... Ok`, and xtask's own `result name: words`.
 fn results(said: &str) -> Results {
     let mut results = Results::new();
     let mut insert = |name: &str, result: &str| {
-        // Of those that have one name, each is a test.
         let taken = |name: &String| results.contains_key(name);
         let names = (1..).map(|n| if n == 1 { name.to_owned() } else { format!("{name} ({n})") });
         let name = names.into_iter().find(|name| !taken(name)).expect("there are more names than results");
@@ -323,7 +313,7 @@ fn results(said: &str) -> Results {
         if let Some((name, result)) = line.strip_prefix("result ").and_then(|l| l.split_once(": ")) {
             insert(name, result);
         } else if let Some((place, result, words)) = ltp_line(line) {
-            // One of a name is the worst of them: how often a loop says so is not the same twice.
+            // The worst of them stands for all of one name: how often a loop says so varies.
             let words = words.split_whitespace().filter(|word| word.chars().all(char::is_alphabetic));
             let name = format!("{place} {}", words.collect::<Vec<_>>().join(" "));
             let said = worst.entry(name).or_insert_with(|| result.to_owned());
@@ -377,7 +367,7 @@ fn ltp_line(line: &str) -> Option<(&str, &str, &str)> {
     VERDICTS.contains(&verdict).then_some((place, verdict, words))
 }
 
-/// `passed   78`, of LTP's summary: so that what a loop says less often is seen.
+/// `passed   78`, of LTP's summary: shows that a loop says something less often.
 fn ltp_count(line: &str) -> Option<(&str, &str)> {
     let (name, number) = line.split_once(' ')?;
     let number = number.trim_start();
@@ -385,7 +375,6 @@ fn ltp_count(line: &str) -> Option<(&str, &str)> {
         .then_some((name, number))
 }
 
-/// The bytes that a report says were served.
 fn served(report: &str) -> Option<u64> {
     let bytes = report.split_once("\"served\":{")?.1.split_once("\"bytes\":")?.1;
     bytes[..bytes.find(|c: char| !c.is_ascii_digit())?].parse().ok()
@@ -415,8 +404,6 @@ impl Row {
     }
 }
 
-// The suites.
-
 fn suites() -> Vec<Suite> {
     let suite = |name, cases| Suite { name, cases };
     vec![
@@ -444,7 +431,7 @@ const SETUP: &str = "scripts/setup --suites installs it";
 fn cpython() -> Result<Vec<Case>, String> {
     there(PYTHON, SETUP)?;
     there("/usr/lib/python3.11/test/test_io.py", SETUP)?;
-    // In a virtual machine those of its sockets wait for ever for a host that does not connect.
+    // In a virtual machine the tests of VSOCK wait for ever for a host that does not connect.
     let test = "-m test -v -i '*VSOCK*'";
     let script = |module: &str| case(module, &format!("HOME=$PWD TMPDIR=$PWD exec {PYTHON} {test} {module}"));
     let module = |name: &&str| {
@@ -457,7 +444,7 @@ fn cpython() -> Result<Vec<Case>, String> {
 
 fn stress_ng() -> Result<Vec<Case>, String> {
     there("/usr/bin/stress-ng", SETUP)?;
-    // So many operations, not so much time: what is slower is no other result.
+    // So many operations, not so much time: so a slower run has the same result.
     let script = |name: &str| {
         let command = "stress-ng --verify --temp-path . --timeout 20 --metrics-brief --oomable";
         case(name, &format!("{command} --{name} 2 --{name}-ops 200"))
@@ -492,13 +479,13 @@ fn git() -> Result<Vec<Case>, String> {
     ])
 }
 
-/// Into an empty folder: each file of the compiler, of the crates and of ours is read, and many are written.
+/// Into an empty folder: reads each file of the compiler, the crates and this repository, and writes many.
 const BUILD: &str = "CARGO_TARGET_DIR=$PWD/target cargo check --quiet --offline --workspace \
     --manifest-path \"$SOURCE/Cargo.toml\"; echo result check: $?";
 
 fn postgres() -> Result<Vec<Case>, String> {
     there(format!("{POSTGRES}/pgbench"), SETUP)?;
-    // It does not run as root: then as the user whom the package makes.
+    // It does not run as root: then as the user that the package makes.
     let script = format!(
         "PATH={POSTGRES}:$PATH; export PATH PGHOST=$PWD PGDATABASE=postgres PGDATA=$PWD/d;\n\
          initdb -k -A trust -U postgres >/dev/null || exit 90; export PGUSER=postgres\n\

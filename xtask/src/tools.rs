@@ -1,7 +1,6 @@
 //! Tools: cargo and other programs, as the steps and tasks call them.
 //!
-//! All run in the repository, whatever folder the caller is in, and build where
-//! `CARGO_TARGET_DIR` says.
+//! All run in the repository, whatever folder the caller is in, and build where `CARGO_TARGET_DIR` says.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,6 @@ pub fn target_folder() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
 }
 
-/// `cargo` with the words of `arguments`, in the repository.
 pub fn cargo(arguments: &str) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace()).current_dir(repository());
@@ -30,7 +28,6 @@ pub fn with(name: &str, value: &str, mut command: Command) -> Command {
     command
 }
 
-/// `cargo` with `flags` for the compiler, after those of the environment.
 pub fn flagged(flags: &str, arguments: &str) -> Command {
     let outer = env::var("RUSTFLAGS").unwrap_or_default();
     with("RUSTFLAGS", format!("{outer} {flags}").trim(), cargo(arguments))
@@ -48,7 +45,6 @@ pub fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
     output.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned)
 }
 
-/// What a command prints, if it succeeds.
 pub fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
     let output =
         command.output().map_err(|error| Failure::new(format!("{command:?} cannot be run: {error}")))?;
@@ -59,7 +55,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
     Err(Failure::new(format!("{command:?} ended with {}: {told}", output.status)))
 }
 
-/// The time of the last commit, in seconds since 1970: the time of what is made of it, so that the same tree gives the
+/// The time of the last commit, in seconds since 1970. What is built has that time, so that the same tree gives the
 /// same bytes.
 pub fn commit_time() -> Result<String, Failure> {
     let time = output(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repository()))?;

@@ -5,8 +5,8 @@
 //!   preallocated   there is memory, and no byte of it  the disk, that file mapped and copied from, and the bare copy
 //!   holes          there is nothing                    beside tmpfs, and beside clearing the buffer
 //!
-//!   .., pinned     ours without copying: pins of as many bytes, and a look at the first word of each piece
-//!   .., order 0    ours in folios of a page; else of up to 2 MiB
+//!   .., pinned     Quinion's without copying: pins of as many bytes, and a read of the first word of each piece
+//!   .., order 0    Quinion's in folios of a page; else of up to 2 MiB
 //! ```
 //!
 //! Each file is read from its first byte to its last, in reads of one size, by one thread into one buffer. CPU time is
@@ -41,7 +41,6 @@ const MAPPED: &str = "cached file, mmap";
 const COPY: &str = "bare copy";
 const CLEAR: &str = "bare clear";
 
-/// What the part of the file holds that is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Data,
@@ -85,7 +84,6 @@ impl Size {
     }
 }
 
-/// One tmpfs file for each kind.
 struct Peer([KernelFile; 3]);
 
 impl Peer {
@@ -104,11 +102,9 @@ impl Peer {
     }
 }
 
-/// One memory file of ours for each kind.
 struct Ours([MemFile; 3]);
 
 impl Ours {
-    /// Files in a cache of their own, in folios of at most `order`.
     fn new(bytes: u64, order: u8) -> Result<Self, Unmeasured> {
         let memory = 2 * bytes + bytes / 8 + (64 << 20);
         let cache = Cache::builder().memory(memory).folio_order_max(order).build()?;
@@ -121,7 +117,6 @@ impl Ours {
     }
 }
 
-/// The files, all of the same length.
 struct Files {
     bytes: u64,
     ours: Ours,
@@ -137,7 +132,7 @@ struct Files {
 impl Files {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = settings.pick(if cfg!(debug_assertions) { 4 << 20 } else { 32 << 20 }, 512 << 20);
-        // Data and preallocated pages, of two peers and of ours in two sizes of folios; the cached file, the copy.
+        // Data and preallocated pages, of two peers and of Quinion in two sizes of folios; the cached file, the copy.
         let wanted = 10 * bytes + (512 << 20);
         if quinion::process_limit() < wanted {
             return Err(Unmeasured::Missing(format!(
@@ -160,7 +155,6 @@ impl Files {
     }
 }
 
-/// A read of the file of a kind, at a position, into a buffer.
 type Read = fn(&Files, Kind, &mut [u8], u64) -> Result<(), Unmeasured>;
 
 fn ours(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
@@ -169,8 +163,8 @@ fn ours(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(
 fn ours_pages(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
     full(files.ours_pages.0[kind as usize].read_at(buffer, position)?, buffer)
 }
-/// Pins as many bytes as the buffer holds, and looks at the first word of each chunk. The buffer receives the last one,
-/// so that the reads are not optimized away.
+/// Pins as many bytes as the buffer holds, and reads the first word of each chunk. The buffer receives the last one, so
+/// that the reads are not optimized away.
 fn pinned(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
     let pinned = files.ours.0[kind as usize].pin(position, buffer.len())?;
     let (mut bytes, mut words) = (0, 0);
@@ -214,7 +208,6 @@ fn bare_clear(_files: &Files, _kind: Kind, buffer: &mut [u8], _position: u64) ->
     Ok(())
 }
 
-/// Every kind in every size.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let all = Kind::ALL.into_iter().flat_map(|kind| SIZES.iter().map(move |size| (kind, size)));
@@ -255,7 +248,6 @@ fn alternative(files: &Rc<Files>, name: &'static str, kind: Kind, bytes: usize, 
     Alternative::new(name, run).excused(METRICS.len())
 }
 
-/// Nanoseconds of each read, over the whole file.
 fn read_all(
     files: &Files,
     kind: Kind,

@@ -25,7 +25,7 @@ use crate::fixtures::worker::Job;
 use crate::fixtures::{db_bench, disk};
 use crate::harness::{CacheStart, Estimate, Experiment, ExperimentDescription, ListCases, hit_ratios};
 
-/// What there is to say of each, in the order in which they run.
+/// Their descriptions, in the order in which they run.
 pub const ABOUT: [ExperimentDescription; 17] = [
     ExperimentDescription {
         name: "hit",
@@ -131,7 +131,6 @@ pub const ABOUT: [ExperimentDescription; 17] = [
     },
 ];
 
-/// What workers can do for them.
 pub const JOBS: [Job; 7] = [
     (hit::JOB, hit::work),
     (disk::MAKE, disk::make),
@@ -155,10 +154,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// That what was said makes sense, and is of an experiment that `runs`.
+    /// Checks the options, and that each is of an experiment that `runs`.
     ///
     /// # Errors
-    /// A sentence that says what does not.
+    /// A sentence that says what is wrong.
     pub fn check(&self, runs: impl Fn(&str) -> bool) -> Result<(), String> {
         self.programs.check()?;
         for (name, is_given, options) in [
@@ -175,7 +174,6 @@ impl Options {
     }
 }
 
-/// All of them, in the order of [`ABOUT`].
 pub fn all(options: &Options) -> Vec<Experiment> {
     let Options { db_bench: readseq_options, ratio: ratio_options, programs: programs_options } =
         options.clone();
@@ -206,8 +204,8 @@ mod tests {
     use super::*;
     use crate::harness::{Extent, Repeat, Settings};
 
-    /// The cases of each stand in the same place as what is said of it: a case says its experiment's name nowhere, but
-    /// each of these has one that no other has.
+    /// The cases of each have the same index as its description. A case does not name its experiment, but each of these
+    /// has a name that no other has.
     #[test]
     fn each_has_its_own_cases() {
         let settings = Settings { extent: Extent::Quick, repeat: Repeat::Usual(1), folder: ".".into() };

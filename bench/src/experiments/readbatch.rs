@@ -1,19 +1,16 @@
-//! Readbatch: what does it cost to find a few cached folios, and to look one too far?
+//! Readbatch: what does it cost to find a few cached folios, and to look up one too many?
 //!
-//! A read that knows its last index can stop right after the folio that covers
-//! it. A reader that steps on and finds out there pays a lookup for nothing,
-//! which for one folio is half of its work. Instructions and branches are
-//! counted by callgrind and do not depend on how busy the machine is; the time
-//! beside them does.
+//! A read that knows its last index can stop right after the folio that covers it. A reader that steps on and finds out
+//! there pays a lookup for nothing, which for one folio is half of its work. Callgrind counts instructions and
+//! branches, which do not depend on how busy the machine is; the time beside them does.
 //!
-//! And a read of one folio, the most frequent one, should not pay for being a
-//! batch. `File::read_at` of a page therefore takes none; it stands beside a plain
-//! lookup, which holds the folio, and the same copy. What a batch of one would
-//! have cost it stands there too.
+//! And a read of one folio, the most frequent one, should not pay for being a batch. `File::read_at` of a page
+//! therefore takes none; it stands beside a plain lookup, which holds the folio, and the same copy. The cost of a batch
+//! of one stands there too.
 //!
 //! A read of many folios of a page, as the original asks of files and of memory files, has three ways: the hit path,
 //! which copies folio by folio without holding one, batches of up to 31 folios that are held together, and a lookup of
-//! each. What a read takes is the first; that it is the best of the three is wanted.
+//! each. A read uses the first, which should be the best of the three.
 
 use crate::fixtures::callgrind;
 use crate::fixtures::counted::{Snippet, counted_region};
@@ -23,7 +20,7 @@ use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 const COUNTS: [Metric; 2] = [Metric::cost("instructions", "per read"), Metric::cost("branches", "per read")];
 const TIMES: [Metric; 1] = [Metric::cost("time", "ns/read")];
 
-/// Names of snippets: ours, and what it is measured against; and the ratio that is wanted.
+/// Names of snippets: Quinion's, and its peer; and the ratio that is wanted.
 type Pair = (&'static str, &'static str, &'static str, Option<f64>);
 const PAIRS: [Pair; 13] = [
     ("1 folio", "batch read of 1", "batch read of 1, a step more", Some(1.0)),
@@ -56,7 +53,6 @@ const PAIRS: [Pair; 13] = [
     ),
 ];
 
-/// Each pair counted, then timed.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let rounds = settings.pick(4, 64);
     PAIRS.into_iter().map(counted).chain(PAIRS.into_iter().map(|pair| timed(pair, rounds))).collect()

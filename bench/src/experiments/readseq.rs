@@ -10,7 +10,7 @@
 //!   short of memory, as the original of batched insertion was measured: 32 threads, RocksDB's own cache a 26th of the
 //!   data, the page cache half of it, every alternative under one limit; in folios of a page, and as usual
 //!     quinion       the same, cold; its threads wait up to two seconds for the owner
-//!     one by one    the same, but each folio enters the index under a lock of its own: ourselves without batches,
+//!     one by one    the same, but each folio enters the index under a lock of its own: Quinion without batches,
 //!                   in folios of the same orders
 //!     kernel        db_bench under the same limit
 //!
@@ -24,9 +24,9 @@
 //!   cold and warm, a thread a core: the same by as many threads as there are cores, so that none waits for another
 //! ```
 //!
-//! **Percentiles of more threads than cores** are the scheduler's. The mean is threads / throughput whatever we do, and
+//! **Percentiles of more threads than cores** are the scheduler's. The mean is threads / throughput in any case, and
 //! what is above 100 us is time in a run queue: so fewer waits are longer ones. The cases with a thread a core show how
-//! long a reader waits for us and for the device.
+//! long a reader waits for the owner and for the device.
 //!
 //! Every thread reads every database from its first key to its last, so the bytes that one thread reads from a file are
 //! in a cache for another. Throughput and percentiles are from db_bench's output. CPU seconds are those of all
@@ -34,10 +34,10 @@
 //! since the first reading ended.
 //!
 //! Memory is the most that a run's processes held, with the kernel's page cache for them (`limit`). In the warm runs it
-//! is ours alone, of both readings: the kernel had cached the databases before.
+//! is Quinion's alone, of both readings: the kernel had cached the databases before.
 //!
-//! Cold and warm, both get enough memory for all of the databases. Two checks: after our runs the kernel must have
-//! cached nearly nothing of the databases, and before the kernel's second run it must have cached all of them.
+//! Cold and warm, both get enough memory for all of the databases. Two checks: after Quinion's runs the kernel must
+//! have cached nearly nothing of the databases, and before its own second run it must have cached all of them.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -75,7 +75,6 @@ const METRICS: [Metric; 8] = [
     Metric::cost(DEVICE, "bytes per byte"),
 ];
 
-/// The metrics.
 const COUNTED: [Metric; 2] =
     [Metric::cost("instructions", "per operation"), Metric::cost("branches", "per operation")];
 
@@ -83,21 +82,19 @@ const OURS: &str = "quinion run";
 const ONE_BY_ONE: &str = "one by one";
 const KERNEL: &str = "kernel";
 
-/// The least ratios wanted of us: cold, the kernel's throughput and half of its longest waits; warm, more.
+/// The least ratios wanted: cold, the kernel's throughput and half of its longest waits; warm, more.
 const COLD_GOAL: f64 = 1.0;
 const COLD_P99_GOAL: f64 = 2.0;
 const WARM_GOAL: f64 = 1.1;
-/// Repetitions of a full run: one takes minutes.
 const REPEAT: usize = 2;
 
-/// A full run's repetitions where memory is short.
 const REPEAT_SHORT: usize = 3;
-/// What a process of db_bench needs beside RocksDB's cache and ours: threads, iterators and the tables' indexes.
+/// What a process of db_bench needs beside both caches: threads, iterators and the tables' indexes.
 const PROGRAM_BYTES: u64 = 192 << 20;
 
-/// How long a thread waits for the owner before it reads by itself, in milliseconds, and how that is told. 32 threads
-/// on few processors keep the owner from one for longer than the usual time; then the kernel would read, ahead too, and
-/// that is not what is compared here.
+/// How long a thread waits for the owner before it reads by itself, in milliseconds. 32 threads on few processors keep
+/// the owner from one for longer than the usual time. Then the kernel would read, ahead too, which is not compared
+/// here.
 const WAIT: &str = "QUINION_WAIT_MS";
 const WAIT_MS: &str = "2000";
 
@@ -108,7 +105,6 @@ const ORDERS: [(&str, &str); 2] = [("order 0", "orders=0"), ("default orders", "
 /// and the rest. Prints the CPU time of the owner (its parent) and of the first reading.
 const TWICE: &str = r#""$0" "$@" > /dev/null 2>&1 || exit; cat /proc/$PPID/stat; times; exec "$0" "$@""#;
 
-/// Cold, warm, and short of memory.
 pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
     let shared = |shape: Shape| Shared::new(settings, move |settings| Databases::new(settings, shape));
     let shape = Shape::of_the_original(settings, options);
@@ -122,7 +118,6 @@ pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
     cases.into_iter().chain(short).chain(counted).collect()
 }
 
-/// How many read in a case, and what its name says of that.
 #[derive(Clone, Copy, Debug)]
 struct Readers {
     name: &'static str,
@@ -177,11 +172,9 @@ fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orde
         .usually(REPEAT_SHORT)
 }
 
-/// The owner's option for insertion.
 const BATCHED: &str = "insertion=batched";
 const SINGLY: &str = "insertion=one-by-one";
 
-/// The snippets: batched, and one by one.
 const COUNTED_STREAMS: [(&str, &str, &str); 2] = [
     ("stream of 8 KiB, order 0", "8 KiB read, batched, order 0", "8 KiB read, one by one, order 0"),
     ("stream of 8 KiB, default orders", "8 KiB read, batched", "8 KiB read, one by one"),
@@ -216,7 +209,6 @@ fn rows(case: Case, peer: &'static str) -> Case {
     ["P50", "P75", P999, "cpu"].into_iter().fold(case, |case, metric| case.compare(metric, OURS, peer, None))
 }
 
-/// The databases.
 struct Databases {
     folder: ScratchFolder,
     files: Vec<File>,
@@ -226,7 +218,6 @@ struct Databases {
 
 type Run = fn(&Databases, Readers) -> Result<Measured, Unmeasured>;
 
-/// The results and costs of a run.
 struct Measured {
     said: BenchOutput,
     cpu_seconds: f64,
@@ -276,12 +267,10 @@ impl Databases {
         shape.read(self.folder.path())
     }
 
-    /// Room for all of the databases.
     fn memory(&self) -> Result<u64, Unmeasured> {
         Ok(bytes(&self.files)? * 9 / 8 + (128 << 20))
     }
 
-    /// `quinion run` with that memory.
     fn run(&self, words: &[String]) -> Result<Command, Unmeasured> {
         let mut command = Command::new(quinion()?);
         command.args(["run", "--attach", "at-once", "--report", "none", "--memory"]);
@@ -289,8 +278,8 @@ impl Databases {
         Ok(command)
     }
 
-    /// Evicts the databases from memory. The program itself stays cached: reading it from the device, where all caches
-    /// are dropped, is not part of the question.
+    /// Evicts the databases from memory. The program itself stays cached: reading it from the device is not part of the
+    /// question.
     fn make_cold(&self) -> Result<(), Unmeasured> {
         self.drops.make_cold(&self.files)?;
         db_bench::look_for_it()
@@ -300,7 +289,6 @@ impl Databases {
         self.cold_by(self.run(&self.words(readers))?)
     }
 
-    /// `quinion run` with `memory` bytes, by a cache that inserts by `insertion` in folios of `orders`.
     fn tuned(&self, insertion: &str, orders: &str, memory: u64) -> Result<Command, Unmeasured> {
         let program = self.words(Readers::AS_SAID).into_iter().map(OsString::from).collect();
         let run = TunedRun { choices: format!("{insertion},{orders}"), memory, program };
@@ -309,7 +297,8 @@ impl Databases {
         Ok(command)
     }
 
-    /// Cold, and with room for half of the databases under one limit: by us, with these options, or by the kernel.
+    /// Cold, and with room for half of the databases under one limit: by `quinion run` with these options, or the
+    /// kernel.
     fn short(&self, ours: Option<(&str, &str)>) -> Result<Measured, Unmeasured> {
         let memory = (bytes(&self.files)? / 2).max(Cache::MEMORY_MIN);
         let limit = Limit::new(memory + self.shape.cache_bytes() + PROGRAM_BYTES)?;
@@ -353,8 +342,8 @@ impl Databases {
         measure(command(&self.words(readers)), |_| Some(0.0))
     }
 
-    /// Checks that the kernel has not cached what was just read. Where a file's first reads are the kernel's, since the
-    /// owner had no time for them, the kernel reads ahead; `read_ahead_kb` may be 8 MiB, of files of 63 MiB.
+    /// Checks that the kernel has not cached what was just read. Where the owner had no time for a file's first reads,
+    /// the kernel makes them and reads ahead; `read_ahead_kb` may be 8 MiB, of files of 63 MiB.
     fn check_ours(&self) -> Result<(), Unmeasured> {
         let (kept, all) = (kept_bytes(&self.files)?, bytes(&self.files)?);
         if kept < all / 4 {
@@ -418,7 +407,6 @@ fn measure(command: Command, before: fn(&str) -> Option<f64>) -> Result<Measured
     Ok(Measured { said, cpu_seconds: cpu_seconds - before, memory_bytes, device_bytes })
 }
 
-/// CPU seconds of the owner and of the first reading, as [`TWICE`] prints them.
 fn first_reading(text: &str) -> Option<f64> {
     let mut lines = text.lines();
     let ticks: Vec<f64> =
@@ -430,7 +418,6 @@ fn first_reading(text: &str) -> Option<f64> {
     Some(owner + shell_and_children.iter().sum::<f64>())
 }
 
-/// The seconds of `1m2.5s`.
 fn minutes_and_seconds(text: &str) -> Option<f64> {
     let (minutes, seconds) = text.strip_suffix('s')?.split_once('m')?;
     Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.parse::<f64>().ok()?)

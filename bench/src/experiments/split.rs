@@ -7,9 +7,9 @@
 //!                   insert              third: the store, and the cut on its way
 //! ```
 //!
-//! Both under one lock, a folio into each of many shadows, and with the same tree at the end. The descents are counted
-//! by the keeper of the nodes. That the three walks cut a larger shadow on the way to the store, and need no fourth for
-//! it, is to their good. Where the shadow is as large as the folio nothing is cut, and the walks are all there is.
+//! Both under one lock, a folio into each of many shadows, and with the same tree at the end. The keeper of the nodes
+//! counts the descents. The three walks cut a larger shadow on the way to the store, and need no fourth: that favours
+//! them. Where the shadow is as large as the folio nothing is cut.
 
 use std::hint::black_box;
 use std::rc::Rc;
@@ -20,7 +20,6 @@ use crate::fixtures::index::{Index, Nodes, made_up};
 use crate::harness::timing::{Spent, alone};
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 
-/// Orders of the folio and of the shadow.
 const PAIRS: [(u8, u8); 7] = [(0, 0), (0, 4), (0, 6), (0, 9), (4, 4), (4, 6), (4, 9)];
 const METRICS: [Metric; 3] = [
     Metric::cost("time", "ns/insertion"),
@@ -30,7 +29,6 @@ const METRICS: [Metric; 3] = [
 const SINGLE: &str = "single walk";
 const NAIVE: &str = "three walks";
 
-/// Folios of orders 0 and 4 into shadows that are as large, and larger ones.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let (shadows, rounds) = (settings.pick(1 << 10, 8 << 10), settings.pick(2, 4));
     let case = |(folio, shadow)| {
@@ -55,7 +53,7 @@ impl Load {
         self.shadows << self.shadow
     }
 
-    /// Where the folio that goes into the `n`th shadow comes to lie: another place in each.
+    /// Where the `n`th folio lies in its shadow: another place in each.
     fn place(self, n: u64) -> u64 {
         let hash = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let inside = hash.checked_shr(64 - u32::from(self.shadow)).unwrap_or(0);
@@ -64,7 +62,6 @@ impl Load {
 }
 
 type Tree<'n> = XArray<'n, Nodes<'n>>;
-/// Inserts at an index a folio of an order.
 type Insert = fn(&mut Tree<'_>, &Nodes<'_>, u64, u8, u32);
 
 fn prepare(load: Load) -> Result<Vec<Alternative>, Unmeasured> {
@@ -76,7 +73,6 @@ fn prepare(load: Load) -> Result<Vec<Alternative>, Unmeasured> {
     Ok(vec![alternative(SINGLE, single_walk), alternative(NAIVE, three_walks)])
 }
 
-/// Nanoseconds, elapsed and computed, and descents of each insertion.
 fn run(index: &Index, load: Load, insert: Insert) -> Vec<f64> {
     let (mut spent, mut descents) = (Spent::default(), 0);
     for _ in 0..load.rounds {

@@ -7,10 +7,10 @@
 //!   pace       seconds that passed for each expected one
 //! ```
 //!
-//! A repetition takes a millisecond in one experiment and a minute in another, so that repetitions do not measure time.
-//! The expected times may be wrong as a whole (a faster machine), which the pace corrects, and for each experiment,
-//! which nothing corrects. In the beginning the pace is that of the machine on which the times were measured, since a
-//! few quick repetitions say little.
+//! A repetition takes a millisecond in one experiment and a minute in another, so repetitions do not measure time. The
+//! expected times may be wrong as a whole (a faster machine), which the pace corrects, and for each experiment, which
+//! nothing corrects. At first the pace is that of the machine on which the times were measured, since a few quick
+//! repetitions say little.
 //!
 //! Invariant: no time is shown before the first repetition has ended.
 
@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// How often the times on the bar are updated.
 const TICK: Duration = Duration::from_millis(500);
 /// The share of the work that has to be done before the machine's own pace counts as much as the expected one.
 const PRIOR_PART: f64 = 0.05;
@@ -40,7 +39,6 @@ pub struct Bar {
 type Left = Arc<Mutex<Option<Instant>>>;
 
 impl Bar {
-    /// A bar for work of `expected` seconds; hidden if standard error is not a terminal.
     pub fn new(expected: f64) -> Self {
         let is_watched = stderr().is_terminal();
         let target = if is_watched { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -60,7 +58,6 @@ impl Bar {
         Self { bar, start: Instant::now(), expected, done: 0.0, left }
     }
 
-    /// Shows what is being measured.
     pub fn tell(&self, what: String) {
         self.bar.set_message(what);
     }
@@ -80,12 +77,10 @@ impl Bar {
         self.bar.set_length((self.expected * PLACES) as u64);
     }
 
-    /// Runs `print` while the bar is hidden.
     pub fn aside<R>(&self, print: impl FnOnce() -> R) -> R {
         self.bar.suspend(print)
     }
 
-    /// Ends the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

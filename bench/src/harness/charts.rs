@@ -5,11 +5,11 @@
 //!   Ground::Paper   a file by itself: dark ink on white
 //! ```
 //!
-//! Ours is the thickest line, and is drawn last, so that it lies on top; what nothing can be better than is thin and
-//! grey. A scale of powers is one of logarithms, whose labels are the powers.
+//! Quinion's is the thickest line, and is drawn last, so that it lies on top; a bound is thin and grey. A scale of
+//! powers is logarithmic, and its labels are the powers.
 //!
-//! Invariant: what is not a number, has no second, or is not above zero on a scale of powers is left out, and the
-//! others stay where they are.
+//! Invariant: a value that is not a number, has no second, or is not above zero on a scale of powers is left out, and
+//! the others stay where they are.
 
 use std::ops::Range;
 
@@ -24,10 +24,9 @@ use quinion_cli::report::digits;
 const WIDTH: u32 = 560;
 const HEIGHT: u32 = 340;
 const FONT: u32 = 16;
-/// Lines of a grid, about.
 const GRID_LINES: usize = 6;
 
-/// Of ours first, then of the others. They are to be told apart on white and on black.
+/// First Quinion's, then the others'. They can be told apart on white and on black.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(217, 84, 30),
     RGBColor(45, 127, 201),
@@ -39,71 +38,52 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(209, 73, 139),
 ];
 const BOUND: RGBColor = RGBColor(140, 148, 160);
-/// What no line has: on a page it becomes the page's own.
+/// A colour that no line has: on a page it becomes the page's own.
 const INK: RGBColor = RGBColor(1, 2, 3);
 const INK_TEXT: &str = "#010203";
-/// A page fetches nothing, and may not look as if it did.
+/// Removed: a page fetches nothing, and must not look as if it did.
 const NAME_SPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
 
-/// One drawing.
 pub struct Chart {
-    /// What it shows.
     pub title: String,
-    /// Below each place of the x axis; empty where it is one of seconds.
     pub places: Vec<String>,
-    /// What the x axis is.
     pub x_name: &'static str,
-    /// And the y axis.
     pub y_name: String,
-    /// How the y axis grows.
     pub scale: Scale,
-    /// The lines, ours first.
     pub curves: Vec<Curve>,
 }
 
-/// How an axis grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
-    /// From zero.
     Linear,
     /// By powers of ten.
     Powers,
 }
 
-/// One line.
 pub struct Curve {
-    /// Whose.
     pub name: String,
-    /// Where its values stand on an axis of seconds; empty where they stand at the places.
+    /// Places of its values on an axis of seconds; empty on an axis of places.
     pub seconds: Vec<f64>,
-    /// What it goes through.
     pub values: Vec<f64>,
-    /// What it is to us.
     pub kind: Kind,
 }
 
-/// What a line is to us.
+/// What Quinion's line stands beside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Ours.
     Ours,
-    /// Another way to the same end.
     Peer,
-    /// What nothing can be better than.
+    /// No line can be better.
     Bound,
 }
 
-/// What a drawing stands on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ground {
-    /// A page, light or dark.
     Page,
-    /// White paper of its own.
     Paper,
 }
 
 impl Curve {
-    /// A line through the places of its chart.
     pub fn at_places(name: &str, values: Vec<f64>, kind: Kind) -> Self {
         Self { name: name.to_owned(), seconds: Vec::new(), values, kind }
     }
@@ -131,7 +111,6 @@ impl Curve {
     }
 }
 
-/// The chart as SVG.
 pub fn svg(chart: &Chart, ground: Ground) -> String {
     let mut text = String::new();
     draw(chart, ground, &mut text).expect("a string takes all that is drawn");
@@ -190,7 +169,7 @@ fn draw(chart: &Chart, ground: Ground, text: &mut String) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// From where to where the x axis goes.
+/// The range of the x axis.
 fn across(chart: &Chart) -> Range<f64> {
     if !chart.places.is_empty() {
         return -0.5..chart.places.len() as f64 - 0.5;
@@ -200,7 +179,6 @@ fn across(chart: &Chart) -> Range<f64> {
     0.0..if last > 0.0 { last } else { 1.0 }
 }
 
-/// And the y axis: on a scale of powers the logarithms.
 fn up(chart: &Chart) -> Range<f64> {
     let points = || chart.curves.iter().flat_map(|curve| curve.points(chart.scale));
     let values = || points().map(|(_, value)| value);
@@ -216,7 +194,7 @@ fn is_whole(value: f64) -> bool {
     (value - value.round()).abs() < 1e-6
 }
 
-/// What stands below a place of the x axis.
+/// The label of a place of the x axis.
 fn label(chart: &Chart, at: f64) -> String {
     if chart.places.is_empty() {
         return short(at);

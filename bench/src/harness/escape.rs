@@ -1,9 +1,8 @@
 //! Escape: text from outside, as it may stand in a page.
 //!
-//! Names of traces, of machines and of programs, and what errors say, come from outside. Between tags and in an
-//! attribute no letter of them may be taken for markup.
+//! Names of traces, machines and programs, and errors, come from outside. Between tags and in an attribute no letter of
+//! them may be taken for markup.
 
-/// `text` as it may stand between tags and in an attribute.
 pub fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for character in text.chars() {

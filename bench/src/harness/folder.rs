@@ -1,7 +1,7 @@
 //! Folder: a scratch folder with a name, which is removed when this process ends.
 //!
-//! The programs that we measure need folders with names. A name outlives a benchmark that is killed, so another process
-//! has to clean up:
+//! The measured programs need folders with names. A name outlives a benchmark that is killed, so another process has to
+//! clean up:
 //!
 //! ```text
 //!   this process                       the sweeper: this command again, in a process group of its own
@@ -9,17 +9,17 @@
 //!     X   ends, however it ends           the pipe ends: the folder is removed
 //! ```
 //!
-//! Ctrl-C signals our process group and not the sweeper's; and no signal has to be caught, so a signal that cannot be
-//! caught is no exception. The folder is removed in one way only, which each run takes. A benchmark that is killed may
-//! leave behind a program that is just starting, and that makes the folder again. So after such an end the sweeper
-//! stays until the folder has been absent for a second.
+//! Ctrl-C signals the benchmark's process group and not the sweeper's; and no signal has to be caught, so SIGKILL is no
+//! exception. The folder is removed in one way only, which each run takes. A benchmark that is killed may leave behind
+//! a program that is just starting, and that makes the folder again. So after such an end the sweeper stays until the
+//! folder has been absent for a second.
 //!
 //! A control group is such a folder, too. The kernel owns the files in it, which are removed with it; and it can be
 //! removed once it has no process any more. Remaining processes are our workers, and are killed.
 //!
-//! Folders for the results of a run are not ours to empty: [`EmptyFolders`] are removed only if they are empty.
+//! Folders for the results of a run may hold other files: [`EmptyFolders`] are removed only if they are empty.
 //!
-//! Invariant: the sweeper removes only a folder with the prefix of our names, or an empty one.
+//! Invariant: the sweeper removes only a folder with the prefix of these names, or an empty one.
 
 use std::fs::{create_dir, create_dir_all, read_to_string, remove_dir, remove_dir_all};
 use std::io::{Read, Write};
@@ -34,13 +34,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::Unmeasured;
 
 const PREFIX: &str = "quinion-bench-";
-/// A file that every control group has.
 pub const GROUP_FILE: &str = "cgroup.procs";
-/// What the sweeper reads before the pipe ends, if none of our programs runs any more.
+/// What the sweeper reads before the pipe ends, if no measured program runs any more.
 const ORDERLY: &[u8] = b"done";
 /// Consecutive checks that have to find the folder absent, after a disorderly end.
 const LOOKS: u32 = 10;
-/// How often the sweeper tries, while programs of ours that are still ending may write; and its pauses.
+/// How often the sweeper tries, while programs that are still ending may write; and its pauses.
 const TRIES: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -51,7 +50,6 @@ pub struct ScratchFolder {
 }
 
 impl ScratchFolder {
-    /// An empty folder in `parent`.
     pub fn new(parent: &Path) -> Result<Self, Unmeasured> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +69,6 @@ impl ScratchFolder {
         Ok(folder)
     }
 
-    /// Its absolute path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -87,14 +84,13 @@ impl Drop for ScratchFolder {
     }
 }
 
-/// Folders that we have made, which are removed at the end if they are still empty.
+/// Folders that this process has made, which are removed at the end if they are still empty.
 #[derive(Debug)]
 pub struct EmptyFolders {
     sweeper: Option<Child>,
 }
 
 impl EmptyFolders {
-    /// Makes `folder` and its missing parents.
     pub fn make(folder: &Path) -> std::io::Result<Self> {
         let folder = std::path::absolute(folder)?;
         let is_missing = |path: &&Path| !path.exists();

@@ -5,33 +5,29 @@
 //!   OLTP at 1 %                46.5     43.5      46.5   ..      59.8   S3-FIFO 46.5
 //! ```
 //!
-//! It has what the rows have. The star is ours, and the last column is what comes
-//! nearest to the optimum without knowing what will be asked.
+//! It has what the rows have. The star marks Quinion, and the last column is what comes nearest to the optimum without
+//! knowledge of later references.
 
 use std::fmt::Write;
 
 use super::rows::Row;
 
-/// What an experiment is called whose rows are shown so.
+/// The name of an experiment whose rows are shown so.
 pub const NAME: &str = "ratio";
-/// Our column.
 pub const OURS: &str = "quinion";
-/// What nothing can be better than.
+/// The bound on every policy.
 pub const OPTIMUM: &str = "optimum";
-/// Between a trace's name and its size, in the name of a case.
+/// Between a trace's name and its size, in a case's name.
 pub const AT: &str = " at ";
 
-/// What all reached in one case.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Line<'a> {
-    /// Which case.
     pub case: &'a str,
-    /// Each name and its hit ratio in per cent; ours first.
+    /// Each name and its hit ratio in per cent; Quinion's first.
     pub ratios: Vec<(&'a str, f64)>,
 }
 
 impl<'a> Line<'a> {
-    /// The trace and its size in per cent, if the case is a trace at a size.
     pub fn place(&self) -> Option<(&'a str, f64)> {
         let (trace, size) = self.case.rsplit_once(AT)?;
         Some((trace, size.strip_suffix(" %")?.parse().ok()?))
@@ -39,12 +35,11 @@ impl<'a> Line<'a> {
 
     fn best_online(&self) -> Option<(&'a str, f64)> {
         let online = self.ratios.iter().filter(|(name, _)| *name != OPTIMUM);
-        // The first of equals, which is ours if it is among them.
+        // The first of equals, which is Quinion's if it is among them.
         online.copied().reduce(|best, other| if other.1 > best.1 { other } else { best })
     }
 }
 
-/// The rows of the experiment by their cases.
 pub fn lines(rows: &[Row]) -> Vec<Line<'_>> {
     let mut lines: Vec<Line> = Vec::new();
     for row in rows {

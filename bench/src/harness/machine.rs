@@ -1,8 +1,7 @@
 //! Machine: what a figure depends on besides the code.
 //!
-//! Our own version, the time, kernel, processor, memory, the file system and the device below it, whether there are
-//! large pages, the compiler, and how busy the machine was. What cannot be determined is reported as unknown; nothing
-//! here is an error.
+//! Quinion's version, the time, kernel, processor, memory, the file system and the device below it, whether there are
+//! large pages, the compiler, and how busy the machine was. What cannot be determined is unknown, and no error.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -35,7 +34,6 @@ fn available(text: &str) -> Option<u64> {
     Some(kib.trim().parse::<u64>().ok()? << 10)
 }
 
-/// The machine, the file system of the scratch folder, and what kind of run it is, as lines for people.
 pub fn described(settings: &Settings) -> String {
     let folder = settings.folder.as_path();
     let mut machine = Report::new();
@@ -62,7 +60,7 @@ pub fn described(settings: &Settings) -> String {
     machine.printed(Form::Text)
 }
 
-/// Our version, and the commit of this build, if that was known.
+/// Quinion's version, and the commit of this build, if that was known.
 fn version() -> String {
     let commit = match quinion_cli::COMMIT {
         "" => "commit: none".to_owned(),
@@ -76,7 +74,6 @@ fn date() -> Option<String> {
     Some(date_after(now.as_secs()))
 }
 
-/// The date and time `seconds` after the beginning of 1970, in UTC.
 fn date_after(seconds: u64) -> String {
     let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
     let mut year = 1970;
@@ -92,7 +89,6 @@ fn date_after(seconds: u64) -> String {
     format!("{year}-{:02}-{:02} {:02}:{:02} UTC", month + 1, days + 1, minutes / 60, minutes % 60)
 }
 
-/// Days of each month of a year.
 fn days_of(year: u64) -> [u64; 12] {
     let is_leap = year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
@@ -125,7 +121,6 @@ fn in_brackets(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// The settings of DAMON's threads, a folder for each.
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 
 /// Whether the kernel reclaims memory proactively: pages of its cache, among others, so that a peer's cached file may
@@ -185,7 +180,6 @@ pub fn device_bytes(folder: &Path) -> Option<u64> {
     sectors(&device_stat(folder)?, 2)
 }
 
-/// Bytes that it has written.
 pub fn device_written(folder: &Path) -> Option<u64> {
     sectors(&device_stat(folder)?, 6)
 }
@@ -194,7 +188,6 @@ fn device_stat(folder: &Path) -> Option<String> {
     fs::read_to_string(format!("/sys/dev/block/{}/stat", device(folder)?)).ok()
 }
 
-/// The bytes of a device's count of sectors, the one at `field`.
 fn sectors(stat: &str, field: usize) -> Option<u64> {
     Some(stat.split_whitespace().nth(field)?.parse::<u64>().ok()? * 512)
 }

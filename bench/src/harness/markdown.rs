@@ -4,8 +4,8 @@
 //!   | case | what | ours | peer | at least | ratio [quartiles] |
 //! ```
 //!
-//! No row is left out, whatever it says; those of [`hit_ratios`](super::hit_ratios) too, which are read as a table of
-//! their own.
+//! No row is left out; those of [`hit_ratios`](super::hit_ratios) are not either, which are read as a table of their
+//! own.
 
 use quinion_cli::report::digits;
 
@@ -14,7 +14,6 @@ use super::recorded::RecordedRow;
 const HEAD: &str =
     "| case | what | ours | peer | at least | ratio [quartiles] |\n|---|---|---|---|---|---|\n";
 
-/// What stands in `bench/recorded/TABLES.md`.
 pub fn file(rows: &[RecordedRow]) -> String {
     format!(
         "# All rows of the recorded run\n\n\
@@ -24,7 +23,6 @@ pub fn file(rows: &[RecordedRow]) -> String {
     )
 }
 
-/// The tables, each below the name of its experiment.
 pub fn tables(rows: &[RecordedRow]) -> String {
     let (mut text, mut last) = (String::new(), "");
     for row in rows {

@@ -27,16 +27,15 @@
 //!
 //! No module here depends on an experiment: they are values of [`Experiment`].
 //!
-//! A case is prepared only when its turn comes, and its data is dropped with it: experiments need not fit into memory
+//! A case is prepared when its turn comes, and its data is dropped with it: experiments need not fit into memory
 //! together.
 //!
 //! Invariants:
 //!  1. All alternatives of a case run in every repetition, one after another.
 //!  2. A ratio above 1 means that the first of a comparison is better, whatever the metric.
 //!
-//! Not an invariant: that a repetition takes as long as another, or that an alternative gives every metric. A value
-//! that could not be measured is not a number, and is shown as such. If that holds for some repetitions only, the
-//! others count, and [`MissingRuns`] says how many were left out.
+//! Not an invariant: that every alternative gives every metric. A value that could not be measured is not a number, and
+//! is shown as such. If some repetitions lack it, the others count, and [`MissingRuns`] says how many were left out.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -64,36 +63,29 @@ use rows::{PeerKind, Row, Series};
 use statistics::Quartiles;
 use verdict::Estimator;
 
-/// How much is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// Seconds for an experiment: whether it runs, and an order of magnitude.
+    /// Seconds for an experiment, and an order of magnitude.
     Quick,
     /// What is worth recording.
     Full,
 }
 
-/// The settings of all experiments of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub extent: Extent,
-    /// Counted repetitions of each case.
     pub repeat: Repeat,
-    /// The folder in which files are made.
     pub folder: PathBuf,
 }
 
-/// How often a case is repeated and counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Repeat {
     /// So often; less often where a repetition takes minutes.
     Usual(usize),
-    /// As often as the command line says.
     Fixed(usize),
 }
 
 impl Settings {
-    /// `full`, or `quick` in a quick run.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         match self.extent {
             Extent::Quick => quick,
@@ -102,12 +94,10 @@ impl Settings {
     }
 }
 
-/// Why something was not measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unmeasured {
     /// This machine or this build cannot; the text says what would help.
     Missing(String),
-    /// It went wrong.
     Failed(String),
 }
 
@@ -131,46 +121,34 @@ impl From<std::io::Error> for Unmeasured {
     }
 }
 
-/// The state of the kernel's caches in which an experiment starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheStart {
-    /// The result does not depend on it.
     Anyhow,
     /// Nothing of its files is cached, at least in some cases.
     Cold,
 }
 
-/// Lists the cases of an experiment.
 pub type ListCases = Box<dyn Fn(&Settings) -> Vec<Case>>;
 
-/// The description of an experiment, before it has cases.
 #[derive(Clone, Copy, Debug)]
 pub struct ExperimentDescription {
-    /// Its name on the command line.
     pub name: &'static str,
-    /// The question that it answers.
     pub question: &'static str,
-    /// The state in which it starts.
     pub starts: CacheStart,
-    /// The time that it takes.
     pub takes: Estimate,
 }
 
-/// A question, and the situations in which it is asked.
 pub struct Experiment {
     pub about: &'static ExperimentDescription,
-    /// The situations.
     pub cases: ListCases,
 }
 
 /// How long an experiment takes on a machine of two cores, in seconds: until it is ready, and for one repetition of all
-/// its cases together. It is a rough estimate for the progress bar. The assumption that all cases take equally long is
-/// as rough.
+/// its cases together. A rough estimate for the progress bar, and so is the assumption that all cases take equally
+/// long.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimate {
-    /// Of a quick run.
     pub quick: [f64; 2],
-    /// And of a full one.
     pub full: [f64; 2],
 }
 
@@ -181,7 +159,6 @@ impl Experiment {
         [ready, all / cases.max(1) as f64]
     }
 
-    /// Seconds that the whole experiment takes.
     pub fn expected(&self, settings: &Settings) -> f64 {
         let cases = (self.cases)(settings);
         let [ready, each] = self.takes_of(settings, cases.len());
@@ -190,31 +167,23 @@ impl Experiment {
     }
 }
 
-/// Which of two values is the better one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Better {
-    /// The smaller.
     Less,
-    /// The larger.
     More,
 }
 
-/// A number that every run of an alternative returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metric {
     pub name: &'static str,
-    /// Its unit.
     pub unit: &'static str,
-    /// Which direction is better.
     pub better: Better,
 }
 
 impl Metric {
-    /// A cost.
     pub const fn cost(name: &'static str, unit: &'static str) -> Self {
         Self { name, unit, better: Better::Less }
     }
-    /// A yield.
     pub const fn gain(name: &'static str, unit: &'static str) -> Self {
         Self { name, unit, better: Better::More }
     }
@@ -223,7 +192,6 @@ impl Metric {
 /// One run of an alternative: it returns a value for each metric of the case, in their order.
 pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
 
-/// A way to do the work of a case.
 pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
@@ -247,7 +215,6 @@ impl Alternative {
         Self { excused: Some(metrics), ..self }
     }
 
-    /// Its values, and why there are none if it is excused.
     fn turn(&mut self, repetition: u64) -> Result<(Vec<f64>, Option<String>), Unmeasured> {
         match ((self.run)(repetition), self.excused) {
             (Err(Unmeasured::Missing(why)), Some(metrics)) => Ok((vec![f64::NAN; metrics], Some(why))),
@@ -255,7 +222,6 @@ impl Alternative {
         }
     }
 
-    /// One run, not counted.
     #[cfg(test)]
     pub fn run_once(&mut self, repetition: u64) -> Result<Vec<f64>, Unmeasured> {
         (self.run)(repetition)
@@ -274,9 +240,8 @@ struct Comparison {
     ours: &'static str,
     peer: Option<&'static str>,
     standing: PeerKind,
-    /// The least ratio that is wanted.
     goal: Option<f64>,
-    /// The most by which ours may be less than the peer's.
+    /// The most by which Quinion's may be less than the peer's.
     behind_max: Option<f64>,
 }
 
@@ -284,16 +249,13 @@ type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
 /// A step before each run of each alternative, not timed.
 type BeforeEach = Box<dyn FnMut() -> Result<(), Unmeasured>>;
 
-/// One situation.
 pub struct Case {
     name: String,
     metrics: Vec<Metric>,
     comparisons: Vec<Comparison>,
     warm_ups: usize,
-    /// Counted repetitions unless the command line says how many: no more, and in a full run no fewer.
     usual_max: usize,
     usual_min: usize,
-    /// Counted repetitions at most.
     repeat_max: usize,
     estimator: Estimator,
     before_each: Option<BeforeEach>,
@@ -301,7 +263,6 @@ pub struct Case {
 }
 
 impl Case {
-    /// A situation; `prepare` returns its alternatives.
     pub fn new(
         name: impl Into<String>,
         metrics: &[Metric],
@@ -321,13 +282,12 @@ impl Case {
         }
     }
 
-    /// Every repetition is counted: for runs that start from nothing anyway.
+    /// Every repetition is counted: for runs that start from nothing in any case.
     pub fn without_warm_up(mut self) -> Self {
         self.warm_ups = 0;
         self
     }
 
-    /// `repetitions` are enough, unless the command line says how many.
     pub fn usually(self, repetitions: usize) -> Self {
         Self { usual_max: repetitions, ..self }
     }
@@ -342,8 +302,7 @@ impl Case {
         Self { estimator: Estimator::LowerQuartile, ..self }
     }
 
-    /// `before` runs before each run of each alternative, not timed: the state that one of them leaves behind does not
-    /// affect the next.
+    /// `before` runs before each run of each alternative, not timed: it removes the state that the one before left.
     pub fn before_each(self, before: impl FnMut() -> Result<(), Unmeasured> + 'static) -> Self {
         Self { before_each: Some(Box::new(before)), ..self }
     }
@@ -364,8 +323,8 @@ impl Case {
         self.row(metric, ours, Some(peer), PeerKind::Peer, goal)
     }
 
-    /// A row in which ours, a gain, may be at most `behind_max` of its unit behind `peer`. The goal that the row shows
-    /// is the ratio that this amounts to.
+    /// A row in which Quinion's, a gain, may be at most `behind_max` of its unit behind `peer`. The goal that the row
+    /// shows is the ratio that this amounts to.
     pub fn within(
         self,
         metric: &'static str,
@@ -410,7 +369,6 @@ impl Case {
         &self.name
     }
 
-    /// How often the case's alternatives are run together, counted or not.
     pub fn repetitions(&self, settings: &Settings) -> usize {
         let counted = match settings.repeat {
             Repeat::Usual(repetitions) => {
@@ -448,16 +406,11 @@ impl Case {
     }
 }
 
-/// Why an alternative could not be measured, or not in all repetitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingRuns {
-    /// The alternative.
     pub of: &'static str,
-    /// The number of repetitions in which it is missing.
     pub missed: usize,
-    /// The number of all repetitions.
     pub repetitions: usize,
-    /// The last reason.
     pub why: String,
 }
 
@@ -489,11 +442,9 @@ pub fn sentences(excuses: &[MissingRuns]) -> Vec<String> {
     by_reason.into_iter().map(sentence).collect()
 }
 
-/// An alternative and the values of its runs.
 struct MeasuredRuns {
     alternative: Alternative,
     values: Vec<Vec<f64>>,
-    /// Why repetitions are missing.
     whys: Vec<String>,
 }
 
@@ -511,14 +462,12 @@ impl MeasuredRuns {
         self.alternative.name == ours || Some(self.alternative.name) == peer
     }
 
-    /// Why it could not be measured, if so.
     fn excuse(&self) -> Option<MissingRuns> {
         let why = self.whys.last()?.clone();
         let (missed, repetitions) = (self.whys.len(), self.values.len());
         Some(MissingRuns { of: self.alternative.name, missed, repetitions, why })
     }
 
-    /// The value of each repetition for one metric.
     fn of(&self, metric: usize) -> Vec<f64> {
         self.values.iter().map(|values| values[metric]).collect()
     }
@@ -545,7 +494,6 @@ fn run_all(
 }
 
 impl Comparison {
-    /// The row, still without its experiment and its case.
     fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], estimator: Estimator) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
@@ -608,7 +556,7 @@ impl Comparison {
     }
 }
 
-/// How much better ours was than the peer in each repetition that has both values; above 1 if it was better.
+/// How much better Quinion was than the peer in each repetition that has both values; above 1 if it was better.
 fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Vec<f64> {
     let both = ours.iter().zip(peer).filter(|(ours, peer)| !ours.is_nan() && !peer.is_nan());
     both.map(|(ours, peer)| ratio(better, *ours, *peer)).collect()
@@ -621,7 +569,6 @@ fn ratio(better: Better, ours: f64, peer: f64) -> f64 {
     }
 }
 
-/// The quartiles of the repetitions that have a number.
 fn numbers(values: &[f64]) -> Option<Quartiles> {
     Quartiles::of(&values.iter().copied().filter(|value| !value.is_nan()).collect::<Vec<_>>())
 }

@@ -1,4 +1,4 @@
-//! Plots: what of a recorded run is better seen than read, as files for the guides.
+//! Plots: the parts of a recorded run that are better seen than read, as files for the guides.
 //!
 //! | file | shows |
 //! |---|---|
@@ -13,7 +13,6 @@ use super::charts::{Chart, Curve, Kind, Scale};
 use super::hit_ratios::{AT, NAME as RATIO, OPTIMUM, OURS};
 use super::recorded::{RecordedRow, RecordedRun};
 
-/// The name of each file, and what it shows.
 pub fn plots(run: &RecordedRun) -> Vec<(&'static str, Chart)> {
     let named = [
         ("latency.svg", latency(&run.rows)),
@@ -24,7 +23,7 @@ pub fn plots(run: &RecordedRun) -> Vec<(&'static str, Chart)> {
     named.into_iter().filter_map(|(name, chart)| Some((name, chart?))).collect()
 }
 
-/// Lines through places, of rows that belong to each: ours first, and each peer.
+/// Lines through places, of rows that belong to each: Quinion's first, and each peer.
 fn through<'r>(places: &[Vec<&'r RecordedRow>], is_bound: impl Fn(&str) -> bool) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     let mut note = |at: usize, name: &'r str, kind: Kind, value: Option<f64>| {

@@ -5,8 +5,7 @@
 //!   DIR/series.jsonl how streams went                                          repository, with the machine
 //! ```
 //!
-//! What is made of them (the scoreboard, the plots) is made of these lines and of nothing else, so that it can be made
-//! again, and a test sees that it was.
+//! The scoreboard and the plots are made of these lines and of nothing else, so that a test can make them again.
 
 use std::path::Path;
 
@@ -14,7 +13,7 @@ use serde_json::Value;
 
 use super::rows::Row;
 
-/// What the files of a run are called: its rows, how its streams went, and what it was made on.
+/// The files of a run: its rows, its series, and its machine.
 pub const LINES: &str = "rows.jsonl";
 pub const SERIES: &str = "series.jsonl";
 pub const MACHINE: &str = "machine.txt";
@@ -22,34 +21,26 @@ pub const MACHINE: &str = "machine.txt";
 /// A row that was measured some time ago.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RecordedRow {
-    /// Which experiment.
     pub experiment: String,
-    /// Which situation, and which of our ways.
+    /// The situation, and which of Quinion's ways.
     pub case: String,
-    /// What was measured.
     pub metric: String,
-    /// In what.
     pub unit: String,
-    /// Ours.
     pub quinion: Option<f64>,
-    /// The other's.
     pub peer: Option<f64>,
-    /// What the other is.
     pub peer_name: Option<String>,
-    /// Above 1: ours is better.
+    /// Above 1: Quinion is better.
     pub ratio: Option<f64>,
-    /// The quartiles of the ratio.
     pub spread: Option<[f64; 2]>,
-    /// The ratio that is wanted at least.
     pub goal: Option<f64>,
-    /// Whether it is reached; not known of what is not steady.
+    /// `None` for a row that is not steady.
     pub is_met: Option<bool>,
-    /// Whether a number can stand for its repetitions; not known without another.
+    /// `None` for a row without a peer.
     pub is_steady: Option<bool>,
 }
 
 impl RecordedRow {
-    /// The row of a line; what is wrong with it if it is none.
+    /// Parses a line; the error says what is wrong with it.
     pub fn of(line: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(line).map_err(|error| format!("{error} in {line}"))?;
         let text = |key: &str| value[key].as_str().map(str::to_owned);
@@ -71,7 +62,7 @@ impl RecordedRow {
         })
     }
 
-    /// The case without our way, and our way.
+    /// The case without Quinion's way, and that way.
     pub fn situation(&self) -> (&str, &str) {
         self.case.rsplit_once(": ").unwrap_or((&self.case, "quinion"))
     }
@@ -83,16 +74,13 @@ impl From<&Row> for RecordedRow {
     }
 }
 
-/// How a repetition went, interval by interval.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RecordedSeries {
-    /// Which situation, and which way.
     pub case: String,
-    /// In what the values are.
+    /// The unit of the values.
     pub unit: String,
-    /// When each interval ended.
+    /// When each interval ended, in seconds from the beginning.
     pub seconds: Vec<f64>,
-    /// What was measured in it.
     pub values: Vec<f64>,
 }
 
@@ -106,12 +94,9 @@ impl RecordedSeries {
     }
 }
 
-/// A run.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RecordedRun {
-    /// Its rows.
     pub rows: Vec<RecordedRow>,
-    /// Its series.
     pub series: Vec<RecordedSeries>,
 }
 

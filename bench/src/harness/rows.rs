@@ -23,8 +23,8 @@
 //! The second kind is [`Series`]: how the last repetition went, interval by interval, each with the second at which it
 //! ended, in a unit of its own. They are not among the rows, but beside them, in a file that `--out` makes.
 //!
-//! Invariant: the table has the rows that the lines have, and says nothing else
-//! but the machine and, at the end, where we lose.
+//! Invariant: the table has the rows that the lines have, and says nothing else but the machine and, at the end, where
+//! Quinion loses.
 
 use std::fmt::Write;
 
@@ -32,7 +32,7 @@ use quinion_cli::report::{Form, Report, Value, digits};
 
 use super::verdict::{Estimator, Steadiness};
 
-/// What stands beside ours.
+/// What Quinion stands beside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerKind {
     /// Another way to the same end: to be behind it is to lose.
@@ -44,66 +44,55 @@ pub enum PeerKind {
 /// How a repetition went, interval by interval.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Series {
-    /// In what the values are, which need not be the row's unit.
+    /// The unit of the values, which need not be the row's.
     pub unit: &'static str,
     /// When each interval ended, in seconds from the beginning.
     pub seconds: Vec<f64>,
-    /// What was measured in it.
     pub values: Vec<f64>,
 }
 
 /// One number beside another.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    /// Which experiment.
     pub experiment: &'static str,
-    /// Which situation, and which of our ways.
+    /// The situation, and which of Quinion's ways.
     pub case: String,
-    /// What was measured.
     pub metric: &'static str,
-    /// In what.
     pub unit: &'static str,
-    /// Ours.
     pub quinion: Option<f64>,
     /// Its quartiles. Not in the lines, nor in the table: they tell those of the ratio.
     pub quinion_spread: Option<[f64; 2]>,
-    /// All repetitions.
     pub quinion_runs: Vec<f64>,
-    /// The other's.
     pub peer: Option<f64>,
     /// Its quartiles, as above.
     pub peer_spread: Option<[f64; 2]>,
-    /// All repetitions, none if there is no other.
+    /// Empty if there is no peer.
     pub peer_runs: Vec<f64>,
-    /// What the other is.
     pub peer_name: Option<&'static str>,
-    /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
+    /// Not in the JSON: a goal says what is wanted of a bound.
     pub standing: PeerKind,
-    /// By which of their repetitions the two are compared.
     pub estimator: Estimator,
-    /// Above 1: ours is better.
+    /// Above 1: Quinion is better.
     pub ratio: Option<f64>,
-    /// The quartiles of the ratio; of ours if there is no peer.
+    /// The quartiles of the ratio; of Quinion's values if there is no peer.
     pub spread: Option<[f64; 2]>,
-    /// The ratio that is wanted at least.
     pub goal: Option<f64>,
-    /// Whether a number can stand for the repetitions; `None` if there is no other.
+    /// Whether a number can stand for the repetitions; `None` if there is no peer.
     pub steadiness: Option<Steadiness>,
     /// Whether the goal is reached; not known of what is not steady.
     pub met: Option<bool>,
     /// How the last repetition went. Neither in the lines nor in the table.
     pub series: Option<Series>,
-    /// Which of the two could not be measured, and why. In the page only; standard error has said it.
+    /// Which alternative could not be measured, and why. In the page only; standard error has said it.
     pub excuses: Vec<(&'static str, String)>,
 }
 
 impl Row {
-    /// The case without our way, and our way.
+    /// The case without Quinion's way, and that way.
     pub fn situation(&self) -> (&str, &str) {
         self.case.rsplit_once(": ").unwrap_or((&self.case, "quinion"))
     }
 
-    /// The row as a line of JSON.
     pub fn json(&self) -> String {
         let number = |number: Option<f64>| number.map_or(Value::Unknown, Value::Real);
         let text = |text: &str| Value::Text(text.to_owned());
@@ -129,7 +118,6 @@ impl Row {
         line.printed(Form::Json)
     }
 
-    /// How its last repetition went as a line of JSON, if it tells.
     pub fn series_json(&self) -> Option<String> {
         let Series { unit, seconds, values } = self.series.as_ref()?;
         let text = |text: &str| Value::Text(text.to_owned());
@@ -144,7 +132,7 @@ impl Row {
         Some(line.printed(Form::Json))
     }
 
-    /// Whether the other is better, or a goal is missed.
+    /// Whether the peer is better, or a goal is missed.
     pub fn is_lost(&self) -> bool {
         match self.met {
             Some(met) => !met,
@@ -157,7 +145,7 @@ impl Row {
         self.steadiness != Some(Steadiness::NotSteady)
     }
 
-    /// Whether the other was better in three repetitions of four: a median below 1 alone may be noise. What is printed
+    /// Whether the peer was better in three repetitions of four: a median below 1 alone may be noise. What is printed
     /// as 1.00 is level.
     fn is_behind(&self) -> bool {
         const LEVEL: f64 = 0.995;
@@ -165,7 +153,6 @@ impl Row {
         self.ratio.is_some_and(|ratio| ratio < LEVEL) && high.is_some_and(|high| high < LEVEL)
     }
 
-    /// The row as a line of the table.
     pub fn cells(&self) -> [String; 7] {
         let number = |number: Option<f64>| number.map_or("-".to_owned(), digits);
         let peer = self.peer_name.map_or("-".to_owned(), |name| format!("{} ({name})", number(self.peer)));
@@ -186,11 +173,10 @@ impl Row {
     }
 }
 
-/// What is said of a row that is not.
+/// What is said of a row that is not steady.
 pub const NOT_STEADY: &str = "not steady";
 const HEADINGS: [&str; 7] = ["case", "metric", "quinion", "peer", "ratio [quartiles]", "goal", ""];
 
-/// The rows of one experiment as a table for people, with a heading.
 pub fn table(question: &str, rows: &[Row]) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let lines: Vec<[String; 7]> = std::iter::once(headings).chain(rows.iter().map(Row::cells)).collect();
@@ -208,7 +194,7 @@ pub fn table(question: &str, rows: &[Row]) -> String {
     text + &repetitions(rows)
 }
 
-/// All repetitions of the ways whose middle does not say enough: of what is compared by another number, or not steady.
+/// All repetitions of the ways whose median does not say enough: compared by another number, or not steady.
 fn repetitions(rows: &[Row]) -> String {
     let told = rows.iter().filter(|row| row.estimator == Estimator::LowerQuartile || !row.is_steady());
     let mut lines: Vec<String> = Vec::new();
@@ -226,7 +212,7 @@ fn repetitions(rows: &[Row]) -> String {
     if lines.is_empty() { String::new() } else { format!("  all repetitions:\n{}", lines.concat()) }
 }
 
-/// Where the other is better or a goal is missed, in a few words a line; empty if nowhere.
+/// Where the peer is better or a goal is missed, in a few words a line; empty if nowhere.
 pub fn losses(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows.iter().filter(|row| row.is_lost()) {

@@ -7,10 +7,10 @@
 //!   DIR/index.html     the same as one page
 //! ```
 //!
-//! They are written when all is measured, each under another name first: a run that is interrupted leaves what was
-//! there before, and a caller that reads a file meanwhile reads a whole one. That the folder can be made, and that
-//! there is room in it, is found out before anything is measured, by a file. Folders that were made for a run that
-//! leaves nothing in them go with it: by the sweeper of `folder.rs`, which removes what is empty and nothing else.
+//! They are written when all is measured, each under another name first: a run that is interrupted leaves the older
+//! files, and a reader never sees a part of one. Before anything is measured, a file in the folder shows that the
+//! folder can be made and has room. Folders that were made for a run that leaves nothing in them are removed by the
+//! sweeper of `folder.rs`, which removes what is empty and nothing else.
 //!
 //! Not an invariant: that there is still room when all is measured.
 
@@ -23,7 +23,7 @@ use super::recorded::{LINES, MACHINE, SERIES};
 use super::rows::Row;
 
 const PAGE: &str = "index.html";
-/// What is written to see whether there is room: more than most runs leave.
+/// A file that shows whether there is room, larger than what most runs leave.
 const PROBE: &str = "probe";
 const PROBE_BYTES: usize = 1 << 20;
 
@@ -50,12 +50,11 @@ impl Kept {
         Ok(kept)
     }
 
-    /// One more experiment is over.
     pub fn add(&mut self, section: Section) {
         self.sections.push(section);
     }
 
-    /// Writes the lines and the page; where the page is.
+    /// Writes the lines and the page, and returns the page's path.
     ///
     /// # Errors
     /// One of them cannot be written.

@@ -1,18 +1,14 @@
 //! Statistics: the few numbers that stand for many repetitions.
 //!
-//! A ratio is taken within one repetition, because what slowed the machine then
-//! slowed both sides; the median of these ratios is what is reported, and their
-//! quartiles say how far to trust it. There are no means: one slow moment would
-//! move them.
+//! A ratio is taken within one repetition, because what slowed the machine then slowed both sides; the median of these
+//! ratios is reported, and their quartiles say how far to trust it. There are no means: one slow moment would move
+//! them.
 
-/// The middle of some numbers, and the quarters below and above it.
+/// The median of some numbers, and the quarters below and above it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Quartiles {
-    /// A quarter of the numbers lies below it.
     pub low: f64,
-    /// Half of them does.
     pub median: f64,
-    /// A quarter of them lies above it.
     pub high: f64,
 }
 
@@ -29,14 +25,13 @@ impl Quartiles {
     }
 }
 
-/// What `share` of some numbers lie below, 0.5 for the middle; not a number if there are none.
+/// The value below which `share` of some numbers lie, 0.5 for the median; not a number if there are none.
 pub fn percentile(numbers: &[f64], share: f64) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
     if sorted.is_empty() { f64::NAN } else { interpolated(&sorted, share) }
 }
 
-/// What lies `share` of the way through `sorted`.
 fn interpolated(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
     let (below, above) = (place.floor() as usize, place.ceil() as usize);

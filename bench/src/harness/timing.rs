@@ -7,15 +7,14 @@
 //!              '---- elapsed -----------'     not timed
 //! ```
 //!
-//! CPU time is that of the threads that work. Where others work for them, the
-//! whole process is asked: [`process_cpu_ns`].
+//! CPU time is that of the threads that work. Where others work for them, the whole process is measured:
+//! [`process_cpu_ns`].
 
 use std::sync::Barrier;
 use std::time::Instant;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What some work cost.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Spent {
     /// Nanoseconds from the first start to the last end.
@@ -36,12 +35,10 @@ fn clock_ns(clock: ClockId) -> f64 {
     now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
 }
 
-/// Nanoseconds that this thread has computed.
 pub fn thread_cpu_ns() -> f64 {
     clock_ns(ClockId::ThreadCPUTime)
 }
 
-/// Nanoseconds that all threads of this process have computed.
 pub fn process_cpu_ns() -> f64 {
     clock_ns(ClockId::ProcessCPUTime)
 }
@@ -53,7 +50,6 @@ pub fn alone(work: impl FnOnce()) -> Spent {
     Spent { cpu_ns: thread_cpu_ns() - cpu, elapsed_ns: start.elapsed().as_nanos() as f64 }
 }
 
-/// One thread's part of a round.
 struct Part {
     start: Instant,
     end: Instant,

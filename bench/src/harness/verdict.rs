@@ -5,36 +5,33 @@
 //!                 ours 0.4 5.1 0.5    peer 4.0 4.4 4.1    ratio 10.0 0.86 8.20     not steady
 //! ```
 //!
-//! A middle of numbers that lie far apart is the number of no run. So a row is judged only if it is steady: neither
-//! our repetitions, nor the peer's, nor their ratios differ by more than [`SWING_MAX`], largest over smallest.
+//! A median of numbers that lie far apart is the number of no run. So a row is judged only if it is steady: neither
+//! Quinion's repetitions, nor the peer's, nor their ratios differ by more than [`SWING_MAX`], largest over smallest.
 //!
 //! | by | a side's number is | the ratio is |
 //! |---|---|---|
 //! | [`Estimator::Median`] | its median | the median of the repetitions' ratios |
 //! | [`Estimator::LowerQuartile`] | its better quartile: the lower one of a cost | that of the two |
 //!
-//! The second is for work whose cost others can only add to, such as memory that the host has to find first: a
-//! repetition that was hit by that is one of the slower ones, on whichever side.
+//! The second is for work whose cost other processes can only add to, such as memory that the host has to find first:
+//! it makes some repetitions slower, on whichever side.
 //!
-//! Not an invariant: that one repetition is steady. It is only not known to be otherwise.
+//! Not an invariant: that one repetition is steady. It is not known.
 
 use super::Better;
 use super::statistics::Quartiles;
 
-/// How far a row's repetitions may lie apart: the largest over the smallest.
+/// The largest repetition of a steady row over the smallest, at most.
 pub const SWING_MAX: f64 = 2.0;
 
-/// By which number of its repetitions a side is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Estimator {
-    /// The middle one.
     Median,
-    /// The one that a quarter of them is better than.
+    /// The one that three quarters of them are not better than.
     LowerQuartile,
 }
 
 impl Estimator {
-    /// What it is called in a line of JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Median => "median",
@@ -42,7 +39,6 @@ impl Estimator {
         }
     }
 
-    /// What stands for a side's repetitions.
     pub fn number(self, of: Quartiles, better: Better) -> f64 {
         match (self, better) {
             (Self::Median, _) => of.median,
@@ -52,16 +48,14 @@ impl Estimator {
     }
 }
 
-/// Whether repetitions lie so close that a number can stand for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Steadiness {
-    /// They do.
     Steady,
-    /// They do not: the row is neither met nor missed.
+    /// The row is neither met nor missed.
     NotSteady,
 }
 
-/// Of the values of ours, of the peer's, and of their ratios.
+/// By Quinion's values, the peer's, and their ratios.
 pub fn steadiness(of: [&[f64]; 3]) -> Steadiness {
     let is_steady = |values: &&[f64]| swing(values) <= SWING_MAX;
     if of.iter().all(is_steady) { Steadiness::Steady } else { Steadiness::NotSteady }

@@ -1,4 +1,4 @@
-//! Mapped: a file in our address space, as the kernel's mmap gives it.
+//! Mapped: a file in this process's address space, as the kernel's mmap gives it.
 //!
 //! It is the peer at its best: `madvise` tells the kernel that the mapping will be read from its first byte to its
 //! last, or at random, which touching pages cannot tell.
@@ -11,7 +11,6 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// The first bytes of a file, mapped.
 pub struct Mapped {
     start: NonNull<u8>,
     len: usize,

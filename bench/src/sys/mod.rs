@@ -60,11 +60,9 @@ pub struct HugeMemory {
     len: usize,
 }
 
-/// Bytes of a large page.
 const HUGE_BYTES: usize = 2 << 20;
 
 impl HugeMemory {
-    /// `len` bytes.
     pub fn new(len: usize) -> io::Result<Self> {
         let (flags, protection) = (MapFlags::PRIVATE, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: the kernel chooses an unused address.

@@ -19,7 +19,6 @@ use std::ptr;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// A block device in memory.
 pub struct RamDisk {
     _device: File,
     path: PathBuf,
@@ -31,7 +30,6 @@ const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// How many free devices are tried: another process may take one first.
 const TRIES: u32 = 16;
 
-/// `struct loop_info64` of the kernel.
 #[repr(C)]
 struct LoopInfo {
     device_inode_rdevice_offset_limit: [u64; 5],
@@ -41,7 +39,6 @@ struct LoopInfo {
     init: [u64; 2],
 }
 
-/// `struct loop_config` of the kernel.
 #[repr(C)]
 struct LoopConfig {
     backing: u32,

@@ -24,7 +24,6 @@ use io_uring::{IoUring, opcode, types};
 
 use super::HugeMemory;
 
-/// A ring, the buffers it reads into, and the file it reads.
 pub struct RawReader {
     ring: IoUring,
     memory: HugeMemory,
@@ -90,7 +89,6 @@ impl RawReader {
         pushed.expect("the queue has a place for each slot");
     }
 
-    /// Submits the queued reads, and waits for a completion.
     fn wait(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
@@ -101,7 +99,6 @@ impl RawReader {
         Ok(())
     }
 
-    /// The bytes that a slot's read returned.
     fn arrived(&self, slot: usize, result: i32) -> io::Result<&[u8]> {
         match usize::try_from(result) {
             Err(_) => Err(io::Error::from_raw_os_error(-result)),

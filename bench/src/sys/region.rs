@@ -18,10 +18,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::HUGE_BYTES;
 
-/// The page size that is asked of the kernel for anonymous memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageKind {
-    /// 4 KiB.
     Small,
     /// 2 MiB, where the kernel has such pages.
     Huge,
@@ -68,7 +66,6 @@ impl Region {
         Ok(region)
     }
 
-    /// Reserves addresses without memory.
     fn reserved(len: usize) -> io::Result<Self> {
         let whole = len + HUGE_BYTES;
         // SAFETY: the kernel chooses an unused address.
@@ -92,7 +89,6 @@ impl Region {
         self.advise(Advice::Random);
     }
 
-    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -108,7 +104,6 @@ impl Region {
         unsafe { self.start.as_ptr().add(at) }
     }
 
-    /// Writes `bytes` to `at`.
     pub fn fill(&mut self, at: usize, bytes: &[u8]) {
         let to = self.at(at, bytes.len());
         // SAFETY: as many bytes are mapped there, and no reference to them exists.

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   a thread touches a page --fault--> waits         MISSING   nothing is there: COPY brings bytes
-//!   we read which page that is                       MINOR     the file has it, the page table has not:
+//!   a handler reads which page that is               MINOR     the file has it, the page table has not:
 //!   COPY or CONTINUE ----------------> goes on                 CONTINUE maps it
 //! ```
 //!
-//! It is the peer of our page-fault server: the same system calls, made by the simplest possible program. It does not
-//! handle balloons and children; a region that is unmapped meanwhile gives an error.
+//! It is the peer of Quinion's page-fault server: the same system calls, made by the simplest possible program. It does
+//! not handle balloons and children; a region that is unmapped meanwhile gives an error.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,14 +18,12 @@ use std::time::Duration;
 
 use super::region::Region;
 
-/// Which absent pages cause a fault message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absent {
     /// Pages that do not exist yet.
     Missing,
     /// Pages that the file has and the region's page table has not.
     Minor,
-    /// Both.
     Either,
 }
 
@@ -36,14 +34,12 @@ pub struct Uffd {
     len: usize,
 }
 
-/// `struct uffdio_api` of the kernel.
 #[repr(C)]
 struct Api {
     api: u64,
     features: u64,
     ioctls: u64,
 }
-/// `struct uffdio_register`.
 #[repr(C)]
 struct Register {
     start: u64,
@@ -51,7 +47,6 @@ struct Register {
     mode: u64,
     ioctls: u64,
 }
-/// `struct uffdio_copy`.
 #[repr(C)]
 struct Copy {
     to: u64,
@@ -60,7 +55,6 @@ struct Copy {
     mode: u64,
     copied: i64,
 }
-/// `struct uffdio_continue`.
 #[repr(C)]
 struct Continue {
     start: u64,
@@ -95,12 +89,9 @@ const MESSAGES: usize = 16;
 /// How long a poll for faults waits at most.
 const WAIT_MAX: Duration = Duration::from_millis(20);
 
-/// How a handler waits for faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waiting {
-    /// It sleeps in `poll`.
     Asleep,
-    /// It polls without sleeping.
     Spinning,
 }
 
@@ -190,7 +181,7 @@ impl AsFd for Uffd {
     }
 }
 
-/// Fails if a request did less than `wanted`: we never send the rest.
+/// Fails if a request did less than `wanted`: the rest is never sent.
 fn whole(done: i64, wanted: usize) -> io::Result<()> {
     if usize::try_from(done) == Ok(wanted) { Ok(()) } else { Err(io::ErrorKind::ResourceBusy.into()) }
 }
@@ -206,7 +197,6 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::os::unix::fs::FileExt;
 
-    /// The faults of a region, if this user may handle them.
     fn uffd(region: &Region, absent: Absent) -> Option<Uffd> {
         match Uffd::of(region, absent) {
             Ok(uffd) => Some(uffd),

@@ -1,8 +1,8 @@
-//! Viewed: a file in the cache of another of our processes, read by mappings of that process's memory.
+//! Viewed: a file in the cache of another process, read by mappings of that process's memory.
 //!
 //! ```text
 //!   owner's socket --> the arena       mapped to be read        where the bytes are
-//!                      a page of ours  mapped to be written     where requests go
+//!                      this process's page   mapped to be written   where requests go
 //! ```
 //!
 //! It does what the preloaded library does once it knows that a descriptor still refers to the same file: only the
@@ -24,8 +24,8 @@ use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
 
-/// Serves other processes of ours by one thread, and returns the word by which [`Viewed::attach`] finds it. The socket
-/// lies in `folder`.
+/// Serves other processes of this program by one thread, and returns the word by which [`Viewed::attach`] finds it. The
+/// socket lies in `folder`.
 pub fn serve(owner: Arc<CacheOwner>, folder: &Path) -> io::Result<(Service, String)> {
     let (path, token) = (folder.join("view.socket"), owner.arena().token());
     let options = ServiceOptions { workers: 1, listener: Some(listen(&path)?), ..ServiceOptions::default() };
@@ -33,7 +33,6 @@ pub fn serve(owner: Arc<CacheOwner>, folder: &Path) -> io::Result<(Service, Stri
     Ok((service, format!("{token}:{}", path.display())))
 }
 
-/// One file of a cache.
 pub struct Viewed {
     viewer: Viewer,
     handle: u64,
@@ -46,7 +45,6 @@ pub struct Viewed {
 }
 
 impl Viewed {
-    /// Attaches to the file at `path` in the cache at `place`.
     pub fn attach(place: &str, path: &Path) -> io::Result<Self> {
         let known = place.split_once(':').and_then(|(token, socket)| Some((token.parse().ok()?, socket)));
         let Some((token, socket)) = known else {
@@ -65,7 +63,6 @@ impl Viewed {
         Ok(Self { viewer, handle, cell, id, marker_reported, touched, _file: file })
     }
 
-    /// Reads the bytes at `position` into `buffer`.
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         let Self { handle, cell, id, ref marker_reported, ref touched, .. } = *self;

@@ -33,13 +33,11 @@ pub(crate) unsafe trait VersionedStruct: Copy {
     const BYTES_MIN: usize = size_of::<Self>();
 }
 
-/// What a pointer to a handle points to.
 pub(crate) unsafe fn handle<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
     // SAFETY: the caller's contract: a pointer that is not NULL is of a handle that is open.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
 
-/// Something has to be there.
 pub(crate) fn not_null<T>(pointer: *const T, what: &str) -> Result<()> {
     if pointer.is_null() { Err(null(what)) } else { Ok(()) }
 }
@@ -58,21 +56,18 @@ pub(crate) unsafe fn out<'a, T>(pointer: *mut *mut T) -> Result<&'a mut *mut T> 
     Ok(place)
 }
 
-/// A text, as long as it is looked at.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a CStr> {
     not_null(pointer, what)?;
     // SAFETY: the caller's contract: a text that ends with a 0.
     Ok(unsafe { CStr::from_ptr(pointer) })
 }
 
-/// The same in UTF-8.
 pub(crate) unsafe fn utf8<'a>(pointer: *const c_char, what: &str) -> Result<&'a str> {
     // SAFETY: as the caller's.
     let text = unsafe { text(pointer, what) }?;
     text.to_str().map_err(|_| Failure::invalid(format!("{what} {text:?} is not UTF-8; write it so")))
 }
 
-/// How many bytes a struct of the caller's has, which says so itself.
 unsafe fn size_of_struct<T: VersionedStruct>(pointer: *const T) -> Result<usize> {
     // SAFETY: the caller's contract: at least its first field is there.
     let size = unsafe { pointer.cast::<usize>().read() };
@@ -85,7 +80,7 @@ unsafe fn size_of_struct<T: VersionedStruct>(pointer: *const T) -> Result<usize>
     )))
 }
 
-/// The options that a struct says; NULL are the defaults.
+/// The options that a struct holds; NULL stands for the defaults.
 pub(crate) unsafe fn options<T: VersionedStruct>(pointer: *const T) -> Result<T> {
     let mut options = MaybeUninit::<T>::zeroed();
     if pointer.is_null() {
@@ -129,7 +124,6 @@ pub(crate) unsafe fn give<T: VersionedStruct>(pointer: *mut T, value: &T) -> Res
     Ok(())
 }
 
-/// The bytes that are to be read into.
 #[inline(always)]
 pub(crate) unsafe fn buffer<'a>(pointer: *mut c_void, length: usize, offset: u64) -> Result<&'a mut [u8]> {
     if length == 0 {
@@ -141,7 +135,6 @@ pub(crate) unsafe fn buffer<'a>(pointer: *mut c_void, length: usize, offset: u64
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), length) })
 }
 
-/// The bytes that are to be written.
 pub(crate) unsafe fn bytes<'a>(pointer: *const c_void, length: usize, offset: u64) -> Result<&'a [u8]> {
     if length == 0 {
         return Ok(&[]);
@@ -159,7 +152,6 @@ fn check(pointer: *const c_void, length: usize, offset: u64) -> Result<()> {
     check_range(offset, length as u64)
 }
 
-/// A range of a file ends where a file can end.
 #[inline(always)]
 pub(crate) fn check_range(offset: u64, length: u64) -> Result<()> {
     match offset.checked_add(length) {
@@ -176,7 +168,6 @@ fn too_far(offset: u64, length: u64) -> Failure {
     ))
 }
 
-/// Flags, all of which are known.
 pub(crate) fn check_flags(flags: u32, known: u32, what: &str) -> Result<()> {
     if flags & !known == 0 {
         return Ok(());
@@ -196,12 +187,11 @@ pub(crate) fn milliseconds(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// Bytes as C counts what a call has done.
+/// Bytes as a C call returns them.
 pub(crate) fn count(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// Makes a handle of a value.
 pub(crate) fn give_handle<T>(place: &mut *mut T, value: T) {
     *place = Box::into_raw(Box::new(value));
 }
@@ -218,9 +208,7 @@ pub(crate) unsafe fn take_handle<T: Handle>(pointer: *mut T, what: &str) -> Resu
     Ok(Some(*unsafe { Box::from_raw(pointer) }))
 }
 
-/// What is given to C by its address.
 pub(crate) trait Handle: Send + Sync {
-    /// The process that has made it.
     fn process(&self) -> ForkGuard;
 }
 

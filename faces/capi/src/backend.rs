@@ -7,9 +7,9 @@
 //!   the end               any thread, once: release()
 //! ```
 //!
-//! What a function returns is looked at before it is believed: more bytes than asked for, or a number that is no errno,
-//! is -EIO. A panic of a callback that is written in Rust ends at `guarded`, and is -EIO too. An exception of C++ must
-//! not leave a callback: the process ends then.
+//! What a function returns is checked before it is used: more bytes than asked for, or a number that is no errno, is
+//! -EIO. A panic of a callback that is written in Rust ends at `guarded`, and is -EIO too. An exception of C++ must not
+//! leave a callback: the process ends then.
 //!
 //! Invariants:
 //!  1. `release` is called once if the open succeeded, after all other calls have returned, and never if it failed.
@@ -112,13 +112,11 @@ const QUEUE_MAX: usize = 256;
 /// No negative errno is less.
 const ERRNO_LEAST: i64 = -4095;
 
-/// A backend of the caller's.
 struct Callbacks(Arc<Context>);
 
-/// The functions, until they are released.
 struct Context {
     functions: qn_backend,
-    /// Whether the open has succeeded, so that the library has the context.
+    /// Whether the open has succeeded: then the library owns the context, and releases it.
     is_ours: AtomicBool,
 }
 
@@ -159,7 +157,6 @@ fn counted(answer: i64, most: usize, name: &str) -> io::Result<usize> {
     }
 }
 
-/// The error that a negative answer is.
 fn error_of(answer: i64, name: &str) -> io::Error {
     match answer {
         ERRNO_LEAST..=-1 => io::Error::from_raw_os_error(-answer as i32),
@@ -234,7 +231,7 @@ impl WriteAt for Callbacks {
     }
 }
 
-/// The functions that there have to be are there, and the numbers in their ranges.
+/// Checks that the functions which must be there are, and the ranges of the numbers.
 fn check(functions: &qn_backend) -> Result<(), Failure> {
     let qn_backend { read, attributes, write, sync, truncate, threads, reserved, .. } = functions;
     if read.is_none() || attributes.is_none() {
@@ -287,8 +284,8 @@ pub unsafe extern "C" fn qn_open_backend(
             None => cache.cache().open_backend_with(Arc::new(source), &options),
         };
         let file = file?;
-        // Of what is known already the cache keeps the backend that it has: then this one is released here, with the
-        // last count, and else with the cache's.
+        // If the file is known already, the cache keeps the backend that it has: then this one is released here, with
+        // the last count, and else with the cache's.
         context.is_ours.store(true, Ordering::Relaxed);
         args::give_handle(place, qn_file::of_cache(file, cache));
         Ok(0)

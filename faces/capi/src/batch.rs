@@ -32,7 +32,6 @@ pub struct qn_read {
     pub result: i64,
 }
 
-/// A read whose arguments were looked at.
 struct BatchRequest<'a> {
     file: &'a qn_file,
     buffer: &'a mut [u8],
@@ -101,7 +100,6 @@ unsafe fn wanted<'a>(reads: &[qn_read]) -> Result<Vec<BatchRequest<'a>>> {
     wanted.collect()
 }
 
-/// No byte is in two buffers.
 fn check_apart(reads: &[qn_read]) -> Result<()> {
     let range = |read: &qn_read| (read.buffer.addr(), read.buffer.addr().saturating_add(read.length));
     let is_apart = |pair: &[(usize, usize)]| pair[0].1 <= pair[1].0;
@@ -116,7 +114,7 @@ fn check_apart(reads: &[qn_read]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the reads, and tells what came of each, in their order.
+/// Makes the reads, and tells the result of each, in their order.
 fn answer(wanted: Vec<BatchRequest<'_>>, options: ReadOptions, mut tell: impl FnMut(usize, Result<i64>)) {
     let mut results: Vec<Option<Result<i64>>> = Vec::new();
     results.resize_with(wanted.len(), || None);

@@ -71,13 +71,11 @@ unsafe impl VersionedStruct for qn_cache_options {
     const NAME: &'static str = "qn_cache_options";
 }
 
-/// The path that a text says.
 pub(crate) unsafe fn path_of<'a>(pointer: *const c_char, what: &str) -> Result<&'a OsStr> {
     // SAFETY: as the caller's.
     Ok(OsStr::from_bytes(unsafe { args::text(pointer, what) }?.to_bytes()))
 }
 
-/// A builder that does what options say.
 unsafe fn builder_of(options: &qn_cache_options) -> Result<Builder> {
     check_flags(options.flags, QN_CACHE_LOCK_MEMORY | QN_CACHE_THREADS, "a struct qn_cache_options")?;
     if options.reserved != 0 {
@@ -120,7 +118,7 @@ unsafe fn builder_of(options: &qn_cache_options) -> Result<Builder> {
     Ok(builder)
 }
 
-/// A caller that says how much expects to get it.
+/// A caller that gives a size expects to get it.
 fn size_without_place(size: &str, bytes: u64, place: &str) -> Failure {
     Failure::invalid(format!("{size} is {bytes} and {place} is NULL; say where, or leave {size} at 0"))
 }

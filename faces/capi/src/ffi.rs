@@ -25,7 +25,6 @@ use quinion_service::ErrorKind as ServiceErrorKind;
 #[derive(Debug)]
 pub(crate) struct Failure(Box<(i32, String)>);
 
-/// What the functions of the C interface return.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
@@ -89,7 +88,6 @@ impl From<quinion_service::Error> for Failure {
     }
 }
 
-/// What a function of C's returns.
 pub(crate) trait Answer {
     fn of_errno(errno: i32) -> Self;
 }
@@ -106,7 +104,6 @@ impl Answer for i64 {
     }
 }
 
-/// Does what a function of C's is to do, and turns each outcome into a number.
 #[inline(always)]
 pub(crate) fn ffi_call<A: Answer>(call: impl FnOnce() -> Result<A>) -> A {
     match catch_unwind(AssertUnwindSafe(call)) {
@@ -130,7 +127,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     Failure::new(libc::ENOTRECOVERABLE, text)
 }
 
-/// What a panic said. Its payload is not dropped, because that may panic again.
+/// A panic's text. Its payload is not dropped, because that may panic again.
 fn text_of(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -142,7 +139,6 @@ thread_local! {
     static MESSAGE: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// Keeps the message for the thread; returns the error number.
 #[cold]
 fn tell(failure: Failure) -> i32 {
     let (errno, text) = *failure.0;
@@ -196,7 +192,6 @@ mod tests {
         assert!(message().contains("of 7"), "{}", message());
     }
 
-    /// A payload whose end panics as well.
     struct Worse;
 
     impl Drop for Worse {

@@ -25,7 +25,7 @@ use crate::pool::qn_pool;
 /// An open file, made by qn_open(), qn_open_fd(), qn_open_backend(), qn_memory_file() or qn_client_open().
 pub struct qn_file {
     pub(crate) source: Source,
-    /// By which batches of its reads go.
+    /// The cache by which batches of its reads go.
     pub(crate) cache: Option<Cache>,
     process: ForkGuard,
 }
@@ -113,7 +113,6 @@ unsafe impl VersionedStruct for qn_open_options {
     const NAME: &'static str = "qn_open_options";
 }
 
-/// What options say, to the library.
 pub(crate) fn open_options(options: &qn_open_options) -> Result<OpenOptions> {
     check_flags(options.flags, 2 * QN_OPEN_UNCACHED - 1, "a struct qn_open_options")?;
     if options.reserved != 0 {
@@ -143,7 +142,6 @@ pub(crate) fn open_options(options: &qn_open_options) -> Result<OpenOptions> {
     Ok(wanted)
 }
 
-/// What an open is of.
 pub(crate) struct OpenRequest<'a> {
     pub(crate) cache: &'a qn_cache,
     pub(crate) options: OpenOptions,
@@ -251,7 +249,6 @@ pub(crate) fn read_options(flags: u32) -> Result<ReadOptions> {
 }
 
 impl qn_file {
-    /// Reads as a handle without options does.
     #[inline(always)]
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<i64> {
         let read = match &self.source {

@@ -41,7 +41,6 @@ pub struct qn_pin {
     kept: Kept,
 }
 
-/// What keeps the bytes.
 enum Kept {
     Cached(Pinned),
     Served(PinnedBytes),
@@ -58,7 +57,6 @@ impl Handle for qn_pin {
     }
 }
 
-/// The runs of chunks, in order; none if they are too many.
 fn runs_of<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Option<(Vec<qn_run>, u64)> {
     let (mut runs, mut length) = (Vec::<qn_run>::new(), 0);
     for chunk in chunks.filter(|chunk| !chunk.is_empty()) {

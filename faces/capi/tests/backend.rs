@@ -12,7 +12,6 @@ use quinion_capi::*;
 
 const LENGTH: u64 = 1 << 20;
 
-/// What the backend's functions do.
 struct Behaviour {
     read_answer: AtomicI64,
     attributes_answer: AtomicI64,

@@ -1,4 +1,4 @@
-//! The surface: `quinion.h` is what the source says, and no function is forgotten by what stands beside it.
+//! The surface: `quinion.h` equals the source, and all lists of functions are complete.
 //!
 //! ```text
 //!   src/*.rs --cbindgen--> include/quinion.h       compared; QUINION_RECORD=1 writes it
@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The files in the order of the header.
 const FILES: [&str; 11] =
     ["ffi", "cache", "pool", "file", "batch", "pin", "memory", "backend", "client", "stats", "args"];
 
@@ -32,7 +31,6 @@ fn source(file: &str) -> PathBuf {
     package().join("src").join(file).with_extension("rs")
 }
 
-/// The header that the source says.
 fn header() -> String {
     let config = cbindgen::Config::from_root_or_default(package());
     let builder = cbindgen::Builder::new().with_config(config);
@@ -42,7 +40,6 @@ fn header() -> String {
     String::from_utf8(text).expect("it is ASCII")
 }
 
-/// A function of C's: its name, and its body.
 struct Function {
     name: String,
     body: String,

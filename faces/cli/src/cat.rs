@@ -6,11 +6,10 @@
 //!                     '- say why, next file  '- reader gone: end as a signal would; else: say why, end
 //! ```
 //!
-//! Files come out in their order and byte by byte as they are, without a copy of
-//! ours on the way: pieces are pinned in the cache and written from there. A file that
-//! cannot be read is named on standard error and the next is tried. Standard
-//! output that cannot be written ends the command, because every file would
-//! meet the same fate. A URL among the files is written by `quinion-object` (see `other_program.rs`).
+//! Files are written in their order and byte by byte, without a copy in this process: pieces are pinned in the cache
+//! and written from there. A file that cannot be read is named on standard error and the next is tried. Standard output
+//! that cannot be written ends the command, because every file would fail the same way. `quinion-object` writes a URL
+//! among the files (see `other_program.rs`).
 
 use std::fs;
 use std::io::{self, Write, stdout};
@@ -26,7 +25,6 @@ use crate::size::Size;
 use crate::{EXIT_FAILED, build_cache, complain};
 use quinion_cli::output::{EXIT_BROKEN_PIPE, EXIT_NOT_UNDERSTOOD};
 
-/// Bytes that are pinned and written at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Write files to standard output, read through the cache.
@@ -47,15 +45,11 @@ pub struct Arguments {
     files: Vec<PathBuf>,
 }
 
-/// Why a file was not written to its end.
 enum CatError {
-    /// The file: it cannot be opened, cached or read.
     File(String),
-    /// Standard output.
     Output(io::Error),
 }
 
-/// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
     let words: &[&str] = &["cat"];
     let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
@@ -96,7 +90,6 @@ pub fn main(arguments: Arguments) -> ExitCode {
     code
 }
 
-/// Writes the file at `path` to `output`.
 fn cat(cache: &Cache, path: &Path, uncached: bool, output: &mut Output) -> Result<(), CatError> {
     if path == Path::new("-") {
         let wrong = "`-`: standard input is a stream and has no pages to cache; name a file, \
@@ -130,7 +123,7 @@ fn copy(file: &quinion::File, path: &Path, output: &mut Output, progress: &Progr
     }
 }
 
-/// Standard output without the line buffer of the standard library: pieces are written as they are.
+/// Standard output without the line buffer of the standard library.
 struct Output {
     file: fs::File,
     /// Device and inode, if it is a regular file.

@@ -1,4 +1,4 @@
-//! Elf: what a program or a library says of itself, read from its file and never by running it.
+//! Elf: the contents of a program's or library's file, read without running it.
 //!
 //! ```text
 //!   file --Elf::open--> bytes ---> build id, interpreter, needed libraries     what it is, what it loads
@@ -6,15 +6,15 @@
 //!                             ---> loaded segments                             bytes by their address
 //! ```
 //!
-//! Two ask: [`run`](crate::run), which plans how to patch a C library's functions, and
-//! the commands that tell a user what `run` will do with a program.
+//! Its users are [`run`](crate::run), which plans how to patch a C library's functions, and the commands that tell what
+//! `run` will do with a program.
 //!
 //! Invariants:
 //!  1. Only 64-bit little-endian files for x86-64 are read; anything else is an error that says so.
 //!  2. A file may be damaged or hostile: every number in it is checked by the parser, and what cannot be read
 //!     is absent, never a panic.
 //!
-//! The whole file is read into memory, and nothing is kept of it on the way: a C library has 2 MB.
+//! The whole file is read into memory: a C library has 2 MB.
 
 use std::fmt;
 use std::fs::File;
@@ -51,7 +51,7 @@ pub struct Segment {
     pub is_code: bool,
 }
 
-/// A name that a file offers to others, or asks of them.
+/// A name that a file offers to others, or needs from them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Symbol<'a> {
     /// The name without its version.
@@ -81,7 +81,7 @@ pub enum SymbolKind {
     Other,
 }
 
-/// Why a file cannot be read as one of ours.
+/// Why a file cannot be used here.
 #[derive(Debug)]
 pub enum ElfError {
     /// The file cannot be read.
@@ -108,8 +108,8 @@ impl fmt::Display for ElfError {
 
 impl std::error::Error for ElfError {}
 
-/// The number that the linker gave to this very build, if it stands in the file's first page, where linkers put it.
-/// Reads no more than that, and moves no offset.
+/// The linker's identifier of this build, if it is in the file's first page, where linkers put it. Reads no more than
+/// that, and moves no offset.
 pub fn build_id_of(file: &File) -> Option<Vec<u8>> {
     let mut page = [0; 4096];
     let bytes = file.read_at(&mut page, 0).ok()?;
@@ -159,7 +159,7 @@ impl Elf {
         &self.bytes
     }
 
-    /// The number that the linker gave to this very build; `None` if it gave none.
+    /// The linker's identifier of this build; `None` if there is none.
     pub fn build_id(&self) -> Option<Vec<u8>> {
         self.file().build_id().ok().flatten().map(<[u8]>::to_vec)
     }
@@ -182,7 +182,7 @@ impl Elf {
         self.dynamic_strings(&[DT_NEEDED])
     }
 
-    /// The folders it wants its libraries looked for in, as it says it, `$ORIGIN` and all.
+    /// The folders of its libraries as it names them, with `$ORIGIN` unresolved.
     pub fn search_paths(&self) -> Vec<String> {
         self.dynamic_strings(&[DT_RPATH, DT_RUNPATH])
     }
@@ -202,7 +202,7 @@ impl Elf {
             .collect()
     }
 
-    /// The dynamic symbols: what the file offers and what it asks for. Names that are no text are left out.
+    /// The dynamic symbols: what the file offers and what it needs. Names that are not UTF-8 are left out.
     pub fn symbols(&self) -> Vec<Symbol<'_>> {
         let file = self.file();
         let versions = file.elf_section_table().versions(LITTLE, self.bytes.as_slice()).ok().flatten();
@@ -274,7 +274,6 @@ fn kind(symbol: object::elf::SymbolType) -> SymbolKind {
     }
 }
 
-/// The loaded segments whose bytes lie inside the file.
 fn segments(file: &Parsed<'_>, file_bytes: usize) -> Vec<Segment> {
     let headers: &[<FileHeader64<LittleEndian> as FileHeader>::ProgramHeader] = file.elf_program_headers();
     let mut segments = Vec::new();
@@ -361,7 +360,7 @@ mod tests {
         }
     }
 
-    /// Asks everything of a file that may be nonsense.
+    /// Calls everything for a file that may be nonsense.
     fn look(bytes: Vec<u8>) {
         let Ok(elf) = Elf::parse(bytes) else { return };
         let _ = (elf.build_id(), elf.interpreter(), elf.needed(), elf.search_paths(), elf.code().count());

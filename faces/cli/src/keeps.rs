@@ -1,4 +1,4 @@
-//! `quinion keeps`: the caches that `run --keep` left behind, and what they hold.
+//! `quinion keeps`: the caches that `run --keep` left behind, and their contents.
 //!
 //! ```text
 //!   NAME         PROCESS     MEMORY       HELD  RUNS  PROGRAMS    UNUSED  ENDS AFTER
@@ -33,7 +33,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Asks each, and prints what they say.
 pub fn main(arguments: &Arguments) -> ExitCode {
     let kept = match keep::list() {
         Ok(kept) => kept,

@@ -15,8 +15,7 @@
 //!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
 //!
-//! This front end holds no policy. It turns words into calls of the library, and
-//! answers into lines.
+//! This front end holds no policy: it translates arguments into calls of the library, and results into lines.
 //!
 //! | exit code | means |
 //! |---|---|
@@ -24,10 +23,10 @@
 //! | 1 | a file could not be read, or the cache could not be built; standard error says why |
 //! | 2 | the command line was not understood |
 //! | 3 | `doctor`: nothing of the program can be served |
-//! | 141 | the reader of standard output went away (128 + the number of SIGPIPE, as a shell says it) |
+//! | 141 | the reader of standard output has closed it (128 + the number of SIGPIPE, as a shell says it) |
 //!
-//! `run` ends with its program's code instead: 127 if there is no such program,
-//! 126 if it cannot be run, 128 + n if signal n ended it.
+//! `run` ends with its program's code instead: 127 if there is no such program, 126 if it cannot be run, 128 + n if
+//! signal n ended it.
 
 mod cat;
 mod doctor;
@@ -98,7 +97,6 @@ enum Command {
     RepairTerminal,
 }
 
-/// What is said below the options of `run`.
 const ABOUT_KEEPING: &str = "\
 A cache that stays (--keep):
   quinion run --keep -- PROGRAM          the first run starts the cache `default`, and leaves it behind
@@ -177,7 +175,6 @@ enum Attach {
 }
 
 impl Attach {
-    /// As it is written.
     fn word(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -249,7 +246,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the program with a cache of ours as the owner, and ends as it does.
 fn run(arguments: RunArguments) -> ExitCode {
     let options = RunOptions {
         report: match arguments.report {
@@ -295,7 +291,6 @@ fn run(arguments: RunArguments) -> ExitCode {
     }
 }
 
-/// In a cache that ends with the program.
 fn run_alone(
     options: &RunOptions,
     memory: Option<u64>,
@@ -313,7 +308,6 @@ fn run_alone(
     ended.map_err(|error| open_files::said(&error, error.raw_os_error()))
 }
 
-/// A cache of ours, as `run` asks about it.
 struct OwnerStats(Arc<quinion::CacheOwner>);
 
 impl Numbers for OwnerStats {
@@ -325,12 +319,11 @@ impl Numbers for OwnerStats {
     }
 }
 
-/// In a cache that stays.
 fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> Result<RunEnd, String> {
     quinion_cli::run::run_kept(options, wanted).map_err(|error| error.to_string())
 }
 
-/// The process that stays. What is wrong was said to the run that started it.
+/// The process of a kept cache. What is wrong was said to the run that started it.
 fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let KeepArguments { folder, name, memory, idle, attach, rules } = arguments;
     let (attach_word, rule_words) = (attach.word().to_owned(), rules.words());
@@ -351,7 +344,6 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
     }
 }
 
-/// A cache of `memory`, or of the library's default.
 fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
     build(builder(memory)?)
 }
@@ -360,7 +352,7 @@ fn build(builder: quinion::Builder) -> Result<quinion::Cache, String> {
     builder.build().map_err(|error| open_files::said(&error, error.raw_os_error()))
 }
 
-/// The cache becomes smaller while programs are short of memory.
+/// Adds that the cache shrinks while programs are short of memory.
 fn shrinking(builder: quinion::Builder) -> quinion::Builder {
     builder.pressure(Pressure::shrink_to(quinion::Cache::MEMORY_MIN))
 }

@@ -6,10 +6,10 @@
 //!   quinion completions SHELL      what the shell wants to read
 //! ```
 //!
-//! Both say what `--help` says, so they cannot say anything else. `clap_complete` has no kind of value that is a file
-//! or a URL; so for `cat` and `stat`, which take both, the scripts of Bash, Zsh and Fish get a part of ours that
-//! offers the schemes of stores as well. The page of `run` has more sections, on what is no option. Verbs that are for
-//! ourselves are in neither. Packages are made with them (`cargo xtask package`).
+//! Both are made of `--help`'s text. `clap_complete` has no kind of value that is a file or a URL; so for `cat` and
+//! `stat`, which take both, the scripts of Bash, Zsh and Fish get a part that offers the schemes of stores as well. The
+//! page of `run` has more sections, on what is no option. Hidden verbs are in neither. Packages are made with them
+//! (`cargo xtask package`).
 
 use std::fmt::Write as _;
 use std::fs;
@@ -41,7 +41,6 @@ pub struct CompletionsArguments {
     shell: Shell,
 }
 
-/// Prints or writes manual pages.
 pub fn man(arguments: ManArguments) -> ExitCode {
     let done = match &arguments.out {
         Some(folder) => write_pages(folder).map_err(|wrong| complain(&wrong)),
@@ -52,12 +51,10 @@ pub fn man(arguments: ManArguments) -> ExitCode {
     done.map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 
-/// Prints completions.
 pub fn completions(arguments: CompletionsArguments) -> ExitCode {
     print(&script_for(arguments.shell)).map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 
-/// What the shell reads.
 fn script_for(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut without_secrets(), "quinion", &mut script);
@@ -70,18 +67,17 @@ fn script_for(shell: Shell) -> String {
     }
 }
 
-/// The same for the argument of `cat` and `stat`; other verbs' are files alone.
+/// The same for the argument of `cat` and `stat`; other verbs take files alone.
 fn with_urls_in_zsh(script: &str) -> String {
     let line_with_urls = |line: &str| match line.starts_with("'*::files -- ") {
         true => line.replace(":_files'", ":_quinion_files_or_urls'"),
         false => line.to_owned(),
     };
     let lines: Vec<_> = script.split('\n').map(line_with_urls).collect();
-    // The first line says what the script is, and stays the first.
+    // The script's first line names its kind, and stays the first.
     format!("{}\n\n{}{}", lines[0], ZSH_URLS.replace("SCHEMES", SCHEMES), lines[1..].join("\n"))
 }
 
-/// Schemes that are offered: one for each kind of store.
 const SCHEMES: &str = "s3:// gs:// az:// http:// https://";
 
 /// A word that begins like a scheme may be one, or a file. Bash cuts words at colons, so nothing is offered behind one.
@@ -114,7 +110,7 @@ _quinion_files_or_urls() {
 
 ";
 
-/// The command without the verbs that are a secret: what makes completions offers them otherwise.
+/// The command without the hidden verbs, which the generator of completions would offer.
 fn without_secrets() -> clap::Command {
     let command = CommandLine::command();
     let plain = clap::Command::new("quinion").version(env!("CARGO_PKG_VERSION"));
@@ -128,7 +124,6 @@ fn command() -> clap::Command {
     command
 }
 
-/// The verbs that are no secret.
 fn verbs(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     command.get_subcommands().filter(|verb| !verb.is_hide_set())
 }
@@ -145,11 +140,10 @@ fn page_of(verb: Option<&str>) -> Result<String, String> {
     page(wanted).map_err(|error| error.to_string())
 }
 
-/// The page of a command or verb.
 fn page(command: &clap::Command) -> io::Result<String> {
     let mut page = Vec::new();
     let source = concat!("quinion ", env!("CARGO_PKG_VERSION"));
-    // What is said behind the options is in lines that stay as they are.
+    // The text behind the options is in lines that stay as they are.
     let behind = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
     let command_alone = command.clone().after_help(None::<&str>).after_long_help(None::<&str>);
     clap_mangen::Man::new(command_alone).source(source).render(&mut page)?;
@@ -163,7 +157,6 @@ fn page(command: &clap::Command) -> io::Result<String> {
     Ok(page)
 }
 
-/// What the page of `run` says besides.
 const RUN_SECTIONS: [(&str, &str); 4] = [
     (
         "EXIT STATUS",
@@ -208,12 +201,11 @@ quinion doctor PROGRAM                 what run would serve of it",
     ),
 ];
 
-/// Adds a section of lines that stay as they are.
 fn add_section(page: &mut String, title: &str, lines: &str) {
     write!(page, ".SH \"{title}\"\n.nf\n").expect("a string takes it");
     for line in lines.lines() {
         let line = line.replace('\\', "\\e").replace('-', "\\-");
-        // A line that begins so would be a command.
+        // Without the guard roff would take it for a request.
         let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
         writeln!(page, "{guard}{line}").expect("a string takes it");
     }
@@ -284,7 +276,7 @@ mod tests {
         assert!(zsh.contains("_cmdambivalent") && zsh.contains("_files -/"), "{zsh}");
     }
 
-    /// What Bash makes of the last of some words.
+    /// Bash's completions of the last of some words.
     fn completed_by_bash(words: &[&str]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("s3-notes"), "").unwrap();
@@ -302,7 +294,6 @@ mod tests {
     #[test]
     fn schemes_of_stores_are_completed_where_a_url_may_stand() {
         for verb in ["cat", "stat"] {
-            // A file may be meant.
             assert_eq!(completed_by_bash(&["quinion", verb, "s3"]), ["s3://", "s3-notes"]);
             assert_eq!(completed_by_bash(&["quinion", verb, "a", "h"]), ["http://", "https://"]);
             assert_eq!(completed_by_bash(&["quinion", verb, "--server", "s3"]), ["s3-notes"]);

@@ -1,4 +1,4 @@
-//! Other program: verbs that are programs of their own, and URLs, which one of these reads.
+//! Other program: verbs that are separate programs, and URLs, which one of these reads.
 //!
 //! ```text
 //!   quinion serve ..          quinion-serve ..            one cache of objects for a node
@@ -16,7 +16,6 @@ use std::process::{Command, ExitCode};
 
 use quinion_cli::output::{EXIT_FAILED, complain};
 
-/// Schemes of URLs that name objects.
 const SCHEMES: [&str; 9] = ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https"];
 
 /// What a verb hands on, as it stands.
@@ -34,7 +33,6 @@ pub fn is_url(name: &Path) -> bool {
     scheme.is_some_and(|scheme| SCHEMES.contains(&scheme))
 }
 
-/// The program, beside this one or somewhere in PATH.
 fn found(program: &str) -> PathBuf {
     let beside = std::env::current_exe().ok().map(|ours| ours.with_file_name(program));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| program.into())
@@ -50,7 +48,6 @@ fn failed(program: &str, package: &str, error: &std::io::Error) -> ExitCode {
     complain(&why)
 }
 
-/// Becomes the program, with the verb's arguments behind `first`.
 pub fn become_program(program: &str, package: &str, first: &[&str], arguments: &Arguments) -> ExitCode {
     let error = Command::new(found(program)).args(first).args(&arguments.words).exec();
     failed(program, package, &error)
@@ -69,19 +66,16 @@ pub struct AskedServer {
     freshness: Option<OsString>,
 }
 
-/// What `quinion-object` is to do with URLs.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectVerb<'a> {
-    /// Its verb, and options of that.
     pub words: &'a [&'a str],
-    /// The server that is asked, if it is not the store.
     pub server: &'a AskedServer,
-    /// Memory of the cache by which it reads without a server, in bytes, if one was named.
+    /// Memory of the cache by which it reads without a server, in bytes, if given.
     pub memory: Option<u64>,
 }
 
 impl ObjectVerb<'_> {
-    /// Whether there is something for it: a server is asked about URLs alone.
+    /// Checks that there is a URL if a server is named.
     ///
     /// # Errors
     /// A server is named, and no URL.
@@ -94,10 +88,10 @@ impl ObjectVerb<'_> {
         }
     }
 
-    /// Has it done with one URL, and waits.
+    /// Runs it for one URL, and waits.
     ///
     /// # Errors
-    /// How the program ended; as a shell says it, if by a signal.
+    /// The exit code of the program; 128 + n if signal n ended it.
     pub fn done_with(&self, url: &Path) -> Result<(), ExitCode> {
         let mut command = Command::new(found("quinion-object"));
         command.args(self.words);

@@ -1,24 +1,23 @@
 //! Progress: how far a file has been read, for people who watch.
 //!
-//! The bar goes to standard error, and only if that is a terminal and standard output is not: bytes that scroll over
-//! a terminal and a bar on the same one would spoil each other, and a pipe or a log file has no reader for a bar.
+//! The bar goes to standard error, and only if that is a terminal and standard output is not: bytes and a bar on the
+//! same terminal would spoil each other, and a pipe or a log file needs no bar.
 
 use std::io::{IsTerminal, stderr, stdout};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Where a bar is drawn, if it is seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BarPlace {
-    /// A terminal shows standard error and nothing else of ours.
+    /// A terminal shows standard error and nothing else of this process.
     Terminal,
     /// Standard error is no terminal, or the bytes themselves are on the terminal.
     Hidden,
 }
 
 impl BarPlace {
-    /// Looks where the standard streams of this process go.
+    /// By the standard streams of this process.
     pub fn now() -> Self {
         Self::of_terminals(stdout().is_terminal(), stderr().is_terminal())
     }
@@ -28,13 +27,11 @@ impl BarPlace {
     }
 }
 
-/// The bar of one file; it goes away when it is dropped.
 pub struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// A bar for `bytes` bytes of `path`, hidden if `place` says so.
     pub fn new(place: BarPlace, path: &Path, bytes: u64) -> Self {
         let target = match place {
             BarPlace::Terminal => ProgressDrawTarget::stderr(),
@@ -46,7 +43,6 @@ impl Progress {
         Self { bar }
     }
 
-    /// The file has been read up to `bytes`.
     pub fn at(&self, bytes: u64) {
         self.bar.set_position(bytes);
     }

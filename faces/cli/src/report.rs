@@ -7,9 +7,8 @@
 //!     resident    50.0 % (192 of 384)          "kernel":{"resident":0.5000,..}}
 //! ```
 //!
-//! A report is data; what is in it is decided by the part that fills it. The names in
-//! JSON are a promise: they carry their unit and do not change their meaning.
-//! All JSON that the command writes is written here.
+//! A report is data; its users fill it. The names in JSON are a promise: they carry their unit and do not change their
+//! meaning. All JSON that the command writes is written here.
 //!
 //! Invariant: text and JSON of one report say the same, and JSON is one line.
 
@@ -41,7 +40,7 @@ pub enum Value {
         /// Of how many.
         whole: u64,
     },
-    /// A measured number, of which four digits are worth printing; unknown if it is not finite.
+    /// A measured number, of which four digits are printed; unknown if it is not finite.
     Real(f64),
     /// Whether it is so.
     Truth(bool),
@@ -51,7 +50,7 @@ pub enum Value {
     List(Vec<Value>),
     /// Sentences: in text a line each.
     Lines(Vec<String>),
-    /// It could not be found out.
+    /// It is not known.
     Unknown,
     /// Lines of its own.
     Group(Report),
@@ -94,7 +93,6 @@ impl Report {
         printed
     }
 
-    /// Columns that the labels need, those of groups included.
     fn label_width(&self, indent: usize) -> usize {
         let width = |line: &Line| match &line.value {
             Value::Group(group) => group.label_width(indent + INDENT),
@@ -164,7 +162,6 @@ fn groups(values: &[Value]) -> impl Iterator<Item = &Report> {
     })
 }
 
-/// A value as people read it.
 struct Shown<'a>(&'a Value);
 
 impl fmt::Display for Shown<'_> {
@@ -178,7 +175,7 @@ impl fmt::Display for Shown<'_> {
                 write!(f, "{:.1} % ({part} of {whole})", *part as f64 / *whole as f64 * 100.0)
             }
             Value::Truth(truth) => f.write_str(if *truth { "yes" } else { "no" }),
-            // A line stays a line, whatever a file's name contains.
+            // A control character in a file's name must not break the line.
             Value::Text(text) => text.chars().try_for_each(|c| match c.is_control() {
                 true => write!(f, "{}", c.escape_default()),
                 false => f.write_char(c),

@@ -1,7 +1,7 @@
 //! Rules: the options that say which files a run serves, and by what.
 //!
-//! A cache that stays has the rules that it was started with. They are part of what a run may rely on, so one that asks
-//! for others does not join it: the words that say them are compared as they are.
+//! A kept cache has the rules that it was started with. A run may rely on them, so a run with other rules does not join
+//! it: the words of the options are compared.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ impl Arguments {
         Ok(Self { immutable, ..self })
     }
 
-    /// As options, those that are not the default: what a process that stays is started with.
+    /// As options, without defaults: the arguments of a process that stays.
     pub fn words(&self) -> Vec<String> {
         let coherence = (self.coherence == Coherence::Times).then(|| "--coherence=times".to_owned());
         let file_systems = (self.file_systems == FileSystems::All).then(|| "--file-systems=all".to_owned());
@@ -72,7 +72,6 @@ impl Arguments {
         coherence.into_iter().chain(file_systems).chain(immutable).collect()
     }
 
-    /// As the library has them.
     pub fn into_rules(self) -> quinion::ServeRules {
         quinion::ServeRules {
             coherence: match self.coherence {

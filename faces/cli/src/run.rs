@@ -1,4 +1,4 @@
-//! `quinion run`: a program whose reads come from our cache.
+//! `quinion run`: a program whose reads come from the owner's cache.
 //!
 //! ```text
 //!   quinion run -- grep -c the FILE
@@ -7,18 +7,17 @@
 //!     `--starts--> grep, a viewer, and every program it starts: viewers of their own
 //! ```
 //!
-//! We are the program's parent and nothing else to it: it has our terminal, our descriptors and our process group,
-//! gets the signals that are meant for it, and its status becomes ours. Nothing of the program is changed on a disk:
-//! the object is a file in a folder of the user's that no other user can write (`run/object.rs`,
+//! The command is the program's parent and nothing else to it: the program has its terminal, descriptors and process
+//! group, gets the signals that are meant for it, and its status becomes the command's. Nothing of the program is
+//! changed on a disk: the object is a file in a folder of the user's that no other user can write (`run/object.rs`,
 //! `run/user_folder.rs`). What was found out about files is kept for the next run (`run/plan_cache.rs`).
 //!
-//! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
-//! alone.
+//! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`).
 //!
 //! In a control group with a limit the cache has half of that at most, and shrinks under pressure (`run/group.rs`).
 //!
-//! A program that cannot be served (static, set-uid, another machine's) runs as
-//! it would without us, and the report says why.
+//! A program that cannot be served (static, set-uid, another machine's) runs as without the command, and the report
+//! says why.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -71,14 +70,14 @@ use user_folder::Folder;
 /// The interposer; empty where there is none.
 pub static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 
-/// What `quinion run` was asked to do.
+/// The options of `quinion run`.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// Whether to report at the end, and how.
     pub report: Option<Form>,
     /// Where to report; standard error if `None`, standard output if `-`.
     pub report_file: Option<PathBuf>,
-    /// How the program's calls reach us.
+    /// How the program's calls reach the interposer.
     pub intercept: Intercept,
     /// Whether to show on the terminal, while the program runs, what the cache does.
     pub live: bool,
@@ -87,7 +86,7 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// What is wrong with them, as far as that can be known before.
+    /// What is wrong with the options, as far as that can be known before the start.
     fn check(&self) -> io::Result<()> {
         let file = self.report.and(self.report_file.as_deref());
         file.map_or(Ok(()), report::can_be_written)
@@ -100,14 +99,14 @@ pub enum Intercept {
     /// By names, and by patching the C library where that is safe.
     #[default]
     Auto,
-    /// By names alone: what the C library does inside itself is the kernel's.
+    /// By names alone: the kernel gets the calls that the C library makes inside itself.
     Plt,
     /// Not at all.
     Off,
 }
 
 impl Intercept {
-    /// The word for it.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Intercept::Auto => "auto",
@@ -117,9 +116,9 @@ impl Intercept {
     }
 }
 
-/// What a run can ask of the part that made the owner.
+/// The owner's numbers, as a run asks for them.
 pub trait Numbers {
-    /// What the owner did so far.
+    /// The owner's numbers so far.
     fn numbers(&self) -> OwnerNumbers;
     /// The files that are read most, hottest first, at most `most`; none if that is not known.
     fn hottest(&self, _most: usize) -> Vec<HotFile> {
@@ -142,9 +141,9 @@ pub enum RunEnd {
     Signal(i32),
 }
 
-/// The status of a program that is there but cannot be started.
+/// The status of a program that exists but cannot be started.
 pub const CANNOT_START: i32 = 126;
-/// The status of a program that is not there.
+/// The status of a program that does not exist.
 pub const NOT_FOUND: i32 = 127;
 
 impl RunEnd {
@@ -172,9 +171,9 @@ impl RunEnd {
 /// asked for the owner's numbers: afterwards, and while the program runs if the live display is on.
 ///
 /// # Errors
-/// If the owner's side cannot be set up, or it is seen before the start that the report cannot be written; the program
-/// is not started then. Afterwards nothing is worth the program's status: a report that cannot be written is said on
-/// standard error. That a program cannot be started is said there, too, and in the result.
+/// The owner's side cannot be set up, or it is seen before the start that the report cannot be written; the program is
+/// not started then. Afterwards the program's status counts: a report that cannot be written is only said on standard
+/// error. That a program cannot be started is said there, too, and in the result.
 pub fn run(
     options: &RunOptions,
     planning: Planning,
@@ -215,11 +214,11 @@ pub fn run(
     Ok(ended)
 }
 
-/// Runs the program in the cache that is wanted and stays for others, to its end. It is started if it is not there.
+/// Runs the program in the kept cache that is wanted, to its end. The cache is started if it is not there.
 ///
 /// # Errors
-/// Those of [`JoinedCache::join`]. It is seen before the start that the report cannot be written. If the cache is no
-/// more, the report says so.
+/// Those of [`JoinedCache::join`]; or it is seen before the start that the report cannot be written. If the cache has
+/// ended, the report says so.
 pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEnd> {
     if let Err(ended) = look_first(options) {
         return Ok(ended);
@@ -234,7 +233,7 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
         let keep::Numbers { totals, stats, owner, hottest, .. } = numbers(files).unwrap_or_default();
         RunSample { totals, stats, owner, hottest }
     };
-    // A process that has the cache is not stopped with us.
+    // The process of a kept cache is not stopped with this one.
     let (ended, kind) = match run_program(options, |command| lock(&kept).point_to(command), look, || ())? {
         ProgramEnd::ToItsEnd(ended, kind) => (ended, kind),
         ProgramEnd::Not(ended) => return Ok(ended),
@@ -262,21 +261,20 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
     Ok(ended)
 }
 
-/// Writes the report. A failure to write it must not replace the program's status, or the signal that ended it; so it
-/// is only reported, and if standard error takes nothing either, it is lost.
+/// Writes the report. A failure must not replace the program's status, or the signal that ended it; so it is only
+/// reported, and lost if standard error fails, too.
 fn tell(report: &RunReport<'_>, form: Form, file: Option<&Path>) {
     if let Err(error) = report.write(form, file) {
         complain(&error);
     }
 }
 
-/// Writes a line to standard error; that it has no reader is no reason to panic.
+/// Writes a line to standard error; a missing reader is no reason to panic.
 fn complain(wrong: &dyn Display) {
     let _ = writeln!(io::stderr(), "quinion: {wrong}");
 }
 
-/// A plan in the making, of what is to be patched in the program's C library: beside what else is to be done, such as
-/// to make the cache.
+/// A plan of what is patched in the program's C library, made beside other work, such as building the cache.
 #[derive(Debug)]
 pub struct Planning(Option<JoinHandle<Result<Planned, String>>>);
 
@@ -284,7 +282,7 @@ impl Planning {
     /// Begins, if the program is to be patched.
     ///
     /// # Errors
-    /// If there can be no further thread, as under a small `ulimit -d`: the cache has no memory then either.
+    /// There can be no further thread, as under a small `ulimit -d`: the cache has no memory then either.
     pub fn begin(options: &RunOptions) -> io::Result<Self> {
         let name = options.program.first().filter(|_| options.intercept == Intercept::Auto).cloned();
         let begin = |name: OsString| {
@@ -299,7 +297,7 @@ impl Planning {
         })
     }
 
-    /// Waits for the plan, and `hand`s it to the part that shows it to programs. The error says why there is none.
+    /// Waits for the plan, and passes it to `hand`, which shows it to programs. The error says why there is none.
     fn end(self, hand: impl FnOnce(&[u8]) -> io::Result<()>) -> Option<Result<Planned, String>> {
         let defect =
             "planning the patches panicked; this is a defect of Quinion: report it, and use --intercept plt";
@@ -308,29 +306,25 @@ impl Planning {
     }
 }
 
-/// The value behind a lock under which no code panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks whether the program can be started, before anything is made for it. If it is seen that it cannot, that is said
-/// on standard error, and the error is how the command ends.
+/// Checks whether the program can be started, before anything is made for it. If it cannot, that is said on standard
+/// error, and the error is how the command ends.
 pub fn look_first(options: &RunOptions) -> Result<(), RunEnd> {
     let program = &options.program;
     let found = program::obstacle(program).or_else(|| program::linker_missing(program));
     found.map_or(Ok(()), |found| Err(cannot_start(program, &found)))
 }
 
-/// What became of a program.
 enum ProgramEnd {
-    /// It was started, and ended.
     ToItsEnd(RunEnd, Kind),
-    /// It could not be started, which was said; there is nothing to report.
     Not(RunEnd),
 }
 
-/// Starts the program, which `point` points to a cache, and waits for its end; meanwhile what `look` sees is shown, if
-/// that is wanted. Whenever the program is stopped we stop with it, and do what is to be done `before_stop`.
+/// Starts the program, which `point` points to a cache, and waits for its end; meanwhile the display shows what `look`
+/// returns, if it is wanted. Whenever the program stops, this process calls `before_stop` and stops with it.
 fn run_program(
     options: &RunOptions,
     point: impl FnOnce(&mut Command),
@@ -377,23 +371,20 @@ pub fn plan_for(linker: &Path) -> Result<Plan, String> {
     Plan::make(&elf, &object).map_err(|none| read(&none))
 }
 
-/// Where a cache is, as the object in a program is told.
+/// The addresses of a cache, as the object in a program gets them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheLocation {
-    /// The owner's process.
     process: u32,
-    /// The file that programs load.
     object: PathBuf,
-    /// Where its owner listens.
     socket: PathBuf,
     token: u64,
-    /// The number of what is to be patched in the program's C library; `None`, if there is none.
+    /// The number of the plan for the program's C library; `None` if there is none.
     plan: Option<u32>,
 }
 
 impl CacheLocation {
-    /// Lets the program of `command`, once started, view the cache, and count for that run if there is one.
-    /// Objects that are preloaded already stay so, before ours.
+    /// Lets the program of `command`, once started, view the cache, and count for that run if there is one. Other
+    /// preloaded objects stay so, before this one.
     pub fn point_to(&self, command: &mut Command, run: Option<u64>) {
         if PRELOAD.is_empty() {
             return;
@@ -415,7 +406,7 @@ impl CacheLocation {
         };
     }
 
-    /// The process whose cache it is.
+    /// The owner's process.
     pub fn process(&self) -> u32 {
         self.process
     }
@@ -425,7 +416,6 @@ impl CacheLocation {
         message.bytes("socket", self.socket.as_os_str().as_bytes())
     }
 
-    /// Where the owner says it is, for programs that load `object`.
     fn of(message: &Message, object: &Path) -> Option<Self> {
         let process = u32::try_from(message.number_of("process")?).ok()?;
         let socket = OsString::from_vec(message.bytes_of("socket")?);
@@ -434,8 +424,8 @@ impl CacheLocation {
     }
 }
 
-/// Under how many filters of system calls this process is, and with it all that it starts. A program that finds itself
-/// under more than the run is served nothing. `None` if that cannot be told.
+/// The number of filters of system calls of this process, and so of all that it starts. A program that finds more than
+/// the run has is served nothing. `None` if it is not known.
 fn filters_of_system_calls() -> Option<u64> {
     let status = std::fs::read("/proc/self/status").ok()?;
     let status = String::from_utf8_lossy(&status);
@@ -445,8 +435,8 @@ fn filters_of_system_calls() -> Option<u64> {
     value("Seccomp_filters:").or_else(|| (value("Seccomp:").unwrap_or(0) == 0).then_some(0))
 }
 
-/// What a program is to load: what its user wants, and behind it our object: a function that the user's objects wrap is
-/// theirs first, as without us. In a run in a run our object may be among them already.
+/// The value of LD_PRELOAD: the user's objects first, since a function that they wrap is theirs first, as without the
+/// command. In a run in a run the object may be among them already.
 fn preload(object: &Path, others: Option<OsString>) -> OsString {
     let mut all = OsString::new();
     let others = others.unwrap_or_default();
@@ -461,9 +451,9 @@ fn preload(object: &Path, others: Option<OsString>) -> OsString {
     all
 }
 
-/// What a program that was built with AddressSanitizer is to be told besides its user's `options`. Its runtime ends it
-/// if any object was loaded before that, as ours is; in which order they come makes no difference to either. It may be
-/// a program that the one we start starts, so all are told.
+/// The options of AddressSanitizer's runtime besides the user's `options`. It ends a program if any object was loaded
+/// before it, as this one is; the order makes no difference to either. A child of the program may be built with it, so
+/// all get the options.
 fn asan_options(options: Option<OsString>) -> OsString {
     let mut all = options.filter(|options| !options.is_empty()).unwrap_or_default();
     if !all.is_empty() {
@@ -490,8 +480,8 @@ impl Session {
         Self::start_in(owner, Folder::of_user()?)
     }
 
-    /// The same in `folder`, the user's: what programs load lies there, they connect there, and it has what is
-    /// remembered of earlier runs.
+    /// The same in `folder`, the user's: programs load the object from there and connect there, and it remembers
+    /// earlier runs.
     fn start_in(owner: Arc<dyn Owner>, folder: Folder) -> io::Result<Self> {
         let (socket, listener) = Socket::listen_in(folder.path())?;
         let object = object::place(&folder)?;
@@ -508,18 +498,18 @@ impl Session {
         Ok(Self { service, socket, object, plan: None, owner })
     }
 
-    /// Programs that are pointed to the cache from now on have their C library patched as `plan` says.
+    /// Has programs that are pointed to the cache from now on patch their C library as `plan` says.
     pub fn patch_by(&mut self, plan: &[u8]) -> io::Result<()> {
         self.plan = Some(self.add_plan(plan)?);
         Ok(())
     }
 
-    /// Where the service does what may wait: one bound is for all that holds a descriptor of ours meanwhile.
+    /// The service's queues for work that may wait: one bound is for all that holds a descriptor of this process
+    /// meanwhile.
     fn queues(&self) -> SerialQueues {
         self.service.queues()
     }
 
-    /// Keeps a plan for programs that ask for it by its number.
     fn add_plan(&self, plan: &[u8]) -> io::Result<u32> {
         Ok(self.service.add_plan(sealed_file("quinion-plan", plan)?))
     }
@@ -556,7 +546,7 @@ impl Session {
     }
 }
 
-/// Bytes as a file that cannot be changed and that is removed with this process.
+/// A memory file with these bytes, which cannot be changed.
 fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, Mode, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -576,7 +566,6 @@ fn cannot_start(program: &[OsString], found: &Obstacle) -> RunEnd {
     RunEnd::Status(*status)
 }
 
-/// The program and its arguments on one line.
 fn title(program: &[OsString]) -> String {
     program.iter().map(|word| word.to_string_lossy().escape_debug().to_string()).collect::<Vec<_>>().join(" ")
 }
@@ -594,7 +583,7 @@ fn wait(
             return Ok(status);
         }
         if signals::has_stopped(process) {
-            // A process that started us sees us stop with the program, and continues both.
+            // A process that started this one sees it stop with the program, and continues both.
             live.inspect(|live| live.hide());
             before_stop();
             signals::stop_here();

@@ -6,8 +6,8 @@
 //!   25%                                    of the memory of the machine or container
 //! ```
 //!
-//! As in the units of IEC and SI, only those written with a B alone are powers of 1000.
-//! Whether a size is enough for a cache is not decided here; the library knows.
+//! As in the units of IEC and SI, only those written with a B alone are powers of 1000. The library checks whether a
+//! size is enough for a cache.
 
 use std::fmt;
 use std::str::FromStr;
@@ -108,7 +108,6 @@ impl Size {
     }
 }
 
-/// Bytes of a unit of memory; "" is the unit of plain bytes.
 fn unit_bytes(unit: &str) -> Option<u64> {
     match unit.to_ascii_lowercase().as_str() {
         "" | "b" => Some(1),
@@ -124,7 +123,6 @@ fn unit_bytes(unit: &str) -> Option<u64> {
     }
 }
 
-/// A number with a few decimal places, kept exactly: `digits / 10^places`.
 struct Decimal {
     digits: u64,
     places: u32,

@@ -1,4 +1,4 @@
-//! Stat: what a file is to the cache, and how much of it the kernel keeps.
+//! Stat: size and identity of files, and how much of them the kernel caches.
 //!
 //! ```text
 //!   size and identity     what makes it this file and this content
@@ -7,9 +7,8 @@
 //!   kernel page cache     pages of it that the kernel keeps already
 //! ```
 //!
-//! A command that has just started has an empty cache of its own, so there is
-//! nothing to say about that; a running `quinion run` reports at its end.
-//! Nothing of the file is read, so asking does not change the answer.
+//! A command that has just started has an empty cache of its own, so there is nothing to say about that; a running
+//! `quinion run` reports at its end. Nothing of the file is read, so asking does not change the answer.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -78,11 +77,10 @@ pub fn main(arguments: Arguments) -> ExitCode {
     code
 }
 
-/// What is to be said of the file at `path`.
 fn stat(cache: &Cache, path: &Path) -> Result<Report, String> {
     let file = cache.open(path).map_err(|error| error.to_string())?;
     let named = |error: io::Error| format!("{}: {error}", path.display());
-    // Opened a second time only to ask the kernel; should it have become a pipe meanwhile, this does not block.
+    // Opened a second time only to ask the kernel; if it is a pipe by now, this does not block.
     let plain = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(named)?;
     let metadata = plain.metadata().map_err(named)?;
 
@@ -101,7 +99,6 @@ fn pages(bytes: u64) -> u64 {
     bytes.div_ceil(4096)
 }
 
-/// What makes it this file.
 fn identity(metadata: &fs::Metadata) -> Report {
     let device = format!("{}:{}", rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
     let mut report = Report::new();
@@ -112,7 +109,6 @@ fn identity(metadata: &fs::Metadata) -> Report {
     report
 }
 
-/// A time in UTC, with all the digits that make it an identity.
 fn time(time: io::Result<std::time::SystemTime>) -> Value {
     let since = time.ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(Value::Unknown, |since| {
@@ -142,7 +138,6 @@ fn date(days: u64) -> (u64, u64, u64) {
     (year, month as u64 + 1, left + 1)
 }
 
-/// How its pages would be fetched.
 fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {
     let mut report = Report::new();
     report.add("mechanism", "mechanism", Value::Text(file.mechanism().to_owned()));
@@ -159,7 +154,6 @@ fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {
     report
 }
 
-/// How much of it the kernel keeps.
 fn kernel(kept: Option<Residency>, pages: u64) -> Report {
     let number = |number: Option<u64>| number.map_or(Value::Unknown, Value::Number);
     // The file may have grown since its size was asked for; a share is never above one.

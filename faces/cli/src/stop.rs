@@ -6,9 +6,8 @@
 //!   stop --all      all of this user
 //! ```
 //!
-//! It returns when they have ended and their memory is the machine's again. Programs that use one go on by the
-//! kernel. One that does not answer is killed: nothing is in it that is not in files. That there is none is no error
-//! for a user that wants none to be there, unless it was named.
+//! It returns when they have ended and their memory is free. Programs that use one go on by the kernel. One that does
+//! not answer is killed: its data is in files, too. A missing cache is an error only if it was named.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

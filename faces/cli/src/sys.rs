@@ -1,12 +1,11 @@
-//! Sys: how much of a file the kernel keeps in its own page cache, and what this kernel lets us do.
+//! Sys: how much of a file the kernel has in its page cache, and what this kernel allows.
 //!
 //! ```text
-//!   ending     a signal to end, as a descriptor      probes   what this kernel lets us do, by trying it
+//!   ending     a signal to end, as a descriptor      probes   what this kernel allows, by trying it
 //! ```
 //!
-//! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is
-//! missing or forbidden, `mincore` is asked through a mapping, a piece at a time;
-//! it knows fewer things and answers only for files that we may write.
+//! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is missing or forbidden, `mincore` is
+//! asked through a mapping, a piece at a time; it tells less, and only for files that this process may write.
 //!
 //! Nothing here reads the file, so asking does not change the answer.
 #![allow(unsafe_code, reason = "system calls on addresses: none of them is safe by itself")]
@@ -40,17 +39,15 @@ pub fn residency(file: &File, bytes: u64) -> io::Result<Residency> {
     cachestat(file).or_else(|_| mincore(file, bytes))
 }
 
-/// The system call's number, the same on every machine but one that Rust does not support.
+/// The system call's number on all machines that Rust supports.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// A range of bytes, as the kernel wants it; a length of 0 means to the end.
 #[repr(C)]
 struct CachestatRange {
     start: u64,
     bytes: u64,
 }
 
-/// Numbers of pages, as the kernel answers.
 #[repr(C)]
 #[derive(Default)]
 struct Cachestat {
@@ -84,7 +81,6 @@ fn cachestat(file: &File) -> io::Result<Residency> {
     })
 }
 
-/// Bytes that are mapped at a time.
 const PIECE_BYTES: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 4096;
 
@@ -96,7 +92,6 @@ fn mincore(file: &File, bytes: u64) -> io::Result<Residency> {
     Ok(Residency { pages, dirty_pages: None, method: "mincore" })
 }
 
-/// Resident pages of a piece of at least one byte at `start`.
 fn mincore_piece(file: &File, start: u64, bytes: u64) -> io::Result<u64> {
     let len = bytes as usize;
     let mut states = vec![0_u8; bytes.div_ceil(PAGE_BYTES) as usize];

@@ -23,10 +23,8 @@ use disk::{
     Ended, MEMORY, Report, assert_bytes, assert_same, noise, plain, program, python, quinion, scratch,
 };
 
-/// After this time a command counts as hung.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// Runs a command, and fails if it hangs.
 #[track_caller]
 fn output(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -59,7 +57,6 @@ fn run(words: &[&str]) -> Command {
     command
 }
 
-/// Runs a program with a report; returns its output and the report.
 #[track_caller]
 fn reported(words: &[&str]) -> (Output, Report) {
     let scratch = scratch();
@@ -300,7 +297,6 @@ fn a_report_that_cannot_be_written() {
     assert!(!made.exists(), "the program has not run");
 }
 
-/// The program `programs/static.c`.
 fn compiled(folder: &Path, flags: &[&str]) -> Option<PathBuf> {
     let path = folder.join("copier");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/static.c");
@@ -407,7 +403,6 @@ impl CommandedProgram {
     }
 }
 
-/// The program's answer when it reads these bytes.
 fn answer(bytes: &[u8]) -> String {
     let mut child =
         plain("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
@@ -487,7 +482,6 @@ const HEEDING: &str = "import os, signal, sys\n\
     for name in 'HUP', 'INT', 'TERM', 'PIPE', 'XFSZ': signal.signal(getattr(signal, 'SIG' + name), signal.SIG_DFL)\n\
     os.execv(sys.argv[1], sys.argv[1:])";
 
-/// Starts a program that reads a file slowly, and waits until it reads: its owner, and a thread that reads its output.
 fn slow(path: &Path, naps: &str) -> (Child, JoinHandle<Vec<u8>>) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/slow.py");
     let command = run(&[text(python()), script, text(path), naps]);

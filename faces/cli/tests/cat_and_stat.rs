@@ -9,7 +9,6 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// A folder on a real disk where there is one, and files in it.
 struct Files(TempDir);
 
 impl Files {

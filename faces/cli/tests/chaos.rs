@@ -41,13 +41,11 @@ const OPERATIONS: &str = "3000";
 const PHASE_MILLISECONDS: u64 = 1500;
 /// How much longer than without the cache a round may take. Any round that takes this long hangs.
 const HANGS: Duration = Duration::from_secs(90);
-/// Failures after which the test stops.
 const FAILURES_MAX: usize = 12;
 
 /// Rounds run one at a time: two at once would slow each other, and they share the time limit.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The program, compiled once.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PROGRAM.get_or_init(|| {
@@ -83,7 +81,6 @@ fn signal(process: i32, signal: i32) {
     unsafe { libc::kill(process, signal) };
 }
 
-/// Programs in a process group of their own, and all of their output.
 struct Started {
     child: Child,
     output: Receiver<String>,
@@ -113,7 +110,6 @@ impl Started {
     fn pid(&self) -> i32 {
         self.child.id() as i32
     }
-    /// Its standard error, once it has ended.
     fn errors(&self) -> String {
         self.errors.recv_timeout(Duration::from_secs(5)).unwrap_or_default()
     }
@@ -124,7 +120,6 @@ impl Started {
             .map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default())
             .any(|all| !all.is_empty())
     }
-    /// Kills all of the group, and waits until its processes have ended.
     fn kill(&mut self) {
         signal(-self.pid(), libc::SIGKILL);
         let _ = self.output.recv_timeout(Duration::from_secs(20));
@@ -139,7 +134,6 @@ impl Drop for Started {
     }
 }
 
-/// The mode of a round: how its programs are run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
     /// Without the cache, to test the harness.
@@ -148,7 +142,6 @@ enum Mode {
     AtOnce,
 }
 
-/// What happens to the owner of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     /// Nothing: its report is written afterwards.
@@ -159,7 +152,6 @@ enum Life {
     Kept,
 }
 
-/// One round. Its seed and mode determine all of it, except how threads are interleaved.
 struct Round {
     seed: u64,
     mode: Mode,
@@ -170,7 +162,6 @@ struct Round {
     runtime: TempDir,
 }
 
-/// A class, and a description.
 type Failure = (String, String);
 
 impl Round {
@@ -221,7 +212,6 @@ impl Round {
         words.map(str::to_owned).into_iter().chain(numbers.map(|number| number.to_string())).collect()
     }
 
-    /// Owners of this round's folder, reachable or not.
     fn owners(&self, first: &[i32]) -> Vec<i32> {
         if self.life == Life::Own {
             return first.to_vec();
@@ -297,7 +287,6 @@ impl Round {
         if self.kind == "twin" { self.go_twin() } else { self.go_shared() }
     }
 
-    /// Bytes that were served, as far as there is a report.
     fn served(&self) -> u64 {
         let calm = self.life == Life::Calm && self.mode != Mode::Alone && self.report().exists();
         if calm { disk::Report::read(&self.report()).served() } else { 0 }
@@ -424,7 +413,6 @@ impl Drop for Round {
     }
 }
 
-/// Runs rounds for `time`, from the seed that is asked for, and fails with all differences.
 #[track_caller]
 fn rounds(mode: Mode, time: Duration) {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -22,7 +22,6 @@ const NOBODY: u32 = 65534;
 const AT_ONCE: &[&str] = &["--attach", "at-once"];
 const TIMES: &[&str] = &["--attach", "at-once", "--coherence", "times"];
 
-/// The program, compiled once; users other than root can run it.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PROGRAM.get_or_init(|| {
@@ -37,14 +36,12 @@ fn program() -> &'static Path {
     path
 }
 
-/// A folder that every user may search.
 fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).expect("it is ours");
     folder
 }
 
-/// A file of random bytes that every user may write, with times so old that they can be trusted.
 fn file(folder: &Path, name: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, disk::noise(300_000, 7)).expect("the disk has room");
@@ -100,7 +97,6 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A process that reads commands, line by line.
 struct Actor {
     child: Child,
     from: BufReader<ChildStdout>,

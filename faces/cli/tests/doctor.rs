@@ -15,7 +15,6 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The prediction for a program in JSON, and the exit code.
 fn asked(program: &Path) -> (String, i32) {
     let folder = tempfile::tempdir().unwrap();
     let output = quinion(&[
@@ -34,7 +33,6 @@ fn asked(program: &Path) -> (String, i32) {
     (said, output.status.code().unwrap())
 }
 
-/// Whether `run` serves the program, by its own report.
 fn is_run_served(program: &Path, arguments: &[&str]) -> bool {
     let words = [
         "run",

@@ -57,7 +57,6 @@ fn fsx_finds_nothing_wrong() {
     }
 }
 
-/// Fsx can find faults: told to leave out one operation, it finds that, unless the operation changes nothing.
 #[test]
 fn fsx_finds_a_planted_error() {
     let folder = scratch();

@@ -11,10 +11,8 @@ mod disk;
 use disk::{plain, quinion, scratch};
 
 const MIB: usize = 1 << 20;
-/// The memory limit of the group.
 const LIMIT: usize = 300 * MIB;
 
-/// A group inside this process's, with that limit; removed when it is dropped.
 struct Group(PathBuf);
 
 impl Group {
@@ -41,7 +39,6 @@ impl Group {
         }
     }
 
-    /// Runs `quinion run --memory MEMORY -- python3 -c SCRIPT FILE` in the group.
     fn run(&self, memory: &str, script: &str, file: &Path, report: &Path) -> Output {
         let mut command = plain("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs"));

@@ -31,7 +31,6 @@ const FILE_BYTES: u64 = (PAGES - 1) * PAGE + 1234;
 /// The pages that a hint of a part of the file names, in `programs/hints.c`.
 const PART: Range<u64> = 50..150;
 
-/// The program, compiled once.
 fn program() -> &'static Path {
     static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, program) = BUILT.get_or_init(|| {
@@ -45,25 +44,19 @@ fn program() -> &'static Path {
     program
 }
 
-/// How the program's calls are intercepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    /// By names alone.
     Names,
-    /// By the C library, patched.
     Patched,
 }
 
-/// The result of a case.
 #[derive(Debug)]
 struct Outcome {
-    /// What the program printed.
     printed: String,
     totals: ViewerTotals,
     stats: Stats,
 }
 
-/// A file on a disk, in a folder of its own.
 fn file() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let path = folder.path().join("file");
@@ -72,7 +65,6 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What the program prints without a cache.
 fn printed_alone(case: &str, path: &Path) -> String {
     let output =
         Command::new(program()).arg(case).arg(path).stdin(Stdio::null()).output().expect("it starts");
@@ -80,14 +72,12 @@ fn printed_alone(case: &str, path: &Path) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The pages of `file` that the cache has.
 fn cached(file: &File) -> Vec<Range<u64>> {
     let ranges = file.residents(0, u64::MAX).expect("not forked");
     let there = ranges.filter(|range| range.state == PageState::Cached);
     there.map(|range| range.bytes.start / PAGE..range.bytes.end.div_ceil(PAGE)).collect()
 }
 
-/// Waits until the cache has exactly the pages `expected` of `file`; fails with those it has after a minute.
 #[track_caller]
 fn wait_until_cached(what: &str, file: &File, expected: &[Range<u64>]) {
     let began = Instant::now();
@@ -97,7 +87,6 @@ fn wait_until_cached(what: &str, file: &File, expected: &[Range<u64>]) {
     assert_eq!(cached(file), expected, "{what} (right: the pages expected)");
 }
 
-/// Runs a case under a cache, which then has to have exactly the expected pages of the file.
 #[track_caller]
 fn leaves_cached(case: &str, way: Way, expected: &[Range<u64>]) -> Outcome {
     let (_folder, path) = file();
@@ -131,7 +120,6 @@ fn leaves_cached(case: &str, way: Way, expected: &[Range<u64>]) -> Outcome {
     Outcome { printed, totals, stats: cache.stats() }
 }
 
-/// A case in both ways.
 #[track_caller]
 fn leaves_cached_both_ways(case: &str, expected: &[Range<u64>]) -> [Outcome; 2] {
     [Way::Names, Way::Patched].map(|way| leaves_cached(case, way, expected))

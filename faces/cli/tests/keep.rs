@@ -33,7 +33,6 @@ enum Turn {
     Alone(RwLockWriteGuard<'static, ()>),
 }
 
-/// A user's folder of kept caches, and a folder for files.
 struct Home {
     runtime: TempDir,
     files: TempDir,
@@ -55,7 +54,6 @@ impl Home {
         Self { runtime, files: scratch(), _turn: turn }
     }
 
-    /// A file of random bytes.
     fn file(&self, name: &str, seed: u64) -> PathBuf {
         let path = self.files.path().join(name);
         fs::write(&path, noise(FILE_BYTES, seed)).expect("the disk has room");
@@ -68,7 +66,6 @@ impl Home {
         command
     }
 
-    /// `quinion run --keep -- WORDS`, with a report file.
     fn run(&self, words: &[&str]) -> Command {
         self.run_as("default", &[], words)
     }
@@ -84,7 +81,6 @@ impl Home {
         self.files.path().join(format!("{name}.report"))
     }
 
-    /// Runs a program, which must succeed; returns its output and the report.
     #[track_caller]
     fn ran(&self, options: &[&str], words: &[&str]) -> (Vec<u8>, Report) {
         let output = self.run_as("default", options, words).output().expect("our own command starts");
@@ -92,7 +88,6 @@ impl Home {
         (output.stdout, Report::read(&self.report_of("default")))
     }
 
-    /// Reads the file, which must give its current bytes; returns the report.
     #[track_caller]
     fn reads(&self, path: &Path) -> Report {
         let (read, report) = self.ran(&[], &["cat", path.to_str().expect("a plain path")]);
@@ -107,7 +102,6 @@ impl Home {
         report
     }
 
-    /// The owners of this folder's caches, reachable or not.
     fn owners(&self) -> Vec<u32> {
         let folder = self.runtime.path().join("quinion");
         let is_owner = |words: &[u8]| {
@@ -175,7 +169,6 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The number behind the first `what`.
 #[track_caller]
 fn after(text: &str, what: &str) -> u64 {
     let value = text.split_once(what).unwrap_or_else(|| panic!("{what} is not in {text}")).1;
@@ -195,7 +188,6 @@ for line in sys.stdin:
     print(h.hexdigest(), flush=True)
 ";
 
-/// A run whose program waits for commands.
 struct Waiting {
     run: Ended,
     input: Option<std::process::ChildStdin>,
@@ -225,7 +217,6 @@ impl Waiting {
         writeln!(self.input.as_mut().expect("it was not ended"), "go").expect("it listens");
         self.line()
     }
-    /// Closes the program's input, which ends it.
     fn end(&mut self) -> std::process::ExitStatus {
         self.input = None;
         self.run.wait()
@@ -532,7 +523,6 @@ fn options_that_contradict_the_cache_are_refused_with_a_remedy() {
     assert_eq!(home.owners().len(), 2, "a run that failed to start leaves no owner");
 }
 
-/// Sends one line to the owner, and returns one line of its answer.
 fn said(home: &Home, name: &str, line: &str) -> String {
     let socket = home.runtime.path().join(format!("quinion/{name}.socket"));
     let mut stream = UnixStream::connect(socket).expect("the owner listens");
@@ -565,7 +555,6 @@ fn another_version_is_refused_and_can_still_be_stopped() {
     until(|| home.owners().is_empty());
 }
 
-/// A socket whose close waits for a quarter of an hour, and its other end.
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let stream =
@@ -1022,7 +1011,6 @@ fn a_file_system_that_hangs_when_a_copied_file_is_closed_delays_no_other() {
 }
 
 fn closes_hang(attach: &str) {
-    /// Files for each program.
     const FILES: usize = 10;
     /// Opens the files and reads them for each line of input, for as long as it takes to start the maximum of workers,
     /// and prints that it has; it closes none.

@@ -33,13 +33,12 @@ fn make_cold(path: &Path) {
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("a hint");
 }
 
-/// Runs a program with the options, and returns its report. The program must print what it prints without us.
+/// Runs a program with the options, and returns its report. The program must print what it prints without the cache.
 #[track_caller]
 fn run(options: &[&str], words: &[&str]) -> Report {
     run_with("64M", options, words)
 }
 
-/// The same with `--memory`.
 #[track_caller]
 fn run_with(memory: &str, options: &[&str], words: &[&str]) -> Report {
     let folder = scratch();
@@ -124,7 +123,7 @@ print(rounds >= 4, os.pread(fd, 4096, 4096)[:8])
     make(&path, LARGE);
     std::fs::write(&program, READS).expect("the disk has room");
     let [path, program] = [&path, &program].map(|path| path.to_str().expect("a plain name"));
-    // Without us it would run for a minute, since no round of it is free of system calls.
+    // Without `run` it would run for a minute, since no round of it is free of system calls.
     let report = report_of(&["python3", program, path]);
     assert!(left(&report) >= 1, "the interpreter's own files are, too: {report:?}");
     assert_eq!(report.number("served", "reads"), report.number("served", "hits"), "it was there: {report:?}");
@@ -177,7 +176,6 @@ fn a_file_that_several_programs_read_in_turn_is_taken_over_too() {
     assert!(report.served() >= LARGE as u64, "it was never taken over: {report:?}");
 }
 
-/// Runs a program only under `run`.
 fn report_of(words: &[&str]) -> Report {
     let folder = scratch();
     let report = folder.path().join("report");

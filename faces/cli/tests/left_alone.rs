@@ -18,7 +18,6 @@ use disk::{Report, noise, quinion, scratch};
 
 const FILE_BYTES: usize = 300_123;
 
-/// The program and the object, each compiled once.
 fn built(name: &str) -> PathBuf {
     static BUILT: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = BUILT.get_or_init(|| {
@@ -34,7 +33,6 @@ fn built(name: &str) -> PathBuf {
     folder.path().join(name)
 }
 
-/// Runs the program with and without the cache, with these variables; the outputs are the same. The report's.
 #[track_caller]
 fn same_with_and_without(words: &[&str], variables: &[(&str, &Path)]) -> Report {
     let folder = scratch();
@@ -67,7 +65,7 @@ fn a_users_object_that_changes_what_read_brings_is_called() {
     }
 }
 
-/// Of each system call that our object makes at its start, and that programs can do without.
+/// Each system call that the interposer makes at its start, and that programs can do without.
 #[test]
 fn a_program_that_starts_under_a_filter_is_not_ended_by_it() {
     const GETPID: &str = "39";
@@ -260,7 +258,6 @@ fn a_child_with_threads_gets_the_numbers_of_descriptors_that_it_gets_without() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 children got another number\n", "{output:?}");
 }
 
-/// Has a child with threads cut a file that its parent is served.
 const CUTS_MEANWHILE: &str = r"
 import os, sys, threading
 for reads in (False, True):
@@ -371,7 +368,7 @@ fn files_are_served_that_more_threads_open_than_there_are_slots() {
     assert!(told.contains("\"no_owner\":0") || !told.contains("no_owner"), "{told}");
 }
 
-/// A program of another C library that a program of the run starts runs as without us.
+/// A program of another C library that a program of the run starts runs as without `run`.
 #[test]
 fn a_program_of_another_c_library_runs_as_without() {
     let folder = scratch();

@@ -19,7 +19,6 @@ use disk::{Report, noise, quinion, scratch};
 
 const FILE_BYTES: usize = 300_123;
 
-/// The program, compiled once.
 fn program() -> &'static Path {
     static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, program) = BUILT.get_or_init(|| {
@@ -34,7 +33,6 @@ fn program() -> &'static Path {
     program
 }
 
-/// The output of a command and how it ended.
 #[track_caller]
 fn told(mut command: Command) -> (String, Option<i32>) {
     let output = command.stdin(Stdio::null()).output().expect("it starts");
@@ -42,7 +40,6 @@ fn told(mut command: Command) -> (String, Option<i32>) {
     (String::from_utf8(output.stdout).expect("text"), output.status.code())
 }
 
-/// Runs `words` under `run`, and returns its output and report.
 #[track_caller]
 fn run(attach: &str, words: &Command) -> ((String, Option<i32>), Report) {
     let report = scratch();

@@ -16,12 +16,10 @@ use std::time::{Duration, Instant};
 
 const ROWS: u16 = 24;
 const COLUMNS: u16 = 80;
-/// The beginning of a panel's first row.
 const MARK: &str = "- quinion: ";
 /// A machine that takes longer than this is stuck, not slow.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// A terminal, and the programs that run on it.
 struct Terminal {
     master: File,
     screen: vt100::Parser,
@@ -40,12 +38,10 @@ impl Terminal {
         Self::command_in(runtime, rows, &[&["run"], arguments].concat())
     }
 
-    /// Runs `quinion ARGUMENTS` so.
     fn command_in(runtime: &Path, rows: u16, arguments: &[&str]) -> Self {
         Self::script_in(runtime, rows, ("\"$@\"; echo ended with $?; read line", arguments))
     }
 
-    /// The same by a script of the shell's, whose arguments are that command.
     fn script_in(runtime: &Path, rows: u16, (script, arguments): (&str, &[&str])) -> Self {
         let (master, slave) = pseudo_terminal(rows);
         let mut shell = Command::new("sh");
@@ -69,7 +65,6 @@ impl Terminal {
         Self { master, screen, bytes: Vec::new(), child: shell.spawn().unwrap() }
     }
 
-    /// Reads the output until the screen is as wanted.
     fn wait_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
         let begun = Instant::now();
         while !is_so(&self.shown()) {
@@ -93,12 +88,10 @@ impl Terminal {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// Types a line.
     fn say(&mut self, line: &str) {
         writeln!(self.master, "{line}").unwrap();
     }
 
-    /// The number that a program printed after `name`.
     fn number_after(&self, name: &str) -> i32 {
         let shown = self.shown();
         let number = shown.lines().find_map(|line| line.strip_prefix(name));
@@ -158,7 +151,6 @@ fn kill(process: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
 
-/// The arguments that run a script, watched.
 fn watched(script: &str) -> [&str; 8] {
     ["--live", "--attach=at-once", "--memory=16M", "--report=none", "--", "sh", "-c", script]
 }

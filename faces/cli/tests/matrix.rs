@@ -139,7 +139,6 @@ fn ripgrep() {
     assert!(report.served() > many_bytes() / 10 * 9, "{report:?}");
 }
 
-/// Bytes of the folder `many`.
 fn many_bytes() -> u64 {
     let entries = files().join("many").read_dir().expect("the folder is there");
     entries.map(|entry| size(&entry.expect("it can be read").path())).sum()
@@ -200,7 +199,7 @@ fn sqlite3() {
 
 // ---- programs that are left to the kernel, in part or whole ---------------------------------------------------------
 
-/// It opens its file as descriptor 0, where C library streams might read without us.
+/// It opens its file as descriptor 0, where C library streams might read unseen.
 #[test]
 fn dd() {
     same(&["dd", "if=binary", "bs=64k", "status=none"]);

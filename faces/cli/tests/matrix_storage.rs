@@ -33,7 +33,6 @@ const FIO_BLOCKS: [&str; 5] =
 const READ_IN_TURN: &str = "--rw=read";
 const READ_AT_RANDOM: &str = "--rw=randread";
 
-/// A folder with the file `blocks`.
 fn blocks() -> TempDir {
     let folder = scratch();
     let mut fio = plain(program("fio"));
@@ -44,7 +43,6 @@ fn blocks() -> TempDir {
     folder
 }
 
-/// Its errors and the KiB that it read, from its output for programs; version 3 has them in these fields.
 fn errors_and_kib(output: &Output) -> (String, u64) {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find(|line| line.starts_with("3;fio-"));
@@ -124,7 +122,6 @@ fn fio_would_find_it() {
 const DB_BYTES: u64 = 20_000 * (16 + 1_000);
 const DB_SHAPE: [&str; 4] = ["--db=database", "--num=20000", "--value_size=1000", "--compression_type=none"];
 
-/// A folder with the database `database`.
 fn database() -> TempDir {
     let folder = scratch();
     let mut fill = plain(program("db_bench"));
@@ -145,7 +142,6 @@ fn counts(output: &Output, benchmark: &str) -> Vec<String> {
     std::iter::once(words[at - 1].to_owned()).chain(found).collect()
 }
 
-/// Both ways, from equal databases; returns the report.
 #[track_caller]
 fn db_bench(benchmark: &str, more: &[&str], expected_counts: &[&str]) -> u64 {
     let folder = database();

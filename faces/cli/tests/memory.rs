@@ -28,7 +28,6 @@ fn proportional(process: u32) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The children of a process whose first thread makes all of them.
 fn children(process: u32) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|number| number.parse().ok()).collect()
@@ -63,7 +62,6 @@ fn watch(words: &[&str], file: &Path) -> Peaks {
     }
 }
 
-/// A file of `bytes`, in pieces that differ.
 fn make(path: &Path, bytes: u64) {
     let mut piece = noise(1 << 20, 7);
     let mut file = File::create(path).expect("the disk can be written");

@@ -14,7 +14,6 @@ use std::process::Output;
 mod disk;
 use disk::{Report, plain, program, quinion, scratch};
 
-/// The program and a file for it, in a folder.
 struct Stage(tempfile::TempDir);
 
 impl Stage {
@@ -35,7 +34,6 @@ impl Stage {
         let mut command = plain(self.path("storm"));
         command.current_dir(self.0.path()).args(words).output().expect("it starts")
     }
-    /// Under `run`; returns its output, and how many bytes were served.
     fn served(&self, words: &[&str]) -> (Output, u64) {
         let report = self.path("report");
         let mut command = quinion();

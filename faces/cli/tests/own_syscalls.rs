@@ -19,17 +19,14 @@ use quinion_cli::elf::Elf;
 use quinion_cli::run::Session;
 use quinion_cli::run::syscall_scan::{self, Site};
 
-/// The programs, each in a folder with the object it loads.
 struct Built {
     folder: tempfile::TempDir,
 }
 
 impl Built {
-    /// The program that enters the kernel itself.
     fn hostile(&self) -> PathBuf {
         self.folder.path().join("hostile")
     }
-    /// The program that does not; the object it loads is in this folder.
     fn plain(&self, loaded: &str) -> PathBuf {
         self.folder.path().join(loaded).join("plain")
     }
@@ -78,7 +75,6 @@ fn output(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a case both ways, and compares. Returns the viewers' totals.
 fn same_with_and_without(program: &Path, case: &str) -> ViewerTotals {
     let folder = tempfile::tempdir().unwrap();
     let command = |name: &str| {

@@ -22,7 +22,6 @@ use quinion_cli::run::{LINKER, PRELOAD, Session, plan_for};
 
 const FILE_BYTES: usize = 300_123;
 
-/// Programs and libraries, compiled once.
 struct Built {
     folder: tempfile::TempDir,
 }
@@ -70,7 +69,6 @@ fn content() -> Vec<u8> {
     text.into_bytes()
 }
 
-/// A file of content in a folder of its own.
 fn file() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
@@ -78,7 +76,6 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Runs `words` with the file's path, and returns the output.
 fn output(words: &[&str], file: &Path, session: Option<&Session>, preload: Option<&str>) -> String {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).arg(file.file_name().unwrap()).current_dir(file.parent().unwrap());
@@ -97,7 +94,6 @@ fn output(words: &[&str], file: &Path, session: Option<&Session>, preload: Optio
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs `words` with a cache and without, each with a file of its own. Returns the viewers' totals.
 fn same(words: &[&str], plan: Option<&Plan>, preload: Option<&str>) -> ViewerTotals {
     let (_one, without) = file();
     let expected = output(words, &without, None, None);
@@ -122,7 +118,6 @@ fn same(words: &[&str], plan: Option<&Plan>, preload: Option<&str>) -> ViewerTot
     totals
 }
 
-/// A case of the program.
 fn case(name: &str, plan: Option<&Plan>) -> ViewerTotals {
     same(&[built().path("patched").to_str().unwrap(), name], plan, None)
 }

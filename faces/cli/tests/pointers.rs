@@ -40,7 +40,6 @@ fn program(has_instructions: bool) -> &'static Path {
     program
 }
 
-/// Bytes without any repeated part.
 fn content() -> Vec<u8> {
     let mut state = 88172645463325252u64;
     let next = || {
@@ -58,7 +57,6 @@ fn command(case: &str, file: &Path) -> Command {
     command
 }
 
-/// The output of a program and how it ended.
 fn told(mut command: Command) -> (String, Option<i32>) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     assert!(stderr.is_empty(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
@@ -66,11 +64,9 @@ fn told(mut command: Command) -> (String, Option<i32>) {
     (String::from_utf8(stdout).unwrap(), status.code())
 }
 
-/// When the owner takes files over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Attach {
     AtOnce,
-    /// The default of `run`.
     Default,
 }
 

@@ -64,7 +64,6 @@ impl Stage {
     fn serve(&self, words: &[&str]) -> Served {
         Served::start(self.command(words))
     }
-    /// A command that fails to start.
     fn fails(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
@@ -88,7 +87,6 @@ impl Served {
         served.says("serving");
         served
     }
-    /// Waits for a line that contains `words`.
     fn says(&self, words: &str) -> String {
         self.says_one_of(&[words])
     }
@@ -135,7 +133,6 @@ impl Served {
     fn go_on(&self) {
         self.signal(libc::SIGCONT);
     }
-    /// Ends it by a signal; returns its exit code and its last report.
     fn stop(mut self, signal: i32) -> (Option<i32>, String) {
         self.signal(signal);
         let mut report = String::new();
@@ -166,7 +163,6 @@ fn assert_fails(output: &Output, code: i32, words: &str) {
     assert!(said.contains(words), "`{words}` is not in: {said}");
 }
 
-/// The number behind a key in a line of JSON.
 #[track_caller]
 fn number(report: &str, name: &str) -> u64 {
     let (_, rest) = report.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name}: {report}"));
@@ -333,7 +329,6 @@ fn a_crowd_of_faults_brings_the_rest_of_its_neighbourhood() {
     assert_eq!(supplied, (32 + 10) * RUN, "{report}");
 }
 
-/// A number of a file of metrics.
 fn metric(file: &Path, name: &str) -> f64 {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(&format!("quinion_restore_{name} ")));

@@ -60,7 +60,6 @@ const GUEST: [u8; 81] = [
 ];
 const GUEST_ADDRESS: u64 = 16 << 20;
 
-/// An ELF file with one segment.
 fn elf() -> Vec<u8> {
     let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     file.extend([2u16, 62].iter().flat_map(|half| half.to_le_bytes()));
@@ -84,7 +83,6 @@ fn can_run(test: &str) -> bool {
     vmm::has(test, &[Need::Userfault(kernel::EVENT_REMOVE), Need::Kvm])
 }
 
-/// A folder, and a snapshot whose guest waits for orders.
 struct Stage {
     kit: Kit,
     folder: TempDir,
@@ -112,7 +110,6 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// A snapshot with an order for its guest.
     fn ordered(&self, name: &str, order: Order) -> Snapshot {
         self.base.ordered(self.folder.path(), name, order)
     }
@@ -128,7 +125,6 @@ fn folder() -> TempDir {
     TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A `quinion restore` that serves. It is killed when it goes out of scope.
 struct Served {
     child: Child,
     lines: Receiver<String>,
@@ -157,7 +153,6 @@ impl Served {
     fn socket(&self) -> PathBuf {
         self.sockets.path().join("faults")
     }
-    /// Waits for a line that contains `words`.
     fn says(&self, words: &str) {
         let mut said = Vec::new();
         loop {
@@ -175,7 +170,6 @@ impl Served {
             libc::kill(self.child.id() as i32, signal)
         };
     }
-    /// Ends it; its report.
     fn stop(mut self) -> String {
         self.signal(libc::SIGTERM);
         let mut report = String::new();
@@ -192,7 +186,6 @@ impl Drop for Served {
     }
 }
 
-/// The number behind a key in a line of JSON.
 #[track_caller]
 fn number(report: &str, name: &str) -> u64 {
     let (_, rest) = report.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name}: {report}"));

@@ -34,7 +34,6 @@ struct Rules {
     program: PathBuf,
 }
 
-/// The program, compiled once.
 fn rules() -> &'static Rules {
     static RULES: OnceLock<Rules> = OnceLock::new();
     RULES.get_or_init(|| {
@@ -52,7 +51,6 @@ fn rules() -> &'static Rules {
     })
 }
 
-/// A file without any repeated part.
 fn content(bytes: usize) -> Vec<u8> {
     let mut state = 88172645463325252u64;
     let next = || {
@@ -78,7 +76,6 @@ fn output(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The owner of the cache.
 #[derive(Clone, Copy)]
 enum OwnerKind {
     /// A naive owner with room for a few pages: nearly every read waits for it and evicts.
@@ -152,16 +149,12 @@ fn owner(owner_kind: OwnerKind) -> Arc<dyn Owner> {
     }
 }
 
-/// How the program's calls are intercepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    /// By names alone.
     Names,
-    /// By the C library, patched.
     Patched,
 }
 
-/// A session whose programs' calls are intercepted that way.
 fn session(owner_kind: OwnerKind, way: Way) -> Session {
     static PLAN: OnceLock<Plan> = OnceLock::new();
     let mut session = Session::start(owner(owner_kind)).unwrap();
@@ -171,7 +164,6 @@ fn session(owner_kind: OwnerKind, way: Way) -> Session {
     session
 }
 
-/// Runs a case both ways, each with a file of its own, and compares. Returns the viewers' totals.
 fn same_with_and_without(case: &str, seed: u32, owner_kind: OwnerKind) -> ViewerTotals {
     same_in_a_way(case, seed, owner_kind, Way::Names)
 }

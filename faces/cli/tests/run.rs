@@ -92,7 +92,6 @@ fn be_the_command() -> ! {
     }
 }
 
-/// `quinion run -- PROGRAM ARGS`.
 fn quinion(words: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(words).env("QUINION_TEST_RUN", "1").stdin(Stdio::null());
@@ -156,7 +155,6 @@ fn a_program_that_cannot_be_started() {
     assert_eq!(quinion(&[]).output().unwrap().status.code(), Some(125));
 }
 
-/// A pipe without a reader.
 fn pipe_without_reader() -> std::io::PipeWriter {
     std::io::pipe().unwrap().1
 }
@@ -209,7 +207,6 @@ fn a_report_goes_where_it_is_wanted() {
     assert!(text(&bytes[..count]).ends_with("}\n"));
 }
 
-/// Starts a program and waits for its first line.
 fn started(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -306,7 +303,6 @@ fn ignored_signals_stay_ignored() {
     }
 }
 
-/// Runs the program in a shell whose `redirection` sets its standard streams.
 fn with_streams(redirection: &str, words: &[&str]) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("QUINION_TEST_RUN=1 \"$0\" \"$@\" {redirection}")]);
@@ -441,7 +437,6 @@ fn programs_everybody_has_print_the_same() {
     }
 }
 
-/// Replaces F and D in the script by the names of the file and of the database.
 fn with_names(script: &str, file: &Path, database: &Path) -> String {
     let (file, database) = (file.display().to_string(), database.display().to_string());
     let word = |word: &str| match word {
@@ -475,7 +470,6 @@ fn reported(command: &mut Command) -> (Output, String) {
     (output, std::fs::read_to_string(file).unwrap())
 }
 
-/// The number behind the first `key`: these tests need no more of JSON.
 fn number(report: &str, key: &str) -> u64 {
     let at = report.find(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no {key} in {report}"));
     let digits = report[at + key.len() + 3..].split(|letter: char| !letter.is_ascii_digit()).next().unwrap();
@@ -676,7 +670,6 @@ fn a_program_finishes_beside_a_stopped_owner() {
     assert!(child.wait().unwrap().success());
 }
 
-/// The dynamic symbols of the object that `nm` prints, sorted.
 fn names_in_object(which: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("preload.so");

@@ -119,7 +119,7 @@ fn stale_preload() {
         "setpriv --reuid=65534 --clear-groups sh -c 'echo $LD_PRELOAD; echo three' | tr -d :",
         "su nobody -s /bin/sh -c 'echo $LD_PRELOAD; echo three' | tr -d :",
     ];
-    // If the container forbids it, it is forbidden without us, too.
+    // If the container forbids it, it is forbidden without the interposer, too.
     let can = |other: &&str| {
         let alone = Command::new("sh").args(["-c", other]).env_remove("LD_PRELOAD").output();
         is_root() && alone.is_ok_and(|output| output.stdout == b"\nthree\n")
@@ -227,7 +227,7 @@ fn a_folder_that_others_can_write_is_refused() {
         set_mode(path, 0o700);
     }
     assert!(user.object().starts_with(&first));
-    // Through a link, into a folder of ours.
+    // Through a link, into a folder of this user's.
     fs::remove_dir_all(&first).expect("it is ours");
     symlink(user.home.path(), &first).expect("it is ours");
     assert!(user.object().starts_with(&second));

@@ -75,7 +75,7 @@ fn programs_that_cannot_reach_the_cache_say_nothing() {
     let nobody = ["setpriv", "--reuid=65534", "--clear-groups", "cat", "/etc/hostname"];
     let apart = ["unshare", "--pid", "--fork", "--mount-proc", "cat", "/etc/hostname"];
     for words in [&nobody[..], &apart[..]] {
-        // If the container forbids it, it is forbidden without us, too.
+        // If the container forbids it, it is forbidden without the cache, too.
         let alone = Command::new(words[0]).args(&words[1..]).output().expect("it is there");
         if alone.status.success() {
             assert_silent(&run(words).output().expect("it starts"), &expected);

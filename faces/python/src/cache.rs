@@ -7,7 +7,7 @@
 //!
 //! Files keep the cache alive, and so do threads that wait for a store. The last of them ends it.
 //!
-//! A forked child has none of it: each call looks at the process first, before it takes a lock that a thread of the
+//! A forked child has none of it: each call checks the process first, before it takes a lock that a thread of the
 //! parent's may have had.
 
 use std::collections::HashMap;
@@ -32,13 +32,13 @@ use crate::waiter::RawWaiter;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// What opens: the cache and its stores.
+/// Opens URLs and paths.
 struct Opener {
     cache: Cache,
     /// By prefix.
     stores: Mutex<HashMap<String, ObjectCache>>,
     counters: Arc<ReadCounters>,
-    /// Of opens that say no other.
+    /// Of opens without an option.
     freshness: Freshness,
 }
 
@@ -52,7 +52,7 @@ impl Opener {
         let options = options.freshness(self.freshness);
         let new = ObjectCache::new(self.cache.clone(), store, options).map_err(|error| error.to_string())?;
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        // Two threads may have made it; all files of a store are to be of one.
+        // Another thread may have made it; all files of a store use one.
         Ok(stores.entry(prefix.to_owned()).or_insert(new).clone())
     }
 
@@ -100,7 +100,7 @@ impl Opener {
         if file.metadata().map_err(failed)?.is_dir() {
             return Err(Failure::Os(EISDIR, format!("{text}: it is a directory; name a file in it")));
         }
-        // Without a lease the file is looked at before each read, so no read returns what it was before.
+        // Without a lease the file is checked before each read, so no read returns old bytes.
         match self.cache.open_with(path, OpenOptions::new().coherence(Coherence::Lease)) {
             Ok(file) => Ok(Arc::new(CachedFile { path: path.to_owned(), file })),
             Err(error) if error.kind() == ErrorKind::Open => {
@@ -157,7 +157,7 @@ impl Drop for RawCache {
             }));
             return;
         }
-        // Reads in flight are waited for, and not by a thread of Python's.
+        // Reads in flight are waited for, without the GIL.
         let Some(opener) = self.take() else { return };
         let ending = std::thread::Builder::new().name("quinion-close".into());
         let _ = ending.spawn(move || drop(opener)); // what could not be moved is dropped here

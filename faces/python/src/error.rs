@@ -1,8 +1,8 @@
-//! Error: what a failure of ours is in Python.
+//! Error: what a failure becomes in Python.
 //!
-//! A [`Failure`] is made on any thread, also one that has nothing of Python's, and becomes an exception where it is
-//! raised. Python picks the class by the number: `ENOENT` is a `FileNotFoundError`, `EACCES` a `PermissionError`,
-//! `ETIMEDOUT` a `TimeoutError`, and so on. The text is ours.
+//! A [`Failure`] is made on any thread, even one without Python, and becomes an exception where it is raised. Python
+//! picks the class by the number: `ENOENT` is a `FileNotFoundError`, `EACCES` a `PermissionError`, `ETIMEDOUT` a
+//! `TimeoutError`, and so on. The text is the package's.
 
 use std::error::Error as _;
 use std::io;
@@ -26,10 +26,8 @@ const ECONNREFUSED: i32 = 111;
 const ESTALE: i32 = 116;
 const EREMOTEIO: i32 = 121;
 
-/// What the calls behind Python's return.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// What went wrong.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     EndOfFile(String),

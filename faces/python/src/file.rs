@@ -1,6 +1,6 @@
 //! File: a client and what it or a cache has open, as the Python half of the package uses them.
 //!
-//! Whatever may wait lets the GIL go. A read is copied at once if all of it is cached; else it goes on in pieces, and
+//! Whatever may wait releases the GIL. A read is copied at once if all of it is cached; else it goes on in pieces, and
 //! Ctrl-C ends it, between two pieces and within one ([`interruptible`]).
 //!
 //! Nothing here survives a fork; the Python half connects and opens again, or says that it cannot.
@@ -20,12 +20,12 @@ use crate::source::{Kind, ServedFile, ServedObject, Source, allocate, read_fully
 use crate::wait::{interruptible, is_main_thread};
 use crate::waiter::{Answer, RawWaiter};
 
-/// As much is read before signals are looked at.
+/// Bytes that are read between two checks of signals.
 const PIECE_BYTES: usize = 4 << 20;
-/// As much is asked of a local file, whatever the kernel says of its size: of files in /proc it says 0.
+/// Bytes requested from a local file at least, whatever size the kernel gives: of files in /proc it says 0.
 const LOCAL_BYTES_MIN: u64 = 64 << 10;
 
-/// What was read by files of one cache or client.
+/// Reads by files of one cache or client.
 #[derive(Default)]
 pub(crate) struct ReadCounters {
     pub(crate) reads: AtomicU64,
@@ -42,7 +42,7 @@ impl ReadCounters {
     }
 }
 
-/// How old what is known of an object may be, as Python says it; `None`: as was said for its store.
+/// Parses Python's text for a freshness; `None`: the store's own.
 pub(crate) fn freshness_of(text: Option<&str>) -> Result<Option<Freshness>> {
     text.map(|text| text.parse().map_err(Failure::invalid)).transpose()
 }
@@ -52,7 +52,7 @@ pub(crate) fn freshness_of(text: Option<&str>) -> Result<Option<Freshness>> {
 pub(crate) struct RawClient(Client);
 
 impl RawClient {
-    /// What opens `url`, on any thread.
+    /// A job that opens `url`, on any thread.
     fn opening(
         &self,
         url: String,
@@ -108,7 +108,7 @@ pub(crate) struct RawFile {
 }
 
 impl RawFile {
-    /// What a job brings that opened this file.
+    /// The answer of a job that opened this file.
     pub(crate) fn into_answer(self) -> Answer {
         Answer::Object(Box::new(move |py| Ok(Py::new(py, self)?.into_any())))
     }
@@ -127,7 +127,7 @@ impl RawFile {
         left.min(len).min(isize::MAX as u64) as usize
     }
 
-    /// Copies what is there without waiting; it was told before what is to be read.
+    /// Copies what is there without waiting; `announce` was called before.
     fn read_ready(&self, py: Python<'_>, buffer: &mut [u8], offset: u64) -> PyResult<usize> {
         let range = offset..offset.saturating_add(buffer.len() as u64);
         let read = py.detach(|| {
@@ -165,7 +165,7 @@ impl RawFile {
         Ok(bytes.len())
     }
 
-    /// What reads into memory of its own, on any thread.
+    /// A job that reads into its own memory, on any thread.
     fn reading(&self, offset: u64, len: usize) -> impl FnOnce() -> Result<Vec<u8>> + Send + 'static {
         let source = Arc::clone(&self.source);
         move || {
@@ -176,7 +176,7 @@ impl RawFile {
         }
     }
 
-    /// The ranges, which lie within.
+    /// Checks that the ranges lie within the file.
     fn check(&self, ranges: &[(u64, u64)]) -> Result<Vec<Range<u64>>> {
         let (name, size) = (self.source.name(), self.source.size());
         let check = |&(offset, len): &(u64, u64)| match offset.checked_add(len) {

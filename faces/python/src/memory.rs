@@ -1,7 +1,7 @@
 //! Memory: bytes lent to Python, and bytes written into its buffers.
 //!
 //! A [`Pin`] lends its bytes by the buffer protocol. Each view counts as a reference to the `Pin`, so the bytes stay
-//! pinned until the last view, and whatever was made of it, is gone.
+//! pinned until the last view, and every object made of it, is gone.
 //!
 //! A buffer is one range of addresses, and pinned bytes may lie in several pieces of the cache's memory. Long pieces
 //! are mapped a second time, side by side ([`Pinned::mapped`]); short ones are copied, and not pinned any more.
@@ -35,7 +35,7 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// Bytes that lie together, or are mapped so, are lent; others are copied and given back.
+    /// Contiguous or mappable bytes are lent; others are copied and unpinned.
     pub(crate) fn of_server(bytes: PinnedBytes) -> Self {
         match bytes.mapped() {
             Some(_) => Held::Served(bytes),

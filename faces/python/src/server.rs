@@ -1,7 +1,7 @@
 //! Server: a cache that other processes of this user read, and the stores behind it.
 //!
 //! A forked child has the object but not the threads, and the socket is the parent's: there it does nothing, and its
-//! end stops nothing.
+//! drop stops nothing.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -31,7 +31,7 @@ impl Drop for Server {
             std::mem::forget(running);
             return;
         }
-        // Its threads are waited for, and not by all of Python's.
+        // Its threads are waited for without the GIL.
         let mut running = Some(running);
         Python::try_attach(|py| py.detach(|| drop(running.take())));
         drop(running);

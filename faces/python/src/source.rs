@@ -41,7 +41,7 @@ pub(crate) struct Readiness {
     pub(crate) pins: bool,
 }
 
-/// What tells one version of an object from another.
+/// The identity of an object's version.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Version {
     pub(crate) e_tag: Option<String>,
@@ -57,16 +57,15 @@ impl Version {
     }
 }
 
-/// An object or file that is open.
 pub(crate) trait Source: Send + Sync + 'static {
     fn kind(&self) -> Kind;
     fn name(&self) -> &str;
     fn size(&self) -> u64;
     fn version(&self) -> Version;
     fn readiness(&self) -> Readiness;
-    /// Tells what is about to be read, in pieces.
+    /// Announces reads of a range, in pieces.
     fn announce(&self, _range: Range<u64>) {}
-    /// Copies what is there without waiting, from the beginning of the buffer on; how much that is.
+    /// Copies what is there without waiting, from the beginning of the buffer on; returns how much.
     fn read_ready(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
     /// Of ranges within it.
@@ -92,7 +91,7 @@ pub(crate) fn read_fully(source: &dyn Source, buffer: &mut [u8], offset: u64) ->
     Ok(done)
 }
 
-/// So many bytes of memory, if there are so many.
+/// Allocates memory; fails if there is not enough.
 pub(crate) fn allocate(len: u64, name: &str) -> Result<Vec<u8>> {
     let no_memory = || Failure::no_memory(format!("no memory for {len} bytes of {name}"));
     let len = usize::try_from(len).map_err(|_| no_memory())?;
@@ -102,7 +101,6 @@ pub(crate) fn allocate(len: u64, name: &str) -> Result<Vec<u8>> {
     Ok(room)
 }
 
-/// The bytes of each range, by a read each.
 fn read_each(source: &dyn Source, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let read = |range: &Range<u64>| {
         let mut buffer = allocate(range.end - range.start, source.name())?;
@@ -120,7 +118,7 @@ fn ends_early(name: &str, range: &Range<u64>) -> Failure {
     Failure::EndOfFile(format!("cannot read {len} bytes at {} of {name}: it ends before", range.start))
 }
 
-/// The bytes of `range` that there are, copied.
+/// A copy of the bytes of `range` that exist.
 fn copied(source: &dyn Source, range: Range<u64>) -> Result<Held> {
     let len = range.end.min(source.size()).saturating_sub(range.start);
     let mut buffer = allocate(len, source.name())?;
@@ -312,7 +310,7 @@ impl Source for CachedFile {
     fn name(&self) -> &str {
         &self.path
     }
-    /// The file's now, as the kernel says it.
+    /// The file's size now, by the kernel.
     fn size(&self) -> u64 {
         self.file.metadata().map_or_else(|_| self.file.len(), |data| data.len())
     }
@@ -368,7 +366,7 @@ impl Source for CachedFile {
     }
 }
 
-/// What of a range of a file of this process's cache is there to be read.
+/// The cached parts of a range of a file of this process's cache.
 fn residents_of(file: &File, range: Range<u64>) -> std::result::Result<Vec<Range<u64>>, quinion::Error> {
     let all = file.residents(range.start, range.end.saturating_sub(range.start))?;
     let cached = all.filter(|resident| resident.state == PageState::Cached);
@@ -376,7 +374,7 @@ fn residents_of(file: &File, range: Range<u64>) -> std::result::Result<Vec<Range
     Ok(cached.map(|part| part.bytes.start.max(range.start)..part.bytes.end.min(range.end)).collect())
 }
 
-/// What no cache can have.
+/// A file that no cache can have.
 pub(crate) struct KernelFile {
     pub(crate) path: String,
     pub(crate) file: StdFile,

@@ -9,8 +9,8 @@
 //!
 //! A folder or objects in memory may have any prefix. Options have their names in the crate `object_store`.
 //!
-//! A disk tier keeps bytes by a store's name: it names the endpoint and the account, which options or the environment
-//! tell, so what one account has fetched is not given to another. No secret is in it.
+//! A disk tier keeps bytes by a store's name. The name has the endpoint and the account, from options or the
+//! environment, so bytes that one account has fetched are not given to another. No secret is in it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use object_store::{
 use pyo3::FromPyObject;
 use quinion_object::Options;
 
-/// How often the store's own client tries again, before our fetcher does.
+/// How often the store's own client tries again, before Quinion's fetcher does.
 const STORE_RETRIES_MAX: usize = 1;
 
-/// What Python says of a store.
+/// A store as Python describes it.
 #[derive(FromPyObject)]
 pub(crate) enum StoreRequest {
     /// `"file:///folder"`

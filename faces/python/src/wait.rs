@@ -8,11 +8,11 @@
 //!   takes the answer  <------------- answers
 //! ```
 //!
-//! Python runs signal handlers on its main thread, and there only between two steps of its own. So there, and there
-//! alone, what may wait is done by another thread. If a handler raises, the answer is dropped when it comes: pins are
-//! given back then. Threads other than the main one wait themselves.
+//! Python runs signal handlers on its main thread, and there only between two steps of its own. So another thread does
+//! what may wait for the main thread. If a handler raises, the answer is dropped when it comes, and its pins are
+//! released. Other threads wait themselves.
 //!
-//! Invariant: a thread that waits has nothing of Python's, neither memory nor the GIL. It may outlive the interpreter.
+//! Invariant: a thread that waits has neither memory of Python's nor the GIL. It may outlive the interpreter.
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -21,10 +21,10 @@ use pyo3::prelude::*;
 
 use crate::error::{Failure, Result};
 
-/// How long Ctrl-C may go unnoticed.
+/// The longest delay of Ctrl-C.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// What `work` returns, which may wait for long.
+/// The result of `work`, which may wait for long.
 ///
 /// # Errors
 /// That of `work`; what a signal handler raises.

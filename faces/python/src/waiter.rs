@@ -7,9 +7,9 @@
 //!   take(): answers, by their numbers
 //! ```
 //!
-//! The loop watches the socket as it watches any other, so no thread here has to know of it, of Python, or of the GIL:
-//! threads may outlive all three. A loop has a waiter of its own, so a forked child, where the threads are not, meets
-//! none of the parent's locks.
+//! The loop watches the socket like any other, so no thread here knows of it, of Python, or of the GIL: threads may
+//! outlive all three. Each loop has its own waiter, so a forked child, which lacks the threads, takes none of the
+//! parent's locks.
 //!
 //! A job that is cancelled is not begun; if it was, its answer is dropped when it comes. Its memory is its own, so no
 //! buffer of a caller's is written to after the call.
@@ -32,12 +32,12 @@ use pyo3::types::{PyBytes, PyList};
 use crate::error::{Failure, Result};
 use crate::memory::{Held, Pin};
 
-/// A thread waits for one job, so so many are waited for side by side.
+/// A thread waits for one job, so this is the number of parallel jobs.
 const THREADS_MAX: usize = 64;
 /// A thread that has had nothing to do for so long ends.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// What a job brings.
+/// The result of a job.
 pub(crate) enum Answer {
     Bytes(Vec<u8>),
     Ranges(Vec<Bytes>),
@@ -92,10 +92,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a thread does until there is nothing to do.
+    /// A thread's work until the queue stays empty.
     fn serve(&self) {
         while let Some(Job { number, is_cancelled, work }) = self.next() {
-            // Relaxed: a caller that cancels wants the work spared. The lock orders what happens to the answer.
+            // Relaxed: it only spares work. The lock orders what happens to the answer.
             if is_cancelled.load(Ordering::Relaxed) {
                 continue;
             }
@@ -194,7 +194,7 @@ impl RawWaiter {
     /// The answers that have come: number, value, and error.
     fn take(&self, py: Python<'_>) -> Vec<(u64, Option<Py<PyAny>>, Option<PyErr>)> {
         let mut rung = [0; 256];
-        // Before the answers are looked at: what comes later rings again.
+        // Before the answers are taken: a later one writes another byte.
         while (&self.ear).read(&mut rung).is_ok_and(|bytes| bytes == rung.len()) {}
         let done = std::mem::take(&mut self.shared.state().done);
         let answers = done.into_iter().map(|(number, answer)| {

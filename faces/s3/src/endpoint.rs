@@ -7,8 +7,8 @@
 //!                 -> upstream.rs: the store; what was written is forgotten before its writer is told
 //! ```
 //!
-//! A request without a signature may read, if the endpoint was told so, and if no web page can have sent it: it names
-//! the endpoint by an address or `localhost`, and has no `Origin`.
+//! A request without a signature may read, if the endpoint allows it, and if no web page can have sent it: it names the
+//! endpoint by an address or `localhost`, and has no `Origin`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,17 +34,14 @@ use crate::routing::{Access, Answer, Query, RoutedRequest, Target, asked, query_
 use crate::upload::{Fault, Trailer, checked};
 use crate::upstream::{self, Upstream};
 
-/// S3 takes no longer bodies.
+/// The limit of S3.
 const BODY_BYTES_MAX: u64 = 5 << 30;
-/// Nor longer documents, with all that a list of parts may have.
+/// The limit of documents, enough for any list of parts.
 const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
 
-/// Where a bucket's objects are read.
 #[derive(Clone, Debug)]
 pub enum Cached {
-    /// In a cache of this process.
     Own(CachedStore),
-    /// In that of a server.
     Served(ClientStore),
 }
 
@@ -66,7 +63,6 @@ impl Cached {
     }
 }
 
-/// A bucket that clients see.
 #[derive(Debug)]
 pub struct Bucket {
     /// At its store.
@@ -75,34 +71,25 @@ pub struct Bucket {
     pub cached: Cached,
 }
 
-/// What requests may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// Whether requests without a signature may read.
     pub anonymous: Anonymous,
-    /// Whether any may write.
     pub writes: Writes,
 }
 
-/// Whether requests without a signature may read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Anonymous {
-    /// They may.
     Reads,
-    /// They are refused.
     Refused,
 }
 
-/// Whether requests may write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writes {
-    /// They may, if they are signed.
     Signed,
-    /// They are refused.
     Refused,
 }
 
-/// The endpoint. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Endpoint(Arc<Shared>);
 
@@ -115,7 +102,7 @@ struct Shared {
     logged: AtomicU64,
 }
 
-/// A write that is under way: whatever comes of it, nothing is known of its objects afterwards.
+/// A write that is under way: at its end the cache drops all it knows of the objects, whatever the outcome.
 struct Writing<'b>(&'b Bucket, Option<Path>);
 
 impl Drop for Writing<'_> {
@@ -125,7 +112,6 @@ impl Drop for Writing<'_> {
 }
 
 impl Endpoint {
-    /// Of these buckets.
     pub fn new(buckets: BTreeMap<String, Bucket>, rules: Rules, log: Log) -> Self {
         Self(Arc::new(Shared { buckets, rules, log, logged: AtomicU64::new(0) }))
     }
@@ -201,7 +187,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether what is to be copied is this endpoint's, and at the same store.
+    /// Checks that the source of a copy is this endpoint's, and at the same store.
     fn check_copy(&self, bucket: &Bucket, headers: &HeaderMap) -> S3Result<()> {
         let Some(source) = headers.get("x-amz-copy-source") else { return Ok(()) };
         let source = source.to_str().unwrap_or_default();
@@ -217,12 +203,12 @@ impl Endpoint {
     }
 }
 
-/// Whether the object has a key of the client's, with which the cache could not read it.
+/// Whether the object is encrypted by a key of the client's, with which the cache could not read it.
 fn has_own_key(headers: &HeaderMap) -> bool {
     headers.contains_key("x-amz-server-side-encryption-customer-algorithm")
 }
 
-/// The body to be passed on, and its length.
+/// The body for the store, and its length.
 #[expect(clippy::type_complexity, reason = "a stream and its length")]
 fn body_of(
     request: &mut S3Request<Body>,
@@ -233,7 +219,7 @@ fn body_of(
         return Ok(None);
     }
     let headers = &request.headers;
-    // Of signed chunks, s3s puts the length of what is in them there, if there is a length at all.
+    // Of signed chunks, s3s puts the length of their content there, if there is a length at all.
     let number = |len: &hyper::header::HeaderValue| len.to_str().ok()?.parse::<u64>().ok();
     let len = headers.get(header::CONTENT_LENGTH).or_else(|| headers.get("x-amz-decoded-content-length"));
     // Without a length and without chunks there is no body, as HTTP has it.

@@ -1,5 +1,5 @@
-//! Keys: the endpoint's own pairs of access key and secret, by which requests are signed. Those of the stores behind it
-//! are other ones, which clients never see.
+//! Keys: the endpoint's own pairs of access key and secret, by which requests are signed. Clients never see those of
+//! the stores behind it.
 //!
 //! ```text
 //!   # a line for each pair; comments and empty lines are skipped
@@ -18,10 +18,9 @@ use std::path::Path;
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::{S3Error, S3ErrorCode, S3Result};
 
-/// A larger file is none of keys.
+/// A larger file has no keys.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The pairs, by their access keys.
 #[derive(Default)]
 pub struct Keys(HashMap<String, SecretKey>);
 

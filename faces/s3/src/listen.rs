@@ -8,7 +8,7 @@
 //! | time without a byte of a request's body | `IncompleteBody` |
 //! | time in which a client takes no byte of an answer | the connection is closed |
 //!
-//! At the end requests under way have some seconds to come to theirs.
+//! At the end requests under way have some seconds to finish.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -32,20 +32,15 @@ use tokio_io_timeout::TimeoutStream;
 /// The pause after the system has given no connection, for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients may take.
+/// Bounds on clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections at a time.
     pub connections: usize,
-    /// Requests at a time.
     pub requests: usize,
-    /// Time without progress.
     pub stall: Duration,
-    /// Time for requests under way at the end.
     pub end: Duration,
 }
 
-/// A port that is listened at.
 #[derive(Debug)]
 pub struct Listening {
     listener: TcpListener,
@@ -71,7 +66,6 @@ impl Listening {
         self.listener.local_addr()
     }
 
-    /// Answers until `end`.
     pub async fn serve(self, service: S3Service, end: impl Future<Output = ()>) {
         let Self { listener, bounds } = self;
         let service = Arc::new(service);
@@ -104,7 +98,7 @@ impl Listening {
             http.timer(TokioTimer::new()).header_read_timeout(bounds.stall);
             let connection = graceful.watch(http.serve_connection(TokioIo::new(Box::pin(stream)), answer));
             tokio::spawn(async move {
-                // What a client breaks is its own.
+                // An error of a connection concerns only that client.
                 drop(connection.await);
                 drop(permit);
             });
@@ -114,7 +108,7 @@ impl Listening {
     }
 }
 
-/// The answer to one request. What is under way is counted until the last byte of the answer is given.
+/// The answer to one request, which counts as under way until the last byte of the answer is sent.
 async fn answered(
     service: &S3Service,
     request: Request<Incoming>,

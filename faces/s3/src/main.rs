@@ -48,7 +48,7 @@ use endpoint::{Anonymous, Bucket, Cached, Endpoint, Rules, Writes};
 use keys::Keys;
 use listen::{Bounds, Listening};
 
-/// Longer documents of clients are none that the endpoint reads itself.
+/// The endpoint itself reads no longer documents of clients.
 const XML_BYTES_MAX: usize = 1 << 20;
 
 /// An S3 endpoint whose reads come from Quinion's cache.
@@ -133,7 +133,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal says to end.
 fn serve(arguments: Arguments, log: Log) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
@@ -178,7 +177,7 @@ fn serve(arguments: Arguments, log: Log) -> Result<(), String> {
         told("STOPPING=1");
         log.event("ending", &[("signal", name)]);
     }));
-    // Reads that a store or a server does not answer are not waited for.
+    // Does not wait for reads that a store or a server does not answer.
     runtime.shutdown_background();
     Ok(())
 }
@@ -194,7 +193,6 @@ fn keys_of(arguments: &Arguments) -> Result<Keys, String> {
     }
 }
 
-/// The buckets, with the cache by which they are read.
 fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
     let config = arguments.config.as_deref().map_or(Ok(Config::default()), Config::read)?;
     let given =
@@ -237,7 +235,6 @@ fn cache(memory: Option<Bytes>, disk: Option<Disk>) -> Result<quinion::Cache, St
     builder.build().map_err(|error| error.to_string())
 }
 
-/// What has the cached bytes.
 enum ReadBy {
     Cache(quinion::Cache),
     Server(Client),

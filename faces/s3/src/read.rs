@@ -4,8 +4,8 @@
 //!   headers -> conditions, one range -> ObjectStore::get_opts of the cache -> 200, 206, 304, or an error of S3's
 //! ```
 //!
-//! Several ranges, a range that is none, and a date that is none are as if they were not there, as S3 has it. With
-//! `If-Range` the whole object is the answer, which HTTP allows always.
+//! Several ranges, and a range or date that cannot be parsed, are ignored, as in S3. With `If-Range` the whole object
+//! is the answer, which HTTP always allows.
 
 use std::time::SystemTime;
 
@@ -20,24 +20,21 @@ use s3s::{Body, S3Error, S3Response, S3Result, s3_error};
 
 use crate::routing::{OVERRIDES, Query};
 
-/// What S3 says of an object that was written without a type.
+/// S3's type of an object that was written without one.
 const TYPE_OF_NONE: &str = "binary/octet-stream";
 
 /// A GET or HEAD of an object.
 pub struct Request<'r> {
-    /// The method.
     pub method: &'r Method,
-    /// The object.
     pub path: &'r Path,
     /// The parameters: none but overrides.
     pub query: &'r Query,
-    /// The headers.
     pub headers: &'r HeaderMap,
 }
 
 /// Why there is no answer.
 pub enum Refusal {
-    /// As S3 says it.
+    /// An answer of S3's.
     Answer(S3Error),
     /// The store, or the server of the cache, fails for the moment: its message is for the log.
     Failed(StoreError),
@@ -103,7 +100,7 @@ fn unsatisfiable(size: u64) -> S3Error {
     error
 }
 
-/// The object has a tag that the client named: if it named one alone, it is that.
+/// The answer for an object with a tag that the client named; its tag is known if the client named only one.
 fn not_modified(tag: Option<String>) -> S3Response<Body> {
     let mut response = S3Response::with_status(Body::empty(), StatusCode::NOT_MODIFIED);
     let tag = tag.filter(|tag| tag != "*" && !tag.contains(','));
@@ -117,7 +114,6 @@ fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
-/// The conditions.
 fn options_of(headers: &HeaderMap) -> GetOptions {
     let date = |name| httpdate::parse_http_date(text(headers, name)?).ok().map(Into::into);
     let mut options = GetOptions::new();
@@ -128,7 +124,7 @@ fn options_of(headers: &HeaderMap) -> GetOptions {
     options
 }
 
-/// Tags, each in quotes: S3 takes them without as well.
+/// Adds quotes to tags: S3 takes them without as well.
 fn tags(text: &str) -> String {
     let quoted = text.split(',').map(str::trim).map(|tag| match tag {
         "*" => tag.to_owned(),
@@ -151,7 +147,7 @@ fn range_of(headers: &HeaderMap) -> Option<GetRange> {
     match (number(first), number(last)) {
         (None, Some(last)) if first.is_empty() => Some(GetRange::Suffix(last)),
         (Some(first), None) if last.is_empty() => Some(GetRange::Offset(first)),
-        // A number of its own, which no object reaches.
+        // A number without meaning, which no object reaches.
         (Some(u64::MAX), Some(u64::MAX)) => Some(GetRange::Offset(u64::MAX)),
         (Some(first), Some(last)) if first <= last => Some(GetRange::Bounded(first..last.saturating_add(1))),
         _ => None,
@@ -162,7 +158,7 @@ fn value(text: String) -> HeaderValue {
     HeaderValue::try_from(text).expect("it has letters and digits alone")
 }
 
-/// What is told of an object.
+/// The headers of an object.
 fn headers_of(result: &GetResult, is_part: bool) -> HeaderMap {
     let GetResult { meta, range, attributes, .. } = result;
     let mut headers = HeaderMap::new();
@@ -200,7 +196,7 @@ fn name_of(kind: &Attribute) -> Option<HeaderName> {
     })
 }
 
-/// Puts in what the client wants the answer's headers to be.
+/// Overrides the answer's headers as the client asks.
 fn override_headers(headers: &mut HeaderMap, query: &Query) -> S3Result<()> {
     for (parameter, wanted) in query {
         let Some((_, name)) = OVERRIDES.iter().find(|(other, _)| other == parameter) else { continue };

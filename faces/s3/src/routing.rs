@@ -13,7 +13,6 @@ use hyper::Method;
 use percent_encoding::percent_decode_str;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
-/// Where a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RoutedRequest {
     /// By the cache.
@@ -22,30 +21,23 @@ pub enum RoutedRequest {
     Store(Access, Answer),
 }
 
-/// What the store's answer changes there.
+/// Whether the request changes objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Nothing.
     Reads,
-    /// An object, or several.
     Writes,
 }
 
-/// What the store answers.
+/// The kind of the store's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// An object's bytes.
     Data,
-    /// A document about objects, or nothing.
     Document,
 }
 
-/// A bucket, or an object in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Target {
-    /// The bucket's name.
     pub bucket: String,
-    /// The object's key.
     pub key: Option<String>,
 }
 
@@ -63,10 +55,9 @@ impl Target {
     }
 }
 
-/// The names and values of a query.
 pub type Query = Vec<(String, String)>;
 
-/// The query without what only signs the request or tells the name of its operation.
+/// The query without parameters that only sign the request or name its operation.
 pub fn query_of(query: Option<&str>) -> Query {
     const SIGNS: [&str; 9] = [
         "X-Amz-Algorithm",
@@ -93,7 +84,7 @@ pub const OVERRIDES: [(&str, &str); 6] = [
     ("response-expires", "expires"),
 ];
 
-/// What lists of a bucket are asked with.
+/// Parameters of a bucket's lists.
 const LISTS: [&str; 18] = [
     "list-type",
     "prefix",

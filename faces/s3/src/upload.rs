@@ -5,8 +5,8 @@
 //!                                                              | the last piece waits here for it
 //! ```
 //!
-//! A store writes an object when all the bytes that were announced are there. So a body that is wrong at its end, by a
-//! checksum or a signature, is cut before its last piece, and the store writes nothing.
+//! A store writes an object when all announced bytes are there. So a body that is wrong at its end, by a checksum or a
+//! signature, is cut before its last piece, and the store writes nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,12 +16,10 @@ use s3s::checksum::ChecksumHasher;
 use s3s::crypto::Checksum as _;
 use s3s::{Body, S3Error, S3ErrorCode, S3Result, StdError, TrailingHeaders, s3_error};
 
-/// What was wrong with a body, for the answer to its request.
 #[derive(Clone, Debug, Default)]
 pub struct Fault(Arc<Mutex<Option<S3Error>>>);
 
 impl Fault {
-    /// What was, if anything was.
     pub fn take(&self) -> Option<S3Error> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -33,7 +31,6 @@ impl Fault {
     }
 }
 
-/// A checksum that comes behind a body.
 #[derive(Debug)]
 pub struct Trailer {
     name: String,
@@ -66,11 +63,10 @@ fn hasher(trailer: &str) -> Option<ChecksumHasher> {
     Some(hasher)
 }
 
-/// A body that is under way.
 struct Upload {
     body: Body,
     trailer: Option<(Trailer, ChecksumHasher)>,
-    /// What has come last.
+    /// The last piece.
     held: Option<Bytes>,
     fault: Fault,
 }
@@ -110,7 +106,7 @@ fn check((Trailer { name, values }, hasher): (Trailer, ChecksumHasher)) -> S3Res
     }
 }
 
-/// Why a body did not come to its end.
+/// The S3 error of a body that broke off.
 fn error_of(error: &(dyn std::error::Error + 'static)) -> S3Error {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     if causes.any(|error| error.to_string().contains("Sha256Mismatch")) {
@@ -122,7 +118,6 @@ fn error_of(error: &(dyn std::error::Error + 'static)) -> S3Error {
     s3_error!(IncompleteBody, "The body did not come as it was announced.")
 }
 
-/// The pieces of `body`. If one is an error, `fault` says why.
 pub fn checked(
     body: Body,
     trailer: Option<Trailer>,

@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //!  1. No header of the endpoint's own request, and no text of an error of the store's, reaches a client: of an error
-//!     it is told the code, the status, and words of ours.
+//!     it is told the code, the status, and words of the endpoint's.
 //!  2. The store is asked for that very key: one whose segments a URL would fold (`.`, `..`) is refused.
 
 use std::fmt;
@@ -29,14 +29,14 @@ use s3s::{Body, S3Error, S3ErrorCode, S3Response, S3Result, StdError, s3_error};
 
 use crate::routing::{Answer, Query};
 
-/// Longer documents are no lists of a thousand keys.
+/// A list of a thousand keys is shorter.
 const DOCUMENT_BYTES_MAX: usize = 32 << 20;
-/// How much of an error is looked at.
+/// Bytes of an error that are read.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// How long the store may be silent. The end of an upload takes it a while.
+/// The longest silence of the store: the end of an upload takes it a while.
 const SILENCE_MAX: Duration = Duration::from_secs(300);
-/// What S3 leaves as it is in a path, and what in a query.
+/// Characters that S3 leaves unescaped in a path, and in a query.
 const IN_PATH: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 const IN_QUERY: AsciiSet = IN_PATH.add(b'/');
 
@@ -52,11 +52,10 @@ pub fn http_client(pem: Option<&[u8]>) -> Result<reqwest::Client, String> {
     builder.connect_timeout(CONNECT_MAX).read_timeout(SILENCE_MAX).build().map_err(failed)
 }
 
-/// A bucket at its store.
 pub struct Upstream {
-    /// Where it is, without a slash at the end.
+    /// Its address, without a slash at the end.
     base: String,
-    /// Where its store is, which other buckets may share.
+    /// Its store's address, which other buckets may share.
     store: String,
     region: String,
     /// `None`: requests are not signed.
@@ -70,13 +69,11 @@ impl fmt::Debug for Upstream {
     }
 }
 
-/// A bucket as it was opened.
 pub struct Opened {
-    /// Its name.
     pub name: String,
-    /// To be asked by requests of clients.
+    /// For requests of clients.
     pub upstream: Upstream,
-    /// To be read by the cache.
+    /// For the cache.
     pub store: AmazonS3,
     /// The name of the store for a disk tier.
     pub store_name: String,
@@ -126,19 +123,15 @@ pub fn open(
     Ok(Opened { name: name.to_owned(), upstream, store: own, store_name })
 }
 
-/// What a store is asked.
 pub struct Request<'r> {
-    /// The method.
     pub method: Method,
     /// The object; `None` asks for the bucket.
     pub key: Option<&'r str>,
     /// The parameters.
     pub query: &'r Query,
-    /// The client's headers.
     pub headers: &'r HeaderMap,
     /// The body and its length.
     pub body: Option<(BoxStream<'static, Result<Bytes, StdError>>, u64)>,
-    /// What the answer is.
     pub answer: Answer,
 }
 
@@ -148,7 +141,6 @@ impl Upstream {
         self.store == other.store
     }
 
-    /// `text` without anything of the credentials.
     pub async fn redacted(&self, text: String) -> String {
         let Some(provider) = &self.credentials else { return text };
         let Ok(credential) = provider.get_credential().await else { return text };
@@ -157,7 +149,7 @@ impl Upstream {
         secrets.fold(text, |text, secret| text.replace(secret.as_str(), "[hidden]"))
     }
 
-    /// Asks the store, and gives the answer as a client may see it.
+    /// Sends a request to the store, and returns the answer as a client may see it.
     ///
     /// # Errors
     /// The store's own, by their codes; `ServiceUnavailable`: it could not be asked.
@@ -170,7 +162,7 @@ impl Upstream {
         if let Some((body, len)) = body {
             asked = asked.header(header::CONTENT_LENGTH, len).body(reqwest::Body::wrap_stream(body));
         }
-        // Its text may have the whole URL, which has nothing secret, but is no business of the client's.
+        // Its text may have the whole URL, which has nothing secret, but does not concern the client.
         let response = asked.send().await.map_err(|_| unavailable())?;
         let status = response.status();
         let has_body = !is_head && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
@@ -242,7 +234,7 @@ impl Upstream {
         Ok(std::mem::take(request.headers_mut()))
     }
 
-    /// A document without the name of the account that asked: some stores take the access key for it.
+    /// A document without the name of the account: some stores use the access key for it.
     async fn without_account(&self, text: Bytes) -> Bytes {
         let Some(provider) = &self.credentials else { return text };
         let Ok(credential) = provider.get_credential().await else { return text };
@@ -264,7 +256,7 @@ fn unavailable() -> S3Error {
     s3_error!(ServiceUnavailable, "The store behind the endpoint does not answer.")
 }
 
-/// Headers of a client that concern the object. The others are about its connection or its signature.
+/// Whether a client's header concerns the object; the others are about its connection or its signature.
 fn is_passed_on(name: &HeaderName) -> bool {
     const NOT: [&str; 5] = [
         "x-amz-date",
@@ -292,7 +284,7 @@ fn is_passed_on(name: &HeaderName) -> bool {
     OTHERS.contains(&name) || name.starts_with("x-amz-") && !NOT.contains(&name)
 }
 
-/// The chunks were decoded, so the headers do not tell of them any more.
+/// Removes headers about chunks, which were decoded.
 fn without_chunks(headers: &mut HeaderMap) {
     let Some(encoding) = headers.remove(header::CONTENT_ENCODING) else { return };
     let encodings = encoding.to_str().unwrap_or_default().split(',').map(str::trim);
@@ -302,7 +294,6 @@ fn without_chunks(headers: &mut HeaderMap) {
     }
 }
 
-/// A digest in hexadecimal digits.
 fn digest_of(text: &[u8]) -> Option<[u8; 32]> {
     let text = std::str::from_utf8(text).ok().filter(|text| text.len() == 64)?;
     let mut digest = [0; 32];
@@ -332,7 +323,6 @@ fn shown_headers(headers: &HeaderMap) -> HeaderMap {
     headers.iter().filter(|(name, _)| is_shown(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-/// A body in whole.
 async fn document(response: reqwest::Response, bytes_max: usize) -> S3Result<Bytes> {
     let mut stream = response.bytes_stream();
     let mut all = BytesMut::new();
@@ -346,7 +336,7 @@ async fn document(response: reqwest::Response, bytes_max: usize) -> S3Result<Byt
     Ok(all.freeze())
 }
 
-/// An error of the store's, without its text: that may have the account, or what was signed.
+/// An error of the store's, without its text: that may name the account, or what was signed.
 fn told_error(status: StatusCode, text: &str) -> S3Error {
     const OF_CREDENTIALS: [&str; 9] = [
         "AuthorizationHeaderMalformed",

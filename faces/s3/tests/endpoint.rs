@@ -42,12 +42,12 @@ use real::{Server, or_skipped};
 /// Calls of a differential run.
 const CALLS: usize = 300;
 
-/// A request that is signed.
+/// A signed request.
 struct Signed<'s> {
     method: &'s str,
     target: &'s str,
     body: &'s str,
-    /// Of what the signature says that the body is.
+    /// The body that the signature covers.
     digest_of: &'s str,
     key: &'s str,
     secret: &'s str,
@@ -112,15 +112,15 @@ fn object_stores_client_passes_its_own_tests_at_the_endpoint() {
     runtime().block_on(the_crates_own_tests(&endpoint.bucket("bucket")));
 }
 
-/// Whether versitygw has a way of its own with the call's condition: it tells whole seconds and compares parts of
-/// them, and takes a list of tags for one tag. Asked for a condition by the cache of the endpoint, it answers in that
-/// way as well; a server of caches compares by itself, as HTTP has it.
+/// Whether versitygw treats the call's condition in its own way: it reports whole seconds and compares parts of them,
+/// and takes a list of tags for one tag. The cache of the endpoint asks it for conditions, and it answers in that way
+/// as well; a server of caches compares by itself, as HTTP has it.
 fn is_taken_its_own_way(call: &Call) -> bool {
     use Condition::{ListMatch, ModifiedSince, UnmodifiedSince};
     matches!(call, Call::Get { condition: ModifiedSince(0) | UnmodifiedSince(0) | ListMatch, .. })
 }
 
-/// The same calls of a bare bucket, and of one at the endpoint, to which others write as well.
+/// The same calls of a bare bucket, and of one at the endpoint, to which other clients write as well.
 async fn compare(stores: [&AmazonS3; 3], is_left_out: impl Fn(&Call) -> bool) {
     let [bare, below, cached] = stores;
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]);
@@ -183,13 +183,13 @@ fn requests_not_signed_by_a_key_of_the_endpoint_are_refused() {
     refused(&send(Signed { target: "/bucket?policy=", ..SIGNED }), "501", "NotImplemented");
     let moved = String::from_utf8(get.text(endpoint.address)).unwrap().replace("/bucket/a", "/bucket/b");
     refused(&endpoint.raw(moved.as_bytes()), "403", "SignatureDoesNotMatch");
-    // The body is not the one that was signed: nothing is written.
+    // The body differs from the signed one: nothing is written.
     let put = Signed { method: "PUT", target: "/bucket/b", body: "other", digest_of: "signed", ..SIGNED };
     refused(&send(Signed { ..put }), "400", "XAmzContentSHA256Mismatch");
     refused(&send(Signed { target: "/bucket/b", ..SIGNED }), "404", "NoSuchKey");
     assert!(send(Signed { digest_of: "other", ..put }).starts_with("HTTP/1.1 200"));
     assert!(send(Signed { target: "/bucket/b", ..SIGNED }).ends_with("\r\n\r\nother"));
-    // versitygw takes the access key for the name of the owner.
+    // versitygw uses the access key as the owner's name.
     let owners = below_list(&server, endpoint.address, (real::KEY, real::SECRET));
     let list = below_list(&server, endpoint.address, (KEY, SECRET));
     assert!(owners.contains("InvalidAccessKeyId") && list.contains("<Key>a</Key>"), "{list}");
@@ -310,7 +310,7 @@ fn writes_through_the_endpoint_are_seen_at_once_whatever_is_believed() {
     let config = folder.path().join("config.toml").to_str().unwrap().to_owned();
     std::fs::write(&config, "[[store]]\nprefix = 's3://bucket'\nfreshness = 'immutable'\n").unwrap();
     for read_by in [["--memory", "32M"], ["--server", &name]] {
-        // What the configuration says of a bucket goes before the command line.
+        // The configuration of a bucket wins over the command line.
         let arguments = [&["--config", &config, "--freshness", "always"][..], &read_by].concat();
         let endpoint = Endpoint::start(&server, &arguments);
         let (client, path, other) = (endpoint.bucket("bucket"), Path::from("a"), Path::from("other"));
@@ -318,7 +318,7 @@ fn writes_through_the_endpoint_are_seen_at_once_whatever_is_believed() {
             let read = async || client.get(&path).await.unwrap().bytes().await.unwrap();
             client.put(&path, "first".into()).await.unwrap();
             assert_eq!(read().await, "first");
-            // What others write is not looked for, and so it is known that nothing is asked.
+            // Changes by other clients are not looked for, which shows that nothing is asked.
             store.put(&path, "outside".into()).await.unwrap();
             assert_eq!(client.head(&path).await.unwrap().size, 5);
             client.put(&path, "second!".into()).await.unwrap();
@@ -354,7 +354,7 @@ fn an_object_that_others_replace_is_read_anew_and_never_mixed() {
             let stream = client.get(&path).await.unwrap();
             let by_others = store.put(&path, s3::content(version + 100, len).into()).await;
             by_others.unwrap();
-            // One that has begun is of its version, or an error.
+            // A read that has begun is of its version, or an error.
             if let Ok(bytes) = stream.bytes().await {
                 s3::check(version, 0, &bytes);
             }
@@ -432,7 +432,7 @@ fn more_requests_than_are_taken_are_told_to_slow_down_and_a_slow_client_is_cut()
     assert!(first.starts_with(b"HTTP/1.1 200"));
     let answer = endpoint.get("/bucket/a", "Range: bytes=0-0\r\n");
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("SlowDown"), "{answer}");
-    // The slow one takes nothing more and is cut: the next one is answered, sooner or later.
+    // The slow client is cut: the next one is answered, sooner or later.
     while endpoint.get("/bucket/a", "Range: bytes=0-0\r\n").starts_with("HTTP/1.1 503") {
         std::thread::yield_now();
     }
@@ -491,7 +491,7 @@ fn a_start_that_fails_says_why_in_one_line() {
         (&["--store", "s3://bucket", "--key-file", open.to_str().unwrap()], "chmod 600"),
     ] {
         let mut command = command(&server, folder.path(), &[]);
-        // Said twice, an option is an error of the command line: these take the place of what is said before.
+        // An option given twice is an error of the command line: these replace the former ones.
         if arguments.contains(&"--key-file") || arguments.contains(&"--listen") {
             command = bare_command(&server, folder.path());
             command.args(if arguments.contains(&"--listen") { &["--anonymous"][..] } else { &[] });

@@ -1,4 +1,4 @@
-//! Packaging: the endpoint's container in the manifest for Kubernetes says what the endpoint takes.
+//! Packaging: the endpoint's container in the manifest for Kubernetes has options that the endpoint takes.
 //!
 //! The other containers are compared in `faces/serve/tests/packaging.rs`.
 

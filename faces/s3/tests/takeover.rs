@@ -33,10 +33,8 @@ const OBJECTS: usize = 6;
 const OBJECT_BYTES: usize = 1 << 20;
 const TURNS: usize = 3;
 const TURNS_SOAK: usize = 20;
-/// How long a server that is replaced may take to end on a busy machine.
+/// The deadline for a replaced server's end on a busy machine.
 const END_MAX: Duration = Duration::from_secs(60);
-
-// ---- the other process ------------------------------------------------------------------------------------------
 
 /// Not a test: the server that the test has started.
 #[test]
@@ -63,7 +61,6 @@ fn the_child() {
     std::process::exit(0);
 }
 
-/// A server, as a process.
 struct Process(Child);
 
 impl Drop for Process {
@@ -74,7 +71,7 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Starts the next server, which takes the place of the one that is there, and waits until it serves.
+    /// Starts the next server, which replaces the present one, and waits until it serves.
     fn start(name: &str, store: &real::Server) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "the_child", "--nocapture", "--test-threads=1"]);
@@ -88,8 +85,6 @@ impl Process {
     }
 }
 
-// ---- the clients ------------------------------------------------------------------------------------------------
-
 /// A client that tries again as often as users' do.
 fn client(endpoint: &Endpoint) -> AmazonS3 {
     let builder = real::builder(endpoint.address, "bucket").with_retry(object_store::RetryConfig::default());
@@ -97,7 +92,6 @@ fn client(endpoint: &Endpoint) -> AmazonS3 {
     builder.with_http_connector(s3::Connector).build().unwrap()
 }
 
-/// What clients share.
 #[derive(Default)]
 struct Reading {
     is_over: AtomicBool,

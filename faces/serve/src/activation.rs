@@ -1,4 +1,4 @@
-//! Activation: the socket that systemd listens at in this program's place, by its protocol `sd_listen_fds`.
+//! Activation: the socket that systemd opens in this program's place, by its protocol `sd_listen_fds`.
 //!
 //! `LISTEN_FDS` says how many descriptors there are, from number 3 on, and `LISTEN_PID` for which process. Clients that
 //! connect while no server runs, as between two versions of it, wait in the socket's queue.

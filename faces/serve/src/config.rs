@@ -1,4 +1,4 @@
-//! Config: what the server is told, by a file and by the command line.
+//! Config: the server's options, from a file and from the command line.
 //!
 //! ```toml
 //! name = "node"
@@ -22,8 +22,8 @@
 //! freshness = "30"
 //! ```
 //!
-//! The command line wins over the file. A key that is not known is an error, which names file, line and key.
-//! Credentials are in neither: they come from the environment (`stores.rs`).
+//! The command line wins over the file. An unknown key is an error, which names file, line and key. Credentials are in
+//! neither: they come from the environment (`stores.rs`).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -164,16 +164,16 @@ impl std::str::FromStr for Disk {
     }
 }
 
-/// What changes when a configuration takes the place of another while a server runs.
+/// The changes between two configurations, while a server runs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Changes {
-    /// Stores that are no more, or not as they were.
+    /// Stores that are gone or changed.
     pub removed: Vec<StoreConfig>,
-    /// Stores that are new, or not as they were.
+    /// Stores that are new or changed.
     pub added: Vec<StoreConfig>,
-    /// Memory, if it is another.
+    /// Memory, if it changed.
     pub memory: Option<Bytes>,
-    /// What stays as it was until a restart, though it is another now.
+    /// Changed options that take effect at a restart.
     pub at_restart: Vec<&'static str>,
 }
 
@@ -201,7 +201,7 @@ impl Changes {
 }
 
 impl Config {
-    /// What that file says.
+    /// Reads a configuration file.
     ///
     /// # Errors
     /// It cannot be read, or has something that is not understood.

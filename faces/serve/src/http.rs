@@ -5,8 +5,8 @@
 //! | `/metrics` | all metrics (`metrics.rs`) |
 //! | `/healthz` | 200 if a client that connects now comes to this server, else 503 |
 //!
-//! It answers GET and HEAD, a few connections at a time, each for some seconds at most; more are closed. So what a
-//! stranger sends costs other monitors' answers at most. Nothing of an object can be read here, and nothing changed.
+//! It answers GET and HEAD, a few connections at a time, each for some seconds at most; more are closed. So a hostile
+//! client can only delay other monitors' answers. Nothing of an object can be read here, and nothing changed.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ impl Monitor {
         self.0.local_addr()
     }
 
-    /// Answers for ever.
+    /// Answers until it is dropped.
     pub async fn serve(&self, server: &Rc<Server>, price: Option<Price>) -> Infallible {
         let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let tasks = LocalSet::new();

@@ -1,7 +1,7 @@
-//! The parts of the program `quinion-serve` that Quinion's other programs with stores share: what a configuration says,
-//! how a store is opened and what it costs, how events are written, and what a service tells systemd.
+//! The parts of the program `quinion-serve` that Quinion's other programs with stores share: the configuration, how a
+//! store is opened and what it costs, how events are written, and messages to systemd.
 //!
-//! It is no library: no promise is made about anything here, and nothing but the programs of `faces` may name it.
+//! It is no library: it makes no promise, and only the programs of `faces` may name it.
 
 pub mod config;
 pub mod log;

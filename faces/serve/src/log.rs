@@ -14,10 +14,10 @@ pub enum Form {
     Json,
 }
 
-/// Where events go.
+/// A writer of events.
 #[derive(Clone, Copy, Debug)]
 pub struct Log {
-    /// Whose events these are.
+    /// The program of these events.
     pub program: &'static str,
     /// In which form they are written.
     pub form: Form,

@@ -43,7 +43,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use http::Monitor;
 use reload::Reload;
 
-/// How long a server that is to be replaced may take to end.
+/// The deadline for the end of a replaced server.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
 
 /// Serve one cache of objects to the processes of this user.
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     allow_descriptors();
     let form = if arguments.json { Form::Json } else { Form::Text };
     let log = Log { program: "quinion-serve", form };
-    // First: a descriptor that was given is taken before another could get its number.
+    // First: an inherited descriptor is taken before another could get its number.
     let given = activation::socket();
     let takes = if arguments.replace { Takes::Replacing } else { Takes::Free };
     let settle = || settled(arguments.clone());
@@ -101,14 +101,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has as many descriptors as the system lets this process have: each client takes two.
+/// Raises the limit of descriptors as far as the system allows: each client takes two.
 fn allow_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }); // as many as before do for some
 }
 
-/// What the file says, with what the command line says in its place; stores of both.
+/// The file's options, with those of the command line in their place; stores of both.
 fn settled(arguments: Arguments) -> Result<Config, String> {
     let mut config = arguments.config.map_or(Ok(Config::default()), |path| Config::read(&path))?;
     config.name = arguments.name.or(config.name);
@@ -127,13 +127,12 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     Ok(config)
 }
 
-/// How the name is taken.
+/// How the server gets its name.
 enum Takes {
-    /// It must be free.
     Free,
     /// The server that has it ends first.
     Replacing,
-    /// It is that of a socket from the service manager; whether a server was to be replaced all the same.
+    /// A socket from the service manager; and whether a server was to be replaced all the same.
     Given(OwnedFd, bool),
 }
 
@@ -151,7 +150,7 @@ fn serve(
     // It fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let server = Rc::new(start(&config, takes)?);
-    // After a server that is replaced has let its port go.
+    // After a replaced server has released its port.
     let monitor = config.metrics.map(|address| runtime.block_on(Monitor::at(address))).transpose()?;
     let mut values = vec![("socket", server.socket().display().to_string())];
     if let Some(Ok(address)) = monitor.as_ref().map(Monitor::address) {
@@ -202,8 +201,8 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     if let Some(disk) = &config.disk {
         builder = builder.disk(quinion::DiskOptions::new(&disk.folder, disk.size.0));
     }
-    // Not before the stores are open and the rest was tried: what is wrong with this server ends no other. And not
-    // after the cache is built: a server that is replaced has the disk tier until it ends.
+    // After the stores are open and the rest was tried: an error of this server ends no other. And before the cache is
+    // built: a replaced server has the disk tier until it ends.
     if matches!(takes, Takes::Replacing) {
         try_out(config)?;
     }
@@ -217,7 +216,7 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     server.start_at(socket).map_err(|error| error.to_string())
 }
 
-/// Whether memory, the disk tier's folder and the monitors' address can be had, as far as that can be told while
+/// Checks whether memory, the disk tier's folder and the monitors' address can be had, as far as that is possible while
 /// another server has them.
 fn try_out(config: &Config) -> Result<(), String> {
     if let Some(Bytes(memory)) = config.memory {
@@ -252,7 +251,6 @@ fn socket_of(config: &Config, takes: Takes) -> Result<Socket, String> {
     socket.map_err(|error| error.to_string())
 }
 
-/// The signals that a service is told things by.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -260,7 +258,6 @@ struct Signals {
 }
 
 impl Signals {
-    /// In a runtime.
     fn new() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -269,7 +266,7 @@ impl Signals {
         })
     }
 
-    /// The name of the one that ends the server; SIGHUP only reloads.
+    /// Waits for a signal that ends the server, and returns its name; SIGHUP only reloads.
     async fn wait_for_end(&mut self, reload: impl Fn()) -> &'static str {
         loop {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Metrics: what a server has done and has, as Prometheus reads it.
+//! Metrics: a server's counters and sizes, in Prometheus's format.
 //!
 //! | begins with | is |
 //! |---|---|
@@ -42,7 +42,6 @@ pub fn text_of(server: &Server, price: Option<Price>) -> String {
     text
 }
 
-/// What all numbers were at one time.
 #[derive(Debug)]
 struct Snapshot {
     cache: Stats,
@@ -141,14 +140,13 @@ const DISK_NUMBERS: &[DiskNumber] = &[
     ("errors", "Reads and writes that the disk refused.", Kind::Count, |disk| disk.errors),
 ];
 
-/// Whether a number rises, or says how something is now.
+/// Whether a number only rises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Count,
     Gauge,
 }
 
-/// What a metric is.
 struct Row {
     name: String,
     help: &'static str,
@@ -198,7 +196,7 @@ fn encode_first_bytes(encoder: &mut DescriptorEncoder<'_>, times: &[(String, Fir
     Ok(())
 }
 
-/// They are no counters: what is fetched ahead of its reads makes them smaller for a while.
+/// No counters: fetching ahead of reads makes them smaller for a while.
 fn encode_savings(
     encoder: &mut DescriptorEncoder<'_>,
     savings: Savings,

@@ -1,4 +1,4 @@
-//! Notify: what a service tells systemd, by its protocol `sd_notify`.
+//! Notify: messages to systemd, by its protocol `sd_notify`.
 //!
 //! It is one datagram to the socket that `NOTIFY_SOCKET` names: a path, or after an `@` an abstract name. Without the
 //! variable nothing is sent.

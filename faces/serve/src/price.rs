@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Money is of whatever currency the two are in. Each read of a client's counts as a GET that it would have sent
-//! without the cache, so what is saved is an upper estimate: a client that joins its reads would have sent fewer. Reads
+//! without the cache, so the savings are an upper estimate: a client that joins its reads would have sent fewer. Reads
 //! of local files count as well; the price of a server that has many of these says nothing.
 
 use quinion_service::ServerStats;
 use serde::Deserialize;
 
-/// What stores ask.
+/// A store's prices.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Price {
@@ -42,13 +42,13 @@ impl TryFrom<toml::Value> for Amount {
 }
 
 impl Price {
-    /// Of so many GETs that gave so many bytes.
+    /// The price of so many GETs and bytes.
     pub fn of(self, gets: u64, bytes: u64) -> f64 {
         gets as f64 / 1e3 * self.gets_1000.0 + bytes as f64 / 1e9 * self.gigabyte.0
     }
 }
 
-/// What was asked of all stores, and what clients' reads did not need to ask.
+/// Requests to all stores, and requests that the cache made unnecessary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Savings {
     /// GETs that were sent.
@@ -62,7 +62,7 @@ pub struct Savings {
 }
 
 impl Savings {
-    /// By what a server has counted.
+    /// By a server's counts.
     pub fn of(stats: &ServerStats) -> Self {
         let sum = |of: fn(&quinion_object::FetchStats) -> u64| stats.fetches.iter().map(|(_, f)| of(f)).sum();
         Self::between((stats.reads, stats.bytes), (sum(|fetches| fetches.gets), sum(|fetches| fetches.bytes)))

@@ -1,6 +1,6 @@
 //! Reload: another configuration for a server that runs.
 //!
-//! Stores come and go, and memory is resized up to what it was when the server started. What cannot change while
+//! Stores are added and removed, and memory is resized up to its size at the server's start. What cannot change while
 //! clients read (name, disk tier, monitors' address) is named by the event, and waits for a restart. Credentials are in
 //! the environment, which is that of the start.
 //!
@@ -24,7 +24,7 @@ impl Reload {
         Self { start: config.clone(), now: config }
     }
 
-    /// Changes what can be changed, and says what was.
+    /// Applies what can be changed, and logs that.
     pub fn reload(&mut self, new: Result<Config, String>, server: &Server, log: Log) {
         match new.and_then(|new| self.change(new, server)) {
             Ok(changes) => {

@@ -44,12 +44,12 @@ pub fn environment() -> Vec<(String, String)> {
     pairs.filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?))).collect()
 }
 
-/// A prefix as two are compared.
+/// A prefix in the form in which two are compared.
 pub fn trimmed(prefix: &str) -> &str {
     prefix.trim_end_matches('/')
 }
 
-/// Whether each store has a prefix of its own, that may be shown: events and monitors tell it.
+/// Checks that each store has a prefix of its own, and one without secrets: events and monitors show it.
 ///
 /// # Errors
 /// A prefix has what may be secret, which is not in the error; the prefix that two have.
@@ -96,7 +96,7 @@ pub fn open(
     Ok((store, Options::new().store_name(name).freshness(freshness)))
 }
 
-/// What the client of HTTP is told that no option of a store can say: which authorities are trusted as well.
+/// Options of the HTTP client that no option of a store can give: further trusted authorities.
 ///
 /// # Errors
 /// The file of certificates cannot be read, or has none.
@@ -143,7 +143,7 @@ fn built(
     }
 }
 
-/// What the builder of such a store is told.
+/// The options of a store's builder.
 ///
 /// # Errors
 /// The store's configuration has what is for `s3://` alone.
@@ -186,7 +186,7 @@ pub fn options_of(
     Ok(options)
 }
 
-/// The name by which a disk tier knows the store: what it has of another is not served in its place.
+/// The name by which a disk tier knows the store: so it never serves another's bytes.
 pub fn name_of(prefix: &str, options: &[(String, String)]) -> String {
     let endpoint = options.iter().rev().find(|(key, _)| is_endpoint(key)).map_or("", |(_, value)| value);
     format!("{prefix} at [{endpoint}] as {:?}", identity(options))
@@ -197,7 +197,7 @@ fn is_endpoint(key: &str) -> bool {
     ["aws_endpoint", "aws_endpoint_url", "azure_storage_endpoint", "azure_endpoint"].contains(&key)
 }
 
-/// The account that asks the store: what the disk tier keeps for one is not another's. None of it is a secret.
+/// The account that asks the store: the disk tier does not give one account's bytes to another. None of it is a secret.
 fn identity(options: &[(String, String)]) -> Vec<&(String, String)> {
     const ENDS: [&str; 6] = [
         "access_key_id",

@@ -25,14 +25,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long anything may take on a busy machine.
+/// A watchdog for a busy machine.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 mod certificates;
 
 use certificates::Certificates;
 
-/// What versitygw asks for.
 const USER: &str = "loopback";
 const SECRET: &str = "only-for-tests";
 
@@ -135,7 +134,7 @@ impl Bucket {
         Self::of(gateway, "http", folder)
     }
 
-    /// The same behind HTTPS, with a certificate of an authority that nothing knows; the file with that.
+    /// The same behind HTTPS, with a certificate of an untrusted authority; returns the file with that.
     fn behind_tls() -> Option<(Self, PathBuf)> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         std::fs::create_dir_all(folder.path().join("data/bucket")).unwrap();
@@ -276,12 +275,12 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     refused(&["--store", prefix, "--metrics", &address], &address);
 }
 
-/// Where a server that listens answers monitors.
+/// The address at which a listening server answers monitors.
 fn monitors_of(event: &str) -> String {
     event.split("metrics=\"http://").nth(1).expect(event).split('/').next().unwrap().to_owned()
 }
 
-/// What a monitor is answered: the status and the body.
+/// The answer to a monitor: the status and the body.
 fn ask(address: &str, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -347,7 +346,7 @@ fn monitors_get_the_numbers_and_whether_clients_can_connect() {
     let begun = Instant::now();
     std::fs::remove_file(socket(folder.path())).unwrap();
     loop {
-        // Those before it may not have gone yet: it is closed without an answer then.
+        // Earlier connections may still be open: then it is closed without an answer.
         let asked = std::panic::catch_unwind(|| ask(&address, "GET /healthz").0);
         match asked {
             Ok(status) => break assert_eq!(status, 503),
@@ -527,7 +526,7 @@ fn clients_that_connect_while_no_server_runs_wait_in_the_managers_socket() {
     }
 }
 
-/// versitygw on a folder, whose attributes are extended ones, so it is not on a tmpfs.
+/// versitygw on a folder with extended attributes, so it is not on a tmpfs.
 fn versitygw(data: &Path, words: &[&str]) -> Option<(Process, String)> {
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools/versitygw-1.8.0");
     if !tools.join("complete").exists() {

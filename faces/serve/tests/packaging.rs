@@ -1,4 +1,4 @@
-//! Packaging: the manifest for Kubernetes and the recipe of the image say what the programs take.
+//! Packaging: the manifest for Kubernetes and the recipe of the image have options that the programs take.
 //!
 //! Neither is run here, which takes a cluster and a container engine. What the endpoint's container says is compared in
 //! `faces/s3/tests/packaging.rs`.

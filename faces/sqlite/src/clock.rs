@@ -1,4 +1,4 @@
-//! Clock: whether a file's times tell of its next write.
+//! Clock: whether a file's times change with its next write.
 //!
 //! ```text
 //!   --- written at M ---- the clock steps, 10 ms at most ---- looked at, 100 ms or more after M ---- written again
@@ -6,16 +6,16 @@
 //! ```
 //!
 //! A write gives the file the time of the kernel's clock, which goes in steps: two writes of one step leave the same
-//! times. So times tell of the next write once the clock has left the step of the last one, and they are *settled*
-//! then. It is that clock which is asked, `CLOCK_REALTIME_COARSE`, and not the exact time of day: where the processor
-//! of a virtual machine that moves the clock is not run for a while, a step lasts as long, and others write meanwhile.
+//! times. So times change with the next write once the clock has left the step of the last one: then they are
+//! *settled*. The clock is `CLOCK_REALTIME_COARSE`, and not the exact time of day: while a virtual machine's processor
+//! that moves the clock is not run, a step lasts as long, and other processes write meanwhile.
 //!
 //! This holds while the clock is not set back. The clock of the machine's uptime never is, and both run equally fast,
 //! so the difference of both falls only if the time of day is set back. Each fall is counted, and the count is a part
 //! of what is compared.
 //!
-//! Not told: a clock that is set back, and forward again before we look. A write between would have to come at the very
-//! nanosecond at which the clock once stepped to be taken for the old one.
+//! Not seen: a clock that is set back, and forward again between two looks. A write between would be taken for the old
+//! one only at the very nanosecond of an earlier step.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -26,7 +26,7 @@ use crate::place::Times;
 /// How old a change must be, in nanoseconds, before a later one is sure to have another time.
 const SETTLING: i64 = 100_000_000;
 
-/// The time of day, and how often it was set back while we looked.
+/// The time of day, and how often it was set back between two looks.
 #[derive(Debug)]
 pub struct Clock(Mutex<Setbacks>);
 
@@ -37,7 +37,7 @@ struct Setbacks {
     count: u64,
 }
 
-/// Times of a file that tell of its next write.
+/// Times of a file that change with its next write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settled {
     times: Times,
@@ -58,15 +58,15 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// `times` of a file that is not written now, nor was since they were asked for. `None` if they do not tell of its
-    /// next write.
+    /// `times` of a file that was not written since they were read, nor is now. `None` if its next write may not change
+    /// them.
     pub fn settled(&self, times: Times) -> Option<Settled> {
         let look = Look::now();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).settled(times, look)
     }
 }
 
-/// What the clocks say, in nanoseconds.
+/// The clocks' values, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     /// The time that a write would give to its file.
@@ -103,7 +103,7 @@ impl Setbacks {
 }
 
 /// Whether a file that was changed at this time, in seconds and nanoseconds, gets another by a write from `step` on. (A
-/// program may set the time of a file's bytes to what it likes; that of a change is the clock's.)
+/// program may set the time of a file's bytes freely; that of a change is the clock's.)
 fn is_settled((seconds, nanoseconds): (i64, i64), step: i64) -> bool {
     // A file system of whole seconds, as ext4 with inodes of 128 bytes is one, has no nanoseconds.
     let changed = seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds);
@@ -156,7 +156,7 @@ mod tests {
         let folder = format!("/dev/shm/quinion-clock-{}", std::process::id());
         fs::create_dir(&folder).unwrap();
         let went_back = (0..200).find(|number| {
-            // A new file: to one that was looked at the kernel gives a finer time.
+            // A new file: once a file's times were read, the kernel gives it a finer time.
             let path = format!("{folder}/{number}");
             let look = Look::now();
             fs::write(&path, "x").unwrap();

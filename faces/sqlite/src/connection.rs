@@ -8,7 +8,7 @@
 //!   all else                                   SQLite's file
 //! ```
 //!
-//! The file that SQLite's VFS opened lies behind ours in one piece of memory, which SQLite made.
+//! The file that SQLite's VFS opened lies behind this library's in one piece of memory, which SQLite made.
 //!
 //! Invariant: pages are read by a connection only while it has a lock under which no other process writes what it may
 //! read: [`Connection::pages`] is given when the lock is there, and taken before it is given back.
@@ -39,10 +39,9 @@ const IOCAP_SUBPAGE_READ: c_int = 0x8000;
 const CHANGE_AT: i64 = 24;
 const CHANGE_BYTES: usize = 16;
 
-/// A file as SQLite has it. SQLite's own file begins at [`REAL_AT`].
+/// A file as SQLite has it.
 #[repr(C)]
 pub struct MainFile {
-    /// Where SQLite looks for methods.
     base: sqlite3_file,
     connection: *mut Connection,
 }
@@ -50,13 +49,12 @@ pub struct MainFile {
 /// Bytes before SQLite's own file.
 pub const REAL_AT: usize = size_of::<MainFile>().next_multiple_of(16);
 
-/// What we know of a connection.
+/// What this library knows of a connection.
 struct Connection {
     real: NonNull<sqlite3_file>,
     database: Arc<Database>,
-    /// Where the file lies, if that is known.
+    /// `None` if the file's place is not known.
     place: Option<Place>,
-    /// What its transaction may read from.
     pages: Pages,
     lock: c_int,
     /// Whether it has written to the file with the lock that it has, and SQLite has not yet said that it is committed.
@@ -67,11 +65,11 @@ struct Connection {
     header: Option<[u8; HEADER_BYTES]>,
     /// The start of the wal-index, while it is mapped.
     wal_index: *const AtomicU32,
-    /// Read locks of the wal-index that it has, by their numbers.
+    /// Read locks of the wal-index that it has, as bits.
     read_locks: u8,
-    /// Rights to write that it has by locks of the wal-index: the numbers of the first locks.
+    /// Rights to write that it has by locks of the wal-index: the first locks, as bits.
     write_locks: u8,
-    /// What the last transaction got that asked for pages.
+    /// What the last transaction that asked for pages got.
     last: Answer,
     /// Reads that were served and are not yet counted by the database, whose counter all threads share.
     served: u64,
@@ -80,10 +78,8 @@ struct Connection {
 /// Reads that a connection counts by itself, at most.
 const SERVED_ALONE_MAX: u64 = 256;
 
-/// What a transaction got that asked for pages.
 #[derive(Clone, Copy)]
 enum Answer {
-    /// None has asked.
     Unasked,
     Pages,
     /// There was a stamp, and no cache, or no room in it.
@@ -92,13 +88,11 @@ enum Answer {
     NoStamp(u8),
 }
 
-/// The pages of a transaction.
 enum Pages {
     /// It has no lock under which it may use them, or they cannot be right for it.
     None,
     /// It may, and has not asked for them.
     Unasked,
-    /// These.
     Some(Arc<Generation>),
 }
 
@@ -116,7 +110,7 @@ impl Connection {
         unsafe { &*self.real.as_ref().pMethods }
     }
 
-    /// What SQLite's pager compares, if it stays as it is while the lock lasts that the connection has.
+    /// The change counter and what follows it, if no other process can change it while the connection's lock lasts.
     fn change_counter(&mut self) -> Option<[u8; CHANGE_BYTES]> {
         if self.lock < SQLITE_LOCK_SHARED || self.read_locks != 0 {
             return None;
@@ -137,7 +131,6 @@ impl Connection {
         self.header
     }
 
-    /// Bytes 16 to 39 of the file.
     fn present_header(&self) -> Option<[u8; HEADER_BYTES]> {
         let mut bytes = [0; HEADER_BYTES];
         // SAFETY: the file is open, and the buffer has so many bytes.
@@ -219,12 +212,10 @@ impl Connection {
         }
     }
 
-    /// Has the database count the reads that were served.
     fn count(&mut self) {
         self.database.served.fetch_add(std::mem::take(&mut self.served), Ordering::Relaxed);
     }
 
-    /// Counters of the database, as one object of JSON.
     fn counters(&mut self) -> String {
         self.count();
         let Counters { hits, misses, direct, bytes } = self.database.counters();
@@ -245,7 +236,7 @@ impl Connection {
         unsafe { pages::read(real, pages.file(), buffer, position) }
     }
 
-    /// Bytes were written, or cut off.
+    /// Forgets the pages of bytes that were written or cut off.
     fn written(&mut self, position: u64, len: u64) {
         self.header = None;
         self.is_uncommitted = true;
@@ -332,16 +323,14 @@ fn may_write(first: c_int, count: c_int) -> bool {
     has(CHECKPOINT_LOCK) || (has(READ_LOCKS + 1) && count > 1)
 }
 
-/// The memory of SQLite's own file.
-///
 /// # Safety
-/// `file` has the bytes of ours and of SQLite's.
+/// `file` has room for this library's file and SQLite's.
 pub unsafe fn real_of(file: *mut sqlite3_file) -> *mut sqlite3_file {
     // SAFETY: the caller's contract.
     unsafe { file.byte_add(REAL_AT) }
 }
 
-/// Makes `file` one of ours, whose real file is open.
+/// Makes `file` one of this library's, whose real file is open.
 ///
 /// # Safety
 /// As SQLite calls xOpen; the real file is open.
@@ -380,7 +369,7 @@ pub unsafe fn adopt(
     unsafe { file.cast::<MainFile>().write(ours) };
 }
 
-/// The connection of a file of ours.
+/// The connection of a file.
 ///
 /// # Safety
 /// `adopt` has made the file, and SQLite calls one method of it at a time.
@@ -497,7 +486,7 @@ unsafe extern "C" fn truncate(file: *mut sqlite3_file, bytes: i64) -> c_int {
     changed(connection, bytes, i64::MAX - bytes.max(0), code)
 }
 
-/// The file was changed by us; `code` is what that returned.
+/// Notes a change by this process; `code` is what the call returned.
 fn changed(connection: &mut Connection, position: i64, len: i64, code: c_int) -> c_int {
     let tell = || {
         connection.written(position.max(0) as u64, len.max(0) as u64);
@@ -577,7 +566,7 @@ unsafe extern "C" fn sector_size(file: *mut sqlite3_file) -> c_int {
 unsafe extern "C" fn device_characteristics(file: *mut sqlite3_file) -> c_int {
     // SAFETY: as SQLite calls it.
     let all = real!(unsafe { connection(file) }, xDeviceCharacteristics, 0);
-    // A batch that is given up would change bytes that nothing tells us of.
+    // A batch that is given up would change bytes without a call that this library sees.
     all & !(SQLITE_IOCAP_BATCH_ATOMIC | IOCAP_SUBPAGE_READ)
 }
 

@@ -5,7 +5,7 @@
 //!   begin(stamp)          a transaction's first read       pages to read from, if they are what the stamp says
 //!   begin_writes(stamp)   the right to write was taken     the same, and from now on no stamp is compared
 //!   written(range)        bytes were written to the file   they are not cached any more
-//!   end_writes(stamp)     before the right is given back   the stamp that our own writes have led to
+//!   end_writes(stamp)     before the right is given back   the stamp that this process's writes have led to
 //! ```
 //!
 //! Pages are in a *generation*: a file of the cache that no other generation shares. If a stamp differs from the last
@@ -13,13 +13,13 @@
 //! with it until its transaction ends, as it may. A read that was begun for an old generation cannot reach a new one.
 //!
 //! The right to write is the EXCLUSIVE lock on the file, or one that lets a process copy frames of the write-ahead log
-//! to the file, or restart the log. One process has it at a time, so all that is written meanwhile is told by
-//! [`Database::written`], and no stamp has to be compared.
+//! to the file, or restart the log. One process has it at a time, so [`Database::written`] sees all writes meanwhile,
+//! and no stamp has to be compared.
 //!
-//! What another program than SQLite does to the file, as `cp` over it, no stamp tells for certain: the new bytes may
-//! have the old ones' change counter. A connection that was open before has SQLite's own page cache to be wrong by. One
-//! that is opened later reads what is there: the file's *times* are compared then. They are looked at whenever the
-//! stamp becomes another, and when own writes end.
+//! A change by another program than SQLite, as `cp` over the file, no stamp shows for certain: the new bytes may have
+//! the old change counter. For a connection that was open before, SQLite's own page cache is wrong, too. One that is
+//! opened later compares the file's *times*, and so reads the new bytes. They are compared whenever the stamp changes,
+//! and when own writes end.
 //!
 //! Invariants:
 //!  1. What is in the present generation is what the file has, except for pages that are being written, which no
@@ -43,23 +43,21 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// No pages yet. `None` if the cache has no room for a file, or the process was forked.
+    /// Without pages. `None` if the cache has no room for a file, or the process was forked.
     fn new(cache: &Cache, stamp: &Stamp, fills: Arc<AtomicU64>) -> Option<Arc<Self>> {
         let mut options = OpenOptions::new();
         options.coherence(Coherence::Immutable);
         let file = cache.open_backend_with(Arc::new(PageSource::new(fills)), &options).ok()?;
-        // No readahead: what is read while no lock is held may be half written.
+        // No readahead: bytes that are read without a lock may be half written.
         file.advise(Hint::Random).ok()?;
         file.set_folio_orders(stamp.order(), stamp.order()).ok()?;
         Some(Arc::new(Self { file, page_bytes: stamp.page_bytes }))
     }
 
-    /// The file whose pages they are.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Whether `len` bytes at `position` are one page.
     pub fn is_page(&self, position: u64, len: usize) -> bool {
         len == self.page_bytes as usize
             && position.is_multiple_of(u64::from(self.page_bytes))
@@ -82,26 +80,22 @@ impl Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        // The cache keeps pages of closed files, and no one opens this one again.
+        // The cache keeps pages of closed files, and this one is never opened again.
         let _ = self.file.dont_need(0, SOURCE_BYTES);
     }
 }
 
-/// One database file.
 #[derive(Debug)]
 pub struct Database {
     /// None if the system refuses one.
     cache: Option<Cache>,
     now: Mutex<Now>,
-    /// Reads that the cache answered, and others.
     pub served: AtomicU64,
-    /// See `served`.
     pub direct: AtomicU64,
-    /// Of those that were served, how many were read from the file.
+    /// Served reads that were read from the file.
     fills: Arc<AtomicU64>,
 }
 
-/// Counters of one database, of all connections of the process since it was opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     /// Reads of pages that the cache had.
@@ -110,23 +104,21 @@ pub struct Counters {
     pub misses: u64,
     /// Reads past it, those of a part of a page among them.
     pub direct: u64,
-    /// Memory of its pages, in bytes.
     pub bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Now {
-    /// What the bytes were when the generation was last known to be right.
+    /// The stamp when the generation was last known to be right.
     stamp: Option<Stamp>,
     /// The file's times then.
     times: Option<Times>,
     generation: Option<Arc<Generation>>,
-    /// Rights to write that connections of this process have.
     writers: u32,
 }
 
 impl Database {
-    /// With no pages yet. Without a cache it never has any.
+    /// Without pages. Without a cache it never has any.
     pub fn new(cache: Option<Cache>) -> Self {
         Self {
             cache,
@@ -137,7 +129,6 @@ impl Database {
         }
     }
 
-    /// What was read so far, and what is cached now.
     pub fn counters(&self) -> Counters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let generation = self.now().generation.clone();
@@ -151,7 +142,7 @@ impl Database {
         }
     }
 
-    /// A connection was opened, when these were the times. `None`: they are not known.
+    /// Notes that a connection was opened, when these were the times, if they are known.
     pub fn opened(&self, times: Option<Times>) {
         let mut now = self.now();
         // While a connection of this process writes, they change, and it tells them in the end.
@@ -161,15 +152,16 @@ impl Database {
         }
     }
 
-    /// The pages that a transaction may read which begins with this stamp. `None`: it reads by itself. `times` is asked
-    /// if the stamp is another than before.
+    /// The pages for a transaction that begins with this stamp; `None`: it reads by itself. `times` is called if the
+    /// stamp changed.
     pub fn begin(&self, stamp: Stamp, times: impl FnOnce() -> Option<Times>) -> Option<Arc<Generation>> {
         let mut now = self.now();
         self.validate(&mut now, Some(stamp), times);
         now.generation.clone()
     }
 
-    /// A connection has got the right to write. No stamp: the file is empty, or has pages that are not cached.
+    /// Notes that a connection has got the right to write. No stamp: the file is empty, or has pages that are not
+    /// cached.
     pub fn begin_writes(
         &self,
         stamp: Option<Stamp>,
@@ -181,7 +173,7 @@ impl Database {
         now.generation.clone().filter(|_| stamp.is_some())
     }
 
-    /// The connection is about to give it back. No stamp: nothing tells later that the file is still as it is.
+    /// Called before the right is given back. No stamp: nothing tells later that the file is unchanged.
     pub fn end_writes(&self, stamp: Option<Stamp>, times: Option<Times>) {
         let mut now = self.now();
         now.writers -= 1;
@@ -191,7 +183,7 @@ impl Database {
         }
     }
 
-    /// `len` bytes at `position` were written, or cut off, with the right to write. Returns the pages to read from
+    /// Notes a write or a cut of `len` bytes at `position`, with the right to write. Returns the pages to read from
     /// then.
     pub fn written(&self, position: u64, len: u64) -> Option<Arc<Generation>> {
         let mut now = self.now();
@@ -201,7 +193,7 @@ impl Database {
         now.generation.clone()
     }
 
-    /// Has the present generation be one of this stamp.
+    /// Makes the present generation one of this stamp.
     fn validate(&self, now: &mut Now, stamp: Option<Stamp>, times: impl FnOnce() -> Option<Times>) {
         if now.writers == 0 && now.stamp != stamp {
             now.generation = None;
@@ -215,7 +207,6 @@ impl Database {
         }
     }
 
-    /// One with no pages.
     fn generation(&self, stamp: &Stamp) -> Option<Arc<Generation>> {
         Generation::new(self.cache.as_ref()?, stamp, self.fills.clone())
     }

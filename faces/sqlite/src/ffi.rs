@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libsqlite3_sys::{sqlite3_log, sqlite3_malloc64};
 
-/// What a method answers, and `failed` if it panics: no panic leaves a method.
+/// The method's result, or `failed` if it panics: no panic leaves a method.
 pub fn guarded<T>(failed: T, method: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(method)).unwrap_or_else(|panic| {
         std::mem::forget(panic); // its end may panic again
@@ -33,7 +33,6 @@ pub fn text_of_sqlite(text: &str) -> *mut c_char {
     }
 }
 
-/// Writes to SQLite's error log.
 pub fn log(code: c_int, text: &str) {
     let text = text.replace('\0', "?") + "\0";
     // SAFETY: a format, and the text for it.

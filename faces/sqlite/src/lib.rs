@@ -42,7 +42,7 @@ use libsqlite3_sys::{SQLITE_ERROR, SQLITE_OK_LOAD_PERMANENTLY, sqlite3, sqlite3_
 
 use crate::ffi::{guarded, text_of_sqlite};
 
-/// What a second copy of SQLite in the process is told: the first would go on with the functions of the second.
+/// The error for a second copy of SQLite in the process: the first would go on with the functions of the second.
 const ANOTHER: &CStr = c"another copy of SQLite in this process has loaded this extension, which serves one";
 
 /// Called by SQLite when it loads `quinion_vfs`: registers the VFS `quinion`, which stays until the process ends.

@@ -17,13 +17,12 @@ use quinion_service::{Client, ClientFile, ErrorKind};
 use crate::ffi::{guarded, log};
 use crate::pragma;
 
-/// The server that is asked unless told.
+/// The default server.
 const SERVER: &str = "default";
 
 /// A file as SQLite has it.
 #[repr(C)]
 struct ObjectFile {
-    /// Where SQLite looks for methods.
     base: sqlite3_file,
     object: *mut ClientFile,
 }

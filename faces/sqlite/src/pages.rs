@@ -1,4 +1,4 @@
-//! Pages: where the cache's bytes come from, which is the connection that asks for them.
+//! Pages: the source of the cache's bytes, which is the connection that asks for them.
 //!
 //! ```text
 //!   xRead of a page --> read(real file, cached file) --miss--> PageSource::fill_here --> xRead of the real file
@@ -6,9 +6,9 @@
 //!                              `------hit: copied
 //! ```
 //!
-//! The cache opens no file by itself: the process would lose its locks on a database with the close of any descriptor
-//! of it, by the rule of `fcntl` locks. And it reads nothing by threads of its own: a page is read by the thread that
-//! wants it, while its transaction lasts, and with the descriptor of its connection.
+//! The cache opens no file by itself: by the rule of `fcntl` locks, the close of any descriptor of a database ends the
+//! process's locks on it. And it reads nothing by threads of its own: the thread that wants a page reads it, while its
+//! transaction lasts, and with the descriptor of its connection.
 //!
 //! A read that fails or ends early fails the fill, and the connection asks SQLite's own file again, which knows what an
 //! end of file means.
@@ -42,7 +42,6 @@ pub unsafe fn read(real: NonNull<sqlite3_file>, file: &File, buffer: &mut [u8], 
     copied.is_ok_and(|copied| copied == buffer.len())
 }
 
-/// A generation's pages, as the cache knows them.
 #[derive(Debug)]
 pub struct PageSource {
     identity: Identity,
@@ -51,7 +50,6 @@ pub struct PageSource {
 }
 
 impl PageSource {
-    /// One that is equal to no other of this process.
     pub fn new(fills: Arc<AtomicU64>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

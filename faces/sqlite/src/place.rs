@@ -1,4 +1,4 @@
-//! Place: where a database file lies, and what the file system says of it.
+//! Place: the path of a database file, and the file system's data about it.
 //!
 //! ```text
 //!   path --stat----> inode   which file it is: device and number
@@ -6,7 +6,7 @@
 //!        --statfs--> whether this kernel alone changes the file, and sets its times at each write
 //! ```
 //!
-//! Only paths are asked. The process has no descriptor of the file but SQLite's own, and gets none here: the close of
+//! Only paths are used. The process has no descriptor of the file but SQLite's own, and gets none here: the close of
 //! any descriptor ends the process's locks on the file.
 
 use std::ffi::{CStr, OsStr};
@@ -17,7 +17,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
 
-/// Device and inode.
 pub type Inode = (u64, u64);
 
 /// ext2 to ext4, XFS, Btrfs, F2FS and tmpfs, by the numbers that `statfs` tells: each write sets a file's times, by
@@ -25,7 +24,7 @@ pub type Inode = (u64, u64);
 /// lower files do.
 const CLOCKED: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
-/// What the file system says of a file, which tells that it may have been changed.
+/// The file system's times of a file, which show that it may have been changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
     bytes: u64,
@@ -46,7 +45,6 @@ impl Times {
     }
 }
 
-/// A path, and the file to which it led.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
@@ -55,7 +53,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Where this name leads to. `None`: not to a regular file.
+    /// The file that this name leads to. `None`: not a regular file.
     pub fn of_name(name: &CStr) -> Option<Self> {
         let path = Path::new(OsStr::from_bytes(name.to_bytes())).to_owned();
         let known = regular(&path)?;
@@ -63,7 +61,6 @@ impl Place {
         Some(Self { path, inode: inode(&known), is_clocked })
     }
 
-    /// The file that it is.
     pub fn inode(&self) -> Inode {
         self.inode
     }

@@ -1,4 +1,4 @@
-//! Pragma: what a connection is asked, and told, in SQL.
+//! Pragma: settings and counters in SQL.
 //!
 //! ```text
 //!   PRAGMA quinion_memory             the bound of the cache, in bytes
@@ -17,7 +17,7 @@ use crate::ffi::text_of_sqlite;
 use crate::process::{DIRECT_READS, Process, memory_of_text};
 
 /// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is
-/// not ours. `database` has the counters of the database, if it has any.
+/// another VFS's. `database` has the counters of the database, if it has any.
 ///
 /// # Safety
 /// As the argument of `SQLITE_FCNTL_PRAGMA`.
@@ -42,7 +42,6 @@ pub unsafe fn answer(words: *mut *mut c_char, database: impl FnOnce() -> Option<
     Some(code)
 }
 
-/// The bound, which is set first if there is one to be set.
 fn memory(wanted: Option<&CStr>) -> Result<String, String> {
     let Some(cache) = Process::get().cache() else {
         return Err("the cache could not be made; see SQLite's error log".to_owned());
@@ -54,7 +53,6 @@ fn memory(wanted: Option<&CStr>) -> Result<String, String> {
     Ok(cache.stats().memory_bytes.to_string())
 }
 
-/// Counters of the process.
 fn stats() -> String {
     let mut text = format!("{{\"direct_reads\":{}", DIRECT_READS.load(Ordering::Relaxed));
     if let Some(cache) = Process::get().cache() {
@@ -66,7 +64,7 @@ fn stats() -> String {
     text
 }
 
-/// Says in the name of SQLite's VFS that ours is before it.
+/// Says in the name of SQLite's VFS that this one is before it.
 ///
 /// # Safety
 /// As the argument of `SQLITE_FCNTL_VFSNAME`, after it was answered.

@@ -1,7 +1,7 @@
 //! Process: what all connections of a process share, which is one cache, its bound, and the databases that are open.
 //!
-//! A forked child begins anew: memory of the cache is not the child's, and a lock may be held by a thread that it does
-//! not have. The parent's is never touched there.
+//! A forked child begins anew: it does not have the cache's memory, and a lock may be held by a thread that it lacks.
+//! It never uses the parent's.
 
 use std::collections::HashMap;
 use std::ptr::null_mut;
@@ -16,14 +16,13 @@ use crate::database::Database;
 use crate::ffi::log;
 use crate::place::Inode;
 
-/// Memory of the cache unless told, in bytes.
+/// The default bound of the cache, in bytes.
 const MEMORY: u64 = 256 << 20;
-/// A bound of less is refused, in bytes.
+/// The least bound, in bytes.
 const MEMORY_LEAST: u64 = 16 << 20;
-/// Tells it to a process that cannot say it by a URI.
+/// The bound, for a process that cannot give it by a URI.
 const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
 
-/// What the connections of one process share.
 #[derive(Debug, Default)]
 pub struct Process {
     pid: u32,
@@ -40,18 +39,15 @@ struct Shared {
     databases: HashMap<Key, Weak<Database>>,
 }
 
-/// What connections must have in common to share pages: the file, and whether by the URI no process changes it. If that
-/// is said and not so, those who said it read what they read, and no other connection does.
+/// Connections with this in common share pages: the file, and whether by the URI no process changes it. If that is
+/// wrong, only connections with the same URI option read old bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
-    /// The file.
     pub inode: Inode,
-    /// Whether it is said that no process changes it.
     pub is_immutable: bool,
 }
 
 impl Process {
-    /// That of this process.
     pub fn get() -> &'static Self {
         static PRESENT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
         let pid = std::process::id();
@@ -71,8 +67,7 @@ impl Process {
         }
     }
 
-    /// The database of this key, which is made if no connection has it. `memory` is what a cache gets that is made for
-    /// it.
+    /// The database of this key, which is made if no connection has it. A cache that is made gets `memory` bytes.
     ///
     /// # Errors
     /// The bound is none, in words.
@@ -87,8 +82,8 @@ impl Process {
         Ok(database)
     }
 
-    /// A database for one connection alone, since it is not known which file it is. What other connections write is
-    /// seen as what other processes write.
+    /// A database for one connection alone, since its file is not known. Writes by other connections are seen like
+    /// those of other processes.
     ///
     /// # Errors
     /// As [`Process::database`].
@@ -96,12 +91,10 @@ impl Process {
         Ok(Arc::new(Database::new(self.shared().cache(memory)?)))
     }
 
-    /// What is known of the time of day.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// The cache, once a database was opened.
     pub fn cache(&self) -> Option<Cache> {
         self.shared().cache.clone()
     }

@@ -46,7 +46,6 @@ use crate::clock::Settled;
 
 /// The part of a database's header that is looked at, in bytes: its place and its length.
 pub const HEADER_AT: u64 = 16;
-/// See [`HEADER_AT`].
 pub const HEADER_BYTES: usize = 24;
 
 /// Bytes of a page of the cache. Smaller ones of a database would share it with their neighbours, which may be written
@@ -64,21 +63,16 @@ const SALTS: usize = 8;
 const BACKFILLED: usize = 24;
 const ATTEMPTED: usize = 32;
 
-/// What the bytes of a database were when it was looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp {
-    /// Bytes of a page.
     pub page_bytes: u32,
     content: Content,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
-    /// Bytes of the header.
     Rollback([u8; HEADER_BYTES]),
-    /// Words of the wal-index.
     Wal { salts: [u32; 2], backfilled: u32, attempted: u32 },
-    /// Bytes of the header, and times.
     Idle([u8; HEADER_BYTES], Settled),
 }
 
@@ -90,7 +84,7 @@ impl Stamp {
     }
 
     /// By the words of the wal-index, which other processes may be writing. `None` if pages of this size are not
-    /// cached, if the wal-index is another than we know, or if a process is just restarting the log.
+    /// cached, if the wal-index has another version, or if a process is just restarting the log.
     pub fn of_wal_index(word: impl Fn(usize) -> u32) -> Option<Self> {
         let WalIndex { page, salts, backfilled, attempted, .. } = WalIndex::read(word)?;
         let page_bytes = page_bytes(page)?;
@@ -121,7 +115,6 @@ pub fn is_idle(word: impl Fn(usize) -> u32) -> bool {
     WalIndex::read(word).is_some_and(|index| index.frames == 0 && index.page == 0)
 }
 
-/// Words of the wal-index.
 struct WalIndex {
     /// Bytes of a page, as two bytes say it.
     page: u16,
@@ -132,7 +125,7 @@ struct WalIndex {
 }
 
 impl WalIndex {
-    /// `None` if it is another than we know, or if a process is just restarting the log.
+    /// `None` if it has another version, or if a process is just restarting the log.
     fn read(word: impl Fn(usize) -> u32) -> Option<Self> {
         let header: [u32; WAL_HEADER_WORDS] = std::array::from_fn(&word);
         let (backfilled, attempted) = (word(BACKFILLED), word(ATTEMPTED));

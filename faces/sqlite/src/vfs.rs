@@ -1,15 +1,15 @@
-//! VFS: what SQLite asks of a file system, all of which the VFS answers that was the default when we were loaded.
+//! VFS: what SQLite asks of a file system. The VFS that was the default when this library was loaded answers all of it.
 //!
 //! ```text
-//!   xOpen of a main database      SQLite's file behind one of ours (connection)
+//!   xOpen of a main database      SQLite's file behind one of this library (connection)
 //!        with `url` in its URI    an object of the node's server (object)
 //!        of all else              SQLite's file as it is
 //!   the rest                      passed on
 //! ```
 //!
 //! A database is known by device and inode, for which its path is asked. SQLite's file says whether the path is its own
-//! (`SQLITE_FCNTL_HAS_MOVED`); if it is not, or not a regular file, or changes while we look, the connection reads past
-//! the cache.
+//! (`SQLITE_FCNTL_HAS_MOVED`); if it is not, or not a regular file, or changes meanwhile, the connection reads past the
+//! cache.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null;
@@ -26,7 +26,7 @@ const NAME: &CStr = c"quinion";
 /// Registers the VFS, unless it is there already, and makes it the default if that is wanted.
 ///
 /// # Errors
-/// SQLite has no VFS of its own, or does not take ours, in words.
+/// SQLite has no VFS of its own, or refuses this one, in words.
 pub fn register(as_default: bool) -> Result<(), String> {
     // SAFETY: SQLite is there, as it calls us. What it knows stays.
     unsafe {
@@ -77,7 +77,7 @@ unsafe fn registered(ours: *mut sqlite3_vfs, as_default: bool) -> Result<(), Str
     }
 }
 
-/// The VFS that ours passes on to.
+/// The VFS to which this one passes calls on.
 ///
 /// # Safety
 /// `vfs` is ours.
@@ -152,7 +152,7 @@ unsafe extern "C" fn open(
     }
 }
 
-/// Makes the file one of ours, behind which `inner` is open. `before` is what its path was.
+/// Puts this library's file before `inner`, which is open. `before` is what its path was.
 ///
 /// # Safety
 /// As above.
@@ -254,7 +254,6 @@ unsafe extern "C" fn dl_error(vfs: *mut sqlite3_vfs, len: c_int, place: *mut c_c
     real!(vfs, xDlError, (), len, place);
 }
 
-/// A function of an extension.
 type Symbol = Option<unsafe extern "C" fn(*mut sqlite3_vfs, *mut c_void, *const c_char)>;
 
 unsafe extern "C" fn dl_sym(vfs: *mut sqlite3_vfs, library: *mut c_void, name: *const c_char) -> Symbol {

@@ -1,7 +1,7 @@
-//! Report: what a target tried when it failed, as a list that a test can be made of, and how to run the same input
-//! again. It comes before the usual report, which ends the process.
+//! Report: the operations that a target tried when it failed, as a list that a test can be made of, and how to run the
+//! same input again. It comes before the usual report, which ends the process.
 //!
-//! Each thread has its own; what a thread that a target starts says when it fails is the usual report alone.
+//! Each thread has its own; a failure on a thread that a target starts has the usual report alone.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -9,11 +9,11 @@ use std::panic;
 use std::sync::Once;
 
 thread_local! {
-    /// Says what is being tried.
+    /// Prints what is being tried.
     static TRIED: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// From here on `target` tries `ops`: they are what a failure is reported with.
+/// From here on `target` tries `ops`, which a failure prints.
 pub fn trying<Op: Clone + Debug + 'static>(target: &'static str, ops: &[Op]) {
     static HOOK: Once = Once::new();
     HOOK.call_once(report_failures);

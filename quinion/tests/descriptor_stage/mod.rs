@@ -1,14 +1,14 @@
 //! What the tests of the hand-over of offsets share: one number of a program, with its calls, on a kernel that keeps an
-//! offset for each description; and whether a history of calls is one that the kernel alone could have given.
+//! offset for each description; and the check that a history of calls is one that the kernel alone could have given.
 //!
 //! ```text
 //!   Program::call    what the wrappers of `faces/preload` do for one call, in brief, by the real protocol
-//!   Alone            the same calls on a kernel without us
+//!   Alone            the same calls on a kernel without Quinion
 //!   History::check   is there an order of the calls, none moved before its begin or behind its end, in which
 //!                    `Alone` gives the same answers and the same last offset?
 //! ```
 //!
-//! The atomics are those of `quinion::sync`, so all of this runs under the model checker, too. What the kernel does is
+//! The atomics are those of `quinion::sync`, so all of this runs under the model checker, too. A step of the kernel is
 //! one step of a relaxed atomic: it promises an order of its own steps and nothing else.
 
 #![allow(dead_code, reason = "each test uses its part")]
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64 as Count, Ordering::SeqCst};
 use quinion::internals::fdstate::{Fd, FdCell, FdWord, OFFSETS_MAX, Process, State};
 use quinion::internals::sync::atomic::{AtomicU64, Ordering};
 
-/// A call of the program's; those from `Attach` on are ours, and nothing to the kernel.
+/// A call of the program's; those from `Attach` on are the owner's, and nothing to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
     /// `read` of so many bytes; where they began, and in which file.
@@ -30,7 +30,6 @@ pub enum Call {
     Pread,
     /// `write` of so many bytes by a descriptor that can; where they began.
     Write(u64),
-    /// `lseek` to an offset.
     Set(u64),
     /// `lseek` from the offset on, inside the file.
     Skip(u64),
@@ -46,15 +45,14 @@ pub enum Call {
     AttachWriter,
     /// The first reads are the kernel's from now on: so many bytes.
     Credit(u64),
-    /// The descriptor is left to the kernel.
+    /// The kernel serves the descriptor from now on.
     Detach,
-    /// The offset is left to the kernel.
     Share,
-    /// An object is loaded: the offset is the kernel's for a while.
+    /// An object is loaded: the kernel keeps the offset for a while.
     Pause,
 }
 
-/// How many descriptions there are, and how far apart what is told of them.
+/// The number of descriptions, and the distance between their answers.
 pub const FILES: usize = 3;
 const FILE: u64 = 1000;
 /// In an answer: of two files.
@@ -62,7 +60,6 @@ const TORN: u64 = 900;
 /// An answer: the number was closed.
 const CLOSED: u64 = 999_999;
 
-/// The kernel, as far as one number is concerned.
 #[derive(Debug)]
 struct Kernel {
     offsets: [AtomicU64; FILES],
@@ -73,7 +70,6 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The file behind the number, if it is open.
     fn file(&self) -> Option<usize> {
         let file = self.behind.as_ref().map_or(0, |behind| behind.fetch_add(0, Ordering::Relaxed) as usize);
         (file < FILES).then_some(file)
@@ -106,7 +102,6 @@ fn answer(file: u64, offset: u64) -> u64 {
     file * FILE + offset
 }
 
-/// One number of a program.
 #[derive(Debug)]
 pub struct Program {
     cell: FdCell,
@@ -121,7 +116,6 @@ pub struct Program {
     done: Mutex<Vec<Done>>,
 }
 
-/// A call that was made, from when to when.
 #[derive(Clone, Copy, Debug)]
 struct Done {
     call: Call,
@@ -178,12 +172,10 @@ impl Program {
         Fd::new(&self.cell, Ours(self))
     }
 
-    /// The state.
     pub fn state(&self) -> State {
         self.cell.look().state()
     }
 
-    /// Makes a call, notes it, and gives its answer.
     pub fn call(&self, call: Call) -> u64 {
         let from = self.clock.fetch_add(1, SeqCst); // not of the checker's: it orders nothing there
         self.kernel.turn();
@@ -322,7 +314,7 @@ impl Program {
         }
     }
 
-    /// Copies, in two parts; from which file.
+    /// Copies, in two parts; returns from which file.
     fn copy(&self) -> u64 {
         let [first, second] = [(); 2].map(|()| self.attached.load(Ordering::Relaxed));
         let is_whole = first == second && first != 0;
@@ -390,7 +382,6 @@ impl Program {
         in_use.remove(at.unwrap());
     }
 
-    /// Checks the result, when all threads have ended.
     pub fn check(&self) {
         self.fd().share();
         let last = self.kernel.step(0);
@@ -405,7 +396,6 @@ impl Program {
     }
 }
 
-/// The kernel alone.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Alone {
     file: u64,
@@ -413,7 +403,6 @@ pub struct Alone {
 }
 
 impl Alone {
-    /// The answer to a call.
     pub fn answer(&mut self, call: Call) -> u64 {
         match call {
             Call::Read(bytes) | Call::DupRead(bytes) | Call::Write(bytes) => {

@@ -5,8 +5,8 @@
 //!   all_needed  for each step: the named scenarios fail without it, with the named words
 //! ```
 //!
-//! The checker does not survive a failure, so a scenario without a step runs in a process of its own: this
-//! test's program again, told by the environment what to leave out.
+//! The checker does not survive a failure, so a scenario without a step runs in a process of its own: this test's
+//! program again, with the step to leave out in its environment.
 
 #![allow(dead_code, reason = "each model uses its part")]
 
@@ -22,8 +22,8 @@ const LEFT_OUT: &str = "QUINION_MODEL_LEFT_OUT";
 /// A step, and the scenarios that fail without it, each with words of what it fails with.
 pub type Needed = (Mutant, &'static [(&'static str, &'static str)]);
 
-/// Runs `scenario` under every interleaving and every value that a load may return, with at most
-/// `preemptions_max` preemptions in one run, and checks that the outcomes met are those `expected`.
+/// Runs `scenario` under every interleaving and every value that a load may return, with at most `preemptions_max`
+/// preemptions in one run, and checks that exactly the outcomes `expected` were met.
 pub fn explore(
     preemptions_max: Option<usize>,
     expected: &[&str],
@@ -59,7 +59,6 @@ pub fn all_needed(steps: &[Mutant], needed: &[Needed]) {
     each_fails(needed);
 }
 
-/// Checks that each scenario fails without its step.
 pub fn each_fails(needed: &[Needed]) {
     for &(step, failures) in needed {
         assert!(!failures.is_empty(), "{step:?}: no scenario needs it");
@@ -74,7 +73,7 @@ pub fn each_fails(needed: &[Needed]) {
     }
 }
 
-/// Runs `scenario` without `step`; what it failed with, or "nothing".
+/// Runs `scenario` without `step`; returns the failure's words, or "nothing".
 fn run_without(step: Mutant, scenario: &str) -> String {
     let run = Command::new(std::env::current_exe().expect("a test knows its own name"))
         .args([scenario, "--exact", "--nocapture"])

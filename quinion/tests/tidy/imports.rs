@@ -7,9 +7,9 @@
 //!   mod guest; use guest::Guests;       a folder's own file may name what is in the folder: not counted
 //! ```
 //!
-//! Files in a circle can only be understood together, and none of them can be
-//! taken out. Not counted are: paths from a module to its own children, as in the last line, since they begin with
-//! neither `crate` nor `super`; what is compiled for tests alone; macros; and methods of a type that another file adds.
+//! Files in a circle can only be understood together, and none of them can be taken out. Not counted are: paths from a
+//! module to its own children, as in the last line, since they begin with neither `crate` nor `super`; what is compiled
+//! for tests alone; macros; and methods of a type that another file adds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,6 @@ type Module = Vec<String>;
 /// Files that name each other in a circle, each with a line on which it does so.
 pub type Cycle = Vec<(String, usize)>;
 
-/// The circles among `sources`, which are those of the package with the sources in `root` (`quinion/src/`).
 pub fn cycles(root: &str, sources: &[Source]) -> Vec<Cycle> {
     let files: BTreeMap<Module, &Source> = sources
         .iter()
@@ -60,7 +59,6 @@ fn module_of(root: &str, path: &str) -> Module {
     module
 }
 
-/// The files that `source` names, each with the first line on which it does.
 fn named_by<'a>(
     module: &Module,
     source: &Source,
@@ -130,7 +128,6 @@ fn after_member(source: &Source, mut at: usize, end: usize) -> usize {
     end
 }
 
-/// All that is named by what `module` names, and so on.
 fn reached_from<'a>(
     module: &'a Module,
     edges: &BTreeMap<&'a Module, BTreeMap<&'a Module, usize>>,

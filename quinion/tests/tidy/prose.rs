@@ -15,7 +15,7 @@ const WORDS_MAX: usize = 45;
 
 const OPENINGS: &[&str] = &["Who", "Whoever", "Nobody", "Somebody", "Anybody", "Everybody"];
 
-/// What is not written, and what is: words and phrases in small letters.
+/// What is not written, and what to write: words and phrases in small letters.
 const WORDS: &[(&str, &str)] = &[
     ("nobody", "name the thread, process, caller or handle, or use the passive"),
     ("nobody's", "name the owner"),
@@ -60,7 +60,6 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("untill", "until"),
 ];
 
-/// Something wrong with a sentence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
     pub line: usize,
@@ -75,7 +74,6 @@ struct ProseLine<'a> {
     begins: bool,
 }
 
-/// The faults of the comments of a Rust file.
 pub fn check_comments(text: &str) -> Vec<Fault> {
     // A comment behind code is a paragraph by itself. A slash pair in a string may pass for one: no harm is done.
     let comment = |line: &'_ str| match line.trim_start().strip_prefix("//") {
@@ -92,7 +90,6 @@ pub fn check_comments(text: &str) -> Vec<Fault> {
     check(lines)
 }
 
-/// The faults of a document.
 pub fn check_document(text: &str) -> Vec<Fault> {
     check(text.lines().enumerate().map(|(at, line)| (at + 1, line.trim(), true)))
 }
@@ -125,7 +122,6 @@ fn bare(word: &str) -> &str {
     word.trim_matches(|c: char| !c.is_alphanumeric() && c != '\'')
 }
 
-/// The banned and misspelled words of a line.
 fn words(prose: &ProseLine<'_>) -> Vec<Fault> {
     let code_free: String = prose.text.split('`').step_by(2).collect::<Vec<_>>().join("` `");
     let words: Vec<String> = code_free.split_whitespace().map(|word| bare(word).to_lowercase()).collect();
@@ -146,7 +142,6 @@ fn words(prose: &ProseLine<'_>) -> Vec<Fault> {
     banned.chain(misspelled).collect()
 }
 
-/// Sentences that begin or end as they should not.
 fn sentences(prose: &[ProseLine<'_>]) -> Vec<Fault> {
     let (mut faults, mut count, mut is_first) = (Vec::new(), 0, true);
     for ProseLine { line, text, begins } in prose {

@@ -6,9 +6,8 @@
 //!   comments                    // why        same length, everything else blank
 //! ```
 //!
-//! Both views keep every newline, so a line number means the same in all three.
-//! Words of the code are [`Token`]s. This is far less than a parser: it knows
-//! strings, comments, brackets and modules, which is all that the rules need.
+//! Both views keep every newline, so a line number means the same in all three. Words of the code are [`Token`]s. This
+//! is far less than a parser: it knows strings, comments, brackets and modules, which is all that the rules need.
 
 use std::ops::Range;
 
@@ -28,36 +27,31 @@ pub struct Token {
 }
 
 impl Source {
-    /// Takes `text` apart. `path` only serves messages and the rules that ask where a file lies.
+    /// Parses `text`. `path` only serves messages and the rules that ask where a file lies.
     pub fn new(path: &str, text: &str) -> Self {
         let (code, comments) = separate(text);
         let tokens = tokenize(&code);
         Self { path: path.to_owned(), text: text.to_owned(), comments, tokens }
     }
 
-    /// The word at `at`, or nothing past the end.
     pub fn word(&self, at: usize) -> &str {
         self.tokens.get(at).map_or("", |token| &token.word)
     }
 
-    /// Whether the words from `at` on are `words`.
     pub fn is_at(&self, at: usize, words: &[&str]) -> bool {
         words.iter().enumerate().all(|(i, word)| self.word(at + i) == *word)
     }
 
-    /// Whether a comment on `line` (from 1) or on one of the `above` lines before it contains `word`.
     pub fn has_comment_near(&self, line: usize, above: usize, word: &str) -> bool {
         let first = line.saturating_sub(above).max(1);
         let lines = self.comments.lines().skip(first - 1).take(line + 1 - first);
         lines.map(str::to_lowercase).any(|comment| comment.contains(&word.to_lowercase()))
     }
 
-    /// Whether all of this file is compiled for tests only.
     pub fn is_test_file(&self) -> bool {
         self.path.ends_with("/tests.rs") || self.path.contains("/tests/")
     }
 
-    /// The tokens of items that are compiled for tests only.
     pub fn test_ranges(&self) -> Vec<Range<usize>> {
         let mut ranges = Vec::new();
         for at in 0..self.tokens.len() {
@@ -102,7 +96,6 @@ impl Source {
     }
 }
 
-/// What a byte of a file belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Code,
@@ -127,7 +120,6 @@ fn separate(text: &str) -> (String, String) {
     (String::from_utf8_lossy(&code).into_owned(), String::from_utf8_lossy(&comments).into_owned())
 }
 
-/// What begins at `at`, and where it ends.
 fn part_at(bytes: &[u8], at: usize) -> (Part, usize) {
     let rest = &bytes[at..];
     if rest.starts_with(b"//") {
@@ -204,7 +196,6 @@ fn is_character(inside: &[u8]) -> bool {
     }
 }
 
-/// The words of `code`.
 fn tokenize(code: &str) -> Vec<Token> {
     let mut tokens = Vec::new();
     for (number, line) in code.lines().enumerate() {

@@ -1,7 +1,7 @@
 //! Checker: which version bytes are of, at the speed of a comparison.
 //!
-//! A reader of many small ranges would spend its time with [`byte`](crate::byte). So the bytes of the versions that
-//! were met last are kept whole.
+//! A reader of many small ranges would spend its time with [`byte`](crate::byte). So the bytes of the latest versions
+//! are kept whole.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -1,7 +1,7 @@
 //! Client: the `AmazonS3` of the crate `object_store`, over plain HTTP.
 //!
-//! It is the client that users have, with two differences: nothing is signed, and nothing is tried again, so that a
-//! test counts the requests of what it tests. TLS is left out with the HTTP client that would bring it.
+//! It is the users' client, with two differences: nothing is signed, and nothing is tried again, so that a test counts
+//! its requests. TLS is left out with the HTTP client that would bring it.
 //!
 //! Invariant: a client has no state of a server's, so one of another process is as good.
 

@@ -1,7 +1,7 @@
 //! Fault: what goes wrong with a request, by a script or by chance.
 //!
-//! Chance is a seed's: which faults come is the same in each run, though not to which request, since requests that are
-//! under way side by side come in any order.
+//! Chance follows a seed: the faults are the same in each run, though not their requests, since requests that are under
+//! way side by side come in any order.
 
 /// What goes wrong with a GET.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +38,7 @@ pub enum Fault {
 pub(crate) const KINDS: usize = 13;
 
 impl Fault {
-    /// What it is called in reports, and its number.
+    /// Its name in reports, and its number.
     pub(crate) fn kind(self) -> (usize, &'static str) {
         match self {
             Self::Status(_) => (0, "status"),

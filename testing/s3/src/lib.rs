@@ -10,12 +10,12 @@
 //!                                      objects.rs  objects in memory; their conditions
 //! ```
 //!
-//! The protocol is the crate `s3s`'s, so what is tested against here was not written by the authors of the tests. What
-//! `s3s` would never do is added around it: it is what networks and stores do at a bad time. Faults come from a script
-//! (the next GETs, one after the other), or from a seed.
+//! The protocol is the crate `s3s`'s, so the server was not written by the authors of the tests. What `s3s` would never
+//! do is added around it: faults of networks and stores. They come from a script (the next GETs, one after the other),
+//! or from a seed.
 //!
-//! An object's bytes follow from a version and a position ([`byte`]), so that a test can tell of each byte it reads
-//! whether it is right, and of which version. Versions of one object only rise.
+//! An object's bytes follow from a version and a position ([`byte`]), so that a test can check each byte it reads, and
+//! its version. Versions of one object only rise.
 //!
 //! Not here: bytes that are wrong although the answer says that all is well, as no client could notice them.
 

@@ -1,7 +1,7 @@
 //! Objects: what the server has, as `s3s` asks for it.
 //!
-//! It supports what readers and writers of whole objects need: GET and HEAD with ranges and conditions, PUT, COPY,
-//! DELETE and lists. There is one bucket, and its name is not looked at.
+//! It supports the requests of readers and writers of whole objects: GET and HEAD with ranges and conditions, PUT,
+//! COPY, DELETE and lists. There is one bucket, whose name is ignored.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,6 @@ use crate::content::content;
 /// When an object of version 0 was put: each version is a second younger than the one before.
 const BEGIN: Duration = Duration::from_secs(1_577_836_800);
 
-/// One version of an object.
 #[derive(Clone, Debug)]
 struct Object {
     version: u32,
@@ -45,7 +44,7 @@ fn seconds(time: &Timestamp) -> i64 {
     String::from_utf8_lossy(&text).parse::<f64>().expect("a number") as i64
 }
 
-/// What a request wants of the version it meets.
+/// A request's conditions on the version.
 struct Conditions {
     is: Option<String>,
     is_not: Option<String>,
@@ -74,7 +73,6 @@ impl Conditions {
     }
 }
 
-/// All objects. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Objects {
     all: Arc<Mutex<BTreeMap<String, Object>>>,
@@ -92,7 +90,7 @@ impl Objects {
 
     /// The object's next version, of as many bytes; `None` if there is no such object.
     pub(crate) fn change(&self, key: &str) -> Option<u32> {
-        // Its bytes are made before the lock is taken: a change holds no reader up.
+        // Its bytes are made before the lock is taken: a change delays no reader.
         loop {
             let Object { version, bytes } = self.lock().get(key).cloned()?;
             let next = Object { version: version + 1, bytes: content(version + 1, bytes.len()) };

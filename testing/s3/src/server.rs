@@ -1,14 +1,14 @@
-//! Server: the listener, what it counts, and what it does to requests and answers.
+//! Server: the listener, its counts, and its faults.
 //!
 //! ```text
 //!   request --> counted --> latency, hold --> a fault drawn --> s3s --> headers --> body, at its speed --> or fault
 //! ```
 //!
 //! Faults of a script come to GETs alone, in order; a plan's also to HEADs, as far as an answer without a body can show
-//! them. A reset needs the socket: it is told to send RST when it is closed, and then the answer breaks off.
+//! them. A reset needs the socket: it is set to send RST when it is closed, and then the answer breaks off.
 //!
-//! Invariant: what a fault does to an object is done before an answer that tells of it, so a reader that knows the new
-//! version by an answer finds it.
+//! Invariant: a fault changes an object before the answer that shows it, so a reader that knows the new version by an
+//! answer finds it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -37,7 +37,6 @@ use crate::client::store_at;
 use crate::fault::{Drawing, Fault, FaultPlan, KINDS};
 use crate::objects::Objects;
 
-/// Bodies are sent in pieces of this many bytes.
 const PIECE: usize = 64 << 10;
 /// What comes before a connection breaks is sent before it does.
 const BREAK_PAUSE: Duration = Duration::from_millis(3);
@@ -63,7 +62,6 @@ pub struct Control {
     plan: Mutex<Option<Drawing>>,
     /// Whether answers are held back.
     holds: watch::Sender<bool>,
-    /// In microseconds.
     latency: AtomicU64,
     /// Bytes in a second, of each connection; 0: as fast as can be.
     bandwidth: AtomicU64,
@@ -111,7 +109,7 @@ impl Control {
     pub fn trouble(&self, faults: impl IntoIterator<Item = Fault>) {
         lock(&self.script).extend(faults);
     }
-    /// Nothing goes wrong from now on that was to come by the script.
+    /// Drops the rest of the script.
     pub fn end_trouble(&self) {
         lock(&self.script).clear();
     }
@@ -135,7 +133,7 @@ impl Control {
     pub fn under_way(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }
-    /// How many bytes of a body come in a second; 0: as fast as can be. Other bodies at the same time have as many.
+    /// How many bytes of a body are sent in a second; 0: as fast as can be. Other bodies at the same time have as many.
     pub fn set_bandwidth(&self, bytes: u64) {
         self.bandwidth.store(bytes, Ordering::Relaxed);
     }
@@ -267,7 +265,6 @@ async fn accept(listener: std::net::TcpListener, control: Arc<Control>, s3: Arc<
     }
 }
 
-/// The socket of a connection, beside the server's own handle.
 #[derive(Clone, Debug)]
 struct Line(Arc<Mutex<Option<OwnedFd>>>);
 
@@ -282,7 +279,6 @@ impl Line {
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What comes of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ending {
     Whole,
@@ -291,7 +287,6 @@ enum Ending {
     Stalled,
 }
 
-/// A body, as it is to be sent.
 struct Shape {
     bytes: Bytes,
     ending: Ending,
@@ -299,7 +294,6 @@ struct Shape {
     change: Option<(usize, String)>,
 }
 
-/// One request's.
 struct Exchange {
     control: Arc<Control>,
     line: Line,
@@ -438,7 +432,6 @@ fn whole(bytes: Bytes) -> Body {
     http_body_util::Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// An answer in the store's words that the request failed.
 fn refusal(status: u16) -> Response<Body> {
     let code = match status {
         503 => "SlowDown",

@@ -1,7 +1,7 @@
 //! The server by itself: what it answers, and that each fault is what it is called.
 //!
-//! The client is the one that the tests of other packages have. Of a fault it is looked at what that client sees, which
-//! is what those tests are about, and what the server has counted.
+//! The client is the one that the tests of other packages have. A fault is judged by what that client sees, which those
+//! tests are about, and by the server's counts.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! Crash: a disk that remembers all that was done to it, and what a crash may leave of that.
 //!
-//! A double for tests, ours and other people's, that is served by a
-//! [`SimulatedBackend`](super::SimulatedBackend). It keeps a log of writes, sizes, holes and
-//! syncs; of each prefix of the log it gives the states that the machine may find when it is up again.
+//! A double for tests, Quinion's and those of its users, that a [`SimulatedBackend`](super::SimulatedBackend) serves.
+//! It keeps a log of writes, sizes, holes and syncs. Of each prefix of the log it gives the states that the machine may
+//! find after the crash.
 //!
 //! ```text
 //!   log      write A   write B   sync   write C   punch D   write E   | crash
@@ -17,9 +17,9 @@
 //! of the log and none after it. What the journal has cut off does not come back.
 //!
 //! **A sync that fails** is as on Linux. Bytes that were not durable by then may be, or not, for good: a later sync
-//! that succeeds says nothing of them, unless they were written again. And some of them are lost at once: reading
-//! gives what the device has, old or in part. The journal forgets nothing: it is written by a later sync, or that
-//! one fails too. So of sizes and holes a sync that succeeds tells the truth, whatever failed before.
+//! that succeeds says nothing of them, unless they were written again. And some of them are lost at once: reading gives
+//! what the device has, old or in part. The journal forgets nothing: a later sync writes it or fails. So a sync that
+//! succeeds makes sizes and holes durable, whatever failed before.
 //!
 //! Invariants:
 //!  1. What completed before a sync that succeeded is in every later state, or what was written over it.
@@ -45,7 +45,7 @@ const DEVICE: u64 = u64::MAX - 2;
 
 static LAST_INODE: AtomicU64 = AtomicU64::new(0);
 
-/// One file on a disk that remembers. Each is a file of its own.
+/// One file on a disk that remembers.
 pub struct CrashDisk {
     inode: u64,
     state: Mutex<State>,
@@ -54,7 +54,7 @@ pub struct CrashDisk {
 struct State {
     log: CrashLog,
     replay: Replay,
-    /// Events that changed the file: what its times are made of. A sync is none.
+    /// Events that changed the file, which its times count. A sync is none.
     changes: i64,
 }
 
@@ -74,7 +74,7 @@ enum Event {
     SetSize(u64),
     Punch(Range<u64>),
     Synced(Range<u64>),
-    /// The seed says what is lost at once.
+    /// With the seed of what is lost at once.
     SyncFailed(u64),
 }
 
@@ -108,7 +108,6 @@ impl CrashDisk {
         there
     }
 
-    /// Takes over the first `bytes` bytes of the flush.
     pub(super) fn copy_from(&self, flush: &Flush, bytes: usize) {
         if bytes > 0 {
             let mut taken = vec![0; bytes];
@@ -220,11 +219,11 @@ impl CrashLog {
 
 /// What something was after each event that changed it, and which of that a crash may leave.
 struct History<T> {
-    /// With the number of the event, from 1; 0 is the start.
+    /// Each with the number of the event, from 1; 0 is the start.
     was: Vec<(usize, T)>,
     /// The oldest that a crash may leave.
     lowest: usize,
-    /// The last sync that failed and concerned it; no later one makes up for that, unless it is the journal's.
+    /// The last sync that failed and concerned it. A later one makes up for that only if the journal keeps it.
     failed: usize,
 }
 
@@ -246,7 +245,6 @@ impl<T: Clone> History<T> {
             self.lowest = self.was.len() - 1;
         }
     }
-    /// The newest of those before or at `event`.
     fn newest_at(&self, event: usize) -> usize {
         self.was.partition_point(|&(at, _)| at <= event) - 1
     }
@@ -258,7 +256,6 @@ struct Sector {
     cuts: Vec<usize>,
 }
 
-/// The disk after some events, and its history.
 struct Replay {
     /// What reading gives, in whole sectors; zero behind the end.
     now: Vec<u8>,
@@ -268,7 +265,6 @@ struct Replay {
     journal: BTreeSet<usize>,
 }
 
-/// The kind of code that changes bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Write,
@@ -328,7 +324,6 @@ impl Replay {
         }
     }
 
-    /// Makes the file at least so long.
     fn reach(&mut self, event: usize, size: usize) {
         if size as u64 > self.size() {
             self.now.resize(size.next_multiple_of(SECTOR).max(self.now.len()), 0);
@@ -337,7 +332,7 @@ impl Replay {
         }
     }
 
-    /// Changes bytes, and notes what the sectors around them are now.
+    /// Changes bytes, and notes the new state of the sectors around them.
     fn change(&mut self, event: usize, by: By, range: Range<usize>, change: impl FnOnce(&mut [u8])) {
         if range.is_empty() {
             return;
@@ -357,7 +352,7 @@ impl Replay {
         }
     }
 
-    /// A sync fails: what is not durable stays in doubt, and some of it is no longer read as it was written.
+    /// A sync fails: what is not durable stays in doubt, and reads of some of it give other bytes.
     fn lose(&mut self, event: usize, chance: &mut Chance) {
         for (&sector, history) in &mut self.sectors {
             if history.bytes.is_durable() {
@@ -375,7 +370,6 @@ impl Replay {
         }
     }
 
-    /// One of the states that a crash may leave now.
     fn crash(&self, start: &[u8], chance: &mut Chance) -> Vec<u8> {
         let kind = KINDS[chance.below(KINDS.len())];
         let seed = chance.next();
@@ -430,16 +424,12 @@ impl Sector {
     }
 }
 
-/// What kind of state a crash leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// All that was done.
     All,
-    /// What is durable, and no more.
     Least,
     /// Some of the writes, each whole but for what was written over it.
     SomeWrites,
-    /// Each sector by itself.
     SomeSectors,
 }
 
@@ -449,7 +439,7 @@ fn sector_of(bytes: &[u8], sector: usize) -> [u8; SECTOR] {
     bytes[sector * SECTOR..(sector + 1) * SECTOR].try_into().expect("sectors are whole")
 }
 
-/// An endless row of numbers (splitmix64).
+/// An endless sequence of numbers (splitmix64).
 pub(super) struct Chance(pub(super) u64);
 
 impl Chance {

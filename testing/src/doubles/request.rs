@@ -1,8 +1,7 @@
 //! Request: fills over ordinary memory, for the tests of backends.
 //!
-//! A [`Request`] is a fill's memory, its sink and its reader in one. Invariants: a
-//! fill ends once; what follows the bytes delivered is zero when it has ended; the
-//! memory stays until both the fill and the test have let go of it.
+//! A [`Request`] is a fill's memory, its sink and its reader in one. Invariants: a fill ends once; what follows the
+//! bytes delivered is zero when it has ended; the memory stays until both the fill and the test have released it.
 
 #![allow(unsafe_code, reason = "fills are of memory by address")]
 
@@ -65,7 +64,7 @@ impl Request {
         self.wait_queue.wait(backend, &mut || self.is_done());
         self.take()
     }
-    /// The bytes delivered by a fill that has ended; what follows them is seen to be zero.
+    /// The bytes delivered by a fill that has ended. Checks that zeros follow them.
     pub fn take(&self) -> io::Result<Vec<u8>> {
         assert!(self.is_done());
         let bytes = self.outcome.lock().unwrap().take().expect("taken once")?;

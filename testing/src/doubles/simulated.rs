@@ -1,15 +1,14 @@
 //! Simulated backend: a device with faults, under a seed.
 //!
-//! A double for tests, ours and other people's: it fails, ends early, delays,
-//! reorders and drops what it is asked for, always the same way for the same
-//! seed and the same calls, and it counts what it was asked.
+//! A double for tests, Quinion's and those of its users. It fails, ends early, delays, reorders and drops what it is
+//! asked for: always the same way for the same seed and calls. It counts what it was asked.
 //!
 //! ```text
 //!   submit, flush --> held, each until a tick of a clock of its own --reap--> complete, fail, end early, drop
 //! ```
 //!
-//! Fills and flushes are held until a thread reaps them. So the leader protocol of a ring is at work even in a test
-//! with a single thread: a cache that forgets to reap hangs here too. Time is a count: only a reap advances it.
+//! Fills and flushes are held until a thread reaps them. So a cache that forgets to reap hangs here too, even with a
+//! single thread. Time is a count: only a reap advances it.
 //!
 //! Invariants:
 //!  1. With one thread, equal seeds and equal calls give equal outcomes, completion by completion.
@@ -41,7 +40,7 @@ const RUBBISH: u8 = 0xbd;
 /// What goes wrong, and how often. The default is nothing, held until reaped, in the order of submission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
-    /// What all chance hangs on.
+    /// The seed of all chance.
     pub seed: u64,
     /// How many of 1000 fills fail with `EIO`.
     pub errors: u32,
@@ -97,9 +96,9 @@ pub enum CompletionOrder {
 /// Where fills complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompletionPoint {
-    /// In [`Backend::reap`], as those of a ring.
+    /// In [`Backend::reap`], as a ring does.
     WhenReaped,
-    /// In [`Backend::submit`], as those of memory. Delays and shuffling do nothing then.
+    /// In [`Backend::submit`], as memory does. Delays and shuffling do nothing then.
     WhenSubmitted,
 }
 
@@ -139,7 +138,7 @@ struct State {
     bad_spots: Vec<(Range<u64>, FailureCount)>,
     bad_writes: Vec<(Range<u64>, FailureCount)>,
     write_faults: WriteFaults,
-    /// After how many more of them a flush, or a sync, fails, and with which number.
+    /// After how many more calls a flush, or a sync, fails, and with which number.
     flushes_to_fail: Vec<(u64, i32)>,
     syncs_to_fail: Vec<(u64, i32)>,
     writes: u64,
@@ -157,17 +156,15 @@ struct HeldRequest {
     work: Work,
 }
 
-/// A request that was submitted and has not completed.
 enum Work {
     Fill(Fill),
     Flush(Flush),
 }
 
-/// What a flush will meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WriteFate {
     Served,
-    /// With this number, so many bytes written for certain, and so many in truth.
+    /// With this number; so many bytes are reported as written, and so many are.
     Fails {
         errno: i32,
         written: usize,
@@ -176,12 +173,11 @@ enum WriteFate {
     Dropped,
 }
 
-/// What a fill will meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillFate {
     Served,
     Fails,
-    /// It ends at this byte of it, if not before.
+    /// At this byte of the fill, if not before.
     EndsEarly(usize),
     Dropped,
 }
@@ -237,8 +233,8 @@ impl SimulatedBackend {
         }
     }
 
-    /// The same device, answering each fill in parts of `pages` pages (at least 1), the last part first: what a part
-    /// brings lands at once. Where something fails it is one part that does, and rubbish is left there.
+    /// The same device, answering each fill in parts of `pages` pages (at least 1), the last part first; each lands at
+    /// once. A failure is that of one part, which holds rubbish then.
     #[must_use]
     pub fn in_parts(self, pages: u32) -> Self {
         self.lock().part = Some(pages.max(1) as usize * PAGE_SIZE);
@@ -295,7 +291,7 @@ impl SimulatedBackend {
         self.wake();
     }
 
-    /// Flushes that have met their fate.
+    /// Flushes that have got their outcome.
     pub fn writes(&self) -> u64 {
         self.lock().writes
     }
@@ -315,7 +311,7 @@ impl SimulatedBackend {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Fills that have met their fate.
+    /// Fills that have got their outcome.
     pub fn reads(&self) -> u64 {
         self.lock().reads
     }
@@ -325,7 +321,7 @@ impl SimulatedBackend {
         self.lock().read_bytes
     }
 
-    /// How often `page` was in a fill that met its fate.
+    /// How many of those fills had `page` in them.
     pub fn page_reads(&self, page: u64) -> u64 {
         self.lock().page_reads.get(&page).copied().unwrap_or(0)
     }
@@ -367,7 +363,7 @@ impl SimulatedBackend {
         }
     }
 
-    /// Lets work meet its fate. Holds no lock while it is completed.
+    /// Completes work. Holds no lock meanwhile.
     fn serve(&self, work: Work) {
         match work {
             Work::Fill(fill) => self.serve_fill(fill),
@@ -411,7 +407,7 @@ impl SimulatedBackend {
         }
     }
 
-    /// Serves a fill in parts of `part` bytes, from the last to the first. One of them fails, if that is its fate.
+    /// Serves a fill in parts of `part` bytes, from the last to the first. One of them fails, if the fill is to.
     fn serve_parts(&self, mut fill: Fill, fate: FillFate, part: usize) {
         let there = self.content.copy_to(&mut fill);
         let (position, parts) = (fill.position(), fill.len().div_ceil(part));
@@ -431,7 +427,7 @@ impl SimulatedBackend {
         fill.complete(outcome);
     }
 
-    /// Serves what is due. With [`ReapMode::Wait`] time jumps to where something is.
+    /// Serves what is due. With [`ReapMode::Wait`] time jumps to the next work.
     fn serve_due(&self, how: ReapMode) -> usize {
         let due = self.lock().take_due(how, self.faults.sequence);
         let fills = due.len();
@@ -471,8 +467,7 @@ impl State {
         due
     }
 
-    /// What a fill will meet, and in parts of how many bytes, if in parts: each of these looks for bad spots by
-    /// itself.
+    /// The outcome of a fill, and the bytes of its parts, if any: each part looks for bad spots by itself.
     fn fate(&mut self, fill: &Fill, faults: &Faults) -> (FillFate, Option<usize>) {
         self.reads += 1;
         let first = fill.run().index.0;
@@ -493,7 +488,6 @@ impl State {
         (fate, self.part)
     }
 
-    /// What a flush will meet.
     fn write_fate(&mut self, flush: &Flush) -> WriteFate {
         self.writes += 1;
         let bytes = flush.position()..flush.position() + flush.len() as u64;
@@ -501,7 +495,7 @@ impl State {
         let chance = self.below(1000) as u32;
         let (written, reached) =
             (self.below(flush.len() as u64) as usize, self.below(flush.len() as u64 + 1) as usize);
-        // What lies behind a bad byte is not written, nor is that.
+        // Neither a bad byte nor what lies behind it is written.
         let bad = self.bad_writes.iter().map(|(spot, _)| spot).find(|spot| overlap(spot, &bytes));
         let good = bad.map_or(flush.len(), |spot| spot.start.saturating_sub(bytes.start) as usize);
         let (written, reached) = (written.min(good), reached.max(written).min(good));
@@ -518,7 +512,6 @@ impl State {
         }
     }
 
-    /// How a sync fails, if it does.
     fn sync_fate(&mut self) -> Option<i32> {
         self.syncs += 1;
         let is_unlucky = self.below(1000) < u64::from(self.write_faults.sync_errors);
@@ -551,7 +544,7 @@ fn meets(spots: &mut Vec<(Range<u64>, FailureCount)>, asked: Range<u64>) -> bool
     true
 }
 
-/// One more has come: the number with which it fails, if it was to.
+/// Counts one call: the number with which it fails, if it was to.
 fn count_down(to_fail: &mut Vec<(u64, i32)>) -> Option<i32> {
     let now = to_fail.iter().position(|&(left, _)| left == 0);
     let errno = now.map(|at| to_fail.remove(at).1);
@@ -581,7 +574,6 @@ impl Content {
         }
     }
 
-    /// Takes over the first `bytes` bytes of the flush.
     fn copy_from(&self, flush: &Flush, bytes: usize) -> io::Result<()> {
         match self {
             Self::Memory(file) => {

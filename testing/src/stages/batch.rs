@@ -1,7 +1,7 @@
-//! A stage for batches: one mapping in a small arena, whose folios a test puts in and takes out by itself,
-//! and a keeper of nodes that counts slot reads and lets the test act between any two of them.
+//! A stage for batches: one mapping in a small arena, whose folios a test inserts and removes by itself, and a keeper
+//! of nodes that counts slot reads and lets the test act between any two of them.
 //!
-//! Pages describe themselves (`common`): whose they are, where, and of which generation.
+//! Pages describe themselves (`common`): owner, place and generation.
 
 #![allow(unsafe_code, reason = "a test fills frames by address, as a device does")]
 
@@ -28,7 +28,7 @@ pub struct Stage {
     pub mapping: Arc<Mapping>,
 }
 
-/// What a folio is when a test puts it in.
+/// The state in which a test inserts a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     Ready,
@@ -43,7 +43,6 @@ pub enum State {
 /// A folio as a test compares it: its first index and its order.
 pub type Shape = (u64, u8);
 
-/// Nodes straight from the arena, to put values into the mapping's tree.
 struct Cells<'a>(&'a Arena);
 
 impl Slab for Cells<'_> {
@@ -86,12 +85,12 @@ impl Stage {
         Self { arena, mapping }
     }
 
-    /// Puts a folio of generation 1 in; its first frame.
+    /// Inserts a folio of generation 1, and returns its first frame.
     pub fn add(&self, first: u64, order: u8, state: State) -> Frame {
         self.add_generation(first, order, state, 1).expect("there is room for it")
     }
 
-    /// Puts a folio in if it can be had and nothing is in its way.
+    /// Inserts a folio if one is free and nothing is in its way.
     pub fn add_generation(&self, first: u64, order: u8, state: State, generation: u32) -> Option<Frame> {
         let (index, pages) = (PageIndex(first), 1u32 << order);
         let run = self.arena.alloc_run(pages, LockWait::Wait)?;
@@ -126,13 +125,13 @@ impl Stage {
         self.arena.view().own(frame).complete(true);
     }
 
-    /// Takes the folio at `first` out and frees it, if it is not held.
+    /// Removes and frees the folio at `first`, if it is not held.
     pub fn evict(&self, first: u64, frame: Frame) -> bool {
         let order = self.mapping.lock().evict(PageIndex(first), frame, |_| mapping::Replacement::Nothing);
         order.inspect(|&order| self.arena.free(frame, order)).is_some()
     }
 
-    /// Takes every folio out; the held ones live on with their holders.
+    /// Removes every folio; the held ones stay until they are released.
     pub fn let_all_go(&self) {
         self.mapping.lock().remove_all();
     }

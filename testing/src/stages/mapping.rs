@@ -1,8 +1,7 @@
 //! A stage: one mapping in a small arena, with nothing above it that would evict or fill.
 //!
-//! Its tree can be looked at and changed from outside, under its lock, to put
-//! shadows where a test wants them. Nodes for that come from the arena itself,
-//! and not from the mapping's stock.
+//! A test can inspect and change its tree under its lock, to put shadows where it wants them. Nodes for that come from
+//! the arena itself, and not from the mapping's stock.
 
 #![allow(unsafe_code, reason = "frames are written by address")]
 
@@ -96,7 +95,7 @@ impl Stage {
         Self { arena, mapping }
     }
 
-    /// Something with the tree, under its lock.
+    /// Calls `act` with the tree, under its lock.
     pub fn tree<R>(&self, act: impl FnOnce(&mut XArray<'_, Cells<'_>, NODE_BITS>) -> R) -> R {
         let _guard = self.mapping.lock();
         let cells = Cells(&self.mapping);
@@ -165,7 +164,7 @@ impl Stage {
         self.arena.free(folio.frame, folio.order);
     }
 
-    /// The tree is whole, and every node that is out is in it or in stock.
+    /// Checks that the tree is whole, and that every node that is out is in it or in stock.
     #[track_caller]
     pub fn check(&self) {
         self.mapping.check().unwrap();
@@ -176,7 +175,7 @@ impl Stage {
         assert_eq!(used, u64::from(nodes + spare) + 1, "{nodes} nodes, {spare} spare, and the record");
     }
 
-    /// Empties the tree and sees that nothing is left of it.
+    /// Empties the tree and checks that nothing is left of it.
     #[track_caller]
     pub fn finish(&self) {
         self.check();

@@ -1,8 +1,8 @@
-//! The stage of large folios: a device that lands its requests in parts, and a cache of one file that is open to
-//! be looked at.
+//! The stage of large folios: a device that lands its requests in parts, and a cache of one file that a test can
+//! inspect.
 //!
-//! The device serves by itself, the last part first and with rubbish where a page is bad, or it keeps its
-//! requests for the test to land page by page.
+//! The device serves by itself, the last part first and with rubbish where a page is bad, or it keeps its requests for
+//! the test to land page by page.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,8 +22,6 @@ use quinion::internals::units::{MappingId, Order, Orders, PageIndex};
 use crate::content::{self, page_content};
 
 const PAGE: u64 = 4096;
-
-// ---- a device of parts ------------------------------------------------------------------------------------
 
 /// A device that lands each request in parts of `part_pages`, or keeps it for the test to land.
 #[derive(Debug)]
@@ -71,7 +69,6 @@ impl Parts {
         std::mem::take(&mut self.state.lock().unwrap().requests)
     }
 
-    /// Lands and ends a request by itself.
     fn serve(&self, mut fill: Fill) {
         let (first, pages) = (fill.run().index.0, u64::from(fill.run().pages));
         let bad = self.state.lock().unwrap().bad.clone();
@@ -91,7 +88,7 @@ impl Parts {
     }
 }
 
-/// These pages of a request come.
+/// Lands these pages of a request.
 pub fn land(fill: &mut Fill, pages: std::ops::Range<u64>) {
     let first = fill.run().index.0;
     for page in pages.clone() {
@@ -126,8 +123,6 @@ impl Backend for Parts {
     }
 }
 
-// ---- a cache of one file, open to be looked at --------------------------------------------------------------
-
 #[derive(Debug)]
 pub struct Rig {
     pub arena: Arc<Arena>,
@@ -138,7 +133,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Folios of these orders, windows of at most `window` pages, and what the handle asks for.
+    /// Folios of these orders, windows of at most `window` pages, and the options of the handle.
     pub fn new(memory: u64, device: Arc<Parts>, orders: Orders, window: u32, handle: Orders) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let wait_queue = Arc::new(WaitQueue::new());
@@ -162,7 +157,7 @@ impl Rig {
         Self::new(64 << 20, device, ALL, window, ALL)
     }
 
-    /// Reads `pages` pages from `first` on, as far as that goes at once, and checks them; how many bytes.
+    /// Reads `pages` pages from `first` on, as far as one call goes, and checks them; returns how many bytes.
     pub fn try_read(&self, first: u64, pages: u64) -> Result<usize, Error> {
         let mut buffer = vec![0; (pages * PAGE) as usize];
         let call = Reader::plain(&self.readahead).call(&self.mapping, WaitPolicy::Wait);
@@ -190,7 +185,7 @@ impl Rig {
         counts
     }
 
-    /// Everything is as it must be; and when the file goes, all of its frames come back.
+    /// Checks the cache, and that all frames come back when the file is dropped.
     pub fn finish(self) {
         assert_eq!(self.filemap.in_flight(), 0);
         self.mapping.check().unwrap();

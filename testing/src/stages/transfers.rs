@@ -1,8 +1,8 @@
 //! Stage: runs of pages in ordinary memory, for tests that hand them to backends.
 //!
-//! A [`Run`] is the memory of one fill or flush, its sink, and the place where its end is seen. It insists
-//! that it ends once. What of a flush's last page lies behind its bytes is poison, so that a byte written
-//! from there is seen in the file.
+//! A [`Run`] is the memory of one fill or flush, its sink, and the place where its end is seen. It insists that it ends
+//! once. The bytes of a flush's last page behind its end are poison, so that a byte written from there is seen in the
+//! file.
 
 #![allow(unsafe_code, reason = "fills and flushes are of memory by address")]
 
@@ -98,13 +98,13 @@ impl Run {
         self.wait_queue.wake();
     }
 
-    /// How it ended. It has.
+    /// The outcome of a run that has ended.
     pub fn outcome(&self) -> Result<usize, FlushError> {
         assert!(self.is_done());
         self.outcome.lock().unwrap().take().expect("asked for once")
     }
 
-    /// Waits as those above do, reaping, and says how it ended.
+    /// Waits as those above do, reaping, and returns the outcome.
     pub fn wait(&self, backend: &dyn Backend) -> Result<usize, FlushError> {
         self.wait_queue.wait(backend, &mut || self.is_done());
         self.outcome()

@@ -100,7 +100,7 @@ impl Opened<'_> {
         self.write_fated(range, generation, FolioLifetime::Stays);
     }
 
-    /// The same; folios that are new are made so.
+    /// The same, with this fate of the folios that are new.
     pub fn write_fated(&self, range: Range<u64>, generation: u32, fate: FolioLifetime) {
         for page in range {
             while !self.overwrite(page, generation) && !self.insert(page, generation, fate) {}
@@ -261,8 +261,8 @@ impl Backend for RecordingBackend {
     }
 }
 
-/// A device that takes a flush's bytes when it is given them, as one does that is quick, and tells of the end when it
-/// is reaped, as one does that is slow.
+/// A device that takes a flush's bytes at submission, as a quick one does, and reports the end when it is reaped, as a
+/// slow one does.
 pub struct Early {
     pub file: Arc<MemoryFile>,
     wait_queue: Mutex<Option<Arc<WaitQueue>>>,
@@ -281,7 +281,7 @@ impl Early {
             is_full: AtomicBool::new(false),
         })
     }
-    /// From now on it takes nothing, and says so as late as ever; or takes everything.
+    /// From now on it refuses all bytes, and reports that at the reap; or takes all.
     pub fn set_full(&self, is_full: bool) {
         self.is_full.store(is_full, Ordering::Relaxed);
     }

@@ -1,18 +1,19 @@
-//! A file through the cache and its twin through the kernel, side by side: whatever is done to both, both must
-//! give the same. Shared by the differential test and the fuzz target.
+//! A file through the cache and its twin through the kernel, side by side: each operation on both must give the same.
+//! Shared by the differential test and the fuzz target.
 //!
 //! ```text
-//!   Op --> Pair.step --> our file, by two handles of a cache   ---> what was read, how long it is
+//!   Op --> Pair.step --> the cache's file, by two handles      ---> what was read, how long it is
 //!                   \--> its twin, by the kernel               ---> the same, or the complaint
 //!
-//!   after a sync      what was changed, read by the kernel from our file, is what the twin has
+//!   after a sync      what was changed, read by the kernel from the cache's file, is what the twin has
 //!   after a change    what is pinned is what it was when it was pinned
 //!   at the end        the cache is gone (after a sync, or without one): all bytes of both files are the same
 //! ```
 //!
-//! What is written tells its generation and its place in every 8 bytes, so that a complaint says who wrote what
-//! is there instead. A program outside changes our file by the kernel, as it changes the twin; before it does, we
-//! sync (of a page that both have changed, ours is the one that counts), and after it we look again.
+//! What is written holds its generation and its place in every 8 bytes, so that a complaint tells which write is there
+//! instead. A program outside changes the cache's file by the kernel, as it changes the twin. Before it does, the test
+//! syncs (of a page that both have changed, the cache's is the one that counts), and after it the cache checks the file
+//! again.
 //!
 //! The caches are small and the positions of a few kinds: near each other, so that operations meet; about the
 //! file's end; and anywhere in somewhat more than the memory, so that changed pages have to leave for others.
@@ -35,9 +36,7 @@ const PAGE: u64 = 4096;
 pub const FILE_MAX: u64 = 20 << 20;
 /// The least and the most memory of a cache, in MiB.
 const MEMORY_MIB: [u64; 2] = [16, 24];
-/// Handles on our file.
 const HANDLES: usize = 2;
-/// Pins that are kept at most; the oldest goes.
 const PINS_MAX: usize = 4;
 /// The longest that is compared at a time.
 const PIECE: usize = 1 << 20;
@@ -157,13 +156,13 @@ pub enum Op {
     Resize {
         mib: u8,
     },
-    /// Another program writes, and we look again.
+    /// Another program writes, and the cache checks the file again.
     ExternalWrite {
         by: u8,
         at: At,
         len: u32,
     },
-    /// Another program cuts or extends the file, and we look again.
+    /// Another program cuts or extends the file, and the cache checks it again.
     ExternalSetLen {
         by: u8,
         to: At,
@@ -196,15 +195,15 @@ pub struct Setting {
 /// `Ok`, or what differs.
 pub type CheckResult = Result<(), String>;
 
-/// Our file and its twin.
+/// The cache's file and its twin.
 pub struct Pair {
     setting: Setting,
-    // Before the files, and these before the cache: in this order they go.
+    // Before the files, and these before the cache: in this order they are dropped.
     pins: Vec<(Pinned, Vec<u8>)>,
     files: Vec<File>,
     cache: Option<Cache>,
     folder: Folder,
-    /// Our file as the kernel sees it.
+    /// The cache's file as the kernel sees it.
     look: fs::File,
     twin: fs::File,
     size: u64,
@@ -213,7 +212,6 @@ pub struct Pair {
     changed: Vec<Range<u64>>,
 }
 
-/// A folder of a pair's own, that goes with it.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -362,7 +360,6 @@ impl Pair {
         }
     }
 
-    /// A range of bytes below [`FILE_MAX`].
     fn range(&self, at: At, len: u32) -> Range<u64> {
         let start = self.position(at);
         start..(start + u64::from(len)).min(FILE_MAX)
@@ -411,8 +408,6 @@ impl Pair {
         }
         Ok(())
     }
-
-    // Reading.
 
     fn read(&mut self, by: u8, at: At, len: u32, how: Reading) -> CheckResult {
         let range = self.range(at, len);
@@ -491,8 +486,6 @@ impl Pair {
         Ok(())
     }
 
-    // Writing.
-
     fn write(&mut self, by: u8, at: At, len: u32, how: Writing) -> CheckResult {
         let range = self.range(at, len);
         let len = (range.end - range.start) as usize;
@@ -515,7 +508,7 @@ impl Pair {
     }
 
     fn write_batch(&mut self, by: u8, range: Range<u64>) -> CheckResult {
-        // With gaps between them, so that no order of the three is another.
+        // With gaps between them, so that each order of the three differs.
         let third = (range.end - range.start) / 3;
         let places = [0, 1, 2].map(|nth| range.start + nth * (third + 100));
         let mut parts = Vec::new();
@@ -535,12 +528,11 @@ impl Pair {
         parts.iter().try_for_each(|(place, bytes)| self.wrote(*place, bytes))
     }
 
-    /// The twin is written to, and everything noted.
     fn wrote(&mut self, position: u64, bytes: &[u8]) -> CheckResult {
         checked("a write to the twin", self.twin.write_all_at(bytes, position))?;
         if !bytes.is_empty() {
             let end = position + bytes.len() as u64;
-            // What lies between the old end and the new bytes has become readable.
+            // The bytes between the old end and the new ones have become readable.
             self.changed.push(position.min(self.size)..end);
             self.size = self.size.max(end);
         }
@@ -578,8 +570,6 @@ impl Pair {
         self.wrote(range.start, &zeros)
     }
 
-    // Syncing.
-
     fn sync(&mut self, by: u8, how: Syncing) -> CheckResult {
         let file = self.file(by);
         match how {
@@ -595,7 +585,6 @@ impl Pair {
         self.compare_changed()
     }
 
-    /// What was changed since the last time is on the disk.
     fn compare_changed(&mut self) -> CheckResult {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().try_for_each(|range| self.compare_on_disk(range))?;
@@ -606,8 +595,8 @@ impl Pair {
         Ok(())
     }
 
-    /// What the kernel gives of our file is what it gives of the twin. Where our file ends before, that counts as
-    /// zeros: a sync of a range makes the file no longer than the range's bytes do.
+    /// What the kernel reads of the cache's file is what it reads of the twin. Behind the end of the cache's file zeros
+    /// are expected: a sync of a range makes the file no longer than the range's bytes do.
     fn compare_on_disk(&self, range: Range<u64>) -> CheckResult {
         let mut at = range.start;
         while at < range.end {
@@ -620,8 +609,6 @@ impl Pair {
         }
         Ok(())
     }
-
-    // Other handles, programs and caches.
 
     fn reopen(&mut self, by: u8) -> CheckResult {
         // Closed first: for a moment there may be one handle less.
@@ -685,7 +672,7 @@ impl Pair {
         self.cache.as_ref().map_or(Ok(()), Cache::check)
     }
 
-    /// Everything goes but the files, which must be the same then.
+    /// Drops everything but the files, which must be the same then.
     fn end(&mut self) -> CheckResult {
         self.check()?;
         self.pins.clear();
@@ -725,7 +712,7 @@ fn write_vectored(file: &File, bytes: &[u8], position: u64) -> CheckResult {
 
 // ---- operations from bytes ----------------------------------------------------------------------------
 
-/// Operations from any bytes: each byte that is left over counts as zero, so that a prefix is a shorter run.
+/// Operations from any bytes. Missing bytes count as zero, so that a prefix is a shorter run.
 pub struct Bytes<'a>(pub &'a [u8]);
 
 /// Lengths about the edges of what there are edges of.
@@ -782,7 +769,6 @@ impl Bytes<'_> {
         };
         Op::Sync { by, how }
     }
-    /// What is rare.
     fn rare(&mut self, by: u8) -> Op {
         match self.byte() % 16 {
             0 | 1 => Op::Reopen { by },
@@ -830,7 +816,7 @@ impl Iterator for Bytes<'_> {
     }
 }
 
-/// Does all of it; the complaint says at which operation it came.
+/// Does all of it; a complaint says at which operation it arose.
 pub fn run(setting: &Setting, ops: &[Op]) -> CheckResult {
     let mut pair = Pair::new(setting)?;
     for (number, op) in ops.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! A memory file and its twin, a memfd, side by side: whatever is done to both, both must give the same.
+//! A memory file and its twin, a memfd, side by side: each operation on both must give the same.
 //!
 //! ```text
-//!   Op --> MemPair.step --> our memory file, by two handles         ---> what was read, how long it is, where data is
+//!   Op --> MemPair.step --> the cache's memory file, by two handles ---> what was read, how long it is, where data is
 //!                       \--> its twin, the kernel's (tmpfs)         ---> the same, or the complaint
 //!
 //!   after a change    what is pinned is what it was when it was pinned
@@ -9,10 +9,9 @@
 //!   at the end        all bytes of both files are the same; and when the file is gone, so is its memory
 //! ```
 //!
-//! Our file lives in one of three caches. One is wide. One is so tight that writes fail: then bytes that were not
-//! written to ours are not written to the twin either, and an error must have changed nothing. The third is as tight,
-//! with a spill file that is large enough for all of it. How the kernel's file behaves without memory is not tested
-//! here.
+//! The cache's file lives in one of three caches. One is wide. One is so tight that writes fail: then bytes that were
+//! not written to it are not written to the twin either, and an error must have changed nothing. The third is as tight,
+//! with a spill file that is large enough for all of it. How tmpfs behaves without memory is not tested here.
 //!
 //! Where data is: both say so, of pages that were written to. With folios of a page both must say the same. With larger
 //! ones data may be where the twin has a hole, but what is called a hole is zeros in both.
@@ -36,7 +35,6 @@ const MEMORY_TIGHT: u64 = Cache::MEMORY_MIN;
 const MEMORY_WIDE: u64 = 40 << 20;
 /// No file becomes longer: somewhat more than the least memory holds.
 pub const FILE_MAX: u64 = 20 << 20;
-/// Handles on our file.
 const HANDLES: usize = 2;
 /// Pins that are kept at most; the oldest goes.
 const PINS_MAX: usize = 4;
@@ -115,11 +113,11 @@ pub enum Op {
         by: u8,
         at: At,
     },
-    /// The handle goes, and is cloned from the other.
+    /// The handle is dropped, and cloned from the other.
     Reclone {
         by: u8,
     },
-    /// The file goes, and another one begins.
+    /// The file is dropped, and another one begins.
     Reborn,
     Check,
 }
@@ -145,10 +143,10 @@ pub struct Setting {
     pub spill_folder: &'static str,
 }
 
-/// Our file and its twin.
+/// The cache's file and its twin.
 pub struct MemPair {
     setting: Setting,
-    // Before the files, and these before the cache: in this order they go.
+    // Before the files, and these before the cache: in this order they are dropped.
     pins: Vec<(Pinned, Vec<u8>)>,
     files: Vec<MemFile>,
     cache: Cache,
@@ -163,7 +161,7 @@ fn twin() -> Result<fs::File, String> {
     checked("making a memfd", memfd_create("quinion-twin", MemfdFlags::CLOEXEC)).map(fs::File::from)
 }
 
-/// The outcome of something that may find no memory: `None` then.
+/// The outcome of an operation that may find no memory: `None` then.
 fn refusable<T>(what: &str, result: quinion::error::Result<T>) -> Result<Option<T>, String> {
     match result {
         Err(error) if error.kind() == ErrorKind::NoMemory => Ok(None),
@@ -217,7 +215,6 @@ impl MemPair {
         }
     }
 
-    /// A range of bytes below [`FILE_MAX`].
     fn range(&self, at: At, len: u32) -> Range<u64> {
         let start = self.position(at);
         start..(start + u64::from(len)).min(FILE_MAX)
@@ -259,8 +256,6 @@ impl MemPair {
     pub fn spoil(&self, byte: u64) {
         self.twin.write_all_at(&[POISON], byte).expect("it is as long");
     }
-
-    // Reading.
 
     fn read(&self, by: u8, at: At, len: u32, how: How) -> CheckResult {
         let range = self.range(at, len);
@@ -306,13 +301,10 @@ impl MemPair {
         Ok(())
     }
 
-    /// What is pinned is what it was.
     fn check_pins(&self) -> CheckResult {
         let is_same = |(pinned, bytes): &(Pinned, Vec<u8>)| pinned.chunks().flatten().eq(bytes.iter());
         if self.pins.iter().all(is_same) { Ok(()) } else { Err("what is pinned has changed".to_owned()) }
     }
-
-    // Changing.
 
     fn write(&mut self, by: u8, at: At, len: u32, how: How) -> CheckResult {
         let range = self.range(at, len);
@@ -342,7 +334,6 @@ impl MemPair {
         self.wrote(range.start, &bytes[..done])
     }
 
-    /// So much was written to ours, and is to the twin.
     fn wrote(&mut self, position: u64, bytes: &[u8]) -> CheckResult {
         if !bytes.is_empty() {
             checked("a write to the twin", self.twin.write_all_at(bytes, position))?;
@@ -358,7 +349,7 @@ impl MemPair {
             Some(at) if at != end => Err(format!("an append stands at {at} instead of {end}")),
             Some(_) => self.wrote(end, &bytes),
             None => {
-                // Some of them may stand there.
+                // Some of the bytes may be written.
                 self.refused += 1;
                 let grown = self.file(by).len().saturating_sub(end).min(bytes.len() as u64);
                 self.wrote(end, &bytes[..grown as usize])
@@ -387,7 +378,8 @@ impl MemPair {
         }
         if len > 0 {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Of a last page that is punched up to the file's end ours keeps nothing; the kernel, only if checked so.
+            // Of a last page that is punched up to the file's end the cache keeps nothing; the kernel, only if checked
+            // so.
             let is_to_the_end = (range.start..=range.end).contains(&self.size);
             let end = if is_to_the_end { range.end.next_multiple_of(PAGE) } else { range.end };
             checked(
@@ -410,7 +402,6 @@ impl MemPair {
         checked("a write to the twin", self.twin.write_all_at(&is, range.start))
     }
 
-    /// What of a range lies in the file.
     fn inside(&self, at: At, len: u32) -> Range<u64> {
         let range = self.range(at, len);
         let start = range.start.min(self.size);
@@ -453,13 +444,11 @@ impl MemPair {
         }
     }
 
-    // Where data is.
-
     fn seek(&self, by: u8, position: u64) -> CheckResult {
         let file = self.file(by);
         let data = checked("seek_data", file.seek_data(position))?;
         let hole = checked("seek_hole", file.seek_hole(position))?;
-        // Bounds that both have, whatever folios ours has.
+        // Bounds that both have, whatever folios the cache's file has.
         let is_inside = position < self.size;
         if hole.is_some() != is_inside || (!is_inside && data.is_some()) {
             return Err(format!(
@@ -484,7 +473,6 @@ impl MemPair {
         if self.setting.order_max == 0 { self.compare_seeks(position, data, hole) } else { Ok(()) }
     }
 
-    /// The twin has nothing but zeros there.
     fn expect_zeros(&self, range: Range<u64>) -> CheckResult {
         for at in range.clone().step_by(PIECE) {
             let bytes = kernel_read(&self.twin, at, (range.end - at).min(PIECE as u64) as usize)?;
@@ -495,7 +483,7 @@ impl MemPair {
         Ok(())
     }
 
-    /// With folios of a page ours knows as well as the twin which pages were written to.
+    /// With folios of a page the cache knows as well as the twin which pages were written to.
     fn compare_seeks(&self, position: u64, data: Option<u64>, hole: u64) -> CheckResult {
         let twins = |to: SeekFrom| match seek(self.twin.as_fd(), to) {
             Err(rustix::io::Errno::NXIO) => Ok(None),
@@ -508,8 +496,6 @@ impl MemPair {
         Err(format!("from byte {position}: data at {data:?}, a hole at {hole}; the twin says {should:?}"))
     }
 
-    // All of it.
-
     fn check(&self) -> CheckResult {
         self.check_pins()?;
         let stats = checked("stats", self.file(0).stats())?;
@@ -520,13 +506,13 @@ impl MemPair {
         self.cache.check()
     }
 
-    /// The file goes, after a look at all of it, and its memory with it.
+    /// Compares all of the file and drops it, and with it its memory.
     fn reborn(&mut self) -> CheckResult {
         self.end()?;
         self.begin()
     }
 
-    /// All bytes are the same; then everything goes.
+    /// Compares all bytes and drops everything.
     pub fn end(&mut self) -> CheckResult {
         self.check()?;
         for at in (0..self.size).step_by(PIECE) {
@@ -538,8 +524,8 @@ impl MemPair {
         self.pins.clear();
         self.files.clear();
         self.cache.check()?;
-        // Folios that are being written to the spill file keep their memory until their requests have ended, which the
-        // background thread sees to.
+        // Folios that are being written to the spill file keep their memory until the background thread has ended their
+        // requests.
         let held = || {
             let stats = self.cache.stats();
             stats.data_bytes - stats.free_bytes
@@ -555,7 +541,7 @@ impl MemPair {
     }
 }
 
-/// Does all of it; the complaint says at which operation it came. How often there was no memory.
+/// Does all of it, and counts how often there was no memory; a complaint says at which operation it arose.
 pub fn run(setting: &Setting, ops: &[Op]) -> Result<u64, String> {
     let mut pair = MemPair::new(setting)?;
     for (number, op) in ops.iter().enumerate() {
@@ -564,8 +550,6 @@ pub fn run(setting: &Setting, ops: &[Op]) -> Result<u64, String> {
     pair.end().map_err(|complaint| format!("at the end: {complaint}"))?;
     Ok(pair.refused)
 }
-
-// ---- operations from dice -----------------------------------------------------------------------------
 
 /// Lengths about the edges of what there are edges of.
 const LENS: [u32; 18] = [

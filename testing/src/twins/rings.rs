@@ -1,7 +1,7 @@
 //! Rings: a cache of pages that does what a policy says, the naive way.
 //!
-//! It has no tree and no frames: the rings are queues, and what each evicted page counts from is in a map. The cache's
-//! policy and those that the benchmark compares it with are tested over it.
+//! It has no tree and no frames: the rings are queues, and a map holds each evicted page's age. The cache's policy and
+//! those that the benchmark compares it with are tested over it.
 //!
 //! Invariants, asserted at each step: those of every policy, as `quinion/src/policy/mod.rs` numbers them. A ring that
 //! is named holds something, and a folio that is not read leaves after [`SCANS_MAX`] scans at most.
@@ -14,7 +14,6 @@ use quinion::internals::policy::{
 };
 use quinion::internals::workingset::Refault;
 
-/// A folio of a small cache.
 #[derive(Clone, Copy, Debug)]
 struct Folio {
     page: u32,
@@ -24,14 +23,13 @@ struct Folio {
     scans: u32,
 }
 
-/// A cache of rings and nothing else, which is the naive way to do what a policy says.
+/// A cache of rings and nothing else.
 #[derive(Debug)]
 pub struct Rings {
     policy: Box<dyn Policy>,
     rings: [VecDeque<Folio>; CLASSES],
-    /// Pages that were evicted so far.
     evicted: u64,
-    /// What each page that left a shadow counts from.
+    /// The age of each page that left a shadow.
     shadows: HashMap<u32, u64>,
 }
 
@@ -44,7 +42,7 @@ impl Rings {
         Weights { pages: [0, 1, 2, 3].map(|ring: usize| weight(&self.rings[ring])) }
     }
 
-    /// One scan; how many pages left.
+    /// One scan; returns how many pages left.
     fn turn(&mut self) -> u32 {
         let held = self.held();
         let class = self.policy.next(&held).expect("something is held");
@@ -68,7 +66,7 @@ impl Rings {
         }
     }
 
-    /// Turns until `pages` pages fit into a cache of `pages_max`; how many that took.
+    /// Scans until `pages` pages fit into a cache of `pages_max`; returns the number of scans.
     fn make_room(&mut self, pages: u32, pages_max: u64) -> u32 {
         let mut turns = 0;
         while self.held().total() + u64::from(pages) > pages_max {
@@ -119,7 +117,7 @@ pub fn lost_to_a_scan(policy: NewPolicy) -> Vec<u32> {
 /// Whether a page that a scan has evicted is in Main when it was read again soon after.
 pub fn activates_what_comes_back(policy: NewPolicy) -> bool {
     let mut cache = Rings::new(policy);
-    // Half of the cache has proved itself, which is what two lists measure a distance by.
+    // Half of the cache has proved itself: two lists measure a distance by that half.
     for _ in 0..4 {
         (0..50).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
     }

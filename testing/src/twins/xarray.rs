@@ -1,5 +1,5 @@
-//! The tree and its naive twin, side by side: whatever is done to both, both must say the same. Shared by
-//! the property tests, the exhaustive tests and the fuzz target.
+//! The tree and its naive twin, side by side: each operation on both must give the same. Shared by the property tests,
+//! the exhaustive tests and the fuzz target.
 //!
 //! ```text
 //!   Op --> Pair.step --> the tree, with a budget of nodes --> what it answered
@@ -7,9 +7,8 @@
 //!   and then    compare: every entry, every mark, the walk without a lock, and the tree's own check
 //! ```
 //!
-//! The twin knows no nodes: it has each entry once, by its first index, and
-//! searches by hand. Where an operation runs out of nodes the twin does nothing,
-//! and the tree must say what it said before, page by page; only its shadows may
+//! The twin knows no nodes: it has each entry once, by its first index, and searches by hand. Where an operation runs
+//! out of nodes the twin does nothing, and the tree must hold the same as before, page by page; only its shadows may
 //! have become finer.
 
 use std::collections::BTreeMap;
@@ -91,8 +90,7 @@ impl Twin {
     }
 }
 
-/// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is
-/// made to fit.
+/// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is made to fit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     Insert {
@@ -197,7 +195,7 @@ impl<const BITS: u32> Pair<BITS> {
         let twin = Twin { bits: BITS, ..Twin::default() };
         Self { forest: Forest::new(nodes, Reuse::AtOnce), twin, next_id: 0, budget: None }
     }
-    /// Both empty again.
+    /// Empties both.
     pub fn clear(&mut self) {
         self.tree().erase_range(0, LAST + 1, |_, _, _| {});
         self.twin.entries.clear();
@@ -216,7 +214,7 @@ impl<const BITS: u32> Pair<BITS> {
         self.forest.tree()
     }
 
-    /// After "no node": page by page the tree says what it said; shadows may have become finer.
+    /// After "no node": page by page the tree holds the same as before; shadows may have become finer.
     fn take_over_finer_shadows(&mut self) {
         let tree = self.forest.tree();
         let mut finer = BTreeMap::new();
@@ -445,7 +443,7 @@ impl<const BITS: u32> Pair<BITS> {
         }
     }
 
-    /// What readers find in the middle of a split: the whole, or the piece that is theirs.
+    /// Checks what readers find in the middle of a split: the whole, or their piece.
     fn see_pieces(&self, whole: Entry, pieces: &[(u64, u8, u32)]) {
         for &(first, order, number) in pieces {
             for index in [first, first + (1 << order) - 1] {
@@ -489,7 +487,7 @@ impl<const BITS: u32> Pair<BITS> {
     }
 
     fn insert_range(&mut self, at: u64, orders: &[u8], budget: u64) {
-        // Only what is aligned where it comes to lie is a legal batch.
+        // Only aligned entries make a legal batch.
         let (mut batch, mut end) = (Vec::new(), at);
         for &order in orders {
             let order = order.min(end.trailing_zeros() as u8);
@@ -559,7 +557,7 @@ impl<const BITS: u32> Pair<BITS> {
         }
     }
 
-    /// Every kind of search, from `at` on, against a search by hand.
+    /// Compares every kind of search, from `at` on, with a search by hand.
     fn look(&self, at: u64, pages: u64) {
         let tree = self.tree();
         let to = (at + pages).min(LAST);
@@ -598,7 +596,7 @@ impl<const BITS: u32> Pair<BITS> {
         assert_eq!(tree.prev_gap(at, pages), if pages == 0 { None } else { gap });
     }
 
-    /// Everything that both can be asked.
+    /// Compares all that both can be asked.
     pub fn compare(&self) {
         self.forest.check();
         let tree = self.tree();
@@ -626,7 +624,7 @@ impl<const BITS: u32> Pair<BITS> {
     }
 }
 
-/// Operations from any bytes: each byte that is left over counts as zero, so that a prefix is a shorter run.
+/// Operations from any bytes. Missing bytes count as zero, so that a prefix is a shorter run.
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl Bytes<'_> {

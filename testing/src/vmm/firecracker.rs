@@ -34,7 +34,6 @@ pub const ORDER: u64 = 0x18_0000;
 const MAGIC: u64 = 0x3164_6c75_6763_6674;
 /// Where the pages begin that the guest verifies.
 const PATTERN: u64 = 2 << 20;
-/// The longest that is waited for anything.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// A monitor and a guest.
@@ -45,7 +44,7 @@ pub struct Kit {
 }
 
 impl Kit {
-    /// What the environment names; or why there is none.
+    /// The kit that the environment names.
     ///
     /// # Errors
     /// A variable is not set, or names no file.
@@ -247,10 +246,10 @@ impl Firecracker {
         monitor
     }
 
-    /// A monitor that restores `snapshot`, and goes on; or what it answers instead.
+    /// Has the monitor restore and resume `snapshot`.
     ///
     /// # Errors
-    /// It refuses.
+    /// The monitor's answer, if it refuses.
     pub fn load(&self, snapshot: &Snapshot, backend: Backend<'_>) -> Result<(), String> {
         let text = |path: &Path| path.to_str().expect("a path that is text").to_owned();
         let (kind, path) = match backend {
@@ -263,10 +262,10 @@ impl Firecracker {
         self.ask("PUT", "/snapshot/load", &body)
     }
 
-    /// Asks its API.
+    /// Sends a request to its API.
     ///
     /// # Errors
-    /// What it answers, if that is no success, or that it answers nothing.
+    /// The answer, if that is no success, or that there is none.
     pub fn ask(&self, method: &str, path: &str, body: &str) -> Result<(), String> {
         let answer = self.answer(method, path, body).map_err(|error| error.to_string())?;
         if answer.starts_with("HTTP/1.1 20") { Ok(()) } else { Err(answer) }
@@ -300,14 +299,14 @@ impl Firecracker {
         snapshot
     }
 
-    /// Waits for the next line that begins so.
+    /// Waits for the next line with this prefix.
     #[track_caller]
     pub fn line(&mut self, prefix: &str) -> String {
         self.line_in(prefix, WATCHDOG)
             .unwrap_or_else(|why| panic!("no {prefix}: {why}; it said {:#?}", self.said))
     }
 
-    /// The next line that begins so, if it comes before the guest is silent for so long.
+    /// The next line with this prefix, if it comes before the guest is silent for so long.
     ///
     /// # Errors
     /// It is silent, or has ended.
@@ -321,14 +320,14 @@ impl Firecracker {
         }
     }
 
-    /// Waits for a report of the guest's, which has to be that `pages` pages are right.
+    /// Waits for the guest's report, which must say that `pages` pages are right.
     #[track_caller]
     pub fn right(&mut self, prefix: &str, pages: u64) {
         let line = self.line(prefix);
         assert_eq!((field(&line, "pages"), field(&line, "bad")), (pages, 0), "{line}");
     }
 
-    /// What it has said that was waited for, or came before that.
+    /// The lines so far, up to the last that was waited for.
     pub fn said(&self) -> &[String] {
         &self.said
     }
@@ -337,7 +336,7 @@ impl Firecracker {
         self.child.id()
     }
 
-    /// Waits for its end.
+    /// Waits for the process to end.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! Hung: a FUSE file system whose files can be opened and looked at, and neither read nor closed.
+//! Hung: a FUSE file system whose files can be opened and their attributes read, but neither read nor closed.
 //!
 //! ```text
 //!   mount ---> INIT, LOOKUP, GETATTR, OPEN   answered
@@ -23,7 +23,7 @@ use super::kernel::checked;
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
 
-/// One that is mounted.
+/// A file system that is mounted.
 #[derive(Debug)]
 pub struct Hung {
     folder: PathBuf,
@@ -31,7 +31,7 @@ pub struct Hung {
 }
 
 impl Hung {
-    /// Mounts one at `folder`, which is empty. It has one file, [`Hung::path`].
+    /// Mounts a file system at `folder`, which is empty. It has one file, [`Hung::path`].
     pub fn mount(folder: &Path) -> io::Result<Self> {
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());

@@ -4,7 +4,7 @@
 //!   open -> register a range -> a thread reads a page of it -> Event::Fault -> copy, zero or go_on -> it reads on
 //! ```
 //!
-//! Written from `linux/userfaultfd.h` and the manual pages, without a look at the server's own: two readings of one
+//! Written from `linux/userfaultfd.h` and the manual pages, independently of the server's code: two readings of one
 //! header that agree are worth more than one.
 
 #![allow(unsafe_code, reason = "system calls")]
@@ -26,7 +26,7 @@ pub const POISON: u64 = 1 << 14;
 /// Not a feature: asks for a descriptor whose reads block and which `exec` keeps, so that no caller has to change it.
 pub const WAITING: u64 = 1 << 63;
 
-/// What faults are told of.
+/// The kinds of faults that a registration reports.
 pub const MISSING: u64 = 1 << 0;
 pub const MINOR: u64 = 1 << 2;
 
@@ -47,8 +47,8 @@ const UFFDIO_COPY: libc::c_ulong = read_write(0x03, 40);
 const UFFDIO_ZEROPAGE: libc::c_ulong = read_write(0x04, 32);
 const UFFDIO_CONTINUE: libc::c_ulong = read_write(0x07, 32);
 
-/// A process that stops on its way out, whoever kills it, until this is dropped. Only the thread that began to hold it
-/// can ask, and let it go.
+/// A process that stops on its way out when it is killed, until this is dropped. Only the thread that made this value
+/// can ask and release it.
 pub struct Held {
     process: libc::pid_t,
     is_stopped: bool,
@@ -91,7 +91,7 @@ fn trace(request: libc::c_int, process: libc::pid_t, data: usize) -> io::Result<
     if returned == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A descriptor through which faults are told and answered.
+/// A userfaultfd.
 pub struct Userfault(pub OwnedFd);
 
 impl AsFd for Userfault {
@@ -100,7 +100,7 @@ impl AsFd for Userfault {
     }
 }
 
-/// What a descriptor tells.
+/// A message of a userfaultfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     Fault { address: u64, is_minor: bool },
@@ -111,8 +111,8 @@ pub enum Event {
 }
 
 impl Userfault {
-    /// One that also tells faults of the kernel on its process's behalf, as a guest's are: by the device if the call is
-    /// forbidden.
+    /// A descriptor that also reports faults of the kernel on its process's behalf, as a guest's are: by the device if
+    /// the call is forbidden.
     pub fn open(features: u64) -> io::Result<Self> {
         let wait = features & WAITING != 0;
         let flags = if wait { 0 } else { libc::O_CLOEXEC | libc::O_NONBLOCK };
@@ -134,7 +134,7 @@ impl Userfault {
         Ok(this)
     }
 
-    /// Has the faults of a range told.
+    /// Has the faults of a range reported.
     pub fn register(&self, start: u64, bytes: u64, mode: u64) -> io::Result<()> {
         self.ask(UFFDIO_REGISTER, &mut [start, bytes, mode, 0])
     }
@@ -263,7 +263,7 @@ pub fn memfd(bytes: u64) -> OwnedFd {
     file
 }
 
-/// Whether anything can be read of any of them before the time is over; which.
+/// Whether any of them becomes readable in this time; returns which.
 pub fn wait(descriptors: &[BorrowedFd<'_>], milliseconds: i32) -> io::Result<Vec<bool>> {
     let watch = |d: &BorrowedFd<'_>| libc::pollfd { fd: d.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut watched: Vec<libc::pollfd> = descriptors.iter().map(watch).collect();

@@ -7,8 +7,8 @@
 //!   port 16        its answer
 //! ```
 //!
-//! It can do two things: sum words of each line of a range of pages, in a way that minds their order; and write eight
-//! bytes to the head of each page of one.
+//! It can sum words of each line of a range of pages, in a way that depends on their order; and write eight bytes to
+//! the head of each page of one.
 
 #![allow(unsafe_code, reason = "system calls, and what the kernel shares")]
 
@@ -65,7 +65,7 @@ pub enum Work {
     Write { first: u64, pages: u64, value: u64 },
 }
 
-/// Whether there is a KVM that runs a guest in memory which is simply there.
+/// Checks that KVM runs a guest in ordinary memory.
 pub fn check() -> Result<(), String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("the guest's program is for x86-64".into());
@@ -92,7 +92,7 @@ pub fn check() -> Result<(), String> {
     answer.map(drop)
 }
 
-/// A range of guest memory: where the guest has it, where we have it, bytes.
+/// A range of guest memory: the guest's address, this process's address, bytes.
 pub type Slot = (u64, u64, u64);
 
 /// A machine with one processor.
@@ -151,7 +151,7 @@ impl Machine {
         make_nothing(&self.cpu, SET_SPECIAL, special.as_ptr() as u64)
     }
 
-    /// Has the guest do it, to its end; what it answered.
+    /// Runs the guest to its end, and returns its answer.
     pub fn run(&self, work: Work) -> Result<u32, String> {
         self.set_registers(work).map_err(|error| format!("the guest's registers: {error}"))?;
         let mut answer = None;

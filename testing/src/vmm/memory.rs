@@ -9,10 +9,10 @@
 //!   and over the first or the third: eight bytes of our own at its head, if it was written
 //! ```
 //!
-//! A page's state is loaded before its bytes are read and again after. Only what both say is demanded.
+//! A page's state is loaded before its bytes are read and again after. A check demands only what both states say.
 //!
-//! The words that say what each page holds are SeqCst, each the partner of all others: a test compares what several
-//! threads did, and a weaker order would have to be argued for each pair.
+//! The words of the model are SeqCst, each the partner of all others: a test compares what several threads did, and a
+//! weaker order would have to be argued for each pair.
 
 #![allow(unsafe_code, reason = "memory that others supply")]
 
@@ -60,7 +60,7 @@ pub struct Memory {
     states: Vec<AtomicU8>,
     /// What was written over the head of a page; 0: nothing.
     written: Vec<AtomicU64>,
-    /// Where the kernel is had to read a page on our behalf.
+    /// A file into which the kernel reads a page for a probe.
     probe: Mutex<OwnedFd>,
 }
 
@@ -106,7 +106,7 @@ impl Memory {
         region.address + (page * PAGE as u64 - region.offset)
     }
 
-    /// Where a range of pages is: in one piece for each region that has some of it.
+    /// The places of a range of pages: one for each region that has a part of it.
     fn pieces(&self, pages: &std::ops::Range<u64>) -> Vec<(u64, usize)> {
         let bytes = PAGE as u64;
         let piece = |region: &Region| {
@@ -143,7 +143,6 @@ impl Memory {
         bytes
     }
 
-    /// What a page in a state holds.
     fn holds(&self, page: u64, state: u8) -> [u8; PAGE] {
         let mut bytes = if state == ZERO { [0; PAGE] } else { self.image.page(page) };
         // SeqCst: see the head of this file.
@@ -154,7 +153,7 @@ impl Memory {
         bytes
     }
 
-    /// Reads a page and says what is wrong with it.
+    /// Reads a page, and returns what is wrong with it.
     pub fn check_page(&self, page: u64) -> Result<(), String> {
         let before = self.state(page);
         if before == UNMAPPED {
@@ -195,7 +194,7 @@ impl Memory {
         format!("page {page} has to be {state} and differs at byte {at}; it is {is}")
     }
 
-    /// Reads a page by the kernel's hand, which answers with an error where a program gets a signal.
+    /// Has the kernel read a page: it returns an error where a program gets a signal.
     pub fn probe(&self, page: u64) -> io::Result<()> {
         let file = self.probe.lock().expect("nobody panics with it");
         // SAFETY: the kernel reads a page that is mapped, or says why it cannot.
@@ -266,15 +265,14 @@ impl Memory {
         Ok(())
     }
 
-    /// What a guest's sum over pages has to be.
+    /// The sum over pages that a guest must answer.
     pub fn sum(&self, pages: std::ops::Range<u64>) -> u32 {
         pages.fold(0, |sum, page| guest_sum(sum, &self.holds(page, self.state(page))))
     }
 }
 
-/// What the guest program of `machine.rs` answers for pages of these bytes: of each 64 the first word, where the guest
-/// writes, and one that depends on the whole line. Some KVMs run such a guest instruction by instruction, so it is not
-/// asked for more.
+/// The guest program's sum (`machine.rs`) over pages of these bytes: of each 64 the first word, where the guest writes,
+/// and one that depends on the whole line. No more, since some KVMs run such a guest instruction by instruction.
 pub fn guest_sum(so_far: u32, page: &[u8]) -> u32 {
     let word = |line: &[u8], at: usize| u32::from_le_bytes(line[at..at + 4].try_into().expect("four bytes"));
     let add =

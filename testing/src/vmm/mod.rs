@@ -1,4 +1,4 @@
-//! Vmm: the other side of a page-fault server: a machine monitor that is none, whose memory is a snapshot's.
+//! Vmm: the other side of a page-fault server: a process that plays a machine monitor, whose memory is a snapshot's.
 //!
 //! ```text
 //!   the test                      itself again, as a machine monitor            a page-fault server
@@ -8,14 +8,14 @@
 //!     |<-- done, or what is wrong- compares each with what it has to be
 //! ```
 //!
-//! The monitor is a process of its own, so that it can die at any moment and its death be seen; it speaks the protocol
+//! The monitor is a process of its own, so that it can die at any moment and its death be seen. It speaks the protocol
 //! as Firecracker does: anonymous memory, MISSING faults, one message with the regions as JSON and the descriptor
-//! beside it, and then silence. What each page of an [`Image`] holds follows from its number, so no copy of it is
-//! needed, and the monitor keeps a model of its memory: a page is the snapshot's until the balloon took it, then zeros;
-//! and either with eight bytes over it that it wrote itself. So every command that reads also checks.
+//! beside it, and then silence. The bytes of each page of an [`Image`] follow from its number, so no copy of it is
+//! needed. The monitor keeps a model of its memory: a page is the snapshot's until the balloon took it, then zeros; and
+//! either with eight bytes over it that the monitor wrote. So every command that reads also checks.
 //!
 //! ```text
-//!   kernel.rs       userfaultfd and descriptors over sockets, written anew: the server's words are not believed
+//!   kernel.rs       userfaultfd and descriptors over sockets, written anew, to validate the server's
 //!   memory.rs       the monitor's memory and its model
 //!   monitor.rs      the process: commands in, answers out; and the test's handle of it
 //!   machine.rs      a guest of a few instructions under KVM, in the monitor
@@ -25,7 +25,7 @@
 //! ```
 //!
 //! Where the system has no userfaultfd, or no KVM, or forbids them, a test prints one line that begins with `SKIPPED`
-//! and is over. `QUINION_TEST_WITHOUT=userfaultfd,kvm` makes any system such a one.
+//! and ends. `QUINION_TEST_WITHOUT=userfaultfd,kvm` has the same effect on any system.
 
 use std::fs;
 use std::io::Write;
@@ -47,13 +47,13 @@ pub const PAGE: usize = 4096;
 /// The page of an image in which a guest's program is.
 pub const PROGRAM_PAGE: u64 = 1;
 
-/// A snapshot, or a guest's memory as it should be: what each page holds follows from these numbers.
+/// A snapshot, or a guest's memory as it should be: the bytes of each page follow from these numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Image {
-    /// Which one: no two of different numbers have a page in common, but zeros.
+    /// Images of different numbers have no page in common, but zeros.
     pub number: u32,
     pub pages: u64,
-    /// Which version of it.
+    /// The version of the image.
     pub generation: u32,
     /// The last of so many pages is zeros; 0 for none.
     pub zero_every: u64,
@@ -72,7 +72,7 @@ impl Image {
         self.zero_every != 0 && page % self.zero_every == self.zero_every - 1
     }
 
-    /// What page `page` holds.
+    /// The bytes of page `page`.
     pub fn page(&self, page: u64) -> [u8; PAGE] {
         let mut bytes = [0; PAGE];
         if !self.is_zero(page) {
@@ -84,7 +84,7 @@ impl Image {
         bytes
     }
 
-    /// The whole of it, as the file a server is given.
+    /// Writes all of it to the file that a server gets.
     pub fn write(&self, path: &Path) {
         let mut file = std::io::BufWriter::new(fs::File::create(path).expect("room for a snapshot"));
         for page in 0..self.pages {
@@ -102,13 +102,13 @@ pub fn evict(file: &Path, at: u64, len: Option<u64>) {
     rustix::fs::fadvise(&file, at, len, rustix::fs::Advice::DontNeed).expect("the kernel takes the advice");
 }
 
-/// Says that a test was skipped, in a line that the harness does not keep to itself.
+/// Prints that a test was skipped, in a line that the harness does not capture.
 pub fn skipped(test: &str, why: &str) {
     let line = format!("SKIPPED: {test}: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).expect("somebody listens");
 }
 
-/// Whether the system has what a test needs; says so if not.
+/// Whether the system has what a test needs; prints why if not.
 pub fn has(test: &str, needs: &[Need]) -> bool {
     for need in needs {
         if let Err(why) = need.check() {
@@ -119,7 +119,7 @@ pub fn has(test: &str, needs: &[Need]) -> bool {
     true
 }
 
-/// What not every system has.
+/// A feature that not every system has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
     /// Faults told to another process, with so many features (`UFFD_FEATURE_*`).
@@ -128,7 +128,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Nothing, or why not.
+    /// Returns why the system lacks it, if it does.
     pub fn check(self) -> Result<(), String> {
         let (name, there) = match self {
             Self::Userfault(features) => {

@@ -1,11 +1,11 @@
-//! Monitor: the process that is no machine monitor, and the test's handle of it.
+//! Monitor: a process that plays a machine monitor, and the test's handle of it.
 //!
 //! ```text
 //!   begin SOCKET ...             maps, registers, connects, sends
 //!   lie SOCKET MESSAGE           the same of two pages, with a message of its own; ADDRESS in it is where they are
 //!   hang_up                      closes the socket and the descriptor; the memory stays
 //!   touch FIRST PAGES THREADS    each thread reads all pages, each in an order of its own
-//!   write FIRST PAGES VALUE      eight bytes to the head of each
+//!   touch FIRST PAGES THREADS    each thread reads all pages, each in a different order
 //!   balloon FIRST PAGES HOW      gives pages back: dontneed, remove
 //!   reset FIRST PAGES            gives pages of a private mapping back, which are the file's again
 //!   race ROUNDS THREADS          threads read anywhere while one gives pages back
@@ -17,7 +17,7 @@
 //! ```
 //!
 //! It answers each with a line: `done`, or what is wrong. A test file that uses it has a test named `be_the_monitor`
-//! which calls [`be_the_monitor`], and is otherwise nothing.
+//! which only calls [`be_the_monitor`].
 
 #![allow(unsafe_code, reason = "forks")]
 
@@ -39,11 +39,11 @@ use super::{Image, PAGE};
 use crate::content::Dice;
 
 const VARIABLE: &str = "QUINION_TEST_MONITOR";
-/// What begins a line of the monitor's own; the test harness says things, too.
+/// The prefix of the monitor's lines; the test harness prints lines, too.
 const SAYS: &str = "monitor: ";
-/// What begins what the server told it, who does not tell a machine anything but what is wrong.
+/// The prefix of the server's messages, which tell only what is wrong.
 const REFUSED: &str = "refused: ";
-/// A monitor that has not answered by now never will.
+/// A monitor that has not answered by now hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// What guest memory is made of.
@@ -104,7 +104,7 @@ impl Plan {
         self
     }
 
-    /// What a monitor is told, so that it begins.
+    /// The command that has a monitor begin.
     pub fn command(&self) -> String {
         let Image { number, pages, generation, zero_every } = self.image;
         let backing = match &self.backing {
@@ -126,8 +126,6 @@ impl Plan {
     }
 }
 
-// The test's side.
-
 /// A monitor that runs. It is killed when it goes out of scope.
 pub struct Monitor {
     child: Child,
@@ -135,7 +133,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Starts one that has not begun.
+    /// Starts a monitor that has not begun.
     pub fn idle() -> Self {
         let mut command = Command::new(std::env::current_exe().expect("a test knows its own name"));
         command.args(["--exact", "be_the_monitor", "--nocapture", "--test-threads=1"]);
@@ -155,7 +153,7 @@ impl Monitor {
         Self { child, answers }
     }
 
-    /// Starts one, and has it introduce itself to its server.
+    /// Starts a monitor that introduces itself to its server.
     pub fn start(plan: &Plan) -> Self {
         let mut this = Self::idle();
         this.does(&plan.command());
@@ -166,14 +164,14 @@ impl Monitor {
         self.child.id()
     }
 
-    /// Has it begin something, and waits for nothing.
+    /// Sends a command, and does not wait for the answer.
     pub fn tell(&mut self, command: &str) {
         let input = self.child.stdin.as_mut().expect("it is a pipe");
         // One that has died is noticed when it does not answer.
         let _ = writeln!(input, "{command}").and_then(|()| input.flush());
     }
 
-    /// What it answers; `None`: it has ended. What a server says is passed over.
+    /// The next answer; `None` if the monitor has ended. Messages of the server are skipped.
     pub fn answer(&mut self) -> Option<String> {
         loop {
             let heard = self.hear();
@@ -183,7 +181,7 @@ impl Monitor {
         }
     }
 
-    /// What it answers, or what its server says before it can.
+    /// The next answer, or an earlier message of the server.
     pub fn hear(&mut self) -> Option<String> {
         match self.answers.recv_timeout(WATCHDOG) {
             Ok(answer) => Some(answer),
@@ -200,7 +198,7 @@ impl Monitor {
         self.answer()
     }
 
-    /// Has it do something, and it must have gone well.
+    /// Sends a command, which must succeed.
     #[track_caller]
     pub fn does(&mut self, command: &str) {
         match self.ask(command) {
@@ -235,15 +233,13 @@ impl Drop for Monitor {
     }
 }
 
-// The monitor's side.
-
 struct State {
     memory: Memory,
     _userfault: Userfault,
     stream: UnixStream,
 }
 
-/// Is a monitor, if this process was started to be one.
+/// Is a monitor, if this process was started as one.
 pub fn be_the_monitor() {
     if std::env::var_os(VARIABLE).is_none() {
         return;
@@ -332,7 +328,7 @@ fn begin(words: &[&str]) -> Result<State, String> {
         "anonymous" => (None, kernel::MISSING),
         "shared" => (Some(kernel::memfd(image.bytes())), kernel::MISSING),
         "offered" => {
-            // Where the image has holes yet, a fault is not a minor one.
+            // Where the image has holes, a fault is not a minor one.
             (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MISSING | kernel::MINOR)
         }
         "offered-minor" => (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MINOR),
@@ -368,13 +364,13 @@ fn listen(stream: &UnixStream) {
     let mut stream = stream.try_clone().expect("a descriptor more");
     std::thread::spawn(move || {
         let mut said = Vec::new();
-        // It may close with something of ours unread, which is an error here; what it said before that is kept.
+        // The server may close with data of the monitor unread, which is an error here; earlier messages are kept.
         let _ = stream.read_to_end(&mut said);
         say(&format!("{REFUSED}{}", String::from_utf8_lossy(&said)));
     });
 }
 
-/// The server's own handshake: the image for the asking.
+/// The server's own handshake: asks for the image.
 fn ask_for_the_image(stream: &UnixStream, bytes: u64) -> Result<OwnedFd, String> {
     let want = b"{\"quinion_restore\":1,\"want\":\"image\"}\n";
     kernel::send(stream, want, &[]).map_err(|error| format!("asking for the image: {error}"))?;
@@ -394,7 +390,7 @@ fn wait_until_ready(stream: &UnixStream) -> Result<(), String> {
     if answer == "{\"quinion_restore\":1,\"ready\":true}\n" { Ok(()) } else { Err(answer) }
 }
 
-/// A message that is not true, with a descriptor that is.
+/// Sends a message that is not true, with a descriptor that is.
 fn lie(words: &[&str]) -> Result<State, String> {
     let bytes = 2 * PAGE as u64;
     let told = |error: std::io::Error| error.to_string();
@@ -408,7 +404,7 @@ fn lie(words: &[&str]) -> Result<State, String> {
     Ok(State { memory: Memory::new(Image::new(0, 2), vec![region]), _userfault: userfault, stream })
 }
 
-/// The regions, word for word as Firecracker has them.
+/// The regions, in Firecracker's words.
 pub fn message(regions: &[Region]) -> String {
     let region = |region: &Region| {
         format!(
@@ -419,7 +415,7 @@ pub fn message(regions: &[Region]) -> String {
     format!("[{}]", regions.iter().map(region).collect::<Vec<_>>().join(","))
 }
 
-/// Every thread reads every page, so each fault may have several who wait for it.
+/// Every thread reads every page, so several may wait for one fault.
 fn touch(memory: &Memory, pages: Range<u64>, threads: u64) -> Result<(), String> {
     let reader = |seed: u64| {
         let mut order: Vec<u64> = pages.clone().collect();

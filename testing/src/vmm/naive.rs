@@ -1,4 +1,4 @@
-//! Naive: a page-fault server of a few lines, so that the monitor is known to be right before the server is.
+//! Naive: a page-fault server of a few lines, by which the monitor is tested before the server is.
 //!
 //! ```text
 //!   a fault    page removed? zeros : the image's page, one by one        EAGAIN: events first, then again
@@ -42,7 +42,6 @@ pub struct Naive {
     thread: Option<JoinHandle<u64>>,
 }
 
-/// What one descriptor's process has.
 struct Served {
     userfault: Userfault,
     regions: Vec<Region>,
@@ -64,7 +63,7 @@ impl Naive {
         Self { is_over, thread: Some(thread) }
     }
 
-    /// Ends it; how many faults it was told of.
+    /// Ends it, and returns how many faults it was told of.
     pub fn stop(mut self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.take().expect("it is stopped once").join().expect("it runs to its end")
@@ -115,7 +114,6 @@ fn greet(stream: UnixStream) -> Option<Served> {
 }
 
 impl Served {
-    /// Takes what events there are, then answers the faults.
     fn turn(&mut self, image: Image, wrong: Wrong, faults: &mut u64, born: &mut Vec<Self>) -> io::Result<()> {
         while let Some(event) = self.userfault.next()? {
             match event {
@@ -197,7 +195,7 @@ impl Served {
     }
 }
 
-/// A path by which another process of ours opens a file that has none.
+/// A path by which another process of this user opens a file that has no name.
 pub fn path_of(file: &OwnedFd) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }

@@ -1,4 +1,4 @@
-//! What the step `capi` checks of the installed library, as its users have it: by pkg-config, cc, c++, Go and Python.
+//! Checks of the installed library by the step `capi`, as its users have it: by pkg-config, cc, c++, Go and Python.
 //!
 //! ```text
 //!   symbols     those of quinion.map, each with its version, and no other
@@ -6,7 +6,7 @@
 //!   differential.c    a file through the cache and its twin, under the sanitizers
 //!   examples    the four languages print the same
 //!   hits.c      a hit takes few instructions more than in Rust, as callgrind counts them
-//!   pages       groff has no complaints
+//!   pages       groff does not complain
 //! ```
 
 use std::io::{BufRead, BufReader};
@@ -21,10 +21,9 @@ use crate::tools::{cargo, is_installed, target_folder};
 const MORE_INSTRUCTIONS_MAX: i64 = 95;
 const SEEDS: u32 = 6;
 const OPERATIONS: u32 = 3000;
-/// What each example prints of a file that has a page.
+/// What each example prints of a file of one page.
 const EXPECTED: &str = "4096 bytes, 0 hits\n4096 bytes, 1 hits\n";
 
-/// The installed library, and a folder for what is made of it.
 struct Installed<'a> {
     prefix: &'a Path,
     folder: PathBuf,
@@ -79,11 +78,9 @@ impl Drop for Server {
     }
 }
 
-/// How a program is linked with the library.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Linked {
     Shared,
-    /// Statically, with the sanitizers.
     Sanitized,
 }
 
@@ -92,7 +89,7 @@ impl Installed<'_> {
         self.prefix.join("lib")
     }
 
-    /// The words that pkg-config says.
+    /// The output of pkg-config.
     fn pkg_config(&self, question: &str) -> Result<Vec<String>, Failure> {
         let mut command = self.command("pkg-config");
         let said = printed(command.args([question, "quinion"]))?;
@@ -107,7 +104,6 @@ impl Installed<'_> {
         command
     }
 
-    /// Compiles a program in C or C++; where it is.
     fn compile(&self, source: &Path, how: Linked) -> Result<PathBuf, Failure> {
         let is_cpp = source.extension().is_some_and(|extension| extension == "cpp");
         let (compiler, standard) = if is_cpp { ("c++", "-std=c++17") } else { ("cc", "-std=gnu11") };
@@ -132,7 +128,6 @@ impl Installed<'_> {
         Ok(program)
     }
 
-    /// The library has the symbols of the map, by the map's version.
     fn symbols(&self) -> Result<(), Failure> {
         let map = std::fs::read_to_string(package().join("quinion.map"));
         let map = map.map_err(|error| Failure::of(&package(), &error))?;
@@ -214,7 +209,6 @@ impl Installed<'_> {
         Ok(self.command(program))
     }
 
-    /// A hit by C, less one in Rust.
     fn hits(&self) -> Result<(), Failure> {
         let c = self.compile(&package().join("tests/c/hits.c"), Linked::Shared)?;
         let rust = target_folder().join("release/examples/hits");
@@ -230,7 +224,7 @@ impl Installed<'_> {
         Ok(())
     }
 
-    /// What one read takes: the difference of two runs.
+    /// The instructions of one read: the difference of two runs.
     fn instructions(&self, program: &Path, bytes: u32) -> Result<i64, Failure> {
         const READS: i64 = 50_000;
         let file = self.folder.join("file-of-pages");

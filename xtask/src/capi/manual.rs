@@ -1,4 +1,4 @@
-//! Manual pages of section 3, made of the comments of quinion.h: what the header says is said once.
+//! Manual pages of section 3, made of the comments of quinion.h.
 //!
 //! ```text
 //!   /*                                       NAME         the first sentence
@@ -9,22 +9,19 @@
 //!   int qn_unpin(struct qn_pin *pin);
 //! ```
 //!
-//! A struct has a page as well, and the head of the header is that of quinion(3), which lists the others.
+//! A struct has a page as well, and the head of the header becomes quinion(3), which lists the others.
 
-/// A page, and the name of its file without the section.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Page {
     pub name: String,
     pub text: String,
 }
 
-/// A comment and what it is about.
 struct Documented {
     paragraphs: Vec<String>,
     declaration: String,
 }
 
-/// All pages of a header.
 pub fn pages(header: &str) -> Vec<Page> {
     let all = documented(header);
     let mut pages: Vec<Page> = all.iter().filter_map(page).collect();
@@ -83,7 +80,7 @@ fn paragraphs(comment: &[&str]) -> Vec<String> {
     paragraphs
 }
 
-/// What a declaration declares, if that has a page: a function, or a struct with fields.
+/// The name that a declaration declares, if it has a page: of a function, or of a struct with fields.
 fn name_of(declaration: &str) -> Option<&str> {
     let words = |text: &str| !text.is_empty() && text.starts_with("qn_");
     if let Some(rest) = declaration.strip_prefix("typedef struct ") {
@@ -141,7 +138,7 @@ fn verbatim(declaration: &str) -> String {
     declaration.trim_end().lines().map(|line| format!("{}\n", escaped(line))).collect()
 }
 
-/// What roff would take for its own is written so that it is not.
+/// Escapes what roff would take for its own.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -16,8 +16,8 @@
 //!
 //! Throughput and CPU seconds are both reported, since one can be bought with the other. CPU time is that of the whole
 //! process; the cache's threads, its construction and its shutdown count. A second metric adds the CPU time of all
-//! kernel threads of the machine. Every alternative reads the first word of each page, so that a way that does not copy
-//! has touched each page, too.
+//! kernel threads of the machine. Every alternative reads the first word of each page, so that a way without copies
+//! touches each page, too.
 //!
 //! Three counters say what the device read:
 //!
@@ -25,7 +25,7 @@
 //! |---|---|---|
 //! | device (disk) | the block device | what other processes read from it at the same time |
 //! | device (process) | the kernel, for this process (`read_bytes` of `/proc/self/io`) | the file's metadata |
-//! | device (cache) | our cache | nothing |
+//! | device (cache) | Quinion's cache | nothing |
 //!
 //! Memory is the most that processes and the kernel's pages of the file held meanwhile (`limit`).
 //!
@@ -56,13 +56,11 @@ const fn per_byte(name: &'static str) -> Metric {
     Metric::cost(name, "bytes per byte")
 }
 
-/// One file, sequentially and at random, by the library and by the command.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let source = Shared::new(settings, Target::new);
     vec![sequential::case(&source), random::case(&source, settings), sequential::commands(&source)]
 }
 
-/// The rows that compare what `ours` reads from the device.
 fn device_rows(case: Case, ours: &'static str) -> Case {
     case.compare(PROCESS, ours, ASKED, Some(PROCESS_GOAL)).compare(CACHE, ours, ASKED, Some(CACHE_GOAL))
 }

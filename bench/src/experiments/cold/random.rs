@@ -35,7 +35,6 @@ const MEMORY: u64 = 64 << 20;
 
 type Run = fn(&Target, Places) -> Result<Option<u64>, Unmeasured>;
 
-/// By futures and one by one, beside the bare device.
 pub fn case(source: &Shared<Target>, settings: &Settings) -> Case {
     let (source, reads) = (source.clone(), settings.pick(8 << 10, 32 << 10));
     let case = Case::new("random 4 KiB", &METRICS, move || {
@@ -123,11 +122,9 @@ fn raw(target: &Target, mut places: Places) -> Result<Option<u64>, Unmeasured> {
     Ok(None)
 }
 
-/// Pages of a file, each at most once.
 struct Places(std::vec::IntoIter<u32>);
 
 impl Places {
-    /// `reads` of `pages` pages, the same for the same `seed`.
     fn new(pages: u64, reads: usize, seed: u64) -> Self {
         let (mut all, mut random): (Vec<u32>, _) =
             ((0..pages as u32).collect(), places::Places(seed.wrapping_add(1)));
@@ -139,7 +136,6 @@ impl Places {
         Self(all.into_iter())
     }
 
-    /// Bytes of all the pages together.
     fn bytes(&self) -> u64 {
         (self.0.len() * PAGE) as u64
     }

@@ -1,8 +1,8 @@
 //! Sequential: the file from its first byte to its last.
 //!
 //! A way that copies does so into memory of its own, which is warm after the first read. A way that does not copy (pin,
-//! mmap, raw reads into its own buffers) only looks at the pages, as every other way does, too; the saved copy shows in
-//! the CPU time.
+//! mmap, raw reads into its own buffers) only reads the first words of pages, as every other way does, too; the saved
+//! copy shows in the CPU time.
 
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
@@ -40,15 +40,14 @@ const MMAP: &str = "kernel mmap";
 const RAW: &str = "raw io_uring";
 const RAW_DEPTH: usize = 4;
 
-/// What is wanted of us at least: the kernel's throughput, for three quarters of its CPU time, and most of what
-/// the device gives to a caller that has no cache.
+/// The least ratios wanted: the kernel's throughput, for three quarters of its CPU time, and most of what the device
+/// gives to a caller that has no cache.
 const THROUGHPUT_GOAL: f64 = 1.0;
 const CPU_GOAL: f64 = 1.0 / 0.75;
 const RAW_GOAL: f64 = 0.85;
 
 type Run = fn(&Target) -> Result<Option<u64>, Unmeasured>;
 
-/// By ourselves, in two sizes and pinned, beside the kernel and the bare device.
 pub fn case(source: &Shared<Target>) -> Case {
     let source = source.clone();
     let case = Case::new("sequential", &METRICS, move || {
@@ -89,7 +88,6 @@ fn beside(case: Case, ours: &'static str, kernel: &'static str) -> Case {
         .compare(DISK, ours, kernel, None)
 }
 
-/// By the command, beside the system's.
 pub fn commands(source: &Shared<Target>) -> Case {
     let source = source.clone();
     let case = Case::new("whole command", &METRICS, move || {
@@ -119,7 +117,7 @@ fn alternative(target: &Rc<Target>, name: &'static str, cpu_ns: fn() -> f64, run
     .excused(METRICS.len())
 }
 
-/// What was asked for: it takes no time, and each byte comes once.
+/// The bytes asked for, each once, in no time: the reference for the device rows.
 fn asked() -> Alternative {
     let none = [f64::NAN; METRICS.len() - 3];
     Alternative::new(ASKED, move |_| Ok(none.into_iter().chain([1.0; 3]).collect()))
@@ -184,7 +182,7 @@ fn raw(target: &Target) -> Result<Option<u64>, Unmeasured> {
     Ok(None)
 }
 
-/// Without the peer there is nothing to stand beside.
+/// The error of a missing io_uring, without which there is no bound.
 pub fn no_ring(error: &std::io::Error) -> Unmeasured {
     Unmeasured::Missing(format!(
         "io_uring with registered buffers is refused: {error}; allow it, and as much locked memory (ulimit -l)"

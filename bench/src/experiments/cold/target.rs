@@ -15,7 +15,6 @@ use crate::fixtures::scratch::Scratch;
 use crate::harness::machine::{device_bytes, kernel_thread_seconds, passed, process_bytes};
 use crate::harness::{Settings, Unmeasured};
 
-/// The file, and the memory of the caches that read it.
 pub struct Target {
     pub scratch: Scratch,
     /// MiB of the caches that read the file from end to end.
@@ -24,17 +23,15 @@ pub struct Target {
     drops: Drops,
 }
 
-/// The cost of a run, whatever its work is measured in.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     pub seconds: f64,
-    /// CPU time of the process.
     pub cpu_seconds: f64,
     /// CPU time of the kernel's threads, of the whole machine.
     pub kernel_seconds: f64,
     /// The peak of memory, the kernel's page cache included; not a number if it was not counted.
     pub memory_bytes: f64,
-    /// Bytes that the device read, as the disk, the process and our cache count them; not a number where there is no
+    /// Bytes that the device read, as the disk, the process and the cache count them; not a number where there is no
     /// such counter.
     pub device_bytes: [f64; 3],
 }
@@ -46,12 +43,11 @@ impl Target {
         Ok(Self { scratch, memory_mib, folder, drops: Drops::of(settings) })
     }
 
-    /// Opens the file for the kernel's reads.
     pub fn open(&self) -> Result<KernelFile, Unmeasured> {
         Ok(KernelFile::open(self.scratch.path())?)
     }
 
-    /// The cost of `run` from a cold start. `run` returns what our cache says it has read, if there was one.
+    /// The cost of `run` from a cold start. `run` returns what the cache says it has read, if there was one.
     pub fn measure(
         &self,
         cpu_ns: fn() -> f64,
@@ -73,7 +69,6 @@ impl Target {
         Ok(Cost { seconds, cpu_seconds: cpu / 1e9, kernel_seconds, memory_bytes, device_bytes })
     }
 
-    /// The file in a new cache of `memory` bytes.
     pub fn cached(&self, memory: u64) -> Result<Cached, Unmeasured> {
         let cache = Cache::builder().memory(memory).build()?;
         let file = cache.open(self.scratch.path())?;
@@ -85,14 +80,12 @@ impl Target {
     }
 }
 
-/// A file, and the cache through which it is read.
 pub struct Cached {
     pub file: File,
     cache: Cache,
 }
 
 impl Cached {
-    /// Drops both, and returns what was read from the device.
     pub fn device_bytes(self) -> Option<u64> {
         Some(self.cache.stats().device_bytes)
     }

@@ -1,8 +1,7 @@
 //! Tasks: futures on this thread, until all of them are done.
 //!
-//! The least that a runtime can be: what was woken is polled, and when nothing
-//! was, the thread sleeps. A thread that wakes a task puts its number into a list and
-//! wakes the thread.
+//! The least that a runtime can be: it polls what was woken, and else the thread sleeps. A thread that wakes a task
+//! puts its number into a list and wakes the thread.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +15,6 @@ struct Woken {
     thread: Thread,
 }
 
-/// Wakes one task.
 struct TaskWaker {
     task: usize,
     woken: Arc<Woken>,
@@ -32,7 +30,7 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Polls `tasks` until each is done; what they answered, in their order.
+/// Polls `tasks` until each is done; returns their results, in their order.
 pub fn run_all<F: Future>(tasks: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut tasks: Vec<Option<Pin<Box<F>>>> = tasks.map(|task| Some(Box::pin(task))).collect();
     let mut answers: Vec<Option<F::Output>> = tasks.iter().map(|_| None).collect();

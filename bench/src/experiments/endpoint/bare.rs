@@ -1,7 +1,7 @@
 //! Bare: GETs of signed URLs over connections that are kept, with as little as a client can do.
 //!
-//! The answer's head is looked at for its status and length. Its body is read into memory that is used again, and only
-//! its first and last bytes are compared.
+//! The client parses the status and length in an answer's head. It reads the body into memory that is used again, and
+//! compares only its first and last bytes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,10 +12,9 @@ use super::servers::{At, OBJECT_BYTES, Servers};
 use super::{Gets, Measured, boto};
 use crate::harness::Unmeasured;
 
-/// Longer heads are none of these servers'.
+/// These servers send no longer heads.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// A connection, and where answers go.
 struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -28,7 +27,6 @@ impl Connection {
         Ok(Self { stream, buffer: vec![0; HEAD_BYTES_MAX + OBJECT_BYTES as usize] })
     }
 
-    /// Reads the object of that number, and checks how it begins and ends.
     fn get(&mut self, request: &[u8], number: usize) -> Result<(), Unmeasured> {
         let failed = |why: String| Err(Unmeasured::Failed(format!("object {number}: {why}")));
         self.stream.write_all(request)?;
@@ -59,7 +57,7 @@ impl Connection {
     }
 }
 
-/// How long an answer's head and its body are, once the head is there.
+/// The lengths of an answer's head and body, once the head is complete.
 fn head_of(bytes: &[u8]) -> Option<(usize, usize)> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;
@@ -70,7 +68,6 @@ fn head_of(bytes: &[u8]) -> Option<(usize, usize)> {
     Some((end, len.unwrap_or(0)))
 }
 
-/// Reads objects, after each connection has read all of them once.
 pub fn read(servers: &Servers, at: At, gets: Gets) -> Result<Measured, Unmeasured> {
     let address = servers.address(at);
     let requests: Vec<_> = boto::urls(&servers.python, address)?

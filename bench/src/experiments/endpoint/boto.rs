@@ -1,7 +1,7 @@
 //! Boto: the SDK for Python, as a process that is told when to begin.
 //!
-//! It writes the objects, signs URLs of them for the bare client, and reads them: it says "ready" when its threads run,
-//! begins at a line from us, when each has read once, and says how many seconds all reads took.
+//! It writes the objects, signs URLs of them for the bare client, and reads them: it says "ready" when its threads run
+//! and each has read once, begins at a line from this process, and says how many seconds all reads took.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -14,7 +14,6 @@ use crate::harness::Unmeasured;
 
 const PROGRAM: &str = include_str!("boto.py");
 
-/// A process that is killed when this is dropped.
 struct Client(Child);
 
 impl Drop for Client {
@@ -35,7 +34,6 @@ fn start(python: &Path, address: SocketAddr, words: &[String]) -> Result<Client,
     Ok(Client(command.spawn()?))
 }
 
-/// Lines that it writes until it ends, which must be in order.
 fn all_lines(mut client: Client) -> Result<Vec<String>, Unmeasured> {
     let out = BufReader::new(client.0.stdout.take().expect("it is a pipe"));
     let lines = out.lines().collect::<Result<Vec<_>, _>>()?;
@@ -44,12 +42,10 @@ fn all_lines(mut client: Client) -> Result<Vec<String>, Unmeasured> {
     if ended.success() { Ok(lines) } else { Err(failed()) }
 }
 
-/// Writes the objects.
 pub fn write(python: &Path, address: SocketAddr) -> Result<(), Unmeasured> {
     all_lines(start(python, address, &["put".to_owned()])?).map(drop)
 }
 
-/// A signed URL of each object.
 pub fn urls(python: &Path, address: SocketAddr) -> Result<Vec<String>, Unmeasured> {
     let urls = all_lines(start(python, address, &["urls".to_owned()])?)?;
     if urls.len() == OBJECTS { Ok(urls) } else { Err(Unmeasured::Failed("there are URLs missing".into())) }

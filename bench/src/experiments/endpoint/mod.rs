@@ -11,12 +11,12 @@
 //!               bare HTTP   signed URLs over connections that are kept, by threads of this process
 //! ```
 //!
-//! All clients sign what they ask, all servers check it, and all answer over loopback. Every object is read before it
-//! is measured. What came is counted, and its first and last bytes are compared.
+//! All clients sign their requests, all servers check that, and all answer over loopback. Every object is read before
+//! it is measured. The answers are counted, and their first and last bytes compared.
 //!
 //! The CPU time of a GET is that of all servers that had a part in it: for `asking`, of the endpoint and of the store.
 //! Clients have theirs on top, and on two cores they compete with the servers: the time of a slow client is mostly its
-//! own, whatever answers it. versitygw keeps connections, as it does if it is told to.
+//! own. versitygw keeps connections, as it does by an option.
 
 mod bare;
 mod boto;
@@ -35,24 +35,19 @@ const METRICS: [Metric; 2] = [Metric::gain(THROUGHPUT, "MiB/s"), Metric::cost(CP
 const ASKING: &str = "quinion-s3, asking";
 const IMMUTABLE: &str = "quinion-s3, immutable";
 const PEER: &str = "versitygw";
-/// Ours is to be as fast.
 const GOAL: f64 = 1.0;
-/// Counted repetitions of a full run.
 const REPEAT: usize = 9;
 
 /// Elapsed seconds of so many GETs by so many connections; the clock runs when all are connected.
 type Client = fn(&Servers, At, Gets) -> Result<Measured, Unmeasured>;
 
-/// What a client is to do.
 #[derive(Clone, Copy, Debug)]
 struct Gets {
-    /// In all.
     gets: usize,
-    /// At a time, each over a connection of its own.
+    /// At a time, each over its own connection.
     connections: usize,
 }
 
-/// What a client has measured.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     /// From the first request to the last byte.
@@ -61,7 +56,6 @@ struct Measured {
     cpu_seconds: f64,
 }
 
-/// Each client alone, and several at a time.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let servers = Shared::new(settings, |settings| Servers::new(settings, boto::write));
     let gets = settings.pick(48, 512);

@@ -15,19 +15,16 @@ use crate::harness::folder::ScratchFolder;
 use crate::harness::machine::{check_memory, process_seconds};
 use crate::harness::{Settings, Unmeasured};
 
-/// The pair of keys.
 pub const KEY: &str = "bench-key";
 pub const SECRET: &str = "bench-secret";
 pub const BUCKET: &str = "bucket";
 pub const OBJECTS: usize = 64;
 pub const OBJECT_BYTES: u64 = 1 << 20;
-/// The folders in which `scripts/setup` installs programs, beside ours in the target folder.
+/// The folders in which `scripts/setup` installs programs, in the target folder.
 const VERSITYGW: &str = "versitygw-1.8.0/versitygw";
 const PYTHON: &str = "moto-5.2.5/bin/python";
-/// Until which a server has to answer.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// Which of the servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum At {
     Asking,
@@ -48,10 +45,8 @@ impl Drop for Process {
     }
 }
 
-/// Writes the objects, by a Python, at an address.
 pub type Write = fn(&Path, SocketAddr) -> Result<(), Unmeasured>;
 
-/// All of them.
 pub struct Servers {
     asking: Process,
     immutable: Process,
@@ -62,7 +57,6 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts them, and has `write` write the objects at an address by that Python.
     pub fn new(settings: &Settings, write: Write) -> Result<Self, Unmeasured> {
         let endpoint = command::beside("quinion-s3")?;
         let (versitygw, python) = (installed(VERSITYGW)?, installed(PYTHON)?);
@@ -80,7 +74,6 @@ impl Servers {
         Ok(Self { asking, immutable, store, python, _folder: folder })
     }
 
-    /// Where one of them answers.
     pub fn address(&self, at: At) -> SocketAddr {
         match at {
             At::Asking => self.asking.address,
@@ -89,7 +82,7 @@ impl Servers {
         }
     }
 
-    /// CPU seconds of all of them since they were started: only one is asked at a time, and those behind it.
+    /// CPU seconds of all of them since their start: only one is asked at a time, and those behind it.
     pub fn cpu_seconds(&self) -> f64 {
         [&self.asking, &self.immutable, &self.store]
             .map(|process| process_seconds(process.child.id()))
@@ -98,7 +91,6 @@ impl Servers {
     }
 }
 
-/// A program of `scripts/setup`'s.
 fn installed(program: &str) -> Result<PathBuf, Unmeasured> {
     let own = std::env::current_exe()?;
     let tools = own.ancestors().nth(2).map(|target| target.join("tools"));
@@ -160,7 +152,6 @@ fn start_endpoint(
         line.split("http://").nth(1).and_then(|rest| rest.trim_end_matches(['"', '\n']).parse().ok());
     process.address =
         address.ok_or_else(|| Unmeasured::Failed(format!("quinion-s3 does not listen: {line}")))?;
-    // What it says later is read and dropped, so that its pipe is never full.
     std::thread::spawn(move || std::io::copy(&mut events, &mut std::io::sink()));
     Ok(process)
 }

@@ -1,26 +1,24 @@
 //! Evict: what does it cost to put a new page into a full cache, data included?
 //!
 //! ```text
-//!   quinion              read 64 bytes of a page that was not read: a folio leaves, a frame is filled, a folio
-//!                        enters. The bytes come from a backend of a user's kind, out of memory that is near
-//!   quick_cache, foyer,  a page is allocated and filled from the same memory, and inserted under its number: one
-//!   moka                 leaves and is freed
+//!   quinion              read 64 bytes of a page that was not read: a folio is evicted, a frame is filled, a folio
+//!                        is inserted. The bytes come from a backend in Rust, out of memory that is near
+//!   quick_cache, foyer,  a page is allocated and filled from the same memory, and inserted under its number: another
+//!   moka                 is evicted and freed
 //!   alloc, fill, free    the page without a cache: the bound
 //! ```
 //!
-//! All may hold the same: the peers so many bytes of values, we so many bytes in all,
-//! index and history included, so that we hold a little less. All are full before they are measured. No
-//! page comes twice, in an order that looks random or one after the other, and each
-//! thread has pages of its own, in one file.
+//! All may hold the same: the peers so many bytes of values, Quinion so many bytes in all, with index and history, so
+//! that it holds a little less. All are full before they are measured. No page comes twice, in an order that looks
+//! random or one after the other, and each thread has pages of its own, in one file.
 //!
-//! Ours do what a program does that reads them without having said how: random pages come alone,
-//! those in sequence by windows that readahead decides, in large folios. To a peer the order of numbers is
-//! nothing. The 64 bytes that we copy out as well are ours to pay.
+//! Quinion reads as for a program that gives no hint: random pages come alone, those in sequence by windows that
+//! readahead decides, in large folios. To a peer the order of numbers is nothing. The 64 bytes that Quinion also copies
+//! count.
 //!
-//! CPU time is that of the whole process: threads in the background work for the others.
+//! CPU time is that of the whole process, since some work is done by threads in the background.
 //!
-//! Not an invariant: that an insertion of a peer evicts at once. Some collect what is to
-//! leave; over a run it evens out.
+//! Not an invariant: that an insertion of a peer evicts at once. Some evict in batches; over a run it evens out.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -38,26 +36,21 @@ use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 const METRICS: [Metric; 2] = [Metric::cost("cpu", "ns/page"), Metric::cost("time", "ns/page")];
 const OURS: &str = "quinion";
 const BARE: &str = "alloc, fill, free";
-/// By what we are wanted to be cheaper than each of the peers at least.
 const GOALS: [f64; 3] = [2.0, 8.0, 10.0];
 /// log2 of the pages of the file: more than are ever inserted.
 const FILE_PAGES_LOG2: u32 = 22;
 
-/// In which order pages come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Order {
     Random,
     Sequential,
 }
 
-/// How many threads insert how many pages into how large a cache.
 #[derive(Clone, Copy)]
 struct Load {
     order: Order,
     threads: u64,
-    /// Of each thread in a run.
     pages: u64,
-    /// Bytes of the cache.
     memory: u64,
 }
 
@@ -72,7 +65,6 @@ impl Load {
         format!("{order} new 4 KiB pages, {threads}")
     }
 
-    /// The `n`th page of a thread.
     fn page(self, thread: u64, n: u64) -> u64 {
         match self.order {
             Order::Random => shuffled(n * self.threads + thread, FILE_PAGES_LOG2),
@@ -86,7 +78,6 @@ impl Load {
     }
 }
 
-/// Random and sequential, with one thread and with two.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let (pages, memory) = (settings.pick(4 << 10, 64 << 10), settings.pick(Cache::MEMORY_MIN, 256 << 20));
     let load = |(order, threads)| Load { order, threads, pages: pages / threads, memory };
@@ -124,17 +115,13 @@ fn peers(_load: Load) -> Result<Vec<Alternative>, Unmeasured> {
     Ok(Vec::new())
 }
 
-/// Something that new pages are put into.
 trait Subject: Sync {
-    /// What a thread inserts by.
     type Handle<'s>
     where
         Self: 's;
-    /// One for a thread.
     fn hand(&self) -> Self::Handle<'_>;
-    /// Puts a page in.
     fn insert(hand: &mut Self::Handle<'_>, page: u64);
-    /// Pages have left, as far as it can be asked.
+    /// Whether pages have left, as far as that can be asked.
     fn has_evicted(&self) -> bool;
 }
 
@@ -164,7 +151,6 @@ fn alternative<S: Subject + 'static>(
     Ok(Alternative::new(name, move |_| insert(load.pages)))
 }
 
-/// Ours, and one file in it.
 struct Ours {
     cache: Cache,
     file: File,
@@ -212,7 +198,6 @@ impl<C: Sync> Subject for Peer<C> {
     }
 }
 
-/// A page, and no cache.
 struct Bare;
 
 impl Subject for Bare {
@@ -262,7 +247,6 @@ mod tests {
         }
     }
 
-    /// Pages that the cache holds, by its account.
     fn kept(cache: &Cache) -> u64 {
         let stats = cache.stats();
         (stats.data_bytes - stats.free_bytes) / PAGE as u64

@@ -1,4 +1,4 @@
-//! Another: what does a hit cost in another process, which reads our memory by a read-only mapping?
+//! Another: what does a hit cost in another process, which reads the owner's memory by a read-only mapping?
 //!
 //! ```text
 //!   own process      File::read_at by the process that owns the cache
@@ -38,7 +38,6 @@ use crate::harness::timing::alone;
 use crate::harness::{Alternative, Case, Extent, Settings, Unmeasured};
 use crate::sys::{self, Viewed};
 
-/// The name of the worker's job.
 pub const JOB: &str = "hit";
 const PATH: &str = "path";
 const READS: &str = "reads";
@@ -56,7 +55,6 @@ const GOAL: f64 = 0.95;
 /// Passes of kernel reads at most, until the kernel has cached the whole file.
 const WARM_RUNS_MAX: u32 = 5;
 
-/// Random pages of one file.
 pub fn case(settings: &Settings) -> Case {
     let ground = Shared::new(settings, Ground::new);
     let case = Case::new("4 KiB random, DRAM, in another process", &METRICS, move || {
@@ -75,7 +73,7 @@ pub fn case(settings: &Settings) -> Case {
         .compare("cpu", BY_RUN, PREAD, None)
 }
 
-/// A file that no process writes to, so that the owner may be trusted to serve it, and its handle in our cache.
+/// A file that no process writes to, so that the owner may serve it, and its handle in the cache.
 struct Ground {
     bytes: u64,
     reads: u64,
@@ -146,12 +144,10 @@ impl Ground {
     }
 }
 
-/// Memory that a cache of the whole file needs.
 fn memory_for(bytes: u64) -> u64 {
     bytes + bytes / 16 + (64 << 20)
 }
 
-/// The worker's part: reads by a view of the cache, or by `pread`, served by `run` or by the kernel.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let file = KernelFile::open(task.text(PATH)?)?;
     let bytes = file.metadata()?.len();
@@ -166,7 +162,6 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     Ok(Answer::default().with(CPU, [cpu_ns]))
 }
 
-/// CPU time of random reads, once the whole file has been read.
 fn after_all(
     read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
     bytes: u64,
@@ -182,7 +177,6 @@ fn after_all(
     cpu_ns(|page, position| read(page, position), bytes, reads, seed)
 }
 
-/// CPU time of this thread for each of `reads` random reads.
 fn cpu_ns(
     read: impl Fn(&mut [u8; PAGE], u64) -> Result<usize, Unmeasured>,
     bytes: u64,
@@ -203,7 +197,6 @@ fn cpu_ns(
     Err(Unmeasured::Failed(format!("{right} of {reads} pages were read as they stand in the file")))
 }
 
-/// Rules under which a file is served even though this process has it open for writing.
 fn by_times() -> ServeRules {
     ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

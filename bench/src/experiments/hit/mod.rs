@@ -10,19 +10,16 @@
 //!   .., 32 buffers one after another, into as many buffers as a batch fills
 //! ```
 //!
-//! One file, wholly cached by each of them; reads at places that are the same
-//! random ones for all in a repetition. CPU time counts, since threads only
-//! compute. Two cases ask what a second thread on the same page costs us; others what a hit costs in another process
-//! (`another`), and beside caches of values (`values`).
+//! One file, wholly cached by each of them; reads at random places, the same for all in a repetition. CPU time counts,
+//! since threads only compute. Two cases ask what a second thread on the same page costs; others what a hit costs in
+//! another process (`another`), and beside caches of values (`values`).
 //!
-//! Threads that share a descriptor pay for its reference count at each `pread`,
-//! twice as much as for the read itself if that is small. So the peer has one for each
-//! thread, though our threads share one `File`; where there are two threads, what it costs
-//! the kernel to share stands there too.
+//! Threads that share a descriptor pay for its reference count at each `pread`, twice as much as for a small read
+//! itself. So the peer has a descriptor for each thread, though Quinion's threads share one `File`; with two threads,
+//! the cost of sharing in the kernel is shown too.
 //!
-//! One read at a time goes into the same buffer again and again, which stays
-//! near the processor. A batch cannot do that, and its buffers are larger than
-//! the nearest cache. So a batch stands beside `pread` into as many buffers; and
+//! One read at a time goes into the same buffer again and again, which stays near the processor. A batch cannot do
+//! that, and its buffers are larger than the nearest cache. So a batch stands beside `pread` into as many buffers; and
 //! where a goal is set, beside the bare copy into one, which is the harder bound.
 
 mod another;
@@ -49,7 +46,6 @@ pub use another::{JOB, work};
 const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/read")];
 const PREAD: &str = "pread";
 const PREAD_SHARED: &str = "pread, one descriptor";
-/// Threads at most.
 const THREADS_MAX: usize = 2;
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
@@ -59,7 +55,6 @@ const MMAP: &str = "kernel mmap";
 const PINNED_GOAL: f64 = 1.0;
 const COPY: &str = "bare copy";
 const COPY_AROUND: &str = "bare copy, 32 buffers";
-/// Reads that a batch has at most.
 const BATCH_MAX: usize = 32;
 const TWO: &str = "order 0, 2 threads";
 /// A second thread on a page may make a read dearer by a tenth.
@@ -68,10 +63,9 @@ const TWO_GOAL: f64 = 1.0 / 1.1;
 /// A batch may cost a twentieth more than the bare copy.
 const BATCH_GOAL: f64 = 1.0 / 1.05;
 
-/// Reads in a call, and what stands beside them: the same reads by the kernel into as many buffers.
+/// Reads in a call, and the peer: the same reads by the kernel into as many buffers.
 const AROUND: [(&str, usize); 2] = [("pread, 16 buffers", 16), ("pread, 32 buffers", BATCH_MAX)];
 
-/// A size of batches by one of our files, beside the kernel's reads and our own one by one.
 struct Batch {
     name: &'static str,
     reads: usize,
@@ -112,17 +106,14 @@ const BATCHES: [Batch; 4] = [
     },
 ];
 
-/// Which reads, and how many.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
     bytes: usize,
-    /// Positions are multiples of this.
     step: u64,
-    /// Positions lie in so many bytes from the start; in the whole file if `None`.
+    /// Bytes from the start in which positions lie; the whole file if `None`.
     span: Option<u64>,
     threads: usize,
-    /// Of each thread.
     reads: usize,
     /// The ratios to `pread` that are wanted at least, at order 0 and at order 9.
     goals: [Option<f64>; 2],
@@ -134,7 +125,7 @@ impl Load {
         self.bytes == PAGE && self.span.is_none()
     }
 
-    /// What is wanted of batches: where each read goes to memory that no cache of the processor holds.
+    /// The goal of batches, if the load [`is_far`](Self::is_far).
     fn batch_goal(&self) -> Option<f64> {
         self.is_far().then_some(BATCH_GOAL)
     }
@@ -153,7 +144,6 @@ const LOADS: [Load; 10] = [
     load("1 MiB random, DRAM", 1 << 20, 1_000),
 ];
 
-/// Reads of `bytes` anywhere in the file, by one thread, with no goal.
 const fn load(name: &'static str, bytes: usize, reads: usize) -> Load {
     let step = if bytes < PAGE { bytes as u64 } else { PAGE as u64 };
     Load { name, bytes, step, span: None, threads: 1, reads, goals: [None; 2] }
@@ -171,7 +161,6 @@ impl Load {
     }
 }
 
-/// Sizes of reads, near and far.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let fewer = settings.pick(20, 1);
@@ -179,7 +168,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let beside = |load: &Load| load.threads == 2 && load.span == Some(4096);
     let beside_one = loads.iter().filter(|load| beside(load)).map(|load| beside_one(&files, *load));
     let beside_pread = loads.iter().map(|load| beside_pread(&files, *load));
-    // First: it has a file of its own, which is gone when the others make theirs.
+    // First: its own file is gone when the others make theirs.
     let another = [another::case(settings)].into_iter();
     another.chain(beside_pread).chain(beside_one).chain(values::cases(settings, &files)).collect()
 }
@@ -207,7 +196,6 @@ fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
     })
 }
 
-/// All that a load is read by.
 fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
     let of = |name, way| alternative(files, name, load, way);
     let mut ways = vec![
@@ -226,7 +214,6 @@ fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
     ways
 }
 
-/// What a second thread at the same place costs us.
 fn beside_one(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
     let goal = (load.bytes == PAGE).then_some(TWO_GOAL);
@@ -239,13 +226,11 @@ fn beside_one(files: &Shared<Files>, load: Load) -> Case {
     case.compare("cpu", TWO, "1 thread", goal)
 }
 
-/// The file, cached in each way.
 struct Files {
     bytes: u64,
     kernel: [KernelFile; THREADS_MAX],
     order_0: File,
     order_9: File,
-    /// All of `order_9`.
     pinned: Pinned,
     kernel_mapped: Mapped,
     copy: HugeMemory,
@@ -270,7 +255,7 @@ impl Files {
         let (order_0, order_9) = (cached(0)?, cached(9)?);
         let kernel = [KernelFile::open(scratch.path())?, KernelFile::open(scratch.path())?];
         let mut copy = HugeMemory::new(bytes as usize)?;
-        // Twice: the kernel may have let go of pages meanwhile that it had from the writing.
+        // Twice: the kernel may have dropped pages meanwhile that it had from the writing.
         kernel[0].read_exact_at(&mut copy, 0)?;
         kernel[0].read_exact_at(&mut copy, 0)?;
         check_warm(&kernel[..1])?;
@@ -294,7 +279,6 @@ fn check_content(mapped: &[u8]) -> Result<(), Unmeasured> {
     }
 }
 
-/// The file once it is cached from end to end.
 fn warm(file: File) -> Result<File, Unmeasured> {
     let mut buffer = vec![0; 1 << 20];
     let mut position = 0;
@@ -307,14 +291,12 @@ fn warm(file: File) -> Result<File, Unmeasured> {
     Err(Unmeasured::Failed(format!("only {} pages of it were kept", file.cached_pages())))
 }
 
-/// A read by a thread that has a number, into a buffer, from a place.
 type Read = fn(&Files, usize, &mut [u8], u64);
 
 /// Where a page is read to: at the beginning of one, as a program that cares would have it.
 #[repr(align(4096))]
 struct Aligned([u8; PAGE]);
 
-/// How the reads of a load are made.
 #[derive(Clone, Copy)]
 enum Way {
     /// One after another, always into the same buffer.
@@ -366,7 +348,6 @@ fn alternative(files: &Rc<Files>, name: &'static str, load: Load, way: Way) -> A
     })
 }
 
-/// One thread's buffers and places.
 struct Reader<'f> {
     files: &'f Files,
     load: Load,
@@ -402,7 +383,6 @@ impl<'f> Reader<'f> {
     }
 }
 
-/// Reads one by one, into each buffer in turn.
 fn singly(load: Load, read: impl Fn(&mut [u8], u64), memory: &mut [u8], mut next: impl FnMut() -> u64) {
     let (mut position, mut start) = (0, 0);
     for _ in 0..load.reads {
@@ -416,7 +396,6 @@ fn singly(load: Load, read: impl Fn(&mut [u8], u64), memory: &mut [u8], mut next
     assert!(is_from(last, position), "what was read is not what stands at {position}");
 }
 
-/// Reads as many in a call as there are buffers.
 fn batches(file: &File, load: Load, memory: &mut [u8], mut next: impl FnMut() -> u64) {
     let buffers = memory.len() / load.bytes;
     let mut left = load.reads;

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!   quinion              File::read_at of a page, folios of up to 2 MiB
-//!   quick_cache, foyer,  a look by the page's number, a copy of the value that was found, and it is let go of
+//!   quick_cache, foyer,  a lookup by the page's number, a copy of the value, and its release
 //!   moka
 //!   bare copy            the same bytes from memory in 2 MiB pages, without looking anything up: the bound
 //! ```
 //!
-//! All hold as many bytes, every read is a hit, is copied out and tells its place. Pages are asked for all alike,
-//! or by Zipf's law (s = 0.99), the popular ones scattered over the file. Which thread reads what is drawn before the
-//! clock runs: a draw by that law costs as much as a hit.
+//! All hold as many bytes; every read is a hit, is copied out and holds its place. Pages are asked for uniformly, or by
+//! Zipf's law (s = 0.99), the popular ones scattered over the file. Which thread reads what is drawn before the clock
+//! runs: a draw by that law costs as much as a hit.
 //!
-//! The peers have twice the memory that their values take, so that none of them evicts: how they share it among
-//! their parts is not what is asked here.
+//! The peers have twice the memory that their values take, so that none of them evicts: how they divide it among their
+//! parts is not the question.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -34,19 +34,16 @@ use crate::harness::{Alternative, Case, Settings, Unmeasured};
 
 const OURS: &str = "quinion";
 const COPY: &str = "bare copy";
-/// By what we are wanted to be cheaper than each of the peers at least.
 const GOALS: [f64; 3] = [1.7, 3.0, 3.5];
 /// A hit may cost 1.3 bare copies.
 const COPY_GOAL: f64 = 1.0 / 1.3;
 const EXPONENT: f64 = 0.99;
 
-/// Which thread asks for which pages.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
     is_zipf: bool,
     threads: usize,
-    /// Of each thread.
     reads: usize,
 }
 
@@ -57,7 +54,6 @@ const LOADS: [Load; 4] = [
     Load { name: "4 KiB Zipf, 2 threads", is_zipf: true, threads: 2, reads: 100_000 },
 ];
 
-/// Uniform and by Zipf's law, with one thread and with two.
 pub fn cases(settings: &Settings, files: &Shared<Files>) -> Vec<Case> {
     let peers = Shared::new(settings, Peers::new);
     let fewer = settings.pick(20, 1);
@@ -85,14 +81,12 @@ fn case(files: &Shared<Files>, peers: &Shared<Peers>, load: Load) -> Case {
     case.bound("cpu", OURS, COPY, Some(COPY_GOAL))
 }
 
-/// The pages, in each of the caches.
 struct CachedPages<'h> {
     files: &'h Files,
     #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "there are none to be asked"))]
     peers: &'h Peers,
 }
 
-/// Copies a page, if it is there.
 type CopyPage = fn(&CachedPages<'_>, u64, &mut [u8; PAGE]) -> bool;
 
 fn ours(held: &CachedPages<'_>, page: u64, to: &mut [u8; PAGE]) -> bool {
@@ -104,7 +98,6 @@ fn bare_copy(held: &CachedPages<'_>, page: u64, to: &mut [u8; PAGE]) -> bool {
     true
 }
 
-/// The peers with all pages in them.
 #[cfg(feature = "peers")]
 struct Peers {
     quick_cache: QuickCache,
@@ -119,7 +112,7 @@ impl Peers {
         check_memory(8 * bytes)?; // the files and copies that we and the kernel have, and these
         let peers =
             Self { quick_cache: quick_cache(2 * bytes), foyer: foyer(2 * bytes), moka: moka(2 * bytes) };
-        // One after another: each finds its pages as near to one another as if it were alone.
+        // One after another: each has its pages as near to one another as if it were alone.
         let pages = || (0..bytes / PAGE as u64).map(|number| (number, page(number)));
         pages().for_each(|(number, page)| peers.quick_cache.insert(number, page));
         pages().for_each(|(number, page)| peers.foyer.insert(number, page));
@@ -137,7 +130,7 @@ impl Peers {
     }
 }
 
-/// A page that tells its place, as those of the file do.
+/// A page that holds its place, as those of the file do.
 #[cfg(feature = "peers")]
 fn page(number: u64) -> Page {
     let mut page = Page::new([0x51; PAGE]);
@@ -161,14 +154,12 @@ impl Peers {
     }
 }
 
-/// Which pages a thread asks for.
 struct PageSequence {
     pages: u64,
     zipf: Option<Zipf>,
 }
 
 impl PageSequence {
-    /// So many of them, the same for each seed.
     fn draw(&self, places: &mut Places, reads: usize) -> Vec<u64> {
         let bits = self.pages.ilog2();
         let one = |_| match &self.zipf {
@@ -179,14 +170,12 @@ impl PageSequence {
     }
 }
 
-/// One thread's places, and what came of them.
 struct Reader {
     pages: Vec<u64>,
     page: Box<Aligned>,
     right: usize,
 }
 
-/// CPU time for each read.
 fn cpu_ns(
     held: &CachedPages<'_>,
     asked: &PageSequence,

@@ -4,21 +4,19 @@
 //!   one at a time   lock - way down - store - unlock,   for each folio
 //!   batches of n    lock - way down - store, store, .. step to the next node, store, .. - unlock
 //!
-//!   index alone     the tree behind its lock, folios that are numbers from nowhere
+//!   index alone     the tree behind its lock, folios that are made-up numbers
 //!   whole path      frames from the arena, nodes before the lock, descriptors, the tree: Mapping's own calls
 //! ```
 //!
-//! Each thread inserts a range of its own into one file's tree and so meets the
-//! others at the lock only. Both sides take their folios from the same source,
-//! in the same order and in the same runs, and end with the same tree, which is then emptied outside the
-//! timing. The time of two threads is the elapsed time over the folios of both.
+//! Each thread inserts a range of its own into one file's tree and so meets the others at the lock only. Both sides
+//! take their folios from the same source, in the same order and in the same runs, and end with the same tree, which is
+//! then emptied outside the timing. The time of two threads is the elapsed time over the folios of both.
 //!
-//! Two threads are what this machine has processors for. What more would pay is told by a model of the lock with what
-//! is measured here (`model`), in cases that say so.
+//! This machine has processors for two threads. The cost of more is computed by a model of the lock from what is
+//! measured here (`model`), in cases that say so.
 //!
-//! The goals are those for pages: a folio of order 4 or 9 fills many slots, of
-//! which no batch saves one, so these are reported without a goal. The whole
-//! path has no rows of order 9: a run of frames is one such folio.
+//! The goals are those for pages: a folio of order 4 or 9 fills many slots, of which no batch saves one, so these are
+//! reported without a goal. The whole path has no rows of order 9: a run of frames is one such folio.
 
 mod model;
 
@@ -39,20 +37,18 @@ use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::sys::HugeMemory;
 use model::Round;
 
-/// Not measured: computed of what is measured.
 const MODELLED: [Metric; 1] = [Metric::cost("time (model)", "ns/folio")];
 const METRICS: [Metric; 2] = [Metric::cost("time", "ns/folio"), Metric::cost("cpu", "ns/folio")];
 const BATCHES: [(&str, usize); 3] = [("batches of 8", 8), ("batches of 32", 32), ("batches of 256", 256)];
 const SINGLE: &str = "one at a time";
 
-/// Of what the cost is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Level {
     Index,
     Path,
 }
 
-/// Levels, orders, threads, and by what batches of 32 are wanted to be cheaper.
+/// Levels, orders, threads, and the factors by which batches of 32 should be cheaper.
 const ROWS: [(Level, u8, usize, Option<f64>); 10] = [
     (Level::Index, 0, 1, Some(4.0)),
     (Level::Index, 0, 2, Some(5.0)),
@@ -66,7 +62,6 @@ const ROWS: [(Level, u8, usize, Option<f64>); 10] = [
     (Level::Path, 4, 2, None),
 ];
 
-/// Orders, with one thread and with two, of the index alone and of the whole path.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let rounds = settings.pick(2, 4);
     let case = |(level, order, threads, goal)| {
@@ -105,7 +100,6 @@ fn modelled(load: Load, threads: usize) -> Case {
     case.compare("time (model)", BATCHES[1].0, SINGLE, None)
 }
 
-/// What the model has to know: of a batch, by one thread and by two.
 fn measured(alone: &dyn Subject, load: Load, batch: usize, from: &[u8]) -> Round {
     let hold_of = |threads: usize, batch: usize| {
         let insert = |thread| match batch {
@@ -115,36 +109,29 @@ fn measured(alone: &dyn Subject, load: Load, batch: usize, from: &[u8]) -> Round
         let spent = together(threads, load.rounds, insert, |thread| alone.take_out(thread));
         spent.elapsed_ns / (threads * load.rounds * load.folios / batch) as f64
     };
-    // A hand-over is the same for whatever is done with the lock, and shows best where little is.
+    // A hand-over costs the same whatever the holder does, and shows best where it does little.
     let hand_over = (hold_of(2, 1) - hold_of(1, 1)).max(0.0);
     Round { work: batch as f64 * model::copy_ns(from), hold: hold_of(1, batch), hand_over }
 }
 
-/// How many threads insert how much.
 #[derive(Clone, Copy)]
 struct Load {
     order: u8,
     threads: usize,
-    /// Of each thread in each round.
     folios: usize,
     rounds: usize,
 }
 
 impl Load {
-    /// The indices that are a thread's own.
     fn range(self, thread: usize) -> Range<u64> {
         let pages = (self.folios as u64) << self.order;
         thread as u64 * pages..(thread as u64 + 1) * pages
     }
 }
 
-/// Something that folios are inserted into and taken out of.
 trait Subject: Sync {
-    /// Inserts the folios of a thread, each by itself.
     fn one_at_a_time(&self, thread: usize);
-    /// Inserts the same folios, so many in a batch.
     fn in_batches(&self, thread: usize, batch: usize);
-    /// Takes them out again.
     fn take_out(&self, thread: usize);
 }
 
@@ -167,7 +154,6 @@ fn case(level: Level, load: Load, goal: Option<f64>) -> Case {
     case.compare("cpu", "batches of 32", SINGLE, None)
 }
 
-/// Whether a batch is no longer than a run of frames.
 fn fits(batch: usize, order: u8) -> bool {
     batch << order <= RUN_PAGES_MAX as usize
 }
@@ -206,7 +192,6 @@ fn alternative(
     })
 }
 
-/// The index alone.
 struct Alone {
     index: Index,
     load: Load,
@@ -247,11 +232,9 @@ impl Subject for Alone {
     }
 }
 
-/// The whole path.
 struct Whole {
     stage: Stage,
     load: Load,
-    /// What each thread has inserted.
     taken: Vec<Mutex<Vec<FillRun>>>,
 }
 

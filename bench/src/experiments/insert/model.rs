@@ -21,17 +21,13 @@ use std::collections::BinaryHeap;
 use crate::fixtures::pages::PAGE;
 use crate::fixtures::places::Places;
 
-/// Rounds of each thread.
 const ROUNDS: usize = 2_000;
 
-/// What a thread does again and again, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Round {
-    /// Without the lock.
     pub work: f64,
-    /// With it.
     pub hold: f64,
-    /// Until the next one has it, if there is one that waits.
+    /// Until the next waiting thread has the lock.
     pub hand_over: f64,
 }
 
@@ -58,7 +54,7 @@ fn picoseconds(nanoseconds: f64) -> u64 {
     (nanoseconds * 1e3) as u64
 }
 
-/// Nanoseconds to copy a page of `from`, where nothing was looked at lately.
+/// Nanoseconds to copy a page of `from`, where nothing was read lately.
 pub fn copy_ns(from: &[u8]) -> f64 {
     let (mut to, pages) = ([0; PAGE], from.len() / PAGE);
     let mut places = Places(1);

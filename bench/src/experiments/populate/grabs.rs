@@ -6,10 +6,10 @@
 //!   one by one       each alone
 //! ```
 //!
-//! The kernel's patch that did this for guests gained a tenth of the whole, and of the lookup alone nothing to be
-//! seen. Ours in folios of a page, of which there are most, and in folios of 2 MiB: given memory only, where
-//! the index is most of the work; and filled, where the copy is. In memory that the cache had before, of as many bytes
-//! as the kernel's patch was measured with.
+//! The kernel's patch that did this for guests gained a tenth of the whole, and no measurable part by the lookup alone.
+//! Quinion's are measured in folios of a page, of which there are most, and of 2 MiB: preallocated, where the index is
+//! most of the work; and filled, where the copy is. In memory that the cache had before, of as many bytes as the
+//! kernel's patch was measured with.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -35,14 +35,13 @@ const SINGLE: &str = "one by one";
 const WAYS: [(&str, Option<&'static dyn IndexHooks>); 3] =
     [(BATCHED, None), (LOOKUP, OneByOne::GRABS), (SINGLE, OneByOne::GRABS_AND_LOOKUPS)];
 
-/// What is done to each folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Done {
     Preallocated,
     Populated,
 }
 
-/// What the patch was worth to the whole, and is wanted of ours where a page is filled by itself.
+/// The gain of the patch on the whole, and the goal where each page is filled.
 const GOAL: f64 = 1.10;
 
 const CASES: [(&str, u8, Done); 4] = [
@@ -52,7 +51,6 @@ const CASES: [(&str, u8, Done); 4] = [
     ("grab and fill, folios of 2 MiB", 9, Done::Populated),
 ];
 
-/// A memory file for each way, of the same length.
 struct Files {
     stage: Stage,
     order: u8,
@@ -64,12 +62,11 @@ fn bytes(settings: &Settings) -> u64 {
 }
 
 fn stage(settings: &Settings, order: u8) -> Result<Files, Unmeasured> {
-    // Ours three ways, a sixteenth more of each, and the file that others copy from.
+    // Three caches, a sixteenth more of each, and the file that others copy from.
     check_memory(9 * bytes(settings) / 2 + (1 << 30))?;
     Ok(Files { stage: Stage::new(bytes(settings))?, order, files: Default::default() })
 }
 
-/// Each size of folios, given memory and filled.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let pages = Shared::new(settings, |settings| stage(settings, 0));
     let large = Shared::new(settings, |settings| stage(settings, 9));

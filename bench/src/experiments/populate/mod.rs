@@ -4,16 +4,16 @@
 //!   ours     a memory file is populated: by one thread and by two in a cache that is built for it, and in one that had
 //!            as much memory before
 //!   peers    write, mmap and memcpy, userfaultfd: each fills as many bytes, in memory that it gets for that
-//!   grabs    ours, by other ways to find and create folios
+//!   grabs    Quinion's, by other ways to find and create folios
 //! ```
 //!
 //! One thread works unless a name says two. The memory is new in each repetition, and freeing it is not timed. It is
 //! new to the process, not to the machine: before each run as much memory is made resident as the run takes, so that no
 //! run pays for memory that the host reclaimed from the run before. The order changes from repetition to repetition,
 //! there are seven, all are printed, and each side is compared by its lower quartile: what remains of the host's
-//! influence makes a run slower and never faster. Peers that no goal names are repeated fewer times beside one of ours,
-//! in a case of their own. Elapsed time is measured, since a virtual machine waits for it; the CPU time beside it is
-//! that of the working threads.
+//! influence makes a run slower and never faster. Peers that no goal names are repeated fewer times, in a case of their
+//! own. Elapsed time is measured, since a virtual machine waits for it; the CPU time beside it is that of the working
+//! threads.
 
 mod grabs;
 mod ours;
@@ -37,21 +37,19 @@ const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "m
 const REPEAT: usize = 7;
 const REPEAT_REST: usize = 3;
 
-/// The least ratios wanted of ours beside the kernel's best: in a cache that has just been built, by one thread and by
-/// two, and in one that had as much memory before.
+/// The least ratios wanted beside the kernel's best: in a cache that has just been built, by one thread and by two, and
+/// in one that had as much memory before.
 const GOALS: [(&str, f64); 4] =
     [(ours::ONE, 0.75), (ours::TWO, 1.0), (ours::GROWN, 1.3), (ours::WRITE, 0.75)];
 /// The least ratio wanted of all of them beside the copies of page-fault servers.
 const COPY_GOAL: f64 = 1.5;
 
-/// All alternatives fill as many bytes; then ours, by other ways to find and create folios.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let stage = Shared::new(settings, stage);
     let cases = [with_goals(settings, &stage), rest(settings, &stage)];
     cases.into_iter().chain(grabs::cases(settings)).collect()
 }
 
-/// The peers that a goal names.
 const NAMED: [&str; 3] = [BEST, BEST_BY_TWO, UFFD_COPY];
 
 fn with_goals(settings: &Settings, stage: &Shared<Stage>) -> Case {
@@ -89,7 +87,6 @@ fn rest(settings: &Settings, stage: &Shared<Stage>) -> Case {
     })
 }
 
-/// A case in which memory is made resident before each run.
 fn of(
     settings: &Settings,
     stage: &Shared<Stage>,
@@ -116,7 +113,7 @@ fn bytes(settings: &Settings) -> u64 {
 
 fn stage(settings: &Settings) -> Result<Stage, Unmeasured> {
     let bytes = bytes(settings);
-    // The source file, a file that is filled or made resident, ours that has grown, and memory that is being freed.
+    // The source file, a file that is filled or made resident, a cache that has grown, and memory that is being freed.
     check_memory(5 * bytes + (512 << 20))?;
     Stage::new(bytes)
 }

@@ -1,4 +1,4 @@
-//! Ours: a memory file is populated, 2 MiB at a time, directly into folios that no reader has seen yet.
+//! Ours: Quinion populates a memory file, 2 MiB at a time, directly into folios that no reader has seen yet.
 //!
 //! ```text
 //!   fresh   the cache has just been built: its memory is taken from the machine meanwhile, and that is timed
@@ -22,31 +22,26 @@ pub const TWO: &str = "populate, two threads";
 pub const GROWN: &str = "populate, arena grown";
 pub const WRITE: &str = "write 1M";
 
-/// How a memory file is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Populate { threads: usize },
     Write { chunk: usize },
 }
 
-/// A cache with room for `bytes`, in folios of at most `order`; `hooks` may take over how they are found and created.
 pub fn cache(bytes: u64, order: u8, hooks: Option<&'static dyn IndexHooks>) -> Result<Cache, Unmeasured> {
     let builder = ablations::builder(hooks).memory(bytes + bytes / 16 + (64 << 20));
     Ok(builder.folio_order_max(order).build()?)
 }
 
-/// An empty file of `bytes`.
 pub fn file(cache: &Cache, bytes: u64) -> Result<MemFile, Unmeasured> {
     Ok(cache.mem_file(MemFileOptions::new().size(bytes).name("guest"))?)
 }
 
-/// A memory file in a cache that is built for it.
 pub fn fresh(stage: &Stage, way: Way) -> Result<Spent, Unmeasured> {
     let file = file(&cache(stage.bytes, 9, None)?, stage.bytes)?;
     filled(stage, &file, way)
 }
 
-/// A file in a cache that had as much memory before.
 pub struct Grown {
     file: OnceCell<MemFile>,
 }
@@ -57,7 +52,6 @@ impl Grown {
         Self { file: OnceCell::new() }
     }
 
-    /// Fills the file again, after it was emptied.
     pub fn again(&self, stage: &Stage) -> Result<Spent, Unmeasured> {
         let way = Way::Populate { threads: 1 };
         if self.file.get().is_none() {
@@ -71,7 +65,6 @@ impl Grown {
     }
 }
 
-/// Frees all pages of the file.
 pub fn empty(file: &MemFile) -> Result<(), Unmeasured> {
     file.punch_hole(0, file.len())?;
     match file.stats()?.memory_bytes() {
@@ -106,7 +99,6 @@ fn filled(stage: &Stage, file: &MemFile, way: Way) -> Result<Spent, Unmeasured> 
     Ok(spent)
 }
 
-/// Fills the file from byte `from` to byte `to`, both multiples of 2 MiB.
 pub fn populate(stage: &Stage, file: &MemFile, from: u64, to: u64) {
     let came = file.populate_with(from..to, |slice| {
         while slice.left() > 0 {

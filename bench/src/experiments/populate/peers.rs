@@ -1,4 +1,4 @@
-//! Peers: all the ways by which the kernel lets memory be filled, or be shown once it is.
+//! Peers: all the ways by which the kernel lets memory be filled, or be mapped once it is.
 //!
 //! ```text
 //!   write         a file in memory, by chunks: no fault, no page table
@@ -8,9 +8,9 @@
 //!                 but where a write makes a page private
 //! ```
 //!
-//! Each makes its memory anew in each repetition, empty, and lets go of it afterwards; neither is timed. What they
-//! copy from is one large page that stays near the processor, unless the name says "from snap", which is a file in
-//! memory as long as what is filled.
+//! Each makes its memory anew in each repetition, empty, and frees it afterwards; neither is timed. They copy from one
+//! large page that stays near the processor, unless the name says "from snap", which is a file in memory as long as
+//! what is filled.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -24,12 +24,9 @@ use crate::harness::Unmeasured;
 use crate::harness::timing::{Spent, alone, together};
 use crate::sys::{Absent, HugeMemory, PageKind, Region, Uffd};
 
-/// Bytes of the large page that is copied from.
 pub const SOURCE_BYTES: usize = 2 << 20;
-/// How much is written at a time where that is not the question.
 const STEP: usize = SOURCE_BYTES;
 
-/// What is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum On {
     Anonymous,
@@ -39,14 +36,11 @@ pub enum On {
     Hugetlb,
 }
 
-/// How.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// By writes of so many bytes, and by so many threads.
+    /// By writes of so many bytes, by so many threads.
     Write(usize, usize),
-    /// By copies into a mapping.
     Copy,
-    /// From the file.
     CopyOfSnap,
     /// By the kernel, for a caller that would have waited: so many bytes at a time.
     Uffd(usize),
@@ -59,7 +53,6 @@ pub enum Way {
     ReadShared,
 }
 
-/// A way to fill something.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     pub name: &'static str,
@@ -68,7 +61,6 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Whether bytes are copied, or only mapped.
     pub fn copies(&self) -> bool {
         !matches!(self.way, Way::Continue(_) | Way::ReadPrivate | Way::ReadShared)
     }
@@ -81,14 +73,10 @@ const fn peer(name: &'static str, on: On, way: Way) -> Peer {
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// The kernel's best.
 pub const BEST: &str = "write tmpfs huge 1M";
-/// The same by two threads.
 pub const BEST_BY_TWO: &str = "write tmpfs huge 1M, 2 threads";
-/// What page-fault servers do.
 pub const UFFD_COPY: &str = "UFFDIO_COPY anon 4K";
 
-/// All of them.
 pub const PEERS: [Peer; 27] = [
     peer("write memfd 4K", On::Memfd, Way::Write(4 * KIB, 1)),
     peer("write memfd 64K", On::Memfd, Way::Write(64 * KIB, 1)),
@@ -119,10 +107,9 @@ pub const PEERS: [Peer; 27] = [
     peer("MAP_SHARED populated memfd, read touch", On::Memfd, Way::ReadShared),
 ];
 
-/// What all of them use.
 pub struct Stage {
     pub bytes: u64,
-    /// A large page of bytes that tell their place in it.
+    /// A large page of bytes that hold their place in it.
     pub source: HugeMemory,
     /// A file in memory that is filled from end to end with what the source has, again and again.
     pub snap: File,
@@ -144,7 +131,7 @@ impl Stage {
         Ok(Self { bytes, source, snap, memfd, huge: Store::huge(), hugetlb: Store::hugetlb() })
     }
 
-    /// What `peer` needs is filled by it, and was right.
+    /// Has `peer` fill its memory, and checks the bytes.
     pub fn fill(&self, peer: &Peer) -> Result<Spent, Unmeasured> {
         match peer.way {
             Way::Write(chunk, threads) => self.by_writes(peer.on, chunk, threads),
@@ -184,7 +171,6 @@ impl Stage {
         Ok(store.file(self.bytes)?)
     }
 
-    /// Memory of that kind in which nothing is yet.
     fn region(&self, on: On) -> Result<Region, Unmeasured> {
         let len = self.bytes as usize;
         Ok(match on {
@@ -276,7 +262,7 @@ impl Stage {
         Ok(spent)
     }
 
-    /// Looks at some places: each has what the source has.
+    /// Checks some places: each has what the source has.
     pub fn check(&self, mut word: impl FnMut(u64) -> u64) -> Result<(), Unmeasured> {
         let places = (0..16).map(|nth| self.bytes / 16 * nth).chain([self.bytes - PAGE as u64]);
         for at in places {
@@ -301,7 +287,6 @@ pub fn faults_of(region: &Region, absent: Absent) -> Result<Uffd, Unmeasured> {
     })
 }
 
-/// What `work` costs on this thread, if all of it succeeds.
 pub fn timed(work: impl FnOnce() -> io::Result<()>) -> Result<Spent, Unmeasured> {
     let mut ended = Ok(());
     let spent = alone(|| ended = work());
@@ -309,7 +294,6 @@ pub fn timed(work: impl FnOnce() -> io::Result<()>) -> Result<Spent, Unmeasured>
     Ok(spent)
 }
 
-/// Writes what `source` has to the bytes from `from` to `to`, in chunks that fit into it.
 fn write(file: &File, source: &[u8], from: u64, to: u64, chunk: usize) -> io::Result<()> {
     for at in (from..to).step_by(chunk) {
         let start = at as usize % SOURCE_BYTES;

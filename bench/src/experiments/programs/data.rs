@@ -7,7 +7,7 @@
 //!   table.*    duckdb's: its own, Parquet and CSV; made when a program wants them
 //! ```
 //!
-//! What takes a program that is missing is left out, and its programs say so.
+//! What needs a program that is missing is left out, and its programs say so.
 
 use std::cell::OnceCell;
 use std::fmt::Write as _;
@@ -21,27 +21,21 @@ use crate::fixtures::caches::Drops;
 use crate::harness::folder::ScratchFolder;
 use crate::harness::{Extent, Settings, Unmeasured};
 
-/// What fio reads.
 pub const BLOCKS: &str = "binary";
-/// Files that are open at once, at most.
 const OPEN_MAX: usize = 200;
 /// Where scripts/setup puts duckdb, from the folder in which cargo puts this program.
 const DUCKDB: &str = "../tools/duckdb-2.0.0/bin/python";
-/// Bytes of a value in db_bench's database.
 const VALUE_BYTES: u64 = 1000;
 
-/// The folder, and what is known of it.
 pub struct Data {
     folder: ScratchFolder,
     extent: Extent,
-    /// Bytes of the largest files.
     file_bytes: u64,
     python: OnceCell<Result<String, Unmeasured>>,
     tables: OnceCell<Result<String, Unmeasured>>,
 }
 
 impl Data {
-    /// Makes it.
     pub fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let data = Self {
             folder: ScratchFolder::new(&settings.folder)?,
@@ -66,7 +60,6 @@ impl Data {
         Ok(data)
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -75,12 +68,10 @@ impl Data {
         self.extent
     }
 
-    /// Bytes of the file that is read in blocks.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// How many keys each thread of db_bench looks for.
     pub fn reads(&self) -> u64 {
         self.keys() / 2
     }
@@ -89,7 +80,6 @@ impl Data {
         self.file_bytes / VALUE_BYTES
     }
 
-    /// What db_bench is told of its database.
     pub fn db_bench_shape(&self) -> [String; 4] {
         [
             "--db=rocks".to_owned(),
@@ -99,12 +89,11 @@ impl Data {
         ]
     }
 
-    /// Room for all of it.
     pub fn memory(&self) -> u64 {
         self.file_bytes * 5 + (64 << 20)
     }
 
-    /// Nothing of it is in the kernel's memory. The programs stay there: what they cost to be read is not asked.
+    /// Evicts all of it from the kernel's memory. The programs stay there: reading them is not part of the question.
     pub fn make_cold(&self) -> Result<(), Unmeasured> {
         let mut files = Vec::new();
         take_files(self.path(), &mut files)?;
@@ -116,7 +105,7 @@ impl Data {
         })
     }
 
-    /// The interpreter itself, and not a script that looks for it.
+    /// The interpreter itself, and not a script that finds it.
     pub fn python(&self) -> Result<String, Unmeasured> {
         let find = || {
             let mut command = Command::new("python3");
@@ -127,7 +116,6 @@ impl Data {
         self.python.get_or_init(find).clone()
     }
 
-    /// A Python that has duckdb, once the tables are made.
     pub fn tables(&self) -> Result<String, Unmeasured> {
         let make = || {
             let beside = std::env::current_exe()?.parent().map(|folder| folder.join(DUCKDB));
@@ -189,7 +177,6 @@ impl Data {
     }
 }
 
-/// Runs what makes something.
 fn finish(mut command: Command, folder: &Path) -> Result<Output, Unmeasured> {
     plain(&mut command);
     let program = command.get_program().display().to_string();
@@ -218,7 +205,6 @@ fn take_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Unmeasured>
     Ok(())
 }
 
-/// All files are on the device.
 fn sync(folder: &Path) -> Result<(), Unmeasured> {
     let mut files = Vec::new();
     take_files(folder, &mut files)?;

@@ -8,16 +8,14 @@ use super::turn::OutputCheck;
 use super::{Extent, NOT_WORSE, REPEAT, REPEAT_LONG};
 use crate::harness::Unmeasured;
 
-/// A program.
 pub struct Program {
     pub name: &'static str,
-    /// Its command line, given whether its files are in memory, ours or the kernel's.
+    /// Its command line, given whether its files are in memory, Quinion's or the kernel's.
     pub words: Words,
     pub says: OutputCheck,
     /// The ratio wanted of its operations per second, if it counts them.
     pub warm_goal: f64,
     pub cold_goal: f64,
-    /// How often a full run repeats it.
     pub repeat: usize,
     /// The extent of a run in which it represents its kind without being named; `None` if it runs only by name.
     pub stands: Option<Extent>,
@@ -67,10 +65,9 @@ impl Program {
 const AT_RANDOM: &str = "randread";
 const IN_TURN: &str = "read";
 
-/// The program that does nothing.
 pub const NOTHING: &str = "true";
 
-/// All of them; programs that do little but read come first.
+/// Programs that do little but read come first.
 pub const PROGRAMS: [Program; 40] = [
     Program::new(NOTHING, |_, _| plain(NOTHING)).quick(),
     Program::fio("fio randread, psync", |d, m| fio(d, m, "psync", AT_RANDOM), 1.3).quick(),
@@ -143,7 +140,6 @@ print(line.execute('SELECT count(*), sum(scattered), max(words) FROM line').fetc
 const GIT_ALL: &str =
     "cd repository && git rev-list --objects --all | cut -d' ' -f1 | git cat-file --batch | cksum";
 
-/// Words without anything that a shell would interpret.
 fn plain(words: &str) -> Result<Vec<String>, Unmeasured> {
     Ok(words.split(' ').map(str::to_owned).collect())
 }

@@ -5,27 +5,27 @@
 //!
 //!   cold       nothing of the files is in memory                       quinion run -- PROGRAM   beside   PROGRAM
 //!              the start of `quinion run` and its end are in it
-//!   resident   the kernel has all of the files already                 quinion run -- us: PROGRAM
-//!              "us" is this command again, which measures from inside
-//!   warm       it has run five times before, by the same cache,       quinion run -- us: PROGRAM x 6
+//!   resident   the kernel has all of the files already                 quinion run -- bench: PROGRAM
+//!              "bench" is this command again, which measures from inside
+//!   warm       it has run five times before, by the same cache,       quinion run -- bench: PROGRAM x 6
 //!              which finished its background work each time
 //! ```
 //!
 //! A user who types `quinion run` does not know which of the three states applies, and in none may it cost more than a
-//! twentieth. In the cold state the whole command is measured, as its user sees it. Warm and resident, the program
-//! alone is measured, since a warm cache was started before. The cost of a start shows in the row `true`, cold, which
-//! reads nothing.
+//! twentieth. Cold, the whole command is measured, as its user sees it. Warm and resident, the program alone is
+//! measured, since a warm cache was started before. The cost of a start shows in the row `true`, cold, which reads
+//! nothing.
 //!
 //! The kernel serves files that are read once or twice; the owner copies a file that is read more often, in the
 //! background. The cold and resident states show that this costs nothing; the warm state shows what it gains.
 //!
 //! CPU seconds are those of all started processes, the owner's included. "Served" is a share of the bytes that the
-//! program reads by calls: the kernel counts them in a run without us, and the calls that still reach the kernel with
-//! us; in the cold state the report tells. Bytes that programs map, or read by a queue, count in neither.
+//! program reads by calls: the kernel counts them in a run without Quinion, and the calls that still reach the kernel
+//! with it; in the cold state the report tells. Bytes that programs map, or read by a queue, count in neither.
 //!
 //! Memory is the most that all of these processes held, with the kernel's page cache for them (`limit`), and "device"
-//! what they read from devices, both of the cold command as a whole. Warm and resident, only our memory is told: the
-//! kernel's page cache was filled before.
+//! what they read from devices, both of the cold command as a whole. Warm and resident, only Quinion's memory is told:
+//! the kernel's page cache was filled before.
 //!
 //! Invariant: both ways print the same, or the case fails. Where a program prints times, all else is compared.
 
@@ -65,13 +65,11 @@ const METRICS: [Metric; 6] = [
 const OURS: &str = "quinion run";
 const KERNEL: &str = "kernel";
 
-/// Nothing may take more than 1.05 times as long.
 const NOT_WORSE: f64 = 1.0 / 1.05;
 /// Counted repetitions of a full run: few, since there are many cases; and of programs that take seconds.
 const REPEAT: usize = 5;
 const REPEAT_LONG: usize = 2;
 
-/// The word for every program.
 const ALL: &str = "all";
 
 /// Which programs.
@@ -102,12 +100,10 @@ impl Options {
         self.only.iter().flat_map(|Words(words)| words.iter().map(String::as_str))
     }
 
-    /// Whether the option was given.
     pub fn is_given(&self) -> bool {
         !self.only.is_empty()
     }
 
-    /// Checks that each word names a program.
     pub fn check(&self) -> Result<(), String> {
         let is_known = |word: &str| word == ALL || PROGRAMS.iter().any(|program| program.name.contains(word));
         match self.words().find(|word| !is_known(word)) {
@@ -129,7 +125,6 @@ impl Options {
     }
 }
 
-/// What is in memory when a program starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Cold,
@@ -148,13 +143,11 @@ impl State {
         }
     }
 
-    /// How often the same cache has run the program before.
     fn turns_before(self) -> u64 {
         if self == Self::Warm { 5 } else { 0 }
     }
 }
 
-/// Each program, in each state.
 pub fn cases(settings: &Settings, options: &Options) -> Vec<Case> {
     let data = Shared::new(settings, Data::new);
     let wanted = PROGRAMS.iter().filter(|program| options.wants(program, settings.extent));
@@ -197,13 +190,12 @@ impl Program {
     }
 }
 
-/// A program in a state, and what earlier runs showed.
 struct Plan {
     data: Rc<Data>,
     program: &'static Program,
     state: State,
     words: Vec<String>,
-    /// Bytes that it reads by calls, without us; `None` if the kernel does not count them.
+    /// Bytes that it reads by calls, without Quinion; `None` if the kernel does not count them.
     read_bytes: Cell<Option<u64>>,
     /// The checksum of its first output, which each later output has to match.
     said: OnceCell<u64>,
@@ -255,7 +247,6 @@ impl Plan {
         Ok(taken.numbers(command::served_bytes(&std::fs::read_to_string(&report)?) / read))
     }
 
-    /// Brings the files into memory, or out of it, as the state says.
     fn bring_about(&self) -> Result<(), Unmeasured> {
         match self.state {
             State::Cold => self.data.make_cold(),
@@ -268,7 +259,7 @@ impl Plan {
         self.check(turn)
     }
 
-    /// Measured by this command in another process. `run` starts that process if `run` has words; then our parent
+    /// Measured by this command in another process. `run` starts that process if `run` has words; then the parent
     /// process is the owner, whose CPU time counts.
     fn inside(&self, run: &[String], owners: u64) -> Result<ProgramRun, Unmeasured> {
         let task = WorkerTask::new(JOB)
@@ -298,14 +289,12 @@ struct CostedRun {
 }
 
 impl CostedRun {
-    /// Runs a turn, and adds what all of its processes cost.
     fn of(turn: impl FnOnce() -> Result<ProgramRun, Unmeasured>) -> Result<Self, Unmeasured> {
         let before = process_bytes();
         let (turn, memory_bytes) = peak_of(turn)?;
         Ok(Self { turn, memory_bytes, device_bytes: passed(before, process_bytes()) })
     }
 
-    /// The metrics, in their order.
     fn numbers(&self, served: f64) -> Vec<f64> {
         let ProgramRun { operations, seconds, cpu_seconds, .. } = self.turn;
         let [memory, device] = [self.memory_bytes, self.device_bytes].map(|bytes| bytes / f64::from(1 << 20));

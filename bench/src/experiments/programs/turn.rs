@@ -1,8 +1,9 @@
 //! Turn: one run of a program, its cost, and whether it printed what it should.
 //!
 //! ```text
-//!   us -- starts --> program      its output is read to the end, so that it never waits for us
-//!    |                 | ends     /proc/PID/io: what it and its children have read, until we wait for its status
+//!   parent -- starts --> program  its output is read to the end, so that it never waits for its reader
+//!    |                 | ends     /proc/PID/io: what it and its children have read, until the parent collects the
+//! status
 //!    '-- status <------'
 //! ```
 //!
@@ -21,13 +22,11 @@ use crate::fixtures::worker::{Answer, CPU, SECONDS, WorkerTask};
 use crate::harness::Unmeasured;
 use crate::sys;
 
-/// The worker's job, and the keys of its parameters.
 pub const JOB: &str = "turn";
 pub const OWNERS: &str = "owners";
 pub const FOLDER: &str = "folder";
 pub const SAYS: &str = "says";
 pub const WORDS: &str = "words";
-/// The number of runs before the one that counts.
 pub const BEFORE: &str = "before";
 /// The separator of a command's words in one value, and the substitute for a line end in a word.
 const BETWEEN: &str = "\u{1f}";
@@ -37,22 +36,16 @@ const READ: &str = "read";
 /// A checksum of the output, in two halves that a number holds exactly.
 const SAID: &str = "said";
 
-/// How a program's output is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputCheck {
-    /// The output is always the same.
     Output,
-    /// fio's format for programs.
     Fio,
-    /// db_bench's format, for this benchmark.
     DbBench(&'static str),
 }
 
-/// The known benchmarks of db_bench.
 const BENCHMARKS: [&str; 3] = ["readrandom", "readseq", "multireadrandom"];
 
 impl OutputCheck {
-    /// The check as a word.
     pub fn written(self) -> &'static str {
         match self {
             Self::Output => "output",
@@ -105,23 +98,17 @@ fn db_bench(text: &str, benchmark: &str) -> Option<(f64, u64)> {
     Some((before("ops/sec")?.parse().ok()?, sum((before("operations"), found))))
 }
 
-/// The result of one turn.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ProgramRun {
-    /// Operations per second, from its output; not a number if it does not tell them.
     pub operations: f64,
-    /// Elapsed time from its start to its end.
     pub seconds: f64,
-    /// CPU time of the program and of the children that it waited for.
     pub cpu_seconds: f64,
     /// Bytes that it read by calls, if the kernel counts them.
     pub read_bytes: Option<u64>,
-    /// A checksum of its output.
     pub said: u64,
 }
 
 impl ProgramRun {
-    /// The result that a worker returned.
     pub fn of(answer: &Answer) -> Self {
         let said = answer.list(SAID);
         let half = |at: usize| said.get(at).map_or(0, |&half| half as u64);
@@ -143,17 +130,14 @@ impl ProgramRun {
     }
 }
 
-/// The words of a command as one value.
 pub fn joined(words: &[String]) -> String {
     words.join(BETWEEN).replace('\n', LINE_END)
 }
 
-/// The words that were joined.
 fn split(words: &str) -> Vec<String> {
     words.replace(LINE_END, "\n").split(BETWEEN).map(str::to_owned).collect()
 }
 
-/// The worker's part: runs the program, several times if asked, and reports the last run.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let says = OutputCheck::read(task.text(SAYS)?)?;
     let words = split(task.text(WORDS)?);
@@ -198,7 +182,6 @@ pub fn plain(command: &mut Command) {
     command.stdin(Stdio::null());
 }
 
-/// Runs `command` to its end.
 pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRun, Unmeasured> {
     let program = command.get_program().display().to_string();
     let missing = |error| {
@@ -223,7 +206,6 @@ pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRu
     Ok(ProgramRun { operations, seconds, cpu_seconds, read_bytes, said })
 }
 
-/// Reads standard output and standard error to their ends.
 fn read_all(child: &mut Child) -> Result<(Vec<u8>, String), Unmeasured> {
     let (output, wrong) = (child.stdout.take(), child.stderr.take());
     let wrong = std::thread::spawn(move || {

@@ -20,17 +20,13 @@ use super::trace::Trace;
 use crate::fixtures::places::Zipf;
 use crate::harness::Extent;
 
-/// Pages that a Zipf law is over.
 const POPULAR_PAGES: u64 = 20_000;
-/// Pages of the loops beside other references.
 const SIDE_LOOP_PAGES: u64 = 6000;
-/// Sizes of the caches, in pages.
 const SIZES: [usize; 3] = [500, 2000, 5000];
-/// The cache that sizes of loops are told in.
+/// The cache size, in pages, in which sizes of loops are given.
 const LOOP_CACHE: usize = 4096;
 const LOOP_ROUNDS: usize = 20;
 
-/// A workload, and the caches that are asked for it.
 #[derive(Clone)]
 pub struct Family {
     pub name: String,
@@ -43,13 +39,11 @@ impl Family {
         Self { name, caches: caches.to_vec(), make: Rc::new(make) }
     }
 
-    /// Its references.
     pub fn trace(&self) -> Trace {
         Trace::new(self.name.clone(), &(self.make)())
     }
 }
 
-/// All of them.
 pub fn all(extent: Extent) -> Vec<Family> {
     let count = match extent {
         Extent::Quick => 40_000,

@@ -5,12 +5,10 @@
 //!   pages    younger, older, list: an array each, by the page's number
 //! ```
 
-/// Which list.
 pub type Chain = usize;
 
 const NONE: u8 = u8::MAX;
 
-/// `N` lists over pages that are numbered from 0 on.
 pub struct Chains<const N: usize> {
     /// Neighbours: of each page, and behind them of each list's head.
     links: Vec<[u32; 2]>,
@@ -22,7 +20,6 @@ const OLDER: usize = 0;
 const YOUNGER: usize = 1;
 
 impl<const N: usize> Chains<N> {
-    /// Empty lists over `unique` pages.
     pub fn new(unique: usize) -> Self {
         let links = (0..unique + N).map(|at| [at as u32; 2]).collect();
         Self { links, list: vec![NONE; unique], lens: [0; N] }
@@ -32,18 +29,15 @@ impl<const N: usize> Chains<N> {
         (self.list.len() + chain) as u32
     }
 
-    /// The list that `page` is in.
     pub fn of(&self, page: u32) -> Option<Chain> {
         let list = self.list[page as usize];
         (list != NONE).then_some(usize::from(list))
     }
 
-    /// How many pages are in `chain`.
     pub fn len(&self, chain: Chain) -> usize {
         self.lens[chain]
     }
 
-    /// The page that has been in `chain` for longest.
     pub fn oldest(&self, chain: Chain) -> Option<u32> {
         let oldest = self.links[self.head(chain) as usize][YOUNGER];
         (oldest != self.head(chain)).then_some(oldest)
@@ -55,7 +49,6 @@ impl<const N: usize> Chains<N> {
         (younger != self.head(chain)).then_some(younger)
     }
 
-    /// Makes `page` the youngest of `chain`, wherever it was.
     pub fn put(&mut self, chain: Chain, page: u32) {
         self.remove(page);
         let head = self.head(chain);
@@ -67,14 +60,12 @@ impl<const N: usize> Chains<N> {
         self.lens[chain] += 1;
     }
 
-    /// Takes the oldest page out of `chain`.
     pub fn pop_oldest(&mut self, chain: Chain) -> Option<u32> {
         let page = self.oldest(chain)?;
         self.remove(page);
         Some(page)
     }
 
-    /// Takes `page` out of its list, if it is in one.
     pub fn remove(&mut self, page: u32) {
         let Some(chain) = self.of(page) else { return };
         let [older, younger] = self.links[page as usize];

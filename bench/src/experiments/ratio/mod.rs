@@ -1,16 +1,16 @@
 //! Ratio: how many reads does a cache answer, under which policy, on recorded workloads?
 //!
 //! ```text
-//!   trace   the references: files of two formats          synthetic   a trace of our own, where there is none
+//!   trace   the references: files of two formats          synthetic   a made-up trace, where there is none
 //!   ours    the cache's policy code over rings like its own   peers       others, as they are described
 //!   lists   pages in order, for the peers                     real        one row through a cache
-//!   two_list  Linux's two lists, by our rules of what a policy is told
+//!   two_list  Linux's two lists, by the interface of Quinion's policies
 //!   families  made-up workloads of one difficulty each, also of the phases that follow each other
 //!   table   traces down, policies across; the page of `--out` draws the same (`page/curves.rs`)
 //! ```
 //!
 //! Nothing is timed: a reference is a hit or a miss, and every run of one trace gives the same result. Sizes are shares
-//! of the distinct pages of a trace. Each case is one trace at one size. Every alternative gets the same references in
+//! of the distinct pages of a trace; each case is one trace at one size. Every alternative gets the same references in
 //! the same order and starts with an empty cache; first reads count as misses.
 //!
 //! Loops stand beside the traces: a file larger than the cache, read from end to end again and again. No cache can hit
@@ -48,7 +48,7 @@ const SIMULATED: &str = "simulated";
 const RATIO: &str = "hit ratio";
 const METRICS: [Metric; 1] = [Metric::gain(RATIO, "%")];
 
-/// Percentage points by which ours may be behind S3-FIFO, and the real cache behind its simulation.
+/// Percentage points by which Quinion may be behind S3-FIFO, and the real cache behind its simulation.
 const POINTS_BEHIND_MAX: f64 = 1.0;
 /// The traces and sizes that a real cache runs, too, in per cent; of a made-up trace the first size.
 const REAL_TRACES: [(&str, f64); 4] =
@@ -58,7 +58,6 @@ const REAL_FAMILIES: [(&str, usize); 2] = [("random loop of 2", 4096), ("window 
 /// Pages of the cache of the loop cases, and the rounds of a loop.
 const LOOP_CACHE_PAGES: usize = 4096;
 const LOOP_ROUNDS: usize = 10;
-/// Sizes of the loops, in sizes of the cache.
 const LOOPS: [f64; 3] = [1.25, 2.0, 5.0];
 
 /// The traces and the sizes, if the command line gives them.
@@ -75,7 +74,6 @@ pub struct Options {
     sizes: Vec<f64>,
 }
 
-/// A share of a trace's pages.
 fn percent(text: &str) -> Result<f64, String> {
     let percent =
         text.trim_end_matches('%').parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
@@ -83,7 +81,6 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
-    /// Whether one of the options was given.
     pub fn is_given(&self) -> bool {
         self.traces.is_some() || !self.sizes.is_empty()
     }
@@ -116,7 +113,6 @@ impl Source {
     }
 }
 
-/// Each trace at each size, the loops, and the row of a real cache.
 pub fn cases(settings: &Settings, options: &Options) -> Vec<Case> {
     let sources = match sources(settings, options) {
         Ok(sources) => sources,
@@ -144,7 +140,6 @@ fn sources(settings: &Settings, options: &Options) -> Result<Vec<Source>, String
     Ok(paths.into_iter().map(named).collect())
 }
 
-/// One trace at one size.
 fn at_size(source: Source, percent: f64) -> Case {
     let case = Case::new(format!("{}{AT}{percent} %", source.name), &METRICS, move || {
         let trace = source.trace()?;
@@ -154,7 +149,6 @@ fn at_size(source: Source, percent: f64) -> Case {
     compared(case)
 }
 
-/// A loop that is `larger` times the cache.
 fn round_and_round(larger: f64) -> Case {
     let case = Case::new(format!("loop of {larger} caches"), &METRICS, move || {
         let trace = Rc::new(synthetic::around((LOOP_CACHE_PAGES as f64 * larger) as u64, LOOP_ROUNDS));
@@ -163,7 +157,6 @@ fn round_and_round(larger: f64) -> Case {
     compared(case)
 }
 
-/// A made-up workload at each of its sizes.
 fn of_family(family: Family) -> Vec<Case> {
     let read = Rc::new(OnceCell::new());
     let at = |pages: &usize| {
@@ -177,7 +170,6 @@ fn of_family(family: Family) -> Vec<Case> {
     family.caches.iter().map(at).collect()
 }
 
-/// With what is wanted of a trace.
 fn compared(case: Case) -> Case {
     let case =
         case.once().compare(RATIO, OURS, LINUX, Some(1.0)).within(RATIO, OURS, S3_FIFO, POINTS_BEHIND_MAX);
@@ -190,8 +182,7 @@ fn beside_others(case: Case) -> Case {
     case.bound(RATIO, OURS, OPTIMUM, None)
 }
 
-/// Ours and all others, with `pages` pages each. Ours is told how pages were fetched (`came`); the others have no such
-/// notion.
+/// Quinion and all others, with `pages` pages each. Only Quinion's policy is told how pages were fetched (`came`).
 fn all_policies(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternative> {
     let ours = move |policy: NewPolicy| {
         move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, policy(), came))
@@ -217,7 +208,6 @@ fn asked(trace: &Rc<Trace>, name: &'static str, ask: impl Fn(&Trace) -> f64 + 's
     Alternative::new(name, move |_| Ok(vec![ask(&trace)]))
 }
 
-/// Runs all references of `trace`, and returns the hits in per cent.
 fn percent_of(trace: &Trace, mut cache: impl Simulated) -> f64 {
     let hits = trace.references.iter().filter(|page| cache.ask(**page)).count();
     debug_assert!(cache.held() <= trace.unique(), "no page is held twice");
@@ -228,7 +218,6 @@ fn share(hits: u64, trace: &Trace) -> f64 {
     hits as f64 / trace.references.len() as f64 * 100.0
 }
 
-/// The rows that a real cache runs, too.
 fn confirmations(sources: &[Source], families: &[Family]) -> Vec<Case> {
     let by_name = |name: &str| sources.iter().find(|source| source.name == name);
     let of_trace = |source: &Source, percent: f64| {
@@ -278,7 +267,6 @@ fn confirmed_by_a_cache(
 mod tests {
     use super::*;
 
-    /// The hits of all policies on a trace of a few pages, ours and two lists included.
     fn reached(asked: &[u64], pages: usize) -> Vec<(&'static str, f64)> {
         let trace = Rc::new(Trace::new("x", asked));
         let names =
@@ -321,7 +309,6 @@ mod tests {
         );
     }
 
-    /// To four digits.
     #[test]
     fn the_made_up_trace_answers_the_same_everywhere() {
         let trace = Rc::new(synthetic::trace(Extent::Quick));
@@ -332,7 +319,7 @@ mod tests {
         assert_eq!(shown, EXPECTED);
     }
 
-    /// Ours, two lists, Linux, S3-FIFO, FIFO, LRU, ARC, LIRS, SIEVE, W-TinyLFU, the optimum.
+    /// Quinion, two lists, Linux, S3-FIFO, FIFO, LRU, ARC, LIRS, SIEVE, W-TinyLFU, the optimum.
     const EXPECTED: [&str; 11] =
         ["50.47", "48.31", "48.31", "48.12", "41.84", "44.76", "49.05", "52.67", "47.19", "49.79", "60.83"];
 

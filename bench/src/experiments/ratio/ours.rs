@@ -1,4 +1,4 @@
-//! Ours: the cache's own policy code over rings like the cache's, without the cache.
+//! Ours: the policy code of Quinion's cache over rings like the cache's, without the cache.
 //!
 //! ```text
 //!   rings     a queue of pages for each class            policy      quinion::policy, as it is
@@ -26,24 +26,21 @@ use quinion::internals::workingset::{EvictedState, Refault, ShadowInfo, WorkingS
 
 use super::peers::Simulated;
 
-/// Places that a node of the index has, as a power of two.
 const NODE_SHIFT: u32 = 6;
 
-/// A policy and the rings that it decides over.
 pub struct Ours {
     pages_max: u64,
     policy: Box<dyn Policy>,
     came: FetchOrigin,
     rings: [VecDeque<u32>; CLASSES],
     held: Weights,
-    /// The ring of each cached page.
     class: Vec<Option<Class>>,
     reads: Vec<u8>,
     /// The state of each page at its eviction, for pages that returned soon.
     standing: Vec<EvictedState>,
     ages: WorkingSet,
     shadows: Shadows,
-    /// As the policy said at the end of the last scan.
+    /// The policy's answer at the end of the last scan.
     reach: u64,
 }
 
@@ -150,14 +147,11 @@ impl Simulated for Ours {
     }
 }
 
-/// The shadows of evicted pages, as long as their nodes are kept.
 struct Shadows {
     memory: Vec<Option<ShadowInfo>>,
-    /// The node of each page.
     node: Vec<u32>,
     /// The pages of node n are those from `first[n]` up to `first[n + 1]`.
     first: Vec<u32>,
-    /// Cached pages and shadows of each node.
     live: Vec<u32>,
     remembered: Vec<u32>,
     /// Nodes that hold only shadows, the oldest first, each with the number of its entry here.
@@ -202,7 +196,6 @@ impl Shadows {
         self.memory[page as usize]
     }
 
-    /// The page is cached from now on; its shadow is dropped.
     fn enter(&mut self, page: u32) {
         let node = self.node[page as usize] as usize;
         self.live[node] += 1;
@@ -210,7 +203,6 @@ impl Shadows {
         self.look_at(node);
     }
 
-    /// The page is no longer cached; `memory` becomes its shadow.
     fn leave(&mut self, page: u32, memory: Option<ShadowInfo>) {
         let node = self.node[page as usize] as usize;
         self.live[node] -= 1;

@@ -19,15 +19,12 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::lists::{Chain, Chains};
 
-/// A cache of pages, which are numbered from 0.
 pub trait Simulated {
     /// References `page`, and returns whether it was cached. Most policies cache it then.
     fn ask(&mut self, page: u32) -> bool;
-    /// The number of cached pages.
     fn held(&self) -> usize;
 }
 
-/// First in, first out.
 pub struct Fifo {
     pages_max: usize,
     queue: VecDeque<u32>,
@@ -35,7 +32,6 @@ pub struct Fifo {
 }
 
 impl Fifo {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, queue: VecDeque::new(), is_held: vec![false; unique] }
     }
@@ -60,14 +56,12 @@ impl Simulated for Fifo {
     }
 }
 
-/// Evicts the least recently used page.
 pub struct Lru {
     pages_max: usize,
     chains: Chains<1>,
 }
 
 impl Lru {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, chains: Chains::new(unique) }
     }
@@ -103,7 +97,6 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         let (referenced, evicted) = (vec![false; unique], vec![0; unique]);
         Self { pages_max, chains: Chains::new(unique), referenced, age: 0, evicted }
@@ -161,10 +154,8 @@ pub struct S3Fifo {
     small: VecDeque<u32>,
     main: VecDeque<u32>,
     ghosts: VecDeque<(u32, u32)>,
-    /// In which queue each page is; 0: none.
     queue: Vec<u8>,
     reads: Vec<u8>,
-    /// The number of each page's ghost; 0: none.
     ghost: Vec<u32>,
     ghosts_made: u32,
     ghosts_alive: usize,
@@ -176,7 +167,6 @@ const S3_MOVES_AT: u8 = 2;
 const S3_READS_MAX: u8 = 3;
 
 impl S3Fifo {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self {
             pages_max,
@@ -283,12 +273,10 @@ const FREQUENT_GHOSTS: Chain = 3;
 pub struct Arc {
     pages_max: usize,
     chains: Chains<4>,
-    /// The target size of the recency list.
     target: usize,
 }
 
 impl Arc {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, chains: Chains::new(unique), target: 0 }
     }
@@ -366,7 +354,6 @@ pub struct Sieve {
 }
 
 impl Sieve {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self { pages_max, chains: Chains::new(unique), visited: vec![false; unique], hand: None }
     }
@@ -418,7 +405,6 @@ pub struct Lirs {
 const LIRS_GHOSTS: usize = 2;
 
 impl Lirs {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         Self {
             pages_max,
@@ -527,7 +513,6 @@ pub struct TinyLfu {
 }
 
 impl TinyLfu {
-    /// A cache of `pages_max` of `unique` pages.
     pub fn new(unique: usize, pages_max: usize) -> Self {
         let window_max = (pages_max / 100).max(1);
         let protected_max = (pages_max - window_max) * 8 / 10;

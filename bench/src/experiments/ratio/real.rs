@@ -1,12 +1,10 @@
-//! Real: a trace asked of a cache as programs use it, through its public API.
+//! Real: a trace replayed on a cache through its public API.
 //!
-//! One file that is nowhere, each of whose pages says which one it is, and that it does is looked at. No
-//! readahead, and folios of one page, as in the simulation.
+//! One file without storage, each of whose pages holds its number, which each read checks. No readahead, and folios of
+//! one page, as in the simulation.
 //!
-//! The bound of a cache is on all its memory: tables, nodes and shadows are
-//! paid from it too. So it is built a little larger than the data it is meant to
-//! hold, and says at the end how many pages it does hold; the simulation beside it
-//! is given as many.
+//! The bound of a cache is on all its memory, with tables, nodes and shadows. So it is built a little larger than the
+//! data it should hold, and reports at the end how many pages it holds; the simulation beside it gets as many.
 //!
 //! Not an invariant: that it holds so many all the time. Nodes of the index take extents of data as they become more.
 
@@ -25,15 +23,12 @@ use crate::harness::Unmeasured;
 const OVERHEAD_HUNDREDTHS: u64 = 4;
 const OVERHEAD_BYTES: u64 = 4 << 20;
 
-/// What a cache answered.
 pub struct Answered {
-    /// References that were hits.
     pub hits: u64,
-    /// Pages that it held at the end.
     pub pages_held: usize,
 }
 
-/// Asks a cache of about `pages` pages, which evicts by `policy`, for all of `trace`.
+/// Reads all of `trace` through a cache of about `pages` pages, which evicts by `policy`.
 pub fn answered(trace: &Trace, pages: usize, policy: NewPolicy) -> Result<Answered, Unmeasured> {
     let data = (pages * PAGE_SIZE) as u64;
     let memory = (data + data * OVERHEAD_HUNDREDTHS / 100 + OVERHEAD_BYTES).max(Cache::MEMORY_MIN);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   popular    7 of 10 references: page k of them 1 / k as often as the first (Zipf), and slowly others
-//!   scan       pages that are not asked for before or after, in runs
+//!   scan       pages that are read once, in runs
 //!   loop       one file, again and again from end to end
 //! ```
 //!
@@ -13,21 +13,18 @@ use super::trace::Trace;
 use crate::fixtures::places::Zipf;
 use crate::harness::Extent;
 
-/// What the trace is called.
 pub const NAME: &str = "synthetic";
 
 const POPULAR_PAGES: u64 = 20_000;
 const LOOP_PAGES: u64 = 3_000;
 /// Places that the popular pages are scattered over: half a GiB, a page in four of it popular at some time.
 const PLACES: u64 = 1 << 17;
-/// Popular references after which each place in the order belongs to the next page.
 const DRIFT_EVERY: u64 = 50;
 pub const SCAN_PAGES: u64 = 64;
 /// Where the regions begin, in pages, far from each other.
 pub const LOOP_AT: u64 = 1 << 30;
 pub const SCAN_AT: u64 = 1 << 31;
 
-/// A small trace of all that is difficult at once.
 pub fn trace(extent: Extent) -> Trace {
     let references = match extent {
         Extent::Quick => 100_000,
@@ -59,18 +56,16 @@ pub fn trace(extent: Extent) -> Trace {
     Trace::new(NAME, &asked)
 }
 
-/// A file of `pages` pages, read from end to end `rounds` times.
 pub fn around(pages: u64, rounds: usize) -> Trace {
     let asked: Vec<u64> = (0..rounds).flat_map(|_| 0..pages).collect();
     Trace::new("loop", &asked)
 }
 
-/// Where the popular page of this number is: neighbours in popularity are none on the disk.
+/// The place of the popular page of this number: neighbours in popularity are none on the disk.
 pub fn scattered(number: u64) -> u64 {
     spread(number % (4 * POPULAR_PAGES)) % PLACES
 }
 
-/// Numbers that only look random: splitmix64, counted up.
 pub struct Random {
     state: u64,
 }
@@ -86,7 +81,6 @@ impl Random {
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
-    /// From 0 to less than 1.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }

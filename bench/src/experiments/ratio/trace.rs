@@ -22,7 +22,6 @@ const PAGE_BYTES: u64 = 4096;
 /// Pages of one request at most: a larger number is a damaged line, and must not exhaust memory.
 const REQUEST_PAGES_MAX: u64 = 1 << 20;
 
-/// The references of a workload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
     pub name: String,
@@ -33,7 +32,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The references to the pages at positions `asked`.
     pub fn new(name: impl Into<String>, asked: &[u64]) -> Self {
         let unique: HashSet<u64> = asked.iter().copied().collect();
         let mut places: Vec<u64> = unique.into_iter().collect();
@@ -44,7 +42,6 @@ impl Trace {
         Self { name: name.into(), references, places }
     }
 
-    /// The number of distinct pages.
     pub fn unique(&self) -> usize {
         self.places.len()
     }
@@ -95,21 +92,16 @@ pub fn found_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// The name of the trace at `path`.
 pub fn name_of(path: &Path) -> Option<String> {
     named(path).map(|(name, ..)| name)
 }
 
-/// The format of a trace's lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Format {
-    /// libCacheSim's.
     Csv,
-    /// ARC's.
     Lis,
 }
 
-/// Name, format and whether it is compressed, by the name of the file.
 fn named(path: &Path) -> Option<(String, Format, bool)> {
     let file = path.file_name()?.to_str()?;
     let (plain, is_compressed) = file.strip_suffix(".zst").map_or((file, false), |plain| (plain, true));
@@ -117,7 +109,6 @@ fn named(path: &Path) -> Option<(String, Format, bool)> {
     of(".csv", Format::Csv).or_else(|| of(".lis", Format::Lis))
 }
 
-/// The pages that the lines of `text` ask for.
 fn parse(format: Format, text: impl BufRead) -> Result<Vec<u64>, String> {
     let mut asked = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -133,7 +124,6 @@ fn parse(format: Format, text: impl BufRead) -> Result<Vec<u64>, String> {
     Ok(asked)
 }
 
-/// First page and number of pages of a line of libCacheSim's.
 fn csv_line(line: &str) -> Result<(u64, u64), String> {
     if line.trim().is_empty() {
         return Ok((0, 0));
@@ -151,7 +141,6 @@ fn csv_line(line: &str) -> Result<(u64, u64), String> {
     bounded(first / PAGE_BYTES, last / PAGE_BYTES - first / PAGE_BYTES + 1)
 }
 
-/// First page and number of pages of a line of ARC's.
 fn lis_line(line: &str) -> Result<(u64, u64), String> {
     if line.trim().is_empty() || line.starts_with('#') {
         return Ok((0, 0));

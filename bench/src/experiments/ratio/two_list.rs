@@ -7,12 +7,11 @@
 //!      in Main      +---- Main (active) <---- came back within the pages of Main
 //! ```
 //!
-//! Linux activates a page at its second read. Here nothing is moved by a read:
-//! the page is found to have been read when its turn comes. That is the one
-//! difference, and the price of reads that store nothing.
+//! Linux activates a page at its second read. Here a read moves nothing: the scan finds that the page was read. That is
+//! the one difference, and the price of reads that store nothing.
 //!
-//! Main gives pages back while it is larger than `inactive_ratio` times
-//! Probation: 1 below a GiB, the root of ten times the GiB above.
+//! Main gives pages back while it is larger than `inactive_ratio` times Probation: 1 below a GiB, the root of ten times
+//! the GiB above.
 //!
 //! Source: mm/vmscan.c (`inactive_is_low`), mm/workingset.c of Linux; the rules, not the code.
 
@@ -24,18 +23,15 @@ use quinion::internals::workingset::Refault;
 
 const GIB_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
 
-/// Linux's two lists.
 #[derive(Clone, Copy, Debug)]
 struct TwoList(());
 
 impl TwoList {
-    /// Two empty lists.
     fn new() -> Self {
         Self(())
     }
 }
 
-/// Makes a [`TwoList`].
 pub const TWO_LISTS: NewPolicy = || Box::new(TwoList::new());
 
 /// How many times Probation Main may be, in a cache of so many pages.

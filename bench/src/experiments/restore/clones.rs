@@ -1,14 +1,14 @@
-//! Clones: ten machines of one image, all of which is touched. How soon, and in how much memory?
+//! Clones: how soon have ten machines of one image touched all of it, and in how much memory?
 //!
 //! ```text
-//!   image            ours: ten private mappings of its file, by the kernel's faults, or by CONTINUE
+//!   image            Quinion's: ten private mappings of its file, by the kernel's faults, or by CONTINUE
 //!   UFFDIO_COPY      ten times the bytes, in memory that is each machine's alone
 //!   MAP_PRIVATE      ten private mappings of a file that the kernel has cached
 //! ```
 //!
-//! Each way works in a process of its own, which is what can be asked for its memory: what the image's file
-//! takes, once, and the pages that are private; and beside it the process's share of all that it has mapped (PSS),
-//! in which a page that ten mappings show counts once.
+//! Each way works in a process of its own, whose memory is measured: what the image's file takes, once, and the pages
+//! that are private; and beside it the process's share of all that it has mapped (PSS), in which a page of ten mappings
+//! counts once.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -29,11 +29,9 @@ use crate::harness::machine::check_memory;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::sys::{Absent, Mapped, PageKind, Region};
 
-/// What the worker calls it.
 pub const JOB: &str = "clones";
 
 const CLONES: usize = 10;
-/// What is copied or mapped at a time, ahead of the guests.
 const UNIT: usize = 2 << 20;
 
 const METRICS: [Metric; 3] =
@@ -47,7 +45,6 @@ const MAP_PRIVATE: &str = "MAP_PRIVATE of a cached file";
 
 const WAYS: [&str; 4] = [IMAGE, IMAGE_CONTINUE, COPY, MAP_PRIVATE];
 
-/// Ten clones of each side.
 pub fn case(settings: &Settings) -> Case {
     let bytes = pick(settings, 4 << 20, 64 << 20, 512 << 20);
     let scratch = Shared::new(settings, |settings| {
@@ -77,7 +74,6 @@ fn alternative(scratch: &Rc<Scratch>, way: &'static str) -> Alternative {
     Alternative::new(way, run).excused(METRICS.len())
 }
 
-/// Ten clones, by the way of the task.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let snapshot = File::open(task.text("snapshot")?)?;
     match task.text("way")? {
@@ -89,7 +85,7 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     }
 }
 
-/// What of a clone's page table is filled before it is touched.
+/// What fills a clone's page table before it is touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ahead {
     Nothing,
@@ -135,7 +131,6 @@ fn private_maps(snapshot: &File) -> Result<Answer, Unmeasured> {
     measured(|| Ok(Region::private(snapshot, len)?), kept)
 }
 
-/// The snapshot, all of which the kernel has cached.
 fn warm(snapshot: &File) -> Result<Mapped, Unmeasured> {
     let mapped = Mapped::new(snapshot, snapshot.metadata()?.len() as usize)?;
     let sum = mapped.iter().step_by(4096).fold(0_u64, |sum, &byte| sum + u64::from(byte));
@@ -144,7 +139,7 @@ fn warm(snapshot: &File) -> Result<Mapped, Unmeasured> {
     Ok(mapped)
 }
 
-/// Makes the clones and touches all of them; `image` is how many bytes they have in common.
+/// Makes the clones and touches all of them; `image` is the number of bytes that they have in common.
 fn measured(
     clone: impl Fn() -> Result<Region, Unmeasured>,
     image: impl FnOnce() -> Result<u64, Unmeasured>,

@@ -1,8 +1,8 @@
 //! Guest: the other side of a restore, as simple as it can be: memory, and a thread that touches it.
 //!
 //! ```text
-//!   region  --touch each page, in order or scattered-->  was that what the snapshot has?
-//!      '-- its faults: answered by us (`Handler`), by our server (`vmm`), or by the kernel alone
+//!   region  --touch each page, in order or scattered-->  compared with the snapshot
+//!      '-- its faults: answered by a thread here (`Handler`), by the server (`vmm`), or by the kernel alone
 //! ```
 
 use std::io;
@@ -14,8 +14,7 @@ use crate::fixtures::scratch::word_at;
 use crate::harness::Unmeasured;
 use crate::sys::{Region, Uffd, Waiting};
 
-/// What a page of the snapshot begins with tells where it stands; a region that has something else was restored
-/// wrongly.
+/// The first word of a page of the snapshot holds its place; a region with another word was restored wrongly.
 fn expect(wrong: u64) -> Result<(), Unmeasured> {
     if wrong == 0 {
         return Ok(());
@@ -25,22 +24,19 @@ fn expect(wrong: u64) -> Result<(), Unmeasured> {
     ))
 }
 
-/// Reads the first word of each page, from the first to the last.
 pub fn touch_all(region: &Region) -> Result<(), Unmeasured> {
     let wrong = (0..region.len()).step_by(PAGE).map(|at| region.word(at) ^ word_at(at as u64));
     expect(wrong.fold(0, |all, one| all | one))
 }
 
-/// How the pages are met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Touch {
     Read,
     Write,
 }
 
-/// Touches `count` places that lie scattered, each in a stretch of `stretch` bytes of its own, and says how many
-/// microseconds each of them took. A word that is read is the
-/// one that `content` has there.
+/// Touches `count` places that lie scattered, each in its own stretch of `stretch` bytes, and returns how many
+/// microseconds each of them took. A word that is read is the one that `content` has there.
 pub fn touch_scattered(
     region: &mut Region,
     stretch: usize,
@@ -70,12 +66,11 @@ pub fn touch_scattered(
     Ok(taken)
 }
 
-/// What a region has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Each word tells its place.
+    /// Each word holds its place.
     Snapshot,
-    /// The snapshot's first bytes, so many of them, again and again.
+    /// The snapshot's first bytes, repeated in this length.
     Repeated(usize),
 }
 
@@ -88,8 +83,8 @@ impl Content {
     }
 }
 
-/// Runs `guest` while a thread of ours answers the faults of its region, one at a time, by `answer`, which is given
-/// the place of the page.
+/// Runs `guest` while a thread answers the faults of its region, one at a time, by `answer`, which gets the place of
+/// the page.
 pub fn handled<T: Send>(
     uffd: &Uffd,
     waiting: Waiting,
@@ -99,12 +94,12 @@ pub fn handled<T: Send>(
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let handler = scope.spawn(|| {
-            // Relaxed: nothing is handed over by it; a look that comes late costs a moment.
+            // Relaxed: it hands nothing over; a late load costs a moment.
             while !is_over.load(Ordering::Relaxed) {
                 let faults = uffd.faults(waiting).expect("the region is there as long as its guest");
                 for at in faults {
                     if let Err(error) = answer(uffd, at / PAGE * PAGE) {
-                        // A thread that waits for the page waits for ever, and we for it.
+                        // The thread that waits for the page would wait for ever, and this one for it.
                         eprintln!("quinion: the page at byte {at} of a guest cannot be brought: {error}");
                         std::process::exit(1);
                     }

@@ -1,7 +1,7 @@
-//! Host: our side of a restore: a snapshot in a file, a cache for it, and a page-fault server.
+//! Host: the server's side of a restore: a snapshot in a file, a cache for it, and a page-fault server.
 //!
-//! A cold host has its cache and server made for each restore. A warm one keeps its cache, and where the image is
-//! mapped also the server, which owns the image; only the guest is new then.
+//! A cold host makes its cache and server for each restore. A warm one keeps its cache, and where the image is mapped
+//! also the server, which owns the image; only the guest is new then.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,14 @@ use crate::harness::folder::ScratchFolder;
 use crate::harness::{Settings, Unmeasured};
 use crate::sys::Region;
 
-/// Bytes that are read at a time.
 const STEP: usize = 2 << 20;
 
-/// A snapshot, and the socket of its server.
 pub struct Host {
     pub scratch: Scratch,
-    /// A cache that holds the whole snapshot, made at first use, and a handle that keeps it cached: the file has no
-    /// name, and the pages of such a file are dropped with its last handle.
+    /// A cache that holds the whole snapshot, and a handle that keeps it cached: the file has no name, and the pages of
+    /// such a file are dropped with its last handle.
     warm: OnceCell<(Cache, File)>,
-    /// A server whose image is fully resident, made at first use.
+    /// A server whose image is fully resident.
     resident: OnceCell<(Server, PathBuf)>,
     folder: ScratchFolder,
 }
@@ -41,7 +39,6 @@ pub fn handing_out_the_image() -> RestoreOptions {
 }
 
 impl Host {
-    /// A host with a snapshot of `bytes` bytes.
     pub fn new(settings: &Settings, bytes: u64) -> Result<Self, Unmeasured> {
         let scratch = Scratch::new(&settings.folder, bytes)?;
         // In the temporary folder, since the path of a socket has to be short.
@@ -49,19 +46,16 @@ impl Host {
         Ok(Self { scratch, warm: OnceCell::new(), resident: OnceCell::new(), folder })
     }
 
-    /// Bytes of the snapshot, and of the guest's memory.
     pub fn len(&self) -> usize {
         self.scratch.bytes() as usize
     }
 
-    /// An empty cache with room for the whole snapshot and nothing else.
     pub fn cache(&self) -> Result<Cache, Unmeasured> {
         // An image is one contiguous piece of the cache's memory, and is read directly into place.
         let bytes = self.scratch.bytes();
         Ok(Cache::builder().memory(bytes + bytes / 8 + (64 << 20)).build()?)
     }
 
-    /// The cache that holds the whole snapshot.
     pub fn warm_cache(&self) -> Result<Cache, Unmeasured> {
         if let Some((cache, _)) = self.warm.get() {
             return Ok(cache.clone());

@@ -1,13 +1,13 @@
-//! Latency: how long does a guest wait that touches one absent page, anywhere?
+//! Latency: how long does a guest wait that touches one absent page?
 //!
 //! ```text
-//!   server, ..          ours: a page-fault server answers, of whose snapshot all is in memory. By one page a fault; by
+//!   server, ..          Quinion's: a page-fault server, all of whose snapshot is in memory. By one page a fault; by
 //!                       64 KiB, and by mapping 512 KiB, where only one page in so many is touched
-//!   COPY, CONTINUE      a thread of ours answers, the simplest that there can be: asleep between faults, or spinning
+//!   COPY, CONTINUE      a thread of this process, the simplest handler: asleep between faults, or spinning
 //!   MAP_PRIVATE, ..     the kernel answers, alone
 //! ```
 //!
-//! Each page is touched once, in an order that looks random, and each touch is timed by a caller that makes it.
+//! Each page is touched once, in an order that looks random, and each touch is timed by the touching thread.
 
 use std::fs::File;
 use std::rc::Rc;
@@ -43,21 +43,18 @@ const PRIVATE_WRITE: &str = "kernel: MAP_PRIVATE write";
 const SHARED_READ: &str = "kernel: MAP_SHARED read";
 const ZERO_WRITE: &str = "kernel: anon zero page write";
 
-/// What serves, and from what.
 struct Stage {
     host: Host,
-    /// The snapshot, in memory.
     snap: File,
     source: HugeMemory,
     bytes: usize,
     faults: usize,
 }
 
-/// What our server answers a fault with, unless told otherwise.
+/// Bytes by which the server answers a fault by default.
 const RUN_BYTES: usize = 64 << 10;
-/// What of an image that is all there it maps for a fault.
+/// Bytes that it maps for a fault, of an image that is fully resident.
 const MAPPED_BYTES: usize = 512 << 10;
-/// Bytes that are copied from, again and again.
 const SOURCE_BYTES: usize = 2 << 20;
 
 impl Stage {
@@ -74,7 +71,6 @@ impl Stage {
     }
 }
 
-/// Scattered faults, answered in each way.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let stage = Shared::new(settings, Stage::new);
     let name = format!("{} scattered faults", pick(settings, 1000, 10_000, 100_000));
@@ -90,7 +86,6 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     vec![beside(case, SERVER_RUN, COPY).usually(REPEAT)]
 }
 
-/// Microseconds of each touch.
 type Run = fn(&Stage) -> Result<Vec<f64>, Unmeasured>;
 
 const OURS: [(&str, Run); 3] = [
@@ -125,8 +120,8 @@ fn told(taken: &[f64]) -> Vec<f64> {
     vec![percentile(taken, 0.5), percentile(taken, 0.99), mean]
 }
 
-/// By a server of ours that answers a fault with so many bytes. Pages are touched that far from each other, so
-/// that each touch is a fault.
+/// By a server that answers a fault with so many bytes. Pages are touched that far from each other, so that each touch
+/// is a fault.
 fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
     let (cache, mut options) = (stage.host.warm_cache()?, RestoreOptions::new());
     options.run_bytes = run as u64;
@@ -135,7 +130,7 @@ fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
     Ok(stage.host.serve(&cache, options, Guest::copied, touch)?.0)
 }
 
-/// The same by an image, all of which is there: so all around a fault is mapped with it.
+/// The same by an image that is fully resident: so all around a fault is mapped with it.
 fn mapped(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
     stage.host.serve_resident(handing_out_the_image(), |region| {
         touch_scattered(region, MAPPED_BYTES, stage.faults, Touch::Read, Content::Snapshot)

@@ -8,8 +8,8 @@
 //!   clones     ten machines of one image: how soon, and in how much memory?                     `clones`
 //! ```
 //!
-//! The guests are threads that touch memory (`guest`), and the kernel does for them what it does for a virtual
-//! machine's threads but for the second page table.
+//! The guests are threads that touch memory (`guest`); the kernel treats them as a virtual machine's threads, but for
+//! the second page table.
 
 mod clones;
 mod guest;
@@ -34,14 +34,13 @@ enum Before {
     Warm,
 }
 
-/// All situations.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let cases = [resident::case(settings), clones::case(settings)];
     let files = snapshot::cases(settings).into_iter().chain(populated::cases(settings));
     cases.into_iter().chain(latency::cases(settings)).chain(files).collect()
 }
 
-/// A build with checks in it measures nothing, and only shows that all of this runs.
+/// A build with checks measures nothing, and only shows that all of this runs.
 fn pick(settings: &Settings, checks: u64, quick: u64, full: u64) -> u64 {
     settings.pick(if cfg!(debug_assertions) { checks } else { quick }, full)
 }

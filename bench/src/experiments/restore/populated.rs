@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The memory is a memory file: in folios of a page, like the kernel's guest memory, and in folios of up to 2 MiB,
-//! which is our default. `populate` measures the grabs alone.
+//! Quinion's default. `populate` measures the grabs alone.
 
 use std::cell::OnceCell;
 use std::fs::File as KernelFile;
@@ -34,9 +34,7 @@ const BATCHED: &str = "batched";
 const SINGLE: &str = "one by one";
 const WAYS: [(&str, Option<&'static dyn IndexHooks>); 2] =
     [(BATCHED, None), (SINGLE, OneByOne::GRABS_AND_LOOKUPS)];
-/// A full run's repetitions.
 const REPEAT: usize = 3;
-/// Bytes that are read at a time.
 const STEP: usize = 2 << 20;
 
 const CASES: [(&str, u8, Before); 4] = [
@@ -46,7 +44,6 @@ const CASES: [(&str, u8, Before); 4] = [
     ("populated warm, folios of 2 MiB", 9, Before::Warm),
 ];
 
-/// The file.
 struct Snapshot {
     scratch: Scratch,
     drops: Drops,
@@ -56,7 +53,6 @@ fn bytes(settings: &Settings) -> u64 {
     pick(settings, 8 << 20, 64 << 20, 512 << 20)
 }
 
-/// Each size of folios, cold and warm.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let snapshot = Shared::new(settings, |settings| {
         // Both ways keep a cache with the file and the memory.
@@ -101,7 +97,6 @@ fn alternative(
 }
 
 impl Snapshot {
-    /// A cache that holds the whole file.
     fn warmed(&self, cache: Cache) -> Result<(Cache, File), Unmeasured> {
         let source = cache.open(self.scratch.path())?;
         let (mut buffer, mut position) = (vec![0; STEP], 0);
@@ -111,7 +106,6 @@ impl Snapshot {
         Ok((cache, source))
     }
 
-    /// The cost of filling new memory in `cache` with the whole file, which is compared afterwards.
     fn populate(
         &self,
         cache: &Cache,

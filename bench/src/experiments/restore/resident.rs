@@ -1,14 +1,14 @@
-//! Resident: the snapshot is in memory. What does it cost to give all of it to a machine?
+//! Resident: what does it cost to give all of a snapshot that is in memory to a machine?
 //!
 //! ```text
-//!   image, CONTINUE    ours: its file is mapped, privately, and CONTINUE fills the page table      nothing is copied
+//!   image, CONTINUE    Quinion's: its file is mapped, privately, and CONTINUE fills the page table   nothing is copied
 //!   memfd, CONTINUE    the same of a file in memory that the kernel has: the bound
 //!   UFFDIO_COPY        the bytes are copied to memory that is the machine's alone
 //!   MAP_PRIVATE        the kernel's own faults, of a file that it has cached
 //! ```
 //!
-//! In units of 4 KiB, 64 KiB and 2 MiB, ahead of the guest, which then touches all of it; that is timed too, since it
-//! should find all of it mapped.
+//! In units of 4 KiB, 64 KiB and 2 MiB, ahead of the guest. The guest's touches are timed too: it should find all of it
+//! mapped.
 
 use std::fs::File;
 use std::rc::Rc;
@@ -28,13 +28,13 @@ use crate::sys::{Absent, Mapped, PageKind, Region};
 
 const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("touch", "ms")];
 
-/// A unit, and what fills it: ours, the peer, and what bounds both.
+/// A unit, and what fills it: Quinion, the peer, and what bounds both.
 struct Unit {
     bytes: usize,
     ours: &'static str,
     copy: &'static str,
     memfd: &'static str,
-    /// How much faster than the copy ours is wanted to be at least.
+    /// How many times as fast as the copy Quinion should be.
     goal: f64,
 }
 
@@ -50,10 +50,10 @@ const fn unit(bytes: usize, ours: &'static str, copy: &'static str, memfd: &'sta
 
 const MAP_PRIVATE: &str = "MAP_PRIVATE of a cached file";
 
-/// Ours without anything done ahead, and the peer.
+/// Quinion's without anything done ahead, and the peer.
 const IMAGE: &str = "image, MAP_PRIVATE";
 
-/// The snapshot, in all the memories that it is given from.
+/// The snapshot, in all memories that it is given from.
 struct Resident {
     image: Image,
     memfd: File,
@@ -78,7 +78,6 @@ impl Resident {
     }
 }
 
-/// An image of ours of that snapshot, all of which is in memory.
 fn image(scratch: &Scratch) -> Result<Image, Unmeasured> {
     let cache = Cache::builder().memory(scratch.bytes() + scratch.bytes() / 8 + (64 << 20)).build()?;
     let image = Image::from_snapshot(&cache, scratch.path())?;
@@ -86,7 +85,6 @@ fn image(scratch: &Scratch) -> Result<Image, Unmeasured> {
     Ok(image)
 }
 
-/// Each side, in each unit.
 pub fn case(settings: &Settings) -> Case {
     let resident = Shared::new(settings, Resident::new);
     let mib = pick(settings, 8 << 20, 128 << 20, 1 << 30) >> 20;
@@ -108,7 +106,6 @@ pub fn case(settings: &Settings) -> Case {
     UNITS.iter().fold(case, rows).usually(REPEAT).compare("touch", IMAGE, MAP_PRIVATE, None)
 }
 
-/// Gives the snapshot to a machine, in units of so many bytes.
 type Run = fn(&Resident, usize) -> Result<(Spent, Region), Unmeasured>;
 
 fn alternative(resident: &Rc<Resident>, name: &'static str, run: Run, unit: usize) -> Alternative {
@@ -144,14 +141,13 @@ fn map_image(resident: &Resident, _unit: usize) -> Result<(Spent, Region), Unmea
     Ok((Spent::default(), Region::private(resident.image.fd(), resident.bytes)?))
 }
 
-/// Fills the page table of `region`, whose file has everything.
 fn mapped(region: Region, unit: usize) -> Result<(Spent, Region), Unmeasured> {
     let uffd = faults_of(&region, Absent::Minor)?;
     let spent = timed(|| (0..region.len()).step_by(unit).try_for_each(|at| uffd.map(at, unit)))?;
     Ok((spent, region))
 }
 
-/// Nothing is done ahead: all of it is the guest's own faults.
+/// Does nothing ahead: all of it is the guest's own faults.
 fn map_private(resident: &Resident, _unit: usize) -> Result<(Spent, Region), Unmeasured> {
     crate::fixtures::caches::check_warm(std::slice::from_ref(&resident.cached))?;
     Ok((Spent::default(), Region::private(&resident.cached, resident.bytes)?))

@@ -1,11 +1,11 @@
-//! Snapshot: it is in a file. How long does a guest take to touch all of it, page by page, starting from nothing?
+//! Snapshot: how long does a guest take to touch all of a snapshot in a file, page by page, starting from nothing?
 //!
 //! ```text
-//!   cold   nothing of the file is in memory, ours or the kernel's         warm   all of it is
+//!   cold   nothing of the file is in memory, Quinion's or the kernel's      warm   all of it is
 //!
-//!   server, COPY        ours: a page-fault server, and a guest that hands its faults over as Firecracker does
-//!   server, CONTINUE    ours: the same, and the guest maps the server's image instead of being copied to
-//!   server, replayed    ours, by copies: what the guest touched at its last restore is copied ahead of its faults
+//!   server, COPY        Quinion's: a page-fault server, and a guest that hands its faults over as Firecracker does
+//!   server, CONTINUE    the same, and the guest maps the server's image instead of being copied to
+//!   server, replayed    by copies: what the guest touched at its last restore is copied ahead of its faults
 //!
 //!   MAP_PRIVATE         the kernel's own way: the file is mapped, and read ahead as it likes
 //!   handler, COPY 4K    as the example handlers do it: the file is mapped, and each fault copies a page from there
@@ -54,7 +54,6 @@ const RAW: &str = "raw io_uring";
 const RAW_DEPTH: usize = 4;
 const UNIT: usize = 2 << 20;
 
-/// The file, and its descriptor.
 struct Snapshot {
     host: Host,
     file: File,
@@ -66,7 +65,7 @@ struct Snapshot {
 impl Snapshot {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = bytes(settings);
-        // The guest's memory, the kernel's, and ours cold and warm.
+        // The guest's memory, the kernel's, and Quinion's cold and warm.
         check_memory(4 * bytes + (512 << 20))?;
         let host = Host::new(settings, bytes)?;
         let file = File::open(host.scratch.path())?;
@@ -77,7 +76,6 @@ impl Snapshot {
         self.host.len()
     }
 
-    /// Evicts the snapshot everywhere, or brings all that `way` needs into memory.
     fn prepare(&self, way: &str, before: Before) -> Result<(), Unmeasured> {
         if way == REPLAYED && self.record.get().is_none() {
             let mut options = RestoreOptions::new();
@@ -108,7 +106,6 @@ fn bytes(settings: &Settings) -> u64 {
     pick(settings, 8 << 20, 256 << 20, 1 << 30)
 }
 
-/// Cold and warm.
 pub fn cases(settings: &Settings) -> [Case; 2] {
     let snapshot = Shared::new(settings, Snapshot::new);
     [("cold", Before::Cold), ("warm", Before::Warm)].map(|(name, before)| {
@@ -132,7 +129,6 @@ pub fn cases(settings: &Settings) -> [Case; 2] {
     })
 }
 
-/// One restore: from nothing to all pages touched.
 type Run = fn(&Snapshot, Before) -> Result<(), Unmeasured>;
 
 const OURS: [(&str, Run); 3] = [
@@ -142,7 +138,6 @@ const OURS: [(&str, Run); 3] = [
 ];
 const PEERS: [(&str, Run); 3] = [(MAP_PRIVATE, map_private), (HANDLER, handler), (EAGER, eager)];
 
-/// By a server of ours, with these options, and a guest that `guest` makes.
 fn served(
     snapshot: &Snapshot,
     before: Before,

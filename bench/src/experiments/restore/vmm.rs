@@ -5,12 +5,13 @@
 //!    connects
 //!    regions, and their userfaultfd (a descriptor in a message) ---->       Firecracker's dialect
 //!
-//!    or first: {"quinion_restore":1,"want":"image"}             ---->       ours
+//!    or first: {"quinion_restore":1,"want":"image"}             ---->       Quinion's
 //!              maps the image's file, privately                 <----  its size, and a descriptor of it
 //! ```
 //!
-//! The guest is this process, so a server must not kill the process of a guest that it cannot serve. What we hand over
-//! we let go of: if the server does too, the guest finds zeros instead of waiting for ever, and that is seen.
+//! The guest is this process, so a server must not kill the process of a guest that it cannot serve. This process
+//! releases what it hands over: if the server does too, the guest finds zeros instead of waiting for ever, and that is
+//! seen.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,20 +28,18 @@ use crate::experiments::populate::faults_of;
 use crate::harness::Unmeasured;
 use crate::sys::{Absent, Region};
 
-/// Memory whose faults a server answers, as long as this lives.
+/// Memory whose faults a server answers while this value lives.
 pub struct Guest {
     pub region: Region,
     _connection: UnixStream,
 }
 
 impl Guest {
-    /// Memory of `len` bytes that is its own, filled by copies.
     pub fn copied(socket: &Path, len: usize) -> Result<Self, Unmeasured> {
         let region = Region::anonymous(len, crate::sys::PageKind::Small)?;
         Self::served(UnixStream::connect(socket)?, region, Absent::Missing)
     }
 
-    /// The server's image, mapped.
     pub fn mapped(socket: &Path, len: usize) -> Result<Self, Unmeasured> {
         let connection = UnixStream::connect(socket)?;
         send(&connection, b"{\"quinion_restore\":1,\"want\":\"image\"}\n", &[])?;
@@ -75,7 +74,6 @@ fn send(
     if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// The descriptor that comes with an answer.
 fn receive(connection: &UnixStream) -> Result<OwnedFd, Unmeasured> {
     let (mut text, mut space) = ([0; 512], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))]);
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -12,14 +12,13 @@
 //!   full machine no group has a limit, but a process holds all memory except as much: kswapd reclaims
 //! ```
 //!
-//! Every alternative runs in a process of its own inside one memory limit, ours too: our cache is smaller than the
+//! Every alternative runs in a process of its own inside one memory limit, Quinion's too: its cache is smaller than the
 //! limit by what the process itself needs. The hot file is read into the same cache as the stream; an alternative
 //! without a cache reads it by the kernel's.
 //!
-//! The program chooses the sizes of its reads; a way that has no cache uses its own. The bytes that the device read are
-//! counted by the kernel for the process (`read_bytes` of `/proc/self/io`), and by our cache. `cpu` is that of the
-//! process and of all kernel threads of the machine, which cannot be had more exactly; `cpu (process)` is exact, and
-//! `kswapd` is that thread alone.
+//! The program chooses the sizes of its reads; a way that has no cache uses its own. The kernel counts the bytes that
+//! the device read for the process (`read_bytes` of `/proc/self/io`), and so does Quinion's cache. `cpu` is that of the
+//! process and of all kernel threads of the machine; `cpu (process)` is exact, and `kswapd` is that thread alone.
 //!
 //! A job does not know that its part ends before the file does: what it read ahead past its end, the next job reads
 //! once more. That is a window for each of 4 jobs, 2 % of what a quick run streams and 1 in 2000 of a full one.
@@ -74,21 +73,18 @@ const METRICS: [Metric; 10] = [
 /// What every alternative should give: each byte read once, and all of the hot file still cached.
 const WANTED: &str = "wanted";
 
-/// The least ratios wanted of us: three quarters of the CPU time of buffered reads (pinned, a tenth), 0.4 of that of
+/// The least ratios wanted: three quarters of the CPU time of buffered reads (pinned, a tenth), 0.4 of that of
 /// DONTCACHE; each byte from the device once, as it is printed, and all of the hot file.
 const BUFFERED_CPU_GOAL: f64 = 1.0 / 0.75;
 const DONTCACHE_CPU_GOAL: f64 = 1.0 / 0.4;
 const PINNED_CPU_GOAL: f64 = 1.0 / 0.1;
 const DEVICE_GOAL: f64 = 0.995;
 const HOT_GOAL: f64 = 0.995;
-/// The least ratio of evenness, beside the ways without a cache.
 const EVEN_GOAL: f64 = 0.9;
-/// A full run's repetitions: one takes minutes.
 const REPEAT: usize = 5;
 /// Memory of the machine that is left, beside the limit, to all other processes while one process holds the rest.
 const LEFT_BYTES: u64 = 1 << 30;
 
-/// When the hot file is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hot {
     Never,
@@ -126,7 +122,6 @@ const SITUATIONS: [(u64, u64, Hot); 5] = [
     (1024 * KIB, 4, Hot::Twice),
 ];
 
-/// Sizes, jobs and hot files; and the cases without a disk.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let in_memory = Shared::new(settings, Files::in_memory);
@@ -155,7 +150,6 @@ fn count(jobs: u64) -> String {
     if jobs == 1 { "1 job".to_owned() } else { format!("{jobs} jobs") }
 }
 
-/// How the stream is read, and when the hot file is.
 #[derive(Clone, Copy)]
 struct Situation {
     block: u64,
@@ -164,7 +158,7 @@ struct Situation {
 }
 
 impl Situation {
-    /// Whether ours is read as a plain stream, too: in the situation of the original's figures, by one job.
+    /// Whether Quinion's is read as a plain stream, too: in the situation of the original's figures, by one job.
     fn has_plain(self) -> bool {
         self.block == 64 * KIB && self.jobs == 1 && self.hot == Hot::Once
     }
@@ -208,7 +202,6 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
         .fold(case, |case, way| case.told(THROUGHPUT, way.name()).told(KSWAPD_TIME, way.name()))
 }
 
-/// The rows of a caller that does not copy.
 fn pinned_rows(case: Case) -> Case {
     let (pinned, buffered, direct) = (Way::Pinned.name(), Way::Buffered.name(), Way::Direct.name());
     case.compare(THROUGHPUT, pinned, buffered, None)
@@ -219,7 +212,6 @@ fn pinned_rows(case: Case) -> Case {
         .compare(CACHE, pinned, WANTED, Some(DEVICE_GOAL))
 }
 
-/// The rows of a stream that is read without any hint.
 fn plain_rows(case: Case) -> Case {
     let (ours, plain) = (Way::Ours.name(), Way::Plain.name());
     [THROUGHPUT, CPU_ALL, CACHE, HOT]
@@ -227,7 +219,6 @@ fn plain_rows(case: Case) -> Case {
         .fold(case, |case, metric| case.compare(metric, ours, plain, None))
 }
 
-/// The values that every alternative should reach.
 fn wanted() -> Alternative {
     let mut values = vec![f64::NAN; METRICS.len()];
     for (metric, value) in METRICS.iter().zip(&mut values) {
@@ -248,7 +239,6 @@ fn alternative(files: &Rc<Files>, situation: Situation, way: Way) -> Alternative
     alternative.excused(METRICS.len()).with_series(THROUGHPUT, series)
 }
 
-/// The metrics, in their order, of the answer of a worker that read `bytes` bytes.
 fn values(answer: &Answer, bytes: u64) -> Vec<f64> {
     let of = |key| answer.number(key);
     let (bytes, gib) = (bytes as f64, bytes as f64 / f64::from(1 << 30));
@@ -266,12 +256,9 @@ fn values(answer: &Answer, bytes: u64) -> Vec<f64> {
     ]
 }
 
-/// The files of the stream, and the hot file.
 struct Files {
     place: Place,
-    /// All files of the stream, each read in full.
     stream: Vec<PathBuf>,
-    /// The length of each of them.
     each: u64,
     hot: Option<Scratch>,
     limit: u64,
@@ -281,7 +268,6 @@ struct Files {
     depth: u64,
 }
 
-/// Where the files are. They exist as long as this value.
 enum Place {
     Device { stream: Scratch, drops: Drops },
     Memory(Disk),
@@ -323,7 +309,6 @@ impl Files {
         Self { place, stream, each, hot, limit, held: None, interval_ms, depth: settings.pick(8, 32) }
     }
 
-    /// Bytes of the stream.
     fn bytes(&self) -> u64 {
         self.each * self.stream.len() as u64
     }

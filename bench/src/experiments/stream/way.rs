@@ -1,6 +1,6 @@
 //! Way: by what a stream is read, and what is hot beside it.
 //!
-//! A stream opens its file anew for each part, so that every part is a stream of its own, to the kernel and to us.
+//! A stream opens its file anew for each part, so that every part is a stream of its own, to the kernel and to Quinion.
 
 use std::fs::File as KernelFile;
 use std::io::IoSliceMut;
@@ -17,7 +17,6 @@ use crate::fixtures::scratch::FirstWords;
 use crate::harness::Unmeasured;
 use crate::sys::{HugeMemory, RawReader};
 
-/// By what a stream is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Ours,
@@ -30,15 +29,13 @@ pub enum Way {
 
 /// `RWF_DONTCACHE`, from Linux 6.14 on.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
-/// Bytes of a read of a caller that has no cache.
 const DIRECT_BYTES: usize = 512 << 10;
 
 impl Way {
-    /// All of them, ours first.
+    /// Quinion's first.
     pub const ALL: [Self; 6] =
         [Self::Ours, Self::Plain, Self::Pinned, Self::Buffered, Self::DontCache, Self::Direct];
 
-    /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ours => "quinion uncached",
@@ -50,35 +47,30 @@ impl Way {
         }
     }
 
-    /// Whether it is one of ours.
     pub fn is_ours(self) -> bool {
         matches!(self, Self::Ours | Self::Plain | Self::Pinned)
     }
 
-    /// The way of that name.
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|way| way.name() == name)
     }
 }
 
-/// The threads that stream, with what they share.
 pub struct Streams {
     way: Way,
-    /// Ours, if it is we.
     pub cache: Option<Cache>,
     block: usize,
     depth: usize,
 }
 
 impl Streams {
-    /// A stream by `way`, in reads of `block` bytes: ours with a cache of `memory` bytes, the way without a cache with
-    /// `depth` reads in flight.
+    /// A stream by `way`, in reads of `block` bytes: Quinion's with a cache of `memory` bytes, the way without a cache
+    /// with `depth` reads in flight.
     pub fn new(way: Way, block: usize, memory: u64, depth: usize) -> Result<Self, Unmeasured> {
         let cache = way.is_ours().then(|| Cache::builder().memory(memory).build()).transpose()?;
         Ok(Self { way, cache, block, depth })
     }
 
-    /// Reads `path` from `start` to `end`, and tells `seen` of bytes as they come.
     pub fn read(&self, path: &Path, start: u64, end: u64, seen: impl Fn(u64)) -> Result<(), Unmeasured> {
         let mut look = FirstWords::default();
         match self.way {
@@ -131,7 +123,7 @@ impl Streams {
         look.expect(end - start)
     }
 
-    /// The file as one of ours reads or pins it: uncached, but for a caller that says nothing.
+    /// The file for one of Quinion's ways: uncached, but for a plain stream.
     fn opened(&self, path: &Path) -> Result<File, Unmeasured> {
         let file = self.cache.as_ref().expect("we have one").open(path)?;
         file.set_uncached(self.way != Way::Plain)?;
@@ -158,7 +150,8 @@ impl Streams {
         Ok(())
     }
 
-    /// The hot file, as it is read beside this stream: by us if it is ours, else by the kernel.
+    /// The hot file, as it is read beside this stream: through Quinion's cache if the way is Quinion's, else by the
+    /// kernel.
     pub fn hot(&self, path: &Path) -> Result<HotFile, Unmeasured> {
         match &self.cache {
             Some(cache) => Ok(HotFile::Ours(Box::new(cache.open(path)?))),
@@ -191,14 +184,12 @@ fn kernel_read(
     }
 }
 
-/// A file that is read again and again, by whatever caches it.
 pub enum HotFile {
     Ours(Box<File>),
     Kernel(KernelFile),
 }
 
 impl HotFile {
-    /// Reads into all of `buffer`.
     pub fn read(&self, buffer: &mut [u8], at: u64) -> Result<(), Unmeasured> {
         use std::os::unix::fs::FileExt;
         match self {
@@ -207,7 +198,6 @@ impl HotFile {
         }
     }
 
-    /// How long it is.
     pub fn len(&self) -> Result<u64, Unmeasured> {
         match self {
             Self::Ours(file) => Ok(file.len()),
@@ -215,7 +205,6 @@ impl HotFile {
         }
     }
 
-    /// Bytes of it that are cached.
     pub fn kept(&self) -> Result<u64, Unmeasured> {
         match self {
             Self::Ours(file) => Ok(file.cached_pages() * PAGE as u64),

@@ -1,8 +1,8 @@
-//! Work: what a worker does that streams.
+//! Work: the worker of a stream.
 //!
 //! ```text
 //!   1  nothing of the files is in the kernel's memory
-//!   2  the hot file is read, so and so often
+//!   2  the hot file is read, as often as the situation says
 //!   3  jobs stream their parts        one thread notes how far they are       one reads hot pages
 //!   4  what is kept of the hot file
 //! ```
@@ -25,10 +25,9 @@ use crate::harness::Unmeasured;
 use crate::harness::statistics::percentile;
 use crate::sys::HugeMemory;
 
-/// What the worker calls it.
 pub const JOB: &str = "stream";
-/// Keys of the answer: MB/s of each whole interval, and the seconds from the start at which they ended; what our cache
-/// says it has read; of the hot file, the part that is kept, and nanoseconds that reads of its pages took.
+/// Keys of the answer: MB/s of each whole interval, and the seconds from the start at which they ended; what the cache
+/// says it has read; the part of the hot file that is kept, and nanoseconds of reads of its pages.
 pub const SERIES: &str = "series";
 pub const SERIES_SECONDS: &str = "series-seconds";
 pub const FROM_DEVICE_BY_CACHE: &str = "from-device-by-cache";
@@ -38,12 +37,10 @@ pub const HOT_P99: &str = "hot-p99";
 
 const HOT_PAUSE: Duration = Duration::from_micros(250);
 
-/// The key of a path.
 pub fn file_key(number: u64) -> String {
     format!("file-{number}")
 }
 
-/// A part of a file that one job streams.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Part {
     file: usize,
@@ -61,7 +58,6 @@ fn parts(files: usize, each: u64, jobs: u64) -> Vec<Vec<Part>> {
     parts
 }
 
-/// What a worker does.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let way = Way::of(task.text("way")?);
     let way = way.ok_or_else(|| Unmeasured::Failed("there is no such way to stream".to_owned()))?;
@@ -87,7 +83,6 @@ fn make_cold<'p>(paths: impl Iterator<Item = &'p Path>) -> Result<(), Unmeasured
     Drops::OurFiles.make_cold(&files)
 }
 
-/// Reads a file from end to end.
 fn read_all(hot: &HotFile) -> Result<(), Unmeasured> {
     let (mut buffer, len) = (HugeMemory::new(64 << 10)?, hot.len()?);
     for at in (0..len).step_by(buffer.len()) {
@@ -199,8 +194,8 @@ mod tests {
 
     #[test]
     fn every_way_reads_the_whole_file_and_says_what_is_kept() {
-        // More than the memory. Uncached reads take nothing of what is hot. Plain ones are scanned as any: the hot file
-        // was read by a stream, so half of it stands where streams go first; twice proves nothing there, and a second
+        // More than the memory. Uncached reads take nothing of what is hot. Plain ones are scanned as any: a stream
+        // read the hot file, so half of it is where streams are evicted first. Twice proves nothing there, and a second
         // job that begins late, and has passed nothing yet, takes a part of that.
         let folder = tempfile::tempdir_in(".").expect("a folder");
         let [path, hot] = ["stream", "hot"].map(|name| folder.path().join(name));

@@ -1,6 +1,6 @@
 //! Random: threads that read pages anywhere, for a while.
 //!
-//! Each sixteenth read is timed; to time each of them would cost as much as a hit does.
+//! Each sixteenth read is timed: to time each of them would cost as much as a hit does.
 
 use std::fs::File as KernelFile;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -25,7 +25,6 @@ use crate::harness::statistics::percentile;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::sys::{HugeMemory, Mapped};
 
-/// What the worker calls it.
 pub const JOB: &str = "thrash";
 
 const OURS: &str = "quinion";
@@ -44,13 +43,10 @@ const METRICS: [Metric; 7] = [
     Metric::cost("p99", "us"),
     Metric::cost(DEVICE, "bytes per byte"),
 ];
-/// What is wanted of us at least.
 const MMAP_GOAL: f64 = 2.0;
 const PINNED_GOAL: f64 = 1.5;
 const PREAD_GOAL: f64 = 1.4;
-/// A full run's repetitions: one takes a minute.
 const REPEAT: usize = 2;
-/// Of so many reads one is timed.
 const TIMED: u64 = 16;
 
 /// All sides under one limit, which is half of the file; and under others.
@@ -107,7 +103,6 @@ fn case(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
     METRICS[1..].iter().map(|metric| metric.name).fold(case, beside)
 }
 
-/// How much is read, by how many threads, for how long.
 #[derive(Clone, Copy)]
 struct Load {
     limit: u64,
@@ -135,7 +130,6 @@ fn measured(disk: &Disk, load: Load, way: &'static str, seed: u64) -> Result<Vec
     Ok(values(&answer))
 }
 
-/// The metrics, in their order, of what a worker answers.
 fn values(answer: &Answer) -> Vec<f64> {
     let (reads, of) = (answer.number("reads"), |key| answer.number(key));
     let each = |seconds: f64| seconds * 1e6 / reads;
@@ -150,10 +144,8 @@ fn values(answer: &Answer) -> Vec<f64> {
     ]
 }
 
-/// How a thread reads.
 enum Reader {
     Ours(Box<File>),
-    /// Each page is pinned while it is read.
     Pinned(Box<File>),
     Mapped(Arc<Mapped>),
     Kernel(KernelFile),
@@ -171,7 +163,6 @@ impl Reader {
     }
 }
 
-/// Makes the readers of a task, one for each thread.
 fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>, Unmeasured> {
     let open = || -> Result<KernelFile, Unmeasured> { Ok(KernelFile::open(path)?) };
     let advised = || -> Result<Reader, Unmeasured> {
@@ -210,7 +201,6 @@ const BEFORE: u8 = 0;
 const COUNTED: u8 = 1;
 const OVER: u8 = 2;
 
-/// What a worker does.
 pub fn work(task: &crate::fixtures::worker::WorkerTask) -> Result<Answer, Unmeasured> {
     let (path, jobs) = (task.text("path")?, task.number("jobs")?);
     let (bytes, seed) = (task.number("bytes")?, task.number("seed")?);
@@ -246,14 +236,12 @@ pub fn work(task: &crate::fixtures::worker::WorkerTask) -> Result<Answer, Unmeas
     Ok(answer.with("reads", [reads as f64]).with("p50", [percentiles[0]]).with("p99", [percentiles[1]]))
 }
 
-/// What a thread has read while it counted.
 #[derive(Default)]
 struct Part {
     reads: u64,
     waits_ns: Vec<f64>,
 }
 
-/// Reads until it is over.
 fn read(reader: &Reader, phase: &AtomicU8, pages: u64, seed: u64) -> Result<Part, Unmeasured> {
     let (mut buffer, mut part, mut places) = (HugeMemory::new(PAGE)?, Part::default(), Places(seed));
     for count in 0_u64.. {

@@ -30,7 +30,6 @@ use crate::fixtures::pages::{PAGE, Pages, shuffled, word_of};
 use crate::fixtures::worker::{Answer, CPU, Meter, SECONDS, WorkerTask};
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 
-/// The name of the worker's job.
 pub const JOB: &str = "switch";
 
 const METRICS: [Metric; 5] = [
@@ -43,7 +42,6 @@ const METRICS: [Metric; 5] = [
 const SINGLE: &str = "single walk";
 const NAIVE: &str = "three walks";
 
-/// One file and two ways.
 pub fn case(settings: &Settings) -> Case {
     let load = Load {
         memory: Limit::memory_within(settings.pick(64 << 20, 512 << 20)),
@@ -79,7 +77,6 @@ struct Load {
     jobs: u64,
 }
 
-/// What a worker does.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let hooks = if task.text("way")? == SINGLE { None } else { ThreeWalks::HOOKS };
     let load = Load {
@@ -90,7 +87,6 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     run(load, hooks)
 }
 
-/// Reads the file, in sequence by one job and then page by page by all of them.
 fn run(load: Load, hooks: Option<&'static dyn IndexHooks>) -> Result<Answer, Unmeasured> {
     let cache = ablations::builder(hooks).memory(load.memory).build()?;
     let file = cache.open_backend(Arc::new(Pages(1 << load.pages_log2)))?;
@@ -118,7 +114,7 @@ fn run(load: Load, hooks: Option<&'static dyn IndexHooks>) -> Result<Answer, Unm
     Ok(METRICS.iter().zip(values).fold(answer, |answer, (metric, value)| answer.with(&key(*metric), [value])))
 }
 
-/// What a metric is called in an answer, whose keys have no spaces.
+/// A metric's key in an answer; keys have no spaces.
 fn key(metric: Metric) -> String {
     metric.name.replace(' ', "-")
 }
@@ -133,7 +129,6 @@ fn in_sequence(file: &File) -> Result<(), Unmeasured> {
     Ok(())
 }
 
-/// Reads each page once, the jobs in turn.
 fn page_by_page(file: &File, load: Load) -> Result<(), Unmeasured> {
     let job = |first: u64| -> Result<(), Unmeasured> {
         let file = file.clone();
@@ -153,7 +148,6 @@ fn page_by_page(file: &File, load: Load) -> Result<(), Unmeasured> {
     })
 }
 
-/// Checks that each page of `bytes` is the one at its position.
 fn check(bytes: &[u8], position: u64) -> Result<(), Unmeasured> {
     let mut pages = (position / PAGE as u64..).zip(bytes.chunks(PAGE));
     match pages.find(|(page, bytes)| bytes[..8] != word_of(*page)) {

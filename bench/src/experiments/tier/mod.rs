@@ -9,15 +9,14 @@
 //!   foyer, io_uring  the same by its other one
 //! ```
 //!
-//! Both keep their files past the kernel's page cache, check each entry by a checksum when it comes back, and have
-//! 64 MiB of memory for what is on its way. Both refuse entries that come faster than the disk takes them: the writer
-//! waits for the disk and offers them again, or waits before. Afterwards every entry has to be there. Nothing is
-//! compressed.
+//! Both keep their files past the kernel's page cache, check each entry by a checksum when it comes back, and have 64
+//! MiB of memory for what is on its way. Both refuse entries that come faster than the disk takes them: the writer
+//! waits and offers them again, or waits before. Afterwards every entry has to be there. Nothing is compressed.
 //!
-//! Only the tiers are compared, and no cache in memory above them. CPU time is that of the whole process.
+//! Only the tiers are compared, without a cache in memory above them. CPU time is that of the whole process.
 //!
-//! Not measured: what the device does after a write has returned. Ours syncs once before the clock stops, the
-//! other does not.
+//! Not measured: what the device does after a write has returned. Quinion syncs once before the clock stops, foyer does
+//! not.
 
 mod ours;
 #[cfg(feature = "peers")]
@@ -42,26 +41,20 @@ const OURS: &str = "quinion";
 const FOYER: &str = "foyer";
 const FOYER_RING: &str = "foyer, io_uring";
 const PEERS: [&str; 2] = [FOYER, FOYER_RING];
-/// As fast, for three quarters of the CPU time.
 const THROUGHPUT_GOAL: f64 = 1.0;
 const CPU_GOAL: f64 = 1.0 / 0.75;
 const REPEAT: usize = 9;
 
 const ENTRY_BYTES: usize = 64 << 10;
-/// Memory for what is on its way to the disk.
 const BUFFER_BYTES: usize = 64 << 20;
 /// How many contents entries have: one for each, by its number.
 const CONTENTS: u64 = 16;
 
-/// A disk tier.
 trait Tier {
-    /// Writes the entries of these numbers, and returns when all are on the disk.
     fn write(&self, numbers: Range<u64>) -> Result<(), Unmeasured>;
-    /// Reads entries and checks them, so many at a time.
     fn read(&self, numbers: &[u64], at_a_time: usize) -> Result<(), Unmeasured>;
 }
 
-/// How much is written and read.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     tier_bytes: u64,
@@ -81,7 +74,6 @@ impl Load {
 
 type Open = fn(&Path, u64) -> Result<Box<dyn Tier>, Unmeasured>;
 
-/// The tiers that this build has.
 const OPEN: &[(&str, Open)] = &[
     (OURS, ours::open),
     #[cfg(feature = "peers")]
@@ -90,7 +82,6 @@ const OPEN: &[(&str, Open)] = &[
     (FOYER_RING, peers::open_ring),
 ];
 
-/// The tiers of one case, by name, each in a folder of its own.
 struct Tiers {
     tiers: Vec<(&'static str, Rc<dyn Tier>)>,
     _folder: ScratchFolder,
@@ -130,10 +121,9 @@ impl Tiers {
     }
 }
 
-/// Writes in order, and random reads.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let load = Load::of(settings);
-    // Each of its own: what is written anew overwrites what is read.
+    // Each of its own: the writes overwrite what is read.
     let (written, read) = (Shared::new(settings, Tiers::new), Shared::new(settings, Tiers::new));
     let write = case("64 KiB written", &written, move |tier, repetition| {
         let first = (repetition + 1) * load.entries;
@@ -167,13 +157,11 @@ fn case(
     })
 }
 
-/// The content that entries of this number have.
 fn content(number: u64) -> Vec<u8> {
     let mut places = Places(number % CONTENTS + 1);
     (0..ENTRY_BYTES / 8).flat_map(|_| places.next(u64::MAX).to_le_bytes()).collect()
 }
 
-/// All contents, by number.
 fn contents() -> Vec<Vec<u8>> {
     (0..CONTENTS).map(content).collect()
 }

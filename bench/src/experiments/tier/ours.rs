@@ -1,7 +1,7 @@
-//! Ours: `quinion-disk` by itself, by the calls that the cache makes.
+//! Ours: Quinion's disk tier, `quinion-disk`, by itself, by the calls that the cache makes.
 //!
-//! A put that is refused is tried again when the disk has had time; the cache would leave it, since its bytes have
-//! another home. Readers copy to memory of their own.
+//! A put that is refused is tried again when the disk has had time; the cache would drop it, since its bytes are also
+//! elsewhere. Readers copy to memory of their own.
 
 use std::ops::Range;
 use std::path::Path;
@@ -23,7 +23,6 @@ struct Ours {
     contents: Vec<Vec<u8>>,
 }
 
-/// A tier of that size in the folder.
 pub fn open(folder: &Path, bytes: u64) -> Result<Box<dyn Tier>, Unmeasured> {
     let options = DiskOptions::new(folder, bytes).buffer_bytes(BUFFER_BYTES);
     let store = DiskStore::open(&options).map_err(|error| Unmeasured::Failed(error.to_string()))?;

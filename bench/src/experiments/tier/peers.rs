@@ -31,7 +31,6 @@ pub fn open(folder: &Path, bytes: u64) -> Result<Box<dyn Tier>, Unmeasured> {
     with(folder, bytes, PsyncIoEngineConfig::new().boxed())
 }
 
-/// By io_uring.
 pub fn open_ring(folder: &Path, bytes: u64) -> Result<Box<dyn Tier>, Unmeasured> {
     with(folder, bytes, UringIoEngineConfig::new().boxed())
 }

@@ -1,6 +1,6 @@
 //! Cached: writes that wait for nothing, of new pages and over cached ones.
 //!
-//! Goals are set where the kernel has the page too: its write then is a look at the tree, a lock of the page and a
+//! Goals are set where the kernel has the page too: its write then is a lookup in the tree, a lock of the page and a
 //! copy. One and a half times as fast is what a storage engine would notice.
 
 use std::rc::Rc;
@@ -17,31 +17,23 @@ const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/write")];
 const KERNEL: &str = "pwrite";
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
-/// What is wanted of overwrites of cached pages.
 const GOAL: f64 = 1.5;
 
-/// In which order, and over what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sequence {
-    /// Each page of the file once, from the first to the last.
     InOrder,
-    /// Each page of the file once, looking random.
+    /// Each page of the file once, in an order that looks random.
     EachOnce,
-    /// Anywhere, again and again.
     Anywhere,
 }
 
-/// What is cached when it begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Before {
     Nothing,
-    /// All, and nothing of it changed.
     Clean,
-    /// All, and changed.
     Changed,
 }
 
-/// Which writes.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
@@ -64,7 +56,6 @@ const LOADS: [Load; 7] = [
     load("64 B random over changed pages, 2 threads", 64, Sequence::Anywhere, Before::Changed).by_two(),
 ];
 
-/// Writes by one thread, with no goal.
 const fn load(name: &'static str, bytes: usize, places: Sequence, before: Before) -> Load {
     Load { name, bytes, places, before, threads: 1, goal: None }
 }
@@ -78,7 +69,6 @@ impl Load {
     }
 }
 
-/// The files, one for each writer.
 struct Files {
     kernel: Written,
     order_0: Written,
@@ -97,7 +87,6 @@ impl Files {
 
 type FileOf = fn(&Files) -> &Written;
 
-/// New pages, and cached ones.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let fewer = settings.pick(8, 1);
@@ -135,7 +124,6 @@ fn alternative(files: &Rc<Files>, name: &'static str, of: FileOf, load: Load, fe
     })
 }
 
-/// Brings the file into the state in which a run begins. Not timed.
 fn prepare(written: &Written, before: Before) -> Result<(), Unmeasured> {
     let Written { target, bytes, .. } = written;
     match before {
@@ -155,7 +143,6 @@ fn prepare(written: &Written, before: Before) -> Result<(), Unmeasured> {
     }
 }
 
-/// One thread's writes.
 struct Writer<'w> {
     written: &'w Written,
     load: Load,
@@ -188,7 +175,6 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// What was written last is there.
     fn check(&mut self) {
         let bytes = self.source.of(self.last, self.repetition);
         self.written.target.check(self.last, bytes).expect("it was just written");

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   thread 0    4 KiB over cached pages, one after another, each timed
-//!   thread 1    nothing (idle)      or      sync_data, again and again: what was changed is always on its way
+//!   thread 1    nothing (idle)      or      sync_data, again and again: the dirty pages are always on their way
 //! ```
 //!
-//! A cache that held its locks while it writes, or kept pages still, would show here. What no cache can help is
+//! A cache that held its locks while it writes, or blocked pages under write-back, would show here. No cache can help
 //! that two threads share a machine.
 
 use std::cell::RefCell;
@@ -26,9 +26,7 @@ const IDLE: &str = "idle";
 const BUSY: &str = "while written back";
 const KERNEL_IDLE: &str = "kernel idle";
 const KERNEL_BUSY: &str = "kernel while written back";
-/// At most twice as long as when idle.
 const GOAL: f64 = 0.5;
-/// Folios of up to 2 MiB.
 const ORDER: u8 = 9;
 
 struct Files {
@@ -45,7 +43,6 @@ impl Files {
     }
 }
 
-/// Idle, and busy.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let time = settings.pick(Duration::from_millis(200), Duration::from_secs(2));
@@ -70,7 +67,6 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 
 type FileOf = fn(&Files) -> &Written;
 
-/// What goes on beside the writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Nothing,
@@ -114,7 +110,6 @@ fn alternative(
     })
 }
 
-/// Writes for so long, and notes how many nanoseconds each write took.
 fn write_timed(written: &Written, repetition: u64, time: Duration, taken: &mut Vec<f64>) {
     let mut source = Source::new(PAGE);
     let mut places = Places(repetition * 77 + 1);

@@ -9,15 +9,14 @@
 //!                  while all of it is, without a pause                                    `latency`
 //! ```
 //!
-//! Ours and the kernel's write to files of their own, so that neither takes the other's pages away, and in turns.
-//! Each writes the same places in a repetition, and what was written is looked at afterwards.
+//! Quinion and the kernel write to files of their own, in turns, so that neither takes the other's pages away. Each
+//! writes the same places in a repetition, and what was written is checked afterwards.
 //!
-//! The kernel may have a tenth of the machine changed before it begins to write, and we a tenth of the cache. All
-//! stays below the smaller of these but where writing back is what is measured; what a file needs after a
-//! repetition (a sync, to begin the next one clean) is not timed.
+//! The kernel may have a tenth of the machine dirty before it begins to write, and Quinion a tenth of the cache. All
+//! stays below the smaller of these but where writing back is measured; a sync between repetitions, to begin the next
+//! one clean, is not timed.
 //!
-//! CPU time counts where threads only compute. A sync is waited for: there it is the time that passes, and what
-//! the whole process computes meanwhile.
+//! CPU time counts where threads only compute. Of a sync, the elapsed time counts, and the CPU time of the process.
 
 mod cached;
 mod latency;
@@ -34,18 +33,15 @@ use crate::fixtures::pages::PAGE;
 use crate::fixtures::scratch::{Scratch, word_at};
 use crate::harness::{Case, Settings, Unmeasured};
 
-/// How many threads write at most.
 const THREADS_MAX: usize = 2;
-/// A cache is so many times as large as what may be changed in it before writing back begins, and a little more.
+/// A cache is so many times as large as what may be dirty in it before writing back begins, and a little more.
 const MEMORY_OF_CHANGED: u64 = 11;
 
-/// All situations.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let cached = cached::cases(settings);
     cached.into_iter().chain(synced::cases(settings)).chain(latency::cases(settings)).collect()
 }
 
-/// A file that is written to, by us or by the kernel.
 enum Target {
     Ours(Box<File>),
     /// By a descriptor for each thread: a shared one is dearer.
@@ -53,7 +49,6 @@ enum Target {
 }
 
 impl Target {
-    /// Writes `bytes`, all of them, as `thread`.
     #[inline]
     fn write(&self, thread: usize, bytes: &[u8], position: u64) {
         match self {
@@ -71,7 +66,6 @@ impl Target {
         }
     }
 
-    /// Makes durable what was written.
     fn sync(&self) -> Result<(), Unmeasured> {
         match self {
             Self::Ours(file) => Ok(file.sync_data()?),
@@ -79,7 +73,6 @@ impl Target {
         }
     }
 
-    /// Nothing of it is cached by a caller that writes it.
     fn make_cold(&self) -> Result<(), Unmeasured> {
         self.sync()?;
         match self {
@@ -94,7 +87,6 @@ impl Target {
         }
     }
 
-    /// All `bytes` bytes of it are cached by a caller that writes it.
     fn make_warm(&self, bytes: u64) -> Result<(), Unmeasured> {
         let mut buffer = vec![0; 1 << 20];
         for position in (0..bytes).step_by(buffer.len()) {
@@ -110,7 +102,6 @@ impl Target {
         Err(Unmeasured::Missing(format!("only {kept} of {bytes} bytes stay cached; it takes more memory")))
     }
 
-    /// At `position` stands what was written there last.
     fn check(&self, position: u64, written: &[u8]) -> Result<(), Unmeasured> {
         let mut found = vec![0; written.len()];
         self.read(&mut found, position)?;
@@ -121,7 +112,6 @@ impl Target {
     }
 }
 
-/// A target and the file it writes, which goes with it.
 struct Written {
     target: Target,
     bytes: u64,
@@ -130,8 +120,8 @@ struct Written {
 }
 
 impl Written {
-    /// Ours, of `bytes` bytes, in a cache in which so much may be changed before writing back begins, with folios
-    /// of up to this order.
+    /// Quinion's, of `bytes` bytes, in a cache that begins to write back at so many dirty pages, with folios of up to
+    /// this order.
     fn ours(folder: &Path, bytes: u64, order: u8) -> Result<Self, Unmeasured> {
         let scratch = Scratch::new(folder, bytes)?;
         let memory = bytes * MEMORY_OF_CHANGED + (64 << 20);
@@ -140,7 +130,6 @@ impl Written {
         Ok(Self { target: Target::Ours(Box::new(file)), bytes, _scratch: scratch })
     }
 
-    /// The kernel's.
     fn kernel(folder: &Path, bytes: u64) -> Result<Self, Unmeasured> {
         let scratch = Scratch::new(folder, bytes)?;
         let open = || KernelFile::options().read(true).write(true).open(scratch.path());
@@ -148,7 +137,7 @@ impl Written {
     }
 }
 
-/// A page, or a part of one, that tells where it was written and when.
+/// A page, or a part of one, that holds its place and its repetition.
 struct Source {
     memory: Vec<u8>,
     start: usize,
@@ -156,14 +145,13 @@ struct Source {
 }
 
 impl Source {
-    /// Bytes at the start of a page, as a program that cares would have them.
+    /// Bytes at the start of a page, as an aligned program has them.
     fn new(len: usize) -> Self {
         let memory = vec![0x57; len + PAGE];
         let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
         Self { memory, start, len }
     }
 
-    /// The bytes for `position` in this repetition.
     #[inline]
     fn of(&mut self, position: u64, repetition: u64) -> &[u8] {
         let bytes = &mut self.memory[self.start..self.start + self.len];

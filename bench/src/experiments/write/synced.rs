@@ -1,8 +1,8 @@
 //! Synced: a few bytes at the end of a file, and a sync, again and again.
 //!
 //! Each sync waits for the device, which is nearly all of the time. So no alternative can be much faster than another;
-//! the goal is that we are not slower. The bytes that the device writes for each byte, the file system's journal
-//! included, explain the wait; writes of other processes count in them, too.
+//! the goal is not to be slower. The bytes that the device writes for each byte, the file system's journal included,
+//! explain the wait; writes of other processes count in them, too.
 
 use std::cell::Cell;
 use std::fs::File as KernelFile;
@@ -33,7 +33,6 @@ const OURS_DURABLE: &str = "Durability::Data";
 const GOAL: f64 = 1.0;
 const SIZES: [(&str, usize); 3] = [("100 B", 100), ("4 KiB", PAGE), ("16 KiB", 4 * PAGE)];
 
-/// Appends of several sizes.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     SIZES.map(|(name, bytes)| case(settings, name, bytes)).into()
 }
@@ -59,16 +58,12 @@ fn case(settings: &Settings, name: &str, bytes: usize) -> Case {
         .compare(DEVICE, OURS_DURABLE, KERNEL_DURABLE, None)
 }
 
-/// The call that makes an append durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durable {
-    /// A sync after it.
     BySync,
-    /// The append itself, by its flags.
     ByWrite,
 }
 
-/// Appends `bytes` bytes at a time to a file in `folder`, and times each.
 fn timed(
     folder: &Path,
     bytes: usize,

@@ -3,25 +3,23 @@
 //! ```text
 //!   situation                         folded away if it has no goal
 //!     metric, unit
-//!       quinion    #######|--|        7.1      each way once, ours first, all to one scale from zero
+//!       quinion    #######|--|        7.1      each way once, Quinion's first, all to one scale from zero
 //!       peer       ################  31.2
-//!     ours | peer | ratio [quartiles] | goal | verdict
+//!     quinion | peer | ratio [quartiles] | goal | verdict
 //! ```
 
 use super::escaped;
 use crate::harness::rows::Row;
 use quinion_cli::report::digits;
 
-/// What a table of ratios says first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TableLead {
     /// Experiment, case and metric: the rows are of different ones.
     Where,
-    /// Which way of ours: the rest stands above.
+    /// Which of Quinion's ways: the rest stands above.
     Way,
 }
 
-/// A way, and what was measured of it.
 struct Bar<'a> {
     name: &'a str,
     is_ours: bool,
@@ -30,7 +28,6 @@ struct Bar<'a> {
     why: Option<&'a str>,
 }
 
-/// The rows by situation and metric.
 pub fn put(html: &mut String, rows: &[Row]) {
     for situation in grouped(rows.iter(), |row| row.situation().0) {
         let has_goal = situation.iter().any(|row| row.met.is_some());
@@ -64,7 +61,7 @@ pub fn put(html: &mut String, rows: &[Row]) {
     }
 }
 
-/// Rows that have the same key, in the order in which the keys come first.
+/// Rows that have the same key, in the order of the keys' first rows.
 pub fn grouped<'a, K: PartialEq>(
     rows: impl Iterator<Item = &'a Row>,
     key: impl Fn(&'a Row) -> K,
@@ -80,7 +77,7 @@ pub fn grouped<'a, K: PartialEq>(
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// Each way that the rows name, once; ours first.
+/// Each way that the rows name, once; Quinion's first.
 fn bars<'a>(rows: &[&'a Row]) -> Vec<Bar<'a>> {
     let mut bars: Vec<Bar> = Vec::new();
     for row in rows {
@@ -131,7 +128,6 @@ fn put_bars(html: &mut String, bars: &[Bar]) {
     }
 }
 
-/// The rows' ratios, with goals and verdicts.
 pub fn put_table(html: &mut String, rows: &[&Row], told: TableLead) {
     let first = if told == TableLead::Where { "where" } else { "ours" };
     put!(html, "<table><thead><tr><th>{first}</th><th>beside</th><th>ratio [quartiles]</th>");

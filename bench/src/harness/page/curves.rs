@@ -15,7 +15,6 @@ use crate::harness::charts::{Chart, Curve, Ground, Kind, Scale, svg};
 use crate::harness::hit_ratios;
 use crate::harness::rows::{PeerKind, Row, Series};
 
-/// The charts of an experiment, if it has any.
 pub fn put(html: &mut String, section: &Section) {
     let mut charts = Vec::new();
     if section.name == hit_ratios::NAME {
@@ -71,7 +70,6 @@ fn hit_ratio_charts(rows: &[Row]) -> Vec<Chart> {
     charts
 }
 
-/// How the last repetition went, of each way that tells. A way that could not be measured has told nothing.
 fn series(situation: &[&Row]) -> Option<Chart> {
     let told = situation.iter().filter_map(|row| Some((*row, row.series.as_ref()?)));
     let told: Vec<(usize, (&Row, &Series))> =
@@ -185,7 +183,7 @@ mod tests {
         assert!(charts[0].curves.iter().any(|curve| curve.kind == Kind::Bound));
     }
 
-    /// A row whose way has told so much, at these seconds.
+    /// A row whose way has this series.
     fn telling(case: &str, seconds: &[f64], values: &[f64]) -> Row {
         let unit = if values.is_empty() { "" } else { "MB/s" };
         let series = Series { unit, seconds: seconds.to_vec(), values: values.to_vec() };
@@ -202,8 +200,8 @@ mod tests {
         assert!(series(&[&rows[2]]).is_none());
     }
 
-    /// 1. Our way could not be measured, and has told nothing.
-    /// 2. The first peer is drawn as if it were ours, on an axis without a unit.
+    /// 1. Quinion's way could not be measured, and has no series.
+    /// 2. The first peer is drawn as if it were Quinion's, on an axis without a unit.
     #[test]
     fn a_way_without_a_series_has_no_line_and_lends_its_look_to_no_other() {
         let rows = [telling("s: ours", &[], &[]), telling("s: kernel", &[1.0, 2.0], &[1.0, 2.0])];

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! It has no script. Colours are named in one place, once for a light and once for a dark screen; bars are boxes, so
-//! that they are as wide as there is room for, and curves are drawn by a library, in the page (`charts`).
+//! that they are as wide as there is room for, and a library draws curves (`charts`).
 //!
 //! Invariants:
 //!  1. Nothing in it is fetched: there is no address in it but anchors of its own.
@@ -35,20 +35,15 @@ use super::scoreboard;
 
 const STYLE: &str = include_str!("style.css");
 
-/// What became of an experiment.
 #[derive(Debug)]
 pub struct Section {
-    /// What it is called.
     pub name: &'static str,
-    /// What it asks.
     pub question: &'static str,
-    /// What was measured.
     pub rows: Vec<Row>,
-    /// Cases of which nothing was, and why.
+    /// Cases that could not be measured, and why.
     pub unmeasured: Vec<(String, String)>,
 }
 
-/// The page of a run on a machine that is described so.
 pub fn page(machine: &str, sections: &[Section]) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

@@ -1,19 +1,19 @@
-//! Claims: what the originals of the five mechanisms were announced with, and which rows of ours ask the same.
+//! Claims: what the originals of the five mechanisms were announced with, and which of Quinion's rows ask the same.
 //!
-//! The causes say what is known from profiles and from what was counted; where nothing is known they say that.
+//! The causes say what is known from profiles and counts, or that nothing is known.
 
 use super::super::recorded::RecordedRow;
 
-/// Which of two ratios is set beside the claim.
+/// Which of two ratios is compared with the claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beside {
-    /// Ours with the mechanism beside ours without it: as the original's author did with the kernel.
+    /// With the mechanism beside without it, as the original's author did with the kernel.
     Without,
-    /// Ours beside the kernel's own: where the claim is one of the whole.
+    /// Quinion beside the kernel: where the claim is one of the whole.
     Kernel,
 }
 
-/// A row of another case that tells what the kernel does.
+/// A row of another case that shows what the kernel does.
 #[derive(Clone, Copy, Debug)]
 pub struct Elsewhere {
     pub experiment: &'static str,
@@ -23,16 +23,16 @@ pub struct Elsewhere {
     pub peer: &'static str,
 }
 
-/// A number that an original was announced with, and where ours is.
+/// A number that an original was announced with, and the row that asks the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     pub original: &'static str,
     /// In the words of its author, about.
     pub claim: &'static str,
-    /// The same as a ratio of ours is told; `None` if ours is not of the same thing.
+    /// The same as a ratio; `None` if no row is of the same thing.
     pub ratio: Option<f64>,
     pub experiment: &'static str,
-    /// What the situation's name begins with, and has in it.
+    /// The prefix of the situation's name, and a part of it.
     pub begins: &'static str,
     pub has: &'static str,
     pub way: &'static str,
@@ -41,12 +41,12 @@ pub struct Claim {
     pub kernel: Option<&'static str>,
     pub elsewhere: Option<Elsewhere>,
     pub beside: Beside,
-    /// Why it is what it is, where it is less than what was claimed.
+    /// Why the ratio is less than what was claimed, if it is.
     pub cause: &'static str,
 }
 
 impl Claim {
-    /// Whether the row is of a situation, a way and a metric that the claim is of.
+    /// Whether the row is of the claim's situation, way and metric.
     pub fn is_of(&self, row: &RecordedRow) -> bool {
         let (situation, way) = row.situation();
         row.experiment == self.experiment
@@ -58,7 +58,6 @@ impl Claim {
 }
 
 impl Elsewhere {
-    /// Whether it is this row.
     pub fn is(&self, row: &RecordedRow) -> bool {
         let (situation, way) = row.situation();
         let is_beside = row.peer_name.as_deref() == Some(self.peer);
@@ -99,7 +98,6 @@ const ONE_LOOKUP: &str =
 const CLEARED: &str = "55 to 79 % of populating fresh memory is the kernel's clearing of it, which a write to tmpfs \
     does without";
 
-/// What of a claim most are like.
 const CLAIM: Claim = Claim {
     original: "",
     claim: "",
@@ -148,7 +146,6 @@ const MEMFILE: Claim = Claim {
     ..CLAIM
 };
 
-/// All of them.
 pub const CLAIMS: [Claim; 24] = [
     Claim { claim: "RocksDB readseq: throughput 1.51x", ratio: Some(1.51), metric: "throughput", ..READSEQ },
     Claim { claim: "its P50 63.9 % lower", ratio: Some(lower_by(63.9)), metric: "P50", ..READSEQ },

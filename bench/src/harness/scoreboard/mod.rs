@@ -1,15 +1,15 @@
-//! Scoreboard: what the originals of the five mechanisms claimed, what we measured on the same work, and why it
+//! Scoreboard: what the originals of the five mechanisms claimed, what Quinion reaches on the same work, and why it
 //! differs.
 //!
 //! ```text
 //!   claims     what was announced, and which rows ask the same
 //!   lines      a line for each situation that has such a row, and one for a claim of which there is none
-//!   markdown   the table of BENCHMARKS.md, between two marks; never typed, and a test compares
+//!   markdown   the table of BENCHMARKS.md, between two marks; always generated, and a test compares
 //!   put        the same on the page of a run
 //! ```
 //!
 //! Each original is a change of the Linux kernel, measured by its author against the kernel without it, on a large
-//! machine. Ours is measured against Quinion without it where that can be chosen, and on this machine.
+//! machine. Quinion's is measured against Quinion without it where that can be chosen, and on this machine.
 //!
 //! | verdict | the ratio |
 //! |---|---|
@@ -28,7 +28,7 @@ use quinion_cli::report::digits;
 
 use claims::{Beside, CLAIMS, Claim};
 
-/// Between these the table stands.
+/// The marks around the table.
 pub const BEGIN: &str =
     "<!-- scoreboard: begin; written by `cargo xtask bench --record DIR`, not by hand -->";
 pub const END: &str = "<!-- scoreboard: end -->";
@@ -43,7 +43,6 @@ const HEADINGS: [&str; 7] = [
     "cause",
 ];
 
-/// The table's lines, of so many cells each.
 fn lines(rows: &[RecordedRow]) -> Vec<[String; 7]> {
     CLAIMS.iter().flat_map(|claim| lines_of(claim, rows)).collect()
 }
@@ -99,7 +98,6 @@ fn line(claim: &Claim, case: &str, rows: &[RecordedRow]) -> [String; 7] {
     ]
 }
 
-/// The other side of a row, and the ratio.
 fn other(row: &RecordedRow) -> String {
     let peer = row.peer.map_or("-".to_owned(), digits);
     let ratio = row.ratio.map_or(String::new(), |ratio| format!(": {ratio:.2}x"));
@@ -143,7 +141,6 @@ fn verdict(claim: &Claim, row: Option<&RecordedRow>) -> Verdict {
     }
 }
 
-/// The table as Markdown.
 pub fn markdown(rows: &[RecordedRow]) -> String {
     let line = |cells: [String; 7]| format!("| {} |\n", cells.map(|cell| cell.replace('|', "/")).join(" | "));
     let head = format!("{}|{}\n", line(HEADINGS.map(str::to_owned)), "---|".repeat(HEADINGS.len()));
@@ -157,7 +154,6 @@ pub fn replaced(text: &str, rows: &[RecordedRow]) -> Option<String> {
     Some(format!("{before}{BEGIN}\n\n{}\n{END}{after}", markdown(rows)))
 }
 
-/// Writes the table to a page.
 pub fn put(html: &mut String, rows: &[RecordedRow]) {
     html.push_str("<h2 id=\"scoreboard\">The originals' claims, and ours</h2>\n");
     html.push_str(
@@ -236,7 +232,7 @@ mod tests {
         assert_eq!(replaced("nothing\n", &[]), None);
     }
 
-    /// Never typed: what stands in the file is what the recorded rows come to.
+    /// The file is generated: its table equals that of the recorded rows.
     #[test]
     fn the_tables_in_the_file_are_those_of_the_recorded_rows() {
         let bench = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -7,8 +7,7 @@
 //!   each of them asks for more names, until nothing is new
 //! ```
 //!
-//! The linker's cache is not read: what it knows lies in the folders that are
-//! listed in its configuration, and these are looked into.
+//! The linker's cache is not read: its files lie in the folders that its configuration lists, and these are searched.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs;
@@ -16,15 +15,12 @@ use std::path::{Path, PathBuf};
 
 use quinion_cli::elf::Elf;
 
-/// A file that is loaded.
 pub struct Loaded {
-    /// Where it is.
     pub path: PathBuf,
-    /// What is in it.
     pub elf: Elf,
 }
 
-/// What a program loads at its start.
+/// The files that a program loads at its start.
 pub struct Libraries {
     /// The program's libraries in the order in which they are found; the program is not among them.
     pub found: Vec<Loaded>,
@@ -57,7 +53,7 @@ pub fn of(path: &Path, elf: &Elf, linker: &Path) -> Libraries {
     libraries
 }
 
-/// The names a file asks for, each with the folders that the file wants it looked for in.
+/// The names a file needs, each with the folders that the file names for it.
 fn wants(path: &Path, elf: &Elf) -> Vec<(String, Vec<PathBuf>)> {
     let origin =
         fs::canonicalize(path).ok().and_then(|path| Some(path.parent()?.to_owned())).unwrap_or_default();
@@ -83,7 +79,6 @@ fn system_folders(linker: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The folders in the linker's configuration.
 fn configured() -> Vec<PathBuf> {
     let files = fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten().map(|entry| entry.path());
     let lines: Vec<String> = files

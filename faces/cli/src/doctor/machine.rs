@@ -1,7 +1,7 @@
-//! Machine: what the kernel and its settings let us do.
+//! Machine: what the kernel and its settings allow.
 //!
-//! Each line says "yes", or what is wrong and what that costs and what to do.
-//! Nothing is needed but files that can be read: every "no" has a slower way.
+//! Each line says "yes", or what is wrong, what that costs and what to do. Only readable files are needed: every "no"
+//! has a slower way.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::report::{Report, Value};
 use quinion_cli::sys;
 
-/// What is to be said of the machine, and of the file systems of `folders`.
+/// The report on the machine, and on the file systems of `folders`.
 pub fn report(folders: &[impl AsRef<Path>]) -> Report {
     let mut report = Report::new();
     report
@@ -69,7 +69,7 @@ fn io_uring() -> io::Result<()> {
     })
 }
 
-/// What is set, and whether a cache gets them all the same: it asks for each by itself (`MADV_COLLAPSE`).
+/// The setting, and whether a cache gets them all the same: it asks for each by itself (`MADV_COLLAPSE`).
 fn huge_pages() -> Value {
     const PATH: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let Some(setting) = text(PATH) else { return Value::Unknown };
@@ -99,7 +99,7 @@ fn bytes_or(bytes: u64, none: Value) -> Value {
     if bytes < NO_BOUND { Value::Bytes(bytes) } else { none }
 }
 
-/// The limit of the control groups we are in, the narrowest on the way up, as the library finds them.
+/// The least limit of this process's control groups, as the library finds it.
 fn cgroup_limit() -> Value {
     if text("/proc/self/cgroup").is_none() {
         return Value::Unknown;
@@ -110,7 +110,7 @@ fn cgroup_limit() -> Value {
     narrowest(files.filter_map(|file| fs::read_to_string(file).ok()))
 }
 
-/// The least of the limits in these texts; what is no number is none.
+/// The least limit in these texts; what is no number is no limit.
 fn narrowest(texts: impl Iterator<Item = String>) -> Value {
     let limit = texts.filter_map(|text| text.trim().parse().ok()).min();
     bytes_or(limit.unwrap_or(u64::MAX), Value::Text("none".into()))
@@ -135,7 +135,7 @@ fn open_kvm() -> io::Result<()> {
     OpenOptions::new().read(true).write(true).open("/dev/kvm").map(drop)
 }
 
-/// What the file system of a folder can do, tried with a file that has no name and is gone afterwards.
+/// What the file system of a folder can do, tried with a file that has no name.
 fn folder(path: &Path) -> Report {
     let mut report = Report::new();
     report.add("folder", "folder", Value::Text(path.display().to_string()));
@@ -157,7 +157,6 @@ fn file_system(path: &Path) -> Option<String> {
     mounts::kind_at(&fs::canonicalize(path).ok()?).ok()
 }
 
-/// A file of a page, open for reading.
 struct Trial {
     plain: File,
     direct: io::Result<File>,
@@ -174,7 +173,6 @@ impl Trial {
         Ok(Self { plain, direct })
     }
 
-    /// Whether a lease may be had, and keeps others from changing a file.
     fn lease(&self) -> io::Result<()> {
         let system = FileSystem::of(rustix::fs::fstatfs(&self.plain)?.f_type as u64);
         if !system.may_be_served(false) {

@@ -10,9 +10,8 @@
 //! In JSON the parts come behind `"schema":1`, as in the reports of `run` and `keeps`. Keys stay; new ones may be
 //! added.
 //!
-//! What can be tried is tried, and nothing that was tried is left behind. The
-//! program is never run: its file and the files of its libraries are read. What it
-//! loads while it runs is not known here; `run` looks at that when it happens.
+//! What can be tried is tried, and nothing of a trial is left behind. The program is never run: its file and the files
+//! of its libraries are read. What it loads while it runs is not known here; `run` checks that when it happens.
 //!
 //! | exit code | means |
 //! |---|---|
@@ -48,7 +47,6 @@ pub struct Arguments {
     program: Option<OsString>,
 }
 
-/// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(wrong) = arguments.folder.iter().find_map(|folder| wrong_folder(folder)) {
         return complain(&wrong);
@@ -94,8 +92,8 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// What is wrong with a folder that was named, if nothing can be tried there whichever user tries; that its file system
-/// or its rights refuse a trial is a finding.
+/// What is wrong with a folder that was named, if nothing can be tried there by any user; that its file system or its
+/// rights refuse a trial is a finding.
 fn wrong_folder(folder: &Path) -> Option<String> {
     match folder.metadata() {
         Ok(found) if found.is_dir() => None,

@@ -1,4 +1,4 @@
-//! Program: what `run` would do with it, told from its file and those of its libraries.
+//! Program: what `run` would do with a program, determined from its file and those of its libraries.
 //!
 //! ```text
 //!   name --> file --> script: its interpreter, or the program that it becomes (shim.rs)
@@ -7,8 +7,8 @@
 //!                         `--- nothing is served
 //! ```
 //!
-//! The verdict is made of the same parts as `run` itself: [`run::look_at`] and the
-//! scan for system calls, so the two cannot disagree about a file.
+//! The verdict uses the same parts as `run` itself, [`run::look_at`] and the scan for system calls, so the two cannot
+//! disagree about a file.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -25,11 +25,10 @@ use super::libraries::{self, Libraries};
 use super::shim::{self, Becomes};
 use crate::report::{Report, Value};
 
-/// What was found out about a program.
 pub struct ProgramInspection {
     name: String,
-    /// The file that was named, and the interpreters that lead to what is run; for a script that becomes another
-    /// program, what leads to that, too.
+    /// The file that was named, and the interpreters up to the program that runs; for a script that becomes another
+    /// program, that program's, too.
     chain: Vec<PathBuf>,
     /// Whether it is a script that becomes a program whose name is not in it.
     becomes_unknown: bool,
@@ -37,7 +36,6 @@ pub struct ProgramInspection {
     linked: Option<Linked>,
 }
 
-/// A program with libraries.
 struct Linked {
     linker: PathBuf,
     elf: Elf,
@@ -46,7 +44,7 @@ struct Linked {
     foreign: Vec<(PathBuf, Vec<Site>)>,
 }
 
-/// Looks at the program that `name` means.
+/// Examines the program that `name` means.
 ///
 /// # Errors
 /// If there is none, or it cannot be read; in words.
@@ -95,12 +93,12 @@ fn inspect_one(name: &OsStr) -> Result<ProgramInspection, String> {
     Ok(ProgramInspection { name: shown, chain, becomes_unknown: false, kind, linked })
 }
 
-/// Whether it may be run, which was checked before, and not be read.
+/// Whether it may be executed, as was checked before, but not read.
 fn is_unreadable(path: &Path) -> bool {
     File::open(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
-/// What is wrong with the last of a chain, of which nothing is known.
+/// What is wrong with the last of a chain, which cannot be examined.
 fn wrong_with(chain: &[PathBuf]) -> String {
     let mut start = [0; 4];
     let read = chain.last().map(|path| File::open(path)?.read_exact(&mut start));
@@ -125,7 +123,7 @@ fn inspect_linked(path: &Path) -> Option<Linked> {
     Some(Linked { linker, elf, libraries, foreign })
 }
 
-/// Where an object enters the kernel; somewhere, if that cannot be found out.
+/// Where an object enters the kernel; an unknown site, if that cannot be found out.
 fn sites(elf: &Elf) -> Vec<Site> {
     syscall_scan::scan(elf.bytes()).unwrap_or_else(|_| vec![Site { address: 0, number: None }])
 }
@@ -143,7 +141,6 @@ impl Linked {
         self.libraries.found.iter().find(|loaded| loaded.elf.soname().as_deref() == Some("libc.so.6"))
     }
 
-    /// Whether the program, or a library of its that is not the C library, asks for one of these functions.
     fn asks_for(&self, names: &[&str]) -> bool {
         let others =
             self.libraries.found.iter().filter(|l| !l.elf.soname().is_some_and(|n| is_c_library(&n)));
@@ -152,7 +149,7 @@ impl Linked {
     }
 }
 
-/// Functions that tell how a program gets at its bytes, and what is said of a program that asks for them.
+/// Functions that show how a program reads its data, and the note for a program that imports them.
 const TELLING: &[(&str, &[&str], &str)] = &[
     (
         "mmap",
@@ -179,7 +176,6 @@ impl ProgramInspection {
         (self.kind != Kind::Unknown && !self.becomes_unknown).then_some(self.linked.is_some())
     }
 
-    /// What was found.
     pub fn report(&self) -> Report {
         let mut report = Report::new();
         let path = |path: &Path| Value::Text(path.display().to_string());
@@ -339,7 +335,6 @@ impl Linked {
     }
 }
 
-/// The calls that one object makes by itself.
 fn foreign_object(path: &Path, sites: &[Site]) -> Report {
     let mut names: Vec<String> =
         sites.iter().filter_map(|site| site.number).map(syscall_scan::call_name).collect();
@@ -355,7 +350,6 @@ fn foreign_object(path: &Path, sites: &[Site]) -> Report {
     report
 }
 
-/// The newest version of the C library's names that it has: `2.36`.
 fn version(library: &Elf) -> Option<String> {
     let symbols = library.symbols();
     let versions = symbols.iter().filter(|s| s.is_defined && s.kind == SymbolKind::Function);

@@ -6,9 +6,9 @@
 //!   exec /usr/bin/python3 -m tool "$@"      -->  /usr/bin/python3
 //! ```
 //!
-//! What reads files is then that program, and not the shell. The script is not run: the last command of it that begins
-//! with `exec` is read, and believed only if it names a program in plain letters. A name that the script finds out
-//! while it runs (`exec "$program"`) is not known here, and the shell is told of instead, with a hint.
+//! That program reads files, and not the shell. The script is not run: its last command that begins with `exec` is
+//! read, and used only if it names a program in plain letters. A name that the script finds out while it runs (`exec
+//! "$program"`) is not known here, and the shell is described instead, with a hint.
 //!
 //! Not an invariant: that the script gets there. It may end, or become another program, before.
 
@@ -22,16 +22,15 @@ const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "busybox"];
 /// A longer script is a program of its own.
 const SCRIPT_BYTES_MAX: u64 = 64 << 10;
 
-/// What a script that a shell runs becomes at its end.
+/// What a shell's script becomes at its end.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Becomes {
-    /// This program.
     Program(OsString),
-    /// One that it finds out while it runs.
+    /// A program that it finds out while it runs.
     Unknown,
 }
 
-/// What the first of a [chain](quinion_cli::run::chain_of) becomes; `None` if it stays what it is.
+/// What the first of a [chain](quinion_cli::run::chain_of) becomes; `None` if it becomes no other program.
 pub fn becomes(chain: &[PathBuf]) -> Option<Becomes> {
     let (script, shell) = (chain.first()?, chain.last()?.file_name()?.to_str()?);
     if chain.len() < 2 || !SHELLS.contains(&shell) {
@@ -42,7 +41,7 @@ pub fn becomes(chain: &[PathBuf]) -> Option<Becomes> {
     text.lines().rev().find_map(|line| exec_of(line.trim()))
 }
 
-/// What `exec` names in that line, if it begins with it.
+/// The program of an `exec` in that line.
 fn exec_of(line: &str) -> Option<Becomes> {
     let mut words = line.strip_prefix("exec ")?.split_ascii_whitespace();
     let mut word = words.next()?;

@@ -5,9 +5,8 @@
 //!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
 //! ```
 //!
-//! One client at a time is answered, by the thread that waits for signals; one that takes more than a second to ask,
-//! or to read the answer, or sends more than 8 KiB is closed. Only a caller that waits for the command's end has to
-//! wait for that.
+//! The thread that waits for signals answers one client at a time; one that takes more than a second, or sends more
+//! than 8 KiB, is closed. Only the end of the command has to wait for that.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -22,16 +21,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use quinion_cli::sys::Ending;
 
-/// How long one asker may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
-/// Where the numbers go.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Where {
-    /// To a file.
     File(PathBuf),
-    /// To clients of this address.
     Address(SocketAddr),
 }
 
@@ -41,7 +36,7 @@ impl FromStr for Where {
         match text.parse() {
             Ok(address) => Ok(Self::Address(address)),
             Err(_) if text.is_empty() => Err("name a file, or an address such as 127.0.0.1:9100".to_owned()),
-            // `localhost:9100`, `:9100` and `9100` are not meant as files, nor is a port that there is not.
+            // `localhost:9100`, `:9100` and `9100` are not meant as files, nor is a port that cannot exist.
             Err(_) if !text.contains('/') && ends_in_a_port(text) => Err(format!(
                 "this is not an address; write one in numbers, such as 127.0.0.1:9100, or ./{text} for a file"
             )),
@@ -63,7 +58,6 @@ pub enum Metrics {
 }
 
 impl Metrics {
-    /// Makes the place ready.
     pub fn start(place: &Where) -> Result<Self, String> {
         match place {
             Where::File(path) => {
@@ -80,25 +74,22 @@ impl Metrics {
         }
     }
 
-    /// Writes the numbers, if they go to a file. That it cannot be written now is no reason to end; the next second may
-    /// be better.
+    /// Writes the numbers, if they go to a file. A failure is no reason to end; the next second may be better.
     pub fn keep(&self, stats: &RestoreStats) {
         if let Self::File(path) = self {
             let _ = write(path, &stats.prometheus());
         }
     }
 
-    /// Answers a client, if one has connected.
     pub fn answer(&self, stats: impl Fn() -> RestoreStats) {
         let Self::Asked(listener) = self else { return };
-        // Only one: a signal may have come meanwhile, and a caller that else asks is found by the next look.
+        // Only one: a signal may have come meanwhile, and the next turn finds further clients.
         if let Ok((asker, _)) = listener.accept() {
-            // What goes wrong here is the asker's business.
+            // Errors here concern the client alone.
             let _ = answer(asker, &stats);
         }
     }
 
-    /// The address that is asked, if one is.
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::File(_) => None,
@@ -149,11 +140,11 @@ fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result
     asker.write_all(text.as_bytes())
 }
 
-/// What is asked, to the empty line behind it.
+/// The request's text up to its empty line.
 fn request(asker: &mut TcpStream) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
     let began = Instant::now();
-    // All of it in a second, in however small pieces it comes.
+    // All of it within a second, however small its pieces.
     while let Some(rest) = REQUEST_TIMEOUT.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
         asker.set_read_timeout(Some(rest))?;
         let read = asker.read(&mut piece)?;

@@ -7,7 +7,7 @@
 //!   a signal  stop -> write what was recorded -> print the report on standard output
 //! ```
 //!
-//! All that is decided here is where the numbers go. The server is the library's.
+//! This module decides only where the numbers go. The server is the library's.
 
 mod metrics;
 
@@ -28,10 +28,8 @@ use crate::{EXIT_FAILED, build_cache, complain};
 use metrics::{Metrics, Where};
 use quinion_cli::sys::Ending;
 
-/// How often numbers are shown and written.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What is said below the options.
 const MORE: &str = r#"How to use it:
   quinion restore --snapshot memory.bin --socket /run/vm.sock
       Then have each VMM connect there. Firecracker does that when a snapshot is loaded with
@@ -130,13 +128,11 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Permissions, as `chmod` takes them.
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "give permissions in octal, such as 660".to_owned())
 }
 
-/// A user's number, and perhaps a group's.
 fn owner(text: &str) -> Result<(u32, Option<u32>), String> {
     let (user, group) = match text.split_once(':') {
         Some((user, group)) => (user.parse().ok(), Some(group.parse().ok())),
@@ -171,7 +167,6 @@ enum FillChoice {
     All,
 }
 
-/// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
     match restore(&arguments) {
         Ok(code) => code,
@@ -220,7 +215,7 @@ fn named(path: &Path, error: &dyn std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// The record is written at the end; that it cannot be is said now.
+/// Checks now that the record can be written at the end.
 fn check_record(path: &Path) -> Result<(), String> {
     let told = |error: std::io::Error| named(path, &format_args!("the record could not be written: {error}"));
     if path.is_dir() {
@@ -264,7 +259,7 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
         .map_err(|error| no_room(arguments, &cache).unwrap_or_else(|| error.to_string()))
 }
 
-/// Why a snapshot that is to be mapped by VMMs does not fit, in the units of the command line; `None` if it does.
+/// Why a snapshot that VMMs should map does not fit, in the units of the command line; `None` if it does.
 fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
     let image = std::fs::metadata(&arguments.snapshot).ok()?.len();
     let (memory, wanted) = (cache.stats().memory_bytes, image + 2 * quinion::Cache::MEMORY_MIN);
@@ -278,7 +273,7 @@ fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
     })
 }
 
-/// The record at `path`, as far as it is of use for `image`; what is not is said.
+/// The record at `path`, as far as it is of use for `image`; prints what is not.
 fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<FaultRecord>, String> {
     let record = match FaultRecord::read(path, image) {
         Ok(record) => record,
@@ -305,7 +300,7 @@ fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Opt
     Ok(Some(record))
 }
 
-/// Until a signal asks this process to end.
+/// Serves until a signal asks this process to end.
 fn watch(server: &Server, ending: &Ending, metrics: Option<&Metrics>, bar: &ProgressBar) {
     loop {
         if metrics::wait(ending, metrics, TICK) {
@@ -321,7 +316,6 @@ fn watch(server: &Server, ending: &Ending, metrics: Option<&Metrics>, bar: &Prog
     }
 }
 
-/// The line that moves; hidden if standard error is no terminal.
 fn bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{msg}").expect("the template is a constant"));
@@ -339,7 +333,6 @@ fn say(bar: &ProgressBar, text: &str) {
     bar.suspend(|| crate::complain_only(&text));
 }
 
-/// What happened, in a line.
 fn told(event: &Event) -> String {
     let killed = |killed: bool| if killed { "its process was killed" } else { "its process was left" };
     match event {
@@ -372,7 +365,6 @@ fn told(event: &Event) -> String {
     }
 }
 
-/// What is printed at the end.
 fn report(stats: &RestoreStats, record: Option<&FaultRecord>, form: Form) -> Report {
     let numbers = &stats.numbers;
     let quantile = |share| numbers.latency.quantile(share).map_or(Value::Unknown, Value::Number);

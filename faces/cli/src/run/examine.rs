@@ -2,24 +2,23 @@
 //!
 //! ```text
 //!   viewer, before its first file --Examine--> /proc/PROCESS/maps
-//!     the C library, the dynamic linker, the kernel's page, our object    known
+//!     the C library, the dynamic linker, the kernel's page, the interposer    known
 //!     every other object that can be executed                             its file is scanned, once for all processes
-//!     memory that can be executed and has no file                         its bytes are looked at
+//!     memory that can be executed and has no file                         its bytes are scanned
 //!   the worst of all these is the answer
 //! ```
 //!
-//! The C library's system calls are the ones that our wrappers stand before, or
-//! it makes them for itself. A second copy of it in one process has no wrappers
-//! before it, so it is as foreign as anything: be it another file, or a second
-//! piece of memory with the same bytes of the file.
+//! The C library's system calls are those that wrappers stand before, or that it makes for itself. A second copy of it
+//! in one process has no wrappers before it, so it is foreign: be it another file, or a second piece of memory with the
+//! same bytes of the file.
 //!
-//! Invariant: what cannot be looked at is taken for the worst.
+//! Invariant: what cannot be examined is taken for the worst.
 //!
-//! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if
-//! it is not larger than a quarter of the cache's bound, or 128 MiB if that is less; at most 256 MiB are taken so
-//! beside the bound. One on a file system whose reads may never end is taken for the worst, unread: see
-//! [`super::syscall_scan`]. A process that finds another object being read waits for a bounded time, also for a read
-//! that does not end. What is known is kept from one run to the next: see [`super::plan_cache`].
+//! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if it
+//! is not larger than a quarter of the cache's bound, or 128 MiB if that is less; at most 256 MiB are taken so beside
+//! the bound. One on a file system whose reads may never end is taken for the worst, unread: see
+//! [`super::syscall_scan`]. A process that finds another object being read waits for a bounded time. What is known is
+//! kept from one run to the next: see [`super::plan_cache`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -39,7 +38,6 @@ use super::plan_cache::{Identity, OBJECTS, PlanCache, sum};
 use super::{object, syscall_scan};
 use crate::elf::Elf;
 
-/// Names by which the parts of the C library are loaded.
 const C_LIBRARY: &[&str] =
     &["libc.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0", "librt.so.1", "libdl.so.2"];
 
@@ -48,10 +46,8 @@ pub fn is_c_library(name: &str) -> bool {
     C_LIBRARY.contains(&name)
 }
 
-/// What a file with code comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Object {
-    /// The part of the C library that has this name.
     CLibrary(&'static str),
     Other(SyscallAudit),
 }
@@ -59,7 +55,6 @@ enum Object {
 /// More than the table of mappings of any sane program takes; one with more is not looked at.
 const MAPS_BYTES_MAX: u64 = 16 << 20;
 
-/// The table of mappings of a process, if it is no longer than that.
 fn read_maps(process: u32) -> Option<String> {
     let mut text = String::new();
     let table = File::open(format!("/proc/{process}/maps")).ok()?;
@@ -67,36 +62,32 @@ fn read_maps(process: u32) -> Option<String> {
     ((bytes as u64) < MAPS_BYTES_MAX).then_some(text)
 }
 
-/// Looks at processes, and remembers the files it has scanned.
+/// Examines processes, and remembers the files that it has scanned.
 pub struct ProcessAuditor {
-    /// What is known of files; read from what is remembered when the first process is looked at.
+    /// The results of files; those of earlier runs are read when the first process is examined.
     known: OnceLock<Mutex<HashMap<Identity, Object>>>,
     reading: Turn,
-    /// How large an object is read at most, in bytes.
     object_bytes_max: u64,
-    /// Where that is kept for the next run.
     remembered: Option<PlanCache>,
-    /// Where the file lies that programs load of us.
     ours: PathBuf,
-    /// What is in it.
     our_object: &'static [u8],
-    /// The memory that it takes, in bytes from its beginning.
+    /// The bytes of memory that it takes from its beginning.
     ours_bytes: OnceLock<u64>,
 }
 
-/// Where a part of the C library was found: its name, its file, and which bytes of that.
+/// Where a part of the C library was found: its name, file, and range of bytes.
 type LibraryCopy = (&'static str, u64, Range<u64>);
 
 impl ProcessAuditor {
-    /// One that passes the file `ours`, which is `our_object`, what programs load of us, and knows what is `remembered`
-    /// of earlier runs. The cache it works for has `memory` bytes.
+    /// An auditor that passes the file `ours`, whose bytes are `our_object`, and knows what is `remembered` of earlier
+    /// runs. The cache that it works for has `memory` bytes.
     pub(super) fn new(
         ours: PathBuf,
         our_object: &'static [u8],
         remembered: Option<PlanCache>,
         memory: u64,
     ) -> Self {
-        /// Programs with everything in one object are no larger, and are to be served by a small cache, too.
+        /// No program in one object is larger, and a small cache should serve these, too.
         const OBJECT_BYTES_LEAST: u64 = 128 << 20;
         /// Larger ones take too long.
         const OBJECT_BYTES_MAX: u64 = 256 << 20;
@@ -118,7 +109,7 @@ impl ProcessAuditor {
         *self.ours_bytes.get_or_init(measure)
     }
 
-    /// What the code of `process` does.
+    /// The worst that the code of `process` does.
     pub fn examine(&self, process: u32) -> SyscallAudit {
         self.look(process).unwrap_or(SyscallAudit::Restricted)
     }
@@ -127,7 +118,7 @@ impl ProcessAuditor {
         let maps = read_maps(process)?;
         let mut worst = SyscallAudit::Clean;
         let mut c_library = Vec::new();
-        // Memory without a file in our object's place is its own: variables, and functions' moved beginnings.
+        // Memory without a file in the object's place is its own: variables, and functions' moved beginnings.
         let mut ours = 0..0;
         for line in maps.lines() {
             let part = Part::of(line)?;
@@ -160,11 +151,10 @@ impl ProcessAuditor {
         object::is_at(&self.ours, part.path, part.inode)
     }
 
-    /// What the file behind a part comes to; `None` if it is not there any more.
     fn object(&self, process: u32, part: &Part<'_>) -> Option<Object> {
         let file = open_object(process, part.path)?;
         let data = file.metadata().ok()?;
-        // The device is not compared: some file systems say another one here than there.
+        // The device is not compared: some file systems give another number here than in `maps`.
         if data.ino() != part.inode || !data.is_file() || data.len() > self.object_bytes_max {
             return None;
         }
@@ -184,14 +174,14 @@ impl ProcessAuditor {
         drop(reading);
         self.keep(identity, object)?;
         if let Some(remembered) = self.remembered.as_ref().filter(|_| is_settled) {
-            // A process that cannot write there looks at it anew in the next run.
+            // If this process cannot write there, the next run scans it anew.
             let _ = remembered.add(OBJECTS, (), &line_of(&identity, object));
         }
         Some(object)
     }
 
     fn keep(&self, identity: Identity, object: Object) -> Option<()> {
-        /// More than the programs of a machine load, unless they make objects without end; then it begins anew.
+        /// More than the programs of a machine load, unless they make objects without end; then the store begins anew.
         const KNOWN_MAX: usize = 16 << 10;
         let mut known = self.known().lock().ok()?;
         if known.len() >= KNOWN_MAX {
@@ -205,12 +195,10 @@ impl ProcessAuditor {
 /// The turn to read an object: one at a time has it.
 #[derive(Default)]
 struct Turn {
-    /// When it was taken.
     taken: Mutex<Option<Instant>>,
     given_back: Condvar,
 }
 
-/// The holder of this has the turn.
 struct TurnTaken<'a>(&'a Turn);
 
 impl Turn {
@@ -236,9 +224,9 @@ impl Drop for TurnTaken<'_> {
     }
 }
 
-/// Opens what `path` is in `process`, if no step of that can wait for ever: the path, which the process has chosen,
-/// is looked up in its table of mounts before any file system is asked, and what was found is checked again before it
-/// is opened. No question is put here to a file system that is not served unless asked for (FUSE, a network's).
+/// Opens `path` in `process`, if no step can wait for ever. The process has chosen the path: so it is looked up in the
+/// process's table of mounts before any file system is asked, and what was found is checked again before it is opened.
+/// No request goes to a file system that is not served by default (FUSE, a network's).
 fn open_object(process: u32, path: &str) -> Option<File> {
     let path = Path::new(path);
     mounts::do_all_answer(process, path).ok().filter(|&all| all)?;
@@ -249,22 +237,19 @@ fn open_object(process: u32, path: &str) -> Option<File> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::CACHED;
     let found = openat2(root, path, flags, Mode::empty(), how).ok()?;
     mounts::of_own(found.as_fd(), process).ok().filter(Mount::answers)?;
-    // One that is a pipe would make us wait for a process that writes to it.
+    // A pipe would make this process wait for a writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let again = open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty()).ok()?;
     Some(File::from(again))
 }
 
-// ---- what is remembered --------------------------------------------------------------------------------------
-
-/// Words for what an object does; a part of the C library is its own.
+/// Words for results; a part of the C library is its own.
 const AUDIT_NAMES: [(SyscallAudit, &str); 3] = [
     (SyscallAudit::Clean, "clean"),
     (SyscallAudit::Harmless, "harmless"),
     (SyscallAudit::Restricted, "restricted"),
 ];
 
-/// A file, what it comes to, and a sum of both.
 fn line_of(identity: &Identity, object: Object) -> String {
     let Identity { device, inode, bytes, changed: [seconds, part], build } = identity;
     let word = match object {
@@ -277,7 +262,6 @@ fn line_of(identity: &Identity, object: Object) -> String {
     format!("{line} {}", sum(line.as_str()))
 }
 
-/// `None` if it is not as it was written.
 fn read_line(line: &str) -> Option<(Identity, Object)> {
     let (said, sum_said) = line.rsplit_once(' ')?;
     if sum(said).to_string() != sum_said {
@@ -316,7 +300,6 @@ fn audit_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<LibraryC
     if is_copy { SyscallAudit::Restricted } else { SyscallAudit::Clean }
 }
 
-/// Code without a file: of a program that makes code for itself.
 fn audit_anonymous_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit> {
     const BYTES_MAX: u64 = 64 << 20;
     const PIECE_BYTES: u64 = 1 << 20;
@@ -324,7 +307,7 @@ fn audit_anonymous_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit>
     let memory = File::open(format!("/proc/{process}/mem")).ok()?;
     let mut bytes = vec![0; PIECE_BYTES as usize + 1];
     for start in (part.start..part.end).step_by(PIECE_BYTES as usize) {
-        // With the first byte of the next: an instruction of two may begin in one and end in the other.
+        // With the first byte of the next piece: an instruction of two bytes may begin in one and end in the other.
         let piece = &mut bytes[..(part.end - start).min(PIECE_BYTES + 1) as usize];
         memory.read_exact_at(piece, start).ok()?;
         if syscall_scan::may_enter_kernel(piece) {
@@ -372,7 +355,6 @@ impl<'a> Part<'a> {
         self.inode == 0 && self.path.is_empty()
     }
 
-    /// Whether the kernel put it there.
     fn is_kernels(&self) -> bool {
         self.inode == 0 && matches!(self.path, "[vdso]" | "[vsyscall]" | "[uprobes]")
     }
@@ -387,8 +369,8 @@ mod tests {
         ProcessAuditor::new("/dev/null".into(), &[], None, 1 << 30)
     }
 
-    /// What `program`, a copy of `sleep`, comes to when its C library is loaded, and its number; it has ended then.
-    /// Until it has become that program, it is a copy of us.
+    /// The result for `program`, a copy of `sleep`, when its C library is loaded, and its number; it has ended then.
+    /// Until it has become that program, it is a copy of this process.
     fn examined(examiner: &ProcessAuditor, program: &Path) -> (SyscallAudit, u32) {
         let mut child = std::process::Command::new(program).arg("100").spawn().unwrap();
         let is_ready = |maps: &str| maps.contains("libc.so.6") && !maps.contains("quinion_cli");
@@ -511,7 +493,7 @@ mod tests {
         }
     }
 
-    /// What is thought of a process that has mapped `len` bytes from the beginning of the file at `path` as code, once
+    /// The result for a process that has mapped `len` bytes from the beginning of the file at `path` as code, once
     /// `then` was done.
     fn with_mapped(path: &std::path::Path, len: usize, then: impl FnOnce()) -> SyscallAudit {
         const SCRIPT: &str = "import mmap, sys\nfile, bytes = open(sys.argv[1], 'rb'), int(sys.argv[2])\n\
@@ -531,7 +513,6 @@ mod tests {
         audit
     }
 
-    /// Bytes that this thread has read from files.
     fn bytes_read() -> u64 {
         let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
         text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
@@ -564,7 +545,7 @@ mod tests {
             let known = examiner.object(std::process::id(), &part);
             let read = bytes_read() - before;
             assert!(read < read_max, "{read} of {bytes} bytes were read");
-            // One that may be read is, so that the others say something.
+            // A readable one is scanned, so that the others show something.
             assert_eq!(known.is_some(), bytes < 1 << 30, "{known:?}, of {bytes} bytes");
             assert_eq!(read > bytes, known.is_some(), "{read} of {bytes} bytes were read");
             std::fs::remove_file(&object).unwrap();
@@ -574,7 +555,7 @@ mod tests {
     /// 1. A process has so much code of its own making that looking at it takes the owner's memory, or for ever.
     #[test]
     fn code_in_memory_is_looked_at_within_a_bound_only() {
-        // Zeros are no system call, whoever may execute them.
+        // Zeros are no system call.
         let memory = vec![0_u8; 65 << 20];
         let part = |bytes: u64| {
             let (start, path) = (memory.as_ptr() as u64, "");

@@ -1,10 +1,10 @@
 //! Group: how much of a control group's memory a cache may take.
 //!
-//! A control group that has no memory left kills a process in it, and what a cache holds cannot be taken from it by the
-//! kernel. So a cache of `run` has **half** of its group's limit at most, also if more was said, which is told at the
-//! start: the programs that it serves are in the same group, and they are to have the other half at once, however fast
-//! they take it. When they take more than that, the cache becomes smaller ([`quinion::pressure`]), to the least that
-//! it can do with; that takes it a fraction of a second.
+//! A control group that has no memory left kills a process in it, and the kernel cannot reclaim a cache's memory. So a
+//! cache of `run` has **half** of its group's limit at most, even if more was requested, which is told at the start:
+//! the programs that it serves are in the same group, and should have the other half at once, however fast they take
+//! it. When they take more, the cache becomes smaller ([`quinion::pressure`]), to its minimum; that takes it a fraction
+//! of a second.
 
 use std::path::Path;
 
@@ -26,8 +26,8 @@ pub fn limit() -> Option<u64> {
     (limit < total.saturating_mul(1024)).then_some(limit)
 }
 
-/// How much memory a cache is to have for which `asked` bytes were, in a group with that `limit`; and what is to be
-/// said of it, if that is less.
+/// The memory of a cache for which `asked` bytes were requested, in a group with that `limit`; and a message, if that
+/// is less.
 pub fn fit(asked: u64, limit: Option<u64>) -> (u64, Option<String>) {
     let Some(limit) = limit else { return (asked, None) };
     let most = (limit / PART).max(quinion::Cache::MEMORY_MIN);

@@ -13,12 +13,12 @@
 //!
 //! There is one such cache for each user and name. Its `memory` is one bound, however many runs it serves. A run
 //! **joins**: it sends its version and its options, and gets the address where the owner accepts programs. These load
-//! the runner's own object, in the folder that both have; a command whose object is another than the owner's does not
-//! join at all, so the object and the arena are always of one build. The connection lives as long as the run; by it
-//! the owner knows which runs exist.
+//! the runner's own object, in the folder that both have; a command whose object differs from the owner's does not
+//! join, so the object and the arena are always of one build. The connection lives as long as the run; by it the owner
+//! knows which runs exist.
 //!
-//! Files stay cached when no program has them open: the cache keeps them until there are too many, or their memory is
-//! wanted. Each open checks the file again, so one that was changed between two runs is read anew.
+//! Files stay cached when no program has them open, until there are too many or their memory is needed. Each open
+//! checks the file again, so one that was changed between two runs is read anew.
 //!
 //! What a crash leaves, and why it breaks no later run:
 //!
@@ -29,11 +29,11 @@
 //! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
 //!
-//! Nothing about caches is read from what lies in the folder, no number of a process above all: the holder of the lock
-//! is what counts, and which process is at the other end of the socket.
+//! The files in the folder prove nothing about caches, and no number of a process does: only the holder of the lock
+//! counts, and the process at the other end of the socket.
 //!
 //! Invariants:
-//!  1. At most one owner of a user and name: it has the lock from before it was started until it is no more.
+//!  1. At most one owner of a user and name: it has the lock from before its start until its end.
 //!  2. A run never waits without end for an owner.
 //!  3. The owner has nothing of its first runner's (`keep/sys.rs`), and is in no shell's job.
 //!
@@ -67,13 +67,12 @@ mod owner;
 mod start;
 mod sys;
 
-/// The version of what is said between runner and owner. "stop" and "status" are the same in all versions.
+/// The version of the messages between runner and owner. "stop" and "status" are the same in all versions.
 const PROTOCOL: u64 = 2;
-/// How long a runner waits before it looks again for an owner that is being started, or is ending.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Owners killed by a signal while they start, after which no other is started.
 const KILLED_MAX: u32 = 4;
-/// How long an owner may take to end before it is killed: nothing in it can be lost.
+/// How long an owner may take to end before it is killed: its cache has no data that is not in files.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 
 /// What a kept cache is called.
@@ -81,12 +80,10 @@ const ENDING_MAX: Duration = Duration::from_secs(3);
 pub struct Name(String);
 
 impl Name {
-    /// Letters of the longest name.
     const LETTERS_MAX: usize = 64;
 }
 
 impl Default for Name {
-    /// The cache of a run that gives no name.
     fn default() -> Self {
         Self("default".to_owned())
     }
@@ -178,14 +175,13 @@ pub struct CacheRequest {
     pub memory: Option<u64>,
     /// How long it stays, if that was said.
     pub idle: Option<Idle>,
-    /// When files are taken over from the kernel, in the word of the option, if that was said.
+    /// When files are taken over from the kernel, as the option's word, if that was said.
     pub attach: Option<String>,
-    /// Which files are served, and by what, as options; none for the default. It is part of what is wanted, said or
-    /// not.
+    /// Which files are served, and by what, as options; none for the default. Always compared.
     pub rules: Vec<String>,
 }
 
-/// A cache that another process owns, joined by one run; left when it is dropped.
+/// A cache of another process, joined by one run; left when it is dropped.
 #[derive(Debug)]
 pub struct JoinedCache {
     name: Name,
@@ -229,7 +225,7 @@ impl JoinedCache {
         }
     }
 
-    /// `None` if the owner ended before it answered.
+    /// Joins by this connection; `None` if the owner ended before it answered.
     fn ask_to_join(mut line: Connection, wanted: &CacheRequest, object: &Path) -> io::Result<Option<Self>> {
         let Some(answer) = line.ask(&owner::question(wanted))? else { return Ok(None) };
         if answer.answers("refused") {
@@ -255,8 +251,8 @@ impl JoinedCache {
         self.place.point_to(command, Some(self.run));
     }
 
-    /// Hands the owner a plan of what is to be patched in the C library of programs; those that are pointed to the
-    /// cache from now on find it there. The owner keeps it, for programs that are left behind when this run is over.
+    /// Hands the owner a plan of what is patched in the C library of programs; those that are pointed to the cache from
+    /// now on find it there. The owner keeps it for programs that outlive this run.
     ///
     /// # Errors
     /// The owner takes no more of them, or has ended.
@@ -278,15 +274,14 @@ impl JoinedCache {
         &self.name
     }
 
-    /// What the run did so far, with the `files` that are read most; or, if the cache was stopped meanwhile, what it
-    /// did until then. `None` if it has ended without an answer.
+    /// What the run did so far, with the `files` that are read most; if the cache was stopped meanwhile, what it did
+    /// until then. `None` if it has ended without an answer.
     pub fn numbers(&mut self, files: usize) -> io::Result<Option<Numbers>> {
         let Some(answer) = self.line.ask(&numbers::question(files))? else { return Ok(None) };
         Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
     }
 }
 
-/// The error of an owner that does not answer.
 fn silent(name: &Name) -> io::Error {
     io::Error::other(format!(
         "the cache `{name}` is there and does not answer: it is stopped, or hangs; end it by `quinion stop {name}`"
@@ -298,7 +293,7 @@ fn silent(name: &Name) -> io::Error {
 pub enum StopOutcome {
     /// It ended as it should.
     Ended,
-    /// It did not answer, and was killed. Nothing was in it that is not in files.
+    /// It did not answer, and was killed.
     Killed,
     /// There was none.
     NotThere,
@@ -333,7 +328,7 @@ fn stop_owner(mut line: Connection) -> io::Result<StopOutcome> {
             "it lives in another name space of processes (a container?); stop it from there",
         ));
     };
-    // While we are connected, the process that listens there is this one.
+    // While this process is connected, the process that listens there is this one.
     let alive = match pidfd_open(process, PidfdFlags::empty()) {
         Err(rustix::io::Errno::SRCH) => return Ok(StopOutcome::Ended),
         alive => alive?,
@@ -351,16 +346,13 @@ fn stop_owner(mut line: Connection) -> io::Result<StopOutcome> {
     Ok(StopOutcome::Killed)
 }
 
-/// Whether anything of a name is left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CleanupOutcome {
-    /// What was left is removed.
     All,
-    /// Another process has the lock.
     Locked,
 }
 
-/// Removes what an owner that was killed has left. In a folder that cannot be written it stays, and is ignored.
+/// Removes the files of an owner that was killed. In a folder that cannot be written they stay, and are ignored.
 fn tidy(folder: &Folder, name: &Name) -> io::Result<CleanupOutcome> {
     super::socket::remove_left(folder.path());
     if !folder.has(name)? {
@@ -391,11 +383,11 @@ pub struct ObservedCache {
     pub name: Name,
     /// Its process; 0 if that has no number here.
     pub process: u32,
-    /// What it says of itself; `None` if it does not answer.
+    /// `None` if it does not answer.
     pub status: Option<Status>,
 }
 
-/// What a kept cache says of itself. Times in milliseconds.
+/// A kept cache's description of itself. Times are in milliseconds.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs, reason = "the fields are the names that the list shows, and its help explains them")]
 pub struct Status {
@@ -432,7 +424,7 @@ impl Status {
         }
     }
 
-    /// What another version does not say is 0.
+    /// What another version does not send is 0.
     fn of(message: &Message) -> Self {
         let number = |name| message.number_of(name).unwrap_or(0);
         Self {
@@ -451,18 +443,18 @@ impl Status {
     }
 }
 
-/// How many files a kept cache looks at, whether they were removed, each time it does: some hundred microseconds.
+/// How many files a kept cache checks for removal each time: some hundred microseconds.
 pub const REMOVED_FILES_CHECKED_MAX: usize = 256;
 
-/// How many files that no program has open a kept cache knows at most. Each may have a descriptor for a moment; half
-/// of those that a process may have are for others: programs' files that are open, connections.
+/// How many files that no program has open a kept cache knows at most. Each may have a descriptor for a moment; half of
+/// a process's descriptors are for programs' open files and connections.
 pub fn files_max() -> usize {
     const FILES_MAX: u64 = 1 << 16;
     let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     (descriptors.unwrap_or(u64::MAX) / 2).min(FILES_MAX) as usize
 }
 
-/// All kept caches of the user, by name. What was left by some that were killed is removed; the folder is not made.
+/// All kept caches of the user, by name. Removes what killed ones have left; does not make the folder.
 pub fn list() -> io::Result<Vec<ObservedCache>> {
     let Some(folder) = Folder::of_user_if_any()? else { return Ok(Vec::new()) };
     let mut seen = Vec::new();

@@ -9,19 +9,19 @@
 //!   | ...                                           |   paint     cells become bytes
 //! ```
 //!
-//! The program keeps its terminal: it has our standard streams, writes whenever it likes, and its output scrolls
-//! and stays. Only the last rows are taken from it, by the terminal's own means. We read no key, and change no
-//! mode of the terminal. What is drawn is one write that saves and restores the cursor, and the kernel mixes no
-//! two writes of a terminal.
+//! The program keeps its terminal: it has this process's standard streams, writes whenever it likes, and its output
+//! scrolls and stays. Only the last rows are taken from it, by the terminal's own means. The panel reads no key, and
+//! changes no mode of the terminal. Each picture is one write that saves and restores the cursor, and the kernel mixes
+//! no two writes of a terminal.
 //!
-//! A program that uses the whole screen (an editor, a pager) sets the region for itself, and draws over the panel
-//! as the panel does over it: it is watched better by the report.
+//! A program that uses the whole screen (an editor, a pager) sets the region for itself, and draws over the panel as
+//! the panel does over it: the report serves better there.
 //!
-//! A thread draws; only it writes. It is told when the program stops, and gives the rows back until both go on.
+//! A thread draws; only it writes. When the program stops, the thread restores the rows until both continue.
 //!
 //! Invariants:
 //!  1. Without a terminal on standard error there is no thread and no byte.
-//!  2. However we end, the region is given back: by the thread, or if we are killed by the repairer (`screen`).
+//!  2. However this process ends, the region is restored: by the thread, or after a kill by the repairer (`screen`).
 //!
 //! Not an invariant: that all the numbers of a picture are of one moment.
 
@@ -44,12 +44,9 @@ use panel::Panel;
 use screen::Screen;
 pub use screen::{REPAIR_VERB, repair_terminal};
 
-/// Rows of the panel where there is room.
 const ROWS_FULL: u16 = 8;
-/// From one picture to the next.
 pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 
-/// What is seen of a run at a moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RunSample {
     /// What the viewers did so far.
@@ -62,10 +59,10 @@ pub(super) struct RunSample {
     pub hottest: Vec<Hot>,
 }
 
-/// A file that is read much.
+/// A file that is read often.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hot {
-    /// Where a program had it from when it was opened last.
+    /// The path by which a program opened it last.
     pub name: PathBuf,
     /// Bytes of it that are cached; `None` if no program has it open any more.
     pub cached_bytes: Option<u64>,
@@ -77,22 +74,20 @@ impl From<HotFile> for Hot {
     }
 }
 
-/// A panel that is drawn; dropping it gives the terminal back.
+/// A panel on the terminal; dropping it restores the terminal.
 pub(super) struct Live<'scope> {
     orders: Option<Sender<PanelCommand>>,
     thread: Option<ScopedJoinHandle<'scope, ()>>,
 }
 
-/// What the thread is told.
 enum PanelCommand {
-    /// Give the rows back, and say when it is done.
+    /// Restore the rows, and answer when it is done.
     Hide(Sender<()>),
-    /// Draw again.
     Show,
 }
 
 impl<'scope> Live<'scope> {
-    /// Begins to draw what `look` sees, below `title`; `None` if the terminal cannot show it.
+    /// Starts to draw what `look` returns, below `title`; `None` if the terminal cannot show it.
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         title: String,
@@ -114,7 +109,6 @@ impl<'scope> Live<'scope> {
         Some(Self { orders: Some(orders), thread: Some(thread) })
     }
 
-    /// Gives the terminal back until [`Live::show`], and returns when it is so.
     pub(super) fn hide(&self) {
         let (done, wait) = mpsc::channel();
         if self.tell(PanelCommand::Hide(done)) {
@@ -122,7 +116,6 @@ impl<'scope> Live<'scope> {
         }
     }
 
-    /// Draws again.
     pub(super) fn show(&self) {
         self.tell(PanelCommand::Show);
     }

@@ -1,4 +1,4 @@
-//! Modes: the names of how changes by other processes were noticed, in reports and in messages between processes.
+//! Modes: the names of the ways to detect changes by other processes, in reports and in messages between processes.
 //!
 //! ```text
 //!   a Validation --mode_name--> "lease" --message of a kept cache--> mode_of --> the same
@@ -6,11 +6,9 @@
 
 use quinion::internals::arena::Validation;
 
-/// All modes, the best first.
 pub(super) const MODES: [Validation; 4] =
     [Validation::Leased, Validation::Immutable, Validation::CheckTimes, Validation::Kernel];
 
-/// The name of a mode.
 pub(super) fn mode_name(validation: Validation) -> &'static str {
     match validation {
         Validation::Leased => "lease",
@@ -20,7 +18,6 @@ pub(super) fn mode_name(validation: Validation) -> &'static str {
     }
 }
 
-/// The mode of that name.
 pub(super) fn mode_of(name: &str) -> Option<Validation> {
     MODES.into_iter().find(|validation| mode_name(*validation) == name)
 }

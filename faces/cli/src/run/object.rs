@@ -1,20 +1,20 @@
-//! Object: what programs load of us, as a file.
+//! Object: the interposer that programs load, as a file.
 //!
 //! ```text
 //!   the user's folder/    libquinion-HASH.so       compared before each use, and replaced if it differs
 //! ```
 //!
-//! Programs pass on `LD_PRELOAD`, also when the owner has ended, so what it names must mean the same for ever, and no
-//! other user may be able to change it. A path by the number of a process does not: the process that gets the number
-//! next decides what it leads to. A file in the user's folder ([`super::user_folder`]) does, and it stays there.
+//! Programs pass on `LD_PRELOAD`, even when the owner has ended, so the named file must mean the same for ever, and no
+//! other user may be able to change it. A path by the number of a process does not: the next process with the number
+//! decides what it leads to. A file in the user's folder ([`super::user_folder`]) does, and it stays there.
 //!
 //! Its name has a hash of its bytes, so different objects do not replace each other, and programs of two commands may
-//! run side by side. The hash protects nothing: all bytes are compared before each use. A file is never written under
-//! its name; it is written under another, and renamed.
+//! run side by side. The hash protects nothing: all bytes are compared before each use. A file is written under another
+//! name, and renamed.
 //!
-//! A program that has it loaded keeps it if it is replaced or removed; a program that is started later looks for it by
-//! name, and one that is not there is taken out of the environment by the object itself
-//! (`faces/preload/src/ld_preload.rs`). Objects that no run has used for a month are removed when another is written.
+//! A program that has it loaded keeps it if it is replaced or removed. A program that is started later looks for it by
+//! name; the object itself removes a missing one from the environment (`faces/preload/src/ld_preload.rs`). Objects that
+//! no run has used for a month are removed when another is written.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -33,15 +33,15 @@ use super::user_folder::Folder;
 
 /// A hash of the object that this command has, in hexadecimal; `build.rs` makes it.
 pub(super) const HASH: &str = env!("QUINION_OBJECT");
-/// How names of objects begin and end; `faces/preload/src/ld_preload.rs` knows ours by it.
+/// How names of objects begin and end; `faces/preload/src/ld_preload.rs` recognizes its own by it.
 const PREFIX: &str = "libquinion-";
 const SUFFIX: &str = ".so";
 const _: () = assert!(HASH.len() == 32, "the longest name is agreed on with the object");
 
-/// How often writing it is tried: each time another process has changed it meanwhile.
+/// How often writing it is tried, if other processes change it meanwhile.
 const TRIES_MAX: usize = 8;
 
-/// The path of our object in that folder, where it is now, whatever was there before.
+/// Makes sure that the object is in that folder, whatever was there before, and returns its path.
 ///
 /// # Errors
 /// It cannot be written there.
@@ -69,7 +69,6 @@ fn place_bytes(folder: &Folder, hash: &str, bytes: &[u8]) -> io::Result<PathBuf>
     Err(wrong(io::Error::other("another process changes it again and again")))
 }
 
-/// What lies under the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InstalledObject {
     Nothing,
@@ -77,7 +76,7 @@ enum InstalledObject {
     Wrong,
 }
 
-/// Checks whether the file of that name is a file of ours that others cannot write, with these bytes.
+/// Checks whether the file of that name is this user's, is not writable by others, and has these bytes.
 fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<InstalledObject> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
@@ -98,7 +97,6 @@ fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<InstalledObject
     Ok(if is_right { InstalledObject::Right } else { InstalledObject::Wrong })
 }
 
-/// Whether the file has these bytes and no more.
 fn has(mut file: &File, mut bytes: &[u8]) -> io::Result<bool> {
     let mut piece = vec![0; 64 << 10];
     loop {
@@ -114,12 +112,12 @@ fn has(mut file: &File, mut bytes: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// Notes once a day that it is used, so that it is not taken for an old one.
+/// Sets its time once a day while it is used, so that it is not removed as an old one.
 fn mark_used(file: &File, modified: Option<SystemTime>) {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     if modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > DAY) {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        // Then it is removed too early one day, and written anew.
+        // If this fails, it is removed too early one day, and written anew.
         let _ = rustix::fs::futimens(file, &Timestamps { last_access: now, last_modification: now });
     }
 }
@@ -130,13 +128,13 @@ fn write(folder: &Folder, name: &str, bytes: &[u8], found: InstalledObject) -> i
     static COUNT: AtomicU64 = AtomicU64::new(0);
     folder.remove_old(|name| name.starts_with(PREFIX));
     let new = format!("{name}.{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    // A process of our number may have been killed here.
+    // A process with the same number may have been killed here.
     let _ = rustix::fs::unlinkat(folder, &new, rustix::fs::AtFlags::empty());
     let written = write_new(folder, &new, bytes).and_then(|_| {
         let flags =
             if found == InstalledObject::Nothing { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         match rustix::fs::renameat_with(folder, &new, folder, name, flags) {
-            // A file system that knows no such flag.
+            // A file system without that flag.
             Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(folder, &new, folder, name),
             renamed => renamed,
         }
@@ -158,9 +156,9 @@ fn write_new(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<()> {
     File::from(file).write_all(bytes)
 }
 
-/// Whether a process that has mapped the file of this path and inode has mapped our object. The device is not compared:
-/// some file systems say another one to a process that looks at the file than of what is mapped. The path says where it
-/// is, and there only the user's own files are.
+/// Whether a process that has mapped the file of this path and inode has mapped the object. The device is not compared:
+/// some file systems give another number in `maps` than by `stat`. The path leads to a folder that has only the user's
+/// own files.
 pub(super) fn is_at(object: &Path, path: &str, inode: u64) -> bool {
     object.as_os_str() == path
         && object.symlink_metadata().is_ok_and(|data| data.is_file() && data.ino() == inode)

@@ -1,7 +1,7 @@
-//! Open files: what is said when this process may not open as many as a run needs.
+//! Open files: the error when this process may not open as many files as a run needs.
 //!
 //! The kernel says "Too many open files", and neither what for nor what to do. A run needs some dozen besides those
-//! that its cache opens; the limit is inherited, so the process that starts us can raise it.
+//! that its cache opens; the limit is inherited, so the parent process can raise it.
 
 use std::fmt::Display;
 use std::io;
@@ -9,16 +9,16 @@ use std::io;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// As many as a run surely needs for itself.
+/// Enough for a run itself.
 const ENOUGH: u64 = 256;
 
-/// Whether that is what an error says, of this process or of the machine.
+/// Whether an error says that this process, or the machine, has too many open files.
 pub fn are_too_many(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(code, Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// What to do about an error of that code, if it is that too many files are open.
+/// The remedy for an error of that code, if it is that too many files are open.
 pub fn remedy(code: Option<i32>) -> Option<String> {
     if Errno::from_raw_os_error(code?) != Errno::MFILE {
         return None;
@@ -28,11 +28,11 @@ pub fn remedy(code: Option<i32>) -> Option<String> {
     Some(format!("a process may have {limit} files open; raise the limit, as by `ulimit -n {enough}`"))
 }
 
-/// What to do where no thread can be started, or no memory is left.
+/// The remedy where no thread can be started, or no memory is left.
 pub const THREAD_REMEDY: &str =
     "raise the limits of memory and of processes (`ulimit -d`, `ulimit -v`, `ulimit -u`)";
 
-/// An error of that code in words, with what to do about it if too many files are open, or there can be no thread.
+/// An error of that code in words, with a remedy if too many files are open, or no thread can be started.
 pub fn said(error: &dyn Display, code: Option<i32>) -> String {
     let of_threads = || {
         matches!(Errno::from_raw_os_error(code?), Errno::AGAIN | Errno::NOMEM).then(|| THREAD_REMEDY.into())

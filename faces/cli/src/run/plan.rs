@@ -7,17 +7,13 @@
 //!                                     `--> left: composed      `--> left: too short, jumped into, ...
 //! ```
 //!
-//! A function is patched by a jump over its first instructions; these have to
-//! work at another address, so what they say relative to their own is written
-//! down as a *fix* for the object to fill in. What cannot be moved with
-//! certainty is left alone: then only the calls that names lead to us are
-//! served, as without a plan. The object checks the library's build-id and the
+//! A function is patched by a jump over its first instructions. These have to work at another address, so what they say
+//! relative to their own is written down as a *fix* for the object to fill in. What cannot be moved with certainty is
+//! left alone: then only calls by name are served, as without a plan. The object checks the library's build-id and the
 //! very bytes, so a plan made of the wrong file does nothing.
 //!
-//! Some functions are essential: they make, move and give back descriptors
-//! inside the C library. If one of them cannot be patched, a stream's
-//! descriptor might be served whose end we do not see; so there is no plan at
-//! all then.
+//! Some functions are essential: they make, move and release descriptors inside the C library. If one of them cannot be
+//! patched, there is no plan at all: a stream's descriptor might be served whose end the object does not see.
 //!
 //! Invariants:
 //!  1. Nothing but straight instructions, one jump or a conditional one, and system calls is moved: no call, whose
@@ -25,8 +21,8 @@
 //!  2. No branch that can be seen, and no other symbol, leads between the bytes that are replaced.
 //!  3. What is planned depends on the two files alone.
 //!
-//! Cost: one reading of the library (2 MB) and one pass over its code, some milliseconds, and then nothing until the
-//! library is another: see `planned`. The decoder is the crate `iced-x86`.
+//! Cost: one read of the library (2 MB) and one pass over its code, some milliseconds, once for each library: see
+//! `planned`. The decoder is the crate `iced-x86`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -45,7 +41,7 @@ mod form;
 use form::{ENTRIES_MAX, Entry, FIXES_MAX, Fix, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX};
 
 /// Functions that the C library makes of others which are patched: patching them would have no use, and some of their
-/// wrappers are only there because the others could not be.
+/// wrappers exist only because the others could not be patched.
 const COMPOSED: &[&str] = &[
     "_IO_fclose",
     "_IO_fdopen",
@@ -107,7 +103,7 @@ const ESSENTIAL: &[&str] = &[
     "truncate",
 ];
 
-/// What the library has for itself alone. Without these, its streams would open and close descriptors unseen.
+/// Internal functions of the library. Without these, its streams would open and close descriptors unseen.
 const INNER: &[&str] = &["__close_nocancel", "__open_nocancel", "__read_nocancel"];
 
 /// A plan for one C library.
@@ -115,9 +111,9 @@ const INNER: &[&str] = &["__close_nocancel", "__open_nocancel", "__read_nocancel
 pub struct Plan {
     build_id: Vec<u8>,
     entries: Vec<Entry>,
-    /// What is planned: the names of each function, the ones with our own wrapper.
+    /// The names of each patched function, with the name of its wrapper.
     pub functions: Vec<String>,
-    /// What is left alone though it has a wrapper, and why.
+    /// Functions with a wrapper that are not patched, and why.
     pub left: Vec<UnpatchedFunction>,
 }
 
@@ -126,14 +122,14 @@ pub struct Plan {
 pub struct UnpatchedFunction {
     /// Its name.
     pub name: String,
-    /// Why not.
+    /// The reason.
     pub why: PatchRefused,
 }
 
 /// Why a function cannot be patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PatchRefused {
-    /// It is chosen at start among several.
+    /// Its code is chosen at start among several.
     Chosen,
     /// It is too short for a jump.
     Short,
@@ -164,7 +160,7 @@ pub enum NoPlan {
     NoBuildId,
     /// This essential function cannot be patched.
     Essential(UnpatchedFunction),
-    /// It does not have this function under this name, and does without its name what we must see.
+    /// It does not have this function under this name, and makes calls without the name that must be seen.
     Hidden(&'static str),
 }
 
@@ -182,8 +178,8 @@ impl fmt::Display for NoPlan {
 
 impl std::error::Error for NoPlan {}
 
-/// The C library that a program with this dynamic linker loads: the two are made together and lie together. The
-/// object does not take our word for it.
+/// The C library that a program with this dynamic linker loads: both are built and installed together. The object
+/// checks that.
 pub fn library_of(linker: &Path) -> Option<PathBuf> {
     let library = std::fs::canonicalize(linker).ok()?.with_file_name("libc.so.6");
     library.is_file().then_some(library)
@@ -238,7 +234,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The plan in the form the object reads: whole pages.
+    /// The plan in the object's format: whole pages.
     pub fn bytes(&self) -> Vec<u8> {
         const PAGE: usize = 4096;
         let mut build_id = [0; form::BUILD_ID_MAX];
@@ -282,9 +278,6 @@ fn entry_bytes(entry: &Entry, bytes: &mut Vec<u8>) {
     debug_assert_eq!(bytes.len() - before, size_of::<Entry>());
 }
 
-// ---- which functions ------------------------------------------------------------------------------------------
-
-/// A function of the library that has a wrapper, by all its names that have one.
 struct Function<'a> {
     names: Vec<&'a str>,
     address: u64,
@@ -298,7 +291,7 @@ impl Function<'_> {
     }
 }
 
-/// What is to be patched: the library's functions whose names the object has too, each address once.
+/// The library's functions whose names the object has too, each address once.
 fn functions<'a>(library: &[Symbol<'a>], object: &Elf) -> Vec<Function<'a>> {
     let wrappers: BTreeSet<&str> =
         object.symbols().iter().filter(|symbol| symbol.is_defined).map(|symbol| symbol.name).collect();
@@ -317,7 +310,7 @@ fn functions<'a>(library: &[Symbol<'a>], object: &Elf) -> Vec<Function<'a>> {
     functions.into_values().collect()
 }
 
-/// Where the library's named functions begin, in order.
+/// The addresses of the library's named functions, in order.
 struct Starts(Vec<u64>);
 
 impl Starts {
@@ -328,25 +321,22 @@ impl Starts {
         Self(starts)
     }
 
-    /// Whether one of them begins in `range`.
+    /// Whether a function begins in `range`.
     fn is_in(&self, range: &Range<u64>) -> bool {
         let first = self.0.partition_point(|&start| start < range.start);
         self.0.get(first).is_some_and(|start| range.contains(start))
     }
 
-    /// Where the last one begins that begins at `address` or before.
+    /// The last beginning at or before `address`.
     fn last_until(&self, address: u64) -> Option<u64> {
         let after = self.0.partition_point(|&start| start <= address);
         self.0[..after].last().copied()
     }
 }
 
-// ---- one function ---------------------------------------------------------------------------------------------
-
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 const JUMP: u8 = 0xe9;
 
-/// Instructions on their way to another place.
 struct Moving {
     bytes: Vec<u8>,
     fixes: Vec<Fix>,
@@ -357,14 +347,14 @@ impl Moving {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The four bytes at `at` are the distance from `end` to `target`.
+    /// Notes that the four bytes at `at` are the distance from `end` to `target`.
     fn fix(&mut self, at: usize, end: usize, target: u64) -> Result<(), PatchRefused> {
         let target = u32::try_from(target).map_err(|_| PatchRefused::Unmovable)?;
         self.fixes.push(Fix { at: at as u8, end: end as u8, rest: 0, target });
         Ok(())
     }
 
-    /// An instruction that ends with a distance of four bytes: a jump of some kind.
+    /// Adds an instruction that ends with a distance of four bytes: a jump of some kind.
     fn add_jump(&mut self, opcode: &[u8], target: u64) -> Result<(), PatchRefused> {
         self.add(opcode);
         let at = self.bytes.len();
@@ -373,7 +363,6 @@ impl Moving {
     }
 }
 
-/// The first instructions of a function, made to work elsewhere.
 fn moved(library: &Elf, function: &Function<'_>, starts: &Starts) -> Result<Entry, PatchRefused> {
     if function.kind == SymbolKind::Chooser {
         return Err(PatchRefused::Chosen);
@@ -389,7 +378,7 @@ fn moved(library: &Elf, function: &Function<'_>, starts: &Starts) -> Result<Entr
     entry(function, code, skip, taken, &moving)
 }
 
-/// Moves instructions until a jump has room; the bytes of the original that are taken.
+/// Moves instructions until a jump has room; returns the number of the original's bytes.
 fn move_instructions(
     code: &[u8],
     address: u64,
@@ -416,7 +405,7 @@ fn move_instructions(
     Ok(taken)
 }
 
-/// Moves one instruction; whether the next one may run after it.
+/// Moves one instruction; returns whether the next one may run after it.
 fn move_one(
     decoder: &Decoder<'_>,
     instruction: &Instruction,
@@ -467,7 +456,7 @@ fn move_one(
     }
 }
 
-/// The bytes of a jump's distance: the condition is in the byte before.
+/// The length of a jump's distance: the condition is in the byte before.
 fn instruction_distance_bytes(instruction: &Instruction) -> usize {
     if instruction.is_jcc_short() { 1 } else { 4 }
 }
@@ -476,7 +465,7 @@ fn decoder(code: &[u8], address: u64) -> Decoder<'_> {
     Decoder::with_ip(64, code, address, DecoderOptions::NONE)
 }
 
-/// Whether a function has a branch to `replaced`, as far as its instructions show.
+/// Whether the instructions of a function branch to `replaced`, as far as they show it.
 fn branches_into(code: &[u8], address: u64, replaced: &Range<u64>) -> bool {
     decoder(code, address).iter().any(|instruction| {
         let is_near = matches!(
@@ -515,11 +504,9 @@ fn entry(
     Ok(entry)
 }
 
-// ---- all of the library -----------------------------------------------------------------------------------
-
-/// The offsets of entries into whose replaced bytes something in the library jumps, from far: parts of a function may
-/// lie elsewhere. First every byte is taken for a jump, which is quick and sees too many; then the instructions before
-/// the few that are left are decoded, from where the last named function begins.
+/// The offsets of entries into whose replaced bytes something in the library jumps from far: parts of a function may
+/// lie elsewhere. First every byte is taken for a jump, which is quick and finds too many; then the instructions before
+/// the rest are decoded, from the last named function.
 fn jumped_into<'a>(
     library: &Elf,
     starts: &Starts,
@@ -549,8 +536,8 @@ fn jumped_into<'a>(
     found
 }
 
-/// What would be a call, a jump or a jump on a condition over four bytes of distance if an instruction ended there:
-/// where the byte before the distance is, and the distance.
+/// What would be a call, a jump or a conditional jump over four bytes of distance if an instruction ended there: the
+/// offset of the byte before the distance, and the distance.
 fn jumps(code: &[u8]) -> impl Iterator<Item = (usize, i32)> {
     const CALL: u8 = 0xe8;
     const IF: u8 = 0x0f;

@@ -5,15 +5,14 @@
 //!                         objects-KEY    what the code of objects does: a line each, added at the end
 //! ```
 //!
-//! The folder is that of kept caches, which no other user can change: see [`Folder`]. A key says which command found
-//! it out, for another one may know better; and what is said of a file holds for one device, inode, size and time of
-//! change. A file that changed a moment ago may change again and look the same; nothing is remembered of it. Where the
-//! time has whole seconds, images of disks may have been made with chosen times, so that two files of two images look
-//! the same. Of such a file a finding is remembered with its build-id, by which its linker tells builds apart, and
-//! nothing if it has none.
+//! The folder is that of kept caches, which no other user can change: see [`Folder`]. A key names the command, since
+//! another one may find other results; and a result holds for one device, inode, size and time of change. A file that
+//! changed a moment ago may change again and look the same: nothing is remembered of it. Where the time has whole
+//! seconds, images of disks may have chosen times, so that two files of two images look the same. Results of such a
+//! file are remembered with its build-id, by which its linker tells builds apart, and not at all if it has none.
 //!
-//! Invariant: whatever is wrong with the folder, or with what is in it, costs the time to find things out anew, and no
-//! more. So each piece has a sum, and one that is not right is not there.
+//! Invariant: whatever is wrong with the folder, or its files, costs only the time to find things out anew. So each
+//! piece has a checksum, and one that does not match is ignored.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,14 +24,13 @@ use std::time::{Duration, SystemTime};
 use super::user_folder::Folder;
 use crate::elf::build_id_of;
 
-/// All that is kept there; names begin with these.
+/// The prefixes of all names here.
 pub(super) const PLAN: &str = "plan";
 pub(super) const OBJECTS: &str = "objects";
 const WHATS: [&str; 2] = [PLAN, OBJECTS];
-/// What is longer was not written by us, or is old enough to be forgotten.
+/// A longer file is not this command's, or old enough to be dropped.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// A file as it was when it was looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Identity {
     pub device: u64,
@@ -40,12 +38,13 @@ pub(super) struct Identity {
     pub bytes: u64,
     /// Seconds and nanoseconds.
     pub changed: [i64; 2],
-    /// A sum of its build-id where the time has whole seconds; else, or if it has none, 0.
+    /// A hash of its build-id where the time has whole seconds; else, or without one, 0.
     pub build: u64,
 }
 
 impl Identity {
-    /// That of `file`, which is as `data` says. Reads its first page, if its time of change does not tell enough.
+    /// The identity of `file`, whose metadata are `data`. Reads its first page, if its time of change does not tell
+    /// enough.
     pub fn of(file: &File, data: &Metadata) -> Self {
         let changed = [data.ctime(), data.ctime_nsec()];
         let build = if changed[1] == 0 { build_id_of(file) } else { None };
@@ -53,16 +52,14 @@ impl Identity {
         Self { device: data.dev(), inode: data.ino(), bytes: data.len(), changed, build }
     }
 
-    /// That of the file at `path`, if there is one.
     pub fn of_path(path: &Path) -> Option<Self> {
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         let data = file.metadata().ok().filter(Metadata::is_file)?;
         Some(Self::of(&file, &data))
     }
 
-    /// Whether a change from now on would give it another time, as far as that can be seen.
+    /// Whether a later change would give it another time, as far as that can be seen.
     pub fn is_settled(&self) -> bool {
-        /// Longer than a step of any file system's clock.
         const STEP: Duration = Duration::from_millis(2500);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed[0]).unwrap_or(u64::MAX));
@@ -70,7 +67,6 @@ impl Identity {
     }
 }
 
-/// The place for it.
 #[derive(Debug)]
 pub(super) struct PlanCache {
     folder: Folder,
@@ -78,12 +74,12 @@ pub(super) struct PlanCache {
 }
 
 impl PlanCache {
-    /// The user's, for this very command; `None` if there is no such place.
+    /// The user's, for this very command; `None` if there is no such folder.
     pub fn of_user() -> Option<Self> {
         Self::of(Folder::of_user().ok()?)
     }
 
-    /// The one in `folder`, for this very command; `None` if it cannot be told from another.
+    /// The results in `folder`, for this very command; `None` if the command cannot be identified.
     pub fn of(folder: Folder) -> Option<Self> {
         Self::within(folder, Identity::of_path(Path::new("/proc/self/exe"))?)
     }
@@ -96,7 +92,7 @@ impl PlanCache {
         format!("{what}-{:016x}", sum(&(self.us, key)))
     }
 
-    /// What stands under `what` for `key`; nothing if there is nothing, or far too much.
+    /// The bytes of `what` for `key`; empty if there are none, or far too many.
     pub fn read(&self, what: &str, key: impl Hash) -> Vec<u8> {
         let read = || {
             let mut bytes = Vec::new();
@@ -106,13 +102,13 @@ impl PlanCache {
         read().ok().filter(|bytes: &Vec<u8>| bytes.len() as u64 <= BYTES_MAX).unwrap_or_default()
     }
 
-    /// Puts `bytes` there as a whole: a process that reads meanwhile finds what was there before.
+    /// Writes `bytes` there as a whole: a concurrent reader finds the former bytes.
     pub fn replace(&self, what: &str, key: impl Hash, bytes: &[u8]) -> io::Result<()> {
         self.folder.remove_old(is_of_us);
         let name = self.name(what, key);
         let new = format!("{name}.{}", std::process::id());
         let (from, to) = (self.folder.within(&new), self.folder.within(&name));
-        // A process of our number may have been killed here.
+        // A process with the same number may have been killed here.
         let _ = fs::remove_file(&from);
         let written = self
             .open(&new, File::options().write(true).create_new(true))
@@ -135,7 +131,7 @@ impl PlanCache {
         file.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// What lies there under `name`, if it is a file: what else may be there would make us wait, or is elsewhere.
+    /// Opens `name` there, if it is a file: a pipe would make this process wait, and a link may lead elsewhere.
     fn open(&self, name: &str, options: &mut OpenOptions) -> io::Result<File> {
         let options = options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = options.open(self.folder.within(name))?;
@@ -143,19 +139,17 @@ impl PlanCache {
     }
 }
 
-/// Whether a file of this name is one of those that are kept here.
 fn is_of_us(name: &str) -> bool {
     WHATS.iter().any(|what| name.strip_prefix(what).is_some_and(|rest| rest.starts_with('-')))
 }
 
-/// A number that two different things hardly share.
+/// A hash by which two different things are told apart.
 pub(super) fn sum(of: &(impl Hash + ?Sized)) -> u64 {
     let mut sum = DefaultHasher::new();
     of.hash(&mut sum);
     sum.finish()
 }
 
-/// A place for tests, in a folder of theirs.
 #[cfg(test)]
 pub(super) fn in_folder(path: &Path) -> PlanCache {
     std::os::unix::fs::DirBuilderExt::mode(fs::DirBuilder::new().recursive(true), 0o700)

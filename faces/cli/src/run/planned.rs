@@ -1,9 +1,9 @@
-//! Planned: a plan as programs and reports need it, and remembered from one run to the next.
+//! Planned: a plan in the form that programs and reports need, kept from one run to the next.
 //!
-//! To make a plan takes longer than all else at the start of `run`, and it is the same until the C library is another
-//! file. A sum says whether what is remembered is whole, and the object in the program compares the library's build-id
-//! and the bytes that are to be replaced. What they are replaced by is believed: a process that can write to the user's
-//! folder decides that, as a process that can write there decides what programs read.
+//! Making a plan takes longer than all else at the start of `run`, and its result is the same until the C library
+//! changes. A checksum shows whether the stored plan is whole, and the object in the program compares the library's
+//! build-id and the bytes that are replaced. The replacement is not checked: a process that can write to the user's
+//! folder decides it, as a process that can write there decides what programs read.
 
 use std::fmt::Write as _;
 use std::hash::Hash;
@@ -19,7 +19,7 @@ const SUM: &str = "sum ";
 /// Where the words end and the plan begins.
 const END: &str = "\n\n";
 
-/// A plan, and what is said of it.
+/// A plan, and its part of a report.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Planned {
     /// In the form that the object reads.
@@ -38,7 +38,7 @@ impl From<&Plan> for Planned {
 }
 
 impl Planned {
-    /// The plan for the C library that `linker` loads, remembered or made. The error says why there is none.
+    /// The plan for the C library that `linker` loads, stored or made. The error says why there is none.
     pub(super) fn of(linker: &Path) -> Result<Self, String> {
         let look = || Identity::of_path(&library_of(linker)?);
         let remembered = look().filter(Identity::is_settled).zip(PlanCache::of_user());

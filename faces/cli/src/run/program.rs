@@ -1,11 +1,10 @@
-//! Program: whether a program can be told of the cache, seen before it is started.
+//! Program: whether a program can be served, checked before it is started.
 //!
-//! The dynamic linker is told by an environment variable. A program without one
-//! is not told; a set-uid program is not allowed to listen; a program of
-//! another machine or C library would only complain. A script is classified by its
-//! interpreter; one that is run by `env NAME`, by what NAME means.
+//! An environment variable tells the dynamic linker of the interposer. A program without a linker does not see it, a
+//! set-uid program ignores it, and a program of another machine or C library would only complain. A script is
+//! classified by its interpreter; one that is run by `env NAME`, by the program NAME.
 //!
-//! What would keep it from being started at all is seen here too, before anything is set up for it.
+//! What would keep it from being started at all is checked here too, before anything is set up for it.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +22,7 @@ use super::{CANNOT_START, NOT_FOUND, open_files};
 /// What kind of program it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Dynamically linked, by a linker that loads our object.
+    /// Dynamically linked, by a linker that loads the interposer.
     Served,
     /// Has no dynamic linker.
     Static(PathBuf),
@@ -31,12 +30,12 @@ pub enum Kind {
     SetId(PathBuf),
     /// For another machine, or linked by another linker (named here).
     Foreign(PathBuf, String),
-    /// Could not be looked at.
+    /// It could not be examined.
     Unknown,
 }
 
 impl Kind {
-    /// Whether the environment may name our object without an error message of the loader.
+    /// Whether the environment may name the interposer without an error message of the loader.
     pub fn may_be_intercepted(&self) -> bool {
         !matches!(self, Kind::Foreign(..))
     }
@@ -59,7 +58,7 @@ impl Kind {
 /// How many interpreters of interpreters are followed, as in the kernel.
 const SCRIPTS_MAX: u32 = 5;
 
-/// Looks at the program that `name` means.
+/// Classifies the program that `name` means.
 pub fn look_at(name: &OsStr) -> Kind {
     chain_of(name).pop().map_or(Kind::Unknown, look_at_file)
 }
@@ -89,7 +88,7 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// What the kernel says when `program` is started.
+    /// The obstacle that the kernel's `error` at the start of `program` shows.
     pub fn of(program: &[OsString], error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOENT) => not_there(program),
@@ -111,8 +110,8 @@ impl Obstacle {
     }
 }
 
-/// What keeps `program`, a name and its arguments, from being started, as far as that is seen before. What is not seen
-/// is said by the process that tries.
+/// What keeps `program`, a name and its arguments, from being started, as far as that is seen before. The process that
+/// tries reports the rest.
 pub fn obstacle(program: &[OsString]) -> Option<Obstacle> {
     let name = program.first()?;
     let Some(path) = find(name) else {
@@ -145,7 +144,7 @@ fn not_there(program: &[OsString]) -> Obstacle {
         return Obstacle::new(NOT_FOUND, "there is no such program in PATH", remedy);
     }
     let remedy = match program {
-        // What is no option of ours is taken for the program.
+        // An unknown option is taken for the program.
         [name, ..] if name.as_bytes().starts_with(b"-") => {
             "it is not an option of `quinion run` either; see `quinion run --help`"
         }
@@ -160,7 +159,7 @@ fn not_there(program: &[OsString]) -> Obstacle {
     Obstacle::new(NOT_FOUND, "there is no such program", remedy)
 }
 
-/// Whether a name without a slash, which is looked for in PATH alone, names a file in the working folder.
+/// Whether a name without a slash, which is searched in PATH alone, names a file in the working folder.
 fn is_file_here(name: &OsStr) -> bool {
     !name.is_empty() && !name.as_bytes().contains(&b'/') && Path::new(name).is_file()
 }
@@ -171,7 +170,7 @@ fn not_executable() -> Obstacle {
     Obstacle::new(CANNOT_START, "it may not be executed", remedy)
 }
 
-/// What is missing of all that a script is run by. What `env` does not find it says by itself.
+/// The first missing file of a script's chain. `env` itself reports what it does not find.
 fn missing(chain: &[PathBuf]) -> Option<Obstacle> {
     let path = chain.iter().skip(1).find(|path| path.is_absolute() && is_missing(path))?;
     let remedy = match path.as_os_str().as_bytes() {
@@ -181,8 +180,7 @@ fn missing(chain: &[PathBuf]) -> Option<Obstacle> {
     Some(Obstacle::new(CANNOT_START, format!("its interpreter {} is missing", shown(path)), remedy))
 }
 
-/// What is missing if its dynamic linker is. Apart from the rest: of a program for another C library there is more to
-/// say than that this one is not here.
+/// The obstacle of a missing dynamic linker. It is separate: of a program for another C library there is more to say.
 pub fn linker_missing(program: &[OsString]) -> Option<Obstacle> {
     let linker = linker_of(program.first()?).filter(|linker| is_missing(linker))?;
     let remedy = "install the C library it is made for, or use a build for this one";
@@ -193,17 +191,16 @@ fn is_missing(path: &Path) -> bool {
     path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// A path whose letters can all be seen.
+/// A path with unprintable letters escaped.
 fn shown(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }
 
-/// A name as it stands in a message: in quotes, so that one that is empty, or has spaces in it, is seen to be a name.
+/// A name as it stands in a message: in quotes, so that an empty one, or one with spaces, is seen to be a name.
 pub fn quoted(name: impl AsRef<Path>) -> String {
     format!("`{}`", shown(name.as_ref()))
 }
 
-/// The file a name means: a path, or the first match in PATH.
 fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name));
@@ -211,7 +208,6 @@ fn find(name: &OsStr) -> Option<PathBuf> {
     candidates(name).find(|path| is_executable(path))
 }
 
-/// The files a name may mean that is no path.
 fn candidates(name: &OsStr) -> impl Iterator<Item = PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
     let folders: Vec<PathBuf> = std::env::split_paths(&folders).filter(|_| !name.is_empty()).collect();
@@ -239,7 +235,6 @@ pub fn chain_of(name: &OsStr) -> Vec<PathBuf> {
     chain
 }
 
-/// A file, and how it begins; `None` if it cannot be read.
 fn open(path: &Path) -> Option<(File, Vec<u8>)> {
     let file = File::open(path).ok()?;
     let mut start = Vec::with_capacity(4096);
@@ -255,15 +250,14 @@ fn look_at_file(path: PathBuf) -> Kind {
     open(&path).map_or(Kind::Unknown, |(file, start)| look_at_elf(path, &file, &start))
 }
 
-/// The interpreter in a script's first line, and what it is given before the script's name.
 fn first_line(line: &[u8]) -> (PathBuf, &[u8]) {
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii_start();
     let end = line.iter().position(|&byte| byte == b' ' || byte == b'\t').unwrap_or(line.len());
     (PathBuf::from(OsString::from_vec(line[..end].to_vec())), line[end..].trim_ascii())
 }
 
-/// The program that a script names to `env`, if that is its interpreter and it is told no more than that: the script is
-/// run by this one. Its words are one to the kernel, unless `-S` splits them.
+/// The program that a script names to `env`, if that is its interpreter without other arguments: this program runs the
+/// script. The kernel passes them as one word, unless `-S` splits them.
 fn named_to_env(interpreter: &Path, argument: &[u8]) -> Option<OsString> {
     if interpreter.file_name()? != "env" {
         return None;
@@ -308,24 +302,21 @@ fn look_at_elf(path: PathBuf, file: &File, start: &[u8]) -> Kind {
     }
 }
 
-/// Whether set-id bits of a file make a difference to our rights.
+/// Whether set-id bits of a file change this user's rights.
 fn changes_rights(data: &std::fs::Metadata) -> bool {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let bits = data.mode();
     (bits & 0o4000 != 0 && data.uid() != user) || (bits & 0o2000 != 0 && data.gid() != group)
 }
 
-/// How a program is linked.
 enum Linking {
     /// By the dynamic linker at this path.
     By(String),
-    /// It names none.
     Static,
-    /// Its headers are not all there, or it has none.
+    /// Its headers are incomplete, or it has none.
     Broken,
 }
 
-/// What the program headers say of a dynamic linker.
 fn linking(file: &File, start: &[u8]) -> Linking {
     const HEADERS_MAX: u64 = 128;
     let short = |at: usize| u64::from(u16::from_le_bytes([start[at], start[at + 1]]));
@@ -340,7 +331,7 @@ fn linking(file: &File, start: &[u8]) -> Linking {
     }
 }
 
-/// The path in the program header at `at`, if it is the one that names a dynamic linker. `None` if that cannot be read.
+/// The path in the program header at `at`, if it is the one that names a dynamic linker. `None` if it cannot be read.
 fn interpreter(file: &File, at: u64) -> Option<Option<String>> {
     const INTERPRETER: u32 = 3;
     let mut header = [0u8; 56];

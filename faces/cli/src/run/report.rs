@@ -18,14 +18,14 @@
 //!                     windows with a page that had come back before
 //!   memory            {bound_bytes, grown_bytes, huge_share}   share of the extents in 2 MiB pages, 0 to 1
 //!   intercept         {mode, functions, left, patched, names_alone: {name: processes}}
-//!                     how calls reach us: what was asked for; functions of the C library that were to be patched,
+//!                     how calls reach the interposer: the mode; functions of the C library that were to be patched,
 //!                     and what had to be left; processes in which that was done, and in which not, and why
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
 //!   others            {lease, immutable, looked_at, kernel, files: [{path, mode, why}]}
-//!                     files by what was done last about others who may change them; of the first 1000
-//!                       lease      any change would have broken our lease first
+//!                     files by how changes by other processes were last detected; of the first 1000
+//!                       lease      any change would have broken the owner's lease first
 //!                       immutable  it cannot change, or that was declared
-//!                       looked_at  its times were looked at before each read
+//!                       looked_at  its times were checked before each read
 //!                       kernel     none of these: the kernel read
 //!   kept              {name, other_runs}: the cache stays, and served so many other runs meanwhile; or null
 //!   notes             [strings]
@@ -52,10 +52,10 @@ use super::{Intercept, Kind, RunEnd};
 use crate::report::{Form, Report, Value};
 use crate::size;
 
-/// What the owner did for its viewers.
+/// The owner's work for its viewers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OwnerNumbers {
-    /// Requests to where the files are.
+    /// Requests to devices.
     pub device_reads: u64,
     /// Bytes of these.
     pub device_bytes: u64,
@@ -69,7 +69,7 @@ pub struct OwnerNumbers {
     pub activated_pages: u64,
     /// Windows with a page that had come back before.
     pub workingset_windows: u64,
-    /// What was left to the kernel because memory is too small; not less what it was before.
+    /// What was left to the kernel because memory is too small.
     pub shortage: Shortage,
 }
 
@@ -90,7 +90,6 @@ impl OwnerNumbers {
         }
     }
 
-    /// Every number with its name.
     pub(super) fn fields(&mut self) -> Vec<(&'static str, &mut u64)> {
         vec![
             ("device_reads", &mut self.device_reads),
@@ -109,7 +108,7 @@ impl OwnerNumbers {
         ]
     }
 
-    /// What was added since they were `before`.
+    /// The increase since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let (mut now, mut before) = (*self, *before);
@@ -128,29 +127,29 @@ pub struct KeptRunNumbers<'a> {
     pub name: &'a Name,
     /// Other runs that it served meanwhile.
     pub others: u64,
-    /// It ended before the program without saying what it did; all numbers are 0.
+    /// The owner ended before the program without sending numbers; all are 0.
     pub owner_ended: bool,
 }
 
-/// How the calls of a run's programs reached us.
+/// How the calls of a run's programs reached the interposer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Interception {
-    /// What was asked for.
+    /// The requested mode.
     pub how: Intercept,
-    /// What was to be patched, or why nothing could be; `None` if that was not asked for.
+    /// The plan, or why there is none; `None` if none was requested.
     pub planned: Option<Result<Planned, String>>,
 }
 
-/// Everything a report is made of.
+/// The contents of a report.
 #[derive(Debug)]
 pub struct RunReport<'a> {
     /// The program and its arguments.
     pub program: &'a [OsString],
     /// How it ended.
     pub ended: RunEnd,
-    /// What was seen of the program before.
+    /// What was known of the program before its start.
     pub kind: &'a Kind,
-    /// How calls reached us.
+    /// How calls reached the interposer.
     pub intercept: &'a Interception,
     /// What the viewers did.
     pub totals: ViewerTotals,
@@ -158,7 +157,7 @@ pub struct RunReport<'a> {
     pub stats: ArenaStats,
     /// What the owner did.
     pub owner: OwnerNumbers,
-    /// What it did about changes of files by others.
+    /// How it detected changes of files by others.
     pub modes: Vec<FileMode>,
     /// If the cache is one that stays.
     pub kept: Option<KeptRunNumbers<'a>>,
@@ -167,8 +166,8 @@ pub struct RunReport<'a> {
 /// The name that means standard output.
 const STDOUT: &str = "-";
 
-/// Whether a report can be written to `path`, as far as that is seen before the program starts: afterwards there is
-/// a status that must not be lost. What is no plain file is left alone until then.
+/// Checks whether a report can be written to `path`, as far as that is seen before the program starts: afterwards its
+/// status must not be lost. What is no plain file is not touched until then.
 pub fn can_be_written(path: &Path) -> io::Result<()> {
     if path == Path::new(STDOUT) {
         return Ok(());
@@ -188,14 +187,14 @@ fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
     )
 }
 
-/// Writes all of `text` over what is at `path`. A pipe without a reader is an error, and is not waited for.
+/// Writes all of `text` over the file at `path`. A pipe without a reader is an error, and is not waited for.
 fn write_over(path: &Path, text: &str) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true);
     let opened = options.clone().custom_flags(libc::O_NONBLOCK).open(path);
     let mut file = opened.or_else(|error| match error.raw_os_error() {
         Some(libc::ENXIO) => Err(io::Error::other("it is a pipe without a reader")),
-        // Another process has a lease on it, and gives it up now; perhaps our own cache.
+        // Another process has a lease on it and releases it now; perhaps the owner of this cache.
         Some(libc::EAGAIN) => options.open(path),
         _ => Err(error),
     })?;
@@ -205,7 +204,6 @@ fn write_over(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// Writes all of `text` to standard output.
 fn write_out(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
@@ -450,7 +448,7 @@ impl RunReport<'_> {
         Value::Group(group)
     }
 
-    /// Processes by what came of patching their C library, those where it was not done.
+    /// Processes whose C library was not patched, by the outcome.
     fn names_alone(&self) -> impl Iterator<Item = (Patching, u64)> {
         Patching::ALL
             .into_iter()
@@ -533,7 +531,6 @@ impl RunReport<'_> {
     }
 }
 
-/// A group of plain numbers.
 fn numbers(named: &[(&'static str, u64)]) -> Value {
     let mut group = Report::new();
     for &(name, number) in named {
@@ -542,7 +539,6 @@ fn numbers(named: &[(&'static str, u64)]) -> Value {
     Value::Group(group)
 }
 
-/// A list of words.
 fn words_of(words: impl Iterator<Item = String>) -> Value {
     Value::List(words.map(Value::Text).collect())
 }
@@ -583,7 +579,6 @@ fn outcome_names(outcome: Patching) -> (&'static str, &'static str) {
     }
 }
 
-/// A reason's name in the JSON form.
 fn key(reason: Reason) -> &'static str {
     match reason {
         Reason::NotRegular => "not_regular",
@@ -608,9 +603,9 @@ fn key(reason: Reason) -> &'static str {
     }
 }
 
-/// Why nothing was served, if descriptors were left to the kernel: the reasons that were counted, the commonest first.
-/// The loader maps libraries in every run, and most programs have pipes and terminals: these two reasons are named
-/// only if there is no other.
+/// Why nothing was served, if descriptors were left to the kernel: the counted reasons, the commonest first. The loader
+/// maps libraries in every run, and most programs have pipes and terminals: these two reasons are named only if there
+/// is no other.
 fn why_nothing(reasons: &[u64]) -> Option<String> {
     let mut counted: Vec<(u64, Reason)> = Reason::ALL
         .iter()

@@ -2,25 +2,24 @@
 //!
 //! ```text
 //!   ctrl-C             the terminal tells the whole group: the program has it already    not passed on
-//!   kill US            the sender means the program and knows only us                    passed on
-//!   timeout(1)         tells us, and then the whole group, where it is itself            not passed on
-//!   the program stops  we stop too, so that the shell notices; when we go on, so does it
+//!   kill US            the sender means the program and knows only this process          passed on
+//!   timeout(1)         signals this process, and then the whole group, with itself       not passed on
+//!   the program stops  this process stops too, so that the shell notices; both continue together
 //! ```
 //!
 //! A signal to a group looks to each of its processes as one that was meant for it alone. But a process that signals
-//! its own group must not be ended by that signal: it ignores it by then. So a signal that an ancestor of our group
-//! sends, and that it did not ignore when we were started and ignores now, was for the group, and the program has it
-//! already. A script that says `trap '' TERM; kill $US` looks the same and means us alone, so only `timeout` is
-//! believed. Of any other group (`kill -- -GROUP`, `trap '' TERM; kill 0`) the program gets the signal twice, as one
-//! too many is better than none.
+//! its own group must not be ended by that signal: it ignores it by then. So a signal was for the group, and the
+//! program has it already, if an ancestor of the same group sent it, which ignores the signal now and did not when this
+//! process was started. A script that says `trap '' TERM; kill $US` looks the same and means this process alone, so the
+//! rule holds only for `timeout`. From any other group (`kill -- -GROUP`, `trap '' TERM; kill 0`) the program gets the
+//! signal twice: one too many is better than none.
 //!
-//! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A
-//! signal that was ignored when we were started (`nohup`) stays ignored, here and in the program.
+//! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A signal that this
+//! process inherited as ignored (`nohup`) stays ignored, here and in the program.
 //!
-//! Two things that we were started with are changed by Rust's runtime before `main`, so that the program would not get
-//! them as they were: SIGPIPE is ignored in us and back at its default in what we start, and a standard stream that was
-//! closed is opened as `/dev/null`. So they are noted before that, and the program gets them as we did: see
-//! [`pass_on_inherited`].
+//! Rust's runtime changes two inherited things before `main`, which the program should get as they were. It ignores
+//! SIGPIPE here and restores its default in children, and it opens a closed standard stream as `/dev/null`. So they are
+//! noted before that, and the program gets them as this process did: see [`pass_on_inherited`].
 #![allow(unsafe_code, reason = "handlers are installed by the C library's call")]
 
 use std::io;
@@ -51,16 +50,16 @@ const CAUGHT: [i32; 12] = [
     libc::SIGCHLD,
 ];
 
-/// Where the handler writes; -1 while there is no reader.
+/// The handler's end of the pipe; -1 while there is no reader.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
-/// Which standard streams were closed when we were started.
+/// Which standard streams were closed at the start of this process.
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
 /// Whether SIGPIPE was ignored then.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// The C library calls what is named in this section before `main`, and Rust's runtime begins there.
+/// The C library calls the functions of this section before `main`, where Rust's runtime begins.
 // SAFETY: the section holds such functions, and this one needs nothing that the runtime makes.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -78,16 +77,15 @@ pub struct Signal {
     sender: u32,
 }
 
-/// How long a sender that signals us, and then our group, may take between the two.
+/// The longest time between a sender's signal to this process and that to its group.
 const BETWEEN: Duration = Duration::from_millis(5);
 
-/// How many ancestors are looked at.
 const ANCESTORS_MAX: usize = 16;
 
 const SIGNAL_BYTES: usize = size_of::<Signal>();
 
 impl Signal {
-    /// Whether the program has to be told: it was sent to us by a process that is not the program itself.
+    /// Whether the program has to be told: a process other than the program sent it to this process alone.
     pub fn is_for_us_alone(&self, program: u32) -> bool {
         self.number != libc::SIGCHLD && self.code <= 0 && self.sender != program
     }
@@ -95,7 +93,6 @@ impl Signal {
     pub fn ends(&self) -> bool {
         matches!(self.number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT)
     }
-    /// Its bit in the kernel's sets of signals.
     fn bit(&self) -> u64 {
         u32::try_from(self.number - 1).ok().and_then(|shift| 1u64.checked_shl(shift)).unwrap_or(0)
     }
@@ -116,7 +113,7 @@ impl Signal {
     }
 }
 
-/// The caught signals, while this lives; afterwards each does again what it did before.
+/// The caught signals, while this lives; afterwards each has its former handler.
 #[derive(Debug)]
 pub struct Signals {
     reader: OwnedFd,
@@ -125,11 +122,11 @@ pub struct Signals {
     ancestors: Vec<Ancestor>,
 }
 
-/// A process above us, in our group.
+/// An ancestor in the same process group.
 #[derive(Clone, Copy, Debug)]
 struct Ancestor {
     process: u32,
-    /// What it ignored when we began to catch.
+    /// The signals that it ignored when catching began.
     ignored: u64,
 }
 
@@ -142,7 +139,7 @@ impl std::fmt::Debug for PreviousAction {
 }
 
 impl Signals {
-    /// Begins to catch.
+    /// Installs the handlers.
     pub fn catch() -> io::Result<Self> {
         use rustix::pipe::PipeFlags;
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
@@ -174,7 +171,7 @@ impl Signals {
         Ok(())
     }
 
-    /// Whether `signal` was for our group, and so for the program, too, as far as that is known: see the head of this
+    /// Whether `signal` was for the group, and so for the program, too, as far as that is known: see the head of this
     /// file.
     pub fn was_for_group(&self, signal: &Signal, program: u32) -> bool {
         let sender = self.ancestors.iter().find(|ancestor| ancestor.process == signal.sender);
@@ -189,7 +186,7 @@ impl Signals {
         status(sender.process).is_some_and(|(_, ignored)| ignored & signal.bit() != 0)
     }
 
-    /// Waits for the next signal. `None` if it was overtaken by something else; look around and call again.
+    /// Waits for the next signal. `None` if something else came first; check that and call again.
     pub fn next(&self) -> io::Result<Option<Signal>> {
         let mut bytes = [0; SIGNAL_BYTES];
         match rustix::io::read(&self.reader, &mut bytes) {
@@ -201,7 +198,7 @@ impl Signals {
 }
 
 impl AsFd for Signals {
-    /// What is readable when [`Signals::next`] need not wait.
+    /// The descriptor that is readable when [`Signals::next`] need not wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.reader.as_fd()
     }
@@ -219,12 +216,12 @@ impl Drop for Signals {
     }
 }
 
-/// Whether a process goes by the name of the one command that tells us and then its group.
+/// Whether a process has the name of the one command that signals its child and then its group.
 fn is_timeout(process: u32) -> bool {
     std::fs::read(format!("/proc/{process}/comm")).is_ok_and(|name| name.trim_ascii() == b"timeout")
 }
 
-/// Writes what arrived to the pipe. A full pipe loses it: the reader has plenty to look at then.
+/// Writes a signal to the pipe. A full pipe loses it: the reader is busy then.
 extern "C" fn handler(number: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let pipe: RawFd = PIPE.load(Ordering::Relaxed);
     // SAFETY: the kernel hands over a filled structure; write and errno may be used in a handler.
@@ -237,7 +234,6 @@ extern "C" fn handler(number: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
     }
 }
 
-/// Those above us that are of our group, the nearest first.
 fn ancestors() -> Vec<Ancestor> {
     let mut found = Vec::new();
     let mut next = std::os::unix::process::parent_id();
@@ -254,7 +250,6 @@ fn is_of_our_group(process: u32) -> bool {
     unsafe { libc::getpgid(process as i32) == libc::getpgrp() }
 }
 
-/// The parent of a process, and the signals that it ignores.
 fn status(process: u32) -> Option<(u32, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -287,8 +282,7 @@ pub fn stop_here() {
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// Ends this process by a signal, without a core file of ours beside the program's. Returns if the
-/// signal does not end processes.
+/// Ends this process by a signal, without a second core file. Returns if the signal does not end processes.
 pub fn die_by(number: i32) {
     // SAFETY: plain calls with structures of their own.
     unsafe {
@@ -300,12 +294,11 @@ pub fn die_by(number: i32) {
     }
 }
 
-/// Blocks a signal in this thread.
 pub fn block(number: i32) {
     set_blocked(number, libc::SIG_BLOCK);
 }
 
-/// Unblocks a signal in this thread; the process that started us may have blocked it.
+/// Unblocks a signal in this thread: it may have been blocked by the parent process.
 fn let_through(number: i32) {
     set_blocked(number, libc::SIG_UNBLOCK);
 }
@@ -320,7 +313,7 @@ fn set_blocked(number: i32, how: i32) {
     }
 }
 
-/// Notes what the runtime is about to change.
+/// Notes what Rust's runtime changes afterwards.
 extern "C" fn note_inherited() {
     for (stream, closed) in (0..).zip(&CLOSED) {
         // SAFETY: numbers only; there is an errno for each thread, and it is not in use yet.
@@ -337,9 +330,8 @@ extern "C" fn note_inherited() {
     PIPE_IGNORED.store(is_ignored, Ordering::Relaxed);
 }
 
-/// Lets the program of `command`, which has our standard streams, get what the runtime changed as we got it. Where
-/// nothing was changed nothing is done: a program that asks for this is started by fork, which takes longer than a
-/// spawn.
+/// Lets the program of `command` inherit what the runtime changed. Does nothing where nothing was changed: a program
+/// with this hook is started by fork, which takes longer than a spawn.
 pub fn pass_on_inherited(command: &mut Command) {
     let closed = [0, 1, 2].map(|stream: usize| CLOSED[stream].load(Ordering::Relaxed));
     let is_pipe_ignored = PIPE_IGNORED.load(Ordering::Relaxed);

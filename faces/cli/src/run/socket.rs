@@ -7,14 +7,13 @@
 //!        v the next process; its maker begins anew                v the next process
 //! ```
 //!
-//! It lies in the user's folder (`user_folder.rs`), which no other user can enter or change, under a name of its own,
-//! and is removed with its owner. The next run removes one that a killed owner left: it has no listener.
+//! It lies in the user's folder (`user_folder.rs`), which no other user can enter or change, and is removed with its
+//! owner. The next run removes one that a killed owner left: it has no listener.
 //!
-//! Between bind and listen a socket that is about to be used has no listener. So it is made under another name, and
-//! one called `view-` has had a listener. A name is drawn at random and never used again: a socket that has lost its
-//! listener never gets one again. So one that is found to be left may be removed at any time later, by any number of
-//! processes at once, without a lock. The number of a process is no such name: it comes again, and is another's in
-//! another name space.
+//! Between bind and listen a socket that is about to be used has no listener. So it is made under another name, and one
+//! called `view-` has had a listener. A name is random and never used again: a socket that has lost its listener never
+//! gets one again. So it may be removed at any time later, by any number of processes at once, without a lock. The
+//! number of a process would not do: it is used again, and belongs to another process in another name space.
 
 use std::fs::DirEntry;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -30,16 +29,15 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::open_files;
 
-/// How names of sockets begin and end. With what is drawn they have 24 letters.
+/// How names of sockets begin and end. With the random digits they have 24 letters.
 const PREFIX: &str = "view-";
 const SUFFIX: &str = ".socket";
-/// How names begin of those that are not listened at yet.
 const NEW: &str = "new-";
-/// Hexadecimal digits of a name that are drawn.
+/// Random hexadecimal digits of a name.
 const RANDOM_DIGITS: usize = 12;
-/// How old a socket is that was not listened at yet and is taken for one that was left.
+/// The age at which a socket that had no listener yet counts as left behind.
 const NEW_MAX: Duration = Duration::from_secs(60);
-/// How often it is begun anew. Once is rare: it was stopped for a minute, or the name was there.
+/// How often it is begun anew. Even one retry is rare: the process was stopped for a minute, or the name existed.
 const TRIES_MAX: usize = 8;
 
 /// The path of a socket that is removed when this is dropped.
@@ -49,7 +47,6 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Listens in that folder, the user's.
     pub(super) fn listen_in(folder: &Path) -> io::Result<(Self, OwnedFd)> {
         remove_left(folder);
         let mut made = make(folder);
@@ -87,28 +84,27 @@ impl Drop for Socket {
     }
 }
 
-/// Makes a socket, and gives it its name when it is listened at.
+/// Makes a socket, and renames it when it has a listener.
 fn make(folder: &Path) -> io::Result<(Socket, OwnedFd)> {
     let random = random_name();
-    // Dropped, it is removed, whatever it is called by then.
+    // When dropped, it is removed under its name of then.
     let new = Socket { path: folder.join(format!("{NEW}{random}{SUFFIX}")) };
     let listener = listen(&new.path)?;
     let path = folder.join(format!("{PREFIX}{random}{SUFFIX}"));
     match renameat_with(CWD, &new.path, CWD, &path, RenameFlags::NOREPLACE) {
-        // The file system does not know this; no other process has drawn this name.
+        // The file system lacks that flag; no other process has drawn this name.
         Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(&new.path, &path)?,
         renamed => renamed?,
     }
     Ok((Socket { path }, listener))
 }
 
-/// The standard library draws the keys of its hash tables at random, and no two are alike.
+/// The standard library's hash tables have random keys, and no two are alike.
 fn random_name() -> String {
     let random = RandomState::new().build_hasher().finish();
     format!("{:0RANDOM_DIGITS$x}", random >> (64 - 4 * RANDOM_DIGITS))
 }
 
-/// Removes sockets without a listener.
 pub(super) fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -178,7 +174,7 @@ mod tests {
         assert!(making.exists() && !left.exists());
     }
 
-    /// Each removes what it takes for left, while the other is about to listen.
+    /// Each removes sockets that seem left behind, while the other is about to listen.
     #[test]
     fn two_owners_that_start_at_once_find_their_sockets_in_place() {
         let folder = tempfile::tempdir().unwrap();
@@ -191,8 +187,8 @@ mod tests {
                         let end =
                             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
                         let address = SocketAddrUnix::new(socket.path()).unwrap();
-                        // The other looks whether each socket is listened at, and a queue that is full of its looks
-                        // is no lost socket: an owner takes them out.
+                        // The other connects to each socket to check it; a queue that is full of such checks is no lost
+                        // socket: an owner accepts them.
                         let mut connected = connect(&end, &address);
                         while connected == Err(Errno::AGAIN) {
                             drop(rustix::net::accept(&listener).unwrap());

@@ -6,19 +6,19 @@
 //!                        mov eax, 426 .. syscall            3 which number, if only one can be meant
 //! ```
 //!
-//! The interposer sees what goes through the C library. An object that enters the kernel by itself may close a
-//! descriptor and open another file under its number unnoticed. So each object of a process is scanned before its
-//! process is served, and how its descriptors are served depends on what is found: see [`SyscallAudit`].
+//! The interposer sees calls through the C library. An object that enters the kernel by itself may close a descriptor
+//! and open another file under its number unnoticed. So each object of a process is scanned before the process is
+//! served, and the result decides how its descriptors are served: see [`SyscallAudit`].
 //!
-//! Code cannot be told from data for certain. So this errs to one side. A pair of bytes is taken for a system call
-//! unless it lies inside another instruction of a function that the unwind table knows. A number is believed only if
-//! it is set a few instructions before, nothing sets it again, and no branch of the object leads in between.
+//! Code cannot be told from data for certain, so the scan errs to one side. A pair of bytes is taken for a system call
+//! unless it lies inside another instruction of a function in the unwind table. A number is used only if it is set a
+//! few instructions before, nothing sets it again, and no branch of the object leads in between.
 //!
-//! Not an invariant: that nothing is missed. Code that a program writes at run
-//! time is not seen here, nor is a jump into the middle of an instruction.
+//! Not an invariant: that nothing is missed. The scan does not see code that a program generates, nor a jump into the
+//! middle of an instruction.
 //!
-//! Cost: a pass over the code for the pairs, and the decoding of the few
-//! functions that have one; a megabyte a millisecond, or faster.
+//! Cost: a pass over the code for the pairs, and the decoding of the few functions that have one; a megabyte a
+//! millisecond, or faster.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ pub struct Site {
     pub number: Option<u32>,
 }
 
-/// What these sites of one object come to.
+/// The result of these sites of one object.
 pub fn audit_of(sites: &[Site]) -> SyscallAudit {
     match sites {
         [] => SyscallAudit::Clean,
@@ -55,7 +55,7 @@ pub fn audit_of(sites: &[Site]) -> SyscallAudit {
     }
 }
 
-/// Names of calls, for the reader of a report: all that are harmless, and those that are met most.
+/// Names of calls, for a report: all that are harmless, and the commonest others.
 const NAMES: &[(u32, &str)] = &[
     (0, "read"),
     (1, "write"),
@@ -142,7 +142,7 @@ const NAMES: &[(u32, &str)] = &[
     (436, "close_range"),
 ];
 
-/// What a number is called, or the number.
+/// The name of a call, or its number.
 pub fn call_name(number: u32) -> String {
     let known = NAMES.iter().find(|&&(known, _)| known == number);
     known.map_or_else(|| number.to_string(), |(_, name)| (*name).to_owned())
@@ -165,14 +165,13 @@ pub fn scan(object: &[u8]) -> Result<Vec<Site>, String> {
     Ok(sites.into_iter().map(|site| site.site).collect())
 }
 
-/// Whether bytes that nothing is known of could enter the kernel.
+/// Whether unknown bytes could enter the kernel.
 pub fn may_enter_kernel(bytes: &[u8]) -> bool {
     pairs(bytes).next().is_some()
 }
 
-/// Where `syscall`, `sysenter` or `int 0x80` could be.
 fn pairs(bytes: &[u8]) -> impl Iterator<Item = usize> {
-    /// Most pieces have none, and that is seen by steps which the compiler does side by side.
+    /// Most pieces have no pair, which vectorized steps show.
     const PIECE_BYTES: usize = 256;
     let is_pair = |first: u8, second: u8| {
         (first == 0x0f) & ((second == 0x05) | (second == 0x34)) | (first == 0xcd) & (second == 0x80)
@@ -188,7 +187,6 @@ fn pairs(bytes: &[u8]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The executable parts of an object, and where its functions are.
 struct Code64<'a> {
     segments: Vec<(u64, &'a [u8])>,
     functions: Functions<'a>,
@@ -198,7 +196,6 @@ struct Code64<'a> {
 struct DoubtfulSite {
     site: Site,
     address: u64,
-    /// Where the number was set.
     set_at: u64,
 }
 
@@ -225,7 +222,6 @@ impl<'a> Code64<'a> {
         Ok(Self { segments, functions: Functions::of(frames, loaded) })
     }
 
-    /// The bytes of `[start, end)`, if they are code.
     fn code(&self, start: u64, end: u64) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|(address, bytes)| {
             let at = usize::try_from(start.checked_sub(*address)?).ok()?;
@@ -233,7 +229,6 @@ impl<'a> Code64<'a> {
         })
     }
 
-    /// The last bytes of code before `address`, at most `most`: fewer where a segment begins.
     fn code_before(&self, address: u64, most: usize) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|(start, bytes)| {
             let at = usize::try_from(address.checked_sub(*start)?).ok()?;
@@ -258,7 +253,7 @@ impl<'a> Code64<'a> {
                 number.pass(&instruction);
                 continue;
             }
-            // It has the pair: behind prefixes, if it is a call that has some, or as a part of something else.
+            // It contains the pair: behind prefixes, if it is a call with prefixes, or as a part of something else.
             match instruction.mnemonic() {
                 Mnemonic::Syscall => is_site = true,
                 Mnemonic::Sysenter | Mnemonic::Int => {
@@ -279,8 +274,8 @@ impl<'a> Code64<'a> {
         })
     }
 
-    /// Whether a pair of bytes in no known function looks like a system call: some way of decoding what is before it
-    /// leads to it, and, in an object that tells its functions, from an instruction that sets the number. Between
+    /// Whether a pair of bytes in no known function looks like a system call: some way of decoding the bytes before
+    /// leads to it, and, in an object with a list of functions, from an instruction that sets the number. Between
     /// functions lie the tables of hand-written ciphers, in which every pair of bytes occurs.
     fn is_plausible_between_functions(&self, address: u64) -> bool {
         /// Code that sets six arguments after the number is shorter.
@@ -315,7 +310,6 @@ impl<'a> Code64<'a> {
         })
     }
 
-    /// Forgets the number of each site that some branch reaches without setting it.
     fn doubt_numbers_that_branches_bypass(&self, sites: &mut [DoubtfulSite]) {
         if sites.iter().all(|site| site.site.number.is_none()) {
             return;
@@ -354,7 +348,7 @@ fn instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> 
     std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()))
 }
 
-/// What the register that carries a call's number holds, as far as the last instructions tell.
+/// The value of the register with a call's number, as far as the last instructions show.
 struct Number {
     set: Option<(u32, u64)>,
     writes: InstructionInfoFactory,
@@ -365,7 +359,7 @@ impl Number {
         let is_rax = |register: Register| register.full_register() == Register::RAX;
         match instruction.flow_control() {
             FlowControl::Next | FlowControl::ConditionalBranch => {}
-            // What is called may change it, and what follows a jump or a return is reached from elsewhere.
+            // The called function may change it, and code behind a jump or a return is reached from elsewhere.
             _ => return self.set = None,
         }
         let whole = instruction.op_count() == 2
@@ -388,7 +382,7 @@ impl Number {
     }
 }
 
-/// Whether an instruction, with `before` before it, is one by which code sets a call's number.
+/// Whether an instruction, with `before` before it, sets a call's number as compilers do.
 fn sets_number(instruction: &Instruction, before: &[u8]) -> bool {
     const NUMBERS: u64 = 1024;
     let into = instruction.op_count() > 0
@@ -413,12 +407,12 @@ fn is_immediate(kind: OpKind) -> bool {
     matches!(kind, OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64)
 }
 
-/// The functions in an object's table for unwinding: that table's header lists them by address, each with its entry,
-/// which has its length. An entry in a form that compilers do not use is left out, and with it what is known of its
-/// function: all pairs of bytes in it are then taken for system calls.
+/// The functions in an object's unwind table: the table's header lists them by address, each with its entry, which has
+/// its length. An entry in a form that compilers do not use is left out: all pairs of bytes in its function are then
+/// taken for system calls.
 #[derive(Default)]
 struct Functions<'a> {
-    /// Where the table's header is loaded; what its list is relative to.
+    /// The loaded address of the table's header, to which its list is relative.
     at: u64,
     /// Start and entry of each function, in eight bytes, by start.
     list: &'a [u8],
@@ -468,12 +462,10 @@ impl<'a> Functions<'a> {
         Some((start, start.checked_add(length)?))
     }
 
-    /// All that are known, by start.
     fn all(&self) -> impl Iterator<Item = (u64, u64)> {
         (0..self.len()).filter_map(|number| self.get(number))
     }
 
-    /// The function that `address` is in.
     fn around(&self, address: u64) -> Option<(u64, u64)> {
         let (mut before, mut after) = (0, self.len());
         while before < after {
@@ -488,7 +480,6 @@ impl<'a> Functions<'a> {
     }
 }
 
-/// Four bytes as the tables have them.
 fn word(bytes: &[u8], at: usize) -> Option<i32> {
     bytes.get(at..at.checked_add(4)?)?.try_into().ok().map(i32::from_le_bytes)
 }

@@ -7,17 +7,16 @@
 //!   /tmp/quinion-UID
 //! ```
 //!
-//! **Safe**: only root and the user can change what its path leads to. Each folder above it, from the root on and
-//! with links resolved, belongs to one of the two, and others cannot write there; but in a sticky folder, such as
-//! `/tmp`, they may, since they cannot rename what is not theirs. The folder itself belongs to the user, and others
-//! may not enter it.
+//! **Safe**: only root and the user can change what its path leads to. Each folder above it, from the root on and with
+//! links resolved, belongs to one of the two, and others cannot write there. In a sticky folder, such as `/tmp`, they
+//! may, since they cannot rename what is not theirs. The folder itself belongs to the user, and others may not enter
+//! it.
 //!
 //! **Usable**: the dynamic linker can load from it, and a socket in it has an address. So it is not mounted `noexec`,
 //! has no letter that separates or replaces names in `LD_PRELOAD`, and its path is short.
 //!
-//! Each command that looks for the folder looks in the same order and by the same rules, and so finds the same one:
-//! `run` makes it, `keeps` and `stop` do not. One that another user has made, in `/tmp` before the user came, is passed
-//! over.
+//! Each command looks in the same order and by the same rules, and so finds the same folder: `run` makes it, `keeps`
+//! and `stop` do not. A folder that another user has made before, in `/tmp`, is skipped.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -35,7 +34,6 @@ use super::open_files;
 /// Bytes of the longest path. An address of a socket has 108, and a name in it up to 24.
 pub(super) const PATH_MAX: usize = 80;
 
-/// Others may write there.
 const WRITTEN_BY_OTHERS: u32 = 0o022;
 /// Users can rename or remove there only what is theirs.
 const STICKY: u32 = 0o1000;
@@ -80,13 +78,13 @@ impl Folder {
         &self.path
     }
 
-    /// The path of what lies here under `name`, while this is open.
+    /// The path of the file `name` here, while this is open.
     pub fn within(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
     }
 
-    /// Removes files that were not written for a month, of those whose names are `ours`: of commands that are no
-    /// more, and of an owner that was killed.
+    /// Removes files that were not written for a month, of those whose names are `ours`: of earlier commands, and of an
+    /// owner that was killed.
     pub fn remove_old(&self, ours: impl Fn(&str) -> bool) {
         const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
         let Ok(entries) = std::fs::read_dir(self.within("")) else { return };
@@ -94,7 +92,6 @@ impl Folder {
             let written = entry.metadata().and_then(|data| data.modified());
             let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
             if is_old && ours(&entry.file_name().to_string_lossy()) {
-                // Another process may have done it.
                 let _ = std::fs::remove_file(entry.path());
             }
         }
@@ -126,7 +123,7 @@ fn find_among(candidates: &[Candidate], make: bool) -> io::Result<Option<Folder>
     for candidate in candidates {
         match candidate.find(make) {
             Ok(folder) => return Ok(folder),
-            // That is no matter of the folder's, and no other is to be taken for it.
+            // That does not concern the folder, and no other must replace it.
             Err(error) if open_files::are_too_many(&error) => return Err(error),
             Err(error) => {
                 let _ = write!(wrong, "{}: {error}; ", candidate.path.display());
@@ -140,15 +137,13 @@ fn find_among(candidates: &[Candidate], make: bool) -> io::Result<Option<Folder>
     )))
 }
 
-/// A place where the folder may be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Candidate {
     path: PathBuf,
-    /// How many folders above it may be made if they are not there.
+    /// How many missing folders above it may be made.
     makes: usize,
 }
 
-/// The places for a user with these variables, in order.
 fn candidates(variable: impl Fn(&str) -> Option<OsString>, user: u32) -> Vec<Candidate> {
     const ROOT: u32 = 0;
     let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -162,7 +157,7 @@ fn candidates(variable: impl Fn(&str) -> Option<OsString>, user: u32) -> Vec<Can
 }
 
 impl Candidate {
-    /// The folder here, or `None` if it is not there and was not to be made, but could be.
+    /// The folder here; `None` if it is missing and should not be made, but could be.
     fn find(&self, make: bool) -> io::Result<Option<Folder>> {
         if let Err(error) = self.path.symlink_metadata() {
             if error.kind() != io::ErrorKind::NotFound {
@@ -184,7 +179,7 @@ impl Candidate {
         Folder::open(&self.path).map(Some)
     }
 
-    /// Looks whether the folder could be made, and be safe and usable: which are missing, the uppermost first.
+    /// Checks whether the folder could be made, and be safe and usable; returns the missing ones, the uppermost first.
     fn look_above(&self) -> io::Result<Vec<&Path>> {
         let mut missing = vec![self.path.as_path()];
         let above = self.path.ancestors().skip(1).take(self.makes + 1);
@@ -233,7 +228,6 @@ fn check_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is wrong with a folder above ours.
 fn fault(data: &Metadata, us: u32) -> Option<&'static str> {
     const ROOT: u32 = 0;
     if !data.is_dir() {
@@ -247,11 +241,11 @@ fn fault(data: &Metadata, us: u32) -> Option<&'static str> {
     }
 }
 
-/// Whether programs can load from the folder `path`, and sockets in it have addresses. It lies, or is to lie, in the
+/// Whether programs can load from the folder `path`, and sockets in it have addresses. It lies, or will lie, in the
 /// file system of `there`.
 fn check_use(path: &Path, there: &Path) -> io::Result<()> {
-    // The dynamic linker replaces what begins with a `$`, and separates names by colons and blanks. What is no text
-    // could not be found again in the list of what a process has mapped.
+    // The dynamic linker replaces what begins with a `$`, and separates names by colons and blanks. A path that is not
+    // UTF-8 could not be found again in a process's table of mappings.
     let is_plain = |letter: char| !letter.is_control() && !matches!(letter, ' ' | ':' | '$' | '\\');
     match path.to_str() {
         Some(text) if !text.chars().all(is_plain) => {
@@ -278,7 +272,6 @@ mod tests {
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
-    /// A folder of ours that others may not enter.
     fn private() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         set_mode(folder.path(), 0o700);

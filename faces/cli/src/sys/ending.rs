@@ -1,17 +1,17 @@
-//! Ending: the signals that ask this process to end, as something that can be read and polled.
+//! Ending: the signals that ask this process to end, as a descriptor.
 //!
-//! The signals are blocked, in the thread that asks and in all that it starts later, and come by a descriptor instead.
-//! So no handler runs anywhere. One that was ignored when we were started (`nohup`) stays ignored.
+//! The signals are blocked, in the calling thread and in all that it starts later, and come by a descriptor instead: no
+//! handler runs. A signal that this process inherited as ignored (`nohup`) stays ignored.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// What is readable when this process is to end.
+/// A descriptor that is readable when this process should end.
 #[derive(Debug)]
 pub struct Ending(OwnedFd);
 
 impl Ending {
-    /// Begins to hear SIGINT, SIGTERM and SIGHUP; before other threads are started.
+    /// Starts to receive SIGINT, SIGTERM and SIGHUP; called before other threads are started.
     pub fn hear() -> io::Result<Self> {
         // SAFETY: all zeros is a value of this C structure, which the calls fill; the descriptor is new, and ours.
         unsafe {

@@ -1,13 +1,13 @@
-//! Probes: what this kernel lets us do, found out by doing it.
+//! Probes: what this kernel allows, found out by trials.
 //!
-//! A version number says little: kernels are built without things, and
-//! containers forbid others. Nothing of what is tried here outlives the try.
+//! A version number says little: kernels are built without features, and containers forbid others. A trial leaves
+//! nothing behind.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-/// Whether we may have a read lease on `file`, which is open for reading and has no writer.
+/// Whether this process may have a read lease on `file`, which is open for reading and has no writer.
 pub fn can_take_lease(file: &File) -> io::Result<()> {
     // SAFETY: numbers only.
     let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) };
@@ -29,7 +29,7 @@ pub fn can_read_uncached(file: &File) -> io::Result<()> {
     if read < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether we may serve page faults, those of the kernel included.
+/// Whether this process may serve page faults, those of the kernel included.
 pub fn userfaultfd() -> io::Result<()> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: no memory is concerned.

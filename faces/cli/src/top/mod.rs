@@ -6,10 +6,10 @@
 //!   the terminal's last rows <-- run::live::screen, paint ------------------'     as of `run --live`
 //! ```
 //!
-//! The numbers are those that monitors get, and nothing is asked of the server but them. Where standard output is no
-//! terminal, they are printed once, as lines or as JSON.
+//! The numbers are those that monitors get; the server is asked for nothing else. Where standard output is no terminal,
+//! they are printed once, as lines or as JSON.
 //!
-//! A server that ends is no end: the panel says that it does not answer, and goes on with the next one of that address.
+//! When the server ends, the panel says that it does not answer, and goes on with the next server at that address.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -106,7 +106,6 @@ fn store(store: &StoreSample) -> Value {
     Value::Group(one)
 }
 
-/// The latencies of a store, for people.
 fn latencies(store: &StoreSample) -> String {
     let mut text = String::new();
     for (name, seconds) in [("p50", 0), ("p95", 1), ("p99", 2)].map(|(name, at)| (name, store.first_byte[at]))

@@ -24,22 +24,18 @@ use super::{Sample, StoreSample, latencies};
 use crate::run::live::panel::{Glyphs, SPARKLINE_COLUMNS, WINDOW, draw_file, label, write};
 use crate::size::shown;
 
-/// Rows that are not stores'.
 const ROWS_OF_NUMBERS: u16 = 7;
 
-/// How many rows a picture of so many stores wants.
 pub(super) fn rows_of(stores: usize) -> u16 {
     ROWS_OF_NUMBERS + u16::try_from(stores).unwrap_or(u16::MAX - ROWS_OF_NUMBERS)
 }
 
-/// Draws a row.
 type DrawRow<'d> = dyn Fn(Rect, &mut Buffer) + 'd;
 
-/// What is drawn, and what it remembers for rates.
 pub(super) struct Panel {
     title: String,
     glyphs: Glyphs,
-    /// When, and what was counted by then: bytes that clients read, and bytes from stores.
+    /// Times and counts: bytes that clients read, and bytes from stores.
     past: VecDeque<(Duration, [u64; 2])>,
     served: VecDeque<u64>,
 }
@@ -49,7 +45,6 @@ impl Panel {
         Self { title, glyphs, past: VecDeque::new(), served: VecDeque::new() }
     }
 
-    /// The picture after `elapsed`.
     pub(super) fn drawn(&mut self, area: Rect, elapsed: Duration, sample: &Result<Sample, String>) -> Buffer {
         let mut buffer = Buffer::empty(area);
         let row = |at: u16| Rect { y: area.y + at, height: 1, ..area };

@@ -1,4 +1,4 @@
-//! Scrape: a server's metrics are asked for and read.
+//! Scrape: asks a server for its metrics, and parses them.
 //!
 //! ```text
 //!   # HELP ...                                             skipped
@@ -8,14 +8,14 @@
 //!   # EOF                                                  the end: without it the answer was cut
 //! ```
 //!
-//! What is not known is skipped, so that a newer server can be watched, too.
+//! Unknown metrics are skipped, so that a newer server can be watched, too.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// How long a server may take to answer.
+/// A deadline for the server's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// Longer answers are no metrics.
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
@@ -24,7 +24,7 @@ const PAGE_BYTES: u64 = 4096;
 const QUANTILES: [&str; 3] = ["0.5", "0.95", "0.99"];
 const FIRST_BYTE: &str = "quinion_store_first_byte_seconds";
 
-/// Where a server answers monitors.
+/// The address at which a server answers monitors.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Monitor(String);
 
@@ -168,13 +168,12 @@ fn note(numbers: &mut BTreeMap<String, f64>, name: &str, value: f64) {
     numbers.insert(name.to_owned(), value);
 }
 
-/// The value of a label, of which none has a quotation mark or a backslash: prefixes of stores may have none.
+/// The value of a label, without escapes: a store's prefix has neither quotation mark nor backslash.
 fn label_of(labels: &str, name: &str) -> Option<String> {
     let (_, rest) = labels.split_once(&format!("{name}=\""))?;
     Some(rest.split_once('"')?.0.to_owned())
 }
 
-/// What a server might answer.
 #[cfg(test)]
 pub(super) const EXAMPLE: &str = "\
 # HELP quinion_service_clients Processes that are connected.

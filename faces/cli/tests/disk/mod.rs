@@ -1,8 +1,7 @@
 //! Disk: real files, real programs, and the same command with and without Quinion.
 //!
-//! The large files are four times the smallest cache, so every program that
-//! reads one makes the cache turn over several times. Each part of a file
-//! differs from every other part: bytes from a wrong place cannot look right.
+//! The large files are four times the smallest cache, so every program that reads one makes the cache turn over several
+//! times. Each part of a file differs from every other part: bytes from a wrong place cannot look right.
 //!
 //! They are made once and kept beside the build, because making them costs more
 //! than most tests. They never change: tests that write make files of their own.
@@ -27,12 +26,10 @@ pub const MANY_FILES: usize = 200;
 /// What `fstatfs` says of file systems that have no device: nothing is read from one there.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// The command that is tested, without a terminal and in a plain locale.
 pub fn quinion() -> Command {
     plain(env!("CARGO_BIN_EXE_quinion"))
 }
 
-/// A command as the tests run it: without a terminal, and without settings of this machine's.
 pub fn plain(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("LC_ALL", "C").env("TMPDIR", disk()).stdin(Stdio::null());
@@ -40,7 +37,6 @@ pub fn plain(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// The path of a program that the tests need; they fail without it.
 pub fn program(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
@@ -64,7 +60,6 @@ pub fn duckdb() -> Option<PathBuf> {
     folder.join("complete").exists().then(|| folder.join("bin/python"))
 }
 
-/// A folder on a file system with a device behind it, in which tests make theirs.
 pub fn disk() -> &'static Path {
     static DISK: OnceLock<PathBuf> = OnceLock::new();
     DISK.get_or_init(|| {
@@ -80,7 +75,6 @@ pub fn disk() -> &'static Path {
     })
 }
 
-/// A folder of the test's own, gone afterwards.
 pub fn scratch() -> TempDir {
     TempDir::new_in(disk()).expect("the disk can be written")
 }
@@ -115,7 +109,6 @@ fn make_files(folder: &Path) {
     }
 }
 
-/// Bytes without any pattern, different for each seed.
 pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -153,7 +146,6 @@ fn write_text(path: &Path, bytes: usize) -> std::io::Result<()> {
     file.flush()
 }
 
-/// A table of about [`LARGE_BYTES`] with an index over a column in no order.
 fn make_database(path: &Path) {
     let statements = "
         PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA page_size=4096;
@@ -165,7 +157,6 @@ fn make_database(path: &Path) {
     assert!(output.status.success() && size(path) >= LARGE_BYTES as u64, "{output:?}");
 }
 
-/// Bytes of a file.
 pub fn size(path: &Path) -> u64 {
     path.metadata().expect("the file is there").len()
 }
@@ -190,19 +181,16 @@ impl Report {
         value[..digits].parse().unwrap_or_else(|_| panic!("{group}.{key} is no number in {}", self.0))
     }
 
-    /// Bytes that came from the cache.
     pub fn served(&self) -> u64 {
         self.number("served", "bytes")
     }
 }
 
-/// What follows the first `what` in a report.
 #[track_caller]
 fn after<'a>(text: &'a str, what: &str) -> &'a str {
     text.split_once(what).unwrap_or_else(|| panic!("{what} is not in {text}")).1
 }
 
-/// A command as its words: a program and its arguments.
 pub type Words<'a> = &'a [&'a str];
 
 /// Runs the command in the folder of the files, both ways, and compares all that can be seen of it.
@@ -211,7 +199,6 @@ pub fn same(words: Words) -> Report {
     same_in(files(), words)
 }
 
-/// As [`same`], in another folder.
 #[track_caller]
 pub fn same_in(folder: &Path, words: Words) -> Report {
     let (served, expected, report) = both_in(folder, words);
@@ -233,7 +220,6 @@ pub fn both_in(folder: &Path, words: Words) -> (Output, Output, Report) {
     (served, expected, Report::read(&report))
 }
 
-/// Compares two outputs without printing megabytes.
 #[track_caller]
 pub fn assert_same(what: &str, left: &Output, right: &Output) {
     let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
@@ -242,7 +228,6 @@ pub fn assert_same(what: &str, left: &Output, right: &Output) {
     assert_eq!(said(left), said(right), "{what}: standard error");
 }
 
-/// Fails unless two outputs are the same; shows where they begin to differ.
 #[track_caller]
 pub fn assert_bytes(what: &str, left: &[u8], right: &[u8]) {
     if left != right {
@@ -259,7 +244,6 @@ pub fn assert_bytes(what: &str, left: &[u8], right: &[u8]) {
 pub struct Ended(pub std::process::Child);
 
 impl Ended {
-    /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         self.0.wait().expect("it is our child")
     }

@@ -1,7 +1,7 @@
 //! Common: the program as a process over versitygw, for the test programs of this folder.
 //!
-//! The folder of its keys and the process itself are gone when the value is dropped. What it says on standard error is
-//! read all the time, and kept.
+//! Dropping the value ends the process and removes the folder of its keys. Its standard error is read all the time, and
+//! kept.
 
 // Each test program has a part of it.
 #![allow(dead_code)]
@@ -20,15 +20,14 @@ use quinion_testing_s3 as s3;
 
 use crate::real::{self, Server, or_skipped};
 
-/// What clients of the endpoint sign with.
+/// The access key by which clients sign.
 pub const KEY: &str = "endpoint-key";
 pub const SECRET: &str = "endpoint-secret";
 
-/// The program, as a process.
 pub struct Endpoint {
     pub process: Child,
     pub address: SocketAddr,
-    /// All that it says.
+    /// Its standard error.
     pub said: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -96,7 +95,7 @@ impl Endpoint {
         builder.with_http_connector(s3::Connector).build().unwrap()
     }
 
-    /// The answer to a request as it stands.
+    /// The answer to a raw request.
     pub fn raw(&self, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.write_all(request).unwrap();
@@ -105,7 +104,7 @@ impl Endpoint {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// The answer to a GET that nothing signs, with these lines.
+    /// The answer to an unsigned GET with these header lines.
     pub fn get(&self, target: &str, lines: &str) -> String {
         let host = self.address;
         self.raw(
@@ -114,7 +113,7 @@ impl Endpoint {
     }
 }
 
-/// versitygw, or a line that says that the test is skipped.
+/// versitygw; without it, a line says that the test is skipped.
 pub fn versitygw(test: &str) -> Option<Server> {
     or_skipped(Server::versitygw(), test, "versitygw")
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `quinion cat s3://..` and `quinion stat s3://..` start it, as they do not link an HTTP client. Without a server the
-//! bytes come through a cache of this process, which fetches ahead and tells that an object was replaced meanwhile.
+//! bytes come through a cache of this process, which fetches ahead and reports an object that was replaced meanwhile.
 //!
 //! | exit code | means |
 //! |---|---|
@@ -33,7 +33,7 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_BROKEN_PIPE: u8 = 141;
 /// Bytes that are read and written at a time; as many are fetched ahead.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Enough for what is fetched ahead of one reader.
+/// Enough for the readahead of one reader.
 const MEMORY: u64 = 128 << 20;
 
 /// Objects of stores through Quinion's cache.
@@ -102,7 +102,6 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     if range.start > range.end { Err("it ends before it begins".into()) } else { Ok(range) }
 }
 
-/// An object that is open.
 enum Object {
     Served(ClientFile),
     Own(ObjectFile),
@@ -116,7 +115,6 @@ impl Object {
         }
     }
 
-    /// Writes its bytes in `range`, which is within it.
     fn write(&self, range: Range<u64>, output: &mut impl Write) -> Result<(), Failure> {
         let mut at = range.start;
         let mut buffer = Vec::new();
@@ -125,7 +123,7 @@ impl Object {
             let ahead = end..range.end.min(end + PIECE_BYTES);
             match self {
                 Self::Served(file) => {
-                    // Only a hint: what cannot be fetched is told by its read.
+                    // Only a hint: the read reports what cannot be fetched.
                     let _ = file.prefetch(ahead);
                     buffer.resize((end - at) as usize, 0);
                     file.read_exact_at(&mut buffer, at)
@@ -233,7 +231,6 @@ fn complain(wrong: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILED)
 }
 
-/// Ends for a failure of standard output.
 fn output_failed(error: &io::Error) -> ExitCode {
     match error.kind() {
         io::ErrorKind::BrokenPipe => ExitCode::from(EXIT_BROKEN_PIPE),
@@ -291,7 +288,6 @@ fn stat(arguments: &Stat) -> ExitCode {
     code
 }
 
-/// What is printed of an object.
 fn shown(url: &str, meta: &ObjectMeta, read_by: &str, json: bool) -> String {
     // Not every store tells a time.
     let modified = (meta.last_modified.timestamp() > 0).then(|| meta.last_modified.to_rfc3339());

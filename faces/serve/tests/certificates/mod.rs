@@ -1,4 +1,4 @@
-//! Certificates: an authority that nothing knows, and a certificate by it for a server on loopback.
+//! Certificates: an authority that no system trusts, and a certificate by it for a server on loopback.
 //!
 //! Two packages have servers behind TLS, so their test programs share it.
 
@@ -33,7 +33,7 @@ impl Certificates {
         }
     }
 
-    /// What versitygw is told to serve by it.
+    /// versitygw's options to serve by it.
     pub fn of_versitygw(&self) -> [&str; 4] {
         ["--cert", self.server.to_str().unwrap(), "--key", self.key.to_str().unwrap()]
     }

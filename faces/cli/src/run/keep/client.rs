@@ -6,12 +6,12 @@
 //!   drop      closed in the queue of the process that connected
 //! ```
 //!
-//! A client has no reason to send a descriptor. One that comes may be of anything, and its close may wait for as long
-//! as its sender likes; the kernel closes it in the thread that takes the message, or that closes the connection in
-//! which the message lies. So neither is done here ([`SerialQueues`]).
+//! A client has no reason to send a descriptor. One may be of anything, and its close may wait for as long as its
+//! sender likes; the kernel closes it in the thread that takes the message, or that closes the connection with the
+//! message in it. So neither is done here ([`SerialQueues`]).
 //!
-//! A byte that was sent out of band is read where it stands (`SO_OOBINLINE`): the look would pass over it, and the
-//! taking of what is behind it would drop it, and the descriptor with it.
+//! A byte that was sent out of band is read in its place (`SO_OOBINLINE`): else the peek would skip it, and the read of
+//! what is behind it would drop it, and the descriptor with it.
 //!
 //! Invariant: nothing here waits for a process that has connected.
 
@@ -40,7 +40,7 @@ impl ClientStream {
         Self { stream: Some(stream), queues: queues.clone(), key }
     }
 
-    /// Has no call on it wait, and all that is sent come in order. To be called before anything is heard.
+    /// Makes all calls on it non-blocking, and all data come in order. To be called before the first read.
     pub fn prepare(&self) -> io::Result<()> {
         set_socket_oobinline(self, true)?;
         self.stream().set_nonblocking(true)
@@ -57,19 +57,19 @@ impl ClientStream {
         if seen.flags.contains(ReturnFlags::CTRUNC) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a descriptor came with it"));
         }
-        // No more than was looked at: a descriptor may have come behind that.
+        // No more than the peek saw: a descriptor may have come behind that.
         match seen.bytes {
             0 => Ok(0),
             count => Ok(recv(self, &mut bytes[..count], RecvFlags::DONTWAIT)?.0),
         }
     }
 
-    /// Says as much as finds room; how many bytes.
+    /// Sends as much as finds room; returns how many bytes.
     pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.stream().write(bytes)
     }
 
-    /// Neither side says anything any more.
+    /// Shuts down both directions.
     pub fn end(&self) {
         let _ = self.stream().shutdown(Shutdown::Both); // the other may have ended it before
     }
@@ -111,7 +111,7 @@ mod tests {
         (theirs, ours)
     }
 
-    /// Sends bytes with a socket whose last close waits for a quarter of an hour; the other end of that.
+    /// Sends bytes with a socket whose last close waits for a quarter of an hour; returns the other end of that.
     fn send_lingering(to: &UnixStream, bytes: &[u8], flags: SendFlags) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let stream = TcpStream::connect(listener.local_addr().expect("it has one")).expect("it listens");

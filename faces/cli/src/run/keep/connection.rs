@@ -9,8 +9,8 @@
 //!       --> error: it does not answer         stopped, or hung: reported with a remedy
 //! ```
 //!
-//! Every wait here has an end, so that a stopped owner blocks no command. When it continues it answers what it was
-//! asked meanwhile: answers come in the order of the questions, and the late ones are skipped.
+//! Every wait here has an end, so that a stopped owner blocks no command. When it continues it answers the questions
+//! that were given up: answers come in the order of the questions, and the late ones are skipped.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -25,16 +25,14 @@ use super::sys::{self, Peer};
 use super::{Name, silent};
 use crate::run::user_folder::Folder;
 
-/// How long an owner may say nothing before it is taken for one that does not answer.
+/// After this silence an owner counts as hung.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection.
 #[derive(Debug)]
 pub struct Connection {
     name: Name,
     peer: Peer,
     stream: BufReader<UnixStream>,
-    /// Questions that were given up.
     late: u32,
 }
 
@@ -45,7 +43,7 @@ impl Connection {
     /// The process that listens is another user's, or has answered no process for long.
     pub fn to(folder: &Folder, name: &Name) -> io::Result<Option<Self>> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // A process that connects to one that does not look waits, when there are many of them.
+        // Even connecting may wait, when many processes wait for an owner that hangs.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         match connect(&socket, &SocketAddrUnix::new(folder.socket(name))?) {
@@ -67,12 +65,12 @@ impl Connection {
         Ok(Some(Self { name: name.clone(), peer, stream, late: 0 }))
     }
 
-    /// The owner's process, as it is numbered here; 0 if it is not.
+    /// The owner's process number here; 0 if it has none.
     pub fn process(&self) -> u32 {
         self.peer.process
     }
 
-    /// Waits no longer than `time` for an answer from now on.
+    /// Sets the longest wait for answers from now on.
     pub fn give_up_after(&self, time: Duration) -> io::Result<()> {
         self.stream.get_ref().set_read_timeout(Some(time))
     }
@@ -82,7 +80,7 @@ impl Connection {
     /// # Errors
     /// It says nothing, or nothing that can be understood.
     pub fn ask(&mut self, question: &Message) -> io::Result<Option<Message>> {
-        // If it has ended it may have said something before, without being asked.
+        // An owner that has ended may have sent something before, without being asked.
         let sent = self.stream.get_mut().write_all(question.line().as_bytes());
         if let Err(error) = sent
             && !is_disconnected(&error)
@@ -102,7 +100,6 @@ impl Connection {
         self.receive().inspect_err(|_| self.late += 1)
     }
 
-    /// Waits for the next line.
     pub fn receive(&mut self) -> io::Result<Option<Message>> {
         let mut line = String::new();
         match (&mut self.stream).take(LINE_MAX as u64).read_line(&mut line) {
@@ -113,7 +110,7 @@ impl Connection {
         }
     }
 
-    /// The error of an owner that says what this version does not understand.
+    /// The error of an owner whose message this version does not understand.
     pub fn not_understood(&self) -> io::Error {
         let Self { name, peer, .. } = self;
         io::Error::other(format!(

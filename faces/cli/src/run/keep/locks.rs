@@ -1,4 +1,4 @@
-//! Locks: which kept caches there are, by files in the user's folder, and the lock that says whether one lives.
+//! Locks: the files of kept caches in the user's folder, and the lock that says whether one lives.
 //!
 //! ```text
 //!   the user's folder/        where that is: see `user_folder`      0700
@@ -10,11 +10,11 @@
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
-//! left by a killed process, and the next process takes it; nothing else in the folder is believed of caches. The run
-//! that starts an owner hands the locked description over to it, so there is no moment in which two could start one,
-//! and none in which it is free while one is being started.
+//! left by a killed process, and the next process takes it; no other file in the folder proves that a cache lives. The
+//! run that starts an owner hands it the locked description, so no two runs can start one, and the lock is never free
+//! while one is being started.
 //!
-//! The holder of the lock may remove its file, as the last thing it does. So a process that gets a lock looks whether
+//! The holder of the lock may remove its file, as the last thing it does. So a process that gets a lock checks whether
 //! the file is still the one of that name, and begins again if not.
 
 use std::io;
@@ -31,7 +31,7 @@ const LOCK: &str = ".lock";
 const SOCKET: &str = ".socket";
 
 impl Folder {
-    /// Where the owner of cache `name` listens. By way of the descriptor, because the address of a socket is short.
+    /// The address of the owner of cache `name`. By way of the descriptor, because the address of a socket is short.
     pub fn socket(&self, name: &Name) -> PathBuf {
         self.within(&format!("{name}{SOCKET}"))
     }
@@ -60,7 +60,6 @@ impl Folder {
         }
     }
 
-    /// Whether the file behind `descriptor` is the one of that name.
     fn is_named(&self, descriptor: impl AsFd, file: &str) -> io::Result<bool> {
         let ours = rustix::fs::fstat(descriptor)?;
         match rustix::fs::statat(self, file, AtFlags::SYMLINK_NOFOLLOW) {
@@ -70,7 +69,7 @@ impl Folder {
         }
     }
 
-    /// Whether `lock` is the lock of `name`: for a process that was handed one.
+    /// Whether `lock` is the lock of `name`: for a process that inherited one.
     pub fn is_lock_of(&self, lock: &Lock, name: &Name) -> io::Result<bool> {
         self.is_named(&lock.0, &format!("{name}{LOCK}"))
     }
@@ -80,7 +79,7 @@ impl Folder {
         self.remove(&format!("{name}{SOCKET}"))
     }
 
-    /// Removes all that there is of `name`, the lock last, and gives it back.
+    /// Removes all files of `name`, the lock last, and releases it.
     pub fn remove_all(&self, lock: Lock, name: &Name) -> io::Result<()> {
         self.remove_socket(&lock, name)?;
         self.remove(&format!("{name}{LOCK}"))?;
@@ -95,7 +94,7 @@ impl Folder {
         }
     }
 
-    /// The names of which there is something here, in order.
+    /// The names of caches with a file here, in order.
     pub fn names(&self) -> io::Result<Vec<Name>> {
         let mut names: Vec<Name> = std::fs::read_dir(self.within(""))?
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(LOCK)?.parse().ok())
@@ -105,7 +104,7 @@ impl Folder {
     }
 }
 
-/// Held: no other process starts, is, or cleans up after the owner of that name.
+/// While it is held, no other process starts, is, or cleans up after the owner of that name.
 #[derive(Debug)]
 pub struct Lock(OwnedFd);
 

@@ -1,16 +1,15 @@
-//! Message: what a runner and the owner of a kept cache say to each other, one line of JSON at a time.
+//! Message: what a runner and the owner of a kept cache send each other, one line of JSON at a time.
 //!
 //! ```text
 //!   {"ask":"join","protocol":1,"version":"0.1.0",...}
 //!                                     {"answer":"joined","process":77,"run":3,...}
 //! ```
 //!
-//! Flat: names, each with a whole number or a text. A reader that does not know a name passes over it; a name that is
-//! missing is missed by a process that needs it. So later versions can say more, and can still be told to stop by
-//! earlier ones.
+//! Flat: names, each with a whole number or a text. A reader skips unknown names, and refuses a message that lacks a
+//! name it needs. So later versions can send more, and earlier ones can still stop them.
 //!
-//! Invariant: what [`Message::line`] writes, [`Message::parse`] reads as it was; anything else it refuses, or reads
-//! as some message, and never more.
+//! Invariant: what [`Message::line`] writes, [`Message::parse`] reads unchanged; anything else it refuses, or reads as
+//! some message, and never more.
 
 use std::fmt::Write as _;
 
@@ -19,7 +18,6 @@ use crate::report::{Form, Report, Value};
 /// Bytes of the longest line that is listened to.
 pub const LINE_MAX: usize = 1 << 20;
 
-/// One value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum MessageValue {
     Number(u64),
@@ -39,20 +37,20 @@ impl Message {
     pub fn answer(what: &str) -> Self {
         Self::default().text("answer", what)
     }
-    /// The same with a number more.
+    /// Adds a number.
     #[must_use]
     pub fn number(mut self, name: &str, number: u64) -> Self {
         self.0.push((name.to_owned(), MessageValue::Number(number)));
         self
     }
-    /// The same with a text more.
+    /// Adds a text.
     #[must_use]
     pub fn text(mut self, name: &str, text: &str) -> Self {
         self.0.push((name.to_owned(), MessageValue::Text(text.to_owned())));
         self
     }
 
-    /// The same with bytes more, as a text of hexadecimal digits.
+    /// Adds bytes, as a text of hexadecimal digits.
     #[must_use]
     pub fn bytes(self, name: &str, bytes: &[u8]) -> Self {
         let mut text = String::with_capacity(2 * bytes.len());
@@ -63,21 +61,18 @@ impl Message {
     fn get(&self, name: &str) -> Option<&MessageValue> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, word)| word)
     }
-    /// The number of that name.
     pub fn number_of(&self, name: &str) -> Option<u64> {
         match self.get(name)? {
             MessageValue::Number(number) => Some(*number),
             MessageValue::Text(_) => None,
         }
     }
-    /// The text of that name.
     pub fn text_of(&self, name: &str) -> Option<&str> {
         match self.get(name)? {
             MessageValue::Text(text) => Some(text),
             MessageValue::Number(_) => None,
         }
     }
-    /// The bytes of that name.
     pub fn bytes_of(&self, name: &str) -> Option<Vec<u8>> {
         let digits = self.text_of(name)?.as_bytes();
         let value = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
@@ -93,7 +88,7 @@ impl Message {
         self.text_of("answer") == Some(what)
     }
 
-    /// As one line, its end included.
+    /// The message as one line, with its end.
     pub fn line(&self) -> String {
         let mut line = String::from("{");
         for (place, (name, word)) in self.0.iter().enumerate() {
@@ -107,7 +102,7 @@ impl Message {
         line + "}\n"
     }
 
-    /// Reads a line, its end left out; `None` if it is none of ours.
+    /// Reads a line without its end; `None` if it is no message.
     pub fn parse(line: &str) -> Option<Self> {
         let mut rest = line.trim().strip_prefix('{')?.strip_suffix('}')?;
         let mut message = Self::default();
@@ -124,7 +119,7 @@ impl Message {
     }
 }
 
-/// All JSON that the command writes is written in one place.
+/// All JSON of the command is written in one place.
 fn json(value: Value) -> String {
     let mut report = Report::new();
     report.add("", "", value);
@@ -141,7 +136,6 @@ fn word_at(from: &str) -> Option<(MessageValue, &str)> {
     Some((MessageValue::Number(from[..end].parse().ok()?), &from[end..]))
 }
 
-/// A text in quotes, and what follows it.
 fn text_at(from: &str) -> Option<(String, &str)> {
     let mut letters = from.strip_prefix('"')?.chars();
     let mut text = String::new();

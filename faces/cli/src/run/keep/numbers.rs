@@ -1,4 +1,4 @@
-//! Numbers: what a run's programs and the cache did, on its way from the owner to the runner.
+//! Numbers: those of a run's programs and of the cache, on the way from the owner to the runner.
 //!
 //! ```text
 //!   viewers that said the run's number  -->  totals            of this run alone
@@ -8,7 +8,7 @@
 //!                                            and which are read most, as many as are asked for
 //! ```
 //!
-//! Invariant: one list names all numbers, and both ways go by it.
+//! Invariant: one list names all numbers, for both directions.
 
 use quinion::internals::arena::ArenaStats;
 use quinion::internals::serve::{FileMode, ViewerTotals};
@@ -17,13 +17,12 @@ use super::message::Message;
 use crate::run::modes::{mode_name, mode_of};
 use crate::run::{Hot, OwnerNumbers};
 
-/// Files that are told of at most: a message has an end.
 const FILES_MAX: usize = 256;
-/// Between what is said of a file and its path.
+/// Between a file's mode and its path.
 const BETWEEN: char = '\u{1f}';
 /// How many of the hottest files are asked for.
 const HOTTEST: &str = "hottest";
-/// Stands in the place of a hot file's bytes when no program has it open.
+/// In place of a hot file's bytes when no program has it open.
 const CLOSED: &str = "closed";
 
 /// What the report of a run in a kept cache is made of.
@@ -33,29 +32,28 @@ pub struct Numbers {
     pub totals: ViewerTotals,
     /// What the cache did since the run began.
     pub owner: OwnerNumbers,
-    /// The memory, of which only what a report shows.
+    /// The memory, with the fields that a report shows.
     pub stats: ArenaStats,
     /// How many other runs the cache served meanwhile.
     pub others: u64,
-    /// What is done about changes by others of files that the cache has.
+    /// How changes by others are detected, of files that the cache has.
     pub modes: Vec<FileMode>,
     /// The files that all viewers read most, hottest first.
     pub hottest: Vec<Hot>,
 }
 
-/// The question for them, with so many of the hottest files.
+/// The question for these numbers, with so many of the hottest files.
 pub fn question(hottest: usize) -> Message {
     Message::ask("numbers").number(HOTTEST, hottest as u64)
 }
 
-/// How many of the hottest files such a question is for; none, if it does not say.
+/// How many of the hottest files such a question asks for; 0 if it does not say.
 pub fn hottest_in(question: &Message) -> usize {
     let asked = question.number_of(HOTTEST).and_then(|asked| usize::try_from(asked).ok());
     asked.unwrap_or(0).min(FILES_MAX)
 }
 
 impl Numbers {
-    /// Every number with its name.
     fn all(&mut self) -> Vec<(String, &mut u64)> {
         let Self { totals, owner, stats, others, modes: _, hottest: _ } = self;
         let mut all = vec![

@@ -2,32 +2,31 @@
 //!
 //! ```text
 //!   begin   leave what is the starter's -> keep the lock -> build the cache -> listen -> say "ready"
-//!   turn    wait for: a signal, a connection, a question, an end of a connection, a timeout
-//!           join      is it of our build, and does it want what we are?  -> a number, and the addresses
-//!           plan      kept, for programs to find            -> where it lies
+//!   turn    wait for: a signal, a connection, a question, the end of a connection, a timeout
+//!           join      is it of the same build, with the same options?  -> a number, and the addresses
+//!           plan      kept, for programs to find            -> its number
 //!           numbers   what its viewers and the cache did since it joined
-//!           status    what we are
+//!           status    name, version, options, memory
 //!           stop      as a signal
 //!   end     remove the socket -> serve no more -> send each run its last numbers -> drop the cache
 //!           -> remove the lock and give it back
 //! ```
 //!
-//! One thread does all that; the cache and its viewers have their own. It logs nowhere: what it has to say it says to
-//! those that ask.
+//! One thread does all that; the cache and its viewers have their own. It writes no log: only clients that ask get
+//! answers.
 //!
-//! The cache is **unused** while no run is connected and no process views it. A program that its runner has left
-//! behind views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its
-//! first run had time to join, whatever `--idle` says; a run that has connected by then is served first, and one that
-//! connects after the socket was removed sees the connection end, waits for the lock, and starts another. An owner
-//! whose lock was removed from the folder, by a process that cleans up there, cannot be found: it ends when it has no
-//! run.
+//! The cache is **unused** while no run is connected and no process views it. A program that its runner has left behind
+//! views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its first run
+//! had time to join, whatever `--idle` says. A run that has connected by then is served first; one that connects after
+//! the socket was removed sees the connection end, waits for the lock, and starts another. An owner whose lock was
+//! removed from the folder, by a process that cleans up there, cannot be found: it ends when it has no run.
 //!
 //! Invariants:
 //!  1. A process that connects is the same user's, or gets no answer.
 //!  2. No client makes the owner wait: what is not read in time, is longer than a line, or has a descriptor with it,
 //!     ends that connection, and it is closed elsewhere (`keep/client.rs`). A client that sends much gets one read in a
 //!     turn. A silent one is closed for a new one, if there are too many.
-//!  3. The lock is given back last: there are never two caches of one name, not even one that is on its way out.
+//!  3. The lock is released last: there are never two caches of one name, even while one ends.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -58,16 +57,14 @@ use crate::size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
 const PLANS_MAX: usize = 64;
-/// Connections at a time. One more takes the place of the first that has not joined; if all have, it is refused by its
-/// end.
+/// Connections at a time. One more replaces the first that has not joined; if all have, it is closed.
 const CONNECTIONS_MAX: usize = 256;
-/// Bytes that are received at a time.
 const RECEIVE_BYTES_MAX: usize = 16 << 10;
 /// How often it is checked whether a process views the cache, and can find it, while no run is there.
 const LOOK: Duration = Duration::from_millis(500);
-/// The same, if it matters only whether a process can find it.
+/// The same, if only its name in the folder matters.
 const LOOK_RARELY: Duration = Duration::from_secs(10);
-/// The same, if it may end at any moment: also with `--idle 0s` it does not look without end.
+/// The same, while it may end at any moment: so that it does not spin with `--idle 0s`.
 const LOOK_OFTEN: Duration = Duration::from_millis(20);
 /// The unit in which a cache has its memory.
 const EXTENT: u64 = quinion::internals::units::EXTENT_SIZE as u64;
@@ -106,7 +103,7 @@ impl std::fmt::Debug for Cache {
 /// Is the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
 ///
 /// # Errors
-/// What is wrong, in words; the process that started us was told.
+/// What is wrong, in words; the starter was told.
 pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
     sys::leave_starter().map_err(|error| error.to_string())?;
     let lock = take_lock().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
@@ -115,13 +112,13 @@ pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>
         Ok(_) => READY,
         Err(wrong) => wrong,
     };
-    // A process that has started us may be no more; the next will find us.
+    // The starter may have ended; the next run will find this owner.
     let _ = writeln!(io::stdout(), "{said}");
     let _ = leave_pipe();
     begun?.serve().map_err(|error| error.to_string())
 }
 
-/// The lock, which we were started with in the place of standard input. From here on it is ours alone.
+/// The lock, which this process was started with in the place of standard input. It alone has it from here on.
 fn take_lock() -> io::Result<Lock> {
     let lock = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
     rustix::stdio::dup2_stdin(nothing()?)?;
@@ -139,7 +136,6 @@ fn nothing() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Builds the cache and listens.
 fn begin(
     keeping: &KeepOptions,
     lock: Lock,
@@ -201,32 +197,27 @@ pub fn question(wanted: &CacheRequest) -> Message {
     }
 }
 
-/// Rules in one text: the options as they would be typed.
 fn said_as_one(rules: &[String]) -> String {
     if rules.is_empty() { "the default rules".to_owned() } else { rules.join(" ") }
 }
 
-/// Since when, and by whom, the cache is used.
+/// When, and by which processes, the cache is used.
 struct Use {
     begun: Instant,
     /// When it was last seen used.
     last: Instant,
-    /// Processes that had viewed it then.
+    /// Processes that had viewed it by then.
     viewers: u64,
-    /// Runs that have joined.
     runs: u64,
 }
 
-/// A run that has joined.
 struct JoinedRun {
     run: u64,
-    /// The cache's numbers then.
     before: OwnerNumbers,
-    /// Other runs that were there, or came.
+    /// Other runs that were there or have joined.
     others: u64,
 }
 
-/// A connected client.
 struct Client {
     stream: ClientStream,
     received: Vec<u8>,
@@ -234,14 +225,12 @@ struct Client {
     is_over: bool,
 }
 
-/// Whether to go on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Turn,
     End,
 }
 
-/// The control socket, and the runs that are connected to it.
 struct ControlSocket {
     folder: Folder,
     name: Name,
@@ -253,13 +242,13 @@ struct ControlSocket {
     queues: SerialQueues,
     signals: Signals,
     session: Session,
-    /// The cache's memory as it was started with, in bytes: under pressure it has less for a while.
+    /// The cache's memory as it was started with, in bytes; under pressure it is less for a while.
     memory: u64,
     numbers: Box<dyn AskedNumbers>,
     tidy: Box<dyn Fn()>,
     use_: Use,
     clients: Vec<Client>,
-    /// Plans that runs brought, each once, and their numbers.
+    /// Plans of runs, each once, with their numbers.
     plans: Vec<(Vec<u8>, u32)>,
 }
 
@@ -270,24 +259,21 @@ impl ControlSocket {
     }
 
     fn turn(&mut self) -> io::Result<Next> {
-        // 1 wait
         let (called, connected, ready) = self.wait()?;
-        // 2 a signal that ends us; others mean nothing here
+        // 2 a signal that ends this process; others mean nothing here
         if called && self.signals.next()?.is_some_and(|signal| signal.ends()) {
             return Ok(Next::End);
         }
-        // 3 questions
         for client in ready {
             if self.receive(client) == Next::End {
                 return Ok(Next::End);
             }
         }
         self.drop_finished();
-        // 4 new connections
         if connected {
             self.accept();
         }
-        // 5 a run that uses the cache tidies up by that; the space of a removed file is not free before
+        // 5 a run that uses the cache checks its files; the space of a removed file is not free before
         if self.runs() == 0 {
             (self.tidy)();
         }
@@ -298,12 +284,12 @@ impl ControlSocket {
         Ok(Next::Turn)
     }
 
-    /// Whether it is unused for good: its files were removed, and so no run can find it.
+    /// Whether it is unused for good: its files were removed, so no run can find it.
     fn is_lost(&self) -> bool {
         self.runs() == 0 && !self.is_named()
     }
 
-    /// Whether what is in the folder under our name is ours.
+    /// Whether the lock in the folder under this name is this process's.
     fn is_named(&self) -> bool {
         self.folder.is_lock_of(&self.lock, &self.name).unwrap_or(false)
     }
@@ -342,8 +328,8 @@ impl ControlSocket {
         }
     }
 
-    /// How long it stays unused if `--idle` says `time`. The run that has started it waits so long for it to answer,
-    /// and would start one after the other if each ended before it can join.
+    /// How long it stays unused if `--idle` says `time`. The run that has started it waits so long for its answer, and
+    /// would start one after the other if each ended before the run can join.
     fn stays(&self, time: Duration) -> Duration {
         if self.use_.runs == 0 { time.max(ANSWER_TIMEOUT) } else { time }
     }
@@ -352,10 +338,9 @@ impl ControlSocket {
         self.clients.iter().filter(|client| client.joined.is_some()).count()
     }
 
-    /// Whether the cache was unused for as long as it stays.
     fn has_been_unused(&mut self) -> bool {
         let viewers = self.session.totals().viewers;
-        // Processes that came and went since the last look have used it, too.
+        // Processes that started and ended since the last check have used it, too.
         let is_used = self.runs() > 0 || self.session.service.viewers() > 0 || viewers != self.use_.viewers;
         self.use_.viewers = viewers;
         if is_used {
@@ -364,9 +349,6 @@ impl ControlSocket {
         !is_used && matches!(self.idle, Idle::For(time) if self.use_.last.elapsed() >= self.stays(time))
     }
 
-    // ---- processes connect ---------------------------------------------------------------------------
-
-    /// Whether there was a connection.
     fn accept(&mut self) -> bool {
         let mut accepted_any = false;
         for _ in 0..CONNECTIONS_MAX {
@@ -376,7 +358,7 @@ impl ControlSocket {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => ClientStream::new(stream, &self.queues),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return accepted_any,
-                // No descriptor is left, say: they wait where they are, and we do not turn for them without end.
+                // No descriptor is left, say: they wait, and this thread pauses instead of spinning.
                 Err(_) => {
                     std::thread::sleep(PAUSE);
                     return accepted_any;
@@ -392,7 +374,6 @@ impl ControlSocket {
         accepted_any
     }
 
-    /// Makes room for one more connection: whether there is.
     fn has_capacity(&mut self) -> bool {
         if self.clients.len() < CONNECTIONS_MAX {
             return true;
@@ -401,7 +382,7 @@ impl ControlSocket {
         silent.map(|client| self.clients.remove(client)).is_some()
     }
 
-    /// Reads what one client sent, once, and answers. A run that says more waits for the next turn.
+    /// Reads what one client sent, once, and answers. More waits for the next turn.
     fn receive(&mut self, client: usize) -> Next {
         let mut bytes = [0; RECEIVE_BYTES_MAX];
         match self.clients[client].stream.receive(&mut bytes) {
@@ -419,7 +400,6 @@ impl ControlSocket {
         }
     }
 
-    /// Answers the lines that are complete.
     fn answer_all(&mut self, client: usize) -> Next {
         while let Some(end) = self.clients[client].received.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = self.clients[client].received.drain(..=end).collect();
@@ -449,7 +429,7 @@ impl ControlSocket {
         }
     }
 
-    /// A client has left, or is to be dropped: nothing is read from it any more, and its run has ended.
+    /// Stops reading from a client, and ends its run.
     fn leave(&mut self, client: usize) {
         let client = &mut self.clients[client];
         client.stream.end();
@@ -461,12 +441,9 @@ impl ControlSocket {
         }
     }
 
-    /// Drops clients that have left.
     fn drop_finished(&mut self) {
         self.clients.retain(|client| !client.is_over);
     }
-
-    // ---- what is asked --------------------------------------------------------------------------
 
     fn answer(&mut self, client: usize, question: &Message) -> Message {
         match question.text_of("ask") {
@@ -506,7 +483,7 @@ impl ControlSocket {
         }
     }
 
-    /// Why a run may not join, if so.
+    /// Why a run may not join, if it may not.
     fn objection(&self, question: &Message) -> Option<String> {
         let (name, ours) = (&self.name, question_of_ours());
         let is_ours =
@@ -549,7 +526,7 @@ impl ControlSocket {
         })
     }
 
-    /// Keeps a plan, for as long as we are: a program may start others when its run is long over.
+    /// Keeps a plan until the owner ends: a program may start others when its run is long over.
     fn take_plan(&mut self, question: &Message) -> Message {
         let Some(plan) = question.bytes_of("plan") else { return refused("this is not a plan") };
         let known = self.plans.iter().position(|(known, _)| *known == plan);
@@ -567,7 +544,7 @@ impl ControlSocket {
         Message::answer("planned").number("number", self.plans[place].1.into())
     }
 
-    /// What a run did so far, with the `files` that are read most.
+    /// The numbers of a run so far, with the `files` that are read most.
     fn numbers_of(&self, joined: &JoinedRun, files: usize) -> Numbers {
         let hottest = if files > 0 { self.numbers.hottest(files) } else { Vec::new() };
         Numbers {
@@ -605,34 +582,31 @@ impl ControlSocket {
         }
     }
 
-    // ---- the end --------------------------------------------------------------------------------
-
     fn end(mut self) -> io::Result<()> {
-        // 1 no run finds us any more; what has taken our name is another's
+        // 1 no run finds this owner any more; another may have the name by now
         let is_named = self.is_named();
         if is_named {
             self.folder.remove_socket(&self.lock, &self.name)?;
         }
         // 2 viewers go on by the kernel
         self.session.service.stop_serving();
-        // 3 each run hears what it did; it may be asking just now, and takes this for the answer
+        // 3 each run gets its last numbers; it may be asking just now, and takes this for the answer
         for client in 0..self.clients.len() {
             if let Some(joined) = self.clients[client].joined.take() {
                 let last = self.numbers_of(&joined, 0).put(Message::answer("stopped"));
                 let _ = self.clients[client].stream.send(last.line().as_bytes());
             }
         }
-        // 4 the memory goes
+        // 4 the memory is freed
         let Self { folder, name, lock, session, numbers, tidy, clients, listener, queues, .. } = self;
-        // A process that has connected and was not let in is in it, with what it sent.
+        // A process that has connected and was not accepted is in the listener's queue, with what it sent.
         queues.close(QueueKey::Sender(ProcessName::default()), listener.into());
         drop((clients, session, numbers, tidy));
-        // 5 and the next may come
+        // 5 and the next owner may start
         if is_named { folder.remove_all(lock, &name) } else { Ok(()) }
     }
 }
 
-/// What a run of our make says of itself.
 fn question_of_ours() -> Message {
     question(&CacheRequest::default())
 }

@@ -7,10 +7,10 @@
 //!     waits for a line, or the end   <------
 //! ```
 //!
-//! The runner has closed its copy of the lock by then. If it is killed before, the owner finds the pipe closed when
-//! it reports "ready", and stays for the next run. If the owner is killed, the pipe ends, and the lock is free:
-//! another is started, a few times, because a program must not be refused its start if another run's owner was killed
-//! in these milliseconds.
+//! The runner has closed its copy of the lock by then. If it is killed before, the owner finds the pipe closed when it
+//! reports "ready", and stays for the next run. If the owner is killed, the pipe ends, and the lock is free: another is
+//! started, a few times, because a program must not be refused its start if another run's owner was killed in these
+//! milliseconds.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
@@ -21,11 +21,11 @@ use super::CacheRequest;
 use super::locks::Lock;
 use crate::run::user_folder::Folder;
 
-/// What the owner says when it listens.
+/// The owner's message when it listens.
 pub const READY: &str = "ready";
-/// What of the environment an owner needs: how to read, and where a panic happened.
+/// The variables that an owner inherits: how to read, and where a panic happened.
 const PASSED_ON: [&str; 2] = ["QUINION_IO", "RUST_BACKTRACE"];
-/// Bytes of what is wrong that are passed on.
+/// Bytes of an owner's error that are passed on.
 const WRONG_MAX: u64 = 4096;
 
 /// How starting an owner ended.

@@ -1,4 +1,4 @@
-//! Sys: what a process has of the one that started it, and which process is at the other end of a socket.
+//! Sys: what a process inherits, and which process is at the other end of a socket.
 //!
 //! ```text
 //!   the runner                    the owner that stays
@@ -10,8 +10,8 @@
 //!     ignored signals               those for the end of a process are handled again
 //! ```
 //!
-//! What cannot be left is said where people look for it, in the help of `run`: the mount name space, which the owner
-//! keeps alive while it lives, the limits, and the control group.
+//! What cannot be left is documented in the help of `run`: the mount name space, which the owner keeps alive while it
+//! lives, the limits, and the control group.
 #![allow(unsafe_code, reason = "descriptors are closed by number, and a socket's option is a C structure")]
 
 use std::io;
@@ -20,18 +20,17 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The first descriptor that is not one of the three that each process has.
 const FIRST_OTHER: libc::c_uint = 3;
 
-/// Leaves all that is the starter's but descriptors 0 to 2. Called first of all, while nothing here has a
-/// descriptor or a thread.
+/// Leaves all that is the starter's but descriptors 0 to 2. Called first, before this process has other descriptors or
+/// a second thread.
 pub fn leave_starter() -> io::Result<()> {
     close_others()?;
     hear_again();
-    // Until here a ctrl-C ended us together with the starter, which is right: no run has a cache yet.
+    // Until here a ctrl-C ends this process together with the starter: no run has a cache yet.
     rustix::process::setsid()?;
     std::env::set_current_dir("/")?;
-    // Each file that is known has a descriptor. A limit that cannot be raised is one to live with.
+    // Each known file has a descriptor. A limit that cannot be raised is no error.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     // For lists of processes; without /proc there is no such list.
@@ -44,7 +43,7 @@ fn close_others() -> io::Result<()> {
     if unsafe { libc::syscall(libc::SYS_close_range, FIRST_OTHER, libc::c_uint::MAX, 0) } == 0 {
         return Ok(());
     }
-    // Before Linux 5.9. The list's own descriptor is among them, and is closed when it is dropped, by its number.
+    // Before Linux 5.9. The list's own descriptor is among them, and is closed by its number when it is dropped.
     let open: Vec<libc::c_int> = std::fs::read_dir("/proc/self/fd")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|&fd| fd >= FIRST_OTHER as libc::c_int)
@@ -56,7 +55,7 @@ fn close_others() -> io::Result<()> {
     Ok(())
 }
 
-/// Signals that end a process may have been ignored by the starter (`nohup`), or be held back.
+/// Restores signals that end a process: the starter may have ignored (`nohup`) or blocked them.
 fn hear_again() {
     // SAFETY: the default is no handler; all zeros is a value of the C structure, an empty set.
     unsafe {
@@ -77,7 +76,7 @@ pub struct Peer {
     pub user: u32,
 }
 
-/// Asks the kernel, which noted it when the connection was made.
+/// Asks the kernel, which recorded it when the connection was made.
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let mut peer = MaybeUninit::<libc::ucred>::zeroed();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

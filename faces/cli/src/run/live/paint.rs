@@ -1,20 +1,18 @@
 //! Paint: cells become the bytes that show them.
 //!
-//! A whole picture each time, and not what has changed: the program may have written over the last one. A row is
-//! written from its first column on and cleared behind its last cell; what a cell looks like is said when it differs
-//! from the cell before it.
+//! A whole picture each time, and not its changes: the program may have written over the last one. A row is written
+//! from its first column on and cleared behind its last cell; a cell's look is written where it differs from the cell
+//! before.
 
 use std::fmt::Write as _;
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
 
-/// Whether the picture is coloured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Colours {
     /// By the terminal's own sixteen colours, which suit its background.
     Some,
-    /// Only bold and dim: the environment has NO_COLOR.
     None,
 }
 
@@ -57,7 +55,7 @@ fn paint_row(out: &mut String, cells: &[Cell], colours: Colours) {
     }
 }
 
-/// The numbers that make the terminal write as the cell looks.
+/// The terminal's numbers for the look of a cell.
 fn look_of(cell: &Cell, colours: Colours) -> String {
     let mut look = String::from("0");
     for (modifier, number) in [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2")] {

@@ -9,10 +9,10 @@
 //!   FILE                                                  512.0 MiB cached
 //! ```
 //!
-//! A rate is that of about the last second. What is counted since the beginning says "in all". The files are those
-//! about which the owner gets most requests, which is not how often each is read (`quinion::HotFile`).
+//! A rate is that of about the last second; counts since the beginning say "in all". The files are those about which
+//! the owner gets most requests, which is not how often each is read (`quinion::HotFile`).
 //!
-//! Drawing reads no clock and calls nothing: the same numbers give the same picture.
+//! Drawing reads no clock: the same numbers give the same picture.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,28 +29,24 @@ use crate::size::shown;
 
 /// Rows that are not files'.
 const ROWS_OF_NUMBERS: u16 = 5;
-/// How long a rate looks back.
 pub(crate) const WINDOW: Duration = Duration::from_secs(1);
 const LABEL_COLUMNS: u16 = 10;
 const GAUGE_COLUMNS: u16 = 20;
 pub(crate) const SPARKLINE_COLUMNS: u16 = 20;
 
-/// How many files a picture in `area` names.
 pub(super) fn files_in(area: Rect) -> usize {
     usize::from(area.height.saturating_sub(ROWS_OF_NUMBERS))
 }
 
-/// What is drawn, and what it remembers for rates.
 pub(super) struct Panel {
     title: String,
-    /// When, and what was counted by then: the last of about a second.
+    /// The counts of about the last second, with their times.
     past: VecDeque<(Duration, Counted)>,
     /// Bytes a second that were served, a number for each picture.
     served: VecDeque<u64>,
     glyphs: Glyphs,
 }
 
-/// What rates are made of.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     served_bytes: u64,
@@ -58,7 +54,6 @@ struct Counted {
     evicted_pages: u64,
 }
 
-/// What bars are made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Glyphs {
     /// Blocks of eight heights.
@@ -92,7 +87,7 @@ impl Panel {
         buffer
     }
 
-    /// Remembers what was counted, and answers how much a second it was lately.
+    /// Notes the counts, and returns their rates.
     fn note(&mut self, elapsed: Duration, look: &RunSample) -> Counted {
         let now = Counted {
             served_bytes: look.totals.bytes,
@@ -169,7 +164,7 @@ fn draw_device(row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
     write(rest, buffer, &format!("{} in all; readahead {used} used", shown(owner.device_bytes)));
 }
 
-/// A file's name, its end if there is no room for all of it, and what is known of it at the right.
+/// Draws a file's name, its end if there is no room for all of it, and `known` at the right.
 pub(crate) fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str) {
     let room = usize::from(row.width).saturating_sub(known.len() + 2);
     let mut name: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
@@ -181,7 +176,6 @@ pub(crate) fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str)
     buffer.set_string(at, row.y, known, Style::new().dim());
 }
 
-/// Writes what a row is about; the rest of the row.
 pub(crate) fn label(row: Rect, buffer: &mut Buffer, name: &str) -> Rect {
     let columns = [Constraint::Length(LABEL_COLUMNS), Constraint::Fill(1)];
     let [label, rest] = Layout::horizontal(columns).areas(row);
@@ -194,7 +188,6 @@ pub(crate) fn write(row: Rect, buffer: &mut Buffer, text: &str) {
 }
 
 impl Glyphs {
-    /// What the locale of the environment can show.
     pub(crate) fn of_locale() -> Self {
         let named = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
         Self::of(&named.into_iter().find(|value| !value.is_empty()).unwrap_or_default())
@@ -205,7 +198,6 @@ impl Glyphs {
         if locale.contains("utf-8") || locale.contains("utf8") { Self::Blocks } else { Self::Ascii }
     }
 
-    /// The first row: what is watched, and for how long.
     pub(crate) fn draw_title(self, row: Rect, buffer: &mut Buffer, title: &str, elapsed: Duration) {
         let rule = self.rule().repeat(usize::from(row.width));
         buffer.set_string(row.x, row.y, rule, Style::new().dim());
@@ -217,7 +209,7 @@ impl Glyphs {
         buffer.set_string(row.right().saturating_sub(clock.len() as u16 + 1), row.y, clock, Style::new());
     }
 
-    /// Draws a share from 0 to 1 at the left of `row`; the rest of it.
+    /// Draws a share from 0 to 1 at the left of `row`; returns the rest of it.
     pub(crate) fn draw_gauge(self, row: Rect, buffer: &mut Buffer, share: f64, colour: Color) -> Rect {
         let columns = [Constraint::Length(GAUGE_COLUMNS + 2), Constraint::Fill(1)];
         let [gauge, rest] = Layout::horizontal(columns).areas(row);
@@ -231,7 +223,7 @@ impl Glyphs {
         rest
     }
 
-    /// Draws bytes a second, and those of the last pictures, at the left of `row`; the rest of it.
+    /// Draws bytes a second, and those of the last pictures, at the left of `row`; returns the rest of it.
     pub(crate) fn draw_rate(self, row: Rect, buffer: &mut Buffer, rate: u64, past: &VecDeque<u64>) -> Rect {
         let columns =
             [Constraint::Length(14), Constraint::Length(SPARKLINE_COLUMNS + 2), Constraint::Fill(1)];
@@ -273,7 +265,6 @@ impl Glyphs {
 pub(crate) mod tests {
     use super::*;
 
-    /// The rows of a picture, without what is blank at their ends.
     pub(crate) fn rows(buffer: &Buffer) -> Vec<String> {
         let rows = buffer.content().chunks(usize::from(buffer.area.width));
         rows.map(|cells| cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned())

@@ -6,18 +6,18 @@
 //!   give     save   region all   clear below n-h            restore
 //! ```
 //!
-//! The cursor, its colours included, is the program's: each of the three is one write that leaves it where it was, so
-//! output may come between any two of them. Colours that the program has set half-way stay set for it.
+//! The cursor and its colours are the program's: each of the three is one write that leaves it where it was, so output
+//! may come between any two of them. Colours that the program has set half-way stay set for it.
 //!
 //! A killed process restores nothing. So another process does:
 //!
 //! ```text
 //!   this process                          the repairer: this command again, in a process group of its own
-//!     |-- a line each time: what to write if we are no more -->  keeps the last one
+//!     |-- a line each time: what to write if this process is gone -->  keeps the last one
 //!     X   ends, however it ends           the pipe ends: it writes that line to the terminal, and ends
 //! ```
 //!
-//! An empty line is written when the rows are given back; then the repairer has nothing to do.
+//! An empty line is written when the rows are restored; then the repairer has nothing to do.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write, stderr};
@@ -43,17 +43,14 @@ const ROWS_MIN: u16 = 12;
 const ROWS_FOR_FULL: u16 = 20;
 const COLUMNS_MIN: u16 = 40;
 
-/// A terminal, and the rows of it that are taken.
 pub(crate) struct Screen {
     terminal: File,
     repairer: Option<TerminalRepairer>,
     colours: Colours,
-    /// The rows that the panel takes where there is room.
     full: u16,
     taken: Option<PanelRows>,
 }
 
-/// The panel's rows on a terminal of so many rows and columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PanelRows {
     rows: u16,
@@ -62,14 +59,13 @@ struct PanelRows {
 }
 
 impl Screen {
-    /// The terminal of standard error, if it is one that can do what is needed. A panel on it takes `full` rows where
-    /// there is room.
+    /// The terminal of standard error, if it can show a panel. The panel takes `full` rows where there is room.
     pub(crate) fn of_stderr(full: u16) -> Option<Self> {
         let can_move = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
         if !stderr().is_terminal() || !can_move {
             return None;
         }
-        // A description of our own: the program may make the one that we share one that does not wait.
+        // A description of its own: the program may make the shared one non-blocking.
         let terminal = File::options()
             .write(true)
             .custom_flags(libc::O_NOCTTY)
@@ -80,8 +76,8 @@ impl Screen {
         Some(Self { terminal, repairer, colours: Colours::wanted(), full, taken: None })
     }
 
-    /// Draws `picture` into the last rows, and takes them if they are not taken. Does nothing where there are too
-    /// few, or while another process group has the terminal.
+    /// Draws `picture` into the last rows, and takes them first if need be. Does nothing where there are too few, or
+    /// while another process group has the terminal.
     pub(crate) fn show(&mut self, picture: impl FnOnce(Rect) -> Buffer) {
         let Some(now) = self.place() else { return self.hide() };
         let mut bytes = Vec::new();
@@ -101,12 +97,11 @@ impl Screen {
         self.write(&bytes);
     }
 
-    /// Whether the terminal is hung up: nothing that is drawn is seen any more.
+    /// Whether the terminal is hung up.
     pub(crate) fn is_gone(&self) -> bool {
         tcgetwinsize(&self.terminal).is_err()
     }
 
-    /// Gives the rows back.
     pub(crate) fn hide(&mut self) {
         if let Some(taken) = self.taken.take() {
             self.write(taken.give().as_bytes());
@@ -114,13 +109,13 @@ impl Screen {
         }
     }
 
-    /// Where the panel belongs now, if there is room for it.
+    /// The panel's rows now, if there is room for it.
     fn place(&self) -> Option<PanelRows> {
         let size = tcgetwinsize(&self.terminal).ok()?;
         PanelRows::on(size.ws_row, size.ws_col, self.full)
     }
 
-    /// Whether what is written appears in front: a job in the background leaves the terminal alone.
+    /// Whether this process group is in the foreground: a job in the background leaves the terminal alone.
     fn is_ours(&self) -> bool {
         tcgetpgrp(&self.terminal).map_or(true, |group| group == rustix::process::getpgrp())
     }
@@ -148,25 +143,23 @@ impl PanelRows {
         (rows >= ROWS_MIN && columns >= COLUMNS_MIN).then_some(Self { rows, columns, height })
     }
 
-    /// The first row of the panel; rows are counted from 1.
     fn top(self) -> u16 {
         self.rows - self.height + 1
     }
 
-    /// Makes room: the screen moves up if the cursor is too low (a vertical tab goes a line down and keeps the
-    /// column), and the rest scrolls without the panel's rows from now on.
+    /// Makes room: the screen scrolls up if the cursor is too low (a vertical tab goes a line down and keeps the
+    /// column), and from now on the rest scrolls without the panel's rows.
     fn take(self) -> String {
         let down = "\x0b".repeat(usize::from(self.height));
         format!("{down}\x1b[{}A\x1b7\x1b[1;{}r\x1b8", self.height, self.top() - 1)
     }
 
-    /// Gives the rows back, empty.
     fn give(self) -> String {
         format!("\x1b7\x1b[r\x1b[{};1H\x1b[0m\x1b[J\x1b8", self.top())
     }
 }
 
-/// The process that gives the rows back if we cannot.
+/// The process that restores the rows if this one cannot.
 struct TerminalRepairer(Child);
 
 impl TerminalRepairer {
@@ -200,7 +193,7 @@ pub fn repair_terminal() -> io::Result<()> {
     stderr().write_all(last_line(&told).as_bytes())
 }
 
-/// The last line that was written to its end.
+/// The last complete line.
 fn last_line(told: &str) -> &str {
     let whole = told.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.rsplit('\n').next().unwrap_or_default()

@@ -1,6 +1,5 @@
-//! Tests of plans: instructions made up for it are moved one by one, and then this machine's whole C library is planned
-//! for, as it is and with some of its bytes changed. That what was planned also runs is for `tests/patched.rs` and
-//! `tests/rules.rs` to see.
+//! Tests of plans: made-up instructions are moved one by one, and then this machine's whole C library is planned for,
+//! as it is and with some of its bytes changed. `tests/patched.rs` and `tests/rules.rs` run the plans.
 
 use super::*;
 use crate::run::PRELOAD;
@@ -15,10 +14,9 @@ fn library() -> Elf {
     Elf::open(&library_of(Path::new(&linker)).unwrap()).unwrap()
 }
 
-/// How many bytes were taken, what they became, and each fix: where, up to where, and to what.
+/// The bytes that were taken, their moved form, and each fix: where, up to where, and to what.
 type Moved = (usize, Vec<u8>, Vec<(u8, u8, u32)>);
 
-/// Moves made-up instructions at 0x1000.
 fn move_bytes(code: &[u8]) -> Result<Moved, PatchRefused> {
     let mut moving = Moving { bytes: Vec::new(), fixes: Vec::new() };
     let taken = move_instructions(code, 0x1000, 0, &mut moving)?;
@@ -118,7 +116,6 @@ fn instructions(code: &[u8], offset: u32) -> Vec<Instruction> {
     decoder(code, offset.into()).iter().collect()
 }
 
-/// The library with other bytes at the beginning of `name`.
 fn changed(name: &str, with: &[u8]) -> Elf {
     let us = Elf::open(&std::env::current_exe().unwrap()).unwrap();
     let path = library_of(Path::new(&us.interpreter().unwrap())).unwrap();

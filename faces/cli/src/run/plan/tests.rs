@@ -1,5 +1,7 @@
-//! Tests of plans: made-up instructions are moved one by one, and then this machine's whole C library is planned for,
-//! as it is and with some of its bytes changed. `tests/patched.rs` and `tests/rules.rs` run the plans.
+//! Tests of plans: made-up instructions are moved one by one. Then this machine's whole C library is planned for, as it
+//! is and with some of its bytes changed.
+//!
+//! `tests/patched.rs` and `tests/rules.rs` run the plans.
 
 use super::*;
 use crate::run::PRELOAD;

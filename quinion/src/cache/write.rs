@@ -207,9 +207,10 @@ impl File {
         Ok(written)
     }
 
-    /// As [`File::write_at`], as a future. The first poll writes what is cached as a whole at once. What has to wait
-    /// (for a page, memory, write-back, or a sync of a durable handle) is copied and handed to a thread of the cache,
-    /// and is made even if the future is dropped then. Writes that are under way at once are made in any order.
+    /// As [`File::write_at`], as a future. The first poll writes what is cached as a whole at once; what has to wait
+    /// (for a page to be read, for memory, for write-back, for a sync of a durable handle) is copied and handed to a
+    /// thread of the cache, and is made even if the future is dropped then. Wait for one write before you begin the
+    /// next of the same bytes: two that are under way at once are made in any order.
     ///
     /// # Errors
     /// As [`File::write_at`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if no thread can be started.

@@ -794,7 +794,8 @@ mod tests {
         assert_eq!(short.files.len() as u64, most);
     }
 
-    /// Each read evicts what the next one needs, and all of them wait for the device.
+    /// 1. Files that do not fit into the memory together are attached, and read over and over.
+    /// 2. Each read evicts what the next one needs, and all of them wait for the device.
     #[test]
     fn files_that_thrash_are_left_to_the_kernel_until_the_others_fit() {
         const BYTES: u64 = 5 << 20;
@@ -861,7 +862,9 @@ mod tests {
         }
     }
 
-    /// Also after one of two viewers has let go; the next viewer that attaches it finds it watched again.
+    /// 1. Two viewers attach a file, and one of them lets go of it.
+    /// 2. A process that tells nothing cuts it, and the kernel tells no lease.
+    /// 3. What was cached is trusted no more. The next viewer that attaches it finds it watched again.
     #[test]
     fn a_cut_that_no_viewer_tells_of_is_heard() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -894,8 +897,9 @@ mod tests {
         assert_eq!(owner.cuts.files(), 0, "what is closed is watched no more");
     }
 
-    /// The notice of a write ends the watch. A read of the owner's then finds no lease, though no process writes; the
-    /// file is cut in a way that no lease tells of, and the next read finds the end.
+    /// 1. A viewer attaches a file, which is watched, and a process writes to it: the notice ends the watch.
+    /// 2. A read of the owner's, for a viewer that looks at times, finds no lease, and no process that writes.
+    /// 3. A process cuts the file in a way of which a lease does not tell: the next read finds the end.
     #[test]
     fn a_read_takes_no_lease_that_no_watch_goes_with() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -932,7 +936,9 @@ mod tests {
         Arc::new(owner.cache.open_with(path, &options).expect("it is there"))
     }
 
-    /// A write ends the watch; the owner's program gets no lease until the viewer is gone.
+    /// 1. A viewer attaches a file, and a process writes to it: the notice ends the watch.
+    /// 2. The program that serves it opens it, and reads: no lease is taken as long as the viewer has it.
+    /// 3. The viewer is gone: the program has a lease again.
     #[test]
     fn an_open_takes_no_lease_while_a_viewer_has_the_file_and_no_watch() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -959,8 +965,9 @@ mod tests {
         }
     }
 
-    /// The owner's program has a lease and has read the file; it is cut in a way that no lease tells of; a viewer
-    /// attaches it after that, and is shown no old byte.
+    /// 1. The program that serves a file has a lease on it, and has read it.
+    /// 2. A process cuts it in a way of which a lease does not tell.
+    /// 3. A viewer attaches it after that, and is shown no old byte.
     #[test]
     fn a_cut_of_before_the_watch_is_seen_by_what_attaches_the_file() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -984,8 +991,10 @@ mod tests {
         assert_eq!(file.read_at(&mut [0; 10], 0).expect("it can be read"), 0, "old bytes");
     }
 
-    /// A viewer whose handle was taken does not look for a while; another attaches the file and lets go, which ends
-    /// the watch. A cut that no lease tells of follows: the first viewer does not trust what it finds.
+    /// 1. The program that serves a file has a lease on it, and has read it. A viewer attaches it, is to let go of it,
+    ///    and does not look for a while.
+    /// 2. Another viewer attaches it, and lets go of it: nothing watches the file from then on.
+    /// 3. A process cuts it in a way of which a lease does not tell: the first viewer does not trust what it finds.
     #[test]
     fn no_viewer_believes_a_lease_when_nothing_watches_the_file() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -1022,7 +1031,8 @@ mod tests {
         (name, owner.attach(file.into(), name))
     }
 
-    /// Another handle in this process keeps it open, so a program that removes it asks.
+    /// 1. A viewer lets go of a file that another handle in this process still has open.
+    /// 2. It counts as attached, so that a program that removes it asks; until it is closed.
     #[test]
     fn a_file_counts_as_attached_until_it_is_closed() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

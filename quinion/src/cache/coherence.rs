@@ -591,7 +591,9 @@ mod tests {
     use super::*;
     use crate::{Cache, OpenOptions};
 
-    /// The notice may be of a cut from before the lease was given up, though the file's times are as they were.
+    /// 1. A viewer is about to open a file for writing, and its lease is given up. What is cached stays.
+    /// 2. A notice of a change of the file comes, which may be a cut of before that.
+    /// 3. At the next lease what is cached is forgotten, though the file's times are as they were.
     #[test]
     fn pages_kept_beyond_a_lease_are_forgotten_after_a_notice_of_a_change() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

@@ -407,6 +407,9 @@ fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
 mod tests {
     use super::*;
 
+    /// 1. A file waits to be copied.
+    /// 2. So many others are looked at that all are forgotten.
+    /// 3. It is asked for again, and waits twice.
     #[test]
     fn files_that_wait_to_be_copied_are_not_forgotten_with_the_others() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
@@ -431,7 +434,9 @@ mod tests {
         copies.release();
     }
 
-    /// It has to end until it counts as stuck; then others are copied, one at a time, until too many are stuck.
+    /// 1. A copy is stuck in its file system, and has to end to let another begin, until it counts as stuck.
+    /// 2. Others are copied meanwhile, one at a time, until too many are stuck.
+    /// 3. The first ends after all: one more may begin.
     #[test]
     fn a_copy_that_is_stuck_does_not_hold_up_the_others_and_not_too_many_are() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");

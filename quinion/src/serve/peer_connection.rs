@@ -226,7 +226,8 @@ mod tests {
         }
     }
 
-    /// The thread that drops the connection would wait for as long as the socket lingers.
+    /// 1. A process sends a socket that lingers, and closes it.
+    /// 2. The thread that drops the connection waits for as long as it lingers.
     #[test]
     fn dropping_a_connection_with_a_lingering_socket_in_it_does_not_wait() {
         drop_with_a_lingering_socket(&[], b"words");

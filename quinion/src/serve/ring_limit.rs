@@ -145,7 +145,8 @@ mod tests {
         }
     }
 
-    /// A polled viewer that writes back the last number seems quiet, is slept for, and may ring as in a new window.
+    /// 1. A viewer that is polled writes back the number of the last look, so that it seems to be quiet.
+    /// 2. It is slept for, and rings as often as in a new window.
     #[test]
     fn a_viewer_that_seems_to_be_quiet_rings_once_before_it_is_polled_again() {
         let mut stage = Stage::new();

@@ -151,6 +151,7 @@ fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
     }
 }
 
+/// Locks the file against a second process, and against a second store in this one.
 fn lock(file: &OwnedFd) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {

@@ -35,6 +35,7 @@ use crate::sys::fork::ForkGuard;
 /// Work without a deadline.
 pub trait BackgroundTask: Send + Sync {
     /// Does what is due now. Returns after how long to come again without a wake-up; `None`: only then.
+    /// May take locks and wait for them, as a thread that holds none.
     fn run(&self) -> Option<Duration>;
 }
 

@@ -335,6 +335,7 @@ impl CacheOwner {
         gone
     }
 
+    /// Closes what was taken from viewers, which may wait for the file system.
     fn close_for_good(&self, inode: (u64, u64), gone: Vec<Attachment>) {
         self.close(gone);
         let (device, inode) = inode;

@@ -377,6 +377,7 @@ impl Reclaim {
         owners.find_map(|id| Some(self.forget_some_of(id, max, locks)).filter(|&some| some > 0)).unwrap_or(0)
     }
 
+    /// Forgets the oldest nodes of a mapping, at most `max`; none if its lock cannot be had.
     fn forget_some_of(&self, id: MappingId, max: u64, locks: LockWait) -> u64 {
         let Some(mapping) = self.mappings.read().get(&id).cloned() else { return 0 };
         let Some(mut guard) = mapping.lock_as(locks) else { return 0 };

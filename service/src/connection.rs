@@ -49,6 +49,7 @@ pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
 const SEEK_MAX: Duration = Duration::from_millis(200);
 /// How long such readers do not look again after that.
 const SEEK_PAUSE: Duration = Duration::from_secs(1);
+/// The first pause before a request is asked again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(20));
 
 /// A socket's device and inode.

@@ -141,6 +141,7 @@ fn cannot_serve(name: &str, error: io::Error) -> Error {
     Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error)
 }
 
+/// The lock file of the socket at `path`, in a folder of this user alone.
 fn open_lock(path: &Path) -> io::Result<File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     make_private(parent)?;
@@ -171,6 +172,7 @@ fn start_of(process: Pid) -> Option<u64> {
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
+/// As it is in the lock file.
 fn identity_of(process: Pid) -> Option<String> {
     start_of(process).map(|start| format!("{process} {start}\n"))
 }

@@ -372,6 +372,7 @@ impl<'a, P: Process> Fd<'a, P> {
         }
     }
 
+    /// Takes `from` to Moving with signals held back, does `work`, and goes on to the word it answers.
     fn moving(&self, from: FdWord, work: impl FnOnce() -> FdWord) -> Result<(), FdWord> {
         let _held = self.process.hold_signals();
         self.cell.exchange(from, from.with_state(State::Moving))?;

@@ -244,6 +244,7 @@ impl Pages {
         found
     }
 
+    /// What is absent of `bytes`, counted from where the region begins; it may end behind the region.
     fn absent_of(&self, region: &Region, bytes: Range<u64>, found: &mut Vec<ImagePart>) {
         let unit = self.unit;
         let end = (bytes.end.div_ceil(unit) as usize).min(region.states.len);

@@ -395,6 +395,7 @@ impl Uffd {
     }
 }
 
+/// What a call did whose range has `len` bytes, if the kernel says `told` and `error`.
 fn moved(len: u64, told: i64, error: Option<io::Error>) -> CopyResult {
     let Some(error) = error else { return CopyResult { bytes: len, stop: None } };
     let Ok(bytes @ 1..) = u64::try_from(told) else {

@@ -32,6 +32,7 @@ use quinion_view::viewer::Viewer;
 use crate::kernel::{self, Stat};
 use crate::request_errors::is_passing;
 
+/// Loads that were begun (high half), loads under way, and the verdict (lowest bits).
 static STATE: AtomicU64 = AtomicU64::new(UNKNOWN);
 
 const UNKNOWN: u64 = 0;

@@ -21,6 +21,7 @@ use quinion_view::viewer::sys::clock_millis;
 
 use crate::kernel;
 
+/// How many threads are inside `vfork`, each suspended until its child has left this memory.
 static VFORKS: AtomicU32 = AtomicU32::new(0);
 
 /// 0: none. Each thread looks for itself alone, so no order is needed.
@@ -100,10 +101,12 @@ pub fn wait_for_forks() {
     }
 }
 
+/// A child is about to be made that will run in this memory.
 pub fn begin_vfork() {
     VFORKS.fetch_add(1, Ordering::SeqCst); // before the child exists; partner: `has_vforks`
 }
 
+/// Such a child has left this memory.
 pub fn end_vfork() {
     // As forks. SeqCst, partner: `has_vforks`.
     let _ = VFORKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));

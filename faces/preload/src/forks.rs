@@ -80,12 +80,14 @@ pub fn end_fork(fork: Fork) {
     }
 }
 
+/// As [`begin_fork`], before a child that will run in this memory.
 fn begin_vfork_child() -> Option<Fork> {
     let fork = begin_fork()?;
     fork_counts::begin_vfork(); // before the child exists
     Some(fork)
 }
 
+/// That child has left this memory.
 fn end_vfork_child(fork: Fork) {
     fork_counts::end_vfork();
     end_fork(fork);
@@ -97,6 +99,7 @@ pub struct Spawn {
     noted: Spawner,
 }
 
+/// As [`begin_vfork_child`], before a `posix_spawn` of this thread.
 pub fn begin_spawn() -> Option<Spawn> {
     let fork = begin_vfork_child()?;
     let inside = enter();
@@ -115,10 +118,12 @@ pub fn is_spawning() -> bool {
     Spawner::is_noted(kernel::thread())
 }
 
+/// Before a `vfork`.
 pub extern "C" fn begin_vfork() {
     let _ = begin_vfork_child(); // `end_vfork` finds out again
 }
 
+/// After a `vfork`, in the parent only. `answer` is the kernel's.
 pub extern "C" fn end_vfork(answer: isize) -> isize {
     // Counted only if the switch was on: a child of `vfork` that calls this again has not counted. This memory was not
     // forked meanwhile, so the depth is the same.

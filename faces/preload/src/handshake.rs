@@ -160,6 +160,7 @@ fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     Some(Mapped { base, bytes: stat.size as u64 })
 }
 
+/// With [`LATE`], the owner's heartbeat at which a child waited for it in vain.
 static LATE_AT: AtomicU64 = AtomicU64::new(0);
 
 const LATE: u64 = 1 << 32;

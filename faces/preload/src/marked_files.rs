@@ -68,6 +68,7 @@ pub fn are_attaching() -> bool {
     ATTACHING.load(Ordering::SeqCst) != 0 // partner: `attaching`
 }
 
+/// In a forked child: what other threads of the parent were in the middle of is not under way here.
 pub fn settle_child() {
     ATTACHING.store(0, Ordering::SeqCst); // partner: `are_attaching`
 }

@@ -192,6 +192,8 @@ pub unsafe extern "C" fn vfork() -> c_int {
     )
 }
 
+/// `vfork` by its other name.
+///
 /// # Safety
 /// As `vfork`.
 #[unsafe(no_mangle)]
@@ -406,6 +408,7 @@ extern "C" fn all_locked() {
     confinement::give_addresses_back();
 }
 
+/// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
 extern "C" fn confined(option: usize) {
     const SET_SECCOMP: u32 = 22;
     const SET_TIME_STAMP_COUNTER: u32 = 26; // which `ticks` reads

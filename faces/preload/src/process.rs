@@ -92,6 +92,7 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Whether this process or one that it was forked from has stopped: its children may be under the same ban.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
+/// How many forks lie between the process that attached and this one, as far as they were settled.
 static DEPTH: AtomicU32 = AtomicU32::new(0);
 
 static NO_COUNT: AtomicU32 = AtomicU32::new(0);
@@ -345,6 +346,7 @@ fn settle(page: &AtomicU32) {
     });
 }
 
+/// How many forks lie between the process that attached and this one, as far as they were settled.
 pub fn depth() -> u32 {
     DEPTH.load(Ordering::Relaxed)
 }

@@ -114,6 +114,7 @@ pub fn advance(fd: i32, from: FdWord, offset: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.advance(from, offset))
 }
 
+/// After a copy, whether `fd` still is what it was when `word` was looked at.
 #[inline]
 pub fn is_still_attached(fd: i32, word: FdWord) -> bool {
     cell(fd).is_some_and(|cell| cell.is_still(word))

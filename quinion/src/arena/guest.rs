@@ -701,6 +701,7 @@ mod tests {
         arena.free_run(guest.place(page(5)).unwrap(), 1);
     }
 
+    /// A folio that is held when its guest's handle goes keeps its bytes, and the guest's memory, until it is put.
     #[test]
     fn held_pages_outlive_the_guests_handle() {
         let arena = arena(SMALL);
@@ -880,6 +881,7 @@ mod tests {
         assert_eq!(status, 0, "the child's exit status");
     }
 
+    /// Memory that a thread that has the file open took away is given again before it is touched here.
     #[test]
     fn holes_that_others_make_are_filled_before_we_touch_them() {
         let arena = arena(SMALL);

@@ -283,6 +283,7 @@ impl Stage {
         }
     }
 
+    /// Submits for others, who may wait before it has: it is on the deferred first.
     fn submit_for_others(&self) {
         let (fills, asked): (Vec<_>, Vec<_>) =
             (0..self.kernel_state.roll(5) + 1).map(|_| self.fill()).unzip();

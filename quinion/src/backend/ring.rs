@@ -379,6 +379,7 @@ impl<K: Kernel> RingDriver<K> {
         self.wait_queue.wake();
     }
 
+    /// Ends the work of `finished`. Holds no lock.
     fn complete(&self, finished: &mut Vec<RingJob>) -> usize {
         let fills = finished.len();
         for job in finished.drain(..) {

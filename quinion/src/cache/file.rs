@@ -341,6 +341,7 @@ impl File {
         self.looks_in() == UNCACHED
     }
 
+    /// Where a hit of a batch looks for the record: under a lease no check is needed.
     #[inline]
     pub(super) fn looks_in_now(&self) -> CellNumber {
         match self.looks_in() {

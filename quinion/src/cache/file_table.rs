@@ -66,6 +66,8 @@ struct KnownFile {
     parked_on: Option<u64>,
 }
 
+/// What is to be done, without the lock, when the table has changed: mappings that are forgotten, and backends whose
+/// place was taken.
 #[derive(Debug, Default)]
 struct DeferredRelease {
     mappings: Vec<Arc<Mapping>>,
@@ -126,6 +128,8 @@ impl Cache {
         names
     }
 
+    /// Closes the descriptors of all files without open handles, and waits for what is in flight by them, half a
+    /// second at most.
     pub(crate) fn release_idle(&self) {
         self.shared.release_idle();
     }

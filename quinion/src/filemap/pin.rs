@@ -36,6 +36,7 @@ use super::shared::Filemap;
 use super::uncached::{ReadCall, Reader};
 use super::wait_policy::WaitPolicy;
 
+/// Folios that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 512;
 
 /// What [`Filemap::pin`] pins.
@@ -81,6 +82,7 @@ fn hold_ready<'m>(
     }
 }
 
+/// Bytes that the file had before they were held, when so many renewals of it had been seen.
 struct AskedBytes {
     bytes: Range<u64>,
     renewals: u64,

@@ -54,6 +54,7 @@ use quinion_view::hit::{HitStop, read_hits_into};
 /// A page may be there and gone again each time, or its fill end without it and without an error.
 const SEEKS: u32 = 1000;
 
+/// What readahead may ask: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
 impl Cached for Mapping {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let max = index.0.min(u64::from(max)) as u32;
@@ -431,6 +432,7 @@ impl Filemap {
         extent_of_retry(failure, miss).map(MissOutcome::Again)
     }
 
+    /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
     fn wait_for_fill(
         &self,
         missed: &MissedRead<'_>,
@@ -647,6 +649,7 @@ enum ReadExtent {
     Page,
 }
 
+/// What came of windows that no reader waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadaheadOutcome {
     Started,

@@ -262,6 +262,7 @@ impl Filemap {
 
     // ---- steps 1 to 4 -----------------------------------------------------------------------------
 
+    /// Alone with a file of which `pages` are to be changed, with nothing in flight there.
     fn lock_exclusive<'m>(
         &self,
         mapping: &'m Arc<Mapping>,
@@ -284,6 +285,7 @@ impl Filemap {
         }
     }
 
+    /// Waits until no fill and no flush of these pages is in flight. None begins meanwhile.
     fn wait_for_quiet(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let mut from = pages.start;
         while from < pages.end {

@@ -231,6 +231,7 @@ impl MappingGuard<'_> {
         if left { MarkOutcome::Left } else { MarkOutcome::Done { newly } }
     }
 
+    /// Marks pages of the folio that `frame` heads, which the caller holds.
     pub(super) fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> MarkOutcome {
         let mapping = self.mapping;
         let descriptor = mapping.view().own(frame);

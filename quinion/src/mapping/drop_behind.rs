@@ -188,6 +188,7 @@ impl DropWalk {
 }
 
 impl Mapping {
+    /// What is done with a flagged folio; see the table at the top. The caller holds the tree lock.
     fn drop_behind_verdict(&self, frame: Frame, order: Order, leaving: DropReason) -> FolioVerdict {
         let view = self.view();
         let (descriptor, byte) = (view.own(frame), view.referenced(frame).expect("a frame of ours"));

@@ -349,6 +349,7 @@ impl Drop for Grabbed<'_> {
 struct GrabRound<'a> {
     end: PageIndex,
     runs: Vec<FillRun>,
+    /// What was there, locked.
     present: Vec<LockedFolio<'a>>,
     created: Vec<LockedFolio<'a>>,
     stop: Option<RoundEnd>,

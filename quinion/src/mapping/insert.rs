@@ -194,6 +194,7 @@ impl Mapping {
         Some(guard)
     }
 
+    /// Takes the lock and puts `nodes` in stock; if the lock cannot be had, they go back.
     fn lock_with(&self, nodes: Vec<CellNumber>, locks: LockWait) -> Option<MappingGuard<'_>> {
         let Some(guard) = self.lock_keeping(locks) else {
             self.arena().free_cells(nodes);
@@ -211,6 +212,7 @@ impl Mapping {
         XArray::<_, NODE_BITS>::new(&nodes, &self.record().root).nodes_needed(index.0, pages)
     }
 
+    /// Takes `wanted` nodes from the arena, or as many as there are. The caller holds no lock.
     fn take_nodes(&self, wanted: u32, locks: LockWait) -> Vec<CellNumber> {
         let wanted = wanted.min(self.index().hooks.map_or(u32::MAX, |hooks| hooks.nodes_taken_max()));
         let mut nodes = Vec::new();
@@ -316,6 +318,7 @@ impl<'a> MappingGuard<'a> {
     }
 }
 
+/// How runs are inserted, under one hold of the lock or, where nodes run out, several.
 pub(super) struct Insertion<'i> {
     pub shape: FolioShape,
     pub locks: LockWait,

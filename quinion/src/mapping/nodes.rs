@@ -36,6 +36,7 @@ use super::shadow_nodes::ShadowNodes;
 
 /// Spare nodes that a mapping with folios keeps, at most.
 pub const SPARE_MAX: u32 = 8;
+/// Nodes given back under one hold of the arena's lock.
 const GIVE_BACK_BATCH: usize = 256;
 const NIL: u32 = 0;
 
@@ -174,6 +175,7 @@ impl Drop for Surplus<'_> {
     }
 }
 
+/// The nodes of a mapping's tree, for the holder of its lock: out of the stock, and back into it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nodes<'a> {
     /// The frames that there were when the lock was taken, in which lies whatever stands in the tree or in stock. So

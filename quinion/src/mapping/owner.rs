@@ -100,6 +100,7 @@ impl Mapping {
         })
     }
 
+    /// The same mapping, before it has folios, with that behind its pages.
     pub(super) fn backed(mut self, backing: Backing) -> Self {
         self.backing = backing;
         self

@@ -211,6 +211,7 @@ impl MappingGuard<'_> {
 }
 
 impl Mapping {
+    /// Whether a folio inside a range goes; see the table at the top. The caller holds the tree lock.
     fn goes(&self, frame: Frame, what: RemoveFilter) -> bool {
         let word = self.view().own(frame).word();
         what == RemoveFilter::All || !word.has(Flags::UNWRITTEN | Flags::LOCKED)

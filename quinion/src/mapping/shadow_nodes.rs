@@ -192,6 +192,7 @@ impl ShadowNodes {
         list.count -= 1;
     }
 
+    /// The listed nodes with their mappings. `list` is the list, locked.
     fn oldest_first(&self, list: &List) -> impl Iterator<Item = (u32, MappingId)> {
         let (mut next, grown) = (list.oldest, self.arena.view().grown());
         std::iter::from_fn(move || {

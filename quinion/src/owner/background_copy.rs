@@ -261,6 +261,7 @@ impl BackgroundCopies {
         }
     }
 
+    /// The bytes of all files that are taken over, are to be, or are attached; with the file `name`.
     fn taken_with(&self, mut attached: HashMap<Name, u64>, name: Name, bytes: u64) -> u64 {
         attached.extend(&self.state.lock().taken);
         attached.insert(name, bytes);

@@ -248,6 +248,7 @@ impl Shared {
         }
     }
 
+    /// A viewer wants to be alone with a file, or is about to watch it.
     fn let_go_for_viewer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         match job.arguments {
             [device, inode, 0] => self.owner.let_go(device, inode),

@@ -93,6 +93,7 @@ impl Workers {
         &self.ends
     }
 
+    /// One more was started, counted by [`Workers::ends`].
     pub(super) fn add(&self, thread: JoinHandle<()>) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut threads = self.threads.lock();
@@ -100,6 +101,7 @@ impl Workers {
         threads.push(thread);
     }
 
+    /// A thread that answers nothing was started, counted by [`Workers::ends`], and is to be waited for at the end.
     pub(super) fn add_watcher(&self, thread: JoinHandle<()>) {
         self.threads.lock().push(thread);
     }
@@ -191,6 +193,7 @@ impl Workers {
         Some(Probe { workers: self, probe: (process, now) })
     }
 
+    /// Waits for all, which have been told to end; not for those that hang.
     pub(super) fn end(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         self.ends.join_within(END_MAX, threads);

@@ -1102,6 +1102,7 @@ mod tests {
         assert!(d.begin_read(FILE, PageIndex(0)).is_err());
     }
 
+    /// What becomes of a folio that the device does not deliver: out of the tree, then unlocked.
     fn fail(d: &Descriptor) -> PutOutcome {
         assert_eq!(d.retire(), RetireOutcome::Held, "a fill has a hold");
         match d.complete(false) {

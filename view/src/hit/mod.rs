@@ -153,6 +153,7 @@ pub fn read_folios_into(
     unsafe { read_folios(file, wanted, touch) }
 }
 
+/// A file whose record was found: in what is grown of the arena, and as it must be.
 #[derive(Clone, Copy)]
 struct FoundFile<'a> {
     grown: GrownView<'a>,
@@ -259,12 +260,14 @@ impl FoundFile<'_> {
         descriptor.begin_read_partial(self.id, index, |place, pages| grown.run_read(frame.plus(place), pages))
     }
 
+    /// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
     #[inline(always)]
     fn is_still(self, descriptor: &Descriptor, stamp: FolioStamp, end: u64) -> bool {
         // The acquire fence in `end_read` stands before the second load of the record, too.
         self.reaches(end) && descriptor.end_read(stamp) && self.is_same()
     }
 
+    /// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
     #[inline(always)]
     fn reaches(self, end: u64) -> bool {
         // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. A cut of the file
@@ -436,6 +439,7 @@ impl Reader<'_> {
         Err(HitStop::Absent)
     }
 
+    /// Back to 2 from 5: how many of `len` bytes at `position` the file has now.
     #[cold]
     fn look_again(&mut self, position: u64, len: usize) -> Result<usize, HitStop> {
         self.finder.reset();

@@ -86,6 +86,7 @@ impl Descent<'_> {
     const NOTHING: Self = Descent { entry: Entry::EMPTY, slot: None, leaf: None };
 }
 
+/// As [`walk`], for a caller that wants the slot, and the leaf, too.
 #[inline(always)]
 fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Descent<'_> {
     let Some(mut shift) = shift_of_top::<BITS>(root, index) else { return Descent::NOTHING };

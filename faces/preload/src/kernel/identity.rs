@@ -8,6 +8,7 @@ use quinion_view::viewer::sys::{call, result};
 use super::files::{close, open};
 use super::number;
 
+/// The calling process, as the kernel sees it now: the child's own number in a child of `vfork`.
 pub fn process() -> u32 {
     // SAFETY: no argument.
     unsafe { call(number::GETPID, [0; 6]) as u32 }

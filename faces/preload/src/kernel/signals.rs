@@ -8,6 +8,7 @@ use quinion_view::viewer::sys::{call, result};
 use super::identity::{process, thread};
 use super::number;
 
+/// The signal of an access to memory that is not there, or may not be accessed so.
 pub const SIGSEGV: i32 = 11;
 
 #[repr(C)]

@@ -149,7 +149,7 @@ pub fn read_folios_into(
 ) -> Hits {
     let Some(file) = file.found() else { return Hits::none(HitStop::Stale) };
     let wanted = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
-    // SAFETY: as above.
+    // SAFETY: a unique slice is valid for writes of its length, and is not accessed by others.
     unsafe { read_folios(file, wanted, touch) }
 }
 

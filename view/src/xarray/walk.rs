@@ -86,7 +86,8 @@ impl Descent<'_> {
     const NOTHING: Self = Descent { entry: Entry::EMPTY, slot: None, leaf: None };
 }
 
-/// As [`walk`], for a caller that wants the slot, and the leaf, too.
+/// As [`walk`], for a caller that wants the slot, and the leaf, too. A walk of its own: as one, they cost a hit five
+/// instructions, or a batch one in a hundred.
 #[inline(always)]
 fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Descent<'_> {
     let Some(mut shift) = shift_of_top::<BITS>(root, index) else { return Descent::NOTHING };

@@ -336,6 +336,11 @@ impl Arena {
         extents > 0 && self.grow_by(extents, GrowRequest { wanted, seen, locks }) == GrowOutcome::Yes
     }
 
+    /// Whether a thread waits for the growth lock to grow the arena; a hint.
+    pub fn is_growth_awaited(&self) -> bool {
+        self.growth_waiters.load(Ordering::Relaxed) > 0
+    }
+
     pub(super) fn grow(&self, wanted: ExtentPurpose, seen: u64, locks: LockWait) -> GrowOutcome {
         self.grow_by(1, GrowRequest { wanted, seen, locks })
     }
@@ -344,7 +349,10 @@ impl Arena {
     pub(super) fn grow_by(&self, extents: u32, request: GrowRequest) -> GrowOutcome {
         let GrowRequest { wanted, seen, locks } = request;
         // 1 one at a time; a thread that waited here may find it done
-        let Some(mut growth) = self.growth.lock_as(locks) else { return GrowOutcome::No };
+        self.growth_waiters.fetch_add(1, Ordering::Relaxed);
+        let growth = self.growth.lock_as(locks);
+        self.growth_waiters.fetch_sub(1, Ordering::Relaxed);
+        let Some(mut growth) = growth else { return GrowOutcome::No };
         let extents = {
             let Some(stock) = self.stock.lock_as(locks) else { return GrowOutcome::No };
             if stock.growths != seen {

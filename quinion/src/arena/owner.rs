@@ -74,6 +74,8 @@ pub struct Arena {
     /// But for the control mapping. Changed under the growth lock and the stock's.
     viewer_extents: AtomicU32,
     pub(super) growth: RankedMutex<GrowthParams>,
+    /// Threads that are about to take the growth lock to grow the arena. No memory access is ordered by it.
+    pub(super) growth_waiters: AtomicU32,
     pub(super) stock: RankedMutex<FrameStock>,
     page_locks: PageLocks,
     // The views above are not used once these are dropped.
@@ -138,6 +140,7 @@ impl Arena {
             guest_pages: AtomicU64::new(0),
             viewer_extents: AtomicU32::new(0),
             growth: RankedMutex::new(Rank::Growth, growth),
+            growth_waiters: AtomicU32::new(0),
             stock: RankedMutex::new(Rank::Arena, stock),
             page_locks: PageLocks::new(),
             arena_segment,

@@ -11,8 +11,8 @@
 //!
 //! A cache that is not full yet **grows** instead, by extents of 2 MiB, which the kernel fills with zeros; a reader
 //! that finds none waits for that. So the thread keeps an eighth of what there is free, at most 32 MiB, in whole
-//! extents, since large folios are made of no others. It is woken when half of that is left, grows by 16 MiB at most
-//! in one request, and looks again a moment later.
+//! extents, since large folios are made of no others. It is woken when three quarters of that are left, and grows, by
+//! 16 MiB at most in one request, until all of it is there. A reader that waits to grow the arena goes first.
 //!
 //! **Streams** do not use these pages: a stream reuses the pages it has passed. Pages that pools protect are not
 //! evicted in the background, and write-back is not started: if all pages are dirty it finds nothing.
@@ -41,7 +41,8 @@ const HIGH_SHARE: u64 = 128;
 const HIGH_PAGES_MAX: u64 = 8192;
 /// Smaller caches, below 64 MiB, have no marks.
 const CACHE_PAGES_MIN: u64 = 16384;
-const GROWN_PAUSE: Duration = Duration::from_millis(1);
+/// A thread that waited to grow the arena has begun by then.
+const GROWN_PAUSE: Duration = Duration::from_micros(100);
 const AT_A_TIME: u64 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +77,7 @@ impl BackgroundTask for BackgroundReclaim {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
         let marks = filemap.supply.watermarks();
-        if marks.high > 0 && filemap.arena.grow_ahead() {
+        if marks.high > 0 && filemap.grow_ahead() {
             return Some(GROWN_PAUSE); // what is not grown yet counts as available: there is nothing to evict
         }
         // Most wake-ups are for others.
@@ -94,6 +95,20 @@ impl BackgroundTask for BackgroundReclaim {
             }
         }
         None
+    }
+}
+
+impl Filemap {
+    /// Grows the arena until enough of it is free, a thread waits to do that, or the cache ends. Says whether it grew.
+    fn grow_ahead(&self) -> bool {
+        let mut has_grown = false;
+        while !self.supply.background.is_closed() && self.arena.grow_ahead() {
+            has_grown = true;
+            if self.arena.is_growth_awaited() {
+                break;
+            }
+        }
+        has_grown
     }
 }
 

@@ -234,7 +234,7 @@ fn an_arena_that_is_used_up_grows_ahead() {
             let step = grown() - before;
             steps.push(step);
             let wanted = (before / 8).min(16);
-            assert!(due && free_before <= wanted / 2, "{free_before} of {before}: {steps:?}");
+            assert!(due && free_before <= wanted * 3 / 4, "{free_before} of {before}: {steps:?}");
             let room = EXTENTS - 1 - u64::from(arena.stock.lock().reserve()) - before;
             // Fewer where those that follow are not to be had together.
             assert!(
@@ -247,7 +247,7 @@ fn an_arena_that_is_used_up_grows_ahead() {
         }
         arena.check().unwrap();
     }
-    assert!(steps.starts_with(&[1]) && steps.contains(&8), "{steps:?}");
+    assert!(steps.starts_with(&[1]) && steps.contains(&4), "{steps:?}");
     assert!(!arena.grow_ahead() && !is_due(), "the bound is reached");
     frames.into_iter().for_each(|frame| arena.free(frame, Order::MAX));
     arena.check().unwrap();

@@ -120,7 +120,7 @@ impl ImageMemory {
             return Err(Repr::InvalidInput(text).into());
         }
         let extents = extents_for(opened.size)?;
-        let places = filemap.take_guest(extents, c"quinion-image", GuestUse::Frozen)?;
+        let places = filemap.bound().take_guest(extents, c"quinion-image", GuestUse::Frozen)?;
         let reader = reopened(&places, opened.size)?;
         let arena = &filemap.arena;
         let new = NewMapping { arena, id, backend, attributes: &opened, process };
@@ -408,7 +408,7 @@ impl MachineMemory {
     /// # Errors
     /// There is no room for it, or the system refuses.
     pub fn new(filemap: &Filemap, size: u64) -> Result<Self, Error> {
-        let extents = filemap.take_guest(extents_for(size)?, c"quinion-guest", GuestUse::Shared)?;
+        let extents = filemap.bound().take_guest(extents_for(size)?, c"quinion-guest", GuestUse::Shared)?;
         Ok(Self { extents, size, touching: RankedRwLock::new(Rank::Write, ()) })
     }
 

@@ -13,7 +13,7 @@ use quinion::backend::{
     Attributes, Backend, Engine, EngineOptions, Fill, Identity, MemoryFile, SyncKind, Version, WaitQueue,
 };
 use quinion::internals::arena::{Arena, ArenaOptions};
-use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
+use quinion::internals::filemap::{Filemap, Reader, Truncation, WaitPolicy};
 use quinion::internals::mapping::{Mapping, NewMapping, ReadBatch};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
@@ -532,7 +532,7 @@ fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let mut batch = ReadBatch::new();
     mapping.get_read_batch(PageIndex(0), PageIndex(31), &mut batch);
     let end = PAGE + 10;
-    filemap.truncate(&mapping, end as u64, OnPinned::Detach).expect("it is cut");
+    Truncation::of(&filemap, &mapping).cut(end as u64, OnPinned::Detach).expect("it is cut");
     let mut held = vec![0; 32 * PAGE];
     let mut done = 0;
     for folio in batch.iter() {

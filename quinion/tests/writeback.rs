@@ -14,6 +14,7 @@ use quinion::backend::{
     Backend, Creation, Engine, EngineOptions, InitialContent, Mechanism, MemoryFile, SyncKind, WaitQueue,
     WriteOptions,
 };
+use quinion::internals::filemap::Truncation;
 use quinion::internals::mapping::FolioLifetime;
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::stats::Count;
@@ -617,17 +618,17 @@ fn d16_pages_of_an_uncached_writer_that_are_cut_off_or_punched_are_not_counted()
         let file = stage.open(nth + 1, memory(64) as Arc<dyn Backend>);
         file.write_fated(0..10, 1, FolioLifetime::DropsBehind);
         assert_eq!(counted(), 10);
-        let detach = OnPinned::Detach;
+        let (detach, change) = (OnPinned::Detach, || Truncation::of(&stage.filemap, &file.mapping));
         match nth {
             0 => {
-                stage.filemap.truncate(&file.mapping, 4 * PAGE + 100, detach).unwrap();
+                change().cut(4 * PAGE + 100, detach).unwrap();
                 assert_eq!(counted(), 5, "the page of the new end is to be written still");
-                stage.filemap.truncate(&file.mapping, 0, detach).unwrap();
+                change().cut(0, detach).unwrap();
             }
             _ => {
-                stage.filemap.punch(&file.mapping, 2 * PAGE..6 * PAGE, detach).unwrap();
+                change().punch(2 * PAGE..6 * PAGE, detach).unwrap();
                 assert_eq!(counted(), 6);
-                stage.filemap.punch(&file.mapping, 0..64 * PAGE, detach).unwrap();
+                change().punch(0..64 * PAGE, detach).unwrap();
             }
         }
         assert_eq!((counted(), stage.writeback.totals().total()), (0, 0), "{nth}");

@@ -298,7 +298,7 @@ impl Cache {
         self.check_process()?;
         // Held until the bound is in force; a thread that protects more then checks what is left.
         let pools = self.shared.pools.lock();
-        let least = self.shared.filemap.memory_for_protected();
+        let least = self.shared.filemap.bound().memory_for_protected();
         if bytes < least {
             let text = format!(
                 "cannot resize the cache to {bytes} bytes: what its pools protect needs {least}; \
@@ -306,14 +306,14 @@ impl Cache {
             );
             return Err(Repr::InvalidInput(text).into());
         }
-        let resized = self.shared.filemap.resize(bytes, || drop(pools));
+        let resized = self.shared.filemap.bound().resize(bytes, || drop(pools));
         resized.map_err(|e| Repr::Resize(Box::new(e)).into())
     }
 
     pub(crate) fn reserve_viewers(&self, groups: usize) -> std::result::Result<(), ArenaError> {
         // As in `resize`.
         let pools = self.shared.pools.lock();
-        self.shared.filemap.reserve_viewers(groups, || drop(pools))
+        self.shared.filemap.bound().reserve_viewers(groups, || drop(pools))
     }
 
     /// Makes durable what was written by all handles of this cache, also closed ones: [`File::sync_all`] of each file

@@ -202,7 +202,8 @@ impl CacheInner {
                  bytes, the cache's smallest folio, and what is protected is no more than the limit"
             ));
         }
-        let (all, protected) = (self.filemap.protected_pages_max(), protected.div_ceil(PAGE_SIZE as u64));
+        let (all, protected) =
+            (self.filemap.bound().protected_pages_max(), protected.div_ceil(PAGE_SIZE as u64));
         let others = self.filemap.supply.reclaim.protected() - own;
         if protected > all.saturating_sub(others) {
             let [asked, others, all] =

@@ -36,7 +36,7 @@ use std::task::{Context, Poll};
 
 use crate::backend::SyncKind;
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{UncachedRead, WriteContext};
+use crate::filemap::{Truncation, UncachedRead, WriteContext};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
@@ -411,7 +411,7 @@ impl File {
         self.check_writes()?;
         check_range(0, bytes)?;
         let Handle { shared, mapping, access, .. } = &*self.handle;
-        shared.filemap.truncate(mapping, bytes, access.on_pinned)
+        Truncation::of(&shared.filemap, mapping).cut(bytes, access.on_pinned)
     }
 
     /// Makes `len` bytes at byte `position` read as zeros, and gives their space back where the file system can. The
@@ -423,7 +423,7 @@ impl File {
         self.check_writes()?;
         check_range(position, len)?;
         let Handle { shared, mapping, access, .. } = &*self.handle;
-        shared.filemap.punch(mapping, position..position + len, access.on_pinned)
+        Truncation::of(&shared.filemap, mapping).punch(position..position + len, access.on_pinned)
     }
 
     /// Has the file system keep space for `len` bytes at byte `position`, so that their write-back does not run out of

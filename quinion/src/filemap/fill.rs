@@ -67,7 +67,7 @@ use crate::sync::{LockWait, RankedReadGuard};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::RangeStop;
 
-use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, Reservation, SuppliedFrames};
+use super::frame_supply::{FillUrgency, FrameRequest, FrameSupply, NoFrames, Reservation, SuppliedFrames};
 use super::shared::Filemap;
 use super::uncached::DropBehindState;
 use super::wait_policy::WaitPolicy;
@@ -127,285 +127,11 @@ pub(crate) enum FillOutcome {
     Busy,
 }
 
-impl Filemap {
-    /// Inserts what of the window is not cached; it goes to the device with the rest of `batch`. May wait for locks
-    /// with [`WaitPolicy::Wait`], and for memory with [`FillUrgency::Asked`], which is not for callers that have
-    /// others' fills in the batch already; never for the window's own bytes.
-    pub(super) fn insert_window(
-        self: &Arc<Self>,
-        batch: &mut SubmitBatch<'_>,
-        request: &FillRequest,
-    ) -> FillOutcome {
-        debug_assert!(
-            request.urgency != FillUrgency::Asked || batch.fills.is_empty(),
-            "memory is not waited for with fills in hand"
-        );
-        let window = self.whole_folios(request.window, batch.mapping.size_pages());
-        if window.pages == self.supply.folio_orders.min.pages()
-            && window.stream.is_none()
-            && let Some(filled) = self.insert_folio(batch, request, window)
-        {
-            return filled;
-        }
-        self.insert_missing(batch, request, window).unwrap_or_else(|refused| refused)
-    }
-
-    fn insert_missing(
-        self: &Arc<Self>,
-        batch: &mut SubmitBatch<'_>,
-        request: &FillRequest,
-        window: Window,
-    ) -> Result<FillOutcome, FillOutcome> {
-        let FillRequest { urgency, wait_policy, .. } = *request;
-        let (mapping, pool, fate) = (batch.mapping, batch.pool, batch.fate());
-        // 1 What is not there.
-        let gaps = self.gaps(batch, window, wait_policy)?;
-        // 2 A charge for it, and frames.
-        let is_asked = request.wanted.contains(&gaps[0].first);
-        let announced =
-            (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(&self.supply, &gaps, is_asked));
-        let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
-        let frames = FrameRequest { mapping, pool, window, urgency, reservation, locks };
-        let SuppliedFrames { charge, runs } = self.supply.take(&frames, gaps)?;
-        // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
-        if batch.hold_off(wait_policy).is_none() {
-            self.supply.free_runs(&runs);
-            return Err(FillOutcome::Busy);
-        }
-        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, wait_policy) else {
-            self.supply.free_runs(&runs);
-            return Err(self.nodes_ran_out(pool, wait_policy));
-        };
-        let shape = batch.shape(window, &request.wanted, self.supply.orders_for(window));
-        let mut refaults = Refaults::default();
-        let Some(added) = self.insert(batch, shape, runs, wait_policy, &mut refaults) else {
-            return Err(FillOutcome::Busy);
-        };
-        let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
-        self.list(&added.inserted, window, shape, list_entries);
-        batch.note_made(&added.inserted);
-        if added.inserted.is_empty() {
-            return Err(match added.stop {
-                RangeStop::NoNode => self.nodes_ran_out(pool, wait_policy),
-                _ => FillOutcome::Nothing,
-            });
-        }
-        // 4 A request for each run.
-        Ok(self.begin_fills(batch, &added.inserted, refaults, urgency))
-    }
-
-    /// The fast path of [`Filemap::insert_window`] for a window of one folio of the smallest order, as random reads
-    /// need. It looks for no gaps: the insertion finds out whether the page is still missing. `None`, with nothing
-    /// changed, if a page cannot be had without reclaim, or the caller must not wait.
-    fn insert_folio(
-        self: &Arc<Self>,
-        batch: &mut SubmitBatch<'_>,
-        request: &FillRequest,
-        window: Window,
-    ) -> Option<FillOutcome> {
-        let FillRequest { urgency, wait_policy, .. } = *request;
-        let SubmitBatch { mapping, pool, .. } = *batch;
-        if wait_policy.locks() == LockWait::Try || mapping.backing().places().is_some() {
-            return None;
-        }
-        // 2
-        let order = self.supply.folio_orders.min;
-        let charge = self.supply.reclaim.lists().charge(pool, window.pages, order);
-        if charge.pages() == 0 {
-            return None;
-        }
-        let frame = self.arena.alloc(order)?;
-        let run = FillRun { index: window.start, frame, pages: window.pages };
-        // 3
-        batch.hold_off(wait_policy);
-        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &[run], wait_policy) else {
-            self.arena.free(frame, order);
-            return Some(self.nodes_ran_out(pool, wait_policy));
-        };
-        let shape = batch.shape(window, &request.wanted, Orders { min: order, max: order });
-        let folio = NewFolio { index: run.index, frame, order };
-        let added = match run.index.0 < mapping.size_pages() {
-            true => mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {}),
-            false => AddedFolio::Present, // the file has become shorter: nothing is missing there
-        };
-        let mut refaults = Refaults::default();
-        match added {
-            AddedFolio::Added { shadow: Some(shadow) } if shape.fate == FolioLifetime::Stays => {
-                self.note_refault(pool, frame, shadow, &mut refaults);
-            }
-            AddedFolio::Added { .. } => {}
-            AddedFolio::Present => {
-                self.arena.free(frame, order);
-                return Some(FillOutcome::Nothing);
-            }
-            AddedFolio::NoNode => {
-                self.arena.free(frame, order);
-                return Some(self.nodes_ran_out(pool, wait_policy));
-            }
-        }
-        self.supply.wake_background_reclaim(window);
-        if list_entries.entries() > 0 {
-            let came = completion_of(run.index, order, window, shape);
-            let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
-            self.supply.reclaim.list([(frame, came)], list_entries);
-        }
-        batch.note_made(&[run]);
-        // 4
-        Some(self.begin_fills(batch, &[run], refaults, urgency))
-    }
-
-    fn begin_fills(
-        self: &Arc<Self>,
-        batch: &mut SubmitBatch<'_>,
-        runs: &[FillRun],
-        refaults: Refaults,
-        urgency: FillUrgency,
-    ) -> FillOutcome {
-        let (pool, pages) = (batch.pool, pages_of(runs));
-        let fills =
-            Arc::new(WindowFills::new(Arc::clone(self), Arc::clone(batch.mapping), pool, runs[0], refaults));
-        self.supply.reclaim.count_inserted(pool, pages, refaults.pages);
-        self.counters.add(Count::Inserted, pages);
-        if urgency == FillUrgency::Hinted {
-            self.counters.add(Count::WillNeed, pages);
-        }
-        if refaults.pages > 0 {
-            self.count_refaults(refaults);
-        }
-        self.add_fills(&fills, runs, &mut batch.fills);
-        FillOutcome::Submitted(fills)
-    }
-
-    /// What of the window no folio covers: never nothing. A window of one folio comes here only if memory is short.
-    fn gaps(
-        &self,
-        batch: &SubmitBatch<'_>,
-        window: Window,
-        wait_policy: WaitPolicy,
-    ) -> Result<Vec<Gap>, FillOutcome> {
-        let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
-        if window.pages == self.supply.folio_orders.min.pages() {
-            gaps.push(Gap { first: window.start, pages: window.pages });
-        } else {
-            let guard = batch.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
-            add_gaps(&mut gaps, &guard, window);
-        }
-        if gaps.is_empty() {
-            return Err(FillOutcome::Nothing);
-        }
-        let requests = batch.fills.len() + gaps.len();
-        if wait_policy == WaitPolicy::Now && !batch.mapping.backend().has_capacity(requests) {
-            return Err(FillOutcome::Busy);
-        }
-        Ok(gaps)
-    }
-
-    /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
-    /// and its marker at the next. The smallest is the cache's, or what the window wants at least; but behind the
-    /// last of the file's `size_pages` pages only the cache's smallest goes, and no frames are taken for more.
-    fn whole_folios(&self, window: Window, size_pages: u64) -> Window {
-        let min = self.supply.folio_orders.min.max(window.order_min.min(self.supply.folio_orders.max));
-        if min == Order::ZERO {
-            let end = window.end().min(PageIndex(size_pages)).max(window.start);
-            let marker = window.marker.filter(|marker| *marker < end);
-            return Window { pages: (end.0 - window.start.0) as u32, marker, ..window };
-        }
-        let start = window.start.align_down(min);
-        let end_of_file = PageIndex(size_pages).align_up(self.supply.folio_orders.min);
-        let end = window.start.plus(u64::from(window.pages)).align_up(min).min(end_of_file).max(start);
-        let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
-        Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
-    }
-
-    /// Puts runs into the tree, as far as the file still goes, and frees the rest. `None`: busy.
-    fn insert(
-        &self,
-        batch: &SubmitBatch<'_>,
-        shape: FolioShape,
-        runs: Vec<FillRun>,
-        wait_policy: WaitPolicy,
-        refaults: &mut Refaults,
-    ) -> Option<AddedRuns> {
-        let SubmitBatch { mapping, pool, .. } = *batch;
-        // The file may have become shorter since the window was planned.
-        let end = PageIndex(mapping.size_pages()).align_up(self.supply.folio_orders.min);
-        let (inside, beyond) = cut_at(runs, end);
-        self.supply.free_runs(&beyond);
-        if inside.is_empty() {
-            return Some(AddedRuns { inserted: inside, left: beyond, stop: RangeStop::All });
-        }
-        let consumed = &mut |frame, shadow| match shape.fate {
-            FolioLifetime::Stays => self.note_refault(pool, frame, shadow, refaults),
-            FolioLifetime::DropsBehind => {} // that an uncached read comes back says nothing
-        };
-        let added = mapping.add_window(&inside, shape, wait_policy.locks(), consumed);
-        match &added {
-            Some(added) => self.supply.free_runs(&added.left),
-            None => self.supply.free_runs(&inside),
-        }
-        added
-    }
-
-    /// As [`Filemap::list`]; a memory file that does not spill is in the ring that reclaim does not scan.
-    pub(crate) fn list_new(
-        &self,
-        mapping: &Mapping,
-        runs: &[FillRun],
-        window: Window,
-        shape: FolioShape,
-        list_entries: ListReservation<'_>,
-    ) {
-        if !mapping.backing().is_kept() {
-            return self.list(runs, window, shape, list_entries);
-        }
-        let heads =
-            |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
-        self.supply.reclaim.list_kept(runs.iter().flat_map(heads), list_entries);
-    }
-
-    /// A folio that was dropped behind another uncached reader meanwhile is not listed.
-    pub(super) fn list(
-        &self,
-        runs: &[FillRun],
-        window: Window,
-        shape: FolioShape,
-        list_entries: ListReservation<'_>,
-    ) {
-        if list_entries.entries() == 0 {
-            return;
-        }
-        let folios = runs.iter().flat_map(|&run| {
-            folios_in(self.arena.view(), run).map(move |(page, order)| {
-                let index = run.index.plus(u64::from(page));
-                (run.frame.plus(page), completion_of(index, order, window, shape))
-            })
-        });
-        self.supply.reclaim.list(folios, list_entries);
-    }
-
-    fn add_fills(&self, batch: &Arc<WindowFills>, runs: &[FillRun], fills: &mut Vec<Fill>) {
-        self.supply.fills_begin(batch.pool, runs.len() as u64);
-        fills.reserve(runs.len());
-        for &run in runs {
-            let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
-            let buffer = NonNull::new(bytes).expect("no frame is at address 0");
-            let sink = Arc::clone(batch) as Arc<dyn FillSink>;
-            // SAFETY: the run's folios are locked by this thread, with a hold until `fill_completed`, so their frames
-            // are this fill's alone; the batch keeps the arena alive.
-            fills.push(unsafe { Fill::new(run, buffer, sink) });
-        }
-    }
-
-    fn nodes_ran_out(&self, pool: PoolNumber, wait_policy: WaitPolicy) -> FillOutcome {
-        let made = wait_policy == WaitPolicy::Wait && self.supply.make_nodes(pool);
-        if made { FillOutcome::Nothing } else { FillOutcome::NoMemory }
-    }
-}
-
 /// Fills of one file that go to the device together. Invalidation is held off from the first insertion until then.
 /// Fills that never go end with an error.
 #[derive(Debug)]
 pub(super) struct SubmitBatch<'m> {
+    filemap: &'m Arc<Filemap>,
     mapping: &'m Arc<Mapping>,
     pool: PoolNumber,
     /// Where what they make is noted, if it is dropped behind their reader.
@@ -416,8 +142,13 @@ pub(super) struct SubmitBatch<'m> {
 
 impl<'m> SubmitBatch<'m> {
     /// No fills yet, with room for one, as a miss has. With `behind`: of an uncached read.
-    pub fn of(mapping: &'m Arc<Mapping>, pool: PoolNumber, behind: Option<&'m DropBehindState>) -> Self {
-        Self { mapping, pool, behind, fills: Vec::with_capacity(1), held_off: None }
+    pub fn of(
+        filemap: &'m Arc<Filemap>,
+        mapping: &'m Arc<Mapping>,
+        pool: PoolNumber,
+        behind: Option<&'m DropBehindState>,
+    ) -> Self {
+        Self { filemap, mapping, pool, behind, fills: Vec::with_capacity(1), held_off: None }
     }
 
     pub fn fate(&self) -> FolioLifetime {
@@ -493,6 +224,264 @@ impl<'m> SubmitBatch<'m> {
             let behind = self.fills.extract_if(.., |fill| fill.position() >= end);
             behind.for_each(|fill| fill.complete(Ok(0)));
         }
+    }
+}
+
+/// What of a window is missing goes into the tree.
+impl SubmitBatch<'_> {
+    /// Inserts what of the window is not cached; it goes to the device with the rest of `batch`. May wait for locks
+    /// with [`WaitPolicy::Wait`], and for memory with [`FillUrgency::Asked`], which is not for callers that have
+    /// others' fills in the batch already; never for the window's own bytes.
+    pub(super) fn insert_window(&mut self, request: &FillRequest) -> FillOutcome {
+        debug_assert!(
+            request.urgency != FillUrgency::Asked || self.fills.is_empty(),
+            "memory is not waited for with fills in hand"
+        );
+        let window = self.filemap.supply.whole_folios(request.window, self.mapping.size_pages());
+        if window.pages == self.filemap.supply.folio_orders.min.pages()
+            && window.stream.is_none()
+            && let Some(filled) = self.insert_folio(request, window)
+        {
+            return filled;
+        }
+        self.insert_missing(request, window).unwrap_or_else(|refused| refused)
+    }
+
+    fn insert_missing(&mut self, request: &FillRequest, window: Window) -> Result<FillOutcome, FillOutcome> {
+        let FillRequest { urgency, wait_policy, .. } = *request;
+        let fate = self.fate();
+        let Self { filemap, mapping, pool, .. } = *self;
+        // 1 What is not there.
+        let gaps = self.gaps(window, wait_policy)?;
+        // 2 A charge for it, and frames.
+        let is_asked = request.wanted.contains(&gaps[0].first);
+        let announced =
+            (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(&filemap.supply, &gaps, is_asked));
+        let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
+        let frames = FrameRequest { mapping, pool, window, urgency, reservation, locks };
+        let SuppliedFrames { charge, runs } = filemap.supply.take(&frames, gaps)?;
+        // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
+        if self.hold_off(wait_policy).is_none() {
+            filemap.supply.free_runs(&runs);
+            return Err(FillOutcome::Busy);
+        }
+        let Some(list_entries) = filemap.supply.reserve_list_entries(mapping, &runs, wait_policy) else {
+            filemap.supply.free_runs(&runs);
+            return Err(self.nodes_ran_out(pool, wait_policy));
+        };
+        let shape = self.shape(window, &request.wanted, filemap.supply.orders_for(window));
+        let mut refaults = Refaults::default();
+        let Some(added) = self.insert(shape, runs, wait_policy, &mut refaults) else {
+            return Err(FillOutcome::Busy);
+        };
+        let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
+        filemap.supply.list(&added.inserted, window, shape, list_entries);
+        self.note_made(&added.inserted);
+        if added.inserted.is_empty() {
+            return Err(match added.stop {
+                RangeStop::NoNode => self.nodes_ran_out(pool, wait_policy),
+                _ => FillOutcome::Nothing,
+            });
+        }
+        // 4 A request for each run.
+        Ok(self.begin_fills(&added.inserted, refaults, urgency))
+    }
+
+    /// The fast path of [`SubmitBatch::insert_window`] for a window of one folio of the smallest order, as random reads
+    /// need. It looks for no gaps: the insertion finds out whether the page is still missing. `None`, with nothing
+    /// changed, if a page cannot be had without reclaim, or the caller must not wait.
+    fn insert_folio(&mut self, request: &FillRequest, window: Window) -> Option<FillOutcome> {
+        let FillRequest { urgency, wait_policy, .. } = *request;
+        let Self { filemap, mapping, pool, .. } = *self;
+        if wait_policy.locks() == LockWait::Try || mapping.backing().places().is_some() {
+            return None;
+        }
+        // 2
+        let order = filemap.supply.folio_orders.min;
+        let charge = filemap.supply.reclaim.lists().charge(pool, window.pages, order);
+        if charge.pages() == 0 {
+            return None;
+        }
+        let frame = filemap.arena.alloc(order)?;
+        let run = FillRun { index: window.start, frame, pages: window.pages };
+        // 3
+        self.hold_off(wait_policy);
+        let Some(list_entries) = filemap.supply.reserve_list_entries(mapping, &[run], wait_policy) else {
+            filemap.arena.free(frame, order);
+            return Some(self.nodes_ran_out(pool, wait_policy));
+        };
+        let shape = self.shape(window, &request.wanted, Orders { min: order, max: order });
+        let folio = NewFolio { index: run.index, frame, order };
+        let added = match run.index.0 < mapping.size_pages() {
+            true => mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {}),
+            false => AddedFolio::Present, // the file has become shorter: nothing is missing there
+        };
+        let mut refaults = Refaults::default();
+        match added {
+            AddedFolio::Added { shadow: Some(shadow) } if shape.fate == FolioLifetime::Stays => {
+                filemap.note_refault(pool, frame, shadow, &mut refaults);
+            }
+            AddedFolio::Added { .. } => {}
+            AddedFolio::Present => {
+                filemap.arena.free(frame, order);
+                return Some(FillOutcome::Nothing);
+            }
+            AddedFolio::NoNode => {
+                filemap.arena.free(frame, order);
+                return Some(self.nodes_ran_out(pool, wait_policy));
+            }
+        }
+        filemap.supply.wake_background_reclaim(window);
+        if list_entries.entries() > 0 {
+            let came = completion_of(run.index, order, window, shape);
+            let list_entries = list_entries.with_charge(charge).with_returned_soon(refaults.soon);
+            filemap.supply.reclaim.list([(frame, came)], list_entries);
+        }
+        self.note_made(&[run]);
+        // 4
+        Some(self.begin_fills(&[run], refaults, urgency))
+    }
+
+    fn begin_fills(&mut self, runs: &[FillRun], refaults: Refaults, urgency: FillUrgency) -> FillOutcome {
+        let (pool, pages) = (self.pool, pages_of(runs));
+        let fills = Arc::new(WindowFills::new(
+            Arc::clone(self.filemap),
+            Arc::clone(self.mapping),
+            pool,
+            runs[0],
+            refaults,
+        ));
+        self.filemap.supply.reclaim.count_inserted(pool, pages, refaults.pages);
+        self.filemap.counters.add(Count::Inserted, pages);
+        if urgency == FillUrgency::Hinted {
+            self.filemap.counters.add(Count::WillNeed, pages);
+        }
+        if refaults.pages > 0 {
+            self.filemap.count_refaults(refaults);
+        }
+        self.add_fills(&fills, runs);
+        FillOutcome::Submitted(fills)
+    }
+
+    /// What of the window no folio covers: never nothing. A window of one folio comes here only if memory is short.
+    fn gaps(&self, window: Window, wait_policy: WaitPolicy) -> Result<Vec<Gap>, FillOutcome> {
+        let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
+        if window.pages == self.filemap.supply.folio_orders.min.pages() {
+            gaps.push(Gap { first: window.start, pages: window.pages });
+        } else {
+            let guard = self.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
+            add_gaps(&mut gaps, &guard, window);
+        }
+        if gaps.is_empty() {
+            return Err(FillOutcome::Nothing);
+        }
+        let requests = self.fills.len() + gaps.len();
+        if wait_policy == WaitPolicy::Now && !self.mapping.backend().has_capacity(requests) {
+            return Err(FillOutcome::Busy);
+        }
+        Ok(gaps)
+    }
+
+    /// Puts runs into the tree, as far as the file still goes, and frees the rest. `None`: busy.
+    fn insert(
+        &self,
+        shape: FolioShape,
+        runs: Vec<FillRun>,
+        wait_policy: WaitPolicy,
+        refaults: &mut Refaults,
+    ) -> Option<AddedRuns> {
+        let Self { filemap, mapping, pool, .. } = *self;
+        // The file may have become shorter since the window was planned.
+        let end = PageIndex(mapping.size_pages()).align_up(filemap.supply.folio_orders.min);
+        let (inside, beyond) = cut_at(runs, end);
+        filemap.supply.free_runs(&beyond);
+        if inside.is_empty() {
+            return Some(AddedRuns { inserted: inside, left: beyond, stop: RangeStop::All });
+        }
+        let consumed = &mut |frame, shadow| match shape.fate {
+            FolioLifetime::Stays => filemap.note_refault(pool, frame, shadow, refaults),
+            FolioLifetime::DropsBehind => {} // that an uncached read comes back says nothing
+        };
+        let added = mapping.add_window(&inside, shape, wait_policy.locks(), consumed);
+        match &added {
+            Some(added) => filemap.supply.free_runs(&added.left),
+            None => filemap.supply.free_runs(&inside),
+        }
+        added
+    }
+
+    fn add_fills(&mut self, fills: &Arc<WindowFills>, runs: &[FillRun]) {
+        self.filemap.supply.fills_begin(self.pool, runs.len() as u64);
+        self.fills.reserve(runs.len());
+        for &run in runs {
+            let bytes = self.filemap.arena.view().bytes(run.frame).expect("a run of ours exists");
+            let buffer = NonNull::new(bytes).expect("no frame is at address 0");
+            let sink = Arc::clone(fills) as Arc<dyn FillSink>;
+            // SAFETY: the run's folios are locked by this thread, with a hold until `fill_completed`, so their frames
+            // are this fill's alone; the batch keeps the arena alive.
+            self.fills.push(unsafe { Fill::new(run, buffer, sink) });
+        }
+    }
+
+    fn nodes_ran_out(&self, pool: PoolNumber, wait_policy: WaitPolicy) -> FillOutcome {
+        let made = wait_policy == WaitPolicy::Wait && self.filemap.supply.make_nodes(pool);
+        if made { FillOutcome::Nothing } else { FillOutcome::NoMemory }
+    }
+}
+
+impl FrameSupply {
+    /// As [`FrameSupply::list`]; a memory file that does not spill is in the ring that reclaim does not scan.
+    pub(super) fn list_new(
+        &self,
+        mapping: &Mapping,
+        runs: &[FillRun],
+        window: Window,
+        shape: FolioShape,
+        list_entries: ListReservation<'_>,
+    ) {
+        if !mapping.backing().is_kept() {
+            return self.list(runs, window, shape, list_entries);
+        }
+        let heads =
+            |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
+        self.reclaim.list_kept(runs.iter().flat_map(heads), list_entries);
+    }
+
+    /// A folio that was dropped behind another uncached reader meanwhile is not listed.
+    pub(super) fn list(
+        &self,
+        runs: &[FillRun],
+        window: Window,
+        shape: FolioShape,
+        list_entries: ListReservation<'_>,
+    ) {
+        if list_entries.entries() == 0 {
+            return;
+        }
+        let folios = runs.iter().flat_map(|&run| {
+            folios_in(self.arena.view(), run).map(move |(page, order)| {
+                let index = run.index.plus(u64::from(page));
+                (run.frame.plus(page), completion_of(index, order, window, shape))
+            })
+        });
+        self.reclaim.list(folios, list_entries);
+    }
+
+    /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
+    /// and its marker at the next. The smallest is the cache's, or what the window wants at least; but behind the
+    /// last of the file's `size_pages` pages only the cache's smallest goes, and no frames are taken for more.
+    pub(super) fn whole_folios(&self, window: Window, size_pages: u64) -> Window {
+        let min = self.folio_orders.min.max(window.order_min.min(self.folio_orders.max));
+        if min == Order::ZERO {
+            let end = window.end().min(PageIndex(size_pages)).max(window.start);
+            let marker = window.marker.filter(|marker| *marker < end);
+            return Window { pages: (end.0 - window.start.0) as u32, marker, ..window };
+        }
+        let start = window.start.align_down(min);
+        let end_of_file = PageIndex(size_pages).align_up(self.folio_orders.min);
+        let end = window.start.plus(u64::from(window.pages)).align_up(min).min(end_of_file).max(start);
+        let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
+        Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 }
 
@@ -746,10 +735,10 @@ mod tests {
             let (window, wanted) =
                 (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
             let before = leaving.left.load(Ordering::Relaxed);
-            let mut submit_batch = SubmitBatch::of(&mapping, PoolNumber::DEFAULT, None);
+            let mut submit_batch = SubmitBatch::of(&filemap, &mapping, PoolNumber::DEFAULT, None);
             let (urgency, wait_policy) = (FillUrgency::Asked, WaitPolicy::Wait);
             let request = FillRequest { window, wanted, urgency, wait_policy };
-            let filled = filemap.insert_window(&mut submit_batch, &request);
+            let filled = submit_batch.insert_window(&request);
             submit_batch.submit(next);
             assert!(matches!(filled, FillOutcome::Submitted(_)), "{filled:?}");
             leaving.left.load(Ordering::Relaxed) - before

@@ -135,7 +135,7 @@ impl FrameSource for CacheFrames<'_> {
         }
         let (filemap, pages) = (self.filemap, pages_of(inserted));
         let window = Window::exact(inserted[0].index, 1);
-        filemap.list_new(self.mapping, inserted, window, self.shape, list_entries.with_charge(charge));
+        filemap.supply.list_new(self.mapping, inserted, window, self.shape, list_entries.with_charge(charge));
         filemap.counters.add(Count::Inserted, pages);
         filemap.supply.reclaim.count_inserted(self.pool, pages, 0);
     }

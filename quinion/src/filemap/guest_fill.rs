@@ -55,10 +55,10 @@ impl Filemap {
     ) -> Result<(), Error> {
         let count = (pages.end.0 - pages.start.0) as u32;
         let window = Window { order: Order::fitting(count), ..Window::exact(pages.start, count) };
-        let mut submit_batch = SubmitBatch::of(mapping, PoolNumber::DEFAULT, None);
+        let mut submit_batch = SubmitBatch::of(self, mapping, PoolNumber::DEFAULT, None);
         let (wanted, wait_policy) = (pages.clone(), WaitPolicy::Wait);
         let request = FillRequest { window, wanted, urgency: need, wait_policy };
-        let filled = self.insert_window(&mut submit_batch, &request);
+        let filled = submit_batch.insert_window(&request);
         submit_batch.submit(AfterSubmit::Anything);
         match filled {
             FillOutcome::Submitted(_) | FillOutcome::Nothing => Ok(()),

@@ -83,10 +83,10 @@ impl Filemap {
         if missing > 0 {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
-            let mut submit_batch = SubmitBatch::of(mapping, pool, None);
+            let mut submit_batch = SubmitBatch::of(self, mapping, pool, None);
             let (urgency, wait_policy) = (FillUrgency::Hinted, WaitPolicy::Start);
             let request = FillRequest { window, wanted: from..from, urgency, wait_policy };
-            let _ = self.insert_window(&mut submit_batch, &request);
+            let _ = submit_batch.insert_window(&request);
             submit_batch.submit(AfterSubmit::Anything);
         }
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };

@@ -26,6 +26,7 @@
 
 mod ahead;
 mod background_reclaim;
+mod deferred_shrink;
 mod spill_in;
 mod fill;
 mod frame_supply;
@@ -50,6 +51,7 @@ mod write;
 
 pub use ahead::ReadaheadUse;
 pub(crate) use background_reclaim::BackgroundReclaim;
+pub(crate) use deferred_shrink::DeferredShrink;
 pub(crate) use frame_supply::FillUrgency;
 pub(crate) use future::{PendingRead, PolledRead};
 pub use hint::Prefetch;
@@ -59,15 +61,14 @@ pub use quinion_view::hit::{
     read_folios_into, read_group, read_hits, read_hits_into, read_page_into, resident,
 };
 pub(crate) use read::ReadProgress;
-pub(crate) use resize::DeferredShrink;
 pub use resize::ResizeOutcome;
 pub use shared::Filemap;
 pub(crate) use shrinker::Shrinker;
-pub(crate) use spill_in::TruncateExclusion;
+pub(crate) use spill_in::{SpillIn, TruncateExclusion};
 pub(crate) use start::{Progress, Span};
 pub(crate) use stream_positions::StreamPositions;
 pub(crate) use touch::touch;
-pub use truncate::OnPinned;
+pub use truncate::{OnPinned, Truncation};
 pub use uncached::{DropBehindState, PAUSE, ReadCall, Reader, TRAILS_MAX, UncachedRead};
 pub use wait_policy::WaitPolicy;
 pub(crate) use write::WriteContext;

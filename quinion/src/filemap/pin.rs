@@ -109,10 +109,10 @@ impl Filemap {
     fn pin_known(self: &Arc<Self>, call: &ReadCall<'_>, request: PinRequest) -> Result<Pinned, Error> {
         let &ReadCall { mapping, reader, wait_policy } = call;
         let PinRequest { position, len, process, .. } = request;
-        let pages_max = self.pinned_pages_max();
+        let pages_max = self.bound().pinned_pages_max();
         let reach = (len as u64).min(mapping.size().saturating_sub(position));
         if reach > pages_max * PAGE_SIZE as u64 {
-            return Err(self.too_much_pinned(reach));
+            return Err(self.bound().too_much_pinned(reach));
         }
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
         let mut batch = ReadBatch::new();
@@ -135,7 +135,7 @@ impl Filemap {
                     hit = false;
                     // What is fetched now is not pinned yet.
                     if self.arena.pinned_pages() >= pages_max {
-                        return Err(self.too_much_pinned(rest as u64));
+                        return Err(self.bound().too_much_pinned(rest as u64));
                     }
                     let held = self.hold_folio(call, at, rest, first)?;
                     if held.is_none() {
@@ -155,7 +155,7 @@ impl Filemap {
                 self.advance(call, page);
             }
             if pinned.count_pages() > pages_max {
-                return Err(self.too_much_pinned(reach));
+                return Err(self.bound().too_much_pinned(reach));
             }
         }
         self.count_read(ReadProgress { done: pinned.len(), hit, stopped: None });

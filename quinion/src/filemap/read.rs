@@ -47,6 +47,7 @@ use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, met_end_wit
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
 use super::frame_supply::FillUrgency;
 use super::shared::Filemap;
+use super::truncate::Truncation;
 use super::uncached::{DropBehindState, ReadCall, Reader, UncachedRead};
 use super::wait_policy::WaitPolicy;
 use quinion_view::hit::{HitStop, read_hits_into};
@@ -357,7 +358,7 @@ impl Filemap {
             FillOutcome::Submitted(batch) => {
                 // 3 Those that no reader waits for.
                 if !is_all {
-                    let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+                    let mut submit_batch = SubmitBatch::of(self, mapping, reader.pool(), reader.behind());
                     let _ =
                         self.insert_ahead(&mut submit_batch, &windows[1..], windows.wanted(), wait_policy);
                     submit_batch.submit(AfterSubmit::Anything);
@@ -379,8 +380,8 @@ impl Filemap {
         let MissWindow { window, wanted, readahead, next } = first;
         let mut request = FillRequest { window, wanted, urgency: FillUrgency::Ahead, wait_policy };
         let begin = |request: &FillRequest, readahead: Option<RankedGuard<'_, Readahead>>| {
-            let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
-            let filled = self.insert_window(&mut submit_batch, request);
+            let mut submit_batch = SubmitBatch::of(self, mapping, reader.pool(), reader.behind());
+            let filled = submit_batch.insert_window(request);
             drop(readahead); // a fill may end inside the call, and a thread that it wakes may want this lock
             (filled, submit_batch.submit(next))
         };
@@ -460,7 +461,7 @@ impl Filemap {
         let before = *state;
         let asked = ReadRequest { index: page, pages: 1, file_pages: mapping.size_pages() };
         let windows = state.on_marker(asked, &**mapping);
-        let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+        let mut submit_batch = SubmitBatch::of(self, mapping, reader.pool(), reader.behind());
         match self.insert_ahead(&mut submit_batch, &windows, windows.wanted(), wait_policy) {
             ReadaheadOutcome::Started => {}
             ReadaheadOutcome::Refused => *state = before, // the stream goes on with a miss
@@ -480,7 +481,7 @@ impl Filemap {
     ) -> ReadaheadOutcome {
         for (at, &window) in windows.iter().enumerate() {
             let (wanted, urgency) = (wanted.clone(), FillUrgency::Ahead);
-            match self.insert_window(submit_batch, &FillRequest { window, wanted, urgency, wait_policy }) {
+            match submit_batch.insert_window(&FillRequest { window, wanted, urgency, wait_policy }) {
                 FillOutcome::Submitted(_) | FillOutcome::Nothing => {}
                 FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy if at == 0 => {
                     return ReadaheadOutcome::Refused;
@@ -538,10 +539,10 @@ impl Filemap {
 
     /// Forgets what is clean of a file and takes its attributes anew. A folio that is dirty in part loses its clean
     /// pages before the attributes are taken: a page that stayed would pass for the file as it is now. Waits for what
-    /// is in flight there. Fails if the file cannot be looked at; or as [`Filemap::invalidate_range`].
+    /// is in flight there. Fails if the file cannot be looked at; or as [`Truncation::invalidate`].
     pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
         if mapping.keeps_clean() {
-            self.invalidate_range(mapping, 0..FILE_BYTES_MAX, RemoveFilter::Clean)?;
+            Truncation::of(self, mapping).invalidate(0..FILE_BYTES_MAX, RemoveFilter::Clean)?;
         }
         let pages = mapping.invalidate().map_err(Repr::Attributes)?;
         self.counters.add(Count::Invalidated, pages);

@@ -1,4 +1,4 @@
-//! Resize: another bound for a cache in use, and memory back to the machine.
+//! Resize: the bound of a cache, another one while it is in use, and memory back to the machine.
 //!
 //! ```text
 //!   resize   1 bound      in force at once: up to it the cache may grow, above it nothing grows any more
@@ -7,7 +7,7 @@
 //!            4 evict      what of them can go; what is in flight or held for a moment is waited for,
 //!            5 punch      the empty ones          half a second in all;   3 to 5 until none is left
 //!            6 sweep      a moment later: what late readers took there
-//!   later    3 to 6 without waiting, by the background thread, every tenth of a second, as long as something is left
+//!   later    3 to 6 without waiting, by the background thread, as long as something is left   deferred_shrink.rs
 //!
 //!   guest    1 take       where there is room side by side and within the bound
 //!            2 demand     else: which extents cost least that lie side by side; then 4 and 5 of these, and of as many
@@ -25,22 +25,20 @@
 //!
 //! Locks: Resize, one at a time; under it mappings' locks, as any reclaim.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use std::ffi::CStr;
 
 use crate::arena::{ArenaError, GuestExtents, GuestRefused, GuestUse};
 use crate::backend::{DeferredWakes, ReapMode};
-use crate::background::BackgroundTask;
 use crate::error::{Error, Repr};
 use crate::reclaim::Protection;
-use crate::sync::LockWait;
-use crate::sync::lock::Mutex;
+use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::units::{EXTENT_SIZE, PAGE_SIZE};
 
-use super::shared::Filemap;
+use super::frame_supply::FrameSupply;
 
 const UNPROTECTED_SHARE: u64 = 16;
 const WAIT_MAX: Duration = Duration::from_millis(500);
@@ -49,7 +47,6 @@ const GUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 const ROUND: Duration = Duration::from_millis(1);
 /// A reader has most likely ended its copy after that.
 const GRACE: Duration = Duration::from_millis(3);
-const AGAIN: Duration = Duration::from_millis(100);
 
 /// The result of [`Cache::resize`](crate::Cache::resize), in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,17 +65,60 @@ pub struct ResizeOutcome {
     pub pinned_bytes: u64,
 }
 
-impl Filemap {
+/// What the bound of a cache is, beside what its arena has in force.
+#[derive(Debug)]
+pub(super) struct BoundState {
+    resizing: RankedMutex<()>,
+    /// The bound that the user wants, in bytes; pressure may make the one in force smaller.
+    configured: AtomicU64,
+    pinned_share: PinnedShare,
+}
+
+/// What pins may keep of the bound: `part` bytes of `whole`.
+#[derive(Clone, Copy, Debug)]
+struct PinnedShare {
+    part: u64,
+    whole: u64,
+}
+
+impl BoundState {
+    /// `memory` bytes, of which pins may keep half.
+    pub fn new(memory: u64) -> Self {
+        let (resizing, configured) = (RankedMutex::new(Rank::Resize, ()), AtomicU64::new(memory));
+        Self { resizing, configured, pinned_share: PinnedShare { part: 1, whole: 2 } }
+    }
+
+    /// Pins may keep `bytes` of `memory` bytes, and that share of another bound.
+    pub fn set_pinned_max(&mut self, bytes: u64, memory: u64) {
+        self.pinned_share = PinnedShare { part: bytes.min(memory), whole: memory };
+    }
+}
+
+/// The bound of a cache: how it is changed, and what of it pools and pins may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound<'f> {
+    supply: &'f FrameSupply,
+    state: &'f BoundState,
+}
+
+impl<'f> Bound<'f> {
+    #[inline]
+    pub(super) fn of(supply: &'f FrameSupply, state: &'f BoundState) -> Self {
+        Self { supply, state }
+    }
+}
+
+impl Bound<'_> {
     /// Calls `in_force` when the bound is, before anything is emptied; see the head of this file.
     ///
     /// # Errors
     /// The bound is below the least or above the most that the arena was built for; nothing was changed.
-    pub fn resize(&self, memory: u64, in_force: impl FnOnce()) -> Result<ResizeOutcome, ArenaError> {
+    pub fn resize(self, memory: u64, in_force: impl FnOnce()) -> Result<ResizeOutcome, ArenaError> {
         // Completions are fetched under the lock of resizing; their wakers are called after it.
         let _wakes = DeferredWakes::new();
-        let _one = self.resizing.lock();
+        let _one = self.state.resizing.lock();
         let resized = self.resize_within(memory, WAIT_MAX, in_force)?;
-        self.memory_configured.store(memory, Ordering::Relaxed);
+        self.state.configured.store(memory, Ordering::Relaxed);
         Ok(resized)
     }
 
@@ -87,15 +127,15 @@ impl Filemap {
     ///
     /// # Errors
     /// The bound has no room for them beside what pools protect, or beside the least that it must hold.
-    pub(crate) fn reserve_viewers(&self, groups: usize, in_force: impl FnOnce()) -> Result<(), ArenaError> {
+    pub fn reserve_viewers(self, groups: usize, in_force: impl FnOnce()) -> Result<(), ArenaError> {
         let _wakes = DeferredWakes::new();
-        let _one = self.resizing.lock();
-        let more = self.arena.viewer_bytes_missing(groups);
+        let _one = self.state.resizing.lock();
+        let more = self.supply.arena.viewer_bytes_missing(groups);
         match self.memory_for_protected() {
-            protected if protected > 0 && protected + more > self.arena.bound() => {
-                return Err(ArenaError::TooSmall { asked: self.arena.bound(), min: protected + more });
+            protected if protected > 0 && protected + more > self.supply.arena.bound() => {
+                return Err(ArenaError::TooSmall { asked: self.supply.arena.bound(), min: protected + more });
             }
-            _ => self.arena.reserve_viewers(groups)?,
+            _ => self.supply.arena.reserve_viewers(groups)?,
         }
         in_force();
         if more > 0 {
@@ -105,14 +145,14 @@ impl Filemap {
         Ok(())
     }
 
-    pub(super) fn memory_configured(&self) -> u64 {
-        self.memory_configured.load(Ordering::Relaxed)
+    pub fn configured(self) -> u64 {
+        self.state.configured.load(Ordering::Relaxed)
     }
 
     /// Without waiting, unless the user has set another than `told`.
-    pub(super) fn resize_if_configured(&self, memory: u64, told: u64) {
-        let _one = self.resizing.lock();
-        if self.memory_configured() == told {
+    pub fn resize_if_configured(self, memory: u64, told: u64) {
+        let _one = self.state.resizing.lock();
+        if self.configured() == told {
             // If a guest was taken meanwhile, the next look at the machine finds that out.
             let _in_range = self.resize_within(memory, Duration::ZERO, || {});
         }
@@ -122,26 +162,21 @@ impl Filemap {
     ///
     /// # Errors
     /// So much is not to be had in one piece, or the system refuses.
-    pub(crate) fn take_guest(
-        &self,
-        extents: u32,
-        name: &CStr,
-        usage: GuestUse,
-    ) -> Result<Arc<GuestExtents>, Error> {
+    pub fn take_guest(self, extents: u32, name: &CStr, usage: GuestUse) -> Result<Arc<GuestExtents>, Error> {
         let _wakes = DeferredWakes::new();
-        let _one = self.resizing.lock();
+        let _one = self.state.resizing.lock();
         let bytes = u64::from(extents) * EXTENT_SIZE as u64;
-        let no_space = || Error::from(Repr::NoSpaceForGuest { bytes, memory: self.arena.bound() });
-        if self.memory_for_protected().saturating_add(bytes) > self.arena.bound() {
+        let no_space = || Error::from(Repr::NoSpaceForGuest { bytes, memory: self.supply.arena.bound() });
+        if self.memory_for_protected().saturating_add(bytes) > self.supply.arena.bound() {
             return Err(no_space());
         }
         // 1
-        let mut taken = self.arena.take_guest(extents, name, usage);
-        if matches!(taken, Err(GuestRefused::NoSpace)) && self.arena.demand_guest(extents) {
+        let mut taken = self.supply.arena.take_guest(extents, name, usage);
+        if matches!(taken, Err(GuestRefused::NoSpace)) && self.supply.arena.demand_guest(extents) {
             // 2
             self.empty_extents(Instant::now() + GUEST_WAIT_MAX);
-            taken = self.arena.take_guest(extents, name, usage);
-            self.arena.end_demand();
+            taken = self.supply.arena.take_guest(extents, name, usage);
+            self.supply.arena.end_demand();
             self.supply.background.wake(); // late readers
         }
         match taken {
@@ -153,14 +188,14 @@ impl Filemap {
 
     /// Waits for `wait_max` at most. The caller has the lock of resizing.
     fn resize_within(
-        &self,
+        self,
         memory: u64,
         wait_max: Duration,
         in_force: impl FnOnce(),
     ) -> Result<ResizeOutcome, ArenaError> {
-        let before = self.arena.stats().returned_bytes;
+        let before = self.supply.arena.stats().returned_bytes;
         // 1
-        self.arena.set_bound(memory)?;
+        self.supply.arena.set_bound(memory)?;
         in_force();
         // 2
         let remembered = self.supply.reclaim.shadow_nodes().count();
@@ -169,12 +204,12 @@ impl Filemap {
         // 3 to 5
         self.empty_extents(Instant::now() + wait_max);
         // 6
-        let stats = self.arena.stats();
+        let stats = self.supply.arena.stats();
         if stats.returned_bytes > before {
             std::thread::sleep(GRACE);
         }
         // Also what earlier resizes gave back: a reader may have been late for them.
-        let found = if stats.returned_bytes > 0 { self.arena.sweep() } else { 0 };
+        let found = if stats.returned_bytes > 0 { self.supply.arena.sweep() } else { 0 };
         if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
             self.supply.background.wake();
         }
@@ -187,15 +222,15 @@ impl Filemap {
         })
     }
 
-    fn empty_extents(&self, deadline: Instant) {
+    fn empty_extents(self, deadline: Instant) {
         loop {
             let gone = self.empty_once();
-            let left = self.arena.excess_extents();
+            let left = self.supply.arena.excess_extents();
             if left == 0 || Instant::now() >= deadline {
                 return;
             }
             if gone == 0 {
-                if self.arena.is_excess_pinned() {
+                if self.supply.arena.is_excess_pinned() {
                     return;
                 }
                 self.let_things_end();
@@ -203,17 +238,17 @@ impl Filemap {
         }
     }
 
-    fn empty_once(&self) -> u32 {
+    fn empty_once(self) -> u32 {
         let mut gone = 0;
-        for extent in self.arena.choose_emptying() {
+        for extent in self.supply.arena.choose_emptying() {
             self.supply.reclaim.evict_extent(extent, Protection::Ignored);
-            gone += self.arena.punch_empty();
+            gone += self.supply.arena.punch_empty();
         }
         gone
     }
 
     /// Starts write-back, reaps where no other thread does, and waits a moment.
-    fn let_things_end(&self) {
+    fn let_things_end(self) {
         self.supply.writeback.write_for_reclaim();
         for backend in
             [self.supply.reclaim.idle_backend(), self.supply.writeback.idle_backend()].into_iter().flatten()
@@ -223,72 +258,39 @@ impl Filemap {
         std::thread::sleep(ROUND);
     }
 
-    fn go_on_resizing(&self) -> bool {
-        let _one = self.resizing.lock();
-        if self.arena.excess_extents() > 0 && self.empty_once() == 0 {
+    /// Empties what is left without waiting. Says whether to look again.
+    pub fn go_on_resizing(self) -> bool {
+        let _one = self.state.resizing.lock();
+        if self.supply.arena.excess_extents() > 0 && self.empty_once() == 0 {
             self.supply.writeback.write_for_reclaim();
         }
-        let found = self.arena.sweep();
-        found > 0 || self.arena.excess_extents() > 0
+        let found = self.supply.arena.sweep();
+        found > 0 || self.supply.arena.excess_extents() > 0
     }
 
     /// The least bound, in bytes, beside which all that pools protect fits; 0 if nothing is protected.
-    pub(crate) fn memory_for_protected(&self) -> u64 {
+    pub fn memory_for_protected(self) -> u64 {
         match self.supply.reclaim.protected() {
             0 => 0,
-            pages => self.arena.bound_for(pages.div_ceil(UNPROTECTED_SHARE - 1) * UNPROTECTED_SHARE),
+            pages => self.supply.arena.bound_for(pages.div_ceil(UNPROTECTED_SHARE - 1) * UNPROTECTED_SHARE),
         }
     }
 
     /// By the bound in force, for all pools together.
-    pub(crate) fn protected_pages_max(&self) -> u64 {
-        self.pages_max() / UNPROTECTED_SHARE * (UNPROTECTED_SHARE - 1)
+    pub fn protected_pages_max(self) -> u64 {
+        self.supply.arena.pages_max() / UNPROTECTED_SHARE * (UNPROTECTED_SHARE - 1)
     }
 
     /// By the bound in force: a share of what guests leave of it.
-    pub(crate) fn pinned_pages_max(&self) -> u64 {
-        let (part, whole) = self.pinned_share;
-        let left = self.arena.bound().saturating_sub(self.arena.guest_pages() * PAGE_SIZE as u64);
+    pub fn pinned_pages_max(self) -> u64 {
+        let PinnedShare { part, whole } = self.state.pinned_share;
+        let left =
+            self.supply.arena.bound().saturating_sub(self.supply.arena.guest_pages() * PAGE_SIZE as u64);
         (u128::from(left) * u128::from(part) / u128::from(whole)) as u64 / PAGE_SIZE as u64
     }
 
-    pub(crate) fn too_much_pinned(&self, asked: u64) -> Error {
-        let pinned = self.arena.pinned_pages() * PAGE_SIZE as u64;
+    pub fn too_much_pinned(self, asked: u64) -> Error {
+        let pinned = self.supply.arena.pinned_pages() * PAGE_SIZE as u64;
         Repr::TooMuchPinned { asked, pinned, max: self.pinned_pages_max() * PAGE_SIZE as u64 }.into()
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct DeferredShrink {
-    filemap: Weak<Filemap>,
-    looked: Mutex<Option<Instant>>,
-}
-
-impl DeferredShrink {
-    /// Registers the task with the background thread, as long as the value lives.
-    pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
-        let task = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
-        let known: Weak<Self> = Arc::downgrade(&task);
-        filemap.supply.background.add(known);
-        task
-    }
-}
-
-impl BackgroundTask for DeferredShrink {
-    fn run(&self) -> Option<Duration> {
-        let filemap = self.filemap.upgrade()?;
-        // Most wake-ups are for others: nothing was ever to be given back, or a moment ago.
-        let stats = filemap.arena.stats();
-        if stats.returned_bytes == 0 && stats.slack_bytes == 0 {
-            return None;
-        }
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        let early = looked.and_then(|at| AGAIN.checked_sub(at.elapsed())).filter(|left| !left.is_zero());
-        if early.is_some() {
-            return early;
-        }
-        *looked = Some(Instant::now());
-        drop(looked);
-        filemap.go_on_resizing().then_some(AGAIN)
     }
 }

@@ -1,11 +1,13 @@
 //! Shared: what the paths of one cache have in common.
 //!
-//! A [`Filemap`] is what all paths need besides a mapping; each path is an `impl Filemap` in a file of its own.
+//! A [`Filemap`] is what all paths need besides a mapping. The read path is its own methods, in files by topic. What
+//! one call needs beside it stands in a type of its own, which lives as long as the call: a write (`WriteCall`), a
+//! change of a range (`Truncation`), pages that come back from the spill file (`SpillIn`), fills that go to the device
+//! together (`SubmitBatch`). Frames come from the [`FrameSupply`], and [`Bound`] says how much memory there may be.
 //!
 //! Invariant: nothing here changes while the cache lives but numbers.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use crate::arena::Arena;
 use crate::backend::WaitQueue;
@@ -14,13 +16,13 @@ use crate::policy::NewPolicy;
 use crate::reclaim::Reclaim;
 use crate::spill::Spill;
 use crate::stats::{Count, Counters};
-use crate::sync::{Rank, RankedMutex};
 use crate::units::Orders;
 use crate::writeback::{Writeback, WritebackOptions};
 
 use quinion_view::hit::FileView;
 
 use super::frame_supply::FrameSupply;
+use super::resize::{Bound, BoundState};
 
 /// What the paths of one cache share.
 #[derive(Debug)]
@@ -29,11 +31,7 @@ pub struct Filemap {
     pub(crate) wait_queue: Arc<WaitQueue>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) supply: FrameSupply,
-    pub(super) resizing: RankedMutex<()>,
-    /// The bound that the user wants, in bytes; pressure may make the one in force smaller.
-    pub(super) memory_configured: AtomicU64,
-    /// What pins may keep of the bound, as (part, whole).
-    pub(super) pinned_share: (u64, u64),
+    pub(super) bound_state: BoundState,
     /// Takes steps of the mappings' indexes over; `None` in a cache that ships.
     pub(crate) hooks: Option<&'static dyn IndexHooks>,
 }
@@ -50,7 +48,7 @@ impl Filemap {
     /// If the smallest is larger than the largest.
     pub fn new(arena: Arc<Arena>, wait_queue: Arc<WaitQueue>, folio_orders: Orders) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
-        let (counters, memory_configured) = (Arc::new(Counters::default()), arena.bound());
+        let (counters, bound_state) = (Arc::new(Counters::default()), BoundState::new(arena.bound()));
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
         let writeback = Writeback::new(
             Arc::clone(&arena),
@@ -60,23 +58,13 @@ impl Filemap {
         );
         let supply =
             FrameSupply::new(Arc::clone(&arena), Arc::clone(&wait_queue), reclaim, writeback, folio_orders);
-        Self {
-            arena,
-            wait_queue,
-            counters,
-            supply,
-            resizing: RankedMutex::new(Rank::Resize, ()),
-            memory_configured: AtomicU64::new(memory_configured),
-            pinned_share: (1, 2),
-            hooks: None,
-        }
+        Self { arena, wait_queue, counters, supply, bound_state, hooks: None }
     }
 
     /// Pins may keep `bytes` bytes, and that share of the bound when it is changed.
     #[must_use]
     pub fn with_pinned_max(mut self, bytes: u64) -> Self {
-        let bound = self.arena.bound();
-        self.pinned_share = (bytes.min(bound), bound);
+        self.bound_state.set_pinned_max(bytes, self.arena.bound());
         self
     }
 
@@ -109,6 +97,12 @@ impl Filemap {
     pub fn with_policy(mut self, policy: NewPolicy) -> Self {
         self.supply.reclaim.set_policy(policy);
         self
+    }
+
+    /// How much memory the cache may have, and how that is changed.
+    #[inline]
+    pub(crate) fn bound(&self) -> Bound<'_> {
+        Bound::of(&self.supply, &self.bound_state)
     }
 
     /// The part that makes room.

@@ -81,14 +81,15 @@ impl BackgroundTask for Shrinker {
         let Some(look) = watch.look() else { return Some(LOOK_SOON) };
         let is_tight = look.headroom.is_some_and(|headroom| headroom.free < headroom.limit / 4);
         let again = if is_tight { LOOK_SOON } else { LOOK_AGAIN };
-        let (stats, max) = (filemap.arena.stats(), filemap.memory_configured());
+        let (stats, max) = (filemap.arena.stats(), filemap.bound().configured());
         let grown = stats.grown_bytes + stats.control_bytes;
-        let least = self.memory_min.max(filemap.memory_for_protected()).max(filemap.arena.memory_min());
+        let least =
+            self.memory_min.max(filemap.bound().memory_for_protected()).max(filemap.arena.memory_min());
         let sizes = Sizes { bound: stats.bound_bytes, grown, min: least.min(max), max };
         let target = target_size(look, sizes, &mut watch.calm_looks);
         drop(watch);
         if target != sizes.bound {
-            filemap.resize_if_configured(target, max);
+            filemap.bound().resize_if_configured(target, max);
         }
         Some(again)
     }

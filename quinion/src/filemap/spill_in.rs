@@ -104,28 +104,35 @@ fn end_of(first: PageIndex, value: Value) -> PageIndex {
     first.plus(1 << value.order())
 }
 
-impl Filemap {
+/// The way of one file's pages back from the spill file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpillIn<'c> {
+    filemap: &'c Arc<Filemap>,
+    mapping: &'c Arc<Mapping>,
+}
+
+impl<'c> SpillIn<'c> {
+    /// Nothing is done yet.
+    pub fn of(filemap: &'c Arc<Filemap>, mapping: &'c Arc<Mapping>) -> Self {
+        Self { filemap, mapping }
+    }
+
     /// Brings `pages.start` back from the spill file, and more of `pages` and around. When this returns the page is
     /// in memory, or was for a moment: look again. Waits for memory, and for the device.
     ///
     /// # Errors
     /// It cannot be read, or there is no memory for it. It stays where it is.
-    pub(crate) fn spill_in(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        pages: Range<PageIndex>,
-        kept: TruncateExclusion,
-    ) -> Result<(), Error> {
-        let (Some(spill), wanted) = (mapping.backing().spill(), pages.start) else { return Ok(()) };
+    pub fn bring(self, pages: Range<PageIndex>, kept: TruncateExclusion) -> Result<(), Error> {
+        let (Some(spill), wanted) = (self.mapping.backing().spill(), pages.start) else { return Ok(()) };
         let (mut reach, mut short) = (SpillInExtent::Batch, 0);
         for _ in 0..TRIES {
             // 1
-            let Some(plan) = self.plan(mapping, spill, pages.clone(), reach) else { return Ok(()) };
+            let Some(plan) = self.plan(spill, pages.clone(), reach) else { return Ok(()) };
             // 2
-            let SuppliedFrames { charge, runs } = self.frames_back(mapping, &plan)?;
+            let SuppliedFrames { charge, runs } = self.frames_back(&plan)?;
             let got = pages_of(&runs) as u32;
-            let Some(plan) = plan.cut(got, self.supply.folio_orders.min, wanted, spill) else {
-                self.supply.free_runs(&runs);
+            let Some(plan) = plan.cut(got, self.filemap.supply.folio_orders.min, wanted, spill) else {
+                self.filemap.supply.free_runs(&runs);
                 reach = SpillInExtent::Alone;
                 short += 1;
                 if short == SHORT_MAX {
@@ -137,47 +144,43 @@ impl Filemap {
                 continue;
             };
             let runs = self.keep_first(runs, plan.count());
-            let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, WaitPolicy::Wait)
+            let Some(list_entries) =
+                self.filemap.supply.reserve_list_entries(self.mapping, &runs, WaitPolicy::Wait)
             else {
-                self.supply.free_runs(&runs);
-                self.nodes_for(mapping, wanted)?;
+                self.filemap.supply.free_runs(&runs);
+                self.nodes_for(wanted)?;
                 continue;
             };
             // 3 to 6
-            match self.fetch_back(mapping, &plan, &runs, (charge, list_entries), kept) {
+            match self.fetch_back(&plan, &runs, (charge, list_entries), kept) {
                 Ok(RestoreOutcome::Done) => return Ok(()),
                 Ok(restored) => {
-                    self.supply.free_runs(&runs);
+                    self.filemap.supply.free_runs(&runs);
                     match restored {
-                        RestoreOutcome::NoNode => self.nodes_for(mapping, wanted)?,
-                        _ if kept == TruncateExclusion::No => drop(mapping.hold_off_invalidation()), // who cuts is done
+                        RestoreOutcome::NoNode => self.nodes_for(wanted)?,
+                        // Waits until the thread that cuts is done.
+                        _ if kept == TruncateExclusion::No => drop(self.mapping.hold_off_invalidation()),
                         _ => {}
                     }
                 }
                 Err(_)
                     if reach == SpillInExtent::Batch
-                        && plan.count() > self.supply.folio_orders.min.pages() =>
+                        && plan.count() > self.filemap.supply.folio_orders.min.pages() =>
                 {
-                    self.supply.free_runs(&runs);
+                    self.filemap.supply.free_runs(&runs);
                     reach = SpillInExtent::Alone;
                 }
                 Err(source) => {
-                    self.supply.free_runs(&runs);
+                    self.filemap.supply.free_runs(&runs);
                     return Err(Repr::Read { position: wanted.first_byte(), len: PAGE_SIZE, source }.into());
                 }
             }
         }
-        Err(self.no_memory(wanted.first_byte()))
+        Err(self.filemap.no_memory(wanted.first_byte()))
     }
 
-    fn plan(
-        &self,
-        mapping: &Mapping,
-        spill: &Spill,
-        pages: Range<PageIndex>,
-        reach: SpillInExtent,
-    ) -> Option<SpillInPlan> {
-        let unit = self.supply.folio_orders.min;
+    fn plan(self, spill: &Spill, pages: Range<PageIndex>, reach: SpillInExtent) -> Option<SpillInPlan> {
+        let unit = self.filemap.supply.folio_orders.min;
         let around = if reach == SpillInExtent::Batch { AROUND.max(unit) } else { unit };
         let from = pages.start.align_down(around);
         let end = match reach {
@@ -185,7 +188,7 @@ impl Filemap {
             SpillInExtent::Alone => pages.start.plus(1),
         };
         let end = end.align_up(around);
-        let values = mapping.lock().spilled_from(pages.start..end);
+        let values = self.mapping.lock().spilled_from(pages.start..end);
         let (&(first, first_value), &(last, last_value)) = (values.first()?, values.last()?);
         let from = if spill.is_packed(first_value) { first } else { from.max(first) };
         let reached = end.min(end_of(last, last_value));
@@ -193,24 +196,24 @@ impl Filemap {
         Some(SpillInPlan { values, pages: from..end })
     }
 
-    fn frames_back(&self, mapping: &Mapping, plan: &SpillInPlan) -> Result<SuppliedFrames<'_>, Error> {
-        let (pool, position) = (mapping.backing().spill_pool(), plan.pages.start.first_byte());
+    fn frames_back(self, plan: &SpillInPlan) -> Result<SuppliedFrames<'c>, Error> {
+        let (pool, position) = (self.mapping.backing().spill_pool(), plan.pages.start.first_byte());
         let gaps = vec![Gap { first: plan.pages.start, pages: plan.count() }];
-        let window = self.window_of(mapping, plan);
+        let window = self.window_of(plan);
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
-        let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
-        self.supply.take(&request, gaps).map_err(|refused| match refused {
-            NoFrames::PoolFull => self.pool_full(pool, position),
-            NoFrames::NoMemory | NoFrames::Present | NoFrames::Busy => self.no_memory(position),
+        let request = FrameRequest { mapping: self.mapping, pool, window, urgency, reservation, locks };
+        self.filemap.supply.take(&request, gaps).map_err(|refused| match refused {
+            NoFrames::PoolFull => self.filemap.pool_full(pool, position),
+            NoFrames::NoMemory | NoFrames::Present | NoFrames::Busy => self.filemap.no_memory(position),
         })
     }
 
-    fn window_of(&self, mapping: &Mapping, plan: &SpillInPlan) -> Window {
-        let order = Order::fitting(plan.count()).min(mapping.backing().folio_order_max());
+    fn window_of(self, plan: &SpillInPlan) -> Window {
+        let order = Order::fitting(plan.count()).min(self.mapping.backing().folio_order_max());
         Window { order, ..Window::exact(plan.pages.start, plan.count()) }
     }
 
-    fn keep_first(&self, runs: Vec<FillRun>, pages: u32) -> Vec<FillRun> {
+    fn keep_first(self, runs: Vec<FillRun>, pages: u32) -> Vec<FillRun> {
         let (mut left, mut kept, mut rest) = (pages, Vec::with_capacity(runs.len()), Vec::new());
         for run in runs {
             let (before, behind) = crate::mapping::cut(run, left.min(run.pages));
@@ -218,31 +221,30 @@ impl Filemap {
             kept.extend((before.pages > 0).then_some(before));
             rest.extend((behind.pages > 0).then_some(behind));
         }
-        self.supply.free_runs(&rest);
+        self.filemap.supply.free_runs(&rest);
         kept
     }
 
-    fn nodes_for(&self, mapping: &Mapping, wanted: PageIndex) -> Result<(), Error> {
-        match self.supply.make_nodes(mapping.backing().spill_pool()) {
+    fn nodes_for(self, wanted: PageIndex) -> Result<(), Error> {
+        match self.filemap.supply.make_nodes(self.mapping.backing().spill_pool()) {
             true => Ok(()),
-            false => Err(self.no_memory(wanted.first_byte())),
+            false => Err(self.filemap.no_memory(wanted.first_byte())),
         }
     }
 
     /// 3 to 6. Unless it is done the frames are still the caller's.
     fn fetch_back(
-        &self,
-        mapping: &Arc<Mapping>,
+        self,
         plan: &SpillInPlan,
         runs: &[FillRun],
         (mut charge, list_entries): (Charge<'_>, ListReservation<'_>),
         kept: TruncateExclusion,
     ) -> std::io::Result<RestoreOutcome> {
-        let spill = mapping.backing().spill().expect("what is planned is spilled");
+        let spill = self.mapping.backing().spill().expect("what is planned is spilled");
         charge.keep(plan.count());
         // 3
         let reading = {
-            let guard = mapping.lock();
+            let guard = self.mapping.lock();
             if !guard.has_values(&plan.values) {
                 return Ok(RestoreOutcome::Changed);
             }
@@ -257,12 +259,12 @@ impl Filemap {
         // SAFETY: the frames are this thread's alone, by the arena, and in no tree before the next step.
         unsafe { spill.fetch(&parts) }?;
         // 5
-        let window = self.window_of(mapping, plan);
-        let folios = cut_to_folios(runs, self.supply.orders_for(window));
+        let window = self.window_of(plan);
+        let folios = cut_to_folios(runs, self.filemap.supply.orders_for(window));
         let mut held: Vec<HeldFolio<'_>> = Vec::with_capacity(folios.len());
         let held_off = match kept {
             TruncateExclusion::ByCaller => None,
-            TruncateExclusion::No => match mapping.try_hold_off_invalidation() {
+            TruncateExclusion::No => match self.mapping.try_hold_off_invalidation() {
                 Some(held_off) => Some(held_off),
                 // A thread that cuts the file may want these slots and memory: it is waited for with neither.
                 None => return Ok(RestoreOutcome::Changed),
@@ -270,7 +272,7 @@ impl Filemap {
         };
         let first = plan.values.first().map_or(plan.pages.start, |(first, _)| *first);
         let end = plan.values.last().map_or(plan.pages.end, |&(last, value)| end_of(last, value));
-        let Some(mut guard) = mapping.lock_to_add(first, end.0 - first.0, LockWait::Wait) else {
+        let Some(mut guard) = self.mapping.lock_to_add(first, end.0 - first.0, LockWait::Wait) else {
             return Ok(RestoreOutcome::NoNode);
         };
         let restored = guard.restore(&plan.values, &folios, &mut held);
@@ -280,36 +282,37 @@ impl Filemap {
         }
         // 6
         let shape = FolioShape {
-            orders: self.supply.orders_for(window),
+            orders: self.filemap.supply.orders_for(window),
             marker: None,
             purpose: InsertPurpose::Write,
             wanted: AskedFor::All,
             fate: FolioLifetime::Stays,
         };
-        self.list_new(mapping, runs, window, shape, list_entries.with_charge(charge));
-        self.counters.add(Count::Inserted, u64::from(plan.count()));
-        self.supply.reclaim.count_inserted(mapping.backing().spill_pool(), u64::from(plan.count()), 0);
+        self.filemap.supply.list_new(self.mapping, runs, window, shape, list_entries.with_charge(charge));
+        self.filemap.counters.add(Count::Inserted, u64::from(plan.count()));
+        self.filemap.supply.reclaim.count_inserted(
+            self.mapping.backing().spill_pool(),
+            u64::from(plan.count()),
+            0,
+        );
         drop(held_off);
         drop(reading); // now the slots are free
         Ok(RestoreOutcome::Done)
     }
 
     /// A hint. Takes the tree lock only if anything of the file seems to be spilled.
-    pub(super) fn is_spilled(&self, mapping: &Mapping, index: PageIndex) -> bool {
-        mapping.backing().spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
+    pub fn is_spilled(self, index: PageIndex) -> bool {
+        self.mapping.backing().spilled_pages() > 0
+            && !self.mapping.lock().spilled_from(index..index.plus(1)).is_empty()
     }
 
     /// Before locks are taken to cut the file: brings the pages back that are cut in two, so that no memory has to be
     /// waited for under the locks.
-    pub(super) fn bring_edges(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        edges: impl IntoIterator<Item = u64>,
-    ) -> Result<(), Error> {
+    pub fn bring_edges(self, edges: impl IntoIterator<Item = u64>) -> Result<(), Error> {
         for edge in edges.into_iter().filter(|edge| !edge.is_multiple_of(PAGE_SIZE as u64)) {
             let page = PageIndex::of_byte(edge);
-            if self.is_spilled(mapping, page) {
-                self.spill_in(mapping, page..page.plus(1), TruncateExclusion::No)?;
+            if self.is_spilled(page) {
+                self.bring(page..page.plus(1), TruncateExclusion::No)?;
             }
         }
         Ok(())

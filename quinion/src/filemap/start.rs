@@ -99,7 +99,7 @@ impl Filemap {
             return;
         }
         let Some(mut readahead) = reader.readahead().lock_as(wait_policy.locks()) else { return };
-        let mut submit_batch = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+        let mut submit_batch = SubmitBatch::of(self, mapping, reader.pool(), reader.behind());
         for &span in spans {
             self.start_span(&mut submit_batch, &mut readahead, wait_policy, span);
         }
@@ -126,7 +126,7 @@ impl Filemap {
         let Some((&window, ahead)) = windows.split_first() else { return };
         let wanted = windows.wanted();
         let (asked, urgency) = (wanted.clone(), FillUrgency::Ahead);
-        match self.insert_window(submit_batch, &FillRequest { window, wanted: asked, urgency, wait_policy }) {
+        match submit_batch.insert_window(&FillRequest { window, wanted: asked, urgency, wait_policy }) {
             FillOutcome::Submitted(_) | FillOutcome::Nothing => {
                 if submit_batch.fate() == FolioLifetime::Stays {
                     self.touch_asked(mapping, span.first, pages);

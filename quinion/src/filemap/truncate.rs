@@ -13,7 +13,7 @@
 //!
 //!   punch            1 to 5, then zero the parts of pages at both ends, then the device, then remove the pages between
 //!   extend           1 and 2, then zero the rest of the old last page, then the device, then the size
-//!   invalidate       1 to 5, then remove; with Content::Clean what is dirty stays, and folios are split around it
+//!   invalidate       1 to 5, then remove; with RemoveFilter::Clean what is dirty stays, and folios are split around it
 //! ```
 //!
 //! The order is for readers, who take no lock. *Cut*: the size is stored before any page is freed or zeroed, so a
@@ -59,7 +59,7 @@ use crate::sync::{LockWait, RankedWriteGuard};
 use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 
 use super::shared::Filemap;
-use super::spill_in::TruncateExclusion;
+use super::spill_in::{SpillIn, TruncateExclusion};
 
 /// Then a held folio that reaches over an edge is detached.
 const HOLDS_WAIT: Duration = Duration::from_millis(20);
@@ -121,93 +121,96 @@ impl<'m> ExclusiveAccess<'m> {
     }
 }
 
-impl Filemap {
+/// One change of a file's range, by the cache itself: a cut, a punch, or a range that is forgotten.
+#[derive(Clone, Copy, Debug)]
+pub struct Truncation<'c> {
+    filemap: &'c Arc<Filemap>,
+    mapping: &'c Arc<Mapping>,
+}
+
+impl<'c> Truncation<'c> {
+    /// Nothing is done yet.
+    pub fn of(filemap: &'c Arc<Filemap>, mapping: &'c Arc<Mapping>) -> Self {
+        Self { filemap, mapping }
+    }
+
     /// Cuts the file, or extends it with zeros. Waits for the device, for writers, and for what is in flight there.
     ///
     /// # Errors
     /// The backend's, [`ErrorKind::Busy`](crate::ErrorKind::Busy), or no memory for an edge; nothing was changed.
-    pub fn truncate(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        size: u64,
-        on_pinned: OnPinned,
-    ) -> Result<(), Error> {
+    pub fn cut(self, size: u64, on_pinned: OnPinned) -> Result<(), Error> {
         let failed = |source| Error::from(Repr::SetSize { bytes: size, source });
         let touched = PageIndex(size / PAGE_SIZE as u64)..PageIndex(u64::MAX / PAGE_SIZE as u64);
-        self.bring_edges(mapping, [size])?;
-        let mut alone = self.lock_exclusive(mapping, touched.clone(), on_pinned)?;
-        let before = mapping.size();
+        SpillIn::of(self.filemap, self.mapping).bring_edges([size])?;
+        let mut alone = self.lock_exclusive(touched.clone(), on_pinned)?;
+        let before = self.mapping.size();
         if size >= before {
-            self.zero_behind_end(mapping)?;
+            self.zero_behind_end()?;
             alone.change(|device| device.set_size(size)).map_err(failed)?;
-            mapping.writeback().set_size_on_device(size);
-            mapping.set_size(size);
+            self.mapping.writeback().set_size_on_device(size);
+            self.mapping.set_size(size);
             return Ok(());
         }
         // 5
         let edge = self.page_behind(size);
-        self.split(mapping, edge, edge..touched.end)?;
+        self.split(edge, edge..touched.end)?;
         // 6
         alone.change(|device| device.set_size(size)).map_err(failed)?;
         // 7: in one hold of the tree lock, so that no page behind the end is taken for write-back.
-        mapping.writeback().set_size_on_device(size);
+        self.mapping.writeback().set_size_on_device(size);
         let behind = PageIndex(size.div_ceil(PAGE_SIZE as u64));
-        let mut tree = mapping.lock();
-        mapping.set_size(size);
+        let mut tree = self.mapping.lock();
+        self.mapping.set_size(size);
         // A memory file's pages are always dirty.
-        if !mapping.is_memory() {
+        if !self.mapping.is_memory() {
             tree.forget_dirty(behind..touched.end);
         }
         drop(tree);
         // 8
-        self.remove(mapping, edge..touched.end, RemoveFilter::All);
+        self.remove(edge..touched.end, RemoveFilter::All);
         // 9: readers do not see it before the file is extended, which zeroes it again.
-        let _rest = self.zero(mapping, size..edge.first_byte());
+        let _rest = self.zero(size..edge.first_byte());
         Ok(())
     }
 
     /// Makes the bytes of `range` zero, and gives their space back where the backend can. The size stays; the part of
-    /// the range behind it is ignored. Waits as [`Filemap::truncate`].
+    /// the range behind it is ignored. Waits as [`Truncation::cut`].
     ///
     /// # Errors
     /// As there; if it is the backend's, some of the range may be zero.
-    pub fn punch(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        range: Range<u64>,
-        on_pinned: OnPinned,
-    ) -> Result<(), Error> {
+    pub fn punch(self, range: Range<u64>, on_pinned: OnPinned) -> Result<(), Error> {
         let page = PAGE_SIZE as u64;
         let touched = PageIndex(range.start / page)..PageIndex(range.end.div_ceil(page));
-        self.bring_edges(mapping, [range.start, range.end.min(mapping.size())])?;
-        let mut alone = self.lock_exclusive(mapping, touched.clone(), on_pinned)?;
-        let range = range.start..range.end.min(mapping.size());
+        SpillIn::of(self.filemap, self.mapping)
+            .bring_edges([range.start, range.end.min(self.mapping.size())])?;
+        let mut alone = self.lock_exclusive(touched.clone(), on_pinned)?;
+        let range = range.start..range.end.min(self.mapping.size());
         if range.is_empty() {
             return Ok(());
         }
         // 5: whole folios between the edges go, the rest is zeroed. Behind the end of the file is nothing to keep.
         let from = self.page_behind(range.start);
-        let end = match range.end == mapping.size() {
+        let end = match range.end == self.mapping.size() {
             true => self.page_behind(range.end),
-            false => PageIndex(range.end / page).align_down(self.supply.folio_orders.min),
+            false => PageIndex(range.end / page).align_down(self.filemap.supply.folio_orders.min),
         };
         let between = from.min(end)..end.max(from.min(end));
         if between.is_empty() {
-            self.zero(mapping, range.clone())?;
+            self.zero(range.clone())?;
         } else {
-            self.split(mapping, between.start, between.clone())?;
-            self.split(mapping, between.end, between.clone())?;
-            self.zero(mapping, range.start..between.start.first_byte())?;
-            self.zero(mapping, between.end.first_byte()..range.end)?;
+            self.split(between.start, between.clone())?;
+            self.split(between.end, between.clone())?;
+            self.zero(range.start..between.start.first_byte())?;
+            self.zero(between.end.first_byte()..range.end)?;
         }
-        let lengthened = if range.end == mapping.size() { alone.reach_end() } else { Ok(()) };
+        let lengthened = if range.end == self.mapping.size() { alone.reach_end() } else { Ok(()) };
         let punched = lengthened.and_then(|()| alone.change(|device| device.punch(range.clone())));
         if let Err(source) = punched {
-            self.forget_clean(mapping, touched)?;
+            self.forget_clean(touched)?;
             let (position, len) = (range.start, range.end - range.start);
             return Err(Repr::Punch { position, len, source }.into());
         }
-        self.remove(mapping, between, RemoveFilter::All);
+        self.remove(between, RemoveFilter::All);
         Ok(())
     }
 
@@ -218,31 +221,26 @@ impl Filemap {
     /// # Errors
     /// No memory for the copy of what stays of a held folio; or the file could not be made longer, which was left to
     /// the flush of pages that go.
-    pub fn invalidate_range(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        range: Range<u64>,
-        what: RemoveFilter,
-    ) -> Result<u64, Error> {
-        let (from, size) = (self.page_behind(range.start), mapping.size());
+    pub fn invalidate(self, range: Range<u64>, what: RemoveFilter) -> Result<u64, Error> {
+        let (from, size) = (self.page_behind(range.start), self.mapping.size());
         let end = match range.end >= size {
             true => self.page_behind(size),
-            false => PageIndex::of_byte(range.end).align_down(self.supply.folio_orders.min),
+            false => PageIndex::of_byte(range.end).align_down(self.filemap.supply.folio_orders.min),
         };
         if from >= end {
             return Ok(0);
         }
-        let mut alone = self.lock_exclusive(mapping, from..end, OnPinned::Detach)?;
+        let mut alone = self.lock_exclusive(from..end, OnPinned::Detach)?;
         let unwanted = if what == RemoveFilter::All { from..end } else { from..from };
-        self.split(mapping, from, unwanted.clone())?;
-        self.split(mapping, end, unwanted)?;
+        self.split(from, unwanted.clone())?;
+        self.split(end, unwanted)?;
         match what {
             RemoveFilter::All => {
-                let failed = |source| Repr::SetSize { bytes: mapping.size(), source };
+                let failed = |source| Repr::SetSize { bytes: self.mapping.size(), source };
                 alone.reach_end().map_err(failed)?;
-                Ok(self.remove(mapping, from..end, what))
+                Ok(self.remove(from..end, what))
             }
-            RemoveFilter::Clean => self.remove_clean(mapping, from..end),
+            RemoveFilter::Clean => self.remove_clean(from..end),
         }
     }
 
@@ -250,33 +248,32 @@ impl Filemap {
     ///
     /// # Errors
     /// There is no memory for the copy of that page, which is pinned.
-    pub fn zero_behind_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
-        let size = mapping.size();
-        self.zero(mapping, size..self.page_behind(size).first_byte())
+    pub fn zero_behind_end(self) -> Result<(), Error> {
+        let size = self.mapping.size();
+        self.zero(size..self.page_behind(size).first_byte())
     }
 
     /// The first page from byte `at` on that begins a smallest folio.
-    fn page_behind(&self, at: u64) -> PageIndex {
-        PageIndex(at.div_ceil(PAGE_SIZE as u64)).align_up(self.supply.folio_orders.min)
+    fn page_behind(self, at: u64) -> PageIndex {
+        PageIndex(at.div_ceil(PAGE_SIZE as u64)).align_up(self.filemap.supply.folio_orders.min)
     }
 
     // ---- steps 1 to 4 -----------------------------------------------------------------------------
 
     /// Alone with a file of which `pages` are to be changed, with nothing in flight there.
-    fn lock_exclusive<'m>(
-        &self,
-        mapping: &'m Arc<Mapping>,
+    fn lock_exclusive(
+        self,
         pages: Range<PageIndex>,
         on_pinned: OnPinned,
-    ) -> Result<ExclusiveAccess<'m>, Error> {
+    ) -> Result<ExclusiveAccess<'c>, Error> {
         let begun = Instant::now();
         loop {
-            let alone = ExclusiveAccess::with(mapping);
-            if !mapping.is_memory() {
-                self.wait_for_quiet(mapping, pages.clone());
+            let alone = ExclusiveAccess::with(self.mapping);
+            if !self.mapping.is_memory() {
+                self.wait_for_quiet(pages.clone());
             }
             let OnPinned::Wait(most) = on_pinned else { return Ok(alone) };
-            let Some(pinned) = mapping.first_pinned(pages.clone()) else { return Ok(alone) };
+            let Some(pinned) = self.mapping.first_pinned(pages.clone()) else { return Ok(alone) };
             drop(alone); // others go on during the wait
             if begun.elapsed() >= most {
                 return Err(Repr::Pinned { position: pinned.first_byte() }.into());
@@ -286,59 +283,50 @@ impl Filemap {
     }
 
     /// Waits until no fill and no flush of these pages is in flight. None begins meanwhile.
-    fn wait_for_quiet(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
+    fn wait_for_quiet(self, pages: Range<PageIndex>) {
         let mut from = pages.start;
         while from < pages.end {
-            match mapping.find_in_flight(from..pages.end) {
+            match self.mapping.find_in_flight(from..pages.end) {
                 InFlight::None(next) => from = next,
-                InFlight::Folio(held) => self.wait_for_folio(mapping, &held),
+                InFlight::Folio(held) => self.wait_for_folio(&held),
             }
         }
         // What has left the index while it was being written.
-        self.wait_queue.wait(&*flushed_by(mapping), &mut || mapping.writeback().detached_pages() == 0);
+        self.filemap
+            .wait_queue
+            .wait(&*flushed_by(self.mapping), &mut || self.mapping.writeback().detached_pages() == 0);
     }
 
-    fn wait_for_folio(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
-        let word = || self.arena.view().own(held.frame()).word();
-        self.wait_queue.wait(&*mapping.backend(), &mut || !word().has(Flags::LOCKED));
-        self.wait_queue.wait(&*flushed_by(mapping), &mut || !word().has(Flags::WRITEBACK));
+    fn wait_for_folio(self, held: &HeldFolio<'_>) {
+        let word = || self.filemap.arena.view().own(held.frame()).word();
+        self.filemap.wait_queue.wait(&*self.mapping.backend(), &mut || !word().has(Flags::LOCKED));
+        self.filemap.wait_queue.wait(&*flushed_by(self.mapping), &mut || !word().has(Flags::WRITEBACK));
     }
 
     // ---- step 5 ---------------------------------------------------------------------------------
 
     /// No folio reaches over `edge` when this returns. What lies in `unwanted` need not be kept.
-    fn split(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        edge: PageIndex,
-        unwanted: Range<PageIndex>,
-    ) -> Result<(), Error> {
+    fn split(self, edge: PageIndex, unwanted: Range<PageIndex>) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
-            match mapping.split_at(edge) {
+            match self.mapping.split_at(edge) {
                 SplitOutcome::Done => return Ok(()),
-                SplitOutcome::Packed => {
-                    self.spill_in(mapping, edge..edge.plus(1), TruncateExclusion::ByCaller)?
-                }
-                SplitOutcome::NoNode if self.supply.make_nodes(PoolNumber::DEFAULT) => {}
-                SplitOutcome::NoNode => return Err(self.no_memory(edge.first_byte())),
-                SplitOutcome::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
+                SplitOutcome::Packed => SpillIn::of(self.filemap, self.mapping)
+                    .bring(edge..edge.plus(1), TruncateExclusion::ByCaller)?,
+                SplitOutcome::NoNode if self.filemap.supply.make_nodes(PoolNumber::DEFAULT) => {}
+                SplitOutcome::NoNode => return Err(self.filemap.no_memory(edge.first_byte())),
+                SplitOutcome::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(self.mapping, edge) => {
                     std::thread::sleep(AGAIN);
                 }
-                SplitOutcome::Busy => self.yield_to_pins(mapping, edge, unwanted.clone())?,
+                SplitOutcome::Busy => self.yield_to_pins(edge, unwanted.clone())?,
             }
         }
     }
 
     /// Copies what is dirty and not in `unwanted`.
-    fn yield_to_pins(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        index: PageIndex,
-        unwanted: Range<PageIndex>,
-    ) -> Result<(), Error> {
-        match mapping.try_hold(index) {
-            Ok(held) => self.detach(mapping, &held, unwanted),
+    fn yield_to_pins(self, index: PageIndex, unwanted: Range<PageIndex>) -> Result<(), Error> {
+        match self.mapping.try_hold(index) {
+            Ok(held) => self.detach(&held, unwanted),
             Err(HoldRefused::TooMany) => Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
             Err(HoldRefused::Mismatch | HoldRefused::Filling) => Ok(()),
         }
@@ -349,87 +337,83 @@ impl Filemap {
     ///
     /// # Errors
     /// There is no memory for the copies.
-    pub(super) fn detach_copy(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        held: &HeldFolio<'_>,
-    ) -> Result<(), Error> {
-        self.detach(mapping, held, held.first()..held.first())
+    pub(super) fn detach_copy(self, held: &HeldFolio<'_>) -> Result<(), Error> {
+        self.detach(held, held.first()..held.first())
     }
 
-    fn detach(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        held: &HeldFolio<'_>,
-        unwanted: Range<PageIndex>,
-    ) -> Result<(), Error> {
+    fn detach(self, held: &HeldFolio<'_>, unwanted: Range<PageIndex>) -> Result<(), Error> {
         // Of a memory file every page is copied: into one folio, if that can be had.
-        let smallest = self.supply.folio_orders.min;
-        let stays_whole = mapping.is_memory() && unwanted.is_empty();
+        let smallest = self.filemap.supply.folio_orders.min;
+        let stays_whole = self.mapping.is_memory() && unwanted.is_empty();
         let mut unit = if stays_whole { held.order().max(smallest) } else { smallest };
         for _ in 0..MEMORY_TRIES {
-            match mapping.detach_copy(held, unwanted.clone(), unit) {
+            match self.mapping.detach_copy(held, unwanted.clone(), unit) {
                 DetachOutcome::Done { pages } => {
-                    self.counters.add(Count::Invalidated, u64::from(held.order().pages()));
-                    self.counters.add(Count::Inserted, u64::from(pages));
+                    self.filemap.counters.add(Count::Invalidated, u64::from(held.order().pages()));
+                    self.filemap.counters.add(Count::Inserted, u64::from(pages));
                     return Ok(());
                 }
                 DetachOutcome::Removed => return Ok(()),
-                DetachOutcome::InFlight => self.wait_for_folio(mapping, held),
+                DetachOutcome::InFlight => self.wait_for_folio(held),
                 DetachOutcome::NoMemory if unit > smallest => unit = smallest,
                 DetachOutcome::NoMemory => {
-                    self.supply.make_nodes(PoolNumber::DEFAULT);
-                    self.supply.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, LockWait::Wait);
+                    self.filemap.supply.make_nodes(PoolNumber::DEFAULT);
+                    self.filemap.supply.reclaim.reclaim_for(
+                        PoolNumber::DEFAULT,
+                        RECLAIM_PAGES,
+                        LockWait::Wait,
+                    );
                 }
             }
         }
-        Err(self.no_memory(held.first().first_byte()))
+        Err(self.filemap.no_memory(held.first().first_byte()))
     }
 
     // ---- steps 8 and 9 ------------------------------------------------------------------------------
 
-    fn remove(&self, mapping: &Mapping, pages: Range<PageIndex>, what: RemoveFilter) -> u64 {
-        let gone = mapping.remove_range(pages, what);
-        self.counters.add(Count::Invalidated, gone);
+    fn remove(self, pages: Range<PageIndex>, what: RemoveFilter) -> u64 {
+        let gone = self.mapping.remove_range(pages, what);
+        self.filemap.counters.add(Count::Invalidated, gone);
         gone
     }
 
     /// Takes out what is clean of `pages`. Folios with dirty pages are split, as far as there may be smaller ones.
-    fn remove_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<u64, Error> {
+    fn remove_clean(self, pages: Range<PageIndex>) -> Result<u64, Error> {
         let mut at = pages.start;
-        while let Some(edge) = { mapping.lock().next_mixed(at..pages.end) } {
-            self.split(mapping, edge.align_down(self.supply.folio_orders.min), at..at)?;
+        while let Some(edge) = { self.mapping.lock().next_mixed(at..pages.end) } {
+            self.split(edge.align_down(self.filemap.supply.folio_orders.min), at..at)?;
             at = edge.max(at.plus(1));
         }
-        Ok(self.remove(mapping, pages, RemoveFilter::Clean))
+        Ok(self.remove(pages, RemoveFilter::Clean))
     }
 
     /// A punch failed half-way: the file may differ from what is cached and clean.
-    fn forget_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<(), Error> {
+    fn forget_clean(self, pages: Range<PageIndex>) -> Result<(), Error> {
         let (from, end) = (
-            pages.start.align_down(self.supply.folio_orders.min),
-            pages.end.align_up(self.supply.folio_orders.min),
+            pages.start.align_down(self.filemap.supply.folio_orders.min),
+            pages.end.align_up(self.filemap.supply.folio_orders.min),
         );
-        self.split(mapping, from, from..from)?;
-        self.split(mapping, end, from..from)?;
-        self.remove_clean(mapping, from..end).map(drop)
+        self.split(from, from..from)?;
+        self.split(end, from..from)?;
+        self.remove_clean(from..end).map(drop)
     }
 
     /// Zeroes in place, page by page. A pinned folio is replaced by a copy.
-    fn zero(self: &Arc<Self>, mapping: &Arc<Mapping>, range: Range<u64>) -> Result<(), Error> {
+    fn zero(self, range: Range<u64>) -> Result<(), Error> {
         let mut at = range.start;
         while at < range.end {
             let index = PageIndex::of_byte(at);
             let page_end = index.plus(1).first_byte().min(range.end);
-            let held = match mapping.try_hold(index) {
+            let held = match self.mapping.try_hold(index) {
                 Ok(held) => held,
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 // It may be on its way to the spill file or back: the lock tells.
-                Err(_) if mapping.backing().spill().is_some() => {
-                    let found = mapping.lock().at(index, index.plus(1));
+                Err(_) if self.mapping.backing().spill().is_some() => {
+                    let found = self.mapping.lock().at(index, index.plus(1));
                     match found {
                         MemoryEntry::Spilled { .. } => {
-                            self.spill_in(mapping, index..index.plus(1), TruncateExclusion::ByCaller)?;
+                            SpillIn::of(self.filemap, self.mapping)
+                                .bring(index..index.plus(1), TruncateExclusion::ByCaller)?;
                         }
                         MemoryEntry::Folio => {}
                         MemoryEntry::Hole { .. } => at = page_end,
@@ -444,8 +428,8 @@ impl Filemap {
             match zero_page(&held, at, (page_end - at) as usize) {
                 Ok(()) => {
                     // A folio on its way to the spill file must be marked, or other bytes come back.
-                    if mapping.is_memory() {
-                        mapping.lock().mark_dirty(&held, index..index.plus(1), Millis(0));
+                    if self.mapping.is_memory() {
+                        self.mapping.lock().mark_dirty(&held, index..index.plus(1), Millis(0));
                     }
                     at = page_end;
                 }
@@ -454,11 +438,11 @@ impl Filemap {
                 Err(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => at = page_end,
                 Err(WriteRefused::Filling) => {
                     let filled = || held.is_readable() != ReadableState::NotYet;
-                    self.wait_queue.wait(&*mapping.backend(), &mut || filled());
+                    self.filemap.wait_queue.wait(&*self.mapping.backend(), &mut || filled());
                 }
                 Err(WriteRefused::Pinned) => {
                     drop(held);
-                    self.yield_to_pins(mapping, index, index..index)?;
+                    self.yield_to_pins(index, index..index)?;
                 }
             }
         }

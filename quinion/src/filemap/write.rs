@@ -68,9 +68,9 @@ use crate::xarray::RangeStop as TreeStop;
 use super::fill::{folios_in, pages_of};
 use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
 use super::shared::Filemap;
-use super::spill_in::TruncateExclusion;
+use super::spill_in::{SpillIn, TruncateExclusion};
 use super::stream_positions::StreamPositions;
-use super::truncate::OnPinned;
+use super::truncate::{OnPinned, Truncation};
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
 
@@ -123,8 +123,10 @@ enum WriteLockMode {
     Alone,
 }
 
+/// One write call, or append, on its way through the cache.
 #[derive(Clone, Copy, Debug)]
 struct WriteCall<'c> {
+    filemap: &'c Arc<Filemap>,
     mapping: &'c Arc<Mapping>,
     context: WriteContext<'c>,
     lock: WriteLockMode,
@@ -235,9 +237,11 @@ impl Filemap {
         // What waits inside reaps, and a waker runs its owner's code, which may take locks held here.
         let wakes = DeferredWakes::new();
         let mut done = 0;
-        let outcome = self.write_shared_or_alone(mapping, context, piece, &mut done);
+        let lock = if piece.end() <= mapping.size() { WriteLockMode::Shared } else { WriteLockMode::Alone };
+        let call = WriteCall { filemap: self, mapping, context, lock };
+        let outcome = call.write_shared_or_alone(piece, &mut done);
         drop(wakes);
-        self.end_write(mapping, context, done);
+        call.end_write(done);
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
     }
 
@@ -259,18 +263,18 @@ impl Filemap {
                 return Err(too_large(position));
             }
             let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
-            let call = WriteCall { mapping, context, lock: WriteLockMode::Alone };
-            let outcome = self.write_pieces(call, piece, &mut done);
+            let call = WriteCall { filemap: self, mapping, context, lock: WriteLockMode::Alone };
+            let outcome = call.write_pieces(piece, &mut done);
             drop(alone);
             drop(wakes);
-            self.end_write(mapping, context, done);
+            call.end_write(done);
             let why = match outcome {
                 Ok(()) => return Ok((position, done, Ok(()))),
                 // The rest would not follow what is there: others may append as soon as the lock is released.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
-                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, context, at, &mut begun),
+                Err(WriteStop::Pinned(at)) => call.wait_unpinned(at, &mut begun),
                 Err(WriteStop::Filling(index)) => {
-                    self.wait_filled(mapping, index);
+                    call.wait_filled(index);
                     Ok(())
                 }
                 Err(WriteStop::Grows) => Ok(()),
@@ -294,147 +298,7 @@ impl Filemap {
         self.supply.writeback.throttle(mapping, pages.end.0 - pages.start.0).map_err(failed)
     }
 
-    /// 1: inside the file with other writers, and alone from where it has to be.
-    fn write_shared_or_alone(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        context: WriteContext<'_>,
-        piece: WriteProgress<'_>,
-        done: &mut usize,
-    ) -> Result<(), Error> {
-        let mut lock =
-            if piece.end() <= mapping.size() { WriteLockMode::Shared } else { WriteLockMode::Alone };
-        let mut begun = None;
-        loop {
-            let call = WriteCall { mapping, context, lock };
-            let outcome = match lock {
-                WriteLockMode::Shared => {
-                    let _with_others = mapping.write_shared();
-                    self.write_pieces(call, piece, done)
-                }
-                WriteLockMode::Alone => {
-                    let _alone = mapping.write_alone();
-                    self.write_pieces(call, piece, done)
-                }
-            };
-            match outcome {
-                Ok(()) => return Ok(()),
-                Err(WriteStop::Grows) => lock = WriteLockMode::Alone,
-                Err(WriteStop::Pinned(_)) if context.on_pinned == OnPinned::Detach => {
-                    lock = WriteLockMode::Alone
-                }
-                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, context, at, &mut begun)?,
-                Err(WriteStop::Filling(index)) => self.wait_filled(mapping, index),
-                Err(WriteStop::Failed(error)) => return Err(error),
-            }
-        }
-    }
-
-    /// 2: writes the rest after `done` bytes, and advances that.
-    fn write_pieces(
-        self: &Arc<Self>,
-        call: WriteCall<'_>,
-        piece: WriteProgress<'_>,
-        done: &mut usize,
-    ) -> Result<(), WriteStop> {
-        let mapping = call.mapping;
-        let size = mapping.size();
-        match call.lock {
-            WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
-            // What lies between the old end and the piece becomes the file's.
-            WriteLockMode::Alone if size < piece.position => self.zero_behind_end(mapping)?,
-            _ => {}
-        }
-        let mut tries = 0;
-        while *done < piece.bytes.len() {
-            let rest = piece.behind(*done);
-            let written = match mapping.try_hold(PageIndex::of_byte(rest.position)) {
-                Ok(held) => self.write_held(call, &held, rest)?,
-                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
-                Err(_) => self.write_absent(call, rest)?,
-            };
-            *done += written;
-            tries = if written > 0 { 0 } else { tries + 1 };
-            if tries == TRIES {
-                return Err(Repr::NoMemory { position: rest.position, pages: self.pages_max() }.into());
-            }
-        }
-        Ok(())
-    }
-
-    fn end_write(&self, mapping: &Arc<Mapping>, context: WriteContext<'_>, done: usize) {
-        if done > 0 && context.is_uncached() {
-            // Soon, and not at once, so that many small ones go to the device together.
-            self.supply.writeback.kick(mapping);
-        }
-    }
-
-    // ---- cached ---------------------------------------------------------------------------------
-
-    /// Writes what of `piece` a held folio covers; 0: it has left, or come meanwhile.
-    #[inline]
-    fn write_held(
-        self: &Arc<Self>,
-        call: WriteCall<'_>,
-        held: &HeldFolio<'_>,
-        piece: WriteProgress<'_>,
-    ) -> Result<usize, WriteStop> {
-        let mapping = call.mapping;
-        let inside = (piece.position - held.first().first_byte()) as usize;
-        let len = piece.bytes.len().min(held.order().bytes() - inside);
-        let refused = match held.writer() {
-            Ok(writer) => {
-                let wrote = writer.write(piece.position, &piece.bytes[..len]);
-                if wrote.bytes > 0 {
-                    let marked = self.mark(call, held, piece, wrote.bytes);
-                    self.touch_written(call.context, held, piece);
-                    return Ok(if marked { wrote.bytes } else { 0 });
-                }
-                wrote.refused
-            }
-            Err(refused) => Some(refused),
-        };
-        match refused {
-            Some(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => {
-                Ok(self.fill_allocated(mapping, held, piece))
-            }
-            Some(WriteRefused::Filling) if mapping.is_memory() => Err(WriteStop::Filling(held.first())),
-            Some(WriteRefused::Filling) => {
-                self.wait_filled(mapping, held.first());
-                Ok(0)
-            }
-            Some(WriteRefused::Pinned) => self.write_pinned(call, held, piece),
-            Some(WriteRefused::Left) | None => Ok(0),
-        }
-    }
-
-    fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
-        if let Ok(held) = mapping.try_hold(index) {
-            self.wait_queue.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
-        }
-    }
-
-    /// Makes the pages of the first `bytes` bytes of `piece`, which were just written, dirty, and the file as long.
-    /// `false`: the folio has left the index, and they are to be written again.
-    #[inline]
-    fn mark(
-        &self,
-        call: WriteCall<'_>,
-        held: &HeldFolio<'_>,
-        piece: WriteProgress<'_>,
-        bytes: usize,
-    ) -> bool {
-        let WriteCall { mapping, context, lock } = call;
-        let Range { start, end } = piece.pages(bytes);
-        let grows = lock == WriteLockMode::Alone && piece.position + bytes as u64 > mapping.size();
-        let wants = if held.drops_behind() { context.wants() } else { CachePolicy::Bytes };
-        if !grows && wants == CachePolicy::Bytes && mapping.is_dirty(held, start..end) {
-            return true;
-        }
-        self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64, wants)
-    }
-
-    /// As [`Filemap::mark`], under the tree's lock. (`end` lies behind the size only for a caller that is alone, or
+    /// As [`WriteCall::mark`], under the tree's lock. (`end` lies behind the size only for a caller that is alone, or
     /// if others have cut the file since the write began.)
     #[inline(never)]
     fn mark_slowly(
@@ -461,65 +325,180 @@ impl Filemap {
         marked != MarkOutcome::Left
     }
 
+    pub(super) fn no_memory(&self, position: u64) -> Error {
+        Repr::NoMemory { position, pages: self.pages_max() }.into()
+    }
+}
+
+impl WriteCall<'_> {
+    /// 1: inside the file with other writers, and alone from where it has to be.
+    fn write_shared_or_alone(mut self, piece: WriteProgress<'_>, done: &mut usize) -> Result<(), Error> {
+        let mut begun = None;
+        loop {
+            let outcome = match self.lock {
+                WriteLockMode::Shared => {
+                    let _with_others = self.mapping.write_shared();
+                    self.write_pieces(piece, done)
+                }
+                WriteLockMode::Alone => {
+                    let _alone = self.mapping.write_alone();
+                    self.write_pieces(piece, done)
+                }
+            };
+            match outcome {
+                Ok(()) => return Ok(()),
+                Err(WriteStop::Grows) => self.lock = WriteLockMode::Alone,
+                Err(WriteStop::Pinned(_)) if self.context.on_pinned == OnPinned::Detach => {
+                    self.lock = WriteLockMode::Alone
+                }
+                Err(WriteStop::Pinned(at)) => self.wait_unpinned(at, &mut begun)?,
+                Err(WriteStop::Filling(index)) => self.wait_filled(index),
+                Err(WriteStop::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// 2: writes the rest after `done` bytes, and advances that.
+    fn write_pieces(self, piece: WriteProgress<'_>, done: &mut usize) -> Result<(), WriteStop> {
+        let size = self.mapping.size();
+        match self.lock {
+            WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
+            // What lies between the old end and the piece becomes the file's.
+            WriteLockMode::Alone if size < piece.position => {
+                Truncation::of(self.filemap, self.mapping).zero_behind_end()?
+            }
+            _ => {}
+        }
+        let mut tries = 0;
+        while *done < piece.bytes.len() {
+            let rest = piece.behind(*done);
+            let written = match self.mapping.try_hold(PageIndex::of_byte(rest.position)) {
+                Ok(held) => self.write_held(&held, rest)?,
+                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+                Err(_) => self.write_absent(rest)?,
+            };
+            *done += written;
+            tries = if written > 0 { 0 } else { tries + 1 };
+            if tries == TRIES {
+                return Err(
+                    Repr::NoMemory { position: rest.position, pages: self.filemap.pages_max() }.into()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn end_write(self, done: usize) {
+        if done > 0 && self.context.is_uncached() {
+            // Soon, and not at once, so that many small ones go to the device together.
+            self.filemap.supply.writeback.kick(self.mapping);
+        }
+    }
+
+    // ---- cached ---------------------------------------------------------------------------------
+
+    /// Writes what of `piece` a held folio covers; 0: it has left, or come meanwhile.
+    #[inline]
+    fn write_held(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) -> Result<usize, WriteStop> {
+        let inside = (piece.position - held.first().first_byte()) as usize;
+        let len = piece.bytes.len().min(held.order().bytes() - inside);
+        let refused = match held.writer() {
+            Ok(writer) => {
+                let wrote = writer.write(piece.position, &piece.bytes[..len]);
+                if wrote.bytes > 0 {
+                    let marked = self.mark(held, piece, wrote.bytes);
+                    self.touch_written(held, piece);
+                    return Ok(if marked { wrote.bytes } else { 0 });
+                }
+                wrote.refused
+            }
+            Err(refused) => Some(refused),
+        };
+        match refused {
+            Some(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => {
+                Ok(self.fill_allocated(held, piece))
+            }
+            Some(WriteRefused::Filling) if self.mapping.is_memory() => Err(WriteStop::Filling(held.first())),
+            Some(WriteRefused::Filling) => {
+                self.wait_filled(held.first());
+                Ok(0)
+            }
+            Some(WriteRefused::Pinned) => self.write_pinned(held, piece),
+            Some(WriteRefused::Left) | None => Ok(0),
+        }
+    }
+
+    fn wait_filled(self, index: PageIndex) {
+        if let Ok(held) = self.mapping.try_hold(index) {
+            self.filemap
+                .wait_queue
+                .wait(&*self.mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
+        }
+    }
+
+    /// Makes the pages of the first `bytes` bytes of `piece`, which were just written, dirty, and the file as long.
+    /// `false`: the folio has left the index, and they are to be written again.
+    #[inline]
+    fn mark(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>, bytes: usize) -> bool {
+        let Range { start, end } = piece.pages(bytes);
+        let grows = self.lock == WriteLockMode::Alone && piece.position + bytes as u64 > self.mapping.size();
+        let wants = if held.drops_behind() { self.context.wants() } else { CachePolicy::Bytes };
+        if !grows && wants == CachePolicy::Bytes && self.mapping.is_dirty(held, start..end) {
+            return true;
+        }
+        self.filemap.mark_slowly(self.mapping, held, start..end, piece.position + bytes as u64, wants)
+    }
+
     /// A write is a use of the folio; an uncached one is not.
     #[inline]
-    fn touch_written(&self, context: WriteContext<'_>, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
-        if !context.is_uncached() {
-            let grown = self.arena.view().grown();
-            context.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
+    fn touch_written(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
+        if !self.context.is_uncached() {
+            let grown = self.filemap.arena.view().grown();
+            self.context.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
         }
     }
 
     // ---- allocated ------------------------------------------------------------------------------
 
     /// The first write to a folio of a memory file that has memory and no bytes: those of `piece`, and zeros around
-    /// them. As [`Filemap::write_held`]. Optimistic readers do not look at it before it is up to date, and threads
+    /// them. As [`WriteCall::write_held`]. Optimistic readers do not look at it before it is up to date, and threads
     /// that hold it wait until it is unlocked.
     #[inline(never)]
-    fn fill_allocated(
-        &self,
-        mapping: &Arc<Mapping>,
-        held: &HeldFolio<'_>,
-        piece: WriteProgress<'_>,
-    ) -> usize {
-        if !self.arena.view().own(held.frame()).try_lock_allocated() {
+    fn fill_allocated(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) -> usize {
+        if !self.filemap.arena.view().own(held.frame()).try_lock_allocated() {
             return 0; // another thread does it
         }
         let run = FillRun { index: held.first(), frame: held.frame(), pages: held.order().pages() };
         self.put_bytes(run, piece);
         let end = run.index.plus(u64::from(run.pages)).first_byte().min(piece.end());
         // It was dirty before. The write lock keeps it in the index.
-        mapping.lock().grow_size(end);
-        self.unlock_new(mapping, run);
+        self.mapping.lock().grow_size(end);
+        self.unlock_new(run);
         (end - piece.position) as usize
     }
 
     // ---- not cached -----------------------------------------------------------------------------
 
-    /// Writes the whole pages that `piece` begins with; else reads its first page. As [`Filemap::write_held`].
+    /// Writes the whole pages that `piece` begins with; else reads its first page. As [`WriteCall::write_held`].
     #[inline(never)]
-    fn write_absent(
-        self: &Arc<Self>,
-        call: WriteCall<'_>,
-        piece: WriteProgress<'_>,
-    ) -> Result<usize, WriteStop> {
-        let mapping = call.mapping;
+    fn write_absent(self, piece: WriteProgress<'_>) -> Result<usize, WriteStop> {
         let index = PageIndex::of_byte(piece.position);
-        if mapping.is_memory() && self.is_spilled(mapping, index) {
+        if self.mapping.is_memory() && SpillIn::of(self.filemap, self.mapping).is_spilled(index) {
             // The write lock keeps the file from being cut. Overwritten pages are restored, too: rare.
             let end = PageIndex(pages_of_bytes(piece.end()));
-            self.spill_in(mapping, index..end, TruncateExclusion::ByCaller)?;
+            SpillIn::of(self.filemap, self.mapping).bring(index..end, TruncateExclusion::ByCaller)?;
             return Ok(0);
         }
-        let pages = self.whole_pages(mapping, piece);
+        let pages = self.whole_pages(piece);
         if !pages.is_empty() {
-            return self.write_new(call, piece, pages);
+            return self.write_new(piece, pages);
         }
         // The first byte of the folio to be is one that the file has; the piece's may not be.
-        let first = PageIndex::of_byte(piece.position).align_down(self.supply.folio_orders.min).first_byte();
-        let Some(reader) = call.context.reader else { return Ok(0) }; // a memory file's pages are all whole
-        match self.hold_page(mapping, reader, first)? {
-            Some(held) => self.write_held(call, &held, piece),
+        let first =
+            PageIndex::of_byte(piece.position).align_down(self.filemap.supply.folio_orders.min).first_byte();
+        let Some(reader) = self.context.reader else { return Ok(0) }; // a memory file's pages are all whole
+        match self.filemap.hold_page(self.mapping, reader, first)? {
+            Some(held) => self.write_held(&held, piece),
             // Others have made the file shorter, past the cache.
             None => Err(WriteStop::Grows),
         }
@@ -527,10 +506,10 @@ impl Filemap {
 
     /// The pages from the beginning of `piece` on, in whole folios of the smallest order, of which the write leaves
     /// no byte; none if it does not begin with such. A few at a time.
-    fn whole_pages(&self, mapping: &Mapping, piece: WriteProgress<'_>) -> Range<PageIndex> {
-        let unit = self.supply.folio_orders.min;
+    fn whole_pages(self, piece: WriteProgress<'_>) -> Range<PageIndex> {
+        let unit = self.filemap.supply.folio_orders.min;
         // Missing pages of a memory file are zeros, as behind the end.
-        let size = if mapping.is_memory() { 0 } else { mapping.size() };
+        let size = if self.mapping.is_memory() { 0 } else { self.mapping.size() };
         let first = PageIndex::of_byte(piece.position).align_down(unit);
         let is_whole = first.first_byte() == piece.position || first.first_byte() >= size;
         let end = match piece.end() {
@@ -543,77 +522,82 @@ impl Filemap {
 
     /// Makes folios of bytes of `piece`, and zeros around them, from page `pages.start` on: as many of `pages` as are
     /// not there and memory allows.
-    fn write_new(
-        self: &Arc<Self>,
-        call: WriteCall<'_>,
-        piece: WriteProgress<'_>,
-        pages: Range<PageIndex>,
-    ) -> Result<usize, WriteStop> {
-        let WriteCall { mapping, context, .. } = call;
-        let pool = context.pool;
+    fn write_new(self, piece: WriteProgress<'_>, pages: Range<PageIndex>) -> Result<usize, WriteStop> {
+        let pool = self.context.pool;
         // 1 What is not there.
-        let Some(pages) = self.absent_from(mapping, pages) else { return Ok(0) };
+        let Some(pages) = self.absent_from(pages) else { return Ok(0) };
         let count = (pages.end.0 - pages.start.0) as u32;
-        let order = Order::fitting(count).min(mapping.backing().folio_order_max());
+        let order = Order::fitting(count).min(self.mapping.backing().folio_order_max());
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge and frames, as a read would have them.
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
-        let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
+        let request = FrameRequest { mapping: self.mapping, pool, window, urgency, reservation, locks };
         let SuppliedFrames { charge, runs } =
-            match self.supply.take(&request, vec![Gap { first: pages.start, pages: count }]) {
+            match self.filemap.supply.take(&request, vec![Gap { first: pages.start, pages: count }]) {
                 Ok(supplied) => supplied,
                 Err(NoFrames::Present) => return Ok(0), // others have brought the first page to its place
-                Err(NoFrames::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
-                Err(_) => return Err(self.no_memory(piece.position).into()),
+                Err(NoFrames::PoolFull) => return Err(self.filemap.pool_full(pool, piece.position).into()),
+                Err(_) => return Err(self.filemap.no_memory(piece.position).into()),
             };
-        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, WaitPolicy::Wait) else {
-            self.supply.free_runs(&runs);
-            let again = self.supply.make_nodes(pool);
-            return if again { Ok(0) } else { Err(self.no_memory(piece.position).into()) };
+        let Some(list_entries) =
+            self.filemap.supply.reserve_list_entries(self.mapping, &runs, WaitPolicy::Wait)
+        else {
+            self.filemap.supply.free_runs(&runs);
+            let again = self.filemap.supply.make_nodes(pool);
+            return if again { Ok(0) } else { Err(self.filemap.no_memory(piece.position).into()) };
         };
         // 3 The bytes, before a reader can see them.
         runs.iter().for_each(|&run| self.put_bytes(run, piece));
         // 4 Into the tree and the rings, and unlocked, while invalidations are held off.
-        let held_off = mapping.hold_off_invalidation();
+        let held_off = self.mapping.hold_off_invalidation();
         let shape = FolioShape {
-            orders: self.supply.orders_for(window),
+            orders: self.filemap.supply.orders_for(window),
             marker: None,
             purpose: InsertPurpose::Write,
             wanted: AskedFor::All,
-            fate: context.fate(),
+            fate: self.context.fate(),
         };
-        let added = mapping.add_window(&runs, shape, LockWait::Wait, &mut |_, _| {});
+        let added = self.mapping.add_window(&runs, shape, LockWait::Wait, &mut |_, _| {});
         let added = added.expect("a lock that is waited for is had");
-        self.supply.free_runs(&added.left);
-        let end = self.mark_new(mapping, piece, &added.inserted);
-        self.list_new(mapping, &added.inserted, window, shape, list_entries.with_charge(charge));
-        self.counters.add(Count::Inserted, pages_of(&added.inserted));
-        self.supply.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
-        added.inserted.iter().for_each(|&run| self.unlock_new(mapping, run));
+        self.filemap.supply.free_runs(&added.left);
+        let end = self.mark_new(piece, &added.inserted);
+        self.filemap.supply.list_new(
+            self.mapping,
+            &added.inserted,
+            window,
+            shape,
+            list_entries.with_charge(charge),
+        );
+        self.filemap.counters.add(Count::Inserted, pages_of(&added.inserted));
+        self.filemap.supply.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
+        added.inserted.iter().for_each(|&run| self.unlock_new(run));
         drop(held_off);
-        if added.inserted.is_empty() && added.stop == TreeStop::NoNode && !self.supply.make_nodes(pool) {
-            return Err(self.no_memory(piece.position).into());
+        if added.inserted.is_empty()
+            && added.stop == TreeStop::NoNode
+            && !self.filemap.supply.make_nodes(pool)
+        {
+            return Err(self.filemap.no_memory(piece.position).into());
         }
         let end = end.first_byte().min(piece.end());
         Ok(end.saturating_sub(piece.position) as usize)
     }
 
-    fn absent_from(&self, mapping: &Mapping, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {
-        if pages.end.0 - pages.start.0 == u64::from(self.supply.folio_orders.min.pages()) {
+    fn absent_from(self, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {
+        if pages.end.0 - pages.start.0 == u64::from(self.filemap.supply.folio_orders.min.pages()) {
             return Some(pages); // if another thread was first, the insertion finds out
         }
-        let (first, count) = mapping.lock().next_gap(pages.start, pages.end)?;
+        let (first, count) = self.mapping.lock().next_gap(pages.start, pages.end)?;
         (first == pages.start).then(|| first..first.plus(count))
     }
 
-    fn put_bytes(&self, run: FillRun, piece: WriteProgress<'_>) {
+    fn put_bytes(self, run: FillRun, piece: WriteProgress<'_>) {
         let (start, len) = (run.index.first_byte(), run.pages as usize * PAGE_SIZE);
         let from = piece.position.clamp(start, start + len as u64);
         let end = piece.end().clamp(from, start + len as u64);
         let (before, bytes) = ((from - start) as usize, (end - from) as usize);
         let skipped = (from - piece.position.min(from)) as usize;
         let source = &piece.bytes[skipped..][..bytes];
-        let to = self.arena.view().bytes(run.frame).expect("a run of ours exists");
+        let to = self.filemap.arena.view().bytes(run.frame).expect("a run of ours exists");
         // SAFETY: the run's frames are this thread's alone, by the arena, and `before + bytes <= len` of them. The
         // source is a slice: if it is of an arena, it is pinned, and these frames are in no folio.
         unsafe {
@@ -625,21 +609,21 @@ impl Filemap {
 
     /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and makes the file as long: others may
     /// have cut it since the write began. Returns up to which page they are in the tree without a gap.
-    fn mark_new(&self, mapping: &Arc<Mapping>, piece: WriteProgress<'_>, runs: &[FillRun]) -> PageIndex {
-        let (now, changed) = (self.supply.writeback.now(), piece.pages(piece.bytes.len()));
-        let begin = changed.start.align_down(self.supply.folio_orders.min);
+    fn mark_new(self, piece: WriteProgress<'_>, runs: &[FillRun]) -> PageIndex {
+        let (now, changed) = (self.filemap.supply.writeback.now(), piece.pages(piece.bytes.len()));
+        let begin = changed.start.align_down(self.filemap.supply.folio_orders.min);
         let mut end = begin;
-        let mut tree = mapping.lock();
+        let mut tree = self.mapping.lock();
         for &run in runs {
-            for (page, order) in folios_in(self.arena.view(), run) {
+            for (page, order) in folios_in(self.filemap.arena.view(), run) {
                 let first = run.index.plus(u64::from(page));
                 let behind = first.plus(u64::from(order.pages()));
-                let pages = match mapping.is_memory() {
+                let pages = match self.mapping.is_memory() {
                     true => first..behind, // the zeros beside them are nowhere else, either
                     false => first.max(changed.start)..behind.min(changed.end),
                 };
                 // One that goes when its reader has passed may have gone again.
-                let is_in = self.mark_folio(mapping, &mut tree, (run.frame.plus(page), first), pages, now);
+                let is_in = self.mark_folio(&mut tree, (run.frame.plus(page), first), pages, now);
                 end = if is_in && first == end { behind } else { end };
             }
         }
@@ -647,68 +631,54 @@ impl Filemap {
             tree.grow_size(end.first_byte().min(piece.end()));
         }
         drop(tree);
-        if !mapping.is_memory() {
-            self.supply.writeback.note_dirty(mapping);
+        if !self.mapping.is_memory() {
+            self.filemap.supply.writeback.note_dirty(self.mapping);
         }
         end
     }
 
     fn mark_folio(
-        &self,
-        mapping: &Mapping,
+        self,
         tree: &mut MappingGuard<'_>,
         (frame, first): (Frame, PageIndex),
         pages: Range<PageIndex>,
         now: Millis,
     ) -> bool {
-        let held = HeldFolio::take(&self.arena, frame, mapping.id(), first);
+        let held = HeldFolio::take(&self.filemap.arena, frame, self.mapping.id(), first);
         held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != MarkOutcome::Left)
     }
 
-    fn unlock_new(&self, mapping: &Mapping, run: FillRun) {
-        let view = self.arena.view();
+    fn unlock_new(self, run: FillRun) {
+        let view = self.filemap.arena.view();
         for (page, _) in folios_in(view, run).collect::<Vec<_>>() {
             let frame = run.frame.plus(page);
             if let FillEnd::Detached(PutOutcome::Last(order)) = view.own(frame).complete(true) {
-                self.arena.free(frame, order);
+                self.filemap.arena.free(frame, order);
             }
         }
-        self.wait_queue.wake_filled(PageKey { mapping: mapping.id(), page: run.index }, run.pages);
-    }
-
-    pub(super) fn no_memory(&self, position: u64) -> Error {
-        Repr::NoMemory { position, pages: self.pages_max() }.into()
+        self.filemap
+            .wait_queue
+            .wake_filled(PageKey { mapping: self.mapping.id(), page: run.index }, run.pages);
     }
 
     // ---- pinned ---------------------------------------------------------------------------------
 
     /// Detaches what stays of the folio, if the caller is alone and wants that.
     #[inline(never)]
-    fn write_pinned(
-        self: &Arc<Self>,
-        call: WriteCall<'_>,
-        held: &HeldFolio<'_>,
-        piece: WriteProgress<'_>,
-    ) -> Result<usize, WriteStop> {
-        if call.lock == WriteLockMode::Shared || call.context.on_pinned != OnPinned::Detach {
+    fn write_pinned(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) -> Result<usize, WriteStop> {
+        if self.lock == WriteLockMode::Shared || self.context.on_pinned != OnPinned::Detach {
             return Err(WriteStop::Pinned(piece.position));
         }
-        self.detach_copy(call.mapping, held)?;
+        Truncation::of(self.filemap, self.mapping).detach_copy(held)?;
         Ok(0)
     }
 
     /// Waits until the folio at `position` is not pinned; `begun` is the first wait of a call.
-    fn wait_unpinned(
-        &self,
-        mapping: &Mapping,
-        context: WriteContext<'_>,
-        position: u64,
-        begun: &mut Option<Instant>,
-    ) -> Result<(), Error> {
-        let OnPinned::Wait(wait_policy) = context.on_pinned else { return Ok(()) };
+    fn wait_unpinned(self, position: u64, begun: &mut Option<Instant>) -> Result<(), Error> {
+        let OnPinned::Wait(wait_policy) = self.context.on_pinned else { return Ok(()) };
         let begun = *begun.get_or_insert_with(Instant::now);
-        while let Ok(held) = mapping.try_hold(PageIndex::of_byte(position)) {
-            if !self.arena.view().own(held.frame()).is_pinned() {
+        while let Ok(held) = self.mapping.try_hold(PageIndex::of_byte(position)) {
+            if !self.filemap.arena.view().own(held.frame()).is_pinned() {
                 return Ok(());
             }
             drop(held);

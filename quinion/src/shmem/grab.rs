@@ -23,7 +23,7 @@ use std::sync::Arc;
 use crate::arena::HOLDS_MAX;
 use crate::backend::DeferredWakes;
 use crate::error::{Error, Repr};
-use crate::filemap::TruncateExclusion;
+use crate::filemap::{SpillIn, TruncateExclusion};
 use crate::folio::{LockedState, Pinned, PinnedFolios};
 use crate::mapping::{GRAB_PAGES_MAX, Grabbed, Mapping, OnLocked};
 use crate::sys::fork::ForkGuard;
@@ -51,7 +51,7 @@ impl Shmem {
         let pages = pages.start..pages.end.min(behind);
         // The Write lock keeps the file from being cut meanwhile. No folio is locked.
         let spill_in = &mut |index: PageIndex, to: PageIndex| {
-            self.filemap.spill_in(mapping, index..to, TruncateExclusion::ByCaller)
+            SpillIn::of(&self.filemap, mapping).bring(index..to, TruncateExclusion::ByCaller)
         };
         // This may wait for memory, and a waker, foreign code, may want the locks held here.
         let wakes = DeferredWakes::new();
@@ -118,8 +118,8 @@ impl Shmem {
             let Some(last) = held.last() else { continue }; // taken out meanwhile
             at = last.first().plus(u64::from(last.order().pages())).first_byte();
             held.into_iter().for_each(|held| pinned.add(held));
-            if pinned.count_pages() > filemap.pinned_pages_max() {
-                return Err(filemap.too_much_pinned(range.end - range.start));
+            if pinned.count_pages() > filemap.bound().pinned_pages_max() {
+                return Err(filemap.bound().too_much_pinned(range.end - range.start));
             }
         }
         Ok(pinned)

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::filemap::OnPinned;
+use crate::filemap::{OnPinned, Truncation};
 use crate::mapping::{Mapping, SeekTarget};
 use crate::units::{PageIndex, pages_of_bytes};
 
@@ -28,7 +28,7 @@ impl Shmem {
         bytes: u64,
         on_pinned: OnPinned,
     ) -> Result<(), Error> {
-        self.filemap.truncate(mapping, bytes, on_pinned)
+        Truncation::of(&self.filemap, mapping).cut(bytes, on_pinned)
     }
 
     /// Makes the bytes from `position` to `end` zeros, and gives back the memory of the folios and parts of folios that
@@ -42,7 +42,7 @@ impl Shmem {
         (position, end): (u64, u64),
         on_pinned: OnPinned,
     ) -> Result<(), Error> {
-        self.filemap.punch(mapping, position..end, on_pinned)
+        Truncation::of(&self.filemap, mapping).punch(position..end, on_pinned)
     }
 
     /// The first byte from `position` on that lies in data, or in a hole; the end of the file counts as a hole. `None`:

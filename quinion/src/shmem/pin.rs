@@ -59,8 +59,8 @@ impl Shmem {
             if let Some(held) = self.pin_batch(mapping, &mut pinned, &mut batch, range) {
                 self.wait_filled(mapping, &held);
             }
-            if pinned.count_pages() > filemap.pinned_pages_max() {
-                return Err(filemap.too_much_pinned(len as u64));
+            if pinned.count_pages() > filemap.bound().pinned_pages_max() {
+                return Err(filemap.bound().too_much_pinned(len as u64));
             }
         }
         filemap.counters.add_hit(pinned.len() as u64);

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use crate::arena::{HOLDS_MAX, HoldRefused, ReadableState};
 use crate::error::{Error, Repr};
-use crate::filemap::{HitStop, TruncateExclusion};
+use crate::filemap::{HitStop, SpillIn, TruncateExclusion};
 use crate::folio::HeldFolio;
 use crate::mapping::{BatchEnd, Mapping, MemoryEntry, ReadBatch};
 use crate::units::{PAGE_SIZE, PageIndex, met_end_within_page, pages_of_bytes};
@@ -167,7 +167,7 @@ impl Shmem {
             MemoryEntry::Hole { end } => Ok((end.first_byte() - at).min(want as u64) as usize),
             MemoryEntry::Folio => Ok(0),
             MemoryEntry::Spilled { .. } => {
-                self.filemap.spill_in(mapping, index..end, TruncateExclusion::No).map(|()| 0)
+                SpillIn::of(&self.filemap, mapping).bring(index..end, TruncateExclusion::No).map(|()| 0)
             }
         }
     }

@@ -444,19 +444,14 @@ impl Reclaim {
         went.freed
     }
 
-    /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
+    /// Makes room for a stream of what its reader has passed: evicts the newest folios there that came
     /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more are
     /// near. They leave no shadow. Returns the pages freed.
     ///
     /// The newest go, because of a stream that goes in laps: what it keeps of the first lap is there in all others. A
     /// part of what it has just passed is left alone, for readers close behind it.
-    pub fn reclaim_passed(
-        &self,
-        (pool, mapping): (PoolNumber, &Mapping),
-        passed: StreamProgress,
-        pages: u32,
-        locks: LockWait,
-    ) -> u32 {
+    pub fn reclaim_passed(&self, stream: PassedStream<'_>, pages: u32, locks: LockWait) -> u32 {
+        let PassedStream { pool, mapping, passed } = stream;
         let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages()));
         let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
         if from >= end {
@@ -464,7 +459,7 @@ impl Reclaim {
         }
         let Some(goes) = self.goes_of_stream(pool, locks) else { return 0 };
         let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
-        let folios = self.newest_passed(guard.folios_within(from, end), (pool, pages), goes);
+        let folios = self.newest_passed(guard.folios_within(from, end), pool, pages, goes);
         let mut gone = Vec::with_capacity(folios.len());
         guard.evict_all(&folios, |_, _| Replacement::Nothing, &mut gone);
         drop(guard);
@@ -498,7 +493,8 @@ impl Reclaim {
     fn newest_passed(
         &self,
         mut folios: Vec<(PageIndex, Frame)>,
-        (pool, pages): (PoolNumber, u32),
+        pool: PoolNumber,
+        pages: u32,
         goes: [bool; READS_MAX as usize + 1],
     ) -> Vec<(PageIndex, Frame)> {
         let streams = Some(ring(pool, Class::Stream as usize));
@@ -571,7 +567,7 @@ impl Reclaim {
             }
             let pool = PoolNumber((ring / RINGS) as u8);
             let folio = || Scanned::of(self.arena.view().grown(), frame);
-            may(pool, u64::from(word.order().pages())).then(|| (pool, folio().victim(true, None)))
+            may(pool, u64::from(word.order().pages())).then(|| (pool, folio().victim()))
         };
         frames.filter_map(victim).collect()
     }
@@ -629,7 +625,7 @@ impl Reclaim {
                 }
                 OldestVerdict::Goes { remember } => {
                     found += pages;
-                    victims.push(folio.victim(remember, Some(from)));
+                    victims.push(Victim { remember, from: Some(from), ..folio.victim() });
                 }
                 OldestVerdict::Stays(class) => {
                     let to = ring(pool, class as usize);
@@ -712,19 +708,19 @@ impl Reclaim {
         let pool = reservation.pool();
         self.prune_shadow_nodes(victims.len() as u64, locks);
         let victims = by_page(&victims);
-        let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
+        let mut evicted = Evicted { gone: Vec::with_capacity(victims.len()), going: SpillBatch::default() };
         let mut stayed: Vec<Victim> = Vec::new();
-        let mut going = SpillBatch::default();
         for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
-            let first = gone.len();
-            self.evict_of_mapping(pool, group, (&mut gone, &mut going), locks);
-            if gone.len() - first == group.len() {
+            let first = evicted.gone.len();
+            self.evict_of_mapping(pool, group, &mut evicted, locks);
+            if evicted.gone.len() - first == group.len() {
                 continue; // as a rule
             }
-            let mut left = gone[first..].iter().peekable();
+            let mut left = evicted.gone[first..].iter().peekable();
             let went = |victim: &&Victim| left.next_if(|(frame, _)| *frame == victim.frame).is_none();
             stayed.extend(group.iter().filter(went));
         }
+        let Evicted { gone, going } = evicted;
         self.arena.free_all(&gone);
         self.relist(&stayed, reservation);
         // A folio that left nothing may have left its node to shadows that were there before; and others evict, too.
@@ -732,24 +728,22 @@ impl Reclaim {
         EvictedPages { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 
-    /// Takes out what can go of `group`, of one mapping; adds it to `gone`, or to `going` if it is on its way then.
-    fn evict_of_mapping(
-        &self,
-        pool: PoolNumber,
-        group: &[Victim],
-        (gone, going): (&mut Vec<(Frame, Order)>, &mut SpillBatch),
-        locks: LockWait,
-    ) {
+    /// Takes out what can go of `group`, of one mapping, and adds it to `evicted`.
+    fn evict_of_mapping(&self, pool: PoolNumber, group: &[Victim], evicted: &mut Evicted, locks: LockWait) {
         let mapping = self.mappings.read().get(&group[0].mapping).cloned();
         let Some(mapping) = mapping else { return };
         if mapping.backing().spills() {
-            return self.spill_of_mapping(&mapping, group, locks, going);
+            return self.spill_of_mapping(&mapping, group, locks, &mut evicted.going);
         }
         let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();
         if let Some(mut guard) = mapping.lock_as(locks) {
             let mut leaving =
                 Leaving { state: self.state(pool), nodes_max: self.shadow_nodes_max(), shadow_pages: 0 };
-            guard.evict_all(&folios, |nth, word| self.leave(&mut leaving, group[nth].remember, word), gone);
+            guard.evict_all(
+                &folios,
+                |nth, word| self.leave(&mut leaving, &group[nth], word),
+                &mut evicted.gone,
+            );
             self.counters.add(Count::Shadows, leaving.shadow_pages);
         }
     }
@@ -775,20 +769,39 @@ impl Reclaim {
         }
     }
 
-    /// What the folio of this last word leaves behind. The caller holds its tree's lock.
-    fn leave(&self, leaving: &mut Leaving<'_>, remember: bool, word: DescriptorWord) -> Replacement {
+    /// What `victim`, whose last word this is, leaves behind. The caller holds its tree's lock.
+    fn leave(&self, leaving: &mut Leaving<'_>, victim: &Victim, word: DescriptorWord) -> Replacement {
         let standing =
             if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };
         // The pool ages by what goes, remembered or not.
         let memory = leaving.state.workingset.remember(word.order(), standing);
         // Counted in any case, so that statistics show a working set that does not fit.
-        let remember = remember || standing == EvictedState::WorkingSet;
+        let remember = victim.remember || standing == EvictedState::WorkingSet;
         if !remember || self.shadow_nodes.count() >= leaving.nodes_max {
             return Replacement::Nothing;
         }
         leaving.shadow_pages += u64::from(word.order().pages());
         Replacement::Shadow(memory.payload())
     }
+}
+
+/// A stream in a mapping, and what its reader has passed of it.
+#[derive(Clone, Copy, Debug)]
+pub struct PassedStream<'m> {
+    /// The reader's.
+    pub pool: PoolNumber,
+    /// Where it runs.
+    pub mapping: &'m Mapping,
+    /// How far its reader is.
+    pub passed: StreamProgress,
+}
+
+#[derive(Default)]
+struct Evicted {
+    /// Folios that are in no mapping, and are to be freed.
+    gone: Vec<(Frame, Order)>,
+    /// Folios on their way to the spill file.
+    going: SpillBatch,
 }
 
 struct Leaving<'r> {
@@ -817,10 +830,11 @@ impl<'v> Scanned<'v> {
         Self { frame, descriptor, byte: grown.referenced(frame).expect("a listed frame is grown") }
     }
 
-    fn victim(&self, remember: bool, from: Option<usize>) -> Victim {
+    /// It leaves a shadow, and is of no ring.
+    fn victim(&self) -> Victim {
         let (mapping, index) = (self.descriptor.mapping(), self.descriptor.index());
         let sequence = self.descriptor.word().sequence();
-        Victim { mapping, index, frame: self.frame, sequence, remember, from }
+        Victim { mapping, index, frame: self.frame, sequence, remember: true, from: None }
     }
 }
 

@@ -61,7 +61,7 @@ use rustix::process::{Resource, getrlimit};
 use super::guests::{Guest, WORD, clear, is_set, set};
 use super::options::{ArenaError, no_memory};
 use super::owner::Arena;
-use super::segment::{PageSize, Sharing, create_sized, seal};
+use super::segment::{FileBacking, PageSize, Sharing, create_sized, seal};
 use super::shrink::{EmptyingCost, is_pinned};
 use super::stock::FrameStock;
 use crate::sync::LockWait;
@@ -247,7 +247,11 @@ impl GuestExtents {
         }
         // A thread that has the file open for writing may have made holes in it since.
         let (bytes, at) = (pages as usize * PAGE_SIZE, index.first_byte());
-        self.arena.arena_segment.populate_pages(first.offset(), bytes, (self.file.as_fd(), at))
+        self.arena.arena_segment.populate_pages(
+            first.offset(),
+            bytes,
+            FileBacking { file: self.file.as_fd(), at },
+        )
     }
 
     /// Gives `pages` claimed frames from `first` on memory; how many from the first on have some, and why not all.
@@ -274,14 +278,20 @@ impl GuestExtents {
             ExtentBacking::All(_) => {}
             ExtentBacking::Nothing => {
                 let at = u64::from(nth) * EXTENT_SIZE as u64;
-                *backing = ExtentBacking::All(segment.populate_extent(extent, (self.file.as_fd(), at))?);
+                *backing = ExtentBacking::All(
+                    segment.populate_extent(extent, FileBacking { file: self.file.as_fd(), at })?,
+                );
             }
             ExtentBacking::But(missing) => {
                 let inside = frame.0 % EXTENT_PAGES;
                 if (inside..inside + pages).any(|page| is_set(&missing[..], page)) {
                     let at = u64::from(frame.0 - self.first.0) * PAGE_SIZE as u64;
                     let bytes = pages as usize * PAGE_SIZE;
-                    segment.populate_pages(frame.offset(), bytes, (self.file.as_fd(), at))?;
+                    segment.populate_pages(
+                        frame.offset(),
+                        bytes,
+                        FileBacking { file: self.file.as_fd(), at },
+                    )?;
                     (inside..inside + pages).for_each(|page| clear(&mut missing[..], page));
                 }
             }

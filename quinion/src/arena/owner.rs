@@ -46,7 +46,7 @@ use super::options::{
     memory_min, no_memory,
 };
 use super::page_locks::PageLocks;
-use super::segment::{PageSize, Segment, Sharing, create_sized, seal};
+use super::segment::{FileBacking, PageSize, Segment, Sharing, create_sized, seal};
 use super::stock::{FrameStock, GrowthParams, is_unclaimed};
 use super::tables::Tables;
 use crate::sync::{Rank, RankedMutex};
@@ -377,7 +377,9 @@ impl Arena {
         let offset = page_offset(number);
         segment.lay_over(offset, VIEWER_BYTES, file.as_fd()).map_err(no_memory)?;
         // Memory that is there is not missing when it is touched.
-        segment.populate_pages(offset, VIEWER_BYTES, (file.as_fd(), 0)).map_err(no_memory)?;
+        segment
+            .populate_pages(offset, VIEWER_BYTES, FileBacking { file: file.as_fd(), at: 0 })
+            .map_err(no_memory)?;
         Ok(file)
     }
 

@@ -55,6 +55,14 @@ pub enum Sharing {
     ReadWrite,
 }
 
+/// Where in a file the memory of a part of the segment is.
+#[derive(Clone, Copy, Debug)]
+pub struct FileBacking<'f> {
+    pub file: BorrowedFd<'f>,
+    /// In bytes, of its beginning.
+    pub at: u64,
+}
+
 /// A memory file and its mapping in this process.
 #[derive(Debug)]
 pub struct Segment {
@@ -122,7 +130,7 @@ impl Segment {
     /// EFAULT, EHWPOISON) if there is not enough; some of it may have been taken then, which a later try uses.
     pub fn populate(&self, extent: u32) -> io::Result<PageSize> {
         let at = u64::from(extent) * EXTENT_SIZE as u64;
-        self.populate_extent(extent, (self.file.as_fd(), at))
+        self.populate_extent(extent, FileBacking { file: self.file.as_fd(), at })
     }
 
     /// As [`Segment::populate`], of extents that follow each other, in one step where the kernel has pages of 2 MiB:
@@ -154,31 +162,27 @@ impl Segment {
         self.collapse(extents.start as usize * EXTENT_SIZE, bytes)
     }
 
-    /// As [`Segment::populate`], where a file lies over the extent, from `at` of it on.
-    pub fn populate_extent(&self, extent: u32, (file, at): (BorrowedFd<'_>, u64)) -> io::Result<PageSize> {
+    /// As [`Segment::populate`], of an extent that `backing` lies over.
+    pub fn populate_extent(&self, extent: u32, backing: FileBacking<'_>) -> io::Result<PageSize> {
         let offset = extent as usize * EXTENT_SIZE;
         assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
         // An extent without any page cannot be collapsed, so it gets one first.
-        self.populate_pages(offset, crate::units::PAGE_SIZE, (file, at))?;
+        self.populate_pages(offset, crate::units::PAGE_SIZE, backing)?;
         if self.collapse(offset, EXTENT_SIZE).is_ok() {
             return Ok(PageSize::Huge);
         }
-        self.populate_pages(offset, EXTENT_SIZE, (file, at))?;
+        self.populate_pages(offset, EXTENT_SIZE, backing)?;
         Ok(PageSize::Small)
     }
 
     /// Gives `bytes` bytes at `offset` (whole pages) their memory, in pages of any size.
     pub fn populate_bytes(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        self.populate_pages(offset, bytes, (self.file.as_fd(), offset as u64))
+        self.populate_pages(offset, bytes, FileBacking { file: self.file.as_fd(), at: offset as u64 })
     }
 
-    /// As [`Segment::populate_bytes`], where a file lies over them, from `at` of it on.
-    pub fn populate_pages(
-        &self,
-        offset: usize,
-        bytes: usize,
-        (file, at): (BorrowedFd<'_>, u64),
-    ) -> io::Result<()> {
+    /// As [`Segment::populate_bytes`], of pages that `backing` lies over.
+    pub fn populate_pages(&self, offset: usize, bytes: usize, backing: FileBacking<'_>) -> io::Result<()> {
+        let FileBacking { file, at } = backing;
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
         match self.madvise(offset, bytes, Advice::LinuxPopulateWrite) {
             // A kernel before 5.14 does not know the advice; the file system can do most of it.
@@ -420,7 +424,7 @@ mod tests {
         let segment = segment();
         // The advice is unknown where nothing is to be advised of, too: an address that is none of a page.
         let (file, at) = (segment.file(), EXTENT_SIZE as u64);
-        segment.populate_pages(EXTENT_SIZE + 1, 3 * PAGE_SIZE, (file, at)).unwrap();
+        segment.populate_pages(EXTENT_SIZE + 1, 3 * PAGE_SIZE, FileBacking { file, at }).unwrap();
         assert_eq!(taken(&segment), 3 * PAGE_SIZE);
     }
 

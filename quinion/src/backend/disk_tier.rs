@@ -44,7 +44,7 @@ use std::sync::{Arc, PoisonError};
 
 use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStats, DiskStore};
 
-use super::owed::{OWED_MAX, OwedList, OwedPages};
+use super::owed::{Arrival, OWED_MAX, OwedList, OwedPages};
 use super::threads::Source;
 use super::work::Work;
 use super::{
@@ -163,8 +163,10 @@ impl DiskTier {
         }
         let kept = self.store.put(key, first, bytes);
         if kept < pages && self.store.trouble().is_none() {
-            let owed =
-                OwedPages::of_arrival(self.arena.view(), key, run, kept as u32..pages as u32, is_known);
+            let owed = OwedPages::of_arrival(
+                self.arena.view(),
+                Arrival { key, run, wanted: kept as u32..pages as u32, is_known },
+            );
             self.owe(owed);
         }
     }

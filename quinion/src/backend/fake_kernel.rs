@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::doubles::Request;
 use super::open_file::OpenFile;
-use super::ring::{Kernel, LARGE_SHARE, PLACES_PER_PART, RingDriver};
+use super::ring::{Kernel, LARGE_SHARE, PLACES_PER_PART, RingDriver, RingParts};
 use super::work::Work;
 use super::{Attributes, Backend, Fill, ReapMode, ReapOutcome, WaitQueue};
 use crate::sys::ring::{
@@ -252,9 +252,13 @@ impl Stage {
             reads_are_large: part_pages(seed) <= LARGE_SHARE,
         });
         let wait_queue = Arc::new(WaitQueue::new());
-        let halves = [(); 3].map(|()| Arc::clone(&kernel_state)).into();
-        let driver =
-            RingDriver::over(Arc::clone(&wait_queue), halves, queue_depth, part_pages(seed) * PAGE_SIZE);
+        let [half, gate, reap] = [(); 3].map(|()| Arc::clone(&kernel_state));
+        let driver = RingDriver::over(
+            Arc::clone(&wait_queue),
+            RingParts { half, gate, reap },
+            queue_depth,
+            part_pages(seed) * PAGE_SIZE,
+        );
         // The driver asks it for its size and alignment; its bytes come from elsewhere.
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
         Self { driver, kernel_state, file, wait_queue, deferred: Mutex::default() }

@@ -59,15 +59,20 @@ pub(super) struct OwedPages {
 
 const _: () = assert!(size_of::<OwedPages>() == 32);
 
+/// A fill that the tier did not take as a whole.
+pub(super) struct Arrival<'k> {
+    pub key: &'k Arc<ContentKey>,
+    pub run: FillRun,
+    /// The pages of the run that it did not take.
+    pub wanted: Range<u32>,
+    /// Whether they had arrived before, and so are worth a place on a full disk.
+    pub is_known: bool,
+}
+
 impl OwedPages {
     /// For the sink of the run's fill, before it is ended.
-    pub(super) fn of_arrival(
-        view: &View,
-        key: &Arc<ContentKey>,
-        run: FillRun,
-        wanted: Range<u32>,
-        is_known: bool,
-    ) -> impl Iterator<Item = Self> {
+    pub(super) fn of_arrival(view: &View, arrival: Arrival<'_>) -> impl Iterator<Item = Self> {
+        let Arrival { key, run, wanted, is_known } = arrival;
         let mut at = 0;
         let folios = std::iter::from_fn(move || {
             (at < wanted.end).then(|| {
@@ -255,7 +260,7 @@ mod tests {
 
     fn owed(arena: &Arena, frame: Frame, pages: u32, wanted: Range<u32>) -> Vec<OwedPages> {
         let run = FillRun { index: FIRST, frame, pages };
-        OwedPages::of_arrival(arena.view(), &key(1), run, wanted, false).collect()
+        OwedPages::of_arrival(arena.view(), Arrival { key: &key(1), run, wanted, is_known: false }).collect()
     }
 
     fn peeked(arena: &Arena, owed: &OwedPages) -> Option<Vec<u8>> {
@@ -348,7 +353,11 @@ mod tests {
                 }
                 descriptor.prepare(MAPPING, PageIndex(0), LARGE, false);
                 let run = FillRun { index: PageIndex(0), frame, pages: LARGE.pages() };
-                let owed = OwedPages::of_arrival(arena.view(), &key(1), run, 0..LARGE.pages(), false).next();
+                let owed = OwedPages::of_arrival(
+                    arena.view(),
+                    Arrival { key: &key(1), run, wanted: 0..LARGE.pages(), is_known: false },
+                )
+                .next();
                 descriptor.complete(true);
                 *current.lock().unwrap() = owed.map(|owed| (owed, number));
                 let before = peeks.load(Ordering::Relaxed);

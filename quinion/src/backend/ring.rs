@@ -158,24 +158,32 @@ pub(super) struct RingDriver<K: Kernel = Uring> {
     queue_depth: usize,
 }
 
+/// The two halves of a ring, and the way into the kernel.
+pub(super) struct RingParts<K: Kernel> {
+    pub half: K::Submit,
+    pub gate: K::Gate,
+    pub reap: K::Reap,
+}
+
 impl RingDriver<Uring> {
     pub(super) fn new(
         wait_queue: Arc<WaitQueue>,
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Result<Self, RingRefused> {
-        let halves = crate::sys::ring::ring((queue_depth * PLACES_PER_PART) as u32)?;
-        Ok(Self::over(wait_queue, halves, queue_depth, io_bytes_max))
+        let (half, gate, reap) = crate::sys::ring::ring((queue_depth * PLACES_PER_PART) as u32)?;
+        Ok(Self::over(wait_queue, RingParts { half, gate, reap }, queue_depth, io_bytes_max))
     }
 }
 
 impl<K: Kernel> RingDriver<K> {
     pub(super) fn over(
         wait_queue: Arc<WaitQueue>,
-        (half, gate, reap): (K::Submit, K::Gate, K::Reap),
+        parts: RingParts<K>,
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Self {
+        let RingParts { half, gate, reap } = parts;
         let queue_depth =
             queue_depth.min(K::submit_places(&half) / PLACES_PER_PART).min(K::reap_places(&reap));
         let submission = SubmissionState {

@@ -67,7 +67,9 @@ use crate::sync::{LockWait, RankedReadGuard};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::RangeStop;
 
-use super::frame_supply::{FillUrgency, FrameRequest, FrameSupply, NoFrames, Reservation, SuppliedFrames};
+use super::frame_supply::{
+    AnnouncedWindow, FillUrgency, FrameRequest, FrameSupply, NoFrames, Reservation, SuppliedFrames,
+};
 use super::shared::Filemap;
 use super::uncached::DropBehindState;
 use super::wait_policy::WaitPolicy;
@@ -255,8 +257,8 @@ impl SubmitBatch<'_> {
         let gaps = self.gaps(window, wait_policy)?;
         // 2 A charge for it, and frames.
         let is_asked = request.wanted.contains(&gaps[0].first);
-        let announced =
-            (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(&filemap.supply, &gaps, is_asked));
+        let announced = (fate == FolioLifetime::DropsBehind)
+            .then(|| Reservation::of(&filemap.supply, AnnouncedWindow { gaps: &gaps, is_asked }));
         let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
         let frames = FrameRequest { mapping, pool, window, urgency, reservation, locks };
         let SuppliedFrames { charge, runs } = filemap.supply.take(&frames, gaps)?;

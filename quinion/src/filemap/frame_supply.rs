@@ -34,7 +34,7 @@ use crate::background::BackgroundThread;
 use crate::lists::{Charge, ListReservation};
 use crate::mapping::Mapping;
 use crate::readahead::Window;
-use crate::reclaim::{Protection, Reclaim};
+use crate::reclaim::{PassedStream, Protection, Reclaim};
 use crate::spill::Spill;
 use crate::sync::LockWait;
 use crate::units::{Frame, Order, Orders, PoolNumber};
@@ -133,6 +133,14 @@ struct Shortfall {
     locks: LockWait,
 }
 
+/// What a window of an uncached read lacks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AnnouncedWindow<'g> {
+    pub gaps: &'g [Gap],
+    /// Whether the reader waits for the first of it.
+    pub is_asked: bool,
+}
+
 /// A window of an uncached read, until it is listed or refused.
 #[derive(Debug)]
 pub(super) struct Reservation<'f> {
@@ -142,7 +150,8 @@ pub(super) struct Reservation<'f> {
 }
 
 impl<'f> Reservation<'f> {
-    pub(super) fn of(supply: &'f FrameSupply, gaps: &[Gap], is_asked: bool) -> Self {
+    pub(super) fn of(supply: &'f FrameSupply, announced: AnnouncedWindow<'_>) -> Self {
+        let AnnouncedWindow { gaps, is_asked } = announced;
         let pages = gaps.iter().map(|gap| u64::from(gap.pages)).sum();
         supply.uncached_coming.fetch_add(pages, Ordering::Relaxed);
         Self { supply, pages: Cell::new(pages), is_asked }
@@ -245,7 +254,11 @@ impl FrameSupply {
         let mut wanted = wanted.min(share.try_into().unwrap_or(u32::MAX) & !(unit.pages() - 1));
         charge.keep(wanted);
         if let Some(passed) = window.stream {
-            self.reclaim.reclaim_passed((pool, mapping), passed, wanted - charge.pages(), locks);
+            self.reclaim.reclaim_passed(
+                PassedStream { pool, mapping, passed },
+                wanted - charge.pages(),
+                locks,
+            );
             charge.grow(wanted, unit);
         }
         if let Some(coming) = reservation.filter(|_| charge.pages() < wanted) {
@@ -315,7 +328,7 @@ impl FrameSupply {
         if let Some(passed) = window.stream
             && self.is_low_for_stream(wanted.pages)
         {
-            self.reclaim.reclaim_passed((pool, mapping), passed, wanted.pages, locks);
+            self.reclaim.reclaim_passed(PassedStream { pool, mapping, passed }, wanted.pages, locks);
         }
         if self.take_frames(wanted, AllocAmount::All, locks, &mut runs) > 0 {
             self.wake_background_reclaim(window);
@@ -379,7 +392,7 @@ impl FrameSupply {
             ShortageScope::Pool => self.reclaim.reclaim_in(pool, pages, locks),
         };
         // 1 Of others, within the share.
-        let may = self.uncached_may_take((within, pool), coming, locks).min(pages);
+        let may = self.uncached_may_take(lack, coming).min(pages);
         if may > 0 {
             evict(may);
         }
@@ -409,12 +422,8 @@ impl FrameSupply {
 
     /// Pages that uncached reads may still take from others. Announced windows in all pools count in full; so several
     /// at a time may get little for a moment, and not too much.
-    fn uncached_may_take(
-        &self,
-        (within, pool): (ShortageScope, PoolNumber),
-        coming: &Reservation<'_>,
-        locks: LockWait,
-    ) -> u32 {
+    fn uncached_may_take(&self, lack: Shortfall, coming: &Reservation<'_>) -> u32 {
+        let Shortfall { pool, within, locks, .. } = lack;
         let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
         let (whole, of) = match within {
             ShortageScope::Cache => (self.arena.pages_max(), None),

@@ -144,7 +144,7 @@ impl Filemap {
                     Err(NotReady::Mismatch) => {
                         let (pool, behind) = (reader.pool(), reader.shared_behind().cloned());
                         let task = move |filemap: &Arc<Self>, mapping: &Arc<Mapping>| {
-                            filemap.wait_for_page(mapping, position, (pool, behind.as_ref()))
+                            filemap.wait_for_page(mapping, position, pool, behind.as_ref())
                         };
                         self.send(poll, progress, task)?;
                         Ok(Poll::Pending)

@@ -252,7 +252,8 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         position: u64,
-        (pool, behind): (PoolNumber, Option<&Arc<DropBehindState>>),
+        pool: PoolNumber,
+        behind: Option<&Arc<DropBehindState>>,
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let passing = behind.map(UncachedRead::new);

@@ -33,7 +33,7 @@ use crate::arena::Gap;
 use crate::backend::FillRun;
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
-use crate::lists::{Charge, ListReservation};
+use crate::lists::ListReservation;
 use crate::mapping::{AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, NewFolio, RestoreOutcome};
 use crate::readahead::Window;
 use crate::spill::{Spill, SpilledPart};
@@ -129,7 +129,7 @@ impl<'c> SpillIn<'c> {
             // 1
             let Some(plan) = self.plan(spill, pages.clone(), reach) else { return Ok(()) };
             // 2
-            let SuppliedFrames { charge, runs } = self.frames_back(&plan)?;
+            let SuppliedFrames { mut charge, runs } = self.frames_back(&plan)?;
             let got = pages_of(&runs) as u32;
             let Some(plan) = plan.cut(got, self.filemap.supply.folio_orders.min, wanted, spill) else {
                 self.filemap.supply.free_runs(&runs);
@@ -151,8 +151,9 @@ impl<'c> SpillIn<'c> {
                 self.nodes_for(wanted)?;
                 continue;
             };
+            charge.keep(plan.count());
             // 3 to 6
-            match self.fetch_back(&plan, &runs, (charge, list_entries), kept) {
+            match self.fetch_back(&plan, &runs, list_entries.with_charge(charge), kept) {
                 Ok(RestoreOutcome::Done) => return Ok(()),
                 Ok(restored) => {
                     self.filemap.supply.free_runs(&runs);
@@ -237,11 +238,10 @@ impl<'c> SpillIn<'c> {
         self,
         plan: &SpillInPlan,
         runs: &[FillRun],
-        (mut charge, list_entries): (Charge<'_>, ListReservation<'_>),
+        list_entries: ListReservation<'_>,
         kept: TruncateExclusion,
     ) -> std::io::Result<RestoreOutcome> {
         let spill = self.mapping.backing().spill().expect("what is planned is spilled");
-        charge.keep(plan.count());
         // 3
         let reading = {
             let guard = self.mapping.lock();
@@ -288,7 +288,7 @@ impl<'c> SpillIn<'c> {
             wanted: AskedFor::All,
             fate: FolioLifetime::Stays,
         };
-        self.filemap.supply.list_new(self.mapping, runs, window, shape, list_entries.with_charge(charge));
+        self.filemap.supply.list_new(self.mapping, runs, window, shape, list_entries);
         self.filemap.counters.add(Count::Inserted, u64::from(plan.count()));
         self.filemap.supply.reclaim.count_inserted(
             self.mapping.backing().spill_pool(),

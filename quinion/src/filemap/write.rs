@@ -57,12 +57,12 @@ use crate::backend::{DeferredWakes, FillRun, PageKey};
 use crate::error::{Error, Repr};
 use crate::folio::{HeldFolio, copy};
 use crate::mapping::{
-    AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard, MarkOutcome,
+    AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard, MarkOutcome, NewFolio,
 };
 use crate::readahead::Window;
 use crate::stats::Count;
 use crate::sync::LockWait;
-use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
+use crate::units::{FILE_BYTES_MAX, Millis, Order, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::RangeStop as TreeStop;
 
 use super::fill::{folios_in, pages_of};
@@ -617,13 +617,14 @@ impl WriteCall<'_> {
         for &run in runs {
             for (page, order) in folios_in(self.filemap.arena.view(), run) {
                 let first = run.index.plus(u64::from(page));
+                let folio = NewFolio { index: first, frame: run.frame.plus(page), order };
                 let behind = first.plus(u64::from(order.pages()));
                 let pages = match self.mapping.is_memory() {
                     true => first..behind, // the zeros beside them are nowhere else, either
                     false => first.max(changed.start)..behind.min(changed.end),
                 };
                 // One that goes when its reader has passed may have gone again.
-                let is_in = self.mark_folio(&mut tree, (run.frame.plus(page), first), pages, now);
+                let is_in = self.mark_folio(&mut tree, folio, pages, now);
                 end = if is_in && first == end { behind } else { end };
             }
         }
@@ -640,11 +641,11 @@ impl WriteCall<'_> {
     fn mark_folio(
         self,
         tree: &mut MappingGuard<'_>,
-        (frame, first): (Frame, PageIndex),
+        folio: NewFolio,
         pages: Range<PageIndex>,
         now: Millis,
     ) -> bool {
-        let held = HeldFolio::take(&self.filemap.arena, frame, self.mapping.id(), first);
+        let held = HeldFolio::take(&self.filemap.arena, folio.frame, self.mapping.id(), folio.index);
         held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != MarkOutcome::Left)
     }
 

@@ -50,6 +50,7 @@ use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, INDICES_MAX, Kind, Mark};
 
 use super::dirty_counts::NEVER;
+use super::new_folio::FolioLifetime;
 use super::owner::{Mapping, MappingGuard};
 
 pub(super) const DIRTY: Mark = Mark::Zero;
@@ -172,7 +173,7 @@ impl Mapping {
         if word.has(Flags::DIRTY) {
             let pages = view.clear_bits(BitTable::Dirty, frame, order.pages());
             view.own(frame).clear_dirty();
-            self.writeback().dirty.cleaned(pages, word.has(Flags::DROPBEHIND));
+            self.writeback().dirty.cleaned(pages, FolioLifetime::of(word));
         }
         if word.has(Flags::WRITEBACK) {
             let pages = view.count_bits(BitTable::Writeback, frame, order.pages());
@@ -247,7 +248,7 @@ impl MappingGuard<'_> {
             if !before.has(Flags::DIRTY) {
                 self.remark(first, &[DIRTY], &[]);
             }
-            mapping.writeback().dirty.dirtied(newly, before.has(Flags::DROPBEHIND), now);
+            mapping.writeback().dirty.dirtied(newly, FolioLifetime::of(before), now);
         }
         MarkOutcome::Done { newly }
     }
@@ -356,7 +357,7 @@ impl MappingGuard<'_> {
         let descriptor = mapping.view().own(folio.frame);
         let before = descriptor.word();
         descriptor.start_writeback();
-        mapping.writeback().dirty.cleaned(pages, before.has(Flags::DROPBEHIND));
+        mapping.writeback().dirty.cleaned(pages, FolioLifetime::of(before));
         mapping.writeback().dirty.add(|pages| &pages.writeback, pages);
         let begins: &[Mark] = if before.has(Flags::WRITEBACK) { &[] } else { &[WRITEBACK] };
         self.settle_clean(folio, begins);
@@ -448,8 +449,8 @@ impl MappingGuard<'_> {
                 let (from, end) = (folio.first.max(pages.start), folio.end().min(pages.end));
                 let (view, frame) = (self.mapping.view(), folio.frame_of(from));
                 let cleared = view.clear_bits(BitTable::Dirty, frame, (end.0 - from.0) as u32);
-                let behind = view.own(folio.frame).word().has(Flags::DROPBEHIND);
-                self.mapping.writeback().dirty.cleaned(cleared, behind);
+                let fate = FolioLifetime::of(view.own(folio.frame).word());
+                self.mapping.writeback().dirty.cleaned(cleared, fate);
                 self.settle_clean(folio, &[]);
                 forgotten += u64::from(cleared);
                 at = folio.end();

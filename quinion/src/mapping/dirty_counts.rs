@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::new_folio::FolioLifetime;
 use crate::units::Millis;
 
 pub(super) const NEVER: u64 = u64::MAX;
@@ -67,16 +68,16 @@ impl DirtyCounts {
         debug_assert!(before >= u64::from(pages), "{pages} pages are taken off {before}");
         number(&self.totals).fetch_sub(u64::from(pages), Ordering::Relaxed);
     }
-    pub(super) fn dirtied(&self, pages: u32, behind: bool, now: Millis) {
+    pub(super) fn dirtied(&self, pages: u32, fate: FolioLifetime, now: Millis) {
         if self.own.dirty() == 0 && pages > 0 {
             self.since.store(now.0.min(NEVER - 1), Ordering::Relaxed);
         }
         self.add(|pages| &pages.dirty, pages);
-        self.add(|pages| &pages.behind, if behind { pages } else { 0 });
+        self.add(|pages| &pages.behind, if fate == FolioLifetime::DropsBehind { pages } else { 0 });
     }
-    pub(super) fn cleaned(&self, pages: u32, behind: bool) {
+    pub(super) fn cleaned(&self, pages: u32, fate: FolioLifetime) {
         self.sub(|pages| &pages.dirty, pages);
-        self.sub(|pages| &pages.behind, if behind { pages } else { 0 });
+        self.sub(|pages| &pages.behind, if fate == FolioLifetime::DropsBehind { pages } else { 0 });
         if self.own.dirty() == 0 {
             self.since.store(NEVER, Ordering::Relaxed);
         }

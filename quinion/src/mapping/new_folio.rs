@@ -8,7 +8,7 @@
 //!
 //! Plain values; `insert.rs` has the ways in.
 
-use crate::arena::referenced;
+use crate::arena::{DescriptorWord, Flags, referenced};
 use crate::backend::FillRun;
 use crate::units::{Frame, Order, Orders, PageIndex};
 use crate::xarray::{RangeStop, Value};
@@ -71,6 +71,14 @@ pub enum FolioLifetime {
     Stays,
     /// Until the uncached reader it was made for has passed, unless another reader or writer uses it first.
     DropsBehind,
+}
+
+impl FolioLifetime {
+    /// Of the folio whose descriptor has this word.
+    #[inline]
+    pub(super) fn of(word: DescriptorWord) -> Self {
+        if word.has(Flags::DROPBEHIND) { Self::DropsBehind } else { Self::Stays }
+    }
 }
 
 /// Which of the inserted pages a caller asked for. A folio with one such page counts as asked for.

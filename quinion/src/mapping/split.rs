@@ -154,8 +154,20 @@ impl Mapping {
             return DetachOutcome::NoMemory;
         };
         // 2 The folio goes, and they come.
-        guard.exchange((held, has_bytes), copies, (unit, &unwanted), reservation.as_mut())
+        guard.exchange(Exchange { held, has_bytes, unit, unwanted: &unwanted }, copies, reservation.as_mut())
     }
+}
+
+/// A held folio that copies take the place of.
+#[derive(Clone, Copy, Debug)]
+struct Exchange<'r> {
+    held: &'r HeldFolio<'r>,
+    /// Whether it has bytes, as its copies do then.
+    has_bytes: bool,
+    /// The order of the copies.
+    unit: Order,
+    /// Pages that need no copy.
+    unwanted: &'r Range<PageIndex>,
 }
 
 #[derive(Debug)]
@@ -228,16 +240,15 @@ impl MappingGuard<'_> {
         pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
     }
 
-    /// Puts copies of the held folio's pages in its place; they are dirty and have bytes as it. Of each dirty page that
-    /// is not in `unwanted` there has to be one.
+    /// Puts copies of the held folio's pages in its place; they are dirty. Of each dirty page that is not
+    /// unwanted there has to be one.
     fn exchange(
         &mut self,
-        (held, has_bytes): (&HeldFolio<'_>, bool),
+        exchange: Exchange<'_>,
         copies: Vec<DetachedCopy<'_>>,
-        (unit, unwanted): (Order, &Range<PageIndex>),
         reservation: Option<&mut ListReservation<'_>>,
     ) -> DetachOutcome {
-        let mapping = self.mapping;
+        let (mapping, Exchange { held, has_bytes, unit, unwanted }) = (self.mapping, exchange);
         let (nodes, view) = (mapping.nodes(), mapping.view());
         let (first, head, order) = (held.first(), held.frame(), held.order());
         let mut tree = self.xarray(&nodes);
@@ -339,7 +350,7 @@ mod tests {
         };
         let exchange = |copies, unwanted: &Range<PageIndex>| {
             let mut guard = mapping.lock_to_add(first, 4, LockWait::Wait).unwrap();
-            guard.exchange((&held, true), copies, (Order(0), unwanted), None)
+            guard.exchange(Exchange { held: &held, has_bytes: true, unit: Order(0), unwanted }, copies, None)
         };
         assert_eq!(exchange(copies(&before), &none), DetachOutcome::InFlight, "there is no copy of page 1");
         assert_eq!(

@@ -168,14 +168,20 @@ impl S3Fifo {
         false
     }
 
-    fn evict(&mut self, pages: u32, remember: bool) -> PolicyVerdict {
+    /// It leaves a shadow: that it comes back soon tells that it should have stayed.
+    fn evict_remembered(&mut self, pages: u32) -> PolicyVerdict {
         self.turn.pass(u64::from(pages));
-        PolicyVerdict::Evict { remember }
+        PolicyVerdict::Evict { remember: true }
+    }
+
+    fn evict_forgotten(&mut self, pages: u32) -> PolicyVerdict {
+        self.turn.pass(u64::from(pages));
+        PolicyVerdict::Evict { remember: false }
     }
 
     fn prove(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
         if reads < PROVEN_AT {
-            return self.evict(pages, true);
+            return self.evict_remembered(pages);
         }
         self.turn.join(u64::from(pages), held.of(Class::Main) + u64::from(pages));
         PolicyVerdict::Keep { class: Class::Main, reads: 0 }
@@ -186,7 +192,7 @@ impl S3Fifo {
         self.read_on.note(scanned, if reads > 0 { scanned } else { 0 }, held);
         self.recency.scan(scanned);
         if reads == 0 {
-            return self.evict(pages, false);
+            return self.evict_forgotten(pages);
         }
         self.turn.join(scanned, held.of(Class::Main));
         let turns_left = if self.recency.floor() > 0 { TURNS_LEFT_MOVING } else { READS_MAX };
@@ -268,7 +274,7 @@ impl Policy for S3Fifo {
             Class::Stream => self.prove(reads, pages, held),
             Class::Main => self.come_round(reads, pages, held),
             Class::Uncached if reads > 0 => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
-            Class::Uncached => self.evict(pages, false),
+            Class::Uncached => self.evict_forgotten(pages),
         }
     }
 }

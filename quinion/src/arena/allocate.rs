@@ -18,9 +18,10 @@ use super::buddy::FrameRun;
 use super::cells::CellFreed;
 use super::owner::Arena;
 use super::stock::{
-    AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, Gap, STEP_EXTENTS_MAX, is_unclaimed,
+    AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, Gap, GrowthParams, STEP_EXTENTS_MAX,
+    is_unclaimed,
 };
-use crate::sync::LockWait;
+use crate::sync::{LockWait, RankedGuard};
 use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
 use quinion_view::arena::CellNumber;
 use quinion_view::arena::{Flags, NodeHead};
@@ -218,8 +219,9 @@ impl Arena {
     }
 
     /// Asks `take` for the whole run, again after each step by which the arena could be grown, and for pieces in the
-    /// end: frames that follow each other make large requests. A step is as large as what is missing. `None` also where
-    /// a lock is busy and `locks` does not wait.
+    /// end: frames that follow each other make large requests. A step is as large as what is missing,
+    /// since for each request the kernel has all processors give up the pages that they set aside. `None` also where a
+    /// lock is busy and `locks` does not wait.
     fn alloc_growing<T>(
         &self,
         locks: LockWait,
@@ -336,7 +338,19 @@ impl Arena {
         extents > 0 && self.grow_by(extents, GrowRequest { wanted, seen, locks }) == GrowOutcome::Yes
     }
 
-    /// Whether a thread waits for the growth lock to grow the arena; a hint.
+    /// Counts itself among those that wait, so that a thread which grows the arena step by step lets it go first.
+    pub(super) fn lock_growth(&self, locks: LockWait) -> Option<RankedGuard<'_, GrowthParams>> {
+        self.growth_waiters.fetch_add(1, Ordering::Relaxed);
+        let growth = self.growth.lock_as(locks);
+        self.growth_waiters.fetch_sub(1, Ordering::Relaxed);
+        growth
+    }
+
+    pub(super) fn wait_for_growth(&self) -> RankedGuard<'_, GrowthParams> {
+        self.lock_growth(LockWait::Wait).expect("a lock that is waited for is had")
+    }
+
+    /// Whether a thread waits for the growth lock; a hint.
     pub fn is_growth_awaited(&self) -> bool {
         self.growth_waiters.load(Ordering::Relaxed) > 0
     }
@@ -349,10 +363,7 @@ impl Arena {
     pub(super) fn grow_by(&self, extents: u32, request: GrowRequest) -> GrowOutcome {
         let GrowRequest { wanted, seen, locks } = request;
         // 1 one at a time; a thread that waited here may find it done
-        self.growth_waiters.fetch_add(1, Ordering::Relaxed);
-        let growth = self.growth.lock_as(locks);
-        self.growth_waiters.fetch_sub(1, Ordering::Relaxed);
-        let Some(mut growth) = growth else { return GrowOutcome::No };
+        let Some(mut growth) = self.lock_growth(locks) else { return GrowOutcome::No };
         let extents = {
             let Some(stock) = self.stock.lock_as(locks) else { return GrowOutcome::No };
             if stock.growths != seen {

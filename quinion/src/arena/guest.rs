@@ -363,7 +363,7 @@ impl Arena {
         usage: GuestUse,
     ) -> Result<GuestExtents, GuestRefused> {
         let bytes = extents as usize * EXTENT_SIZE;
-        let mut growth = self.growth.lock();
+        let mut growth = self.wait_for_growth();
         let first =
             self.stock.lock().place_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoSpace)?;
         // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
@@ -408,7 +408,7 @@ impl Arena {
     /// Gives back the extents of guests whose handles are gone and whose frames have all come back. Where the system
     /// refuses they go on counting, and the next call tries again. Locks: Growth, Arena.
     pub fn end_guests(&self) {
-        let mut growth = self.growth.lock();
+        let mut growth = self.wait_for_growth();
         let ended: Vec<(u32, u32)> = {
             let stock = self.stock.lock();
             let ended =
@@ -444,7 +444,7 @@ impl Arena {
             .into_iter()
             .map(|extent| (extent, (is_pinned(&self.view, extent), EmptyingCost::of(&self.view, extent))))
             .collect();
-        let _growth = self.growth.lock();
+        let _growth = self.wait_for_growth();
         let mut stock = self.stock.lock();
         // Within the bound, with an extent or two of data left, what of the rest does not matter?
         let kept = meta + stock.cells.extents() + stock.guests.extents() + stock.reserve_left() + 2;
@@ -469,7 +469,7 @@ impl Arena {
 
     /// What was demanded is had, or given up: what is still being emptied for it is data again.
     pub fn end_demand(&self) {
-        let _growth = self.growth.lock();
+        let _growth = self.wait_for_growth();
         let mut stock = self.stock.lock();
         stock.guests.demand = None;
         stock.reopen_surplus(&self.view, self.extents_meta());

@@ -74,7 +74,7 @@ pub struct Arena {
     /// But for the control mapping. Changed under the growth lock and the stock's.
     viewer_extents: AtomicU32,
     pub(super) growth: RankedMutex<GrowthParams>,
-    /// Threads that are about to take the growth lock to grow the arena. No memory access is ordered by it.
+    /// Threads that are about to take the growth lock. No memory access is ordered by it.
     pub(super) growth_waiters: AtomicU32,
     pub(super) stock: RankedMutex<FrameStock>,
     page_locks: PageLocks,
@@ -285,7 +285,7 @@ impl Arena {
     /// # Errors
     /// With the extents that it needs at least, the bound has no room for that.
     pub fn reserve_viewers(&self, groups: usize) -> Result<(), ArenaError> {
-        let _growth = self.growth.lock();
+        let _growth = self.wait_for_growth();
         let more = self.viewer_bytes_missing(groups);
         let min = self.memory_min() + more;
         if min > self.bound() {
@@ -385,7 +385,7 @@ impl Arena {
 
     /// The arena's numbers now. Locks: Growth, Arena.
     pub fn stats(&self) -> ArenaStats {
-        let growth = self.growth.lock();
+        let growth = self.wait_for_growth();
         let stock = self.stock.lock();
         let bytes = |extents: u32| u64::from(extents) * EXTENT_SIZE as u64;
         let meta = self.view.layout().frames_meta / EXTENT_PAGES;

@@ -101,7 +101,7 @@ impl Arena {
         if memory > self.memory_max() {
             return Err(ArenaError::AboveMax { asked: memory, max: self.memory_max() });
         }
-        let _growth = self.growth.lock();
+        let _growth = self.wait_for_growth();
         let mut stock = self.stock.lock();
         self.bound.store(memory, Ordering::Relaxed);
         stock.extents_max = extents_within(memory) - self.viewer_extents(); // `memory_min` counts these
@@ -134,7 +134,7 @@ impl Arena {
         let unheld = others.iter().filter(|(cost, _)| cost.held_pages == 0).count();
         let to_swap = unheld.saturating_sub(wanted.saturating_sub(chosen.len()));
         // Not while an empty one is being punched: it would be given out again, and lose what is read into it.
-        let _growth = self.growth.lock();
+        let _growth = self.wait_for_growth();
         let mut stock = self.stock.lock();
         for extent in pinned.into_iter().take(to_swap) {
             stock.reopen(&self.view, extent);
@@ -154,7 +154,7 @@ impl Arena {
     /// Makes holes of the extents that are empty by now; how many. An extent whose hole the system refuses stays, as
     /// slack. Locks: Growth, Arena. Takes a tenth of a millisecond for each.
     pub fn punch_empty(&self) -> u32 {
-        let mut growth = self.growth.lock();
+        let mut growth = self.wait_for_growth();
         let empty: Vec<u32> = {
             let stock = self.stock.lock();
             stock
@@ -181,7 +181,7 @@ impl Arena {
     /// Gives back what late readers, or a growth that failed half-way, have taken where nothing is grown; how many
     /// extents had something. Locks: Growth, Arena for a few steps.
     pub fn sweep(&self) -> u32 {
-        let _growth = self.growth.lock();
+        let _growth = self.wait_for_growth();
         let is_grown = {
             let stock = self.stock.lock();
             let (reached, punched) = (stock.extents_reached, stock.punched.clone());

@@ -176,13 +176,13 @@ impl FrameStock {
         Some(first..first + 1 + more.count() as u32)
     }
 
-    /// How many extents are worth growing before they are needed: a part of what there is, and none as long as three
-    /// quarters of that are free. Only extents that are free as a whole count: a large folio is made of no others. And
-    /// none after the machine refused memory, until an allocation that needed it was given some.
+    /// How many extents are worth growing before they are needed: a part of what there is, and none as long as half of
+    /// that is free. Only extents that are free as a whole count: a large folio is made of no others. And none after
+    /// the machine refused memory, until an allocation that needed it was given some.
     pub(super) fn extents_ahead(&self) -> u32 {
         let ahead = (self.extents_grown / AHEAD_SHARE).min(AHEAD_EXTENTS_MAX);
         let free = self.buddy.whole_extents();
-        if free > ahead * 3 / 4 || self.is_refused {
+        if free > ahead / 2 || self.is_refused {
             return 0;
         }
         (ahead - free).min(STEP_EXTENTS_MAX).min(self.growable(ExtentPurpose::Data))

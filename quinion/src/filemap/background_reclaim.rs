@@ -11,8 +11,8 @@
 //!
 //! A cache that is not full yet **grows** instead, by extents of 2 MiB, which the kernel fills with zeros; a reader
 //! that finds none waits for that. So the thread keeps an eighth of what there is free, at most 32 MiB, in whole
-//! extents, since large folios are made of no others. It is woken when three quarters of that are left, and grows, by
-//! 16 MiB at most in one request, until all of it is there. A reader that waits to grow the arena goes first.
+//! extents, since large folios are made of no others. It is woken when half of that is left, and grows until more is
+//! there, by 16 MiB at most in one request. A thread that waits for the growth lock goes first.
 //!
 //! **Streams** do not use these pages: a stream reuses the pages it has passed. Pages that pools protect are not
 //! evicted in the background, and write-back is not started: if all pages are dirty it finds nothing.
@@ -41,7 +41,7 @@ const HIGH_SHARE: u64 = 128;
 const HIGH_PAGES_MAX: u64 = 8192;
 /// Smaller caches, below 64 MiB, have no marks.
 const CACHE_PAGES_MIN: u64 = 16384;
-/// A thread that waited to grow the arena has begun by then.
+/// Long enough that a thread which waited for the growth lock has most likely taken it.
 const GROWN_PAUSE: Duration = Duration::from_micros(100);
 const AT_A_TIME: u64 = 256;
 

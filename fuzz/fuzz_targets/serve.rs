@@ -30,8 +30,11 @@ use quinion::internals::arena::control::{
     Advice, AttachPolicy, Operation, REQUEST_SLOTS, Request, SENT, ViewerPage, state,
 };
 use quinion::internals::arena::{ArenaShare, CellNumber, LAYOUT_VERSION};
-use quinion::internals::serve::{Attached, FileName, Owner, Service, ServiceHandle, ServiceOptions, listen};
-use quinion::internals::units::{Frame, MappingId, PageIndex};
+use quinion::internals::serve::{
+    AttachReason, Attached, Caching, Owner, Service, ServiceHandle, ServiceOptions, WriterAccess, file_id,
+    listen,
+};
+use quinion::internals::units::{FileId, Frame, MappingId, PageIndex};
 use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::internals::viewer::sys::Errno;
 use quinion::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
@@ -126,7 +129,7 @@ impl Iterator for Bytes<'_> {
 #[derive(Debug)]
 struct CheckedOwner {
     owner: CacheOwner,
-    readable: OnceLock<HashSet<FileName>>,
+    readable: OnceLock<HashSet<FileId>>,
     given: Mutex<HashSet<u64>>,
     is_wrong: AtomicBool,
 }
@@ -146,17 +149,17 @@ impl Owner for CheckedOwner {
     fn arena(&self) -> ArenaShare<'_> {
         self.owner.arena()
     }
-    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
-        self.must(self.readable.get().unwrap().contains(&name) && FileName::of(&file) == Some(name));
-        let attached = self.owner.attach(file, name)?;
+    fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno> {
+        self.must(self.readable.get().unwrap().contains(&id) && file_id(&file) == Some(id));
+        let attached = self.owner.attach(file, id)?;
         self.given.lock().unwrap().insert(attached.handle);
         Ok(attached)
     }
     fn attach_policy(&self) -> AttachPolicy {
         self.owner.attach_policy()
     }
-    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
-        self.owner.leaves_to_kernel(file, name, spent)
+    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, id: FileId, reason: AttachReason) -> Option<u64> {
+        self.owner.leaves_to_kernel(file, id, reason)
     }
     fn prepare(&self, service: &dyn ServiceHandle) {
         self.owner.prepare(service);
@@ -164,22 +167,22 @@ impl Owner for CheckedOwner {
     fn leases_valid_for(&self) -> Duration {
         self.owner.leases_valid_for()
     }
-    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
-        self.owner.writer_opened(device, inode, cuts);
+    fn writer_opened(&self, id: FileId, access: WriterAccess) {
+        self.owner.writer_opened(id, access);
     }
-    fn let_go(&self, device: u64, inode: u64) {
-        self.owner.let_go(device, inode);
+    fn let_go(&self, id: FileId) {
+        self.owner.let_go(id);
     }
     fn release_idle(&self) {
         self.owner.release_idle();
     }
-    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
+    fn fill(&self, handle: u64, position: u64, len: u64, caching: Caching) -> Result<(), Errno> {
         self.knows(handle);
-        self.owner.fill(handle, position, len, uncached)
+        self.owner.fill(handle, position, len, caching)
     }
-    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
+    fn advance(&self, handle: u64, page: PageIndex, caching: Caching) {
         self.knows(handle);
-        self.owner.advance(handle, page, uncached);
+        self.owner.advance(handle, page, caching);
     }
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
         self.knows(handle);
@@ -206,7 +209,7 @@ struct Stage {
     liar: Child,
     /// What the liar has at 0, 1 and 2, as descriptors of this process; and their names.
     descriptors: [File; 3],
-    names: [FileName; 3],
+    ids: [FileId; 3],
     honest: Viewer,
     _honest_process: Child,
     place: [u64; 2],
@@ -234,11 +237,11 @@ impl Stage {
                 .unwrap()
                 .into(),
         ];
-        let name = |file: &File| {
+        let id_of = |file: &File| {
             let data = file.metadata().unwrap();
-            FileName { device: data.dev(), inode: data.ino() }
+            FileId { device: data.dev(), inode: data.ino() }
         };
-        let names = descriptors.each_ref().map(name);
+        let ids = descriptors.each_ref().map(id_of);
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
         let rules =
             ServeRules { immutable: vec![folder.path().canonicalize().unwrap()], ..ServeRules::default() };
@@ -248,7 +251,7 @@ impl Stage {
             given: Mutex::default(),
             is_wrong: AtomicBool::new(false),
         });
-        owner.readable.set([names[0], name(&honest_file)].into()).unwrap();
+        owner.readable.set([ids[0], id_of(&honest_file)].into()).unwrap();
         let socket = folder.path().join("socket");
         let listener = Some(listen(&socket).unwrap());
         let options = ServiceOptions { workers: 2, listener, ..ServiceOptions::default() };
@@ -261,7 +264,7 @@ impl Stage {
         let honest_process = sleep([&honest_file; 3]);
         let admission = service.admit(honest_process.id()).unwrap();
         let honest = admission.view().unwrap().waiting_at_most(QUICK.as_millis() as u32);
-        let FileName { device, inode } = name(&honest_file);
+        let FileId { device, inode } = id_of(&honest_file);
         let place = honest.request(Operation::Attach, [0, device, inode]).unwrap();
         Self {
             _folder: folder,
@@ -270,7 +273,7 @@ impl Stage {
             socket,
             liar,
             descriptors,
-            names,
+            ids,
             honest,
             _honest_process: honest_process,
             place,
@@ -332,8 +335,8 @@ impl Stage {
                 Op::Ask { slot, operation, arguments, file, pending } => {
                     let at = slot_of(*slot);
                     let mut arguments = *arguments;
-                    if let Some(name) = file.and_then(|file| self.names.get(usize::from(file) % 4)) {
-                        (arguments[1], arguments[2]) = (name.device, name.inode);
+                    if let Some(id) = file.and_then(|file| self.ids.get(usize::from(file) % 4)) {
+                        (arguments[1], arguments[2]) = (id.device, id.inode);
                         if arguments[0] % 7 == 6 {
                             arguments[0] = arguments[0] / 7 % 8 | SENT;
                         }

@@ -30,11 +30,11 @@ use crate::filemap::touch;
 use crate::lease::NoLease;
 use crate::readahead::Hint;
 use crate::serve::{
-    Attached, FileMode, FileName, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner, ServiceHandle,
-    ViewerTotals,
+    AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
+    ServiceHandle, ViewerTotals, WriterAccess,
 };
 use crate::sync::{Rank, RankedMutex};
-use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
+use crate::units::{FileId, Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
 
 mod guarantee;
@@ -45,7 +45,7 @@ mod named;
 mod still_open;
 mod thrash;
 
-use background_copy::{BackgroundCopies, CopyBudget, CopyRequest};
+use background_copy::{BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
 use cuts::{Cuts, SinceWatched};
 use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
@@ -62,8 +62,8 @@ pub struct CacheOwner {
     cache: Cache,
     rules: ServeRules,
     files: RankedMutex<HashMap<u64, Attachment>>,
-    /// What was done about changes by others, by device and inode.
-    modes: RankedMutex<BTreeMap<(u64, u64), FileMode>>,
+    /// What was done about changes by others, by file.
+    modes: RankedMutex<BTreeMap<FileId, FileMode>>,
     last: AtomicU64,
     heat: Heat,
     copies: Option<BackgroundCopies>,
@@ -81,7 +81,7 @@ pub struct CacheOwner {
 
 #[derive(Debug, Default)]
 struct WatchedFiles {
-    files: BTreeSet<(u64, u64)>,
+    files: BTreeSet<FileId>,
     /// All files are: too many were watched, or what is watched is no file.
     all: bool,
 }
@@ -89,25 +89,25 @@ struct WatchedFiles {
 impl WatchedFiles {
     const FILES_MAX: usize = 4096;
 
-    fn add(&mut self, inode: (u64, u64)) {
-        self.all |= inode == ALL_FILES || self.files.len() == Self::FILES_MAX;
+    fn add(&mut self, id: FileId) {
+        self.all |= id == ALL_FILES || self.files.len() == Self::FILES_MAX;
         if !self.all {
-            self.files.insert(inode);
+            self.files.insert(id);
         }
     }
 
-    fn has(&self, inode: (u64, u64)) -> bool {
-        self.all || self.files.contains(&inode)
+    fn has(&self, id: FileId) -> bool {
+        self.all || self.files.contains(&id)
     }
 }
 
-const ALL_FILES: (u64, u64) = (0, 0);
+const ALL_FILES: FileId = FileId { device: 0, inode: 0 };
 const WATCHED: &str = "a program watches it";
 
 #[derive(Debug, Default)]
 struct ShortageState {
     detector: Detector,
-    files: BTreeMap<(u64, u64), RefusedFile>,
+    files: BTreeMap<FileId, RefusedFile>,
     /// Bytes that would have held all files.
     memory: u64,
     idle_windows: u32,
@@ -117,13 +117,13 @@ impl ShortageState {
     const FILES_MAX: usize = 4096;
 
     /// If there are too many, one is forgotten, first one that was not refused: that is looked at again.
-    fn insert(&mut self, inode: (u64, u64), left: RefusedFile) {
-        if self.files.len() >= Self::FILES_MAX && !self.files.contains_key(&inode) {
+    fn insert(&mut self, id: FileId, left: RefusedFile) {
+        if self.files.len() >= Self::FILES_MAX && !self.files.contains_key(&id) {
             let noted = self.files.iter().find(|(_, file)| !file.is_refused);
             let other = noted.or_else(|| self.files.first_key_value()).map(|(&other, _)| other);
             other.and_then(|other| self.files.remove(&other));
         }
-        self.files.insert(inode, left);
+        self.files.insert(id, left);
     }
 }
 
@@ -147,7 +147,7 @@ pub struct Shortage {
 #[derive(Clone, Debug)]
 struct Attachment {
     file: Arc<File>,
-    inode: (u64, u64),
+    id: FileId,
     path: PathBuf,
     fills: u64,
     object: Option<Arc<dyn NamedObject>>,
@@ -206,11 +206,11 @@ impl CacheOwner {
     }
 
     fn close(&self, gone: impl IntoIterator<Item = Attachment>) {
-        for Attachment { file, inode, .. } in gone {
+        for Attachment { file, id, .. } in gone {
             let open = file.parked();
             drop(file); // it may be the last handle of the file, whose end waits for readahead
             if let Some(open) = open {
-                self.still_open.note(self.cache.share().control().control(), inode, open);
+                self.still_open.note(self.cache.share().control().control(), id, open);
             }
         }
     }
@@ -220,9 +220,9 @@ impl CacheOwner {
     }
 
     /// Closes a file that no viewer has; a request that is being answered, or a copy, may keep it a moment longer.
-    fn close_unattached(&self, device: u64, inode: u64) {
+    fn close_unattached(&self, id: FileId) {
         for _ in 0..LET_GO_LOOKS {
-            if self.cache.forget_idle(device, inode) {
+            if self.cache.forget_idle(id) {
                 return;
             }
             sleep(LET_GO_PAUSE);
@@ -266,40 +266,40 @@ impl CacheOwner {
         self.files.lock().get(&handle).map(|known| Arc::clone(&known.file)).ok_or(Errno(libc::EBADF))
     }
 
-    fn inode_of(&self, handle: u64) -> (u64, u64) {
-        self.files.lock().get(&handle).map(|known| known.inode).unwrap_or_default()
+    fn id_of(&self, handle: u64) -> FileId {
+        self.files.lock().get(&handle).map(|known| known.id).unwrap_or_default()
     }
 
     /// `Err`: the viewer must not trust what it would find.
     fn valid_file(&self, handle: u64) -> Result<Arc<File>, Errno> {
         let file = self.file(handle)?;
         match file.validation() {
-            Validation::Kernel if self.is_refused(self.inode_of(handle)) => Err(Errno(libc::ENOMEM)),
+            Validation::Kernel if self.is_refused(self.id_of(handle)) => Err(Errno(libc::ENOMEM)),
             Validation::Kernel => Err(Errno::TXTBSY),
             _ => Ok(file),
         }
     }
 
-    fn of_inode(&self, inode: (u64, u64)) -> Option<Arc<File>> {
+    fn of_id(&self, id: FileId) -> Option<Arc<File>> {
         let files = self.files.lock();
-        files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
+        files.values().find(|known| known.id == id).map(|known| Arc::clone(&known.file))
     }
 
     /// The attached files, with their bytes and how often viewers asked for some.
-    fn candidates(&self) -> HashMap<(u64, u64), Candidate> {
+    fn candidates(&self) -> HashMap<FileId, Candidate> {
         let mut found = HashMap::new();
-        for Attachment { file, inode, fills, .. } in self.files.lock().values() {
-            let candidate = Candidate { inode: *inode, bytes: file.len(), fills: 0 };
-            found.entry(*inode).or_insert(candidate).fills += fills;
+        for Attachment { file, id, fills, .. } in self.files.lock().values() {
+            let candidate = Candidate { id: *id, bytes: file.len(), fills: 0 };
+            found.entry(*id).or_insert(candidate).fills += fills;
         }
         found
     }
 
-    fn note_short(&self, inode: (u64, u64), left: RefusedFile) {
+    fn note_short(&self, id: FileId, left: RefusedFile) {
         let attached = self.candidates();
         let mut short = self.short.lock();
-        short.insert(inode, left);
-        let others = attached.values().filter(|file| !short.files.contains_key(&file.inode));
+        short.insert(id, left);
+        let others = attached.values().filter(|file| !short.files.contains_key(&file.id));
         let all = others.map(|file| file.bytes).chain(short.files.values().map(|file| file.bytes));
         let memory = thrash::memory_for(all.fold(0, u64::saturating_add));
         short.memory = short.memory.max(memory);
@@ -308,21 +308,21 @@ impl CacheOwner {
         }
     }
 
-    fn is_refused(&self, inode: (u64, u64)) -> bool {
-        self.short.lock().files.get(&inode).is_some_and(|file| file.is_refused)
+    fn is_refused(&self, id: FileId) -> bool {
+        self.short.lock().files.get(&id).is_some_and(|file| file.is_refused)
     }
 
-    fn let_go_for(&self, inode: (u64, u64), why: &str) {
-        let gone = self.take_from_viewers(inode, why);
-        self.close_for_good(inode, gone);
+    fn let_go_for(&self, id: FileId, why: &str) {
+        let gone = self.take_from_viewers(id, why);
+        self.close_for_good(id, gone);
     }
 
     /// No viewer is served this file when this returns. Returns what is to be closed.
-    fn take_from_viewers(&self, inode: (u64, u64), why: &str) -> Vec<Attachment> {
+    fn take_from_viewers(&self, id: FileId, why: &str) -> Vec<Attachment> {
         let mut gone = Vec::new();
         self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
         self.files.lock().retain(|_, known| {
-            let stays = known.inode != inode;
+            let stays = known.id != id;
             if !stays {
                 gone.push(known.clone());
             }
@@ -330,45 +330,44 @@ impl CacheOwner {
         });
         if let Some(known) = gone.first() {
             known.file.drop_before_cut(); // a viewer that looks from here on finds that it may trust nothing
-            self.note_mode(&known.path, known.inode, Validation::Kernel, why.into());
+            self.note_mode(&known.path, known.id, Validation::Kernel, why.into());
         }
         gone
     }
 
     /// Closes what was taken from viewers, which may wait for the file system.
-    fn close_for_good(&self, inode: (u64, u64), gone: Vec<Attachment>) {
+    fn close_for_good(&self, id: FileId, gone: Vec<Attachment>) {
         self.close(gone);
-        let (device, inode) = inode;
         if let Some(copies) = &self.copies {
-            copies.forget((device, inode));
+            copies.forget(id);
         }
-        self.close_unattached(device, inode);
+        self.close_unattached(id);
         self.settle_still_open();
     }
 
     fn shed(&self) {
         let capacity = thrash::capacity_of(self.cache.arena().bound());
         let mut files: Vec<_> = self.candidates().into_values().collect();
-        files.retain(|file| !self.is_refused(file.inode)); // their viewers are about to detach them
-        files.retain(|file| file.inode.0 & NAMED_DEVICE == 0); // the kernel cannot read an object
+        files.retain(|file| !self.is_refused(file.id)); // their viewers are about to detach them
+        files.retain(|file| file.id.device & NAMED_DEVICE == 0); // the kernel cannot read an object
         for chosen in thrash::choose(files, capacity) {
             // First, so that a viewer that attaches it from here on is refused; see `open`.
-            self.note_short(chosen.inode, RefusedFile { bytes: chosen.bytes, is_refused: true });
-            if let Some(file) = self.of_inode(chosen.inode) {
+            self.note_short(chosen.id, RefusedFile { bytes: chosen.bytes, is_refused: true });
+            if let Some(file) = self.of_id(chosen.id) {
                 file.drop_before_cut(); // a viewer that looks from here on finds that it may trust nothing
             }
         }
     }
 
     /// Copies a file out of the kernel's cache, if it can be served. It is attached meanwhile, without a viewer, so a
-    /// lease that ends drops what was copied. Returns whether all was copied.
-    fn copy(&self, request: &CopyRequest, service: &dyn ServiceHandle) -> bool {
+    /// lease that ends drops what was copied.
+    fn copy(&self, request: &CopyRequest, service: &dyn ServiceHandle) -> CopyEnd {
         let path = format!("/proc/self/fd/{}", request.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
-        let Ok((handle, file)) = self.open_and_note(&path, name, request.name(), |_| true) else {
-            return false;
+        let Ok((handle, file)) = self.open_and_note(&path, name, request.id(), |_| true) else {
+            return CopyEnd::Aborted;
         };
-        let done = request.steps().all(|step| {
+        let is_whole = request.steps().all(|step| {
             let begun = Instant::now();
             let goes_on = service.goes_on() && !request.is_over() && self.valid_file(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
@@ -380,7 +379,7 @@ impl CacheOwner {
         let known = self.files.lock().remove(&handle);
         drop(file); // outside the lock
         self.close(known);
-        done
+        if is_whole { CopyEnd::Copied } else { CopyEnd::Aborted }
     }
 
     /// Opens a file as [`open`](Self::open) does, and notes it as attached. `is_ours`: it is filled through the
@@ -391,11 +390,11 @@ impl CacheOwner {
         &self,
         path: &str,
         name: PathBuf,
-        inode: (u64, u64),
+        id: FileId,
         is_ours: impl FnOnce(&Self) -> bool,
     ) -> Result<(u64, Arc<File>), Errno> {
         let revoked = self.revoked.load(Ordering::Relaxed);
-        let known = self.open(path, name, inode)?;
+        let known = self.open(path, name, id)?;
         let file = Arc::clone(&known.file);
         if is_ours(self) {
             file.read_by_kernels_cache();
@@ -416,22 +415,22 @@ impl CacheOwner {
     }
 
     /// Opens the file behind `path`, which a viewer calls `name`, if it may be served, and sets its validation.
-    fn open(&self, path: &str, name: PathBuf, inode: (u64, u64)) -> Result<Attachment, Errno> {
+    fn open(&self, path: &str, name: PathBuf, id: FileId) -> Result<Attachment, Errno> {
         let unserved = |unserved: Unserved| {
-            self.note_mode(&name, inode, Validation::Kernel, unserved.to_string());
+            self.note_mode(&name, id, Validation::Kernel, unserved.to_string());
             if unserved == Unserved::Closed { Errno(libc::ESTALE) } else { Errno::OPNOTSUPP }
         };
         let is_watched = || {
-            let is_watched = self.watched.lock().has(inode);
+            let is_watched = self.watched.lock().has(id);
             if is_watched {
-                self.note_mode(&name, inode, Validation::Kernel, WATCHED.into());
+                self.note_mode(&name, id, Validation::Kernel, WATCHED.into());
             }
             is_watched
         };
         if is_watched() {
             return Err(Errno::BUSY); // a program that watches is told of opens, too
         }
-        let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
+        let without_lease = self.rules.look(path, &name, id).map_err(unserved)?;
         // A file that never changes is checked once, here: it may be another of the same number.
         let coherence =
             if without_lease == Validation::Immutable { Coherence::Check } else { Coherence::Lease };
@@ -443,7 +442,7 @@ impl CacheOwner {
         let mut options = OpenOptions::new();
         options.coherence(coherence).for_viewer();
         let file = Arc::new(self.cache.open_with(path, &options).map_err(|error| errno(&error))?);
-        if !file.is_inode(inode.0, inode.1) {
+        if !file.is_inode(id) {
             return Err(unserved(Unserved::Closed));
         }
         // Watched first, leased then: whatever cuts it from here on, the lease ends with the notice.
@@ -463,9 +462,9 @@ impl CacheOwner {
             file.drop_before_cut();
             return Err(Errno::BUSY);
         }
-        if self.is_refused(inode) {
+        if self.is_refused(id) {
             file.drop_before_cut();
-            self.note_mode(&name, inode, Validation::Kernel, TOO_SMALL.into());
+            self.note_mode(&name, id, Validation::Kernel, TOO_SMALL.into());
             return Err(Errno(libc::ENOMEM));
         }
         let why = if matches!(validation, Validation::Leased | Validation::Immutable) {
@@ -473,20 +472,20 @@ impl CacheOwner {
         } else {
             no_lease.to_string()
         };
-        self.note_mode(&name, inode, validation, why);
+        self.note_mode(&name, id, validation, why);
         match validation {
             Validation::Kernel if no_lease.is_transient() || no_lease == NoLease::WrittenHere => {
                 Err(Errno::TXTBSY)
             }
             Validation::Kernel => Err(Errno::OPNOTSUPP),
-            _ => Ok(Attachment { file, inode, path: name, fills: 0, object: None, pins: no_pins() }),
+            _ => Ok(Attachment { file, id, path: name, fills: 0, object: None, pins: no_pins() }),
         }
     }
 
-    fn note_mode(&self, path: &Path, inode: (u64, u64), validation: Validation, why: String) {
+    fn note_mode(&self, path: &Path, id: FileId, validation: Validation, why: String) {
         let mut modes = self.modes.lock();
-        if modes.len() < MODES_MAX || modes.contains_key(&inode) {
-            modes.insert(inode, FileMode { path: path.to_owned(), validation, why });
+        if modes.len() < MODES_MAX || modes.contains_key(&id) {
+            modes.insert(id, FileMode { path: path.to_owned(), validation, why });
         }
     }
 }
@@ -510,9 +509,9 @@ impl Owner for CacheOwner {
         self.cache.share()
     }
 
-    fn unserved_file_system(&self, path: &Path, name: FileName) {
+    fn unserved_file_system(&self, path: &Path, id: FileId) {
         let why = Unserved::FileSystem.to_string();
-        self.note_mode(path, (name.device, name.inode), Validation::Kernel, why);
+        self.note_mode(path, id, Validation::Kernel, why);
     }
 
     fn release_idle(&self) {
@@ -523,12 +522,12 @@ impl Owner for CacheOwner {
         self.settle_still_open();
     }
 
-    fn close_idle(&self, device: u64, inode: u64) {
+    fn close_idle(&self, id: FileId) {
         if let Some(copies) = &self.copies {
-            copies.close((device, inode));
+            copies.close(id);
         }
-        if !self.files.lock().values().any(|known| known.inode == (device, inode)) {
-            self.close_unattached(device, inode);
+        if !self.files.lock().values().any(|known| known.id == id) {
+            self.close_unattached(id);
         }
         self.settle_still_open();
     }
@@ -537,56 +536,54 @@ impl Owner for CacheOwner {
         self.cache.give_up_leases();
     }
 
-    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
-        let (path, inode) = (format!("/proc/self/fd/{}", file.as_raw_fd()), (name.device, name.inode));
+    fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
-        let is_ours = |owner: &Self| owner.copies.as_ref().is_some_and(|copies| copies.is_ours(inode));
-        let (handle, opened) = self.open_and_note(&path, name.clone(), inode, is_ours)?;
+        let is_ours = |owner: &Self| owner.copies.as_ref().is_some_and(|copies| copies.is_ours(id));
+        let (handle, opened) = self.open_and_note(&path, name.clone(), id, is_ours)?;
         drop(file); // it is the viewer's, too: locks that it holds end with its last duplicate
-        let (cell, id) = opened.record();
-        self.heat.attached(id, name);
-        Ok(Attached { handle, cell, id })
+        let (cell, mapping) = opened.record();
+        self.heat.attached(mapping, name);
+        Ok(Attached { handle, cell, id: mapping })
     }
 
     fn leases_valid_for(&self) -> Duration {
         self.cache.leases_seen_for() // records say that they are sure only where there is a lease
     }
 
-    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
-        if cuts {
+    fn writer_opened(&self, id: FileId, access: WriterAccess) {
+        if access == WriterAccess::Truncate {
             self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
         }
-        let file = self.of_inode((device, inode)).filter(|_| device & NAMED_DEVICE == 0);
+        let file = self.of_id(id).filter(|_| id.device & NAMED_DEVICE == 0);
         let Some(file) = file else { return };
-        if cuts {
-            file.drop_before_cut();
-        } else {
-            file.expect_writer(self.rules.without_lease());
+        match access {
+            WriterAccess::Write => file.expect_writer(self.rules.without_lease()),
+            WriterAccess::Truncate => file.drop_before_cut(),
         }
     }
 
-    fn let_go(&self, device: u64, inode: u64) {
-        if device & NAMED_DEVICE != 0 {
+    fn let_go(&self, id: FileId) {
+        if id.device & NAMED_DEVICE != 0 {
             return; // no program has a lease on an object
         }
-        self.let_go_for((device, inode), "a program wants a lease on it");
+        self.let_go_for(id, "a program wants a lease on it");
     }
 
-    fn watched(&self, device: u64, inode: u64) {
-        if device & NAMED_DEVICE != 0 {
+    fn watched(&self, id: FileId) {
+        if id.device & NAMED_DEVICE != 0 {
             return;
         }
         // First, so that a viewer that attaches it from here on is refused; see `open`.
-        self.watched.lock().add((device, inode));
-        if (device, inode) != ALL_FILES {
-            return self.let_go_for((device, inode), WATCHED);
+        self.watched.lock().add(id);
+        if id != ALL_FILES {
+            return self.let_go_for(id, WATCHED);
         }
-        let mut files: BTreeSet<_> = self.files.lock().values().map(|known| known.inode).collect();
-        files.retain(|(device, _)| device & NAMED_DEVICE == 0); // no program watches an object of a store
+        let mut files: BTreeSet<_> = self.files.lock().values().map(|known| known.id).collect();
+        files.retain(|id| id.device & NAMED_DEVICE == 0); // no program watches an object of a store
         // No viewer is served any of them when the first is closed, which may hang.
-        let gone: Vec<_> =
-            files.into_iter().map(|inode| (inode, self.take_from_viewers(inode, WATCHED))).collect();
-        gone.into_iter().for_each(|(inode, gone)| self.close_for_good(inode, gone));
+        let gone: Vec<_> = files.into_iter().map(|id| (id, self.take_from_viewers(id, WATCHED))).collect();
+        gone.into_iter().for_each(|(id, gone)| self.close_for_good(id, gone));
         self.release_idle();
     }
 
@@ -630,24 +627,24 @@ impl Owner for CacheOwner {
         }
     }
 
-    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
-        let (copies, inode) = (self.copies.as_ref()?, (name.device, name.inode));
-        if self.watched.lock().has(inode) {
+    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, id: FileId, reason: AttachReason) -> Option<u64> {
+        let copies = self.copies.as_ref()?;
+        if self.watched.lock().has(id) {
             return None; // the viewer that attaches it is told
         }
-        self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), inode).ok()?;
-        if self.is_refused(inode) {
+        self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), id).ok()?;
+        if self.is_refused(id) {
             return None; // the viewer that attaches it is told
         }
         let bound = self.cache.arena().bound();
         let budget = CopyBudget { file: bound / background_copy::FILES_MIN, all: thrash::capacity_of(bound) };
-        let attached = || self.candidates().into_iter().map(|(inode, file)| (inode, file.bytes)).collect();
-        let left = copies.kernel_credit(file, inode, spent, budget, attached)?;
+        let attached = || self.candidates().into_iter().map(|(id, file)| (id, file.bytes)).collect();
+        let left = copies.kernel_credit(file, id, reason, budget, attached)?;
         if let Some(bytes) = left.short {
-            self.note_short(inode, RefusedFile { bytes, is_refused: false });
+            self.note_short(id, RefusedFile { bytes, is_refused: false });
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let name = std::fs::read_link(path).unwrap_or_default();
-            self.note_mode(&name, inode, Validation::Kernel, TOO_SMALL.into());
+            self.note_mode(&name, id, Validation::Kernel, TOO_SMALL.into());
         }
         Some(left.credit)
     }
@@ -655,12 +652,12 @@ impl Owner for CacheOwner {
     fn prepare(&self, service: &dyn ServiceHandle) {
         let Some(copies) = &self.copies else { return };
         while let Some(request) = copies.next_request() {
-            let (device, inode) = request.name();
-            let mut done = false;
-            service.while_attached(device, inode, &mut || done = self.copy(&request, service));
-            copies.end(request, done);
-            if done {
-                self.cache.share().control().control().note_taken(device, inode);
+            let id = request.id();
+            let mut end = CopyEnd::Aborted;
+            service.while_attached(id, &mut || end = self.copy(&request, service));
+            copies.end(request, end);
+            if end == CopyEnd::Copied {
+                self.cache.share().control().control().note_taken(id);
             }
         }
     }
@@ -685,7 +682,7 @@ impl Owner for CacheOwner {
         self.leave_pins_of(handle);
     }
 
-    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
+    fn fill(&self, handle: u64, position: u64, len: u64, caching: Caching) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         if let Some(known) = self.files.lock().get_mut(&handle) {
             known.fills += 1;
@@ -696,7 +693,7 @@ impl Owner for CacheOwner {
             object.announce(position, len as u64);
             return file.make_ready(position, len).map_err(|error| object.errno(error));
         }
-        let ready = if uncached && file.can_drop_behind() {
+        let ready = if caching == Caching::Uncached && file.can_drop_behind() {
             file.make_ready_uncached(position, len)
         } else {
             file.make_ready(position, len)
@@ -704,9 +701,11 @@ impl Owner for CacheOwner {
         ready.map_err(|e| errno(&e))
     }
 
-    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
-        if let Ok(file) = self.valid_file(handle) {
-            file.advance(page, uncached);
+    fn advance(&self, handle: u64, page: PageIndex, caching: Caching) {
+        match (self.valid_file(handle), caching) {
+            (Ok(file), Caching::Cached) => file.advance(page),
+            (Ok(file), Caching::Uncached) => file.advance_uncached(page),
+            (Err(_), _) => {}
         }
     }
 
@@ -737,8 +736,8 @@ impl Owner for CacheOwner {
     fn detach(&self, handle: u64) {
         let Some(gone) = self.files.lock().remove(&handle) else { return };
         if gone.file.validation() == Validation::Kernel {
-            let why = if self.is_refused(gone.inode) { TOO_SMALL } else { WRITTEN };
-            self.note_mode(&gone.path, gone.inode, Validation::Kernel, why.into());
+            let why = if self.is_refused(gone.id) { TOO_SMALL } else { WRITTEN };
+            self.note_mode(&gone.path, gone.id, Validation::Kernel, why.into());
         }
         self.close([gone]);
     }
@@ -784,13 +783,13 @@ mod tests {
         let mut short = ShortageState::default();
         let most = ShortageState::FILES_MAX as u64;
         for inode in 0..3 * most {
-            short.insert((1, inode), RefusedFile { bytes: 1, is_refused: inode % 4 == 0 });
+            short.insert(FileId { device: 1, inode }, RefusedFile { bytes: 1, is_refused: inode % 4 == 0 });
         }
         assert_eq!(short.files.len() as u64, most);
         let refused = short.files.values().filter(|file| file.is_refused).count() as u64;
         assert!(refused >= 3 * most / 4 - 1, "those that are refused stay: {refused}");
         for inode in 0..2 * most {
-            short.insert((2, inode), RefusedFile { bytes: 1, is_refused: true });
+            short.insert(FileId { device: 2, inode }, RefusedFile { bytes: 1, is_refused: true });
         }
         assert_eq!(short.files.len() as u64, most);
     }
@@ -817,7 +816,7 @@ mod tests {
         while owner.shortage() == Shortage::default() {
             for &handle in &handles {
                 for position in (0..BYTES).step_by(PAGE_SIZE) {
-                    owner.fill(handle, position, 1, false).expect("it is served");
+                    owner.fill(handle, position, 1, Caching::Cached).expect("it is served");
                     (totals.reads, totals.misses) = (totals.reads + 1, totals.misses + 1);
                 }
             }
@@ -827,7 +826,7 @@ mod tests {
         }
         let Shortage { files, bytes, memory } = owner.shortage();
         assert_eq!((files, bytes, memory), (1, BYTES, thrash::memory_for(3 * BYTES)), "two fit");
-        let refused = |handle: &&u64| owner.fill(**handle, 0, 1, false) == Err(Errno(libc::ENOMEM));
+        let refused = |handle: &&u64| owner.fill(**handle, 0, 1, Caching::Cached) == Err(Errno(libc::ENOMEM));
         assert_eq!(handles.iter().filter(refused).count(), 1);
         let file = handles.iter().position(|handle| refused(&handle)).expect("one of them");
         assert_eq!(attach(file as u64), Err(Errno(libc::ENOMEM)), "it is not attached again");
@@ -844,16 +843,16 @@ mod tests {
         drop(file);
         let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
         let attach = || attach_by_path(&owner, &path);
-        let (name, attached) = attach();
+        let (id, attached) = attach();
         let handle = attached.expect("nobody has it open for writing").handle;
         assert!(owner.valid_file(handle).is_ok());
         owner.detach(handle);
         let cut = path.clone();
         *owner.before_noted.0.lock().expect("nobody panics") = Some(Box::new(move |owner| {
-            owner.writer_opened(name.device, name.inode, true);
+            owner.writer_opened(id, WriterAccess::Truncate);
             let options = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&cut);
             assert_eq!(options.expect("it is cut").metadata().expect("it is there").len(), 0);
-            owner.writer_opened(name.device, name.inode, true);
+            owner.writer_opened(id, WriterAccess::Truncate);
         }));
         let (_, attached) = attach();
         assert!(attached.is_err_and(|errno| errno == Errno::TXTBSY), "the old bytes would be believed");
@@ -883,7 +882,7 @@ mod tests {
             std::fs::write(&path, vec![7; 100_000]).expect("it has room");
             let (handle, other) = (attach(), attach());
             owner.detach(handle);
-            owner.fill(other, 0, 4096, false).expect("it is there");
+            owner.fill(other, 0, 4096, Caching::Cached).expect("it is there");
             assert_eq!(owner.cuts.files(), 1);
             let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
             assert_eq!(cut.expect("it is cut").metadata().expect("it is there").len(), 0);
@@ -1005,13 +1004,13 @@ mod tests {
         let program = open_leased(&owner, &path);
         let attach = || loop {
             match attach_by_path(&owner, &path) {
-                (name, Ok(attached)) => return (name, attached),
+                (id, Ok(attached)) => return (id, attached),
                 (_, Err(errno)) => assert_eq!(errno, Errno::TXTBSY),
             }
             sleep(Duration::from_millis(5));
         };
-        let (name, first) = attach();
-        owner.let_go(name.device, name.inode);
+        let (id, first) = attach();
+        owner.let_go(id);
         assert_eq!(program.validation(), Validation::Kernel);
         let (_, other) = attach();
         program.read_exact_at(&mut [0; 100_000], 0).expect("it can be read");
@@ -1025,11 +1024,11 @@ mod tests {
         assert!(!believed || hits.bytes == 0, "old bytes, for good: {hits:?}");
     }
 
-    fn attach_by_path(owner: &CacheOwner, path: &Path) -> (FileName, Result<Attached, Errno>) {
+    fn attach_by_path(owner: &CacheOwner, path: &Path) -> (FileId, Result<Attached, Errno>) {
         let file = std::fs::File::open(path).expect("it is there");
         let stat = file.metadata().expect("it can be looked at");
-        let name = FileName { device: stat.dev(), inode: stat.ino() };
-        (name, owner.attach(file.into(), name))
+        let id = FileId { device: stat.dev(), inode: stat.ino() };
+        (id, owner.attach(file.into(), id))
     }
 
     /// 1. A viewer lets go of a file that another handle in this process still has open.
@@ -1040,10 +1039,9 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, vec![7; 100_000]).expect("it has room");
         let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
-        let (name, attached) = attach_by_path(&owner, &path);
+        let (id, attached) = attach_by_path(&owner, &path);
         let other = owner.cache().open(&path).expect("it is there");
-        let place =
-            crate::arena::control::place_of(name.device, name.inode, crate::arena::control::ATTACHED_PLACES);
+        let place = crate::arena::control::place_of(id, crate::arena::control::ATTACHED_PLACES);
         let counts = || !owner.cache().share().control().control().attached[place].is_zero();
         for _ in 0..3 {
             owner.detach(attached.as_ref().expect("nobody has it open for writing").handle);

@@ -90,6 +90,7 @@ use crate::sys::death_notice::ENDED;
 use crate::sys::domain::Domain;
 use crate::sys::fork::ForkGuard;
 use crate::sys::serial_queues::SerialQueues;
+use crate::units::FileId;
 use crate::viewer::sys::Errno;
 use crate::viewer::{self, Viewer};
 
@@ -113,8 +114,8 @@ mod workers;
 
 use listener::Listener;
 pub use owner::{
-    Attached, FileMode, FileName, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner, ServiceHandle,
-    SyscallAuditor,
+    AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
+    ServiceHandle, SyscallAuditor, WriterAccess, file_id,
 };
 use seats::Seats;
 pub use totals::ViewerTotals;
@@ -465,9 +466,9 @@ impl ServiceHandle for Shared {
     fn has_viewers(&self) -> bool {
         self.present().next().is_some()
     }
-    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut()) {
+    fn while_attached(&self, id: FileId, work: &mut dyn FnMut()) {
         // In this order, as in `attach`.
-        let place = self.enter(device, inode);
+        let place = self.enter(id);
         let done = catch_unwind(AssertUnwindSafe(work));
         self.leave(place);
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

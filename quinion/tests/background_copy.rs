@@ -10,11 +10,11 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use quinion::internals::serve::{FileName, Owner, ServiceHandle, ViewerTotals};
+use quinion::internals::serve::{AttachReason, Caching, Owner, ServiceHandle, ViewerTotals, file_id};
+use quinion::internals::units::FileId;
 use quinion::{Cache, CacheOwner};
 
 const BYTES: u64 = 1 << 20;
@@ -38,13 +38,8 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn name(file: &File) -> (u64, u64) {
-    let data = file.metadata().unwrap();
-    (data.dev(), data.ino())
-}
-
-fn ask(owner: &CacheOwner, file: &File, spent: bool) -> Option<u64> {
-    owner.leaves_to_kernel(file.as_fd(), FileName::of(file).unwrap(), spent)
+fn ask(owner: &CacheOwner, file: &File, reason: AttachReason) -> Option<u64> {
+    owner.leaves_to_kernel(file.as_fd(), file_id(file).unwrap(), reason)
 }
 
 fn forget(file: &File) {
@@ -60,7 +55,7 @@ impl ServiceHandle for Alone {
     fn has_viewers(&self) -> bool {
         false
     }
-    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut()) {
+    fn while_attached(&self, _: FileId, work: &mut dyn FnMut()) {
         work();
     }
 }
@@ -70,7 +65,7 @@ fn an_owner_that_attaches_at_once_leaves_no_file_to_the_kernel() {
     let (folder, cache) = (folder(), Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap());
     let owner = CacheOwner::new(cache);
     assert_eq!(owner.attach_policy(), Default::default());
-    assert_eq!(ask(&owner, &file(folder.path(), BYTES), false), None);
+    assert_eq!(ask(&owner, &file(folder.path(), BYTES), AttachReason::Read), None);
 }
 
 /// 1. The kernel holds a file: it reads it twice.
@@ -80,18 +75,18 @@ fn an_owner_that_attaches_at_once_leaves_no_file_to_the_kernel() {
 fn a_file_that_the_kernel_holds_is_copied_after_some_readings() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
-    assert_eq!(ask(&owner, &file, false), Some(2 * BYTES));
+    assert_eq!(ask(&owner, &file, AttachReason::Read), Some(2 * BYTES));
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, 0, "no copy was requested");
-    assert_eq!(ask(&owner, &file, true), Some(BYTES));
-    assert_eq!(ask(&owner, &file, true), Some(BYTES), "one request is enough");
+    assert_eq!(ask(&owner, &file, AttachReason::CreditSpent), Some(BYTES));
+    assert_eq!(ask(&owner, &file, AttachReason::CreditSpent), Some(BYTES), "one request is enough");
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, BYTES);
-    let (device, inode) = name(&file);
-    assert!(owner.arena().control().control().is_taken(device, inode), "viewers see that it pays to ask");
-    assert_eq!(ask(&owner, &file, true), None);
-    let attached = owner.attach(file.try_clone().unwrap().into(), FileName { device, inode }).unwrap();
-    owner.fill(attached.handle, 0, BYTES, false).unwrap();
+    let id = file_id(&file).unwrap();
+    assert!(owner.arena().control().control().is_taken(id), "viewers see that it pays to ask");
+    assert_eq!(ask(&owner, &file, AttachReason::CreditSpent), None);
+    let attached = owner.attach(file.try_clone().unwrap().into(), id).unwrap();
+    owner.fill(attached.handle, 0, BYTES, Caching::Cached).unwrap();
     assert_eq!(owner.cache().stats().device_bytes, BYTES, "it is there");
     owner.detach(attached.handle);
 }
@@ -101,10 +96,10 @@ fn a_file_that_the_kernel_holds_is_copied_after_some_readings() {
 fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), 4 << 20);
-    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    assert_eq!(ask(&owner, &file, AttachReason::Read), Some(4 << 20));
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, 4 << 20);
-    assert_eq!(ask(&owner, &file, false), None);
+    assert_eq!(ask(&owner, &file, AttachReason::Read), None);
 }
 
 /// A service with a viewer, which counts how often it was asked for viewers.
@@ -119,7 +114,7 @@ impl ServiceHandle for Busy {
         self.0.set(self.0.get() + 1);
         true
     }
-    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut()) {
+    fn while_attached(&self, _: FileId, work: &mut dyn FnMut()) {
         work();
     }
 }
@@ -129,11 +124,11 @@ impl ServiceHandle for Busy {
 fn a_copy_looks_after_each_step_whether_a_program_runs() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), 4 << 20);
-    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    assert_eq!(ask(&owner, &file, AttachReason::Read), Some(4 << 20));
     let service = Busy::default();
     owner.prepare(&service);
     assert_eq!((service.0.get(), owner.cache().stats().device_bytes), (4, 4 << 20));
-    assert_eq!(ask(&owner, &file, false), None);
+    assert_eq!(ask(&owner, &file, AttachReason::Read), None);
 }
 
 /// A program that opens a file again and again and reads it through has it taken over in the end, too.
@@ -141,7 +136,7 @@ fn a_copy_looks_after_each_step_whether_a_program_runs() {
 fn openings_count_as_readings() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
-    let left = (0..).take_while(|_| ask(&owner, &file, false) == Some(2 * BYTES)).count();
+    let left = (0..).take_while(|_| ask(&owner, &file, AttachReason::Read) == Some(2 * BYTES)).count();
     assert_eq!(left, 2);
 }
 
@@ -149,8 +144,9 @@ fn openings_count_as_readings() {
 fn a_file_that_does_not_fit_stays_the_kernels() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), 20 << 20);
-    for spent in [false, true, true, true] {
-        assert_eq!(ask(&owner, &file, spent), Some(40 << 20));
+    let first = [AttachReason::Read];
+    for reason in first.into_iter().chain([AttachReason::CreditSpent; 3]) {
+        assert_eq!(ask(&owner, &file, reason), Some(40 << 20));
         owner.prepare(&Alone);
     }
     assert_eq!(owner.cache().stats().device_bytes, 0);
@@ -165,7 +161,7 @@ fn a_file_that_is_not_written_back_is_left_to_the_kernel() {
     let part = File::create(&path).unwrap();
     part.set_len(BYTES).unwrap();
     rustix::io::pwrite(&part, &[1; 4096], 8192).unwrap();
-    let left = ask(&owner, &File::open(&path).unwrap(), false);
+    let left = ask(&owner, &File::open(&path).unwrap(), AttachReason::Read);
     // There is only one page of it; a file system without write-back has written that by now.
     assert!(left == Some(2 * BYTES) || left == Some(BYTES));
 }
@@ -178,21 +174,21 @@ fn an_uncached_file_is_read_by_the_kernel_first() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
     forget(&file);
-    let first = ask(&owner, &file, false);
+    let first = ask(&owner, &file, AttachReason::Read);
     if first == Some(2 * BYTES) {
         return println!("left out: the kernel does not let go of files here");
     }
-    assert_eq!((first, ask(&owner, &file, true)), (Some(BYTES), Some(BYTES)));
+    assert_eq!((first, ask(&owner, &file, AttachReason::CreditSpent)), (Some(BYTES), Some(BYTES)));
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, 0, "no copy was requested");
     rustix::io::pread(&file, &mut vec![0; BYTES as usize], 0).unwrap();
-    assert_eq!(ask(&owner, &file, true), Some(2 * BYTES));
-    assert_eq!(ask(&owner, &file, true), Some(BYTES));
+    assert_eq!(ask(&owner, &file, AttachReason::CreditSpent), Some(2 * BYTES));
+    assert_eq!(ask(&owner, &file, AttachReason::CreditSpent), Some(BYTES));
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, BYTES);
-    assert_eq!(ask(&owner, &file, false), None);
-    let (device, inode) = name(&file);
-    let attached = owner.attach(file.try_clone().unwrap().into(), FileName { device, inode }).unwrap();
+    assert_eq!(ask(&owner, &file, AttachReason::Read), None);
+    let id = file_id(&file).unwrap();
+    let attached = owner.attach(file.try_clone().unwrap().into(), id).unwrap();
     let open = owner.cache().open(folder.path().join("file")).unwrap();
     assert!(!open.is_direct(), "it is filled through the kernel's page cache");
     owner.detach(attached.handle);
@@ -203,10 +199,10 @@ fn an_uncached_file_is_read_by_the_kernel_first() {
 fn a_descriptor_that_is_another_file_by_now_is_the_attachings_matter() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
-    let (device, inode) = name(&file);
-    let elsewhere = FileName { device, inode: inode + 1 };
-    assert_eq!(owner.leaves_to_kernel(file.as_fd(), elsewhere, false), None);
-    assert!(owner.attach(file.try_clone().unwrap().into(), FileName { device, inode: inode + 1 }).is_err());
+    let id = file_id(&file).unwrap();
+    let elsewhere = FileId { inode: id.inode + 1, ..id };
+    assert_eq!(owner.leaves_to_kernel(file.as_fd(), elsewhere, AttachReason::Read), None);
+    assert!(owner.attach(file.try_clone().unwrap().into(), elsewhere).is_err());
 }
 
 fn descriptors_of(path: &Path) -> usize {
@@ -223,14 +219,14 @@ fn a_file_that_waits_to_be_copied_is_closed_for_an_unmount() {
     let (folder, owner) = (folder(), owner());
     let (file, path) = (file(folder.path(), 4 << 20), folder.path().join("file"));
     for _ in 0..2 {
-        assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+        assert_eq!(ask(&owner, &file, AttachReason::Read), Some(4 << 20));
         assert_eq!(descriptors_of(&path), 2);
         owner.release_idle();
         assert_eq!(descriptors_of(&path), 1, "our own");
     }
-    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    assert_eq!(ask(&owner, &file, AttachReason::Read), Some(4 << 20));
     owner.prepare(&Alone);
-    assert_eq!((descriptors_of(&path), ask(&owner, &file, false)), (1, None));
+    assert_eq!((descriptors_of(&path), ask(&owner, &file, AttachReason::Read)), (1, None));
     assert_eq!(owner.cache().stats().device_bytes, 4 << 20);
 }
 
@@ -249,7 +245,7 @@ impl ServiceHandle for Unmounting<'_> {
         }
         false
     }
-    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut()) {
+    fn while_attached(&self, _: FileId, work: &mut dyn FnMut()) {
         work();
     }
 }
@@ -259,16 +255,16 @@ impl ServiceHandle for Unmounting<'_> {
 fn a_copy_ends_for_an_unmount() {
     let (folder, owner) = (folder(), owner());
     let (file, path) = (file(folder.path(), 8 << 20), folder.path().join("file"));
-    assert_eq!(ask(&owner, &file, false), Some(8 << 20));
+    assert_eq!(ask(&owner, &file, AttachReason::Read), Some(8 << 20));
     let service = Unmounting(&owner, Cell::new(0));
     owner.prepare(&service);
     assert_eq!(service.1.get(), 1, "it was called off after a step");
     assert_eq!(descriptors_of(&path), 1, "our own");
     let copied = owner.cache().stats().device_bytes;
     assert!(copied < 8 << 20, "{copied}");
-    assert_eq!(ask(&owner, &file, false), Some(8 << 20));
+    assert_eq!(ask(&owner, &file, AttachReason::Read), Some(8 << 20));
     owner.prepare(&Alone);
-    assert_eq!((descriptors_of(&path), ask(&owner, &file, false)), (1, None));
+    assert_eq!((descriptors_of(&path), ask(&owner, &file, AttachReason::Read)), (1, None));
 }
 
 /// The viewer that asked may have closed it long ago.
@@ -276,7 +272,7 @@ fn a_copy_ends_for_an_unmount() {
 fn a_file_waits_to_be_copied_for_some_seconds_at_most() {
     let (folder, owner) = (folder(), owner());
     let (file, path) = (file(folder.path(), 4 << 20), folder.path().join("file"));
-    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    assert_eq!(ask(&owner, &file, AttachReason::Read), Some(4 << 20));
     owner.window_ended(&ViewerTotals::default());
     assert_eq!(descriptors_of(&path), 2);
     std::thread::sleep(Duration::from_millis(3100));

@@ -20,10 +20,10 @@ use quinion::internals::filemap::{
     BatchedRead, FileView, HitStop, Hits, PinRequest, Reader, WaitPolicy, read_group, read_hits_into,
 };
 use quinion::internals::readahead::{Config, Hint, Readahead};
-use quinion::internals::serve::{Attached, FileName, Owner, Service};
+use quinion::internals::serve::{Attached, Caching, Owner, Service, file_id};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
-use quinion::internals::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::internals::units::{FileId, Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::viewer::sys::Errno;
 use quinion::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 use quinion_testing::content::Dice;
@@ -298,16 +298,16 @@ impl Owner for OneFile {
     fn arena(&self) -> ArenaShare<'_> {
         self.rig.arena.share()
     }
-    fn attach(&self, _: OwnedFd, _: FileName) -> Result<Attached, Errno> {
+    fn attach(&self, _: OwnedFd, _: FileId) -> Result<Attached, Errno> {
         Ok(Attached { handle: 1, cell: self.rig.mapping.index().cell(), id: self.rig.mapping.id() })
     }
-    fn fill(&self, _: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
+    fn fill(&self, _: u64, position: u64, len: u64, _: Caching) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
         let call = Reader::plain(readahead).call(mapping, WaitPolicy::Wait);
         filemap.make_ready(&call, position, len as usize).map_err(|_| Errno(5))
     }
-    fn advance(&self, _: u64, page: PageIndex, _: bool) {
+    fn advance(&self, _: u64, page: PageIndex, _: Caching) {
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
         filemap.advance(&Reader::plain(readahead).call(mapping, WaitPolicy::Wait), page);
     }
@@ -329,7 +329,7 @@ impl PartViewer {
         let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
         // Any file is the rig's.
         let file = tempfile::tempfile().unwrap();
-        let FileName { device, inode } = FileName::of(&file).unwrap();
+        let FileId { device, inode } = file_id(&file).unwrap();
         viewer.request(Operation::Attach, [file.as_raw_fd() as u64, device, inode]).unwrap();
         Self { viewer, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }

@@ -20,7 +20,7 @@ use quinion::internals::arena::control::{
 };
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION, Validation};
 use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
-use quinion::internals::units::MappingId;
+use quinion::internals::units::{FileId, MappingId};
 use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::internals::viewer::{self, ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
@@ -219,10 +219,13 @@ fn a_viewer_that_opens_an_attached_file_for_writing_notifies_the_owner() {
     let (device, inode) = (file.metadata().unwrap().dev(), file.metadata().unwrap().ino());
     let attach = || viewer.request(Operation::Attach, [file.as_fd().as_raw_fd() as u64, device, inode]);
 
-    assert!(!viewer.has_attached_files() && !viewer.is_attached(device, inode));
+    assert!(!viewer.has_attached_files() && !viewer.is_attached(FileId { device, inode }));
     // A process that another test starts has this test's writing descriptor until it executes its program.
     let [handle, place] = std::iter::repeat_with(attach).take(100_000).find_map(Result::ok).unwrap();
-    assert!(viewer.has_attached_files() && viewer.is_attached(device, inode), "there is somebody to tell");
+    assert!(
+        viewer.has_attached_files() && viewer.is_attached(FileId { device, inode }),
+        "there is somebody to tell"
+    );
     let validation = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();
     assert_eq!(validation(), Validation::Immutable);
     for cuts in [0, 1] {
@@ -233,10 +236,10 @@ fn a_viewer_that_opens_an_attached_file_for_writing_notifies_the_owner() {
     viewer.request(Operation::WriterOpened, [device, inode, 0]).unwrap();
     assert_eq!(validation(), Validation::Kernel);
     viewer.request(Operation::Detach, [handle, 0, 0]).unwrap();
-    assert!(!viewer.has_attached_files() && !viewer.is_attached(device, inode));
+    assert!(!viewer.has_attached_files() && !viewer.is_attached(FileId { device, inode }));
     let writer = std::fs::OpenOptions::new().append(true).open(folder.path().join("file")).unwrap();
     assert_eq!(attach(), Err(RequestError::Errno(26)));
-    assert!(!viewer.is_attached(device, inode), "what was refused is not attached");
+    assert!(!viewer.is_attached(FileId { device, inode }), "what was refused is not attached");
     drop(writer);
 }
 
@@ -709,7 +712,7 @@ fn a_viewer_that_removes_a_file_notifies_the_owner() {
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
     viewer.request(Operation::Removes, [7, 8, 0]).unwrap();
-    assert_eq!(*owner.removed.lock().unwrap(), [(7, 8)]);
+    assert_eq!(*owner.removed.lock().unwrap(), [FileId { device: 7, inode: 8 }]);
 }
 
 /// 1. The owner was stopped. Each read waits for it as long as it may.

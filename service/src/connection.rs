@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use quinion::internals::arena::LAYOUT_VERSION;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::units::FileId;
 use quinion::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NO_PLAN, NameOffer};
 use quinion::internals::viewer::sys::Errno;
 use quinion::internals::viewer::{self, RequestError, Viewer};
@@ -52,17 +53,22 @@ const SEEK_PAUSE: Duration = Duration::from_secs(1);
 /// The first pause before a request is asked again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(20));
 
-/// A socket's device and inode.
-type SocketName = (u64, u64);
-
 static CONNECTIONS: Mutex<Connections> =
     Mutex::new(Connections { known: Vec::new(), under_way: Vec::new(), process: None });
 
+/// A connection by its socket.
+struct KnownConnection {
+    socket: FileId,
+    /// Keeps the inode, so that its number is not given to another socket.
+    _inode: File,
+    connection: Arc<Connection>,
+}
+
 struct Connections {
-    known: Vec<(SocketName, File, Arc<Connection>)>,
+    known: Vec<KnownConnection>,
     /// Sockets that threads connect to just now, without the lock: a server that does not answer holds up no other's
     /// clients.
-    under_way: Vec<SocketName>,
+    under_way: Vec<FileId>,
     process: Option<ForkGuard>,
 }
 
@@ -74,7 +80,7 @@ impl Connections {
         }
         let is_there =
             |connection: &Connection| !connection.process.is_forked() && !connection.viewer.owner_is_dead();
-        self.known.retain(|(.., connection)| is_there(connection));
+        self.known.retain(|known| is_there(&known.connection));
     }
 }
 
@@ -103,16 +109,16 @@ impl Connection {
         };
         let inode = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(socket).map_err(failed)?;
         let data = inode.metadata().map_err(failed)?;
-        let key = (data.dev(), data.ino());
+        let id = FileId { device: data.dev(), inode: data.ino() };
         let begun = Instant::now();
         loop {
             let mut connections = locked(begun + time).map_err(failed)?;
             connections.tidy();
-            if let Some((.., connection)) = connections.known.iter().find(|(other, ..)| *other == key) {
-                return Ok(Arc::clone(connection));
+            if let Some(known) = connections.known.iter().find(|known| known.socket == id) {
+                return Ok(Arc::clone(&known.connection));
             }
-            if !connections.under_way.contains(&key) {
-                connections.under_way.push(key);
+            if !connections.under_way.contains(&id) {
+                connections.under_way.push(id);
                 break;
             }
             drop(connections);
@@ -126,7 +132,7 @@ impl Connection {
         let viewer = viewer::connect_within(&exactly, &hello, time.saturating_sub(begun.elapsed()));
         // Also after an error: else no thread would ever connect there again.
         let mut connections = locked(Instant::now() + CONNECT_MAX).map_err(failed)?;
-        connections.under_way.retain(|other| *other != key);
+        connections.under_way.retain(|other| *other != id);
         let new = Arc::new(Self {
             viewer: viewer.map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX),
             socket: socket.into(),
@@ -136,7 +142,7 @@ impl Connection {
             dead_since: OnceLock::new(),
             sought: Mutex::new(None),
         });
-        connections.known.push((key, inode, Arc::clone(&new)));
+        connections.known.push(KnownConnection { socket: id, _inode: inode, connection: Arc::clone(&new) });
         Ok(new)
     }
 

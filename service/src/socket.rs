@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use quinion::internals::serve::{LISTEN_MAX, listen};
 use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::units::FileId;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::net::sockopt::{socket_acceptconn, socket_peercred, socket_type};
@@ -157,8 +158,8 @@ fn connect_to(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(end)
 }
 
-fn inode_of(data: &Metadata) -> (u64, u64) {
-    (data.dev(), data.ino())
+fn id_of(data: &Metadata) -> FileId {
+    FileId { device: data.dev(), inode: data.ino() }
 }
 
 fn is_taken(lock: &File) -> bool {
@@ -223,7 +224,7 @@ pub(crate) struct Listening {
     path: PathBuf,
     lock: File,
     /// The socket that is removed with this: not a manager's, nor a server's that came after the lock file was removed.
-    own: Option<(u64, u64)>,
+    own: Option<FileId>,
     process: ForkGuard,
 }
 
@@ -244,7 +245,7 @@ impl Listening {
             _ => {}
         }
         let socket = listen(path)?;
-        listening.own = Some(inode_of(&std::fs::symlink_metadata(path)?));
+        listening.own = Some(id_of(&std::fs::symlink_metadata(path)?));
         Ok((listening, socket))
     }
 
@@ -274,8 +275,8 @@ impl Listening {
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             io::Error::new(io::ErrorKind::AddrInUse, "another server has that name; give this one another")
         })?;
-        let is_there = std::fs::metadata(path.with_extension("lock")).map(|data| inode_of(&data));
-        if is_there.ok() != Some(inode_of(&lock.metadata()?)) {
+        let is_there = std::fs::metadata(path.with_extension("lock")).map(|data| id_of(&data));
+        if is_there.ok() != Some(id_of(&lock.metadata()?)) {
             return Err(io::Error::other("the lock file was removed meanwhile; start the server again"));
         }
         // What is in it is of a server before; see `Socket::replaceable`.
@@ -296,7 +297,7 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        let is_there = std::fs::symlink_metadata(&self.path).map(|data| inode_of(&data)).ok();
+        let is_there = std::fs::symlink_metadata(&self.path).map(|data| id_of(&data)).ok();
         if self.process.is_forked() || self.own.is_none() || self.own != is_there {
             return; // the server that listens there is the parent, or another
         }

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 use quinion::internals::arena::control::Advice;
 use quinion::internals::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, RetireOutcome, Validation};
 use quinion::internals::folio::copy;
-use quinion::internals::serve::{Attached, FileName, Owner};
-use quinion::internals::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+use quinion::internals::serve::{Attached, Caching, Owner, WriterAccess};
+use quinion::internals::units::{FileId, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use quinion::internals::viewer::sys::Errno;
 use quinion::internals::xarray::{Entry, Kind, Root};
 
@@ -52,8 +52,8 @@ pub struct NaiveOwner {
     pub touches: AtomicU64,
     pub attached: AtomicU64,
     pub detached: AtomicU64,
-    /// Files that a viewer was about to remove: device and inode.
-    pub removed: Mutex<Vec<(u64, u64)>>,
+    /// Files that a viewer was about to remove.
+    pub removed: Mutex<Vec<FileId>>,
     /// Fills to answer with an error before the next one that works.
     pub failing_fills: AtomicU64,
     /// How long a fill takes, in milliseconds.
@@ -170,12 +170,12 @@ impl Owner for NaiveOwner {
         self.arena.share()
     }
 
-    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
+    fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno> {
         std::thread::sleep(std::time::Duration::from_millis(self.attach_millis.load(Ordering::Relaxed)));
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let file = File::open(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(5)))?;
         let data = file.metadata().map_err(|_| Errno::IO)?;
-        if (data.dev(), data.ino()) != (name.device, name.inode) || !data.is_file() {
+        if (data.dev(), data.ino()) != (id.device, id.inode) || !data.is_file() {
             return Err(Errno::BADF);
         }
         // The kernel gives leases on memory files (memfd) that are being written.
@@ -198,27 +198,27 @@ impl Owner for NaiveOwner {
         Ok(Attached { handle, cell, id })
     }
 
-    fn close_idle(&self, device: u64, inode: u64) {
-        self.wait_while_hung(device);
-        self.removed.lock().unwrap().push((device, inode));
+    fn close_idle(&self, id: FileId) {
+        self.wait_while_hung(id.device);
+        self.removed.lock().unwrap().push(id);
     }
 
-    fn let_go(&self, device: u64, _: u64) {
-        self.wait_while_hung(device);
+    fn let_go(&self, id: FileId) {
+        self.wait_while_hung(id.device);
     }
 
-    fn writer_opened(&self, device: u64, inode: u64, _: bool) {
-        self.wait_while_hung(device);
+    fn writer_opened(&self, id: FileId, _: WriterAccess) {
+        self.wait_while_hung(id.device);
         let state = self.state.lock().unwrap();
         for mapping in state.mappings.values() {
             let data = mapping.file.metadata().unwrap();
-            if (data.dev(), data.ino()) == (device, inode) {
+            if (data.dev(), data.ino()) == (id.device, id.inode) {
                 self.arena.view().record(mapping.cell).unwrap().set_validation(Validation::Kernel);
             }
         }
     }
 
-    fn fill(&self, handle: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
+    fn fill(&self, handle: u64, position: u64, len: u64, _: Caching) -> Result<(), Errno> {
         assert!(self.panics.load(Ordering::Relaxed) == 0, "asked to panic");
         std::thread::sleep(std::time::Duration::from_millis(self.fill_millis.load(Ordering::Relaxed)));
         let hangs = |owner: &Self| {
@@ -251,7 +251,7 @@ impl Owner for NaiveOwner {
         Ok(())
     }
 
-    fn advance(&self, handle: u64, page: PageIndex, _: bool) {
+    fn advance(&self, handle: u64, page: PageIndex, _: Caching) {
         {
             let state = self.state.lock().unwrap();
             let marked = state.queue.iter().find(|&&(h, p, _)| (h, p) == (handle, page.0));
@@ -261,7 +261,7 @@ impl Owner for NaiveOwner {
                 descriptor.take_marker(ticket);
             }
         }
-        let _ = self.fill(handle, (page.0 + 1) * PAGE_SIZE as u64, 8 * PAGE_SIZE as u64, false);
+        let _ = self.fill(handle, (page.0 + 1) * PAGE_SIZE as u64, 8 * PAGE_SIZE as u64, Caching::Cached);
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {

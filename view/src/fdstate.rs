@@ -87,6 +87,15 @@ use crate::sync::{Mutant, mutant, ordering};
 /// The first offset that does not fit into a word.
 pub const OFFSETS_MAX: u64 = 1 << 48;
 
+/// By whose decision bytes of a file are left to the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CreditGiver {
+    /// By the viewer's, before it asks the owner.
+    Viewer,
+    /// By the owner's answer.
+    Owner,
+}
+
 /// What a descriptor is; the head of this file has the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -169,9 +178,9 @@ impl FdWord {
     pub fn credit(self) -> Option<u64> {
         (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }
-    /// Of these: whether the credit is the owner's answer.
-    pub fn is_owners_credit(self) -> bool {
-        self.0 & Self::OWNERS != 0
+    /// Of these: by whose decision the credit was given.
+    pub fn credit_giver(self) -> CreditGiver {
+        if self.0 & Self::OWNERS == 0 { CreditGiver::Viewer } else { CreditGiver::Owner }
     }
     /// Whether calls at the kernel's offset are under way. They are not counted while a descriptor is served.
     pub fn has_kernels_calls(self) -> bool {
@@ -297,9 +306,12 @@ impl FdCell {
             && self.exchange(word, word.told()).is_ok()
     }
 
-    /// Gives a candidate or a shared one a credit; `is_owners` if the owner did. `false`: another thread was faster.
-    pub fn give_credit(&self, from: FdWord, bytes: u64, is_owners: bool) -> bool {
-        let owners = if is_owners { FdWord::OWNERS } else { 0 };
+    /// Gives a candidate or a shared one a credit. `false`: another thread was faster.
+    pub fn give_credit(&self, from: FdWord, bytes: u64, giver: CreditGiver) -> bool {
+        let owners = match giver {
+            CreditGiver::Owner => FdWord::OWNERS,
+            CreditGiver::Viewer => 0,
+        };
         self.exchange(from, FdWord(from.with_credit(bytes).0 | owners)).is_ok()
     }
 

@@ -6,6 +6,7 @@
 //!   frame   Frame        a 4 KiB page of the arena         frame * 4096 = offset in the arena
 //!   order   Order        log2 of a number of pages         order 9 = 512 pages = 2 MiB
 //!   count   u32, u64     a number of pages, named `pages`
+//!   file    FileId       a device, and the number of an inode there
 //!   time    Millis       a moment, by a thread that has a clock; those who decide are handed it
 //! ```
 //!
@@ -29,6 +30,15 @@ pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 const _: () = assert!(PAGE_SIZE == 1 << PAGE_SHIFT);
 const _: () = assert!(EXTENT_PAGES == 1 << Order::MAX.0);
+
+/// A file's numbers in the system.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct FileId {
+    /// The device that it lies on.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+}
 
 /// A position in a file, in pages of 4 KiB.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -18,8 +18,8 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use quinion::internals::arena::control::{Advice, AttachPolicy, Patching};
-use quinion::internals::serve::{Attached, FileName, Owner, ViewerTotals};
-use quinion::internals::units::{Frame, PageIndex};
+use quinion::internals::serve::{AttachReason, Attached, Caching, Owner, ViewerTotals, WriterAccess};
+use quinion::internals::units::{FileId, Frame, PageIndex};
 use quinion::internals::viewer::sys::Errno;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::run::plan::Plan;
@@ -90,38 +90,38 @@ enum OwnerKind {
 #[derive(Debug)]
 struct Hesitant {
     owner: CacheOwner,
-    asked: std::sync::Mutex<std::collections::HashSet<FileName>>,
+    asked: std::sync::Mutex<std::collections::HashSet<FileId>>,
 }
 
 impl Owner for Hesitant {
     fn attach_policy(&self) -> AttachPolicy {
         AttachPolicy { large_bytes: u64::MAX, credit_bytes: 9_000, ..AttachPolicy::default() }
     }
-    fn leaves_to_kernel(&self, _: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
-        let is_new = self.asked.lock().unwrap().insert(name);
-        assert!(!is_new || !spent, "credit was spent that was not given");
+    fn leaves_to_kernel(&self, _: BorrowedFd<'_>, id: FileId, reason: AttachReason) -> Option<u64> {
+        let is_new = self.asked.lock().unwrap().insert(id);
+        assert!(!is_new || reason == AttachReason::Read, "credit was spent that was not given");
         is_new.then_some(7_000)
     }
     fn arena(&self) -> quinion::internals::arena::ArenaShare<'_> {
         self.owner.arena()
     }
-    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
-        self.owner.attach(file, name)
+    fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno> {
+        self.owner.attach(file, id)
     }
     fn leases_valid_for(&self) -> std::time::Duration {
         self.owner.leases_valid_for()
     }
-    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
-        self.owner.writer_opened(device, inode, cuts);
+    fn writer_opened(&self, id: FileId, access: WriterAccess) {
+        self.owner.writer_opened(id, access);
     }
-    fn let_go(&self, device: u64, inode: u64) {
-        self.owner.let_go(device, inode);
+    fn let_go(&self, id: FileId) {
+        self.owner.let_go(id);
     }
-    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
-        self.owner.fill(handle, position, len, uncached)
+    fn fill(&self, handle: u64, position: u64, len: u64, caching: Caching) -> Result<(), Errno> {
+        self.owner.fill(handle, position, len, caching)
     }
-    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
-        self.owner.advance(handle, page, uncached);
+    fn advance(&self, handle: u64, page: PageIndex, caching: Caching) {
+        self.owner.advance(handle, page, caching);
     }
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
         self.owner.advise(handle, advice, position, len)

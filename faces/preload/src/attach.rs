@@ -21,7 +21,7 @@ use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::request_errors::{is_passing, why};
-use crate::table::{self, Attachment, FdWord, State};
+use crate::table::{self, Attachment, CreditGiver, FdWord, State};
 use crate::{audit, deferred_detach, descriptors, join, process, written};
 
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is served, has an owner's credit,
@@ -31,12 +31,12 @@ pub fn attach(fd: c_int, word: FdWord) {
     deferred_detach::pay();
     match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
-            if table::give_credit(fd, word, bytes, true) && word.credit().is_none() {
+            if table::give_credit(fd, word, bytes, CreditGiver::Owner) && word.credit().is_none() {
                 viewer.count_reason(Reason::Left);
             }
         }
         Ok((_, Answer::Empty)) => {
-            table::give_credit(fd, word, 1, word.is_owners_credit());
+            table::give_credit(fd, word, 1, word.credit_giver());
         }
         Ok((viewer, Answer::Attached(to, size))) => {
             if descriptors::publish(fd, word, to) {
@@ -112,8 +112,8 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
         (false, _) if !audit::is_settled(stat) => return Err(Reason::Changed),
         (false, _) => Some(stat.changed_nanos()),
     };
-    let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
-    let question = |fd: u64| viewer.request(Operation::Attach, [fd | spent, stat.device, stat.inode]);
+    let spent = if word.credit_giver() == CreditGiver::Owner { CREDIT_SPENT } else { 0 };
+    let question = |fd: u64| viewer.request(Operation::Attach, [fd | spent, stat.id.device, stat.id.inode]);
     let answer = written::attaching(fd, stat, || match question(fd as u64) {
         Err(RequestError::Errno(TO_BE_SENT)) => {
             let ticket = join::send(fd).ok_or(RequestError::Late)?;
@@ -128,8 +128,8 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
         _ => {
-            let (device, inode, can_write) = (stat.device, stat.inode, fit.can_write);
-            let to = Attachment { handle, place, device, inode, changed_at, can_write };
+            let (id, can_write) = (stat.id, fit.can_write);
+            let to = Attachment { handle, place, id, changed_at, can_write };
             Answer::Attached(to, stat.size as u64)
         }
     };

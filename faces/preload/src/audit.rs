@@ -27,6 +27,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use quinion_view::arena::control::{Operation, SyscallAudit};
+use quinion_view::units::FileId;
 use quinion_view::viewer::Viewer;
 
 use crate::kernel::{self, Stat};
@@ -119,10 +120,10 @@ pub fn is_settled(stat: &Stat) -> bool {
 }
 
 /// Whether `fd` still is a plain description of the file, as it was when that was attached.
-pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: i64) -> bool {
+pub fn is_still(fd: i32, id: FileId, changed_nanos: i64) -> bool {
     // The same flags as in `look_over` of `attach.rs`, or it would be attached without end.
     const LEFT_ALONE: i32 = kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH;
-    kernel::fstat(fd).is_some_and(|now| {
-        now.device == device && now.inode == inode && now.changed_nanos() == changed_nanos && now.is_regular()
-    }) && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|flags| flags as i32 & LEFT_ALONE == 0)
+    kernel::fstat(fd)
+        .is_some_and(|now| now.id == id && now.changed_nanos() == changed_nanos && now.is_regular())
+        && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|flags| flags as i32 & LEFT_ALONE == 0)
 }

@@ -223,8 +223,7 @@ fn look_at_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesChe
     if validation == Validation::OwnerLate {
         return TimesCheck::Young;
     }
-    let (device, inode) = table::identity(fd);
-    if written::is_mapped(device, inode) {
+    if written::is_mapped(table::identity(fd)) {
         return TimesCheck::Invalid(Reason::Mapped);
     }
     let Some(stat) = kernel::fstat(fd) else { return TimesCheck::Invalid(Reason::Changed) };

@@ -28,6 +28,7 @@
 
 use quinion_view::arena::control::Reason;
 use quinion_view::fdstate::{Fd, Process};
+use quinion_view::units::FileId;
 use quinion_view::viewer::sys::Errno;
 
 use crate::kernel::{self, SignalsHeld};
@@ -134,8 +135,8 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
 /// Whether a descriptor that was found attached still is what was attached.
 pub fn is_still(fd: i32, word: FdWord) -> bool {
     let Some(_inside) = process::enter() else { return false };
-    if let Some((device, inode, changed_at)) = table::identity_as_of(fd)
-        && audit::is_still(fd, device, inode, changed_at)
+    if let Some((id, changed_at)) = table::identity_as_of(fd)
+        && audit::is_still(fd, id, changed_at)
     {
         return true;
     }
@@ -256,10 +257,10 @@ pub fn share_all(reason: Reason) {
     }
 }
 
-pub fn leave_file(device: u64, inode: u64) {
+pub fn leave_file(id: FileId) {
     for fd in 0..end() {
         let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());
-        if attached && identity(fd as i32) == (device, inode) {
+        if attached && identity(fd as i32) == id {
             detach(fd as i32, Reason::Unguaranteed);
         }
     }

@@ -59,7 +59,7 @@ pub fn remember(preload: Option<&[u8]>) {
     let Some(first) = first else { return };
     // SAFETY: it is not read before the length is there.
     unsafe { (&mut (*NAME.0.get()))[..first.len()].copy_from_slice(first) };
-    let file = kernel::stat(NAME.0.get() as usize).map_or([0; 2], |file| [file.device, file.inode]);
+    let file = kernel::stat(NAME.0.get() as usize).map_or([0; 2], |file| [file.id.device, file.id.inode]);
     FILE.iter().zip(file).for_each(|(to, value)| to.store(value, Ordering::Relaxed)); // the length orders it
     USER.store(kernel::effective_user(), Ordering::Relaxed);
     PLACE.store(first.as_ptr() as usize, Ordering::Relaxed); // read with the length, which orders it
@@ -206,7 +206,7 @@ fn is_reachable(name: &[u8]) -> bool {
             let known = [0, 1].map(|part: usize| FILE[part].load(Ordering::Relaxed)); // ordered by the length's Acquire
             let file = kernel::fstat(fd).filter(|file| file.is_regular());
             kernel::close(fd);
-            file.is_some_and(|file| [file.device, file.inode] == known)
+            file.is_some_and(|file| [file.id.device, file.id.inode] == known)
         }
         Err(error) => error.0 == kernel::EMFILE || error.0 == kernel::ENFILE,
     }

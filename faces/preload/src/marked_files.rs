@@ -9,6 +9,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use quinion_view::arena::control::place_of;
+use quinion_view::units::FileId;
 
 pub struct Files {
     places: [AtomicU64; Files::PLACES],
@@ -22,12 +23,12 @@ impl Files {
         Self { places: [const { AtomicU64::new(0) }; Self::PLACES], is_full: AtomicBool::new(false) }
     }
 
-    fn digest(device: u64, inode: u64) -> u64 {
-        place_of(device, inode, usize::MAX) as u64 + 1
+    fn digest(id: FileId) -> u64 {
+        place_of(id, usize::MAX) as u64 + 1
     }
 
-    pub fn add(&self, device: u64, inode: u64) {
-        let file = Self::digest(device, inode);
+    pub fn add(&self, id: FileId) {
+        let file = Self::digest(id);
         for place in &self.places {
             // SeqCst, partner: `has`: a thread that is asked for a file after this is told.
             match place.compare_exchange(0, file, Ordering::SeqCst, Ordering::SeqCst) {
@@ -39,8 +40,8 @@ impl Files {
         self.is_full.store(true, Ordering::SeqCst); // partner: `has`
     }
 
-    pub fn has(&self, device: u64, inode: u64) -> bool {
-        let file = Self::digest(device, inode);
+    pub fn has(&self, id: FileId) -> bool {
+        let file = Self::digest(id);
         let mut known = self.places.iter().map(|place| place.load(Ordering::SeqCst)); // partner: `add`
         known.by_ref().take_while(|&known| known != 0).any(|known| known == file)
             || self.is_full.load(Ordering::SeqCst) // partner: `add`

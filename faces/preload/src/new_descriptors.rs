@@ -41,12 +41,16 @@ pub fn opened_for_kernel(fd: i32, state: State) {
     }
 }
 
-/// A descriptor has appeared whose description another process may have: positional reads may be served. `told`:
-/// whether it has been counted why no others are.
-pub fn adopt(fd: i32, told: bool) {
+/// A descriptor has appeared whose description another process may have: positional reads may be served.
+pub fn adopt(fd: i32) {
     see(fd);
     opened_for_kernel(fd, State::Shared);
-    if told && let Some(word) = look(fd) {
+}
+
+/// As [`adopt`], where it has been counted why no others are.
+pub fn adopt_counted(fd: i32) {
+    adopt(fd);
+    if let Some(word) = look(fd) {
         tell(fd, word);
     }
 }
@@ -71,6 +75,6 @@ pub fn appeared(fd: c_int) {
     if flags & (kernel::O_PATH | kernel::O_WRONLY) != 0 {
         opened_for_kernel(fd, State::Unknown);
     } else {
-        adopt(fd, false);
+        adopt(fd);
     }
 }

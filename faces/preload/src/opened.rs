@@ -49,9 +49,9 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
     } else if fd as usize >= table::DESCRIPTORS {
         count(Reason::Number);
     } else if fd < table::FIRST {
-        new_descriptors::adopt(fd, false);
+        new_descriptors::adopt(fd);
     } else if !reads_only {
-        new_descriptors::adopt(fd, true);
+        new_descriptors::adopt_counted(fd);
         count(Reason::Writable);
     } else {
         new_descriptors::opened(fd, forks);
@@ -112,7 +112,7 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
 
 fn duplicated(fd: c_int, made: c_int) {
     match table::look(fd).map(|word| word.state()) {
-        Some(State::Positioned | State::Shared) => new_descriptors::adopt(made, true),
+        Some(State::Positioned | State::Shared) => new_descriptors::adopt_counted(made),
         _ => new_descriptors::opened_for_kernel(made, State::Unknown),
     }
 }

@@ -60,6 +60,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use quinion_view::arena::control::{AttachPolicy, Reason};
+use quinion_view::units::FileId;
 use quinion_view::viewer::Viewer;
 
 use crate::handshake::{self, CacheLocation};
@@ -298,15 +299,15 @@ pub fn has_attached_files() -> bool {
 }
 
 /// Whether a viewer has attached that file, or one that looks like it. Only while [`is_on`].
-pub fn is_attached(device: u64, inode: u64) -> bool {
+pub fn is_attached(id: FileId) -> bool {
     // SAFETY: as in `attach_policy`.
-    unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_attached(device, inode)
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_attached(id)
 }
 
 /// Whether a file was taken over, or looks like one that was. Only while [`is_on`].
-pub fn is_taken(device: u64, inode: u64) -> bool {
+pub fn is_taken(id: FileId) -> bool {
     // SAFETY: as in `attach_policy`.
-    unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(device, inode)
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(id)
 }
 
 /// The owner's heartbeat count. Only while [`is_on`].
@@ -317,8 +318,8 @@ pub fn heartbeat() -> u32 {
 
 /// Counts the opening of a large file, for all processes of the cache; how many there were before. 0 if this process is
 /// no viewer yet.
-pub fn openings_before(device: u64, inode: u64) -> u64 {
-    viewer().map_or(0, |viewer| viewer.openings_before(device, inode))
+pub fn openings_before(id: FileId) -> u64 {
+    viewer().map_or(0, |viewer| viewer.openings_before(id))
 }
 
 /// Counts why a descriptor is not served, if this process is a viewer.

@@ -20,7 +20,7 @@ use quinion_view::viewer::Viewer;
 
 use crate::attach::attach;
 use crate::read_request::Target;
-use crate::table::{self, FdWord, State};
+use crate::table::{self, CreditGiver, FdWord, State};
 use crate::{descriptors, kernel, process};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -141,14 +141,13 @@ fn look_at(fd: c_int, word: FdWord) -> Reader {
         return Reader::Ours;
     };
     let bytes = stat.size as u64;
-    let (device, inode, is_large) = (stat.device, stat.inode, bytes >= attach_policy.large_bytes);
-    let is_wanted =
-        || process::is_taken(device, inode) || process::openings_before(device, inode) >= OPENINGS_MAX;
+    let (id, is_large) = (stat.id, bytes >= attach_policy.large_bytes);
+    let is_wanted = || process::is_taken(id) || process::openings_before(id) >= OPENINGS_MAX;
     if is_large && is_wanted() {
         return Reader::Ours;
     }
     let credit = if is_large { bytes.saturating_mul(2) } else { attach_policy.credit_bytes };
-    if table::give_credit(fd, word, credit, false) {
+    if table::give_credit(fd, word, credit, CreditGiver::Viewer) {
         process::count_reason(Reason::Left);
     }
     Reader::Unknown

@@ -16,8 +16,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use quinion_view::arena::CellNumber;
 use quinion_view::arena::control::Advice;
 use quinion_view::fdstate::FdCell;
-pub use quinion_view::fdstate::{FdWord, OFFSETS_MAX, State};
-use quinion_view::units::MappingId;
+pub use quinion_view::fdstate::{CreditGiver, FdWord, OFFSETS_MAX, State};
+use quinion_view::units::{FileId, MappingId};
 use quinion_view::viewer::ViewedFile;
 
 use crate::kernel;
@@ -55,8 +55,7 @@ struct File {
 pub struct Attachment {
     pub handle: u64,
     pub place: u64,
-    pub device: u64,
-    pub inode: u64,
+    pub id: FileId,
     /// When it had changed last, if each read is to look whether it did; see `audit.rs`.
     pub changed_at: Option<i64>,
     /// Whether it can write: then only positional reads are served.
@@ -145,24 +144,25 @@ pub fn attach(fd: i32, to: &Attachment) {
     file.marker_reported.store(0, Ordering::Relaxed);
     file.touched.store(0, Ordering::Relaxed);
     file.refused.store(0, Ordering::Relaxed);
-    file.device.store(to.device, Ordering::Relaxed);
-    file.inode.store(to.inode, Ordering::Relaxed);
+    file.device.store(to.id.device, Ordering::Relaxed);
+    file.inode.store(to.id.inode, Ordering::Relaxed);
     file.changed_at.store(to.changed_at.map_or(NEVER, |at| (at as u64).wrapping_add(1)), Ordering::Relaxed);
     file.seen.store(0, Ordering::Relaxed);
 }
 
-pub fn identity(fd: i32) -> (u64, u64) {
+pub fn identity(fd: i32) -> FileId {
     let file = &FILES[fd as usize];
-    (file.device.load(Ordering::Relaxed), file.inode.load(Ordering::Relaxed)) // ordered by `look`
+    let [device, inode] = [&file.device, &file.inode].map(|place| place.load(Ordering::Relaxed));
+    FileId { device, inode }
 }
 
-/// Device and inode, and when the file had changed last as it was attached; `None` if no look was needed then.
+/// The file, and when the file had changed last as it was attached; `None` if no look was needed then.
 #[inline]
-pub fn identity_as_of(fd: i32) -> Option<(u64, u64, i64)> {
+pub fn identity_as_of(fd: i32) -> Option<(FileId, i64)> {
     let of = &FILES[fd as usize];
     let [device, inode, changed_at] =
         [&of.device, &of.inode, &of.changed_at].map(|place| place.load(Ordering::Relaxed)); // ordered by `look`
-    (changed_at != NEVER).then_some((device, inode, changed_at.wrapping_sub(1) as i64))
+    (changed_at != NEVER).then_some((FileId { device, inode }, changed_at.wrapping_sub(1) as i64))
 }
 
 pub fn was_seen(fd: i32, stat: &kernel::Stat) -> bool {
@@ -227,8 +227,8 @@ pub fn tell(fd: i32, word: FdWord) -> bool {
     cell(fd).is_some_and(|cell| cell.tell(word))
 }
 
-pub fn give_credit(fd: i32, from: FdWord, bytes: u64, is_owners: bool) -> bool {
-    cell(fd).is_some_and(|cell| cell.give_credit(from, bytes, is_owners))
+pub fn give_credit(fd: i32, from: FdWord, bytes: u64, giver: CreditGiver) -> bool {
+    cell(fd).is_some_and(|cell| cell.give_credit(from, bytes, giver))
 }
 
 pub fn charge(fd: i32, from: FdWord, bytes: u64) -> bool {

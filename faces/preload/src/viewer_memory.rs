@@ -149,7 +149,7 @@ pub fn settle_child(is_held_back: bool) {
     if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
         let [arena, own] = memory();
         let bytes = if is_held_back { arena.bytes as usize } else { PAGE };
-        map_zero_pages(arena.base.as_ptr() as usize, bytes, true);
+        map_zeros_at_arena(arena.base.as_ptr() as usize, bytes);
         let _ = kernel::map_where_nothing_is(own.base.as_ptr() as usize, own.bytes as usize);
     }
 }
@@ -169,17 +169,20 @@ pub fn mend(address: usize) -> bool {
         let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`
         if address.wrapping_sub(start) < bytes {
             let page = address & !(PAGE - 1);
-            return map_zero_pages(page, PAGE, at % 2 == 0 && page == start);
+            return match at % 2 == 0 && page == start {
+                true => map_zeros_at_arena(page, PAGE),
+                false => kernel::map_where_nothing_is(page, PAGE).is_ok(),
+            };
         }
     }
     false
 }
 
-/// Maps zeros where pages of memory were that is gone; an arena's first says that there is no owner. `true` if
+/// Maps zeros where the first pages of an arena were that is gone; the first says that there is no owner. `true` if
 /// something is there now.
-fn map_zero_pages(page: usize, bytes: usize, is_arenas_first: bool) -> bool {
+fn map_zeros_at_arena(page: usize, bytes: usize) -> bool {
     let mapped = kernel::map_where_nothing_is(page, bytes);
-    if is_arenas_first && let Ok(Some(page)) = mapped {
+    if let Ok(Some(page)) = mapped {
         say_there_is_no_owner(page);
     }
     mapped.is_ok()

@@ -12,6 +12,7 @@
 use core::ffi::c_int;
 
 use quinion_view::arena::control::{Operation, Reason};
+use quinion_view::units::FileId;
 
 use crate::{deferred_detach, descriptors, join, kernel, process, stop};
 
@@ -41,7 +42,7 @@ pub extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
     let Some(_inside) = process::enter() else { return };
     let Some(stat) = kernel::stat(path) else { return };
     if stat.is_regular() {
-        is_watched([stat.device, stat.inode]);
+        is_watched(stat.id);
     } else if mask & ACCESSES != 0 {
         is_watched(ALL_FILES);
     }
@@ -63,7 +64,7 @@ pub extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, pat
     } else if flags & MANY == 0
         && let Some(stat) = kernel::stat_at(at as c_int, path).filter(kernel::Stat::is_regular)
     {
-        is_watched([stat.device, stat.inode]);
+        is_watched(stat.id);
     }
 }
 
@@ -74,17 +75,17 @@ pub fn accesses_are_watched() {
     }
 }
 
-/// In place of a file's device and inode.
-const ALL_FILES: [u64; 2] = [0; 2];
+/// In place of a file.
+const ALL_FILES: FileId = FileId { device: 0, inode: 0 };
 
 /// Has the owner close a file, or all, and open it no more; done when this returns. If it is late the process is served
 /// nothing, so that it sees at least its own reads.
-fn is_watched([device, inode]: [u64; 2]) {
+fn is_watched(id: FileId) {
     const SETTLED_MILLIS_MAX: u32 = 100;
     let Some(viewer) = join::join() else { return };
     viewer.count_reason(Reason::Watched);
     viewer.settle(SETTLED_MILLIS_MAX);
-    if viewer.request_long(Operation::LetGo, [device, inode, 1]).is_err() {
+    if viewer.request_long(Operation::LetGo, [id.device, id.inode, 1]).is_err() {
         stop::stop(Reason::Watched);
     }
 }

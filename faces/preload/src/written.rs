@@ -21,6 +21,7 @@
 use core::ffi::c_int;
 
 use quinion_view::arena::control::Operation;
+use quinion_view::units::FileId;
 use quinion_view::viewer::sys::{Errno, clock_millis};
 use quinion_view::viewer::{RequestError, Viewer};
 
@@ -32,7 +33,7 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
     /// How often a thread that finds no free slot tries again: some milliseconds.
     const TURNS_MAX: u32 = 100;
     const SETTLED_MILLIS_MAX: u32 = 100;
-    let question = [stat.device, stat.inode, third];
+    let question = [stat.id.device, stat.id.inode, third];
     // The kernel has an opener wait for the lease by itself; only this library tells of the rest.
     let ask = || match (operation, third) {
         (Operation::WriterOpened, 0) => viewer.request(operation, question),
@@ -49,16 +50,24 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
     !matches!(ask(), Err(RequestError::NoSlot | RequestError::Late)) // one that is later than that is not waited for
 }
 
-/// The file is about to be opened for writing; or `cut`, without that. The kernel tells no owner of a cut: a late owner
-/// is told when it goes on, and until then this process shows no bytes of before. Whether the owner has the file, as
-/// far as is known.
-fn expect_writer(stat: &Stat, cut: bool) -> bool {
-    let is_attached = process::is_attached(stat.device, stat.inode);
+/// The file is about to be opened for writing. Returns whether the owner has the file, as far as is known.
+fn expect_writer(stat: &Stat) -> bool {
+    let is_attached = process::is_attached(stat.id);
     if is_attached && let Some(viewer) = join::join() {
-        let is_told = ask(viewer, Operation::WriterOpened, stat, cut.into());
-        if cut && !is_told {
-            descriptors::leave_file(stat.device, stat.inode);
-            viewer.post_late(Operation::WriterOpened, [stat.device, stat.inode, 1]);
+        ask(viewer, Operation::WriterOpened, stat, 0);
+    }
+    is_attached
+}
+
+/// The file is about to be truncated, or was, in a way of which the kernel tells no owner. A late owner is told when it
+/// goes on; until then this process shows no bytes of before. Returns as [`expect_writer`].
+fn expect_truncation(stat: &Stat) -> bool {
+    let is_attached = process::is_attached(stat.id);
+    if is_attached && let Some(viewer) = join::join() {
+        let is_told = ask(viewer, Operation::WriterOpened, stat, 1);
+        if !is_told {
+            descriptors::leave_file(stat.id);
+            viewer.post_late(Operation::WriterOpened, [stat.id.device, stat.id.inode, 1]);
         }
     }
     is_attached
@@ -95,7 +104,7 @@ pub fn opening(at: c_int, path: usize, flags: c_int, open: impl Fn() -> c_int) -
 fn is_attached_at(at: c_int, path: usize) -> bool {
     let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return false };
     let stat = kernel::stat_at(at, path).filter(Stat::is_regular);
-    stat.is_some_and(|stat| process::is_attached(stat.device, stat.inode))
+    stat.is_some_and(|stat| process::is_attached(stat.id))
 }
 
 /// Before an open that may write, or cut; whether the owner has the file.
@@ -108,7 +117,10 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) -> bool {
     }
     let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return false };
     let stat = kernel::stat_at(at, path).filter(Stat::is_regular);
-    stat.is_some_and(|stat| expect_writer(&stat, truncates_unnoticed(flags)))
+    stat.is_some_and(|stat| match truncates_unnoticed(flags) {
+        true => expect_truncation(&stat),
+        false => expect_writer(&stat),
+    })
 }
 
 pub fn after_open(fd: c_int, flags: c_int) {
@@ -117,7 +129,7 @@ pub fn after_open(fd: c_int, flags: c_int) {
         && process::has_attached_files()
         && let Some(stat) = kernel::fstat(fd)
     {
-        expect_writer(&stat, true);
+        expect_truncation(&stat);
     }
 }
 
@@ -126,7 +138,7 @@ pub fn before_truncate(path: usize) {
         && process::has_attached_files()
         && let Some(stat) = kernel::stat(path).filter(Stat::is_regular)
     {
-        expect_writer(&stat, false);
+        expect_writer(&stat);
     }
 }
 
@@ -136,7 +148,7 @@ pub fn before_removal(at: c_int, path: usize) {
     if let Some(_inside) = process::enter()
         && process::has_attached_files()
         && let Some(stat) = kernel::stat_at_itself(at, path).filter(Stat::is_regular)
-        && process::is_attached(stat.device, stat.inode)
+        && process::is_attached(stat.id)
         && let Some(viewer) = join::join()
     {
         descriptors::give_back_unseen();
@@ -154,13 +166,13 @@ pub fn maps(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let can_write = kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0);
     if can_write && let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) {
-        marked_files::MAPPED.add(stat.device, stat.inode);
+        marked_files::MAPPED.add(stat.id);
     }
 }
 
 /// Whether this process, or one that it was forked from, may store to that file unseen.
-pub fn is_mapped(device: u64, inode: u64) -> bool {
-    marked_files::MAPPED.has(device, inode)
+pub fn is_mapped(id: FileId) -> bool {
+    marked_files::MAPPED.has(id)
 }
 
 pub fn is_for_lease(command: usize, argument: usize) -> bool {
@@ -173,7 +185,7 @@ pub fn is_for_lease(command: usize, argument: usize) -> bool {
 pub fn wants_lease(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) else { return };
-    marked_files::LEASED.add(stat.device, stat.inode);
+    marked_files::LEASED.add(stat.id);
     // A thread that is about to attach it has not looked at the list; one that comes later does. (Each look at the
     // clock ends in the kernel, so the awaited thread runs, if it can.)
     let begun = kernel::now_nanos();
@@ -184,7 +196,7 @@ pub fn wants_lease(fd: c_int) {
         kernel::wait(turn);
         turn += 1;
     }
-    descriptors::leave_file(stat.device, stat.inode);
+    descriptors::leave_file(stat.id);
     if let Some(viewer) = join::join() {
         ask(viewer, Operation::LetGo, &stat, 0);
     }
@@ -197,8 +209,7 @@ pub fn attaching<T>(fd: c_int, stat: &Stat, ask: impl FnOnce() -> T) -> Option<T
     marked_files::attaching(|| {
         // A write lease of another process ended when `fd` was opened; so one that there is is by this very
         // description.
-        let is_alone =
-            marked_files::LEASED.has(stat.device, stat.inode) || kernel::fcntl(fd, F_GETLEASE) == Ok(F_WRLCK);
+        let is_alone = marked_files::LEASED.has(stat.id) || kernel::fcntl(fd, F_GETLEASE) == Ok(F_WRLCK);
         (!is_alone).then(ask)
     })
 }

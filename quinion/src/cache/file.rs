@@ -21,7 +21,7 @@ use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
 use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders, PageIndex};
+use crate::units::{FILE_BYTES_MAX, FileId, MappingId, Order, Orders, PageIndex};
 
 use super::Handle;
 use super::blocking::BlockingCalls;
@@ -600,9 +600,9 @@ impl File {
     pub(crate) fn record(&self) -> (CellNumber, MappingId) {
         (self.handle.mapping.index().cell(), self.id)
     }
-    pub(crate) fn is_inode(&self, device: u64, inode: u64) -> bool {
+    pub(crate) fn is_inode(&self, id: FileId) -> bool {
         let identity = self.handle.mapping.identity();
-        (identity.device, identity.inode) == (device, inode)
+        (identity.device, identity.inode) == (id.device, id.inode)
     }
     pub(crate) fn read_by_kernels_cache(&self) {
         self.handle.mapping.backend().read_by_kernels_cache();
@@ -626,8 +626,12 @@ impl File {
         self.reader(Some(&passing)).end_drop_behind(position, bytes, LockWait::Wait);
         Ok(())
     }
-    pub(crate) fn advance(&self, page: PageIndex, uncached: bool) {
-        let passing = if uncached { self.passing().ok() } else { None };
+    pub(crate) fn advance(&self, page: PageIndex) {
+        self.handle.shared.filemap.advance(&self.call(None, WaitPolicy::Wait), page);
+    }
+    /// The same for a viewer's uncached read.
+    pub(crate) fn advance_uncached(&self, page: PageIndex) {
+        let passing = self.passing().ok();
         self.handle.shared.filemap.advance(&self.call(passing.as_ref(), WaitPolicy::Wait), page);
     }
     pub(crate) fn can_drop_behind(&self) -> bool {

@@ -28,7 +28,7 @@ use crate::error::{Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::{Mapping, NewMapping};
 use crate::sync::LockWait;
-use crate::units::{MappingId, PAGE_SIZE, PageIndex};
+use crate::units::{FileId, MappingId, PAGE_SIZE, PageIndex};
 use crate::xarray::INDICES_MAX;
 
 use super::coherence::{Coherence, CoherenceState, ObservedTimes};
@@ -93,10 +93,10 @@ impl Cache {
 
     /// Closes and forgets that file, if it has no open handle. Returns whether it is not known now, and nothing that
     /// was released is in flight still.
-    pub(crate) fn forget_idle(&self, device: u64, inode: u64) -> bool {
+    pub(crate) fn forget_idle(&self, id: FileId) -> bool {
         let mut gone = DeferredRelease::default();
         let mut table = self.shared.table.lock();
-        let is_it = |identity: &Identity| (identity.device, identity.inode) == (device, inode);
+        let is_it = |identity: &Identity| file_id(identity) == id;
         let is_written = |identity| table.files[identity].mapping.writeback().dirty_pages().total() == 0;
         let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_written(identity));
         if let Some(since) = found.map(|(&since, _)| since) {
@@ -109,8 +109,8 @@ impl Cache {
     }
 
     /// Forgets the files that are kept open only because their mount has no number, and were not opened for a second.
-    /// Returns their devices and inodes.
-    pub(crate) fn forget_lingering(&self) -> Vec<(u64, u64)> {
+    /// Returns them.
+    pub(crate) fn forget_lingering(&self) -> Vec<FileId> {
         let (mut gone, mut names) = (DeferredRelease::default(), Vec::new());
         let mut table = self.shared.table.lock();
         let (due, not_yet) = std::mem::take(&mut table.lingering)
@@ -120,7 +120,7 @@ impl Cache {
         let due: Vec<(u64, Instant)> = due;
         for (since, _) in due {
             // One that was opened meanwhile is not idle, or since another time.
-            names.extend(table.idle.get(&since).map(|file| (file.device, file.inode)));
+            names.extend(table.idle.get(&since).map(file_id));
             table.forget_into(since, &mut gone);
         }
         drop(table);
@@ -208,7 +208,7 @@ impl CacheInner {
         if is_idle {
             let since = table.retire(identity, &mut gone);
             if parks {
-                table.park(since, told, true, &mut gone);
+                table.park(since, told, Linger::May, &mut gone);
             }
             table.bound_idle(self.idle_files_max, &mut gone);
         }
@@ -246,7 +246,7 @@ impl CacheInner {
         let mut gone = DeferredRelease::default();
         table = self.table.lock();
         for (since, told) in told {
-            table.park(since, told, false, &mut gone);
+            table.park(since, told, Linger::MustNot, &mut gone);
         }
         drop(table);
         self.end_all(gone);
@@ -349,14 +349,8 @@ impl FileTable {
 
     /// Closes the descriptor of one that is idle since then. Its pages stay if they are of the version `told`, which
     /// its file's times will identify; else it is forgotten. One that has something to be written stays as it is;
-    /// and, if it `may_linger`, one of a mount that has no number, for [`Cache::forget_lingering`].
-    fn park(
-        &mut self,
-        since: u64,
-        told: Option<ObservedTimes>,
-        may_linger: bool,
-        gone: &mut DeferredRelease,
-    ) {
+    /// and, if it may linger, one of a mount that has no number, for [`Cache::forget_lingering`].
+    fn park(&mut self, since: u64, told: Option<ObservedTimes>, linger: Linger, gone: &mut DeferredRelease) {
         let Some(identity) = self.idle.get(&since) else { return };
         let known = self.files.get_mut(identity).expect("an idle mapping is known");
         let (mapping, backend) = (&known.mapping, known.mapping.backend());
@@ -366,7 +360,7 @@ impl FileTable {
         }
         let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writeback().writer().is_none();
         let Some(mount) = backend.mount().filter(|_| is_told) else {
-            if is_told && may_linger {
+            if is_told && linger == Linger::May {
                 return self.lingering.push((since, Instant::now()));
             }
             return self.forget_into(since, gone);
@@ -419,4 +413,14 @@ fn await_closed(file: &ParkedBackend) {
         file.reap(ReapMode::Ready, &mut || false);
         std::thread::sleep(CLOSING_PAUSE);
     }
+}
+/// Whether a file without open handles may stay open for a while, where only that keeps what is cached of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Linger {
+    May,
+    MustNot,
+}
+
+fn file_id(identity: &Identity) -> FileId {
+    FileId { device: identity.device, inode: identity.inode }
 }

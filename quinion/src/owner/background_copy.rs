@@ -47,9 +47,10 @@ use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
 
 use crate::arena::control::AttachPolicy;
 use crate::cache::Cache;
+use crate::serve::AttachReason;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
-use crate::units::PAGE_SIZE;
+use crate::units::{FileId, PAGE_SIZE};
 
 /// A file of 4 MiB pays for the question at its first read; a smaller one after some dozens.
 pub(super) const LAZY_ATTACH: AttachPolicy = AttachPolicy {
@@ -77,8 +78,6 @@ const STUCK_AFTER: Duration = Duration::from_secs(10);
 const STUCK_MAX: u32 = 4;
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
-type Name = (u64, u64);
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CopyState {
     Left(u32),
@@ -90,7 +89,7 @@ const DEFERRED: CopyState = CopyState::Left(OPENINGS_MAX);
 
 #[derive(Debug)]
 pub(super) struct CopyRequest {
-    name: Name,
+    id: FileId,
     file: OwnedFd,
     bytes: u64,
     until: Instant,
@@ -107,8 +106,8 @@ struct HeldFile {
 }
 
 impl HeldFile {
-    fn new(cache: Cache, (device, inode): Name) -> Self {
-        let place = cache.share().control().control().enter(device, inode);
+    fn new(cache: Cache, id: FileId) -> Self {
+        let place = cache.share().control().control().enter(id);
         Self { cache, place }
     }
 }
@@ -126,13 +125,22 @@ impl CopyRequest {
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
-    pub(super) fn name(&self) -> Name {
-        self.name
+    pub(super) fn id(&self) -> FileId {
+        self.id
     }
     pub(super) fn steps(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         let bytes = self.bytes;
         (0..bytes.div_ceil(STEP)).map(move |i| i * STEP..bytes.min((i + 1) * STEP))
     }
+}
+
+/// How a copy ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum CopyEnd {
+    /// All of the file is cached.
+    Copied,
+    /// The copy was called off, or failed.
+    Aborted,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -157,10 +165,10 @@ pub(super) struct BackgroundCopies {
 
 #[derive(Debug, Default)]
 struct State {
-    known: HashMap<Name, CopyState>,
+    known: HashMap<FileId, CopyState>,
     requests: VecDeque<CopyRequest>,
     /// Bytes of the files to be copied, or copied and not attached since.
-    taken: HashMap<Name, u64>,
+    taken: HashMap<FileId, u64>,
     /// One at a time, so that the other threads answer.
     copying: Option<Copying>,
     stuck: u32,
@@ -168,7 +176,7 @@ struct State {
 
 #[derive(Clone, Debug)]
 struct Copying {
-    name: Name,
+    id: FileId,
     is_called_off: Arc<AtomicBool>,
     begun: Instant,
 }
@@ -185,14 +193,14 @@ impl State {
     fn forget_others(&mut self) {
         let Self { known, taken, .. } = self;
         known.retain(|_, now| *now == CopyState::Requested);
-        taken.retain(|name, _| known.contains_key(name));
+        taken.retain(|id, _| known.contains_key(id));
     }
 
     fn call_off(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
         let gone = self.take_requests(such);
         for request in &gone {
-            self.known.insert(request.name, DEFERRED);
-            self.taken.remove(&request.name);
+            self.known.insert(request.id, DEFERRED);
+            self.taken.remove(&request.id);
         }
         gone
     }
@@ -203,24 +211,23 @@ impl BackgroundCopies {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()), cache }
     }
 
-    /// Bytes that the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked for
-    /// again; `None`: it is taken over now. `spent`: the kernel has read these. `attached`: bytes of all attached
-    /// files.
+    /// Bytes that the kernel is to read of the file `id`, behind a viewer's `descriptor`, before it is asked for
+    /// again; `None`: it is taken over now. `attached`: bytes of all attached files.
     pub(super) fn kernel_credit(
         &self,
         descriptor: BorrowedFd<'_>,
-        name: Name,
-        spent: bool,
+        id: FileId,
+        reason: AttachReason,
         budget: CopyBudget,
-        attached: impl FnOnce() -> HashMap<Name, u64>,
+        attached: impl FnOnce() -> HashMap<FileId, u64>,
     ) -> Option<LeftToKernel> {
         // 1 What is known?
-        let known = self.state.lock().known.get(&name).copied();
+        let known = self.state.lock().known.get(&id).copied();
         if known == Some(CopyState::Ours) {
             return None;
         }
         // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
-        let (file, bytes) = look(descriptor, name)?;
+        let (file, bytes) = look(descriptor, id)?;
         if known == Some(CopyState::Requested) {
             return Some(LeftToKernel { credit: bytes, short: None });
         }
@@ -235,66 +242,61 @@ impl BackgroundCopies {
         let (credit, next) = match times {
             _ if !is_held(holds, bytes) => (bytes, CopyState::Left(times)),
             0 => (bytes.saturating_mul(TIMES), CopyState::Left(1)),
-            _ if spent || times >= OPENINGS_MAX => (bytes, CopyState::Requested),
+            _ if reason == AttachReason::CreditSpent || times >= OPENINGS_MAX => {
+                (bytes, CopyState::Requested)
+            }
             _ => (bytes.saturating_mul(TIMES), CopyState::Left(times.saturating_add(1))),
         };
         // 4 Would it fit?
         if next == CopyState::Requested
-            && (bytes > budget.file || self.taken_with(attached(), name, bytes) > budget.all)
+            && (bytes > budget.file || self.taken_with(attached(), id, bytes) > budget.all)
         {
-            self.note(name, CopyState::Left(times.saturating_add(1)), None);
+            self.note(id, CopyState::Left(times.saturating_add(1)), None);
             return Some(LeftToKernel { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
         }
-        self.note(name, next, (next == CopyState::Requested).then(|| self.request(name, file, bytes)));
+        self.note(id, next, (next == CopyState::Requested).then(|| self.request(id, file, bytes)));
         Some(LeftToKernel { credit, short: None })
     }
 
-    fn request(&self, name: Name, file: OwnedFd, bytes: u64) -> CopyRequest {
-        let held = HeldFile::new(self.cache.clone(), name);
-        CopyRequest {
-            name,
-            file,
-            bytes,
-            until: Instant::now() + HELD_MAX,
-            is_called_off: Arc::default(),
-            held,
-        }
+    fn request(&self, id: FileId, file: OwnedFd, bytes: u64) -> CopyRequest {
+        let held = HeldFile::new(self.cache.clone(), id);
+        CopyRequest { id, file, bytes, until: Instant::now() + HELD_MAX, is_called_off: Arc::default(), held }
     }
 
-    /// The bytes of all files that are taken over, are to be, or are attached; with the file `name`.
-    fn taken_with(&self, mut attached: HashMap<Name, u64>, name: Name, bytes: u64) -> u64 {
+    /// The bytes of all files that are taken over, are to be, or are attached; with the file `id`.
+    fn taken_with(&self, mut attached: HashMap<FileId, u64>, id: FileId, bytes: u64) -> u64 {
         attached.extend(&self.state.lock().taken);
-        attached.insert(name, bytes);
+        attached.insert(id, bytes);
         attached.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
     /// Whether an attached file was taken over, and is filled through the kernel's page cache.
-    pub(super) fn is_ours(&self, name: Name) -> bool {
+    pub(super) fn is_ours(&self, id: FileId) -> bool {
         let mut state = self.state.lock();
-        let is_ours = state.known.get(&name) == Some(&CopyState::Ours);
+        let is_ours = state.known.get(&id) == Some(&CopyState::Ours);
         if is_ours {
-            state.taken.remove(&name); // it counts for as long as it is attached
+            state.taken.remove(&id); // it counts for as long as it is attached
         }
         is_ours
     }
 
     /// Closes a file that a program wants to be alone with; one that is being copied, soon.
-    pub(super) fn forget(&self, name: Name) {
+    pub(super) fn forget(&self, id: FileId) {
         let mut state = self.state.lock();
-        state.known.remove(&name);
-        state.taken.remove(&name);
-        if let Some(copying) = state.copying.as_ref().filter(|copying| copying.name == name) {
+        state.known.remove(&id);
+        state.taken.remove(&id);
+        if let Some(copying) = state.copying.as_ref().filter(|copying| copying.id == id) {
             copying.is_called_off.store(true, Ordering::Relaxed);
         }
-        let gone = state.take_requests(|request| request.name == name);
+        let gone = state.take_requests(|request| request.id == id);
         drop(state);
         drop(gone); // outside the lock
     }
 
     /// As [`forget`](Self::forget), and waits for the end of its copy, for a bounded time.
-    pub(super) fn close(&self, name: Name) {
-        let copying = self.state.lock().copying.clone().filter(|copying| copying.name == name);
-        self.forget(name);
+    pub(super) fn close(&self, id: FileId) {
+        let copying = self.state.lock().copying.clone().filter(|copying| copying.id == id);
+        self.forget(id);
         copying.iter().for_each(|copying| self.wait_for_end(&copying.is_called_off));
     }
 
@@ -334,45 +336,45 @@ impl BackgroundCopies {
             copying.is_called_off.store(true, Ordering::Relaxed);
         }
         let request = state.requests.pop_front()?;
-        let (name, is_called_off) = (request.name, Arc::clone(&request.is_called_off));
-        let before = state.copying.replace(Copying { name, is_called_off, begun: Instant::now() });
+        let (id, is_called_off) = (request.id, Arc::clone(&request.is_called_off));
+        let before = state.copying.replace(Copying { id, is_called_off, begun: Instant::now() });
         state.stuck += u32::from(before.is_some());
         Some(request)
     }
 
-    pub(super) fn end(&self, request: CopyRequest, done: bool) {
-        let next = match done {
-            true => CopyState::Ours,
-            false if request.is_over() => DEFERRED,
-            false => CopyState::Left(0),
+    pub(super) fn end(&self, request: CopyRequest, end: CopyEnd) {
+        let next = match end {
+            CopyEnd::Copied => CopyState::Ours,
+            CopyEnd::Aborted if request.is_over() => DEFERRED,
+            CopyEnd::Aborted => CopyState::Left(0),
         };
-        let (name, is_called_off) = (request.name, Arc::clone(&request.is_called_off));
+        let (id, is_called_off) = (request.id, Arc::clone(&request.is_called_off));
         drop(request); // a caller that waits for the copy's end waits for this
-        self.note(name, next, None);
+        self.note(id, next, None);
         let mut state = self.state.lock();
         match state.copying.take_if(|copying| Arc::ptr_eq(&copying.is_called_off, &is_called_off)) {
             Some(_) => {}
             None => state.stuck -= 1, // it was given up, and has ended after all
         }
-        if !done {
-            state.taken.remove(&name);
+        if end == CopyEnd::Aborted {
+            state.taken.remove(&id);
         }
     }
 
-    fn note(&self, name: Name, next: CopyState, request: Option<CopyRequest>) {
+    fn note(&self, id: FileId, next: CopyState, request: Option<CopyRequest>) {
         let mut state = self.state.lock();
-        if state.known.len() >= KNOWN_MAX && !state.known.contains_key(&name) {
+        if state.known.len() >= KNOWN_MAX && !state.known.contains_key(&id) {
             state.forget_others();
             if state.known.len() >= KNOWN_MAX {
                 return; // so many wait to be copied; this one is looked at again
             }
         }
-        if next != CopyState::Ours && state.known.get(&name) == Some(&CopyState::Ours) {
+        if next != CopyState::Ours && state.known.get(&id) == Some(&CopyState::Ours) {
             return; // it was copied during this look
         }
         // Two that ask at once request it once.
-        if state.known.insert(name, next) != Some(CopyState::Requested) {
-            state.taken.extend(request.iter().map(|request| (request.name, request.bytes)));
+        if state.known.insert(id, next) != Some(CopyState::Requested) {
+            state.taken.extend(request.iter().map(|request| (request.id, request.bytes)));
             state.requests.extend(request);
         }
     }
@@ -390,15 +392,16 @@ fn is_held(holds: KernelHolds, bytes: u64) -> bool {
     holds.unwritten > 0 || holds.pages >= pages - pages / 4
 }
 
-/// Opens the file anew, if it is the regular file `name`.
-fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
+/// Opens the file anew, if it is the regular file `id`.
+fn look(descriptor: BorrowedFd<'_>, id: FileId) -> Option<(OwnedFd, u64)> {
     let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file =
         open(&path, flags | OFlags::NOATIME, Mode::empty()).or_else(|_| open(&path, flags, Mode::empty()));
     let file = file.ok()?;
     let stat = fstat(&file).ok()?;
-    let is_it = (stat.st_dev, stat.st_ino) == name && FileType::from_raw_mode(stat.st_mode).is_file();
+    let is_it = FileId { device: stat.st_dev, inode: stat.st_ino } == id
+        && FileType::from_raw_mode(stat.st_mode).is_file();
     // Where pages are tried one by one, only these are read.
     let _ = fadvise(&file, 0, None, Advice::Random);
     is_it.then_some((file, stat.st_size as u64))
@@ -408,6 +411,10 @@ fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
 mod tests {
     use super::*;
 
+    fn file(device: u64, inode: u64) -> FileId {
+        FileId { device, inode }
+    }
+
     /// 1. A file waits to be copied.
     /// 2. So many others are looked at that all are forgotten.
     /// 3. It is asked for again, and waits twice.
@@ -415,21 +422,21 @@ mod tests {
     fn files_that_wait_to_be_copied_are_not_forgotten_with_the_others() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
         let copies = BackgroundCopies::new(cache);
-        let request = |name| {
+        let request = |id| {
             let file = tempfile::tempfile().expect("a file");
-            copies.note(name, CopyState::Requested, Some(copies.request(name, file.into(), 7)));
+            copies.note(id, CopyState::Requested, Some(copies.request(id, file.into(), 7)));
         };
-        request((1, 1));
+        request(file(1, 1));
         for inode in 0..2 * KNOWN_MAX as u64 {
-            copies.note((2, inode), CopyState::Left(1), None);
+            copies.note(file(2, inode), CopyState::Left(1), None);
         }
-        request((1, 1));
+        request(file(1, 1));
         let state = copies.state.lock();
-        assert_eq!((state.requests.len(), state.taken.get(&(1, 1))), (1, Some(&7)));
+        assert_eq!((state.requests.len(), state.taken.get(&file(1, 1))), (1, Some(&7)));
         assert!(state.known.len() <= KNOWN_MAX);
         drop(state);
         for inode in 0..2 * KNOWN_MAX as u64 {
-            copies.note((3, inode), CopyState::Requested, None);
+            copies.note(file(3, inode), CopyState::Requested, None);
         }
         assert!(copies.state.lock().known.len() <= KNOWN_MAX, "however many wait");
         copies.release();
@@ -444,7 +451,8 @@ mod tests {
         let copies = BackgroundCopies::new(cache);
         let request = |inode| {
             let file = tempfile::tempfile().expect("a file");
-            copies.note((1, inode), CopyState::Requested, Some(copies.request((1, inode), file.into(), 7)));
+            let id = FileId { device: 1, inode };
+            copies.note(id, CopyState::Requested, Some(copies.request(id, file.into(), 7)));
         };
         let age = || {
             let mut state = copies.state.lock();
@@ -462,10 +470,10 @@ mod tests {
         }
         age();
         assert!(copies.next_request().is_none(), "too many are stuck");
-        copies.end(stuck.remove(0), false);
+        copies.end(stuck.remove(0), CopyEnd::Aborted);
         assert_eq!(copies.state.lock().stuck, STUCK_MAX - 1);
         stuck.push(copies.next_request().expect("one of them has ended"));
-        stuck.drain(..).for_each(|copy| copies.end(copy, false));
+        stuck.drain(..).for_each(|copy| copies.end(copy, CopyEnd::Aborted));
         let state = copies.state.lock();
         assert!(state.copying.is_none() && state.stuck == 0);
         drop(state);

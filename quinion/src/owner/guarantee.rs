@@ -32,6 +32,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxFlags, fsta
 
 use crate::arena::Validation;
 use crate::arena::file_systems::FileSystem;
+use crate::units::FileId;
 
 /// What serves a file where the owner has no lease on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -97,13 +98,13 @@ impl fmt::Display for Unserved {
 impl ServeRules {
     /// Checks the file behind `path`, a descriptor's in `/proc` that is called `name` there, without opening it;
     /// `file` is expected. Returns what is done without a lease.
-    pub(super) fn look(&self, path: &str, name: &Path, file: (u64, u64)) -> Result<Validation, Unserved> {
+    pub(super) fn look(&self, path: &str, name: &Path, file: FileId) -> Result<Validation, Unserved> {
         let handle =
             open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Closed)?;
         self.look_at(handle.as_fd(), name, file)
     }
 
-    fn look_at(&self, handle: BorrowedFd<'_>, name: &Path, file: (u64, u64)) -> Result<Validation, Unserved> {
+    fn look_at(&self, handle: BorrowedFd<'_>, name: &Path, file: FileId) -> Result<Validation, Unserved> {
         const VERITY: u64 = 0x0010_0000;
         let found = fstatfs(handle).map_err(|_| Unserved::Closed)?;
         let system = FileSystem::of(found.f_type as u64);
@@ -119,7 +120,7 @@ impl ServeRules {
         }
         let stat =
             statx(handle, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(|_| Unserved::Closed)?;
-        if identity(&stat) != file {
+        if file_id(&stat) != file {
             return Err(Unserved::Closed);
         }
         // The kernel does not count the writers of a memfd, and gives leases on it while it is written.
@@ -141,13 +142,13 @@ impl ServeRules {
     }
 
     /// The name is what a viewer's mounts make of it, so it must name that file here.
-    fn is_declared(&self, name: &Path, file: (u64, u64)) -> bool {
+    fn is_declared(&self, name: &Path, file: FileId) -> bool {
         self.immutable.iter().any(|folder| name.starts_with(folder))
             && statx(CWD, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
-                .is_ok_and(|stat| identity(&stat) == file)
+                .is_ok_and(|stat| file_id(&stat) == file)
     }
 }
 
-fn identity(stat: &rustix::fs::Statx) -> (u64, u64) {
-    (rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)
+fn file_id(stat: &rustix::fs::Statx) -> FileId {
+    FileId { device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino }
 }

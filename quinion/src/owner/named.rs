@@ -23,8 +23,9 @@ use crate::arena::Validation;
 use crate::cache::File;
 use crate::error::Error;
 use crate::folio::Pinned;
-use crate::serve::{Attached, FileName, NAMED_DEVICE, NameRefusal, NamedAttachment};
+use crate::serve::{Attached, NAMED_DEVICE, NameRefusal, NamedAttachment};
 use crate::sync::{Rank, RankedMutex};
+use crate::units::FileId;
 use crate::viewer::sys::Errno;
 
 /// Opens names for viewers. Called by several threads at a time; each call may wait.
@@ -93,16 +94,15 @@ impl CacheOwner {
         let file = Arc::new(object.file().clone());
         let failed = |error: Error| NameRefusal { error: errno(&error), text: error.to_string() };
         file.admit(Validation::Immutable).map_err(failed)?;
-        let (cell, id) = file.record();
-        let inode = (device, u64::from(id.0));
+        let (cell, mapping) = file.record();
+        let id = FileId { device, inode: u64::from(mapping.0) };
         let path = PathBuf::from(String::from_utf8_lossy(name).into_owned());
-        self.heat.attached(id, path.clone());
+        self.heat.attached(mapping, path.clone());
         let text = object.text();
-        let known = Attachment { file, inode, path, fills: 0, object: Some(object), pins: no_pins() };
+        let known = Attachment { file, id, path, fills: 0, object: Some(object), pins: no_pins() };
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.files.lock().insert(handle, known);
-        let name = FileName { device: inode.0, inode: inode.1 };
-        Ok(NamedAttachment { attached: Attached { handle, cell, id }, name, text })
+        Ok(NamedAttachment { attached: Attached { handle, cell, id: mapping }, id, text })
     }
 
     pub(super) fn object(&self, handle: u64) -> Option<Arc<dyn NamedObject>> {

@@ -16,10 +16,11 @@ use std::collections::BTreeMap;
 use crate::arena::control::Control;
 use crate::backend::{Backend, ParkedBackend, ReapMode};
 use crate::sync::{Rank, RankedMutex};
+use crate::units::FileId;
 
 #[derive(Debug)]
 pub(super) struct StillOpen {
-    files: RankedMutex<BTreeMap<(u64, u64), CountedFile>>,
+    files: RankedMutex<BTreeMap<FileId, CountedFile>>,
 }
 
 #[derive(Debug)]
@@ -35,14 +36,13 @@ impl StillOpen {
     }
 
     /// A viewer has let go of it. Called before the file stops counting for that viewer.
-    pub(super) fn note(&self, control: &Control, (device, inode): (u64, u64), open: ParkedBackend) {
+    pub(super) fn note(&self, control: &Control, id: FileId, open: ParkedBackend) {
         if open.is_closed() {
             return;
         }
         let mut files = self.files.lock();
-        let file = files
-            .entry((device, inode))
-            .or_insert_with(|| CountedFile { place: control.enter(device, inode), opens: Vec::new() });
+        let file =
+            files.entry(id).or_insert_with(|| CountedFile { place: control.enter(id), opens: Vec::new() });
         file.opens.retain(|known| !known.is_closed() && !known.is_of(&open));
         file.opens.push(open);
     }

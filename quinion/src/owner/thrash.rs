@@ -15,6 +15,8 @@
 //!
 //! Numbers in, verdict out: nothing here is locked or looked at.
 
+use crate::units::FileId;
+
 /// One miss in so many reads is pressure.
 const MISS_SHARE: u64 = 50;
 /// One page that came back for so many misses is pressure.
@@ -65,14 +67,14 @@ fn is_pressure(window: WindowSums) -> bool {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Candidate {
-    pub(super) inode: (u64, u64),
+    pub(super) id: FileId,
     pub(super) bytes: u64,
     pub(super) fills: u64,
 }
 
 /// Those with most fills first, until the others have no more than `capacity` bytes; at least one that was filled.
 pub(super) fn choose(mut files: Vec<Candidate>, capacity: u64) -> Vec<Candidate> {
-    files.sort_by_key(|file| std::cmp::Reverse((file.fills, file.inode)));
+    files.sort_by_key(|file| std::cmp::Reverse((file.fills, file.id)));
     let mut rest = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));
     let mut count = 0;
     for file in files.iter().filter(|file| file.fills > 0) {
@@ -139,10 +141,10 @@ mod tests {
 
     #[test]
     fn files_with_most_fills_are_left_until_the_rest_fits() {
-        let file = |inode, bytes, fills| Candidate { inode: (1, inode), bytes, fills };
+        let file = |inode, bytes, fills| Candidate { id: FileId { device: 1, inode }, bytes, fills };
         let files = vec![file(1, 50, 3), file(2, 50, 9), file(3, 50, 5), file(4, 50, 0)];
         let chosen =
-            |capacity| choose(files.clone(), capacity).iter().map(|file| file.inode.1).collect::<Vec<_>>();
+            |capacity| choose(files.clone(), capacity).iter().map(|file| file.id.inode).collect::<Vec<_>>();
         assert_eq!(chosen(100), [2, 3]);
         assert_eq!(chosen(1000), [2], "it was too small all the same");
         assert_eq!(chosen(0), [2, 3, 1], "what was never asked for is not in the way");

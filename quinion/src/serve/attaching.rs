@@ -24,37 +24,34 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::Shared;
 use super::mounts::{self, Mount};
-use super::owner::{Attached, FileName, Owner};
+use super::owner::{AttachReason, Attached, Owner, file_id};
 use super::viewer_slot::{Handle, ViewerJob};
 use super::workers::WorkKey;
 use crate::arena::control::{CREDIT_SPENT, SENT, TO_BE_SENT};
 use crate::sys::serial_queues::QueueKey;
+use crate::units::FileId;
 use crate::viewer::sys::Errno;
 
 const HANDLES_MAX: usize = 4096;
 const END_MAX: Duration = Duration::from_secs(1);
 
 impl Shared {
-    pub(super) fn attach(
-        &self,
-        job: &ViewerJob,
-        descriptor: u64,
-        device: u64,
-        inode: u64,
-    ) -> Result<[u64; 2], Errno> {
-        let spent = descriptor & CREDIT_SPENT != 0;
+    pub(super) fn attach(&self, job: &ViewerJob, descriptor: u64, id: FileId) -> Result<[u64; 2], Errno> {
+        let reason = match descriptor & CREDIT_SPENT {
+            0 => AttachReason::Read,
+            _ => AttachReason::CreditSpent,
+        };
         let was_sent = descriptor & SENT != 0;
         let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
-        let name = FileName { device, inode };
         let probe = self.workers.probe(job.process.name).ok_or(Errno::AGAIN)?;
         // Its credentials may have changed.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
         let (file, mount) = if was_sent {
-            self.take_sent(job, descriptor, name)?
+            self.take_sent(job, descriptor, id)?
         } else {
-            self.take_from(job, descriptor, name)?
+            self.take_from(job, descriptor, id)?
         };
         drop(probe);
         // A file system that may hang in `close` is closed where no viewer waits; else here, counted as work for it.
@@ -66,18 +63,18 @@ impl Shared {
             self.queues.close(QueueKey::Device(mount.device), file);
             return Err(Errno::AGAIN);
         };
-        if let Err(error) = check_file(&file, name) {
+        if let Err(error) = check_file(&file, id) {
             close(file);
             return Err(error);
         }
-        if let Some(credit) = self.owner.leaves_to_kernel(file.as_fd(), name, spent) {
+        if let Some(credit) = self.owner.leaves_to_kernel(file.as_fd(), id, reason) {
             close(file);
             return Ok([0, credit]);
         }
         self.wait_for_death_notice();
         // First, so that processes that open it for writing from here on notify the owner (`SaturatingCount`).
-        let place = self.enter(device, inode);
-        let attached = match self.owner.attach(file, name) {
+        let place = self.enter(id);
+        let attached = match self.owner.attach(file, id) {
             Ok(attached) => attached,
             Err(error) => {
                 self.leave(place);
@@ -116,7 +113,7 @@ impl Shared {
     /// Takes a descriptor out of the viewer's process, if its file system is served. `/proc/PID/fdinfo/N` is not read
     /// before: it takes locks of what the number is of, and a process can hold those of an epoll descriptor for ever.
     /// The taken descriptor has a number of this process, so no other process can exchange it.
-    fn take_from(&self, job: &ViewerJob, descriptor: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
+    fn take_from(&self, job: &ViewerJob, descriptor: i32, id: FileId) -> Result<(OwnedFd, Mount), Errno> {
         let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
         let file = file.map_err(|error| match error {
             // Not to this process: the viewer may be none of its children.
@@ -125,17 +122,17 @@ impl Shared {
             }
             error => Errno(error.raw_os_error()),
         })?;
-        self.check_mount(job, file, name)
+        self.check_mount(job, file, id)
     }
 
-    fn take_sent(&self, job: &ViewerJob, ticket: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
+    fn take_sent(&self, job: &ViewerJob, ticket: i32, id: FileId) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seat(job.viewer).lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         // The message stays in the connection, which is closed where no viewer waits for it.
-        self.check_mount(job, offer.theirs.descriptor()?, name)
+        self.check_mount(job, offer.theirs.descriptor()?, id)
     }
 
     /// Refuses what is of a file system that is not served, and closes it where no viewer waits.
-    fn check_mount(&self, job: &ViewerJob, file: OwnedFd, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
+    fn check_mount(&self, job: &ViewerJob, file: OwnedFd, id: FileId) -> Result<(OwnedFd, Mount), Errno> {
         let known = mounts::path_of_own(file.as_fd())
             .and_then(|path| Ok((path, mounts::of_own(file.as_fd(), job.process.number)?)));
         let Ok((path, mount)) = known else {
@@ -145,7 +142,7 @@ impl Shared {
         match self.check_file_system(mount) {
             Ok(()) => Ok((file, mount)),
             Err(error) => {
-                self.owner.unserved_file_system(&path, name);
+                self.owner.unserved_file_system(&path, id);
                 // As a file of it that was served: a process that is about to unmount it waits for that.
                 self.queues.close(QueueKey::Device(mount.device), file);
                 Err(error)
@@ -172,8 +169,8 @@ impl Shared {
     }
 
     /// Counts a file as attached, so that processes about to write it notify the owner. Returns its place.
-    pub(super) fn enter(&self, device: u64, inode: u64) -> usize {
-        self.control().enter(device, inode)
+    pub(super) fn enter(&self, id: FileId) -> usize {
+        self.control().enter(id)
     }
 
     pub(super) fn leave(&self, place: usize) {
@@ -216,9 +213,9 @@ fn let_go(owner: &dyn Owner, handle: u64, place: usize) {
     owner.arena().control().control().leave(place);
 }
 
-fn check_file(file: &OwnedFd, name: FileName) -> Result<(), Errno> {
+fn check_file(file: &OwnedFd, id: FileId) -> Result<(), Errno> {
     check_readable(file)?;
-    if FileName::of(file) != Some(name) {
+    if file_id(file) != Some(id) {
         return Err(Errno(libc::ESTALE)); // the number is another file's by now
     }
     Ok(())

@@ -10,6 +10,7 @@ use super::Shared;
 use super::requests::is_pending;
 use super::viewer_slot::RunningJob;
 use crate::arena::control::{ATTACHED_PLACES, Operation, place_of, state};
+use crate::units::FileId;
 
 const SETTLE_WAIT_MAX: Duration = Duration::from_millis(200);
 const DELAYS_MAX: u32 = 4;
@@ -22,10 +23,10 @@ impl Shared {
     }
 
     /// A viewer is about to remove that file, which no other has open.
-    pub(super) fn close_idle(&self, device: u64, inode: u64) {
-        let attached = &self.control().attached[place_of(device, inode, ATTACHED_PLACES)];
+    pub(super) fn close_idle(&self, id: FileId) {
+        let attached = &self.control().attached[place_of(id, ATTACHED_PLACES)];
         self.drain_closed_handles(|| !attached.is_zero());
-        self.owner.close_idle(device, inode);
+        self.owner.close_idle(id);
     }
 
     /// Closes what viewers have closed, by request or by ending. Waits for other workers that are at that, while it

@@ -65,8 +65,8 @@ impl Shared {
             || refusal(Errno::AGAIN, "too many earlier requests to this store have no answer yet; try again");
         let _at_work = self.workers.enter(WorkKey::Files(device)).ok_or_else(stuck)?;
         self.wait_for_death_notice();
-        let NamedAttachment { attached, name, text } = self.owner.open_named(name)?;
-        let place = self.enter(name.device, name.inode);
+        let NamedAttachment { attached, id, text } = self.owner.open_named(name)?;
+        let place = self.enter(id);
         let noted = self.note_handle(job.viewer, attached, Handle { place, device });
         let answer = noted.map_err(|error| refusal(error, "this process has too many files open here"))?;
         Ok((answer, text))

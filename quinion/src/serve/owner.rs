@@ -19,7 +19,7 @@ use rustix::fs::{FileType, fstat};
 use super::totals::ViewerTotals;
 use crate::arena::control::{Advice, AttachPolicy, SyscallAudit};
 use crate::arena::{ArenaError, ArenaShare, CellNumber, Validation};
-use crate::units::{Frame, MappingId, PageIndex};
+use crate::units::{FileId, Frame, MappingId, PageIndex};
 use crate::viewer::sys::Errno;
 
 /// In place of a device, for what is opened by a name: no device of the system has one so large.
@@ -36,21 +36,37 @@ pub struct Attached {
     pub id: MappingId,
 }
 
-/// A file's numbers in the system.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct FileName {
-    /// The device it lies on.
-    pub device: u64,
-    /// Its number there.
-    pub inode: u64,
+/// The numbers of the regular file behind a descriptor; `None` if it is none.
+pub fn file_id(file: impl AsFd) -> Option<FileId> {
+    let stat = fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
+    Some(FileId { device: stat.st_dev, inode: stat.st_ino })
 }
 
-impl FileName {
-    /// The numbers of the regular file behind a descriptor; `None` if it is none.
-    pub fn of(file: impl AsFd) -> Option<Self> {
-        let stat = fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
-        Some(Self { device: stat.st_dev, inode: stat.st_ino })
-    }
+/// Why a viewer asks whether a file is to be attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttachReason {
+    /// It reads the file.
+    Read,
+    /// The kernel has read as much of it for the viewer as the owner's last answer said.
+    CreditSpent,
+}
+
+/// What a viewer is about to open a file for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriterAccess {
+    /// To write to it, which breaks a lease.
+    Write,
+    /// To truncate it in a way that breaks no lease; or the viewer has truncated it.
+    Truncate,
+}
+
+/// Whether pages stay cached when a viewer has read them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Caching {
+    /// They stay.
+    Cached,
+    /// The viewer says by [`Advice::Passed`] when it has read them; then they are dropped.
+    Uncached,
 }
 
 /// How changes of a file by other processes are noticed.
@@ -70,7 +86,7 @@ pub struct NamedAttachment {
     /// As a file that was attached.
     pub attached: Attached,
     /// What it counts as; its device is what [`Owner::device_of_name`] said.
-    pub name: FileName,
+    pub id: FileId,
     /// For the viewer: [`NAME_TEXT_MAX`](crate::viewer::handshake::NAME_TEXT_MAX) bytes at most.
     pub text: String,
 }
@@ -89,11 +105,11 @@ pub struct NameRefusal {
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
     fn arena(&self) -> ArenaShare<'_>;
-    /// Attaches the file `name` for a viewer. `file` is a duplicate of that viewer's descriptor: proof that it may
+    /// Attaches the file `id` for a viewer. `file` is a duplicate of that viewer's descriptor: proof that it may
     /// read the file, not to be read by, moved or kept. Size and times are looked at now, and the file's record says
     /// how far viewers may trust what is cached ([`Validation`]) when this returns. `ETXTBSY`: they may not, another
     /// process has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
-    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno>;
+    fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno>;
     /// Sets memory aside in the arena for the pages of so many groups of viewers ([`ArenaShare::reserve_viewers`]);
     /// waits for a bounded time.
     ///
@@ -107,10 +123,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
         AttachPolicy::default()
     }
     /// Whether the file that a viewer is about to attach is better left to the kernel for now; then how many bytes of
-    /// it are to be read, as [`AttachPolicy::worth`] counts, before the viewer asks again. `spent`: it does ask
-    /// again.
-    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
-        let _ = (file, name, spent);
+    /// it are to be read, as [`AttachPolicy::worth`] counts, before the viewer asks again.
+    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, id: FileId, reason: AttachReason) -> Option<u64> {
+        let _ = (file, id, reason);
         None
     }
     /// Called by the thread that has just answered an [`Owner::attach`], for what is better done when no viewer
@@ -123,29 +138,29 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn leases_valid_for(&self) -> Duration {
         Duration::ZERO
     }
-    /// A viewer asked for a file of a file system that [`AttachPolicy::any_file_system`] leaves out. `name` is what
+    /// A viewer asked for a file of a file system that [`AttachPolicy::any_file_system`] leaves out. `id` is what
     /// the viewer says.
-    fn unserved_file_system(&self, path: &Path, name: FileName) {
-        let _ = (path, name);
+    fn unserved_file_system(&self, path: &Path, id: FileId) {
+        let _ = (path, id);
     }
-    /// A viewer is about to open that file for writing. `cuts`: it cuts it, or has, in a way that breaks no lease;
-    /// when this returns no viewer is shown what was cached of it.
-    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
-        let _ = (device, inode, cuts);
+    /// A viewer is about to open that file for writing. With [`WriterAccess::Truncate`], no viewer is shown what was
+    /// cached of the file when this returns.
+    fn writer_opened(&self, id: FileId, access: WriterAccess) {
+        let _ = (id, access);
     }
     /// A viewer wants to be alone with that file: when this returns the owner has closed it, and no viewer has it.
-    fn let_go(&self, device: u64, inode: u64) {
-        let _ = (device, inode);
+    fn let_go(&self, id: FileId) {
+        let _ = id;
     }
     /// A viewer is about to watch that file, or any if both are 0: as `let_go`, and it is not attached any more.
-    fn watched(&self, device: u64, inode: u64) {
-        self.let_go(device, inode);
+    fn watched(&self, id: FileId) {
+        self.let_go(id);
     }
     /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has.
     fn release_idle(&self) {}
     /// A viewer is about to remove that file: when this returns the owner has closed it, unless a viewer has it open.
-    fn close_idle(&self, device: u64, inode: u64) {
-        let _ = (device, inode);
+    fn close_idle(&self, id: FileId) {
+        let _ = id;
     }
     /// No viewer is to wait for this process, which is about to be stopped.
     fn about_to_stop(&self) {}
@@ -157,11 +172,10 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn modes(&self) -> Vec<FileMode> {
         Vec::new()
     }
-    /// Makes up to `len` bytes at `position` ready, at least the first page of them. `uncached`: the reader says by
-    /// [`Advice::Passed`] when it has read them.
-    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno>;
-    /// A reader met the readahead marker on the folio that begins with `page`; `uncached` as in [`Owner::fill`].
-    fn advance(&self, handle: u64, page: PageIndex, uncached: bool);
+    /// Makes up to `len` bytes at `position` ready, at least the first page of them.
+    fn fill(&self, handle: u64, position: u64, len: u64, caching: Caching) -> Result<(), Errno>;
+    /// A reader met the readahead marker on the folio that begins with `page`.
+    fn advance(&self, handle: u64, page: PageIndex, caching: Caching);
     /// How the program will read; some advices mean `len` bytes at `position`. May be ignored.
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
         let _ = (handle, advice, position, len);
@@ -217,7 +231,7 @@ pub trait ServiceHandle {
     /// Whether a program may be running that reads here.
     fn has_viewers(&self) -> bool;
     /// Does `work` while the file counts as attached, so that [`Owner::writer_opened`] is called for it.
-    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut());
+    fn while_attached(&self, id: FileId, work: &mut dyn FnMut());
 }
 
 /// Says what the code of a process does: see [`SyscallAudit`]. Called by several threads at a time.

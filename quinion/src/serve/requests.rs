@@ -16,12 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
+use super::owner::{Caching, WriterAccess};
 use super::viewer_slot::{RunningJob, ViewerJob};
 use super::workers::WorkKey;
 use crate::arena::control::{Advice, Operation, Request, SyscallAudit, UNCACHED, state};
 use crate::arena::doorbells::Found;
 use crate::sys::serial_queues::QueueKey;
-use crate::units::PageIndex;
+use crate::units::{FileId, PageIndex};
 use crate::viewer::sys::{Errno, futex_wake};
 
 const JOBS_MAX: u32 = 16;
@@ -140,7 +141,7 @@ impl Shared {
         let request = &self.page(job.viewer).requests[job.slot];
         // Before the viewer that asked is told, and may ask again by the same slot; the seat stays busy.
         self.seat(job.viewer).lock().jobs[job.slot] = None;
-        if write_answer(request, job.attended, result) == AnswerDelivery::No
+        if write_answer(request, job.attended, result) == AnswerDelivery::NotAwaited
             && let Ok([number, _]) = result
         {
             self.take_back(job, number); // no process knows of it
@@ -213,14 +214,14 @@ impl Shared {
             at_work => at_work.transpose()?,
         };
         match job.operation {
-            ATTACH => self.attach(job, first, second, third),
+            ATTACH => self.attach(job, first, FileId { device: second, inode: third }),
             OPEN_NAMED => self.open_named(job, first),
             PIN | UNPIN => self.answer_pin(job),
             EXAMINE => self.examine(job),
-            FILL => self.owner.fill(first, second, third & !UNCACHED, third & UNCACHED != 0).map(|()| [0, 0]),
+            FILL => self.owner.fill(first, second, third & !UNCACHED, caching_of(third)).map(|()| [0, 0]),
             REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
             ADVANCE => {
-                self.owner.advance(first, PageIndex(second & !UNCACHED), second & UNCACHED != 0);
+                self.owner.advance(first, PageIndex(second & !UNCACHED), caching_of(second));
                 Ok([0, 0])
             }
             HINT => {
@@ -232,7 +233,8 @@ impl Shared {
                 Ok([0, 0])
             }
             WRITER_OPENED => {
-                self.owner.writer_opened(first, second, third != 0);
+                let access = if third == 0 { WriterAccess::Write } else { WriterAccess::Truncate };
+                self.owner.writer_opened(FileId { device: first, inode: second }, access);
                 Ok([0, 0])
             }
             RELEASE => {
@@ -240,7 +242,7 @@ impl Shared {
                 Ok([0, 0])
             }
             REMOVES => {
-                self.close_idle(first, second);
+                self.close_idle(FileId { device: first, inode: second });
                 Ok([0, 0])
             }
             LET_GO => self.let_go_for_viewer(job),
@@ -250,9 +252,12 @@ impl Shared {
 
     /// A viewer wants to be alone with a file, or is about to watch it.
     fn let_go_for_viewer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
-        match job.arguments {
-            [device, inode, 0] => self.owner.let_go(device, inode),
-            [device, inode, _] => self.owner.watched(device, inode),
+        let [device, inode, watches] = job.arguments;
+        let id = FileId { device, inode };
+        if watches == 0 {
+            self.owner.let_go(id);
+        } else {
+            self.owner.watched(id);
         }
         Ok([0, 0])
     }
@@ -268,14 +273,18 @@ impl Shared {
     }
 }
 
+fn caching_of(argument: u64) -> Caching {
+    if argument & UNCACHED == 0 { Caching::Cached } else { Caching::Uncached }
+}
+
 pub(super) fn is_pending(now: u32) -> bool {
     matches!(now, state::PENDING | state::PENDING_UNATTENDED)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AnswerDelivery {
-    Yes,
-    No,
+    Delivered,
+    NotAwaited,
 }
 
 /// If no thread waits for the request, only the slot is freed.
@@ -297,11 +306,11 @@ fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errn
             if request.sleeper.load(Ordering::SeqCst) != 0 {
                 futex_wake(&request.state, 1);
             }
-            return AnswerDelivery::Yes;
+            return AnswerDelivery::Delivered;
         }
         // Given up meanwhile.
     }
     // Release, partner: the Acquire by which a viewer claims the slot.
     request.state.store(state::FREE, Ordering::Release);
-    AnswerDelivery::No
+    AnswerDelivery::NotAwaited
 }

@@ -16,7 +16,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64 as Count, Ordering::SeqCst};
 
-use quinion::internals::fdstate::{Fd, FdCell, FdWord, OFFSETS_MAX, Process, State};
+use quinion::internals::fdstate::{CreditGiver, Fd, FdCell, FdWord, OFFSETS_MAX, Process, State};
 use quinion::internals::sync::atomic::{AtomicU64, Ordering};
 
 /// A call of the program's; those from `Attach` on are the owner's, and nothing to the kernel.
@@ -209,7 +209,8 @@ impl Program {
             }
             Call::Credit(bytes) => {
                 let word = self.fd().settled();
-                let _ = word.state() == State::Candidate && self.cell.give_credit(word, bytes, false);
+                let _ = word.state() == State::Candidate
+                    && self.cell.give_credit(word, bytes, CreditGiver::Viewer);
                 0
             }
             Call::Attach | Call::AttachWriter => {

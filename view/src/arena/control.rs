@@ -26,6 +26,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::layout::{LAYOUT_VERSION, LayoutError};
+use crate::units::FileId;
 
 /// The first eight bytes of a control file.
 pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"QUINCTL\0");
@@ -92,9 +93,9 @@ pub const ATTACHED_PLACES: usize = 2048;
 
 /// Which of `places` a file counts at. Two files may have one: a request about the one may be answered of the other.
 #[inline]
-pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
+pub fn place_of(id: FileId, places: usize) -> usize {
     // One step of a well-known generator: a good enough mix of all bits.
-    let x = (inode ^ device.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (id.inode ^ id.device.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     (x ^ (x >> 31)) as usize % places
@@ -138,21 +139,21 @@ const TAKEN_BITS: usize = 8192;
 
 /// One step of a well-known multiplicative hash, of which the upper bits are the good ones.
 #[inline]
-fn hash_of(device: u64, inode: u64) -> u64 {
-    (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn hash_of(id: FileId) -> u64 {
+    (id.inode ^ id.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 const OPENINGS_COUNT: u64 = 0xff;
 
 /// What a viewer notes in [`ViewerPage::opened`]; never 0.
 #[inline]
-pub fn opening_of(device: u64, inode: u64) -> u64 {
-    hash_of(device, inode) & !OPENINGS_COUNT | 1
+pub fn opening_of(id: FileId) -> u64 {
+    hash_of(id) & !OPENINGS_COUNT | 1
 }
 
 #[inline]
-fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
-    let place = hash_of(device, inode) >> 51;
+fn taken_bit(id: FileId) -> (usize, u64) {
+    let place = hash_of(id) >> 51;
     (place as usize / 64, 1 << (place % 64))
 }
 const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
@@ -200,22 +201,22 @@ impl Control {
 
     /// Notes that a file was taken over.
     #[inline]
-    pub fn note_taken(&self, device: u64, inode: u64) {
-        let (word, bit) = taken_bit(device, inode);
+    pub fn note_taken(&self, id: FileId) {
+        let (word, bit) = taken_bit(id);
         self.taken[word].fetch_or(bit, Ordering::Relaxed);
     }
 
     /// Whether a file was taken over, or looks like one that was.
     #[inline]
-    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
-        let (word, bit) = taken_bit(device, inode);
+    pub fn is_taken(&self, id: FileId) -> bool {
+        let (word, bit) = taken_bit(id);
         self.taken[word].load(Ordering::Relaxed) & bit != 0
     }
 
     /// How often a large file was opened, as far as the owner has heard; up to 255.
     #[inline]
-    pub fn openings(&self, device: u64, inode: u64) -> u64 {
-        let hash = opening_of(device, inode);
+    pub fn openings(&self, id: FileId) -> u64 {
+        let hash = opening_of(id);
         let known = self.opening_place(hash).load(Ordering::Relaxed);
         if (known ^ hash) & !OPENINGS_COUNT == 0 { known & OPENINGS_COUNT } else { 0 }
     }
@@ -248,8 +249,8 @@ impl Control {
 
     /// Counts a file as attached, for viewers that are about to write or remove it. Its place.
     #[inline]
-    pub fn enter(&self, device: u64, inode: u64) -> usize {
-        let place = place_of(device, inode, ATTACHED_PLACES);
+    pub fn enter(&self, id: FileId) -> usize {
+        let place = place_of(id, ATTACHED_PLACES);
         self.attached_files.fetch_add(1, Ordering::Relaxed);
         self.attached[place].raise();
         place
@@ -744,14 +745,16 @@ mod tests {
         // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
         let view = unsafe { ControlView::new(file()) };
         let control = view.control();
-        let other = (8..).find(|&inode| opening_of(1, inode) >> 56 == opening_of(1, 7) >> 56).unwrap();
+        let file = |inode| FileId { device: 1, inode };
+        let (one, alike) = (file(7), |&id: &FileId| opening_of(id) >> 56 == opening_of(file(7)) >> 56);
+        let other = (8..).map(file).find(alike).unwrap();
         for before in 0..300 {
-            assert_eq!(control.openings(1, 7), u64::min(before, 255));
-            control.count_opening(opening_of(1, 7));
+            assert_eq!(control.openings(one), u64::min(before, 255));
+            control.count_opening(opening_of(one));
         }
-        assert_eq!(control.openings(1, other), 0);
-        control.count_opening(opening_of(1, other));
-        assert_eq!((control.openings(1, 7), control.openings(1, other)), (0, 1));
+        assert_eq!(control.openings(other), 0);
+        control.count_opening(opening_of(other));
+        assert_eq!((control.openings(one), control.openings(other)), (0, 1));
     }
 
     #[test]

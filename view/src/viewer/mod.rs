@@ -41,7 +41,7 @@ use crate::arena::control::{
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, GrownView, LayoutError, Validation, View};
 use crate::hit::{FileView, HitStop, WantedBytes, locate, read_hits, resident};
-use crate::units::{Frame, MappingId};
+use crate::units::{FileId, Frame, MappingId};
 
 pub mod handshake;
 pub mod sys;
@@ -248,14 +248,14 @@ impl Viewer {
         self.control.control().attach_policy()
     }
     /// Whether the owner has taken the file over, or another that looks like it.
-    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
-        self.control.control().is_taken(device, inode)
+    pub fn is_taken(&self, id: FileId) -> bool {
+        self.control.control().is_taken(id)
     }
 
     /// Counts an opening of a large file by this process; how many are known from before, by any viewer, up to 255.
-    pub fn openings_before(&self, device: u64, inode: u64) -> u64 {
-        let (page, hash) = (self.page(), opening_of(device, inode));
-        let known = self.control.control().openings(device, inode);
+    pub fn openings_before(&self, id: FileId) -> u64 {
+        let (page, hash) = (self.page(), opening_of(id));
+        let known = self.control.control().openings(id);
         // What the owner has not added up yet. It may do so between the two looks: then some count twice.
         let (head, tail) =
             (page.opened_head.load(Ordering::Relaxed), page.opened_tail.load(Ordering::Relaxed));
@@ -287,8 +287,8 @@ impl Viewer {
         self.control.control().attached_files.load(Ordering::Relaxed) != 0 // a hint: see `is_attached`
     }
     /// Whether a file is attached, by any viewer, or looks like one that is.
-    pub fn is_attached(&self, device: u64, inode: u64) -> bool {
-        !self.control.control().attached[place_of(device, inode, ATTACHED_PLACES)].is_zero()
+    pub fn is_attached(&self, id: FileId) -> bool {
+        !self.control.control().attached[place_of(id, ATTACHED_PLACES)].is_zero()
     }
 
     /// Adds to a number of the report.

@@ -10,6 +10,7 @@
 //! A path is a string that ends with a zero. A program's is handed on as it is: the kernel reports an address that
 //! cannot be read as an error.
 
+use quinion_view::units::FileId;
 use quinion_view::viewer::sys::{Errno, call, result};
 
 use super::number;
@@ -39,8 +40,7 @@ pub const F_SEAL_SHRINK: usize = 2;
 
 #[derive(Clone, Copy)]
 pub struct Stat {
-    pub device: u64,
-    pub inode: u64,
+    pub id: FileId,
     pub links: u64,
     pub mode: u32,
     pub size: i64,
@@ -107,7 +107,7 @@ fn stat_by(ask: impl FnOnce(usize) -> isize) -> Option<Stat> {
     // SAFETY: zeroed and then filled; every pattern is a value.
     let raw = unsafe { raw.assume_init() };
     let RawStat { device, inode, links, mode, size, times, .. } = raw;
-    Some(Stat { device, inode, links, mode, size, times })
+    Some(Stat { id: FileId { device, inode }, links, mode, size, times })
 }
 
 pub fn now_nanos() -> Option<i64> {

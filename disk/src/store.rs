@@ -414,6 +414,14 @@ fn read_table(device: &dyn Device, store: u64, segment: u32, buffer: &mut Aligne
     Table::decode(store, &buffer.bytes()[..len])
 }
 
+/// What becomes of pages that were read, and lie where a segment is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Survivors {
+    /// They move on, to the open segment.
+    PutAgain,
+    Drop,
+}
+
 struct Writer {
     shared: Arc<Shared>,
     scratch: Option<AlignedBuffer>,
@@ -428,7 +436,7 @@ impl Writer {
     fn run(mut self) {
         loop {
             let (flushes, stop) = self.wait();
-            self.write_sealed(true);
+            self.write_sealed(Survivors::PutAgain);
             if stop || flushes.is_some() {
                 self.write_all();
                 self.sync();
@@ -467,14 +475,13 @@ impl Writer {
         wanted
     }
 
-    /// `keeps`: what was read of the places written to moves on, to the open segment.
-    fn write_sealed(&mut self, keeps: bool) {
+    fn write_sealed(&mut self, survivors: Survivors) {
         loop {
             let Some(segment) = lock(&self.shared.staging).begin_write() else { return };
             let kept = self.write(&segment);
             drop(segment);
             lock(&self.shared.staging).end_write();
-            if keeps {
+            if survivors == Survivors::PutAgain {
                 self.put_again(&kept);
             }
             if self.unsynced >= SYNC_SEGMENTS {
@@ -489,9 +496,9 @@ impl Writer {
     /// nothing either.
     fn write_all(&mut self) {
         lock(&self.shared.staging).seal();
-        self.write_sealed(true);
+        self.write_sealed(Survivors::PutAgain);
         lock(&self.shared.staging).seal();
-        self.write_sealed(false);
+        self.write_sealed(Survivors::Drop);
     }
 
     /// As far as it is filled, if it has waited for a second. It stays open.

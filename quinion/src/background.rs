@@ -264,7 +264,15 @@ mod tests {
         }
     }
 
-    fn recording(again: Option<Duration>, panics: bool) -> (Arc<Recording>, Receiver<u64>) {
+    fn recording(again: Option<Duration>) -> (Arc<Recording>, Receiver<u64>) {
+        task(again, false)
+    }
+
+    fn panicking() -> (Arc<Recording>, Receiver<u64>) {
+        task(None, true)
+    }
+
+    fn task(again: Option<Duration>, panics: bool) -> (Arc<Recording>, Receiver<u64>) {
         let (runs, runs_seen) = channel();
         (Arc::new(Recording { runs: Mutex::new(runs), count: AtomicU64::new(0), again, panics }), runs_seen)
     }
@@ -275,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn no_task_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
+    fn no_task_runs_before_a_wake_and_each_wake_is_followed_by_a_run() {
         let background = BackgroundThread::new();
-        let (task, runs_seen) = recording(None, false);
+        let (task, runs_seen) = recording(None);
         add(&background, &task);
         assert!(matches!(background.shared.lock().thread, Thread::None), "no wake-up, no thread");
         for turn in 1..=100 {
@@ -314,8 +322,8 @@ mod tests {
     #[test]
     fn a_task_comes_again_when_it_said_and_a_panic_is_its_own() {
         let background = BackgroundThread::new();
-        let (bad, bad_runs) = recording(None, true);
-        let (good, good_runs) = recording(Some(Duration::from_millis(1)), false);
+        let (bad, bad_runs) = panicking();
+        let (good, good_runs) = recording(Some(Duration::from_millis(1)));
         add(&background, &bad);
         add(&background, &good);
         background.wake();
@@ -328,7 +336,7 @@ mod tests {
     #[test]
     fn a_task_that_comes_again_in_eternity_runs_when_poked() {
         let background = BackgroundThread::new();
-        let (task, runs_seen) = recording(Some(Duration::MAX), false);
+        let (task, runs_seen) = recording(Some(Duration::MAX));
         add(&background, &task);
         background.wake();
         assert_eq!(runs_seen.recv_timeout(LONG).unwrap(), 1);
@@ -340,7 +348,7 @@ mod tests {
     fn the_exit_work_runs_after_the_running_task_and_only_on_a_thread() {
         let background = BackgroundThread::new();
         assert!(background.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
-        let (task, runs_seen) = recording(None, true);
+        let (task, runs_seen) = panicking();
         add(&background, &task);
         background.wake();
         runs_seen.recv_timeout(LONG).unwrap();
@@ -361,8 +369,8 @@ mod tests {
     #[test]
     fn a_task_of_a_dead_owner_is_forgotten_and_nothing_runs_after_the_end() {
         let background = BackgroundThread::new();
-        let (gone, dead_runs) = recording(None, false);
-        let (kept, kept_runs) = recording(None, false);
+        let (gone, dead_runs) = recording(None);
+        let (kept, kept_runs) = recording(None);
         add(&background, &gone);
         add(&background, &kept);
         drop(gone);
@@ -380,9 +388,9 @@ mod tests {
     #[test]
     fn tasks_of_dead_owners_are_forgotten_without_a_poke_too() {
         let background = BackgroundThread::new();
-        let kept: Vec<_> = (0..10).map(|_| recording(None, false).0).collect();
+        let kept: Vec<_> = (0..10).map(|_| recording(None).0).collect();
         kept.iter().for_each(|task| add(&background, task));
-        (0..1000).for_each(|_| add(&background, &recording(None, false).0));
+        (0..1000).for_each(|_| add(&background, &recording(None).0));
         let list = background.shared.lock();
         assert!(matches!(list.thread, Thread::None), "nobody woken");
         assert!(list.tasks.len() < 50, "{} are known", list.tasks.len());

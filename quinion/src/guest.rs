@@ -185,16 +185,23 @@ impl ImageMemory {
         self.is_broken.load(Ordering::Relaxed)
     }
 
-    /// The page behind the row of pages that begins at `from` and are all ready (`wanted`), or all not; `from` itself
-    /// if that one is otherwise. No further than `end`.
-    pub fn row(&self, from: PageIndex, end: PageIndex, wanted: bool) -> PageIndex {
+    /// The first page from `from` on that is not ready, or `end`.
+    pub fn first_missing(&self, from: PageIndex, end: PageIndex) -> PageIndex {
+        self.first_page(from, end, |ready| !ready)
+    }
+    /// The first page from `from` on that is ready, or `end`.
+    pub fn first_ready(&self, from: PageIndex, end: PageIndex) -> PageIndex {
+        self.first_page(from, end, |ready| ready)
+    }
+    /// The first page from `from` on whose bit is set in what `select` makes of the words of ready pages, or `end`.
+    fn first_page(&self, from: PageIndex, end: PageIndex, select: impl Fn(u64) -> u64) -> PageIndex {
         let mut at = from.0;
         while at < end.0 {
             // Acquire, partner: the Release in `make_ready`: a thread that sees the bit sees the page's bytes.
             let word = self.ready[(at / WORD) as usize].load(Ordering::Acquire);
-            let others = if wanted { !word } else { word } >> (at % WORD);
-            if others != 0 {
-                return PageIndex((at + u64::from(others.trailing_zeros())).min(end.0));
+            let selected = select(word) >> (at % WORD);
+            if selected != 0 {
+                return PageIndex((at + u64::from(selected.trailing_zeros())).min(end.0));
             }
             at = (at / WORD + 1) * WORD;
         }
@@ -203,13 +210,13 @@ impl ImageMemory {
 
     /// Starts bringing what of `pages` is not on its way, and waits for none of it. An error is another's to find.
     pub fn start(&self, pages: Range<PageIndex>) {
-        let mut at = self.row(pages.start, pages.end, true);
+        let mut at = self.first_missing(pages.start, pages.end);
         while at < pages.end && !self.is_broken() {
-            let end = self.row(at, piece_end(at, pages.end), false);
+            let end = self.first_ready(at, piece_end(at, pages.end));
             if self.filemap.start_bringing(&self.mapping, at..end, FillUrgency::Ahead).is_err() {
                 return;
             }
-            at = self.row(end, pages.end, true);
+            at = self.first_missing(end, pages.end);
         }
     }
 
@@ -219,7 +226,7 @@ impl ImageMemory {
         let (mut at, mut started) = (pages.start, pages.start);
         while at < pages.end {
             // 1 What is ready is said to be.
-            let ready = self.row(at, pages.end, true);
+            let ready = self.first_missing(at, pages.end);
             if ready > at {
                 if tell(at..ready, Ok(())).is_break() {
                     return;
@@ -228,7 +235,7 @@ impl ImageMemory {
                 continue;
             }
             // 2 A piece of what is not, which is waited for; and more behind it.
-            let piece = at..self.row(at, piece_end(at, pages.end), false);
+            let piece = at..self.first_ready(at, piece_end(at, pages.end));
             let told = match self.start_piece(&piece, pages.end, &mut started) {
                 Ok(()) => self.bring_piece(piece.clone(), tell),
                 Err(error) => tell(piece.clone(), Err(error)),
@@ -306,7 +313,7 @@ impl ImageMemory {
         while at < pages.end.0 {
             let next = ((at / WORD + 1) * WORD).min(pages.end.0);
             let mask = (u64::MAX >> (WORD - (next - at))) << (at % WORD);
-            // Release, partner: the Acquire in `row`. The thread that brought the pages saw that they came.
+            // Release, partner: the Acquire in `first_page`. The thread that brought the pages saw that they came.
             let before = self.ready[(at / WORD) as usize].fetch_or(mask, Ordering::Release);
             newly += u64::from((mask & !before).count_ones());
             at = next;

@@ -464,7 +464,15 @@ mod tests {
         }
     }
 
-    fn told(panics: bool) -> (Arc<LookReport>, Receiver<bool>) {
+    fn holder() -> (Arc<LookReport>, Receiver<bool>) {
+        holder_as(false)
+    }
+
+    fn panicking_holder() -> (Arc<LookReport>, Receiver<bool>) {
+        holder_as(true)
+    }
+
+    fn holder_as(panics: bool) -> (Arc<LookReport>, Receiver<bool>) {
         let (looks, heard) = channel();
         (Arc::new(LookReport { lease: Mutex::default(), looks: Mutex::new(looks), panics }), heard)
     }
@@ -492,8 +500,8 @@ mod tests {
         Ok(())
     }
 
-    fn wait_for(heard: &Receiver<bool>, stands: bool) {
-        while heard.recv_timeout(LONG).unwrap() != stands {}
+    fn wait_for_end(heard: &Receiver<bool>) {
+        while heard.recv_timeout(LONG).unwrap() {}
     }
 
     fn is_running(leases: &Leases) -> bool {
@@ -504,12 +512,12 @@ mod tests {
     fn a_holder_looks_when_a_process_wants_to_write_which_goes_on_when_the_lease_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let (leases, on, (holder, heard)) = (Leases::new(), backend(&path), told(false));
+        let (leases, on, (holder, heard)) = (Leases::new(), backend(&path), holder());
         assert!(!is_running(&leases), "no lease, no thread");
         for _ in 0..20 {
             take_at_last(&leases, &on, &holder);
             let writer = OpenOptions::new().write(true).open(&path).unwrap();
-            wait_for(&heard, false);
+            wait_for_end(&heard);
             assert_eq!(take(&leases, &on, &holder), Err(NoLease::OpenForWriting));
             assert!(leases.shared.lock().holders.is_empty(), "what is given up or refused is in no book");
             drop(writer);
@@ -523,23 +531,23 @@ mod tests {
     fn a_holder_that_panics_is_no_matter_of_another_one() {
         let folder = tempfile::tempdir().unwrap();
         let paths = [folder.path().join("bad"), folder.path().join("good")];
-        let (leases, (bad, bad_heard), (good, good_heard)) = (Leases::new(), told(true), told(false));
+        let (leases, (bad, bad_heard), (good, good_heard)) = (Leases::new(), panicking_holder(), holder());
         take_at_last(&leases, &backend(&paths[0]), &bad);
         take_at_last(&leases, &backend(&paths[1]), &good);
         let bad_writer = std::thread::spawn({
             let path = paths[0].clone();
             move || OpenOptions::new().write(true).open(path).unwrap()
         });
-        wait_for(&bad_heard, false);
+        wait_for_end(&bad_heard);
         drop(OpenOptions::new().write(true).open(&paths[1]).unwrap());
-        wait_for(&good_heard, false);
+        wait_for_end(&good_heard);
         *bad.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
         bad_writer.join().unwrap();
     }
 
     #[test]
     fn each_round_asks_the_signalled_holders_or_from_time_to_time_all() {
-        let (shared, (one, _), (other, _)) = (LeaseShared::default(), told(false), told(false));
+        let (shared, (one, _), (other, _)) = (LeaseShared::default(), holder(), holder());
         let weak = |holder: &Arc<LookReport>| -> Weak<dyn LeaseHolder> {
             Arc::downgrade(holder) as Weak<LookReport>
         };
@@ -565,7 +573,7 @@ mod tests {
     #[test]
     fn a_lease_is_believed_for_a_shorter_time_than_others_wait() {
         let folder = tempfile::tempdir().unwrap();
-        let (leases, (holder, _heard)) = (Leases::new(), told(false));
+        let (leases, (holder, _heard)) = (Leases::new(), holder());
         assert!(!leases.are_seen_at(now()), "there is none");
         take_at_last(&leases, &backend(&folder.path().join("file")), &holder);
         let (taken, waits) = (now(), break_time());

@@ -20,6 +20,7 @@ pub enum LockWait {
 pub use ranked::{Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 
 mod ranked {
+    use super::LockWait;
     use std::ops::{Deref, DerefMut};
     use std::sync::{PoisonError, TryLockError};
 
@@ -69,16 +70,19 @@ mod ranked {
 
     #[cfg(debug_assertions)]
     mod held {
-        use super::Rank;
+        use super::{LockWait, Rank};
         use std::cell::RefCell;
 
         std::thread_local! {
             static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
         }
-        pub fn push(rank: Rank, waits: bool) {
+        pub fn push(rank: Rank, wait: LockWait) {
             HELD.with_borrow_mut(|held| {
                 if let Some(&top) = held.iter().max() {
-                    assert!(!waits || top < rank, "lock order: {rank:?} asked for while {top:?} is held");
+                    assert!(
+                        wait == LockWait::Try || top < rank,
+                        "lock order: {rank:?} asked for while {top:?} is held"
+                    );
                 }
                 held.push(rank);
             });
@@ -92,9 +96,9 @@ mod ranked {
     }
     #[cfg(not(debug_assertions))]
     mod held {
-        use super::Rank;
+        use super::{LockWait, Rank};
         #[inline(always)]
-        pub fn push(_: Rank, _waits: bool) {}
+        pub fn push(_: Rank, _: LockWait) {}
         #[inline(always)]
         pub fn pop(_: Rank) {}
     }
@@ -130,17 +134,17 @@ mod ranked {
         /// Waits for the lock. Panics in debug builds if the lock order is broken.
         #[inline]
         pub fn lock(&self) -> RankedGuard<'_, T> {
-            held::push(self.rank, true);
+            held::push(self.rank, LockWait::Wait);
             let held = Held(self.rank);
             let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             RankedGuard { inner, _held: held }
         }
         /// Takes the lock, or not if that means waiting and `locks` says no.
         #[inline]
-        pub fn lock_as(&self, locks: super::LockWait) -> Option<RankedGuard<'_, T>> {
+        pub fn lock_as(&self, locks: LockWait) -> Option<RankedGuard<'_, T>> {
             match locks {
-                super::LockWait::Wait => Some(self.lock()),
-                super::LockWait::Try => self.try_lock(),
+                LockWait::Wait => Some(self.lock()),
+                LockWait::Try => self.try_lock(),
             }
         }
         /// What is guarded, for a caller that has the mutex alone.
@@ -155,7 +159,7 @@ mod ranked {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return None,
             };
-            held::push(self.rank, false);
+            held::push(self.rank, LockWait::Try);
             Some(RankedGuard { inner, _held: Held(self.rank) })
         }
     }
@@ -199,7 +203,7 @@ mod ranked {
         /// Waits until no writer holds it.
         #[inline]
         pub fn read(&self) -> RankedReadGuard<'_, T> {
-            held::push(self.rank, true);
+            held::push(self.rank, LockWait::Wait);
             let held = Held(self.rank);
             let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
             RankedReadGuard { inner, _held: held }
@@ -212,13 +216,13 @@ mod ranked {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return None,
             };
-            held::push(self.rank, false);
+            held::push(self.rank, LockWait::Try);
             Some(RankedReadGuard { inner, _held: Held(self.rank) })
         }
         /// Waits until no thread holds it.
         #[inline]
         pub fn write(&self) -> RankedWriteGuard<'_, T> {
-            held::push(self.rank, true);
+            held::push(self.rank, LockWait::Wait);
             let held = Held(self.rank);
             let inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
             RankedWriteGuard { inner, _held: held }

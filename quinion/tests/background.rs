@@ -18,8 +18,8 @@ const MEMORY: u64 = 128 << 20;
 /// How long a test waits for a thread of the cache before it fails.
 const LONG: Duration = Duration::from_secs(60);
 
-fn cache(background: bool) -> Cache {
-    Cache::builder().memory(MEMORY).background_reclaim(background).build().unwrap()
+fn cache() -> Cache {
+    Cache::builder().memory(MEMORY).build().unwrap()
 }
 
 fn overfill(file: &File, device: &Device) {
@@ -35,7 +35,7 @@ fn overfill(file: &File, device: &Device) {
 
 #[test]
 fn free_pages_are_kept_for_the_next_miss() {
-    let cache = cache(true);
+    let cache = cache();
     let device = Device::new(2 * MEMORY);
     let file = cache.open_backend(device.clone()).unwrap();
     overfill(&file, &device);
@@ -51,7 +51,7 @@ fn free_pages_are_kept_for_the_next_miss() {
 
 #[test]
 fn a_full_cache_without_background_reclaim_is_full() {
-    let cache = cache(false);
+    let cache = Cache::builder().memory(MEMORY).background_reclaim(false).build().unwrap();
     let device = Device::new(2 * MEMORY);
     let file = cache.open_backend(device.clone()).unwrap();
     overfill(&file, &device);
@@ -62,7 +62,7 @@ fn a_full_cache_without_background_reclaim_is_full() {
 
 #[test]
 fn a_stream_leaves_the_room_that_was_made_to_others() {
-    let cache = cache(true);
+    let cache = cache();
     let device = Device::new(2 * MEMORY);
     let file = cache.open_backend(device.clone()).unwrap();
     overfill(&file, &device);
@@ -87,7 +87,7 @@ fn a_stream_leaves_the_room_that_was_made_to_others() {
 #[test]
 fn a_cache_may_end_while_room_is_made() {
     for _ in 0..5 {
-        let cache = cache(true);
+        let cache = cache();
         let device = Device::new(2 * MEMORY);
         let file = cache.open_backend(device.clone()).unwrap();
         overfill(&file, &device);

@@ -242,9 +242,15 @@ fn another_process_follows_its_commands() {
 
 // ---- never stale ----------------------------------------------------------------------------
 
+#[derive(Clone, Copy, PartialEq)]
+enum PagesRead {
+    Cached,
+    Cold,
+}
+
 /// Readers of single pages, of all, of pins and batches read on while another process writes; each expects what was
 /// there when it began.
-fn read_while_written(folder: &TempDir, rounds: u32, cold: bool) {
+fn read_while_written(folder: &TempDir, rounds: u32, pages: PagesRead) {
     let path = file_in(folder, PAGES);
     let (cache, mut other) = (cache(), Other::start());
     let file = leased(&cache, &path);
@@ -254,7 +260,7 @@ fn read_while_written(folder: &TempDir, rounds: u32, cold: bool) {
             let mut page = nth;
             while !ended.load(Ordering::Relaxed) {
                 page = (page + 13) % PAGES;
-                if cold {
+                if pages == PagesRead::Cold {
                     file.dont_need(0, u64::MAX).unwrap();
                 }
                 let expected = least.load(Ordering::SeqCst); // partner: the store when the other has written
@@ -300,12 +306,12 @@ fn read_while_written(folder: &TempDir, rounds: u32, cold: bool) {
 
 #[test]
 fn no_read_that_begins_after_a_write_is_stale() {
-    folders().iter().for_each(|folder| read_while_written(folder, 200, false));
+    folders().iter().for_each(|folder| read_while_written(folder, 200, PagesRead::Cached));
 }
 
 #[test]
 fn no_read_is_stale_that_meets_fills_in_flight() {
-    folders().iter().for_each(|folder| read_while_written(folder, 100, true));
+    folders().iter().for_each(|folder| read_while_written(folder, 100, PagesRead::Cold));
 }
 
 #[test]

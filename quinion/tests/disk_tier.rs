@@ -85,6 +85,9 @@ impl Node {
     fn open(&self, number: u64, size: u64) -> File {
         self.open_as(number, size, true)
     }
+    fn open_nameless(&self, number: u64, size: u64) -> File {
+        self.open_as(number, size, false)
+    }
     fn open_as(&self, number: u64, size: u64, is_named: bool) -> File {
         let content = Content { remote: Arc::clone(&self.remote), number, size, is_named };
         let backend = BlockingSource::new(content, Arc::clone(&self.pool));
@@ -163,7 +166,7 @@ fn a_restart_finds_everything_and_asks_the_store_for_nothing() {
 fn a_file_without_a_lasting_name_is_not_on_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::new(folder.path(), 64);
-    read_all(&node.open_as(1, 4 * MIB, false), 1);
+    read_all(&node.open_nameless(1, 4 * MIB), 1);
     assert_eq!(node.cache.disk_stats().unwrap().put_pages, 0);
 }
 

@@ -111,9 +111,12 @@ impl Twin {
             }
         }
     }
-    fn seek(&self, at: usize, is_data: bool) -> Option<usize> {
-        let found = (at..self.len).find(|&at| self.page(at).is_some() == is_data);
-        found.or((!is_data && at < self.len).then_some(self.len))
+    fn seek_data(&self, at: usize) -> Option<usize> {
+        (at..self.len).find(|&at| self.page(at).is_some())
+    }
+    fn seek_hole(&self, at: usize) -> Option<usize> {
+        let found = (at..self.len).find(|&at| self.page(at).is_none());
+        found.or((at < self.len).then_some(self.len))
     }
     fn data(&self) -> u64 {
         self.pages.iter().flatten().count() as u64
@@ -186,11 +189,11 @@ impl Pair {
             }
             &Op::SeekData(at) => {
                 let found = file.seek_data(at as u64).unwrap();
-                assert_eq!(found, twin.seek(at, true).map(|at| at as u64));
+                assert_eq!(found, twin.seek_data(at).map(|at| at as u64));
             }
             &Op::SeekHole(at) => {
                 let found = file.seek_hole(at as u64).unwrap();
-                assert_eq!(found, twin.seek(at, false).map(|at| at as u64));
+                assert_eq!(found, twin.seek_hole(at).map(|at| at as u64));
             }
             &Op::Pin { at, len } => {
                 let pinned = file.pin(at as u64, len).unwrap();

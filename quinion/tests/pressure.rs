@@ -157,34 +157,42 @@ fn ten_thousand_futures_over_a_pool_need_no_thread_each() {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Files {
+    OneForAll,
+    OneEach,
+}
+
 /// 32 threads read all of one file, or of a 32nd of it each, cold, over and over.
-fn many_waiters(mechanism: Mechanism, is_shared: bool) {
+fn many_waiters(mechanism: Mechanism, files: Files) {
     const THREADS: u64 = 32;
     const READS: u64 = 200;
     let folder = folder();
     let path = content(&folder);
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).mechanism(mechanism).build().unwrap();
-    let files: Vec<_> = (0..THREADS)
+    let opened: Vec<_> = (0..THREADS)
         .map(|number| {
             let own = folder.path().join(number.to_string());
-            if !is_shared {
+            if files == Files::OneEach {
                 let mut bytes = vec![0; (READS * PAGE) as usize];
                 content::fill_content(&mut bytes, 1, 0, 0);
                 std::fs::write(&own, bytes).unwrap();
             }
-            let file = cache.open(if is_shared { &path } else { &own }).unwrap();
+            let file = cache.open(if files == Files::OneForAll { &path } else { &own }).unwrap();
             file.advise(Hint::Random).unwrap();
             file
         })
         .collect();
     let (before, begin) = (hazard::waits(), Instant::now());
     thread::scope(|scope| {
-        for (number, file) in files.iter().enumerate() {
+        for (number, file) in opened.iter().enumerate() {
             scope.spawn(move || {
                 let mut buffer = [0; 1000];
                 for step in 0..READS {
-                    let page =
-                        if is_shared { (step * 32 + number as u64) * 104_729 % FILE_PAGES } else { step };
+                    let page = match files {
+                        Files::OneForAll => (step * 32 + number as u64) * 104_729 % FILE_PAGES,
+                        Files::OneEach => step,
+                    };
                     let position = page * PAGE + 24;
                     file.read_exact_at(&mut buffer, position).unwrap();
                     content::verify(&buffer, 1, position).unwrap();
@@ -193,7 +201,7 @@ fn many_waiters(mechanism: Mechanism, is_shared: bool) {
         }
     });
     let waits = (hazard::waits() - before) as f64 / (THREADS * READS) as f64;
-    println!("{mechanism:?}, shared {is_shared}: {waits:.2} waits a read, {:?}", begin.elapsed());
+    println!("{mechanism:?}, {files:?}: {waits:.2} waits a read, {:?}", begin.elapsed());
     assert!(waits < 5.0, "{waits} waits a read: sleepers are woken whom it does not concern");
     cache.check().unwrap();
 }
@@ -201,15 +209,15 @@ fn many_waiters(mechanism: Mechanism, is_shared: bool) {
 #[test]
 fn threads_that_wait_for_a_ring_are_woken_for_their_own_pages() {
     if hazard::in_a_process_of_its_own("threads_that_wait_for_a_ring_are_woken_for_their_own_pages") {
-        many_waiters(Mechanism::Ring, true);
-        many_waiters(Mechanism::Ring, false);
+        many_waiters(Mechanism::Ring, Files::OneForAll);
+        many_waiters(Mechanism::Ring, Files::OneEach);
     }
 }
 
 #[test]
 fn threads_that_wait_for_a_pool_are_woken_for_their_own_pages() {
     if hazard::in_a_process_of_its_own("threads_that_wait_for_a_pool_are_woken_for_their_own_pages") {
-        many_waiters(Mechanism::Threads, true);
-        many_waiters(Mechanism::Threads, false);
+        many_waiters(Mechanism::Threads, Files::OneForAll);
+        many_waiters(Mechanism::Threads, Files::OneEach);
     }
 }

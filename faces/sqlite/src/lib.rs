@@ -56,7 +56,7 @@ pub unsafe extern "C" fn sqlite3_quinionvfs_init(
     functions: *mut sqlite3_api_routines,
 ) -> c_int {
     // SAFETY: the caller's contract.
-    unsafe { load(message, functions, false) }
+    unsafe { load(message, functions, vfs::VfsRole::Named) }
 }
 
 /// The same, and the VFS becomes the default: databases that are opened without `vfs=` in a URI are read through it.
@@ -70,12 +70,12 @@ pub unsafe extern "C" fn sqlite3_quinionvfsdefault_init(
     functions: *mut sqlite3_api_routines,
 ) -> c_int {
     // SAFETY: the caller's contract.
-    unsafe { load(message, functions, true) }
+    unsafe { load(message, functions, vfs::VfsRole::Default) }
 }
 
 /// # Safety
 /// As the entry points.
-unsafe fn load(message: *mut *mut c_char, functions: *mut sqlite3_api_routines, as_default: bool) -> c_int {
+unsafe fn load(message: *mut *mut c_char, functions: *mut sqlite3_api_routines, role: vfs::VfsRole) -> c_int {
     static FIRST: AtomicPtr<sqlite3_api_routines> = AtomicPtr::new(null_mut());
     // Relaxed: what it points to is SQLite's, and never written.
     let first = FIRST.compare_exchange(null_mut(), functions, Ordering::Relaxed, Ordering::Relaxed);
@@ -91,7 +91,7 @@ unsafe fn load(message: *mut *mut c_char, functions: *mut sqlite3_api_routines, 
     let register = || {
         // SAFETY: the caller's contract.
         unsafe { libsqlite3_sys::rusqlite_extension_init2(functions) }.map_err(|error| error.to_string())?;
-        vfs::register(as_default)
+        vfs::register(role)
     };
     match guarded(Err("a defect of Quinion stopped the registration".to_owned()), register) {
         Ok(()) => SQLITE_OK_LOAD_PERMANENTLY,

@@ -23,16 +23,25 @@ use crate::{connection, object};
 
 const NAME: &CStr = c"quinion";
 
-/// Registers the VFS, unless it is there already, and makes it the default if that is wanted.
+/// By which databases the VFS is used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum VfsRole {
+    /// By those that name it.
+    Named,
+    /// By those that name no other.
+    Default,
+}
+
+/// Registers the VFS in this role, unless it is there already.
 ///
 /// # Errors
 /// SQLite has no VFS of its own, or refuses this one, in words.
-pub fn register(as_default: bool) -> Result<(), String> {
+pub fn register(role: VfsRole) -> Result<(), String> {
     // SAFETY: SQLite is there, as it calls us. What it knows stays.
     unsafe {
         let ours = sqlite3_vfs_find(NAME.as_ptr());
         if !ours.is_null() {
-            return registered(ours, as_default);
+            return registered(ours, role);
         }
         let real = sqlite3_vfs_find(null());
         let Some(known) = real.as_ref() else {
@@ -63,15 +72,15 @@ pub fn register(as_default: bool) -> Result<(), String> {
             xGetSystemCall: Some(get_system_call),
             xNextSystemCall: Some(next_system_call),
         });
-        registered(Box::into_raw(ours), as_default)
+        registered(Box::into_raw(ours), role)
     }
 }
 
 /// # Safety
 /// `ours` stays.
-unsafe fn registered(ours: *mut sqlite3_vfs, as_default: bool) -> Result<(), String> {
+unsafe fn registered(ours: *mut sqlite3_vfs, role: VfsRole) -> Result<(), String> {
     // SAFETY: the caller's contract.
-    match unsafe { sqlite3_vfs_register(ours, as_default.into()) } {
+    match unsafe { sqlite3_vfs_register(ours, (role == VfsRole::Default).into()) } {
         SQLITE_OK => Ok(()),
         code => Err(format!("SQLite does not register the VFS, with result code {code}")),
     }

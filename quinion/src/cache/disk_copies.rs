@@ -55,9 +55,14 @@ struct CopyTask {
 struct BehindPause(Duration);
 
 impl BehindPause {
-    /// `took`: the disk has taken something since the last pause.
-    fn next(&mut self, took: bool) -> Duration {
-        let pause = if took { PAUSE_MIN } else { self.0 };
+    /// After the disk has taken something since the last pause.
+    fn next_after_progress(&mut self) -> Duration {
+        self.0 = PAUSE_MIN;
+        self.next()
+    }
+
+    fn next(&mut self) -> Duration {
+        let pause = self.0;
         self.0 = (pause * 2).min(PAUSE_MAX);
         pause
     }
@@ -130,7 +135,8 @@ impl BackgroundTask for CopyTask {
                 *state = Default::default();
                 None
             }
-            CopyOutcome::Behind { took } => Some(pause.next(took)),
+            CopyOutcome::Behind { took: true } => Some(pause.next_after_progress()),
+            CopyOutcome::Behind { took: false } => Some(pause.next()),
             CopyOutcome::More => {
                 *pause = BehindPause::default();
                 Some(Duration::ZERO)

@@ -226,14 +226,14 @@ impl Image {
     /// Whether all pages of `range`, in bytes, are resident.
     pub fn is_resident(&self, range: Range<u64>) -> bool {
         let pages = self.pages(range);
-        self.frozen.row(pages.start, pages.end, true) == pages.end
+        self.frozen.first_missing(pages.start, pages.end) == pages.end
     }
 
     /// The first row of pages in `range` that is not resident, in bytes; `None` if all of it is.
     pub fn next_absent(&self, range: Range<u64>) -> Option<Range<u64>> {
         let pages = self.pages(range);
-        let first = self.frozen.row(pages.start, pages.end, true);
-        let end = self.frozen.row(first, pages.end, false);
+        let first = self.frozen.first_missing(pages.start, pages.end);
+        let end = self.frozen.first_ready(first, pages.end);
         (first < end).then(|| first.first_byte()..end.first_byte())
     }
 

@@ -229,7 +229,7 @@ impl Writeback {
         if !mapping.writeback().is_listed() {
             self.list(mapping);
         }
-        if !self.is_awake.load(Ordering::Relaxed) && self.limits().wants_all(self.totals.total(), false) {
+        if !self.is_awake.load(Ordering::Relaxed) && self.limits().begins_all(self.totals.total()) {
             self.wake();
         }
     }

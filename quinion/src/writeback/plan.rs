@@ -51,9 +51,14 @@ impl DirtyLimits {
         Self { calm: background / 4 * 3, background, throttle, ceiling }
     }
 
-    /// Whether the background writes whatever is dirty, if `unwritten` pages are: once begun until it is calm.
-    pub fn wants_all(&self, unwritten: u64, has_begun: bool) -> bool {
-        unwritten > if has_begun { self.calm } else { self.background }
+    /// Whether the background begins to write whatever is dirty, if `unwritten` pages are.
+    pub fn begins_all(&self, unwritten: u64) -> bool {
+        unwritten > self.background
+    }
+
+    /// Whether it goes on with that: until it is calm.
+    pub fn continues_all(&self, unwritten: u64) -> bool {
+        unwritten > self.calm
     }
 }
 
@@ -68,12 +73,21 @@ pub struct FileDirtyState {
     pub is_asked: bool,
 }
 
+/// Which files the background writes in one run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlushScope {
+    /// Those that are old, and those that a caller asked for.
+    Due,
+    /// All that are dirty, since there is too much.
+    All,
+}
+
 /// Whether the background begins a pass of a file now.
-pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, all: bool) -> bool {
+pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, scope: FlushScope) -> bool {
     let Some(since) = seen.since else { return false };
     let is_paused = seen.paused_until.is_some_and(|until| now < until);
     let is_old = now.0.saturating_sub(since.0) >= expire.as_millis() as u64;
-    !is_paused && (all || is_old || seen.is_asked)
+    !is_paused && (scope == FlushScope::All || is_old || seen.is_asked)
 }
 
 /// What a writer sees that may have to wait.
@@ -161,8 +175,8 @@ mod tests {
     #[test]
     fn the_background_begins_above_its_mark_and_stops_below_a_lower_one() {
         let limits = limits();
-        assert!(!limits.wants_all(100, false) && limits.wants_all(101, false));
-        assert!(limits.wants_all(76, true) && !limits.wants_all(75, true));
+        assert!(!limits.begins_all(100) && limits.begins_all(101));
+        assert!(limits.continues_all(76) && !limits.continues_all(75));
     }
 
     #[test]
@@ -170,19 +184,21 @@ mod tests {
         let seen = FileDirtyState { since: Some(Millis(1000)), paused_until: None, is_asked: false };
         let expire = 30 * SECOND;
         assert!(
-            !is_due(&seen, Millis(30_999), expire, false) && is_due(&seen, Millis(31_000), expire, false)
+            !is_due(&seen, Millis(30_999), expire, FlushScope::Due)
+                && is_due(&seen, Millis(31_000), expire, FlushScope::Due)
         );
-        assert!(is_due(&FileDirtyState { is_asked: true, ..seen }, Millis(1000), expire, false));
-        assert!(is_due(&seen, Millis(1000), expire, true));
+        assert!(is_due(&FileDirtyState { is_asked: true, ..seen }, Millis(1000), expire, FlushScope::Due));
+        assert!(is_due(&seen, Millis(1000), expire, FlushScope::All));
         let paused = FileDirtyState { paused_until: Some(Millis(40_000)), ..seen };
         assert!(
-            !is_due(&paused, Millis(39_999), expire, true) && is_due(&paused, Millis(40_000), expire, false)
+            !is_due(&paused, Millis(39_999), expire, FlushScope::All)
+                && is_due(&paused, Millis(40_000), expire, FlushScope::Due)
         );
         assert!(!is_due(
             &FileDirtyState { since: None, is_asked: true, ..seen },
             Millis(90_000),
             expire,
-            true
+            FlushScope::All
         ));
     }
 

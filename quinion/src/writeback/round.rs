@@ -31,7 +31,7 @@ use crate::units::PageIndex;
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
-use super::plan::{FileDirtyState, is_due};
+use super::plan::{FileDirtyState, FlushScope, is_due};
 use super::run::FlushRequest;
 
 /// The most pages of one file that the background has under way: 4 MiB.
@@ -47,12 +47,12 @@ const LATER: Duration = Duration::from_millis(64);
 pub(super) struct RoundInterval {
     after: Duration,
     completed: u64,
-    wants_all: bool,
+    scope: FlushScope,
 }
 
 impl Default for RoundInterval {
     fn default() -> Self {
-        Self { after: SOON, completed: 0, wants_all: false }
+        Self { after: SOON, completed: 0, scope: FlushScope::Due }
     }
 }
 
@@ -69,17 +69,22 @@ impl BackgroundTask for Writeback {
     fn run(&self) -> Option<Duration> {
         self.fetch_completions();
         let files = self.listed();
-        let all = {
+        let scope = {
             let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-            pace.wants_all = self.limits().wants_all(self.totals.total(), pace.wants_all);
-            pace.wants_all
+            let (limits, unwritten) = (self.limits(), self.totals.total());
+            let wants_all = match pace.scope {
+                FlushScope::Due => limits.begins_all(unwritten),
+                FlushScope::All => limits.continues_all(unwritten),
+            };
+            pace.scope = if wants_all { FlushScope::All } else { FlushScope::Due };
+            pace.scope
         };
         for mapping in &files {
             if self.background.is_closed() {
                 return None;
             }
             // A backend is foreign code; if it panics, the other files are visited all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.visit_file(mapping, all)));
+            let _ = catch_unwind(AssertUnwindSafe(|| self.visit_file(mapping, scope)));
         }
         self.next_turn();
         let (in_flight, completed) = self.flushes();
@@ -108,7 +113,7 @@ impl Writeback {
         }
     }
 
-    fn visit_file(&self, mapping: &Arc<Mapping>, all: bool) {
+    fn visit_file(&self, mapping: &Arc<Mapping>, scope: FlushScope) {
         if mapping.writeback().dirty_pages().total() == 0 {
             return self.unlist_clean(mapping);
         }
@@ -123,7 +128,7 @@ impl Writeback {
             paused_until: state.paused_until(),
             is_asked: state.is_pass_requested(),
         };
-        if is_due(&seen, self.now(), self.options.expire, all) {
+        if is_due(&seen, self.now(), self.options.expire, scope) {
             self.run_pass(mapping);
         }
     }

@@ -69,10 +69,10 @@ impl Twin {
         }
         self.split(index & !((1 << piece) - 1), index, target);
     }
-    fn place(&mut self, index: u64, order: u8, entry: Entry, shadows_only: bool) -> Outcome {
+    fn place(&mut self, index: u64, order: u8, entry: Entry, replaces: Replaces) -> Outcome {
         let end = index + (1 << order);
         for (first, found, found_order) in self.meeting(index, end) {
-            if !is_shadow(found) && (shadows_only || found_order > order || first < index) {
+            if !is_shadow(found) && (replaces == Replaces::Shadows || found_order > order || first < index) {
                 return Outcome::Present(found);
             }
         }
@@ -88,6 +88,13 @@ impl Twin {
         self.entries.insert(index, (entry, order, 0));
         Outcome::Done(displaced)
     }
+}
+
+/// What an entry may take the place of: shadows alone, or whatever is no larger and begins no earlier.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Replaces {
+    Shadows,
+    AnyEntry,
 }
 
 /// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is made to fit.
@@ -206,9 +213,16 @@ impl<const BITS: u32> Pair<BITS> {
         self.next_id += 1;
         folio(self.next_id, order)
     }
-    fn new_value(&mut self, order: u8, spill: bool) -> Value {
+    fn new_shadow(&mut self, order: u8) -> Value {
         self.next_id += 1;
-        if spill { Value::spill(order, self.next_id) } else { Value::shadow(order, self.next_id) }
+        Value::shadow(order, self.next_id)
+    }
+    fn new_spill(&mut self, order: u8) -> Value {
+        self.next_id += 1;
+        Value::spill(order, self.next_id)
+    }
+    fn new_value(&mut self, order: u8, spill: bool) -> Value {
+        if spill { self.new_spill(order) } else { self.new_shadow(order) }
     }
     pub fn tree(&self) -> XArray<'_, Keeper, BITS> {
         self.forest.tree()
@@ -262,21 +276,26 @@ impl<const BITS: u32> Pair<BITS> {
     fn insert(&mut self, at: u64, order: u8, budget: u64) {
         let at = align(at, order);
         let folio = self.new_folio(order);
-        let refused =
-            matches!(self.twin.clone().place(at, order, Entry::folio(folio), true), Outcome::Present(_));
+        let refused = matches!(
+            self.twin.clone().place(at, order, Entry::folio(folio), Replaces::Shadows),
+            Outcome::Present(_)
+        );
         let before = refused.then(|| self.tree().dump_nodes());
         let got = self.forest.with_budget(budget, |tree| tree.insert(at, order, folio));
         match got {
             Inserted::NoNode => self.take_over_finer_shadows(),
             Inserted::Present(entry) => {
                 assert_eq!(before, Some(self.tree().dump_nodes()), "A02: a refusal changed the tree");
-                let Outcome::Present(want) = self.twin.place(at, order, Entry::folio(folio), true) else {
+                let Outcome::Present(want) =
+                    self.twin.place(at, order, Entry::folio(folio), Replaces::Shadows)
+                else {
                     panic!("{entry:?} was in the way of nothing");
                 };
                 assert_eq!(entry, want);
             }
             Inserted::Done { shadow } => {
-                let Outcome::Done(gone) = self.twin.place(at, order, Entry::folio(folio), true) else {
+                let Outcome::Done(gone) = self.twin.place(at, order, Entry::folio(folio), Replaces::Shadows)
+                else {
                     panic!("it went over something");
                 };
                 assert_eq!(shadow.map(Entry::value), gone.last().map(|&(_, entry, _)| entry));
@@ -288,8 +307,8 @@ impl<const BITS: u32> Pair<BITS> {
         let at = align(at, order);
         let entry = match what {
             0..=1 => Entry::folio(self.new_folio(order)),
-            2..=4 => Entry::value(self.new_value(order, false)),
-            _ => Entry::value(self.new_value(order, true)),
+            2..=4 => Entry::value(self.new_shadow(order)),
+            _ => Entry::value(self.new_spill(order)),
         };
         let mut gone = Vec::new();
         let got = self.forest.with_budget(budget, |tree| {
@@ -299,7 +318,7 @@ impl<const BITS: u32> Pair<BITS> {
             self.take_over_finer_shadows();
             return;
         }
-        match (got, self.twin.place(at, order, entry, false)) {
+        match (got, self.twin.place(at, order, entry, Replaces::AnyEntry)) {
             (Stored::Done, Outcome::Done(want)) => assert_eq!(gone, want),
             (Stored::Present(got), Outcome::Present(want)) => assert_eq!(got, want),
             (got, _) => panic!("a store said {got:?}"),
@@ -349,7 +368,7 @@ impl<const BITS: u32> Pair<BITS> {
             values.push(match fate % 3 {
                 0 => Revision::Keep,
                 1 => Revision::Erase,
-                _ => Revision::Replace(self.new_value(order, false)),
+                _ => Revision::Replace(self.new_shadow(order)),
             });
             match values.last() {
                 Some(Revision::Erase) => drop(self.twin.entries.remove(&first)),
@@ -372,7 +391,7 @@ impl<const BITS: u32> Pair<BITS> {
         let new = match to {
             0 => Entry::EMPTY,
             1 => Entry::folio(self.new_folio(order)),
-            _ => Entry::value(self.new_value(order, false)),
+            _ => Entry::value(self.new_shadow(order)),
         };
         let expected = if hit { entry } else { Entry::folio(self.new_folio(order)) };
         let got = self.tree().compare_exchange(at, expected, new);
@@ -507,7 +526,8 @@ impl<const BITS: u32> Pair<BITS> {
         assert!(allocs(self) - before <= u64::from(needed), "the reserve would have been too small");
         let (mut want_seen, mut next) = (Vec::new(), at);
         for (k, &(order, folio)) in batch[..got.added].iter().enumerate() {
-            let Outcome::Done(gone) = self.twin.place(next, order, Entry::folio(folio), true) else {
+            let Outcome::Done(gone) = self.twin.place(next, order, Entry::folio(folio), Replaces::Shadows)
+            else {
                 panic!("folio {k} went over something");
             };
             want_seen.extend(gone.into_iter().map(|(_, entry, _)| (k, entry)));
@@ -520,7 +540,9 @@ impl<const BITS: u32> Pair<BITS> {
             RangeStop::NoNode => self.take_over_finer_shadows(),
             RangeStop::Present(entry) => {
                 let (order, folio) = batch[got.added];
-                let Outcome::Present(want) = self.twin.place(next, order, Entry::folio(folio), true) else {
+                let Outcome::Present(want) =
+                    self.twin.place(next, order, Entry::folio(folio), Replaces::Shadows)
+                else {
                     panic!("{entry:?} was in the way of nothing");
                 };
                 assert_eq!(entry, want);
@@ -540,7 +562,7 @@ impl<const BITS: u32> Pair<BITS> {
             if next == at + got.pages && got.stop == RangeStop::NoNode {
                 break;
             }
-            match self.twin.place(next, order, Entry::value(value.with_order(order)), false) {
+            match self.twin.place(next, order, Entry::value(value.with_order(order)), Replaces::AnyEntry) {
                 Outcome::Done(more) => want_removed.extend(more),
                 Outcome::Present(entry) => {
                     assert_eq!(got.stop, RangeStop::Present(entry));

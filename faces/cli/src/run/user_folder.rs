@@ -51,7 +51,7 @@ impl Folder {
     /// # Errors
     /// There is no place for it.
     pub fn of_user() -> io::Result<Self> {
-        find(true)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+        find(IfMissing::Make)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// The user's folder, if it is there: for a command that only looks.
@@ -59,7 +59,7 @@ impl Folder {
     /// # Errors
     /// There is no place for it.
     pub fn of_user_if_any() -> io::Result<Option<Self>> {
-        find(false)
+        find(IfMissing::Leave)
     }
 
     /// The folder at `path`, if no other user can enter it, or change it, or put another in its place.
@@ -109,19 +109,27 @@ fn is_ours_alone(stat: &Stat) -> bool {
         && Permissions::from_mode(stat.st_mode).mode() & 0o077 == 0
 }
 
-/// The user's folder. If it is not there it is made, or `None` without `make`.
+/// What is done about a folder that is not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IfMissing {
+    Make,
+    /// The result is `None`.
+    Leave,
+}
+
+/// The user's folder.
 ///
 /// # Errors
 /// There is no place for it: which were looked at, what is wrong with each, and what to do.
-pub(super) fn find(make: bool) -> io::Result<Option<Folder>> {
+fn find(missing: IfMissing) -> io::Result<Option<Folder>> {
     let user = rustix::process::geteuid().as_raw();
-    find_among(&candidates(|name| std::env::var_os(name), user), make)
+    find_among(&candidates(|name| std::env::var_os(name), user), missing)
 }
 
-fn find_among(candidates: &[Candidate], make: bool) -> io::Result<Option<Folder>> {
+fn find_among(candidates: &[Candidate], missing: IfMissing) -> io::Result<Option<Folder>> {
     let mut wrong = String::new();
     for candidate in candidates {
-        match candidate.find(make) {
+        match candidate.find(missing) {
             Ok(folder) => return Ok(folder),
             // That does not concern the folder, and no other must replace it.
             Err(error) if open_files::are_too_many(&error) => return Err(error),
@@ -157,17 +165,17 @@ fn candidates(variable: impl Fn(&str) -> Option<OsString>, user: u32) -> Vec<Can
 }
 
 impl Candidate {
-    /// The folder here; `None` if it is missing and should not be made, but could be.
-    fn find(&self, make: bool) -> io::Result<Option<Folder>> {
+    /// The folder here; `None` if it is missing and is to be left so, but could be made.
+    fn find(&self, missing: IfMissing) -> io::Result<Option<Folder>> {
         if let Err(error) = self.path.symlink_metadata() {
             if error.kind() != io::ErrorKind::NotFound {
                 return Err(error);
             }
-            let missing = self.look_above()?;
-            if !make {
+            let above = self.look_above()?;
+            if missing == IfMissing::Leave {
                 return Ok(None);
             }
-            for path in missing {
+            for path in above {
                 // Another process may have made it meanwhile; its owner is checked when it is opened.
                 let made = DirBuilder::new().mode(0o700).create(path);
                 made.or_else(|error| match error.kind() {
@@ -306,18 +314,21 @@ mod tests {
             Candidate { path: outer.path().join(".cache/quinion"), makes: 1 },
             Candidate { path: other.path().join("quinion"), makes: 0 },
         ];
-        assert!(find_among(&candidates, false).unwrap().is_none());
+        assert!(find_among(&candidates, IfMissing::Leave).unwrap().is_none());
         assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 0);
-        let made = find_among(&candidates, true).unwrap().expect("it is made");
+        let made = find_among(&candidates, IfMissing::Make).unwrap().expect("it is made");
         assert!(made.path().ends_with(".cache/quinion"));
         for path in [made.path(), made.path().parent().unwrap()] {
             assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
         }
-        assert_eq!(find_among(&candidates, false).unwrap().expect("it is found").path(), made.path());
+        assert_eq!(
+            find_among(&candidates, IfMissing::Leave).unwrap().expect("it is found").path(),
+            made.path()
+        );
         set_mode(made.path(), 0o770);
-        let next = find_among(&candidates, true).unwrap().expect("the next is made");
+        let next = find_among(&candidates, IfMissing::Make).unwrap().expect("the next is made");
         assert!(next.path().starts_with(other.path()));
-        let error = find_among(&candidates[..2], false).unwrap_err().to_string();
+        let error = find_among(&candidates[..2], IfMissing::Leave).unwrap_err().to_string();
         assert!(error.contains("XDG_RUNTIME_DIR") && error.contains(".cache/quinion: "), "{error}");
     }
 
@@ -333,7 +344,7 @@ mod tests {
             assert_eq!(Folder::open(&middle.join("quinion")).is_ok(), is_safe, "{mode:o}");
             assert_eq!(resolve(&middle.join("quinion")).is_ok(), is_safe, "{mode:o}");
             let absent = Candidate { path: middle.join("absent"), makes: 0 };
-            assert_eq!(absent.find(false).is_ok(), is_safe, "{mode:o}");
+            assert_eq!(absent.find(IfMissing::Leave).is_ok(), is_safe, "{mode:o}");
         }
     }
 
@@ -344,7 +355,7 @@ mod tests {
         set_mode(&outer.path().join("real"), 0o700);
         std::os::unix::fs::symlink(outer.path().join("real"), outer.path().join("link")).unwrap();
         let candidate = [Candidate { path: outer.path().join("link/quinion"), makes: 0 }];
-        let folder = find_among(&candidate, true).unwrap().expect("it is made");
+        let folder = find_among(&candidate, IfMissing::Make).unwrap().expect("it is made");
         assert_eq!(folder.path(), outer.path().canonicalize().unwrap().join("real/quinion"));
     }
 
@@ -358,7 +369,7 @@ mod tests {
             set_mode(&path.join("quinion"), 0o700);
             assert!(Folder::open(&path.join("quinion")).is_err(), "{name:?}");
             let absent = Candidate { path: path.join("absent"), makes: 0 };
-            assert!(absent.find(true).is_err() && !path.join("absent").exists(), "{name:?}");
+            assert!(absent.find(IfMissing::Make).is_err() && !path.join("absent").exists(), "{name:?}");
         }
     }
 

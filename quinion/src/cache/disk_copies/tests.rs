@@ -283,8 +283,21 @@ fn pages_that_were_let_go_and_fetched_again_are_not_copied_twice() {
     assert_eq!((stats.pages, stats.missed_pages), (16 * 256, first), "{stats:?}");
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Copies {
+    Made,
+    Owed,
+}
+
+#[derive(PartialEq, Debug)]
+struct Outcome {
+    /// Position and pages of each range that is still cached.
+    left: Vec<(u64, u64)>,
+    counted: [u64; 6],
+}
+
 /// What stays in memory after some reading and evicting, and what was counted.
-fn outcome_of(copies: bool) -> (Vec<(u64, u64)>, [u64; 6]) {
+fn outcome_of(copies: Copies) -> Outcome {
     let (disk, options) = SlowDisk::new(64);
     let builder = Cache::builder().memory(16 * MIB).background_reclaim(false).readahead(0);
     let node = Node::built(builder, &disk, &options);
@@ -299,7 +312,7 @@ fn outcome_of(copies: bool) -> (Vec<(u64, u64)>, [u64; 6]) {
     };
     read(2500, 6000);
     assert!(node.stats().owed_pages > 1000, "{:?}", node.stats());
-    if copies {
+    if copies == Copies::Made {
         disk.hold(false);
         let stats = node.wait_until_paid();
         assert!(stats.late_pages > 1000, "{stats:?}");
@@ -317,22 +330,20 @@ fn outcome_of(copies: bool) -> (Vec<(u64, u64)>, [u64; 6]) {
     let left = file.residents(0, u64::MAX).unwrap().map(|range| (range.bytes.start, range.pages)).collect();
     let stats = node.cache.stats();
     disk.hold(false);
-    (
-        left,
-        [
-            stats.reads,
-            stats.hits,
-            stats.misses,
-            stats.evicted_pages,
-            stats.activated_pages,
-            stats.cached_pages,
-        ],
-    )
+    let counted = [
+        stats.reads,
+        stats.hits,
+        stats.misses,
+        stats.evicted_pages,
+        stats.activated_pages,
+        stats.cached_pages,
+    ];
+    Outcome { left, counted }
 }
 
 #[test]
 fn late_copies_change_neither_what_is_evicted_nor_what_is_counted() {
-    assert_eq!(outcome_of(true), outcome_of(false));
+    assert_eq!(outcome_of(Copies::Made), outcome_of(Copies::Owed));
 }
 
 #[test]
@@ -375,10 +386,10 @@ fn the_end_copies_what_is_owed_and_does_not_wait_for_a_disk_that_hangs() {
 #[test]
 fn a_disk_that_takes_nothing_is_asked_less_and_less_often() {
     let mut pause = super::BehindPause::default();
-    let mut next = |took| pause.next(took).as_millis();
-    let pauses: Vec<_> = (0..8).map(|_| next(false)).collect();
+    let pauses: Vec<_> = (0..8).map(|_| pause.next().as_millis()).collect();
     assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 100, 100]);
-    assert_eq!((next(true), next(false), next(true)), (2, 4, 2));
+    let last = [pause.next_after_progress(), pause.next(), pause.next_after_progress()];
+    assert_eq!(last.map(|pause| pause.as_millis()), [2, 4, 2]);
 }
 
 /// A folio of 2 MiB is more than a segment of the disk has.

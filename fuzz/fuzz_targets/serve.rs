@@ -58,7 +58,7 @@ enum Op {
         word: u64,
         bytes: u8,
     },
-    /// Asks a question as viewers do; the third argument is a word or a file.
+    /// Makes a request as viewers do; the third argument is a word or a file.
     Ask {
         slot: u8,
         operation: u8,
@@ -305,7 +305,7 @@ impl Stage {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         if connect(&end, &SocketAddrUnix::new(&self.socket).unwrap()).is_err() {
-            return; // many are before us
+            return; // too many connections wait already
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = SendAncillaryBuffer::new(&mut space);
@@ -359,7 +359,7 @@ impl Stage {
                 Op::Honest { page } => self.read(*page),
             }
         }
-        // Every question is answered; a worker looks at each change of a futex word.
+        // Every request is answered; a worker looks at each change of a futex word.
         let until = Instant::now() + QUICK;
         let is_open = |slot: usize| {
             let mut now = [0; 4];
@@ -367,7 +367,7 @@ impl Stage {
             matches!(u32::from_ne_bytes(now), state::PENDING | state::PENDING_UNATTENDED)
         };
         while (0..REQUEST_SLOTS).any(is_open) {
-            assert!(Instant::now() < until, "a question is not answered");
+            assert!(Instant::now() < until, "a request is not answered");
             self.honest.request(Operation::Revalidate, [self.place[0], 0, 0]).unwrap();
         }
         self.read(ops.len() as u8);

@@ -191,10 +191,10 @@ impl ObjectCache {
         self
     }
 
-    fn believed(&self, path: &Path) -> Option<KnownVersion> {
+    fn fresh(&self, path: &Path) -> Option<KnownVersion> {
         let freshness = self.freshness.unwrap_or_else(|| self.fetcher().options.freshness);
         // The lock is not taken for nothing.
-        if freshness == Freshness::Always { None } else { self.shared.known.believed_for(path, freshness) }
+        if freshness == Freshness::Always { None } else { self.shared.known.fresh_for(path, freshness) }
     }
 
     /// Forgets what is known of an object: the next open asks the store. For writes that went by another way; call it
@@ -247,8 +247,8 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub fn open_with_attributes(&self, path: &Path) -> Result<(ObjectFile, Attributes)> {
-        if let Some(version) = self.believed(path) {
-            return self.open_believed(version);
+        if let Some(version) = self.fresh(path) {
+            return self.open_fresh(version);
         }
         let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let fetcher = Arc::clone(&by);
@@ -265,8 +265,8 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub fn open_first(&self, path: &Path, len: u64) -> Result<(ObjectFile, Attributes)> {
-        if let Some(version) = self.believed(path) {
-            return self.open_believed(version);
+        if let Some(version) = self.fresh(path) {
+            return self.open_fresh(version);
         }
         let Some(_opening) = Opening::begin(&self.shared, path) else {
             let opened = self.open_with_attributes(path);
@@ -299,8 +299,8 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub async fn open_async(&self, path: &Path) -> Result<ObjectFile> {
-        if let Some(version) = self.believed(path) {
-            return self.open_believed(version).map(|(file, _)| file);
+        if let Some(version) = self.fresh(path) {
+            return self.open_fresh(version).map(|(file, _)| file);
         }
         let result = self.head(path, GetOptions::new()).await?;
         self.open_known(result.meta)
@@ -326,7 +326,7 @@ impl ObjectCache {
 
     /// Opens a version by an earlier answer. What has failed of it is not asked for again at once, since the store said
     /// nothing new.
-    fn open_believed(
+    fn open_fresh(
         &self,
         KnownVersion { meta, attributes }: KnownVersion,
     ) -> Result<(ObjectFile, Attributes)> {

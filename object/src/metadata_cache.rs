@@ -1,7 +1,7 @@
 //! Metadata cache: what a store that is read through a cache knows of objects, and the writes that end it.
 //!
 //! ```text
-//!   believed(path)  ---> a handle, as long as `Freshness` allows
+//!   fresh(path)     ---> a handle, as long as `Freshness` allows
 //!   question() -> the store is asked -> keep(path, handle, question)
 //!   Written, Upload, deletions: a write has ended ---> note_write, note_writes
 //! ```
@@ -85,12 +85,12 @@ impl<H: Clone> MetadataCache<H> {
     }
 
     /// The handle of an object, if it may be used without a question.
-    pub fn believed(&self, path: &Path) -> Option<H> {
-        self.believed_for(path, self.freshness)
+    pub fn fresh(&self, path: &Path) -> Option<H> {
+        self.fresh_for(path, self.freshness)
     }
 
-    /// As [`MetadataCache::believed`], for a caller that wants it as fresh as that.
-    pub fn believed_for(&self, path: &Path, freshness: Freshness) -> Option<H> {
+    /// As [`MetadataCache::fresh`], for a caller that wants it as fresh as that.
+    pub fn fresh_for(&self, path: &Path, freshness: Freshness) -> Option<H> {
         let state = self.lock();
         let entry = state.objects.get(path)?;
         freshness.allows(entry.asked.elapsed()).then(|| entry.handle.clone())
@@ -164,8 +164,8 @@ impl<H> State<H> {
 
 /// Whether a condition fails by metadata that is only known from before: the object may fulfil it by now, so the store
 /// has to be asked. (That it was *not* modified is an answer as old as the metadata, as all others are.)
-pub fn is_to_be_asked(options: &GetOptions, believed: &ObjectMeta) -> bool {
-    matches!(options.check_preconditions(believed), Err(StoreError::Precondition { .. }))
+pub fn is_to_be_asked(options: &GetOptions, known: &ObjectMeta) -> bool {
+    matches!(options.check_preconditions(known), Err(StoreError::Precondition { .. }))
 }
 
 /// The range of an object of `size` bytes that is asked for, as the crate `object_store` reads it.

@@ -105,8 +105,8 @@ impl Shared {
     /// The object as what is known says, if that is fresh, or as the store tells, under the conditions of `options`. If
     /// it was asked by a GET, also the answer to that.
     async fn look(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
-        let believed = self.known.believed(path);
-        if let Some(object) = believed.filter(|object| !is_to_be_asked(options, object.file.meta())) {
+        let known = self.known.fresh(path);
+        if let Some(object) = known.filter(|object| !is_to_be_asked(options, object.file.meta())) {
             let checked = options.check_preconditions(object.file.meta());
             checked.map_err(|source| Error::Open { path: path.clone(), source })?;
             return Ok((object, None));

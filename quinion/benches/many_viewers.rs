@@ -2,7 +2,7 @@
 //!
 //! A viewer asks an owner that has 0, 62 and 1,023 others, which do nothing: how long it waits for a page that is not
 //! cached, and for an answer that needs no page; as the first that joined, and as the last. Then the processor time
-//! that the owner takes in ten seconds without a question. The others are processes that sleep.
+//! that the owner takes in ten seconds without a request. The others are processes that sleep.
 //!
 //! Run: `cargo bench -p quinion --bench many_viewers`.
 //! Answers recorded: BENCHMARKS.md.
@@ -44,11 +44,11 @@ fn join(service: &Service, process: u32) -> Viewer {
     service.admit(process).unwrap().view().unwrap().waiting_at_most(60_000)
 }
 
-/// Median microseconds until a page that is not cached is read, and until a question is answered.
+/// Median microseconds until a page that is not cached is read, and until a request is answered.
 fn ask(viewer: &Viewer, file: &std::fs::File) -> [f64; 2] {
     let known = file.metadata().unwrap();
-    let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
-    let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
+    let arguments = [file.as_raw_fd() as u64, known.dev(), known.ino()];
+    let [handle, place] = viewer.request(Operation::Attach, arguments).unwrap();
     let (marker_reported, touched) = (AtomicU64::new(0), AtomicU64::new(0));
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
     let viewed = ViewedFile { handle, cell, id, marker_reported: &marker_reported, touched: &touched };

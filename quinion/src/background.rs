@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_made_before_a_poke_are_seen() {
+    fn changes_made_before_a_wake_are_seen() {
         struct Follows(AtomicU64, AtomicU64);
         impl BackgroundTask for Follows {
             fn run(&self) -> Option<Duration> {
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_comes_again_in_eternity_runs_when_poked() {
+    fn a_task_that_comes_again_in_eternity_runs_when_woken() {
         let background = BackgroundThread::new();
         let (task, runs_seen) = recording(Some(Duration::MAX));
         add(&background, &task);

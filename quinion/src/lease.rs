@@ -293,7 +293,7 @@ fn break_time() -> Duration {
     }
 }
 
-fn believed(break_time: Duration) -> Duration {
+fn trusted_for(break_time: Duration) -> Duration {
     break_time / 4 * 3
 }
 
@@ -318,7 +318,7 @@ impl LeaseShared {
 
     fn see(&self, at: u64, break_time: Duration) {
         // Release, partner: `seen_for`.
-        self.seen_until.fetch_max(at.saturating_add(nanoseconds(believed(break_time))), Ordering::Release);
+        self.seen_until.fetch_max(at.saturating_add(nanoseconds(trusted_for(break_time))), Ordering::Release);
     }
 
     // ---- the threads ----------------------------------------------------------------------------
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_believed_for_a_shorter_time_than_others_wait() {
+    fn a_lease_is_trusted_for_a_shorter_time_than_others_wait() {
         let folder = tempfile::tempdir().unwrap();
         let (leases, (holder, _heard)) = (Leases::new(), holder());
         assert!(!leases.are_seen_at(now()), "there is none");
@@ -582,7 +582,9 @@ mod tests {
         for seconds in 1..100 {
             let waits = Duration::from_secs(seconds);
             // The next look comes before leases expire, and in time for a step of the clock.
-            assert!(believed(waits) >= waits / 2 && waits - believed(waits) >= Duration::from_millis(250));
+            assert!(
+                trusted_for(waits) >= waits / 2 && waits - trusted_for(waits) >= Duration::from_millis(250)
+            );
         }
     }
 

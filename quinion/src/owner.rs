@@ -1019,9 +1019,9 @@ mod tests {
         let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
         drop(cut.expect("it is cut"));
         let file = FileView { view: owner.cache.arena().view(), cell: first.cell, id: first.id };
-        let believed = program.validation() == Validation::Leased;
+        let is_leased = program.validation() == Validation::Leased;
         let hits = read_hits_into(file, 0, &mut [0; 10], |_, _| {});
-        assert!(!believed || hits.bytes == 0, "old bytes, for good: {hits:?}");
+        assert!(!is_leased || hits.bytes == 0, "old bytes, for good: {hits:?}");
     }
 
     fn attach_by_path(owner: &CacheOwner, path: &Path) -> (FileId, Result<Attached, Errno>) {

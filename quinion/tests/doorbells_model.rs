@@ -1,4 +1,4 @@
-//! Doorbells under a model checker: whenever the watcher and the workers sleep, no question is pending.
+//! Doorbells under a model checker: whenever the watcher and the workers sleep, no request is pending.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test doorbells_model --target-dir target/model
@@ -7,7 +7,7 @@
 //! Without that cfg this file is empty. A viewer asks while the watcher of its group looks, and workers look for
 //! doorbells: the real code of `quinion::internals::arena::doorbells`. A thread's sleep is its end, with the number
 //! that it would sleep on. The kernel's part follows when all have ended: a thread whose number has changed looks
-//! again. When all sleep in the end, each question has been taken, once.
+//! again. When all sleep in the end, each request has been taken, once.
 //!
 //! # What the checker does not show
 //!
@@ -67,7 +67,7 @@ impl Stage {
             && self.slots[slot].compare_exchange(PENDING, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// A worker's half, until it would sleep: returns how many questions it took, and the number that it would sleep
+    /// A worker's half, until it would sleep: returns how many requests it took, and the number that it would sleep
     /// on.
     fn work(&self) -> (u32, u32) {
         let mut taken = 0;
@@ -75,9 +75,9 @@ impl Stage {
             let (_, number) = self.doorbells.rings();
             let look = |viewer| {
                 assert_eq!(viewer, VIEWER);
-                let question = (0..2).find(|&slot| self.take_slot(slot));
+                let request = (0..2).find(|&slot| self.take_slot(slot));
                 let more = self.slots.iter().any(|slot| slot.load(Ordering::Relaxed) == PENDING);
-                Found { question, more: more && question.is_some() }
+                Found { request, more: more && request.is_some() }
             };
             match self.doorbells.take(0..64, look) {
                 Some(_) => taken += 1,
@@ -111,9 +111,9 @@ impl Stage {
     }
 }
 
-/// One question, while the watcher looks and a worker looks for it.
+/// One request, while the watcher looks and a worker looks for it.
 #[test]
-fn one_question() {
+fn one_request() {
     explore(Some(3), &["answered"], || {
         let stage = Stage::new();
         let viewer = {
@@ -133,9 +133,9 @@ fn one_question() {
     });
 }
 
-/// The doorbell is up already, for a question that was answered: another is asked while a worker takes it down.
+/// The doorbell is up already, for a request that was answered: another is made while a worker takes it down.
 #[test]
-fn a_question_behind_a_doorbell_that_is_up() {
+fn a_request_behind_a_doorbell_that_is_up() {
     explore(Some(3), &["answered"], || {
         let stage = Stage::new();
         let mut watched = WatchedViewers::default();
@@ -155,9 +155,9 @@ fn a_question_behind_a_doorbell_that_is_up() {
     });
 }
 
-/// Two questions of one viewer, of which the watcher may see one change, and two workers.
+/// Two requests of one viewer, of which the watcher may see one change, and two workers.
 #[test]
-fn two_questions_and_two_workers() {
+fn two_requests_and_two_workers() {
     explore(Some(2), &["answered"], || {
         let stage = Stage::new();
         let viewer = {
@@ -186,13 +186,13 @@ fn two_questions_and_two_workers() {
 const WRONG: &str = "wrong: taken and pending";
 
 const NEEDED: &[Needed] = &[
-    (Mutant::DoorbellHeard, &[("one_question", WRONG)]),
-    (Mutant::DoorbellNumber, &[("one_question", WRONG)]),
-    (Mutant::DoorbellRelease, &[("one_question", WRONG)]),
-    (Mutant::DoorbellAcquire, &[("one_question", WRONG)]),
-    (Mutant::DoorbellRings, &[("one_question", WRONG)]),
-    (Mutant::DoorbellFirst, &[("a_question_behind_a_doorbell_that_is_up", WRONG)]),
-    (Mutant::DoorbellAgain, &[("two_questions_and_two_workers", WRONG)]),
+    (Mutant::DoorbellHeard, &[("one_request", WRONG)]),
+    (Mutant::DoorbellNumber, &[("one_request", WRONG)]),
+    (Mutant::DoorbellRelease, &[("one_request", WRONG)]),
+    (Mutant::DoorbellAcquire, &[("one_request", WRONG)]),
+    (Mutant::DoorbellRings, &[("one_request", WRONG)]),
+    (Mutant::DoorbellFirst, &[("a_request_behind_a_doorbell_that_is_up", WRONG)]),
+    (Mutant::DoorbellAgain, &[("two_requests_and_two_workers", WRONG)]),
 ];
 
 #[test]

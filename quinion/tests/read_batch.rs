@@ -14,9 +14,9 @@
 //! | R21 pages that were spilled | `tests/spill.rs` |
 //! | R22 a lookup that allocates nothing | `src/shmem/tests.rs` |
 //!
-//! Slot reads are counted: the batch is gathered over a keeper of nodes that sees each of them, and that can remove and
-//! insert folios between two of them. Trees here have two levels, because a page far out makes them so: a descent reads
-//! two slots.
+//! Slot reads are counted: the batch is gathered over an allocator of nodes that sees each of them, and that can remove
+//! and insert folios between two of them. Trees here have two levels, because a page far out makes them so: a descent
+//! reads two slots.
 
 use quinion_testing::content;
 use quinion_testing::device;

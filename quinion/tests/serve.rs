@@ -58,8 +58,8 @@ struct Open<'a> {
 impl<'a> Open<'a> {
     fn of(viewer: &'a Viewer, file: &File) -> Self {
         let data = file.metadata().unwrap();
-        let question = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
-        let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
+        let arguments = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
+        let [handle, place] = viewer.request(Operation::Attach, arguments).unwrap();
         Self { viewer, handle, place, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
     fn read(&self, position: u64, to: &mut [u8]) -> ReadOutcome {
@@ -171,8 +171,8 @@ fn a_handle_is_of_use_only_to_the_viewer_that_has_it() {
     let fd = file.as_file().as_raw_fd() as u64;
     let wrong =
         [[fd, data.dev(), data.ino() + 1], [fd, data.dev() + 1, data.ino()], [u64::MAX, 0, 0], [4000, 0, 0]];
-    for question in wrong {
-        assert!(matches!(mine.request(Operation::Attach, question), Err(RequestError::Errno(_))));
+    for arguments in wrong {
+        assert!(matches!(mine.request(Operation::Attach, arguments), Err(RequestError::Errno(_))));
     }
     other.kill().unwrap();
     other.wait().unwrap();
@@ -388,7 +388,7 @@ impl Drop for Children {
     }
 }
 
-/// A viewer beyond the first group is heard: one question at a time, many at once, and such that no thread waits for.
+/// A viewer beyond the first group is heard: one request at a time, many at once, and such that no thread waits for.
 #[test]
 fn a_viewer_of_a_later_group_is_answered_as_one_of_the_first() {
     let owner = NaiveOwner::new(40); // fewer pages than the file has: every round asks
@@ -419,7 +419,7 @@ fn a_viewer_of_a_later_group_is_answered_as_one_of_the_first() {
     }
 }
 
-/// 1. A viewer of a later group occupies as many workers as it may, and asks more. The rest of its questions is
+/// 1. A viewer of a later group occupies as many workers as it may, and asks more. The rest of its requests is
 ///    forgotten, or none of the others' is heard.
 /// 2. A viewer rings without end, and asks nothing.
 #[test]
@@ -657,7 +657,7 @@ fn a_viewer_that_waits_when_the_owner_closes_is_released_and_never_asks_again() 
 
 /// 1. The owner does not answer in time: the device is slow, or it was stopped.
 /// 2. A viewer waits for it, without end; or asks again and again, and waits each time.
-/// 3. The late answer arrives in a slot that has another question by then; or leaves an unknown handle.
+/// 3. The late answer arrives in a slot that has another request by then; or leaves an unknown handle.
 #[test]
 fn a_late_answer_is_not_waited_for_and_leaves_nothing_behind() {
     let owner = NaiveOwner::new(1000);
@@ -690,11 +690,11 @@ fn a_file_that_was_attached_too_late_is_detached() {
     let viewer = viewer.waiting_at_most(1);
     let file = temporary(1, 10_000);
     let data = file.as_file().metadata().unwrap();
-    let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
     owner.attach_millis.store(50, Ordering::Relaxed);
     let mut given_up = 0;
     for _ in 0..5 {
-        given_up += u64::from(viewer.request(Operation::Attach, question) == Err(RequestError::Late));
+        given_up += u64::from(viewer.request(Operation::Attach, arguments) == Err(RequestError::Late));
         std::thread::sleep(Duration::from_millis(250)); // a heartbeat, so that it is asked again
     }
     assert!(given_up > 0);
@@ -738,7 +738,7 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
 }
 
 #[test]
-fn more_questions_than_slots_are_refused() {
+fn more_requests_than_slots_are_refused() {
     let owner = NaiveOwner::new(1000);
     owner.arena().populate_control().unwrap();
     let page = owner.arena().make_viewer_page(0).unwrap();
@@ -754,7 +754,7 @@ fn more_questions_than_slots_are_refused() {
 }
 
 /// 1. Reads of one file system hang, and take one worker after the other.
-/// 2. The questions of other viewers are not answered any more.
+/// 2. The requests of other viewers are not answered any more.
 #[test]
 fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
     let owner = NaiveOwner::new(1000);
@@ -785,7 +785,7 @@ fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
 }
 
 /// 1. Processes say of files of one file system that they are cut, watched and removed; and it hangs.
-/// 2. Each takes a worker, until none is left for the questions of others.
+/// 2. Each takes a worker, until none is left for the requests of others.
 #[test]
 fn notices_about_a_hanging_file_system_occupy_few_workers_and_are_done_in_the_end() {
     const HUNG: u64 = 77;
@@ -861,7 +861,7 @@ fn workers_that_are_too_many_end() {
 }
 
 /// 1. A process joins. Of the workers that sleep one alone waits for its futex.
-/// 2. That worker is at a question of the process that hangs, and its next question is not taken for a second.
+/// 2. That worker is at a request of the process that hangs, and its next request is not taken for a second.
 #[test]
 fn a_request_behind_a_hanging_one_is_answered_at_once() {
     let owner = NaiveOwner::new(1000);
@@ -890,7 +890,7 @@ fn release(viewer: &Viewer, count: u64) {
     }
 }
 
-/// 1. A viewer writes into its page that workers are at questions of its, or that it has given them up; or asks without
+/// 1. A viewer writes into its page that workers are at requests of its, or that it has given them up; or asks without
 ///    end for what they are indeed at; or for what never ends.
 /// 2. A viewer that unmounts or removes a file waits for these, each time anew.
 #[test]
@@ -902,7 +902,7 @@ fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
     let service = Service::start(owner.clone(), 4).unwrap();
     let mut liar = asleep();
     let honest = viewer(&service, us());
-    // Questions that no worker has taken. A viewer that was waited for in vain some times is waited for no more, so
+    // Requests that no worker has taken. A viewer that was waited for in vain some times is waited for no more, so
     // the liar joins anew.
     for _ in 0..RELEASES / 4 {
         let lying = viewer(&service, liar.id());
@@ -916,11 +916,11 @@ fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
     }
     let by_words = service.waits_in_vain();
     assert!(by_words < MOST, "{by_words} waits for words alone");
-    // Questions without end, each of which takes some time.
+    // Requests without end, each of which takes some time.
     owner.attach_millis.store(30, Ordering::Relaxed);
     let file = temporary(1, 1 << 20);
     let data = file.as_file().metadata().unwrap();
-    let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
     let ends = std::sync::atomic::AtomicBool::new(false);
     let asks = service.admit(us()).unwrap().view().unwrap().waiting_at_most(60_000);
     let honest = viewer(&service, std::os::unix::process::parent_id());
@@ -928,7 +928,7 @@ fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !ends.load(Ordering::Relaxed) {
-                    let [handle, _] = asks.request(Operation::Attach, question).unwrap();
+                    let [handle, _] = asks.request(Operation::Attach, arguments).unwrap();
                     asks.request(Operation::Detach, [handle, 0, 0]).unwrap();
                 }
             });
@@ -1053,10 +1053,10 @@ fn a_viewer_has_so_many_files_at_most() {
     let viewer = viewer(&service, us());
     let file = temporary(1, 10_000);
     let data = file.as_file().metadata().unwrap();
-    let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
     let mut handles = Vec::new();
     let refused = loop {
-        match viewer.request(Operation::Attach, question) {
+        match viewer.request(Operation::Attach, arguments) {
             Ok([handle, _]) => handles.push(handle),
             Err(error) => break error,
         }
@@ -1064,7 +1064,7 @@ fn a_viewer_has_so_many_files_at_most() {
     };
     assert_eq!((refused, handles.len()), (RequestError::Errno(libc::EMFILE), 4096));
     viewer.request(Operation::Detach, [handles[0], 0, 0]).unwrap();
-    viewer.request(Operation::Attach, question).expect("one has gone");
+    viewer.request(Operation::Attach, arguments).expect("one has gone");
 }
 
 /// By the socket, as programs join; and what strangers say there costs their own connection.
@@ -1368,7 +1368,7 @@ fn a_listener_that_admits_no_process_is_looked_at_now_and_then() {
 
 /// 1. A viewer attaches a file of a file system that hangs, and says that it lies on another, so that its workers are
 ///    not counted: by number, and by sending it.
-/// 2. Each question takes a worker until none is left, and the owner cannot be ended, nor killed.
+/// 2. Each request takes a worker until none is left, and the owner cannot be ended, nor killed.
 #[test]
 fn hung_file_system() {
     let owner = NaiveOwner::new(1000);
@@ -1386,7 +1386,7 @@ fn hung_file_system() {
     let begun = Instant::now();
     // Of those that are sent more than there may be threads.
     for round in 0..300 {
-        let question = match round % 2 {
+        let descriptor = match round % 2 {
             0 => hung.as_raw_fd() as u64,
             _ => {
                 u64::from(
@@ -1396,7 +1396,7 @@ fn hung_file_system() {
             }
         };
         // Another device each time, the honest one's among them.
-        let answer = viewer.request(Operation::Attach, [question, data.dev() + round / 2, data.ino()]);
+        let answer = viewer.request(Operation::Attach, [descriptor, data.dev() + round / 2, data.ino()]);
         assert_eq!(answer, Err(RequestError::Errno(libc::EOPNOTSUPP)), "in round {round}");
     }
     Open::of(&viewer, real.as_file()).check(1, 0, 100_000);
@@ -1595,7 +1595,7 @@ impl UnansweredFault {
         use std::os::fd::FromRawFd;
         const API: (libc::Ioctl, [u64; 3]) = (0xc018_aa3f, [0xaa, 0, 0]);
         const REGISTER: libc::Ioctl = 0xc020_aa00;
-        // SAFETY: the calls are given memory of ours of the sizes that they take, and the descriptor is new.
+        // SAFETY: the calls are given memory of this function, of the sizes that they take, and the descriptor is new.
         unsafe {
             let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
             if descriptor < 0 {

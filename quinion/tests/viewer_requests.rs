@@ -49,8 +49,8 @@ impl Stage {
         let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
         let opened = File::open(file.path()).unwrap();
         let data = opened.metadata().unwrap();
-        let question = [opened.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
-        let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
+        let arguments = [opened.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
+        let [handle, place] = viewer.request(Operation::Attach, arguments).unwrap();
         let owners = cache.open(file.path()).unwrap();
         let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { viewer, owners, handle, place, marker, touched, content, _service: service, _file: file }
@@ -189,8 +189,8 @@ fn a_file_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
     let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
     let data = opened.metadata().unwrap();
     let ask = || {
-        let question = [opened.as_raw_fd() as u64 | CREDIT_SPENT, data.dev(), data.ino()];
-        let _ = viewer.request(Operation::Attach, question);
+        let arguments = [opened.as_raw_fd() as u64 | CREDIT_SPENT, data.dev(), data.ino()];
+        let _ = viewer.request(Operation::Attach, arguments);
         viewer.request(Operation::Examine, [0; 3]).unwrap();
     };
     let writer = std::fs::OpenOptions::new().append(true).open(&path).unwrap();

@@ -165,7 +165,7 @@ fn insert_inside<const BITS: u32>(forest: &Forest<BITS>, big: u8, small: u8, pla
     forest.check();
     load_every_index(forest, base, index, (big, small));
     forest.tree().erase_range(0, INDICES_MAX, |_, _, _| {});
-    assert_eq!(forest.keeper.live(), 0);
+    assert_eq!(forest.nodes.live(), 0);
 }
 
 /// Each index of the shadow loads the folio or the shadow's value, with the lock and without: all of them of a small
@@ -220,14 +220,14 @@ fn a12_pages_without_nodes_say_what_they_said() {
         for budget in 0..10 {
             let forest = forest::<1>();
             put(&forest, 512, order, shadow(order, 5));
-            let live = forest.keeper.live();
+            let live = forest.nodes.live();
             let got = forest.with_budget(budget, |tree| tree.insert(512 + 1, 0, folio(1, 0)));
             if got == done(Some(Value::shadow(0, 5))) {
                 assert!(budget >= u64::from(order), "it takes a node for every step");
                 continue;
             }
             assert_eq!(got, Inserted::NoNode);
-            assert!(forest.keeper.live() <= live + budget as u32);
+            assert!(forest.nodes.live() <= live + budget as u32);
             for index in 512..512 + (1 << order) {
                 let Kind::Value(value) = forest.tree().load(index).kind() else {
                     panic!("a shadow was lost")
@@ -293,12 +293,12 @@ fn refuses(index: u64, order: u8, why: &str) {
     let forest = forest::<6>();
     put(&forest, 0, 9, shadow(9, 1));
     put(&forest, 1 << 20, 0, Entry::folio(folio(2, 0)));
-    let (before, live) = (forest.tree().dump_nodes(), forest.keeper.live());
+    let (before, live) = (forest.tree().dump_nodes(), forest.nodes.live());
     let insert = || forest.tree().insert(index, order, folio(0, 0));
     let refused = catch_unwind(AssertUnwindSafe(insert)).unwrap_err();
     let said = refused.downcast_ref::<String>().map(String::as_str).or(refused.downcast_ref().copied());
     assert!(said.is_some_and(|said| said.contains(why)), "{said:?}");
-    assert_eq!((forest.tree().dump_nodes(), forest.keeper.live()), (before, live));
+    assert_eq!((forest.tree().dump_nodes(), forest.nodes.live()), (before, live));
     forest.check();
 }
 
@@ -342,11 +342,11 @@ fn a18_a_split_takes_the_nodes_of_its_way_down_and_no_more() {
             let forest = forest::<BITS>();
             put(&forest, 3 << big, big, shadow(big, 1));
             let steps = u32::from(big) / BITS - u32::from(small) / BITS; // levels between the two
-            let before = forest.keeper.live();
+            let before = forest.nodes.live();
             let got =
                 forest.with_budget(u64::from(steps), |tree| tree.insert(3 << big, small, folio(1, small)));
             assert!(matches!(got, Inserted::Done { .. }), "{steps} nodes suffice");
-            assert_eq!(forest.keeper.live(), before + steps, "a node for each level, for {big} to {small}");
+            assert_eq!(forest.nodes.live(), before + steps, "a node for each level, for {big} to {small}");
         }
     }
     from_every_order::<1>();

@@ -229,7 +229,7 @@ fn a_reserve_taken_before_the_lock_suffices_and_gives_back_what_is_left() {
         let forest = forest::<3>();
         put(&forest, 4096, 9, shadow(9, 1));
         put(&forest, 7 << 20, 0, Entry::folio(folio(1, 0)));
-        let mut reserve = Reserve::new(&forest.keeper);
+        let mut reserve = Reserve::new(&forest.nodes);
         assert_eq!(reserve.fill(forest.tree().nodes_needed(start, u64::from(n))), ReserveFill::Whole);
         // From here on the slab itself has no node.
         let got = forest.with_budget(0, |_| {
@@ -239,19 +239,19 @@ fn a_reserve_taken_before_the_lock_suffices_and_gives_back_what_is_left() {
         drop(reserve);
         forest.check();
         forest.tree().erase_range(0, 1 << 52, |_, _, _| {});
-        assert_eq!(forest.keeper.live(), 0);
+        assert_eq!(forest.nodes.live(), 0);
     }
 }
 
 #[test]
 fn a_reserve_says_how_short_it_is() {
     let forest = forest::<3>();
-    forest.keeper.budget.store(3, std::sync::atomic::Ordering::Relaxed);
-    let mut reserve = Reserve::new(&forest.keeper);
+    forest.nodes.budget.store(3, std::sync::atomic::Ordering::Relaxed);
+    let mut reserve = Reserve::new(&forest.nodes);
     assert_eq!(reserve.fill(5), ReserveFill::Short(3));
-    assert_eq!(forest.keeper.live(), 3);
+    assert_eq!(forest.nodes.live(), 3);
     drop(reserve);
-    assert_eq!(forest.keeper.live(), 0);
+    assert_eq!(forest.nodes.live(), 0);
 }
 
 /// A14: a folio of a batch that is not aligned where it comes to lie is refused.

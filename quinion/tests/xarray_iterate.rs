@@ -164,7 +164,7 @@ fn erasing_takes_the_whole_entry_and_the_nodes_with_it() {
             let entry = put_folio(&forest, far << order, order);
             assert_eq!(forest.tree().erase((far << order) + (1 << order) - 1), entry);
             assert!(forest.tree().is_empty());
-            assert_eq!(forest.keeper.live(), 0);
+            assert_eq!(forest.nodes.live(), 0);
             assert_eq!(forest.tree().erase(far << order), Entry::EMPTY);
         }
     }
@@ -178,7 +178,7 @@ fn the_tree_gets_lower_when_what_was_far_out_goes() {
         put_folio(&forest, far, 0);
         forest.check();
         forest.tree().erase(far);
-        assert_eq!(forest.keeper.live(), 0, "one page at index 0 needs no node");
+        assert_eq!(forest.nodes.live(), 0, "one page at index 0 needs no node");
         assert_eq!(forest.tree().load(0), near);
     }
 }
@@ -200,7 +200,7 @@ fn erasing_a_range_takes_what_reaches_over_its_edges_but_no_spill() {
     forest.check();
     forest.tree().erase_range(70, 70, |_, _, _| panic!("an empty range holds nothing"));
     forest.tree().erase_range(0, 1 << 52, |_, _, _| {});
-    assert_eq!(forest.keeper.live(), 0);
+    assert_eq!(forest.nodes.live(), 0);
 }
 
 #[test]
@@ -227,17 +227,17 @@ fn nodes_of_shadows_only_are_known_and_forgotten_one_by_one() {
         put_folio(&forest, start, 0);
         put_folio(&forest, start + 64, 0);
         put_folio(&forest, start + 65, 0);
-        assert!(forest.keeper.shadow_only_nodes().is_empty());
+        assert!(forest.nodes.shadow_only_nodes().is_empty());
         forest.tree().replace(start + 64, Value::shadow(0, 1));
-        assert!(forest.keeper.shadow_only_nodes().is_empty(), "a folio is left");
+        assert!(forest.nodes.shadow_only_nodes().is_empty(), "a folio is left");
         forest.tree().replace(start + 65, Value::shadow(0, 2));
-        let [node] = forest.keeper.shadow_only_nodes()[..] else { panic!("a node remembers only") };
+        let [node] = forest.nodes.shadow_only_nodes()[..] else { panic!("a node remembers only") };
         forest.check();
         let tree = forest.tree();
         let gone: Vec<_> = tree.shadows_in(node).map(|(first, value)| (first, value.payload())).collect();
         assert_eq!(forest.tree().forget(node), ForgetOutcome::Done);
         assert_eq!(gone, [(start + 64, 1), (start + 65, 2)]);
-        assert!(forest.keeper.shadow_only_nodes().is_empty());
+        assert!(forest.nodes.shadow_only_nodes().is_empty());
         assert_eq!(forest.tree().range(0, u64::MAX).count(), 1);
         forest.check();
     }
@@ -248,7 +248,7 @@ fn a_node_with_a_spill_is_no_node_of_shadows_only() {
     let forest = forest::<6>();
     put(&forest, 64, 0, shadow(0, 1));
     put(&forest, 65, 0, Entry::value(Value::spill(0, 1)));
-    assert!(forest.keeper.shadow_only_nodes().is_empty());
+    assert!(forest.nodes.shadow_only_nodes().is_empty());
     let Kind::Node(top) =
         quinion::internals::xarray::Root::from_bits(forest.root.load(std::sync::atomic::Ordering::Relaxed))
             .entry
@@ -258,7 +258,7 @@ fn a_node_with_a_spill_is_no_node_of_shadows_only() {
     };
     assert_eq!(forest.tree().forget(top), ForgetOutcome::Kept);
     forest.tree().erase(65);
-    assert_eq!(forest.keeper.shadow_only_nodes().len(), 1);
+    assert_eq!(forest.nodes.shadow_only_nodes().len(), 1);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn put_page<const BITS: u32>(forest: &Forest<BITS>, index: u64) {
 }
 fn clear<const BITS: u32>(forest: &Forest<BITS>) {
     forest.tree().erase_range(0, INDICES_MAX, |_, _, _| {});
-    assert_eq!(forest.keeper.live(), 0, "all nodes came back");
+    assert_eq!(forest.nodes.live(), 0, "all nodes came back");
 }
 fn firsts(found: impl Iterator<Item = (u64, Entry, u8)>) -> Vec<u64> {
     found.map(|(first, ..)| first).collect()
@@ -123,7 +123,7 @@ fn every_index_loads_while_the_tree_grows_and_shrinks() {
             assert_eq!(forest.tree().erase(index), shadow(0, index as u32));
             exactly(index + 1..COUNT);
         }
-        assert_eq!(forest.keeper.live(), 0);
+        assert_eq!(forest.nodes.live(), 0);
     }
     in_every_shape!(check);
 }
@@ -202,15 +202,15 @@ fn the_tree_shrinks_back_to_what_it_was() {
         for order in 0..=ENTRY_ORDER_MAX {
             let forest = forest::<BITS>();
             let near = put_folio(&forest, 0, order, 1);
-            let low = (forest.tree().dump(), forest.keeper.live());
+            let low = (forest.tree().dump(), forest.nodes.live());
             for far in (order..52).map(|bit| 1u64 << bit) {
                 put_folio(&forest, far, 0, 2);
                 assert_eq!((forest.tree().load(0), forest.walk(0)), (near, near));
                 forest.tree().erase(far);
-                assert_eq!((forest.tree().dump(), forest.keeper.live()), low, "as low as before");
+                assert_eq!((forest.tree().dump(), forest.nodes.live()), low, "as low as before");
             }
             forest.tree().erase((1 << order) - 1);
-            assert!(forest.tree().is_empty() && forest.keeper.live() == 0);
+            assert!(forest.tree().is_empty() && forest.nodes.live() == 0);
         }
     }
     in_every_shape!(check);
@@ -266,12 +266,12 @@ fn a_reserve_is_enough_for_any_range() {
         let forest = forest::<BITS>();
         for (index, pages) in [(0, 1), (1, 1), (0, 64), (60, 9), (4090, 300), (1 << 30, 70), (LAST - 99, 100)]
         {
-            let mut reserve = Reserve::new(&forest.keeper);
+            let mut reserve = Reserve::new(&forest.nodes);
             assert_eq!(reserve.fill(forest.tree().nodes_needed(index, pages)), ReserveFill::Whole);
             let batch = (0..pages as u32).map(|n| (0, folio(n, 0)));
-            forest.keeper.budget.store(0, std::sync::atomic::Ordering::Relaxed);
+            forest.nodes.budget.store(0, std::sync::atomic::Ordering::Relaxed);
             let got = XArray::<_, BITS>::new(&reserve, &forest.root).insert_range(index, batch, |_, _| {});
-            forest.keeper.budget.store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
+            forest.nodes.budget.store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
             assert_eq!(got.pages, pages, "nothing was taken from behind the reserve");
             drop(reserve);
             forest.check();
@@ -329,7 +329,7 @@ fn a_large_entry_is_everywhere_it_covers_and_nowhere_else() {
             assert_eq!(forest.tree().entry_at(base), Some((over, shadow(order + 2, 2), order + 2)));
             forest.check();
             assert_eq!(forest.tree().erase(base + pages - 1), shadow(order + 2, 2));
-            assert!(forest.tree().is_empty() && forest.keeper.live() == 0);
+            assert!(forest.tree().is_empty() && forest.nodes.live() == 0);
         }
     }
     in_every_shape!(check);
@@ -601,7 +601,7 @@ fn nodes_of_shadows_alone_are_listed() {
     fn check<const BITS: u32>() {
         for base in [0u64, 64, 4096] {
             let forest = forest::<BITS>();
-            let listed = || forest.keeper.shadow_only_nodes().len();
+            let listed = || forest.nodes.shadow_only_nodes().len();
             put(&forest, base, 0, shadow(0, 1));
             assert_eq!(listed(), usize::from(base > 0), "the root's word is no node");
             put(&forest, base + 1, 0, shadow(0, 2));
@@ -611,9 +611,9 @@ fn nodes_of_shadows_alone_are_listed() {
             assert_eq!(forest.tree().replace(base, Value::shadow(0, 4)), Entry::folio(folio(3, 0)));
             assert_eq!(listed(), 1, "its eviction puts the node back");
             forest.check();
-            let node = forest.keeper.shadow_only_nodes()[0];
+            let node = forest.nodes.shadow_only_nodes()[0];
             forest.tree().forget(node);
-            assert!(forest.tree().is_empty() && listed() == 0 && forest.keeper.live() == 0);
+            assert!(forest.tree().is_empty() && listed() == 0 && forest.nodes.live() == 0);
         }
     }
     in_every_shape!(check);
@@ -629,12 +629,12 @@ fn counts_of_a_large_entry_are_those_of_its_slots() {
             forest.check();
             put_folio(&forest, base, order, 1);
             forest.check();
-            assert!(forest.keeper.shadow_only_nodes().is_empty(), "no slot counts as a shadow any more");
+            assert!(forest.nodes.shadow_only_nodes().is_empty(), "no slot counts as a shadow any more");
             forest.tree().replace(base, Value::spill(order, 2));
             forest.check();
-            assert!(forest.keeper.shadow_only_nodes().is_empty(), "a spill is no shadow");
+            assert!(forest.nodes.shadow_only_nodes().is_empty(), "a spill is no shadow");
             forest.tree().erase(base);
-            assert_eq!(forest.keeper.live(), 0, "no slot counts as taken any more");
+            assert_eq!(forest.nodes.live(), 0, "no slot counts as taken any more");
         }
     }
     in_every_shape!(check);
@@ -652,7 +652,7 @@ fn everything_goes_and_every_node_comes_back() {
             put(&forest, INDICES_MAX - (1 << order), order, Entry::value(Value::spill(order, 4)));
             let mut gone = 0;
             forest.tree().erase_range(0, INDICES_MAX, |_, _, _| gone += 1);
-            assert_eq!((gone, forest.keeper.live()), (4, 0));
+            assert_eq!((gone, forest.nodes.live()), (4, 0));
             assert!(forest.tree().is_empty());
             forest.check();
         }

@@ -1,5 +1,5 @@
 //! The tree against a naive twin, by random operations that are made shorter when they fail: with nodes of 2, 4, 8 and
-//! 64 slots and a keeper of nodes that runs out at random.
+//! 64 slots and an allocator of nodes that runs out at random.
 //!
 //! `quinion_testing::twins::xarray` says what is compared, and with what.
 

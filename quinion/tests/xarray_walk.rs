@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use quinion::internals::xarray::{Entry, Kind, RacySlots, Slab, Stored, Value, XArray};
-use quinion_testing::nodes::{Forest, Keeper, Reuse};
+use quinion_testing::nodes::{Forest, Reuse, TestNodes};
 
 const SPAN: u64 = 512;
 const BLOCK_ORDER: u8 = 6;
@@ -76,7 +76,7 @@ fn write<const BITS: u32>(forest: &Forest<BITS>, steps: u32) {
 }
 
 /// Leaves a shadow in place of what covers `index`.
-fn evict<const BITS: u32>(tree: &mut XArray<'_, Keeper, BITS>, index: u64) {
+fn evict<const BITS: u32>(tree: &mut XArray<'_, TestNodes, BITS>, index: u64) {
     if let Some((first, _, order)) = tree.entry_at(index)
         && let Kind::Value(value) = shadow_at(first, order).kind()
     {
@@ -155,10 +155,10 @@ fn readers_stay_in_bounds_when_nodes_are_reused_at_once() {
 fn a_walk_over_rubbish_ends_and_stays_in_bounds() {
     let mut random = Random(99);
     let forest = Forest::<3>::new(64, Reuse::AtOnce);
-    let nodes: Vec<u32> = std::iter::from_fn(|| forest.keeper.alloc()).collect();
+    let nodes: Vec<u32> = std::iter::from_fn(|| forest.nodes.alloc()).collect();
     for _ in 0..2_000 {
         for &node in &nodes {
-            for slot in forest.keeper.slots(node) {
+            for slot in forest.nodes.slots(node) {
                 // Mostly links from node to node, in circles and to nowhere; sometimes just bits.
                 let link = Entry::node(nodes[0] + random.below(70) as u32).bits();
                 slot.store(if random.below(4) > 0 { link } else { random.below(1 << 32) as u32 }, Relaxed);
@@ -170,7 +170,7 @@ fn a_walk_over_rubbish_ends_and_stays_in_bounds() {
             assert!(!matches!(entry.kind(), Kind::Node(_)), "a walk ends at no node");
         }
     }
-    assert!(forest.keeper.racy_slots(0).is_none());
+    assert!(forest.nodes.racy_slots(0).is_none());
 }
 
 #[test]

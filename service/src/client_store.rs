@@ -8,7 +8,7 @@
 //!   list, uploads, get of a version by its id          the store given
 //! ```
 //!
-//! A client's questions block. They are asked on threads of the store's own, so that no thread of the caller's runtime
+//! A client's requests block. They are asked on threads of the store's own, so that no thread of the caller's runtime
 //! waits, whichever runtime that is. What is cached and short is copied without them.
 //!
 //! What is **known** of an object is its open handle; [`Freshness`] says how long, by default not at all. It is kept
@@ -221,8 +221,8 @@ impl Shared {
         if self.threads.process.is_forked() {
             return Err(Error::forked());
         }
-        let believed = self.known.believed(path);
-        if let Some(object) = believed.filter(|object| !is_to_be_asked(options, &object.meta)) {
+        let known = self.known.fresh(path);
+        if let Some(object) = known.filter(|object| !is_to_be_asked(options, &object.meta)) {
             return Ok(object);
         }
         let question = self.known.question();

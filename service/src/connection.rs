@@ -1,13 +1,13 @@
 //! Connection: one process's view of one server's cache.
 //!
 //! A process joins a server once, however often it connects: a second view of the same process would displace the
-//! first, whose questions would have no answer (`quinion::internals::serve`). So connections are kept, by the socket's
+//! first, whose requests would have no answer (`quinion::internals::serve`). So connections are kept, by the socket's
 //! inode, and what the process maps stays mapped until it ends. The inode is opened before the connect, which goes by
 //! that descriptor: the path may be a later server's already. It stays open as long as the connection is known, so that
 //! no other socket gets its number.
 //!
-//! A question is asked until it is answered, or the deadline has passed. A busy server (all slots in use, a store that
-//! keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
+//! A request is repeated until it is answered, or the deadline has passed. A busy server (all slots in use, a store
+//! that keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
 //!
 //! What is **given back** (handles, pins) is told in order, by drops, which must not wait for a server that stands
 //! still: so only the first that finds no room waits, for a second. The rest is told with what is given back or asked
@@ -42,7 +42,7 @@ use crate::stores::{About, OpenRequest};
 const STILL_MILLIS_MAX: u32 = 5000;
 /// How long bytes and opens are waited for, as long as the server is well: longer than a fetch with all its retries.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
-/// How long a give-back waits for room among the questions, if nothing is owed.
+/// How long a give-back waits for room among the requests, if no other is pending.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
 /// How long a connection may take, other threads' connecting there included.
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
@@ -89,9 +89,9 @@ pub(crate) struct Connection {
     viewer: Viewer,
     socket: PathBuf,
     process: ForkGuard,
-    owed: Mutex<VecDeque<GivenBack>>,
+    pending: Mutex<VecDeque<GivenBack>>,
     /// For those that only want to know: the lock orders the rest.
-    owes: AtomicBool,
+    has_pending: AtomicBool,
     dead_since: OnceLock<Instant>,
     /// When a successor was last looked for, and did not answer.
     sought: Mutex<Option<Instant>>,
@@ -137,8 +137,8 @@ impl Connection {
             viewer: viewer.map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX),
             socket: socket.into(),
             process: ForkGuard::new(),
-            owed: Mutex::default(),
-            owes: AtomicBool::new(false),
+            pending: Mutex::default(),
+            has_pending: AtomicBool::new(false),
             dead_since: OnceLock::new(),
             sought: Mutex::new(None),
         });
@@ -187,7 +187,7 @@ impl Connection {
 
     /// Asks until there is an answer, for `time` at most.
     ///
-    /// After a question that a thread waited for in vain, all questions are refused until the server's heartbeat rises
+    /// After a request that a thread waited for in vain, all requests are refused until the server's heartbeat rises
     /// again, even if that thread waited for a moment. So one with more `time` than a heartbeat may stand still is
     /// asked again for as long as that.
     pub(crate) fn ask(
@@ -196,10 +196,10 @@ impl Connection {
         arguments: [u64; 3],
         time: Duration,
     ) -> std::result::Result<[u64; 2], RequestError> {
-        if self.owes.load(Ordering::Relaxed)
-            && let Ok(mut owed) = self.owed.try_lock()
+        if self.has_pending.load(Ordering::Relaxed)
+            && let Ok(mut pending) = self.pending.try_lock()
         {
-            self.pay(&mut owed, Duration::ZERO);
+            self.send_pending(&mut pending, Duration::ZERO);
         }
         let (mut retry, begun) = (RetryDeadline::new(time), Instant::now());
         let still_max = Duration::from_millis(STILL_MILLIS_MAX.into());
@@ -264,23 +264,23 @@ impl Connection {
         if self.process.is_forked() {
             return; // it is the parent's
         }
-        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = if owed.is_empty() { GIVE_BACK_MAX } else { Duration::ZERO };
-        owed.push_back((operation, arguments));
-        self.pay(&mut owed, wait);
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = if pending.is_empty() { GIVE_BACK_MAX } else { Duration::ZERO };
+        pending.push_back((operation, arguments));
+        self.send_pending(&mut pending, wait);
     }
 
-    fn pay(&self, owed: &mut MutexGuard<'_, VecDeque<GivenBack>>, wait: Duration) {
+    fn send_pending(&self, pending: &mut MutexGuard<'_, VecDeque<GivenBack>>, wait: Duration) {
         let mut retry = RetryDeadline::new(wait);
-        while let Some(&(operation, arguments)) = owed.front() {
+        while let Some(&(operation, arguments)) = pending.front() {
             match self.viewer.tell(operation, arguments) {
-                Ok(()) => drop(owed.pop_front()),
+                Ok(()) => drop(pending.pop_front()),
                 Err(RequestError::NoSlot) if retry.pause() => {}
                 Err(RequestError::NoSlot | RequestError::Late) => break,
-                Err(_) => owed.clear(), // the server has ended, and has all of it back
+                Err(_) => pending.clear(), // the server has ended, and has all of it back
             }
         }
-        self.owes.store(!owed.is_empty(), Ordering::Relaxed);
+        self.has_pending.store(!pending.is_empty(), Ordering::Relaxed);
     }
 }
 
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(hint_for(None), hints[3]);
     }
 
-    /// 1. A thread waits for a moment for an answer, as for a local file, and none comes: all questions are refused
+    /// 1. A thread waits for a moment for an answer, as for a local file, and none comes: all requests are refused
     ///    until the heartbeat of the server rises.
     /// 2. Another thread's read of an object fails, of a server that is well.
     #[test]
@@ -398,19 +398,19 @@ mod tests {
         let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
         let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
         let connection = Connection::to(server.socket(), DEADLINE).unwrap();
-        let owed = || connection.owed.lock().unwrap().len();
+        let pending = || connection.pending.lock().unwrap().len();
         let no_handle = [1 << 40, 0, 1];
         let begun = Instant::now();
         while begun.elapsed() < DEADLINE {
-            // A question that is given up has all refused until the server's heartbeat rises.
+            // A request that is given up has all refused until the server's heartbeat rises.
             let _ = connection.viewer.request_within(Operation::Fill, no_handle, 0);
             connection.give_back(Operation::Detach, no_handle);
-            if owed() > 0 {
+            if pending() > 0 {
                 break;
             }
         }
-        assert!(owed() > 0, "all could be told");
-        while owed() > 0 {
+        assert!(pending() > 0, "all could be told");
+        while pending() > 0 {
             let answer = connection.ask(Operation::Fill, no_handle, DEADLINE);
             assert_eq!(answer, Err(RequestError::Errno(Errno::BADF.0)));
         }

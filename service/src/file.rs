@@ -137,17 +137,17 @@ impl ClientFile {
     /// # Errors
     /// [`ErrorKind::Forked`].
     pub fn is_served(&self) -> Result<bool> {
-        self.with_server(|file| Ok(file.believed()?.is_some()))
+        self.with_server(|file| Ok(file.valid()?.is_some()))
     }
 
     /// Where the server has it, if that is valid.
-    fn believed(&self) -> Result<Option<(&Viewer, &Viewed)>> {
+    fn valid(&self) -> Result<Option<(&Viewer, &Viewed)>> {
         let viewer = self.inner.connection.viewer()?;
         Ok(self
             .inner
             .viewed
             .as_ref()
-            .filter(|viewed| is_believed(viewer, viewed))
+            .filter(|viewed| is_valid(viewer, viewed))
             .map(|viewed| (viewer, viewed)))
     }
 
@@ -185,7 +185,7 @@ impl ClientFile {
                 self.read_object(viewer, viewed, &mut buffer[..len], offset)
             }
             (Source::Local(file), viewed) => {
-                let viewed = viewed.as_ref().filter(|viewed| is_believed(viewer, viewed));
+                let viewed = viewed.as_ref().filter(|viewed| is_valid(viewer, viewed));
                 let done = viewed.map_or(0, |viewed| self.read_served(viewer, viewed, buffer, offset));
                 self.read_by_kernel(file, buffer, offset, done)
             }
@@ -225,7 +225,7 @@ impl ClientFile {
 
     fn read_ranges_here(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         let viewer = self.inner.connection.viewer()?;
-        let viewed = self.inner.viewed.as_ref().filter(|viewed| is_believed(viewer, viewed));
+        let viewed = self.inner.viewed.as_ref().filter(|viewed| is_valid(viewer, viewed));
         let mut missing = Vec::new();
         for (place, range) in ranges.iter_mut().enumerate() {
             let read = viewed.and_then(|v| viewer.read_ready_into(&v.file(), range.offset, range.buffer));
@@ -263,11 +263,11 @@ impl ClientFile {
             (Source::Object(_), Some(viewed)) if len > 0 => viewed,
             _ => return self.copied(range.start, len),
         };
-        if !is_believed(viewer, viewed) {
+        if !is_valid(viewer, viewed) {
             return Err(Error::owner_dead(self.name()));
         }
-        let question = [viewed.handle, range.start, len];
-        let answer = self.inner.connection.ask(Operation::Pin, question, DEADLINE);
+        let arguments = [viewed.handle, range.start, len];
+        let answer = self.inner.connection.ask(Operation::Pin, arguments, DEADLINE);
         let [pin, bytes] = answer.map_err(|error| Error::of_request(self.name(), error))?;
         let pinned = PinnedBytes::new(&self.inner, [viewed.handle, pin, 0]);
         let is_whole = bytes == len;
@@ -284,7 +284,7 @@ impl ClientFile {
     /// [`ErrorKind::Forked`].
     pub fn read_ready(&self, buffer: &mut [u8], offset: u64) -> Result<bool> {
         let file = self.newest()?;
-        let Some((viewer, viewed)) = file.believed()? else { return Ok(false) };
+        let Some((viewer, viewed)) = file.valid()? else { return Ok(false) };
         let read = viewer.read_ready_into(&viewed.file(), offset, buffer);
         let is_whole = read.is_some_and(|read| read.bytes == buffer.len());
         if is_whole {
@@ -293,20 +293,20 @@ impl ClientFile {
         Ok(is_whole)
     }
 
-    /// Asks for what of a range is not cached, and waits for nothing. What cannot be started, as when many questions of
+    /// Asks for what of a range is not cached, and waits for nothing. What cannot be started, as when many requests of
     /// this process are open, is fetched when it is read. Of a local file it is the server's readahead.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
     pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
-        if let Some((viewer, viewed)) = self.newest()?.believed()? {
+        if let Some((viewer, viewed)) = self.newest()?.valid()? {
             let len = range.end.saturating_sub(range.start);
             viewer.suggest(&viewed.file(), Advice::WillNeed, range.start, len);
         }
         Ok(())
     }
 
-    /// Which bytes of a range are cached, without a question to the server, or a note of the look. The ranges rise, and
+    /// Which bytes of a range are cached, without a request to the server, or a note of the look. The ranges rise, and
     /// no two of them touch. A hint: what is cached may be evicted, and fetched, meanwhile. Nothing of a file that no
     /// server serves.
     ///
@@ -314,7 +314,7 @@ impl ClientFile {
     /// [`ErrorKind::Forked`].
     pub fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
         let (file, mut found) = (self.newest()?, Vec::<Range<u64>>::new());
-        let Some((viewer, viewed)) = file.believed()? else { return Ok(found) };
+        let Some((viewer, viewed)) = file.valid()? else { return Ok(found) };
         let range = range.start..range.end.min(file.len());
         viewer.resident(&viewed.file(), range, |part| match found.last_mut() {
             Some(last) if last.end == part.start => last.end = part.end,
@@ -344,7 +344,7 @@ impl ClientFile {
     /// `buffer` lies within the object.
     #[inline]
     fn read_object(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        if !is_believed(viewer, viewed) {
+        if !is_valid(viewer, viewed) {
             return Err(Error::owner_dead(self.name()));
         }
         let found = viewer.read_ready_into(&viewed.file(), offset, buffer);
@@ -360,11 +360,11 @@ impl ClientFile {
         let (file, mut done, mut asked, mut fruitless) = (viewed.file(), 0, 0, 0);
         let mut retry = RetryDeadline::new(DEADLINE);
         while done < buffer.len() {
-            let question = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
-            let answer = self.inner.connection.ask(Operation::Fill, question, DEADLINE);
+            let arguments = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
+            let answer = self.inner.connection.ask(Operation::Fill, arguments, DEADLINE);
             answer.map_err(|error| Error::of_request(self.name(), error))?;
             asked += 1;
-            if !is_believed(viewer, viewed) {
+            if !is_valid(viewer, viewed) {
                 return Err(Error::owner_dead(self.name()));
             }
             let found = viewer.read_ready_into(&file, offset + done as u64, &mut buffer[done..]);
@@ -400,8 +400,8 @@ impl ClientFile {
             }
             if done < buffer.len() {
                 asked += 1;
-                let question = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
-                if self.inner.connection.ask(Operation::Fill, question, FILE_MAX).is_err() {
+                let arguments = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
+                if self.inner.connection.ask(Operation::Fill, arguments, FILE_MAX).is_err() {
                     break;
                 }
             }
@@ -440,7 +440,7 @@ fn spans_of<'r>(ranges: impl Iterator<Item = &'r RangeRead<'r>>) -> Vec<Range<u6
 }
 
 #[inline]
-fn is_believed(viewer: &Viewer, viewed: &Viewed) -> bool {
+fn is_valid(viewer: &Viewer, viewed: &Viewed) -> bool {
     matches!(viewer.validation(&viewed.file()), Validation::Leased | Validation::Immutable)
 }
 
@@ -461,8 +461,8 @@ fn attach(
     data: &std::fs::Metadata,
 ) -> Option<[u64; 2]> {
     let (device, inode) = (data.dev(), data.ino());
-    let question = [file.as_raw_fd() as u64, device, inode];
-    let answer = match viewer.request_long(Operation::Attach, question) {
+    let arguments = [file.as_raw_fd() as u64, device, inode];
+    let answer = match viewer.request_long(Operation::Attach, arguments) {
         Err(RequestError::Errno(TO_BE_SENT)) => {
             let offer = DescriptorOffer { version: LAYOUT_VERSION, token: viewer.token() };
             let ticket = viewer::send_descriptor(connection.socket(), &offer, file.as_fd()).ok()?;

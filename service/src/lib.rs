@@ -11,8 +11,8 @@
 //!     a socket in a folder of the user   <--- join ---    maps the cache read-only
 //!     opens "s3://bucket/key"            <--- name ---    open(..): a handle of one version
 //!                                                         read_at: a hit is a walk and a copy
-//!     fetches, fills                     <-- question --  read_at: a miss waits
-//!     holds                              <-- question --  pin: bytes without a copy
+//!     fetches, fills                     <-- request --  read_at: a miss waits
+//!     holds                              <-- request --  pin: bytes without a copy
 //! ```
 //!
 //! ```no_run

@@ -88,7 +88,7 @@ impl Stores {
         {
             same.objects.set_store(store, options).map_err(|error| error.to_string())?;
             let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
-            // A store that hangs holds up no question to the one in its place.
+            // A store that hangs holds up no request to the one in its place.
             stores.iter_mut().filter(|other| other.prefix == prefix).for_each(|other| other.number = number);
             return Ok(true);
         }

@@ -1,5 +1,5 @@
-//! A keeper of nodes for the tree's tests: it can run out on purpose, notices leaks and double frees, and fills what it
-//! hands out with rubbish.
+//! An allocator of nodes for the tree's tests: it can run out on purpose, notices leaks and double frees, and fills
+//! what it hands out with rubbish.
 //!
 //! A folio's order is part of its number here, so that a test makes folios at will.
 
@@ -18,7 +18,7 @@ pub enum Reuse {
     Never,
 }
 
-pub struct Keeper {
+pub struct TestNodes {
     slots: Vec<AtomicU32>,
     heads: Vec<Head>,
     bits: u32,
@@ -41,10 +41,10 @@ struct Inner {
 
 /// The first node's number: 0 and its neighbours are no node.
 const FIRST: u32 = 7;
-/// A keeper's value for a folio's head word, which the tree must not change.
-const KEEPERS_OWN: u64 = 0x5eed_5eed;
+/// The allocator's value for a folio's head word, which the tree must not change.
+const ALLOCATORS_OWN: u64 = 0x5eed_5eed;
 
-impl Keeper {
+impl TestNodes {
     pub fn new(bits: u32, nodes: u32, reuse: Reuse) -> Self {
         let heads = || std::array::from_fn(|_| AtomicU64::new(u64::MAX));
         Self {
@@ -78,7 +78,7 @@ impl Keeper {
     }
 }
 
-impl Slab for Keeper {
+impl Slab for TestNodes {
     fn slots(&self, node: u32) -> &[AtomicU32] {
         let start = self.place(node) << self.bits;
         &self.slots[start..start + (1 << self.bits)]
@@ -97,12 +97,12 @@ impl Slab for Keeper {
             self.budget.fetch_sub(1, Relaxed);
         }
         self.rubbish(node, node);
-        self.head(node)[7].store(KEEPERS_OWN, Relaxed);
+        self.head(node)[7].store(ALLOCATORS_OWN, Relaxed);
         assert!(inner.live.insert(node));
         Some(node)
     }
     fn free(&self, node: u32) {
-        assert_eq!(self.head(node)[7].load(Relaxed), KEEPERS_OWN, "the tree touched the keeper's word");
+        assert_eq!(self.head(node)[7].load(Relaxed), ALLOCATORS_OWN, "the tree touched the allocator's word");
         let mut inner = self.inner.lock().unwrap();
         assert!(inner.live.remove(&node), "node {node} was freed twice");
         if inner.shadow_only.contains(&node) {
@@ -132,7 +132,7 @@ impl Slab for Keeper {
     }
 }
 
-impl RacySlots for Keeper {
+impl RacySlots for TestNodes {
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]> {
         let start = (node.checked_sub(FIRST)? as usize) << self.bits;
         self.slots.get(start..start + (1 << self.bits))
@@ -147,33 +147,33 @@ pub fn order_of(folio: u32) -> u8 {
     (folio & 15) as u8
 }
 
-/// A keeper and a root: what a mapping is to a tree.
+/// An allocator and a root: what a mapping is to a tree.
 pub struct Forest<const BITS: u32> {
-    pub keeper: Keeper,
+    pub nodes: TestNodes,
     pub root: AtomicU64,
 }
 
 impl<const BITS: u32> Forest<BITS> {
     pub fn new(nodes: u32, reuse: Reuse) -> Self {
-        Self { keeper: Keeper::new(BITS, nodes, reuse), root: AtomicU64::new(0) }
+        Self { nodes: TestNodes::new(BITS, nodes, reuse), root: AtomicU64::new(0) }
     }
-    pub fn tree(&self) -> XArray<'_, Keeper, BITS> {
-        XArray::new(&self.keeper, &self.root)
+    pub fn tree(&self) -> XArray<'_, TestNodes, BITS> {
+        XArray::new(&self.nodes, &self.root)
     }
     /// What a reader without the lock finds.
     pub fn walk(&self, index: u64) -> Entry {
         // Acquire, partner: the tree's store of its root.
         let root = Root::from_bits(self.root.load(std::sync::atomic::Ordering::Acquire));
-        walk::<_, BITS>(&self.keeper, root, index)
+        walk::<_, BITS>(&self.nodes, root, index)
     }
     /// As [`Forest::walk`], a level at a time; also how many levels that were.
     pub fn walk_by_steps(&self, index: u64) -> (Entry, u32) {
         // Acquire, partner: the tree's store of its root.
         let root = Root::from_bits(self.root.load(std::sync::atomic::Ordering::Acquire));
-        let mut steps = Steps::<BITS>::new(&self.keeper, root, index);
+        let mut steps = Steps::<BITS>::new(&self.nodes, root, index);
         let mut levels = 0;
         while steps.slot().is_some() {
-            steps.step(&self.keeper);
+            steps.step(&self.nodes);
             levels += 1;
         }
         (steps.entry(), levels)
@@ -182,20 +182,20 @@ impl<const BITS: u32> Forest<BITS> {
     #[track_caller]
     pub fn check(&self) {
         let nodes = self.tree().check().unwrap_or_else(|why| panic!("{why}\n{}", self.tree().dump_nodes()));
-        assert_eq!(nodes, self.keeper.live(), "nodes of the tree, and nodes handed out");
-        assert!(!self.keeper.hook_broken.load(Relaxed), "the hook of shadow-only nodes was called wrongly");
+        assert_eq!(nodes, self.nodes.live(), "nodes of the tree, and nodes handed out");
+        assert!(!self.nodes.hook_broken.load(Relaxed), "the hook of shadow-only nodes was called wrongly");
     }
     /// The descents that `act` takes.
-    pub fn descents<R>(&self, act: impl FnOnce(&mut XArray<'_, Keeper, BITS>) -> R) -> (R, u64) {
-        let before = self.keeper.descents.load(Relaxed);
+    pub fn descents<R>(&self, act: impl FnOnce(&mut XArray<'_, TestNodes, BITS>) -> R) -> (R, u64) {
+        let before = self.nodes.descents.load(Relaxed);
         let result = act(&mut self.tree());
-        (result, self.keeper.descents.load(Relaxed) - before)
+        (result, self.nodes.descents.load(Relaxed) - before)
     }
     /// Calls `act` while only `nodes` allocations succeed.
-    pub fn with_budget<R>(&self, nodes: u64, act: impl FnOnce(&mut XArray<'_, Keeper, BITS>) -> R) -> R {
-        self.keeper.budget.store(nodes, Relaxed);
+    pub fn with_budget<R>(&self, nodes: u64, act: impl FnOnce(&mut XArray<'_, TestNodes, BITS>) -> R) -> R {
+        self.nodes.budget.store(nodes, Relaxed);
         let result = act(&mut self.tree());
-        self.keeper.budget.store(u64::MAX, Relaxed);
+        self.nodes.budget.store(u64::MAX, Relaxed);
         result
     }
 }

@@ -12,7 +12,7 @@
 //!            |        |       |       |
 //!   below    record   xarray  arena:: folio::copy
 //!                             Descriptor
-//!   viewer   its page in the control file: what was read, questions and answers
+//!   viewer   its page in the control file: what was read, requests and answers
 //! ```
 //!
 //! It is `no_std`, allocates nothing and has no dependency: the object that `quinion run` puts into programs links it,

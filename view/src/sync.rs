@@ -207,7 +207,7 @@ pub enum Mutant {
     DoorbellAcquire,
     /// The acquire ordering with which a worker reads the number that it may sleep on.
     DoorbellRings,
-    /// That a doorbell is taken down before its viewer's questions are looked at.
+    /// That a doorbell is taken down before its viewer's requests are looked at.
     DoorbellFirst,
     /// That a doorbell is put up again for what is left.
     DoorbellAgain,
@@ -331,7 +331,7 @@ impl Mutant {
     pub fn of_descriptors() -> &'static [Mutant] {
         &Self::ALL[Self::TREE..Self::OFFSET]
     }
-    /// The steps of the hand-over of questions by doorbells.
+    /// The steps of the hand-over of requests by doorbells.
     #[inline]
     pub fn of_doorbells() -> &'static [Mutant] {
         &Self::ALL[Self::OFFSET..]

@@ -7,9 +7,9 @@
 //!                   insert              third: the store, and the cut on its way
 //! ```
 //!
-//! Both under one lock, a folio into each of many shadows, and with the same tree at the end. The keeper of the nodes
-//! counts the descents. The three walks cut a larger shadow on the way to the store, and need no fourth: that favours
-//! them. Where the shadow is as large as the folio nothing is cut.
+//! Both under one lock, a folio into each of many shadows, and with the same tree at the end. The allocator of the
+//! nodes counts the descents. The three walks cut a larger shadow on the way to the store, and need no fourth: that
+//! favours them. Where the shadow is as large as the folio nothing is cut.
 
 use std::hint::black_box;
 use std::rc::Rc;

@@ -38,7 +38,7 @@ mod restore;
 mod rules;
 mod stat;
 mod stop;
-mod watch;
+mod top_command;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ enum Command {
     Serve(other_program::Arguments),
     /// Answer clients of S3 from the cache: starts `quinion-s3 serve`.
     S3(other_program::Arguments),
-    Top(watch::Arguments),
+    Top(top_command::Arguments),
     Man(manual::ManArguments),
     Completions(manual::CompletionsArguments),
     /// Give a terminal's last rows back when standard input ends.
@@ -237,7 +237,7 @@ fn main() -> ExitCode {
         Command::S3(arguments) => {
             other_program::become_program("quinion-s3", "faces/s3", &["serve"], &arguments)
         }
-        Command::Top(arguments) => watch::main(&arguments),
+        Command::Top(arguments) => top_command::main(&arguments),
         Command::Man(arguments) => manual::man(arguments),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::RepairTerminal => {

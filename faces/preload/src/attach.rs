@@ -28,7 +28,7 @@ use crate::{audit, deferred_detach, descriptors, join, process, written};
 /// or is left to the kernel.
 pub fn attach(fd: c_int, word: FdWord) {
     let Some(_inside) = process::enter() else { return };
-    deferred_detach::pay();
+    deferred_detach::send_pending();
     match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if table::give_credit(fd, word, bytes, CreditGiver::Owner) && word.credit().is_none() {
@@ -113,11 +113,11 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
         (false, _) => Some(stat.changed_nanos()),
     };
     let spent = if word.credit_giver() == CreditGiver::Owner { CREDIT_SPENT } else { 0 };
-    let question = |fd: u64| viewer.request(Operation::Attach, [fd | spent, stat.id.device, stat.id.inode]);
-    let answer = written::attaching(fd, stat, || match question(fd as u64) {
+    let ask = |fd: u64| viewer.request(Operation::Attach, [fd | spent, stat.id.device, stat.id.inode]);
+    let answer = written::attaching(fd, stat, || match ask(fd as u64) {
         Err(RequestError::Errno(TO_BE_SENT)) => {
             let ticket = join::send(fd).ok_or(RequestError::Late)?;
-            question(u64::from(ticket) | SENT)
+            ask(u64::from(ticket) | SENT)
         }
         answer => answer,
     });

@@ -87,10 +87,10 @@ fn wait_for_others(millis: u32) {
 /// that neither counts them.
 ///
 /// A read may be under way, in another thread, or in this one under a handler that calls this. What it copies is thrown
-/// away, as its descriptor has gone back. Its faults find zeros ([`viewer_memory::mend`]). So while a thread blocks
-/// that signal, the addresses stay, with zeros there; that is looked at for a short time. Two things stay for threads
-/// in which the library holds it back: the arena's first page, which says that there is no owner, and the process's own
-/// page.
+/// away, as its descriptor has gone back. Its faults find zeros ([`viewer_memory::fix_up_fault`]). So while a thread
+/// blocks that signal, the addresses stay, with zeros there; that is looked at for a short time. Two things stay for
+/// threads in which the library holds it back: the arena's first page, which says that there is no owner, and the
+/// process's own page.
 pub fn give_addresses_back() {
     /// For threads that sleep: longer than a request that gets no answer.
     const SLEEPERS_MILLIS_MAX: u64 = 150;

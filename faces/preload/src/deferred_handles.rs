@@ -18,7 +18,7 @@ pub fn are_pending() -> bool {
 }
 
 #[cold]
-pub fn keep(handle: u64) {
+pub fn add(handle: u64) {
     let put =
         |place: &AtomicU64| place.compare_exchange(0, handle, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     let _is_kept = HANDLES.iter().any(put);
@@ -31,7 +31,7 @@ pub fn send_all(tell: impl Fn(u64) -> bool) {
     for place in &HANDLES {
         let handle = place.swap(0, Ordering::Relaxed); // no other memory goes with a number
         if handle != 0 && !tell(handle) {
-            return keep(handle);
+            return add(handle);
         }
     }
 }

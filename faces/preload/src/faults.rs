@@ -27,7 +27,7 @@
 //!
 //! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process
 //! gave its addresses back. An instruction of the library's that faults there finds zeros and goes on, and the kernel
-//! answers its read, too ([`viewer_memory::mend`]).
+//! answers its read, too ([`viewer_memory::fix_up_fault`]).
 //!
 //! The calls by which a program sets them are in `sigaction.rs`.
 //!
@@ -186,7 +186,10 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
         }
         // SAFETY: as above.
         let address = unsafe { info.byte_add(ADDRESS_AT).cast::<usize>().read() };
-        if (signal, code) == (SIGSEGV, SEGV_MAPERR) && is_our_code(*next) && viewer_memory::mend(address) {
+        if (signal, code) == (SIGSEGV, SEGV_MAPERR)
+            && is_our_code(*next)
+            && viewer_memory::fix_up_fault(address)
+        {
             note_fault();
             return 0;
         }

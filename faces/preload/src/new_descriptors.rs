@@ -23,7 +23,7 @@ use crate::{audit, deferred_detach, fork_counts, kernel, process, table};
 /// A descriptor was opened for reading only. `forks`: [`fork_counts::forks`] before the call.
 pub fn opened(fd: i32, forks: u64) {
     let Some(_inside) = process::enter() else { return };
-    deferred_detach::pay();
+    deferred_detach::send_pending();
     see(fd);
     let Some(at) = at(fd) else { return };
     let opened = at.open_for_reading(|| !fork_counts::forked_since(forks));

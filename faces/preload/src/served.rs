@@ -295,7 +295,7 @@ names! {
         let answer =
             call_real!(posix_fadvise(fd => c_int, position => i64, len => i64, advice => c_int) -> c_int);
         if answer == 0 && let Some(advice) = known {
-            advise(fd, believed(advice), position as u64, bytes);
+            advise(fd, advice_to_pass_on(advice), position as u64, bytes);
         }
         answer
     }
@@ -343,7 +343,7 @@ fn does_kernel_accept(fd: c_int, mode: ServeMode, flags: c_int) -> bool {
 
 /// What is made of a hint. Random reads get no readahead anyway, since that goes by what is done; and some programs
 /// announce random reads for each file, and then read it from end to end (RocksDB).
-fn believed(advice: Advice) -> Advice {
+fn advice_to_pass_on(advice: Advice) -> Advice {
     if advice == Advice::Random { Advice::Normal } else { advice }
 }
 

@@ -58,7 +58,7 @@ pub fn stop_with(reason: Reason, actions: Actions) {
 fn send_pending_detaches() {
     const TURNS_MAX: u32 = 100;
     for turn in 0..TURNS_MAX {
-        deferred_detach::pay();
+        deferred_detach::send_pending();
         if !deferred_handles::are_pending() {
             return;
         }

@@ -1,14 +1,14 @@
 //! Viewer memory: what only a viewer has, the arena and its own page; and what takes its place afterwards.
 //!
 //! ```text
-//!   nothing --hold--> mapped --cover--> zeros that take no memory --> given up: a fault there is mended
+//!   nothing --hold--> mapped --cover--> zeros that take no memory --> given up: a fault there is fixed up with zeros
 //!                       |
 //!                       '--fork--> a child has neither; a read that the fork interrupted finds zeros
 //! ```
 //!
 //! A read may be under way in another thread, or under the handler that has them go. So zeros take the place in one
 //! step: it finds the descriptor of nothing, and asks the kernel. Where the addresses have to go, and in a forked
-//! child, the handler of faults maps zeros under an instruction of the library's that looks there ([`mend`]).
+//! child, the handler of faults maps zeros under an instruction of the library's that looks there ([`fix_up_fault`]).
 //!
 //! One thread at a time changes them ([`take_memory`]), with its signals held back.
 //!
@@ -16,8 +16,8 @@
 //!  1. What is written in [`MEMORY`] is of the process in [`MEMORY_OF`], and of no other.
 //!  2. A forked child has no mapping of its parent's; what it has in these places is its own.
 //!
-//! Not an invariant: that a fault is [mended](mend) by a thread that is counted: a hit may fault long after the
-//! addresses went back and the ban came.
+//! Not an invariant: that a fault is [fixed up](fix_up_fault) by a thread that is counted: a hit may fault long after
+//! the addresses went back and the ban came.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -143,8 +143,8 @@ pub fn inherit_zeros(is_unsettled: impl FnOnce() -> bool) {
 }
 
 /// In a forked child, by its only thread that looks: it has not inherited the memory. A read that the fork interrupted,
-/// in a handler, goes on later. What it looks at with its signals held back, or stores to, has to be there; [`mend`]
-/// answers its other reads. `is_held_back`: the fault would not reach the library.
+/// in a handler, goes on later. What it looks at with its signals held back, or stores to, has to be there;
+/// [`fix_up_fault`] answers its other reads. `is_held_back`: the fault would not reach the library.
 pub fn settle_child(is_held_back: bool) {
     if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
         let [arena, own] = memory();
@@ -164,7 +164,7 @@ pub fn say_there_is_no_owner(page: NonNull<u8>) {
 /// looked at this process's memory, which was given back, or at that of the process it was forked from, in a handler.
 /// The page is zeros then, if nothing is there by now; the arena's first page says that there is no owner. The read
 /// that finds them ends, and the kernel answers it, as after each fault.
-pub fn mend(address: usize) -> bool {
+pub fn fix_up_fault(address: usize) -> bool {
     for (at, [start, bytes]) in PLACES.iter().enumerate() {
         let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`
         if address.wrapping_sub(start) < bytes {

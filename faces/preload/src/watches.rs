@@ -23,7 +23,7 @@ pub extern "C" fn unmounts() {
         && let Some(viewer) = join::join()
     {
         descriptors::give_back_unseen();
-        deferred_detach::pay();
+        deferred_detach::send_pending();
         viewer.settle(SETTLED_MILLIS_MAX);
         let _ = viewer.request_long(Operation::Release, [0; 3]);
     }

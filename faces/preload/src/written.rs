@@ -33,11 +33,11 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
     /// How often a thread that finds no free slot tries again: some milliseconds.
     const TURNS_MAX: u32 = 100;
     const SETTLED_MILLIS_MAX: u32 = 100;
-    let question = [stat.id.device, stat.id.inode, third];
+    let arguments = [stat.id.device, stat.id.inode, third];
     // The kernel has an opener wait for the lease by itself; only this library tells of the rest.
     let ask = || match (operation, third) {
-        (Operation::WriterOpened, 0) => viewer.request(operation, question),
-        _ => viewer.request_long(operation, question),
+        (Operation::WriterOpened, 0) => viewer.request(operation, arguments),
+        _ => viewer.request_long(operation, arguments),
     };
     for turn in 0..TURNS_MAX {
         match ask() {
@@ -152,7 +152,7 @@ pub fn before_removal(at: c_int, path: usize) {
         && let Some(viewer) = join::join()
     {
         descriptors::give_back_unseen();
-        deferred_detach::pay();
+        deferred_detach::send_pending();
         ask(viewer, Operation::Removes, &stat, 0); // the owner hears before of what has been closed
     }
 }

@@ -1,6 +1,6 @@
 //! Background copies: which files are left to the kernel, and for how long.
 //!
-//! Taking a file over costs a question, and a copy of all that is read. What is read once the kernel reads as fast,
+//! Taking a file over costs a request, and a copy of all that is read. What is read once the kernel reads as fast,
 //! and random reads faster: a miss waits for another thread. Repeated reads are what this cache serves better. So the
 //! kernel serves a file until it holds it, and then until it has served so much that a copy does not matter; then the
 //! whole file is copied, while no read waits:
@@ -52,7 +52,7 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::{FileId, PAGE_SIZE};
 
-/// A file of 4 MiB pays for the question at its first read; a smaller one after some dozens.
+/// A file of 4 MiB pays for the request at its first read; a smaller one after some dozens.
 pub(super) const LAZY_ATTACH: AttachPolicy = AttachPolicy {
     large_bytes: 4 << 20,
     credit_bytes: 256 << 10,

@@ -38,7 +38,7 @@ impl Shared {
         let first = self.seats.first_group().end;
         let job = self
             .present_among(among.start..among.end.min(first))
-            .find_map(|viewer| self.take_of(viewer).question)
+            .find_map(|viewer| self.take_of(viewer).request)
             .or_else(|| {
                 let (job, more) =
                     self.doorbells.take(among.start.max(first)..among.end, |viewer| self.take_of(viewer))?;
@@ -53,7 +53,7 @@ impl Shared {
 
     fn take_of(&self, viewer: usize) -> Found<ViewerJob> {
         if self.process(viewer) == 0 {
-            return Found { question: None, more: false };
+            return Found { request: None, more: false };
         }
         let is_pending = |request: &Request| is_pending(request.state.load(Ordering::Relaxed));
         let mut pending = self
@@ -66,11 +66,11 @@ impl Shared {
         let mut is_left = false;
         while let Some((slot, _)) = pending.next() {
             if let Some(job) = self.take(viewer, slot, |_| true) {
-                return Found { question: Some(job), more: is_left || pending.peek().is_some() };
+                return Found { request: Some(job), more: is_left || pending.peek().is_some() };
             }
             is_left = true; // it occupies too many workers, or another one was faster
         }
-        Found { question: None, more: is_left }
+        Found { request: None, more: is_left }
     }
 
     /// If it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat is busy then.

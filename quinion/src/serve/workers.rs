@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_keeps_questions_waiting_is_asked_nothing_more_and_others_are() {
+    fn a_process_that_keeps_requests_waiting_is_asked_nothing_more_and_others_are() {
         let (workers, begun) = (Workers::default(), Instant::now());
         let later = begun + STUCK_MIN;
         let probe_at = |number, now| workers.probe_at(ProcessName::numbered(number), now);
@@ -279,7 +279,7 @@ mod tests {
         assert!(probe_at(7, later).is_some());
         let all: Vec<_> = (0..WORKERS_MAX as u32 / 2).map(|n| probe_at(n, begun).unwrap()).collect();
         assert!(probe_at(1000, begun).is_some(), "none of them waits for long");
-        assert!(probe_at(1000, later).is_none(), "the other half is for other questions");
+        assert!(probe_at(1000, later).is_none(), "the other half is for other requests");
         drop(all);
         assert!(workers.probes.lock().is_empty());
     }

@@ -144,7 +144,7 @@ fn take_shard() -> usize {
             None => SHARED,
         }
     };
-    // While the thread's locals are being torn down there is no keeper to give it back: it is shared then.
+    // While the thread's locals are being torn down there is no guard to give it back: it is shared then.
     let kept = SHARD_GUARD.try_with(|keeper| keeper.0.set(shard)).is_ok();
     if !kept && shard != SHARED {
         FREE.lock().unwrap_or_else(PoisonError::into_inner).0.push(shard);

@@ -100,7 +100,7 @@ pub fn of_files([arena, control, page]: [impl AsFd; 3], token: u64) -> io::Resul
     unsafe { Viewer::attach(maps.0, maps.1, page, token) }
         .map_err(|why| io::Error::other(format!("this is not a cache to view: {why:?}")))
 }
-/// A name that the owner has: for one question.
+/// A name that the owner has: for one request.
 #[derive(Debug)]
 pub struct SentName {
     ticket: u32,
@@ -108,12 +108,12 @@ pub struct SentName {
 }
 
 impl SentName {
-    /// What the question names it by.
+    /// What the request names it by.
     pub fn ticket(&self) -> u32 {
         self.ticket
     }
 
-    /// What the owner says of the name, once the question was answered: an error number or 0, and a text. Waits.
+    /// What the owner says of the name, once the request was answered: an error number or 0, and a text. Waits.
     ///
     /// # Errors
     /// Nothing came, or no such message.

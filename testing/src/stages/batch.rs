@@ -1,5 +1,5 @@
-//! A stage for batches: one mapping in a small arena, whose folios a test inserts and removes by itself, and a keeper
-//! of nodes that counts slot reads and lets the test act between any two of them.
+//! A stage for batches: one mapping in a small arena, whose folios a test inserts and removes by itself, and an
+//! allocator of nodes that counts slot reads and lets the test act between any two of them.
 //!
 //! Pages describe themselves (`common`): owner, place and generation.
 
@@ -112,7 +112,7 @@ impl Stage {
         let mut content = vec![0; pages as usize * PAGE_SIZE];
         content::fill_content(&mut content, FILE, index.first_byte(), generation);
         let to = self.arena.view().bytes(run.frame).unwrap();
-        // SAFETY: the folio is locked and its fill is ours, so its frames are ours to write.
+        // SAFETY: the folio is locked and its fill is the stage's, so no other thread writes its frames.
         unsafe { copy::copy_in(content.as_ptr(), to, content.len()) };
         if matches!(state, State::Ready | State::Marked) {
             self.complete(run.frame);

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::nodes::{Forest, Keeper, Reuse, folio};
+use crate::nodes::{Forest, Reuse, TestNodes, folio};
 use quinion::internals::xarray::{
     ENTRY_ORDER_MAX, Entry, ExchangeOutcome, ForgetOutcome, Inserted, Kind, Mark, RangeStop, Revision, Split,
     Stored, Value, XArray,
@@ -224,7 +224,7 @@ impl<const BITS: u32> Pair<BITS> {
     fn new_value(&mut self, order: u8, spill: bool) -> Value {
         if spill { self.new_spill(order) } else { self.new_shadow(order) }
     }
-    pub fn tree(&self) -> XArray<'_, Keeper, BITS> {
+    pub fn tree(&self) -> XArray<'_, TestNodes, BITS> {
         self.forest.tree()
     }
 
@@ -436,7 +436,7 @@ impl<const BITS: u32> Pair<BITS> {
             pieces.push((first, order, folio(self.next_id, order)));
         });
         let (before, nodes) = (self.tree().dump_nodes(), self.tree().nodes_to_split(at));
-        let allocs = |pair: &Self| pair.forest.keeper.allocs.load(std::sync::atomic::Ordering::Relaxed);
+        let allocs = |pair: &Self| pair.forest.nodes.allocs.load(std::sync::atomic::Ordering::Relaxed);
         let had = allocs(self);
         let mut asked = 0;
         let got = self.forest.with_budget(budget, |tree| {
@@ -453,7 +453,7 @@ impl<const BITS: u32> Pair<BITS> {
             return;
         }
         if got == Split::NoNode {
-            assert_eq!((asked, before), (0, self.tree().dump_nodes()), "the keeper itself has run out");
+            assert_eq!((asked, before), (0, self.tree().dump_nodes()), "the allocator itself has run out");
             return;
         }
         assert_eq!((got, asked, allocs(self) - had), (Split::Done, pieces.len(), u64::from(nodes)));
@@ -495,7 +495,7 @@ impl<const BITS: u32> Pair<BITS> {
     }
 
     fn forget(&mut self, which: usize) {
-        let nodes = self.forest.keeper.shadow_only_nodes();
+        let nodes = self.forest.nodes.shadow_only_nodes();
         let Some(&node) = nodes.get(which) else { return };
         let gone: Vec<_> = self.tree().shadows_in(node).collect();
         assert_eq!(self.tree().forget(node), ForgetOutcome::Done);
@@ -518,7 +518,7 @@ impl<const BITS: u32> Pair<BITS> {
         }
         let mut seen = Vec::new();
         let needed = self.tree().nodes_needed(at, end - at);
-        let allocs = |pair: &Self| pair.forest.keeper.allocs.load(std::sync::atomic::Ordering::Relaxed);
+        let allocs = |pair: &Self| pair.forest.nodes.allocs.load(std::sync::atomic::Ordering::Relaxed);
         let before = allocs(self);
         let got = self.forest.with_budget(budget, |tree| {
             tree.insert_range(at, batch.iter().copied(), |k, shadow| seen.push((k, Entry::value(shadow))))

@@ -247,7 +247,7 @@ impl Control {
         }
     }
 
-    /// Counts a file as attached, for viewers that are about to write or remove it. Its place.
+    /// Counts a file as attached, for viewers that are about to write or remove it. Returns its place.
     #[inline]
     pub fn enter(&self, id: FileId) -> usize {
         let place = place_of(id, ATTACHED_PLACES);

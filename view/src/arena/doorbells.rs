@@ -7,7 +7,7 @@
 //!   viewer                   watcher of its group              worker
 //!   slot -> PENDING
 //!   its futex + 1, wakes     sees another number:              takes the doorbell down, looks at the
-//!                            doorbell up, `rings` + 1, wakes   slots: takes a question; another is left:
+//!                            doorbell up, `rings` + 1, wakes   slots: takes a request; another is left:
 //!                                                              doorbell up, and so on
 //!                            sleeps while the numbers are      sleeps while `rings` is what it was
 //!                            those that it saw                 before it looked for doorbells
@@ -15,7 +15,7 @@
 //!
 //! Doorbells are the owner's own memory: a viewer can affect its own doorbell only.
 //!
-//! Invariant: while a question is pending, its viewer's futex is not what the watcher sleeps on; or its doorbell is up;
+//! Invariant: while a request is pending, its viewer's futex is not what the watcher sleeps on; or its doorbell is up;
 //! or a worker is about to look at the slots of its viewer.
 //!
 //! `tests/doorbells_model.rs` runs this under a model checker, and again without each step that [`mutant`] marks.
@@ -37,8 +37,8 @@ pub struct Doorbells<const WORDS: usize> {
 /// What a worker finds when it looks at a viewer whose doorbell was up.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<Q> {
-    /// The question that it takes.
-    pub question: Option<Q>,
+    /// The request that it takes.
+    pub request: Option<Q>,
     /// Whether another one is left.
     pub more: bool,
 }
@@ -61,7 +61,7 @@ impl<const WORDS: usize> Doorbells<WORDS> {
     /// Puts up the doorbell of a viewer.
     #[inline]
     pub fn put_up(&self, viewer: usize) {
-        // Release, partner: the Acquire in `take_down`: a worker that takes it down sees the question.
+        // Release, partner: the Acquire in `take_down`: a worker that takes it down sees the request.
         let order = ordering(Mutant::DoorbellRelease, Ordering::Release, Ordering::Relaxed);
         self.words[viewer / WORD].fetch_or(1 << (viewer % WORD), order);
     }
@@ -102,7 +102,7 @@ impl<const WORDS: usize> Doorbells<WORDS> {
         None
     }
 
-    /// Takes a question of a viewer of `among` whose doorbell is up, as `look` finds it at that viewer. Also whether
+    /// Takes a request of a viewer of `among` whose doorbell is up, as `look` finds it at that viewer. Also whether
     /// another one is left there: its doorbell is up again, and the caller wakes another worker.
     pub fn take<Q>(&self, among: Range<usize>, mut look: impl FnMut(usize) -> Found<Q>) -> Option<(Q, bool)> {
         let mut from = among.start;
@@ -112,15 +112,15 @@ impl<const WORDS: usize> Doorbells<WORDS> {
             if !(if late { self.is_up(viewer) } else { self.take_down(viewer) }) {
                 continue; // another worker was faster
             }
-            let Found { question, more } = look(viewer);
+            let Found { request, more } = look(viewer);
             if late {
                 self.take_down(viewer);
             }
             if more && !mutant(Mutant::DoorbellAgain) {
                 self.put_up(viewer);
             }
-            if let Some(question) = question {
-                return Some((question, more));
+            if let Some(request) = request {
+                return Some((request, more));
             }
         }
         None
@@ -139,7 +139,7 @@ impl WatchedViewers {
     /// a seat may have asked as often as the one before. The number while which the watcher may sleep.
     #[inline]
     pub fn look(&mut self, whose: u32, futex: &AtomicU32, put_up: impl FnOnce()) -> u32 {
-        // Acquire, partner: the viewer's step of the futex, which its question precedes. SeqCst, partner: `wake_owner`
+        // Acquire, partner: the viewer's step of the futex, which its request precedes. SeqCst, partner: `wake_owner`
         // in the viewer.
         let now = futex.load(ordering(Mutant::DoorbellHeard, Ordering::SeqCst, Ordering::Relaxed));
         if self.heard != Some((whose, now)) {
@@ -161,7 +161,7 @@ mod tests {
         for viewer in [0, 63, 64, 100, 190] {
             doorbells.put_up(viewer);
         }
-        let nothing = |viewer| Found { question: Some(viewer), more: false };
+        let nothing = |viewer| Found { request: Some(viewer), more: false };
         let mut taken = Vec::new();
         for range in [64..101, 64..101, 64..101, 101..190, 0..192, 0..192, 0..192, 0..192] {
             taken.push(doorbells.take(range, nothing).map(|(viewer, _)| viewer));
@@ -170,15 +170,15 @@ mod tests {
     }
 
     #[test]
-    fn a_viewer_that_has_more_is_found_again_and_one_whose_question_waits_holds_up_no_other() {
+    fn a_viewer_that_has_more_is_found_again_and_one_whose_request_waits_holds_up_no_other() {
         let doorbells = Doorbells::<2>::default();
         doorbells.put_up(5);
         doorbells.put_up(70);
-        let look = |viewer| Found { question: (viewer == 70).then_some(viewer), more: viewer == 5 };
+        let look = |viewer| Found { request: (viewer == 70).then_some(viewer), more: viewer == 5 };
         assert_eq!(doorbells.take(0..128, look), Some((70, false)));
         assert_eq!(doorbells.take(0..128, look), None);
         assert_eq!(
-            doorbells.take(0..128, |viewer| Found { question: Some(viewer), more: true }),
+            doorbells.take(0..128, |viewer| Found { request: Some(viewer), more: true }),
             Some((5, true))
         );
         assert!(doorbells.is_up(5));

@@ -1,4 +1,4 @@
-//! Arena: what lies in the cache's memory, and in the file of questions beside it.
+//! Arena: what lies in the cache's memory, and in the file of requests beside it.
 //!
 //! ```text
 //!   offset 0        4096                     first extent            2 MiB each

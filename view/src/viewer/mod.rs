@@ -473,8 +473,8 @@ impl Viewer {
     /// As [`Viewer::advise`] without waiting; dropped if many requests are open.
     pub fn suggest(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
         let _held = SignalsHeld::new(); // as in `request`
-        let question = [file.handle, position, advice.with_length(len)];
-        let _ = self.submit(Operation::Hint, question, state::PENDING_UNATTENDED, HINT_SLOTS);
+        let arguments = [file.handle, position, advice.with_length(len)];
+        let _ = self.submit(Operation::Hint, arguments, state::PENDING_UNATTENDED, HINT_SLOTS);
     }
 
     /// Copies what the cache holds, notes what was read, tells the owner of a marker.

@@ -27,13 +27,13 @@ use crate::sync::{Mutant, mutant, ordering};
 
 use super::entry::{Entry, Kind, Root};
 
-/// What a walk needs of the keeper of the nodes: the slots of a node whose number may be stale.
+/// What a walk needs of the allocator of the nodes: the slots of a node whose number may be stale.
 pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;
 
-    /// The bits of a slot, as they are now. A walk reads every slot by this: a keeper of a test's own can count steps,
-    /// or change the tree between two of them.
+    /// The bits of a slot, as they are now. A walk reads every slot by this: an allocator of a test's own can count
+    /// steps, or change the tree between two of them.
     #[inline(always)]
     fn read_slot(&self, slot: &AtomicU32) -> u32 {
         // Acquire, partner: the Release by which the tree's writer stores a slot: a new node's slots are seen as

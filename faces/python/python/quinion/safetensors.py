@@ -3,7 +3,7 @@ possible.
 
 All of them are views of one pin, if this process may pin as much: then the file stays in the cache until the last tensor
 is gone, and processes of a node that load it share its memory. Else each tensor is a pin of its own, and a copy where even
-that is too much. Views are read-only, and may be unaligned. Torch knows no read-only tensors: what writes to a view of
+that is too much. Views are read-only, and may be unaligned. Torch has no read-only tensors: what writes to a view of
 torch's ends the process by SIGSEGV, so clone what is to be changed.
 
 Of a file nothing is believed: its header's numbers are checked before they are used.

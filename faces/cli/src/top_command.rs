@@ -1,4 +1,4 @@
-//! Watch: the verb `top`, which shows what a running `quinion serve` does.
+//! Top: the command that shows what a running `quinion serve` does.
 //!
 //! On a terminal it draws until it is interrupted; with `--json`, or where standard output is no terminal, it prints
 //! the numbers once and ends.

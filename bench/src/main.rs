@@ -4,7 +4,7 @@
 //!   quinion-bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--out DIR] [--scratch DIR]
 //!
 //!   main          the command: which experiments, in which form
-//!   experiments   the questions, with what stands beside us    -> fixtures, harness
+//!   experiments   the questions, with what stands beside       -> fixtures, harness
 //!   fixtures      what experiments are made of                 -> harness, sys
 //!   harness       cases, turns, ratios, tables and pages
 //!   record        the run that the repository keeps                -> harness
@@ -71,7 +71,7 @@ struct Arguments {
     /// one measured.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print the scoreboard of the run that is kept in this folder: the originals' claims and ours.
+    /// Print the scoreboard of the run that is kept in this folder: the originals' claims and Quinion's.
     #[arg(long, exclusive = true, value_name = "DIR")]
     scoreboard: Option<PathBuf>,
     /// Print all rows of the run that is kept in this folder as the tables of BENCHMARKS.md.
@@ -99,7 +99,7 @@ struct Arguments {
     /// Do this piece of work, in a process of its own.
     #[arg(long, hide = true, exclusive = true, value_name = "TASK")]
     worker: Option<String>,
-    /// Run a program by a cache without some of our mechanisms.
+    /// Run a program by a cache without some of its mechanisms.
     #[arg(long, hide = true, value_name = "CHOICES", requires = "program")]
     tuned: Option<String>,
     /// What that cache may use, in bytes.

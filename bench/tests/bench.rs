@@ -269,7 +269,7 @@ fn value_of(line: &str, key: &str) -> String {
 }
 
 /// The cases and peers of memory files, guest memory and restores that have to be there: words of the case's name, and
-/// the alternatives beside ours in it.
+/// the alternatives beside Quinion's in it.
 const MEMORY_ROWS: [(&str, &str, &[&str]); 13] = [
     ("memfile", "4 KiB, data", &["tmpfs 4K", "tmpfs huge", "cached file", "cached file, mmap", "bare copy"]),
     ("memfile", "64 KiB, preallocated", &["tmpfs 4K", "tmpfs huge", "bare clear"]),

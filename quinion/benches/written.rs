@@ -133,7 +133,7 @@ fn against_a_writer(stage: &Stage, pause: Duration, time: Duration) -> [u64; 4] 
             let page = (state >> 33) % PAGES;
             let frame = stage.head.plus(page as u32);
             let (sequence, from) = (view.own_write_sequence(frame), view.bytes(frame).expect("it exists"));
-            // SAFETY: the page exists and the sequence is its; the buffer is ours.
+            // SAFETY: the page exists and the sequence is its; the buffer is a slice of this function.
             if !unsafe { try_copy_page(sequence, from, buffer.as_mut_ptr(), PAGE_SIZE) } {
                 retries += 1;
                 // SAFETY: as above.

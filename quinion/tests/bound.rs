@@ -300,7 +300,8 @@ fn every_call_of_a_forked_child_says_so() {
         file.read_at(&mut buffer, 0).unwrap();
         let pin = file.pin(0, 5000).unwrap();
         // SAFETY: the child calls what a child of a program with threads may not rely on (it allocates); glibc and the
-        // other libraries we test on keep their allocators whole across a fork. It ends by `_exit` and does not return.
+        // other libraries of the tests' machines keep their allocators whole across a fork. It ends by `_exit` and does
+        // not return.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let answers = [

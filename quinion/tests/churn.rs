@@ -192,7 +192,7 @@ impl Owner<'_> {
         }
         for page in 0..folio.pages() {
             let content = page_content(folio.file as u32, (folio.page + page) as u64, folio.generation);
-            // SAFETY: the frame is in the arena and locked by us; the source is our own.
+            // SAFETY: the frame is in the arena and locked by this thread, which has the source.
             unsafe { copy_in(content.as_ptr(), self.stage.address(folio.frame + page), PAGE) };
         }
         assert_eq!(descriptor.complete(true), FillEnd::Attached);

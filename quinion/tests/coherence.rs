@@ -802,7 +802,7 @@ fn a_forked_child_keeps_no_lease_and_breaks_none() {
     // The child has the description, too, and the lease ends all the same.
     drop(file.take());
     assert_eq!(leases_on(&path), 0);
-    // SAFETY: our child, which waits for a signal.
+    // SAFETY: this process's child, which waits for a signal.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, std::ptr::null_mut(), 0);

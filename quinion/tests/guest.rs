@@ -96,7 +96,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: our mapping, to which there is no reference.
+        // SAFETY: this test's mapping, to which there is no reference.
         unsafe { munmap(self.at.cast(), self.len) }.unwrap();
     }
 }
@@ -623,7 +623,7 @@ fn a_forked_child_gets_an_error_that_says_so() {
         unsafe { libc::_exit(i32::from(!told)) };
     }
     let mut status = -1;
-    // SAFETY: the child is ours.
+    // SAFETY: it is this process's child.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child's exit status");
     image.populate().unwrap();

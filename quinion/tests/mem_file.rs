@@ -693,7 +693,7 @@ fn every_call_of_a_forked_child_says_so_and_its_parent_notices_nothing() {
     file.write_all_at(&[4; 9000], 0).unwrap();
     let pinned = file.pin(0, 5000).unwrap();
     // SAFETY: the child calls what a child of a program with threads may not rely on (it allocates); the C libraries
-    // that we test on keep their allocators whole across a fork. It ends by `_exit` and does not return.
+    // of the tests' machines keep their allocators whole across a fork. It ends by `_exit` and does not return.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut buffer = [0; 100];

@@ -15,7 +15,7 @@
 //!        reader                                      owner (several threads in turn)
 //!   r1   word, Acquire         --------.
 //!   r2   index, mapping                 \        o1  retire: sequence odd, AcqRel
-//!   r3   even? ours? covers it?          \           (through a lock or a queue)
+//!   r3   even? of the file? covers it?    \           (through a lock or a queue)
 //!        up to date?                      \      o2  prepare: RELEASE FENCE
 //!   r4   copy the bytes                    \     o3    mapping, index; sequence even, LOCKED
 //!   r5   ACQUIRE FENCE                      \        (through a lock or a queue)
@@ -46,7 +46,7 @@
 //!
 //! ```text
 //!        reader, at r3: not up to date                  fill, in parts                     who frees the frames
-//!   l1   word, Acquire: live, ours, PARTIAL      f1   bytes of a part                f4  retire; bits cleared
+//!   l1   word, Acquire: live, its, PARTIAL      f1   bytes of a part                f4  retire; bits cleared
 //!   l2   the page's bit, Acquire                   f2   PARTIAL, then the bit, Release      (through a lock)
 //!   r4 ..                                          f3   bytes of another part ..       o2  prepare: fence, word
 //! ```
@@ -171,7 +171,7 @@
 //! * Loads that return what is stored later by the same execution (load buffering). The Acquire in
 //!   `complete` stands against that alone: it frees a frame whose identity the remover has just read.
 //! * Devices. A direct read into a frame starts with a system call after `before_bytes`; that the kernel and the
-//!   device do not write before it is their contract, not ours.
+//!   device do not write before it is their contract, and not tested here.
 //! * The lock of a page, for which the scenarios have one of the checker's.
 //! * The wrap of the sequence: a reader that sleeps in its copy while its frame is given away 2^31 times
 //!   and wakes at that very number is not noticed.

@@ -116,7 +116,7 @@ fn a_reader_without_a_hold_reads_the_pages_read_so_far_and_not_one_more() {
 /// 1 A reader of two pages looks at the size, two pages, and copies the first; the second is on its way.
 /// 2 The file is cut within the second page, and its fill ends there, with zeroes behind.
 /// 3 The reader copies the second page.
-/// 4 The file has its old size again, and others' bytes; we look at it, and forget the pages.
+/// 4 The file has its old size again, and others' bytes; the cache looks at it, and forgets the pages.
 /// 5 The reader looks at the size once more.
 #[test]
 fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_after() {

@@ -70,7 +70,7 @@ impl Rig {
         for nth in 0..order.pages() {
             let content = page_content(FILE, first + u64::from(nth), 1);
             let to = self.arena.view().bytes(frame.plus(nth)).unwrap();
-            // SAFETY: the folio is locked and its fill is ours, so its frames are ours to write.
+            // SAFETY: the folio is locked and its fill is this test's, so no other thread writes its frames.
             unsafe { copy::copy_in(content.as_ptr(), to, content.len()) };
         }
         frame

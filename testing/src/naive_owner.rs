@@ -156,7 +156,7 @@ impl NaiveOwner {
         let view = self.arena.view();
         let descriptor = view.own(frame);
         descriptor.prepare(state.mappings[&handle].id, PageIndex(page), Order::ZERO, page % 16 == 8);
-        // SAFETY: the frame is ours alone until it is complete.
+        // SAFETY: no other thread has the frame until it is complete.
         unsafe { copy::copy_in(bytes.as_ptr(), view.bytes(frame).unwrap(), PAGE_SIZE) };
         descriptor.complete(true);
         self.slot(root, page).store(Entry::folio(frame.0).bits(), Ordering::Release); // partner: the walk

@@ -15,7 +15,7 @@
 //! folder has been absent for a second.
 //!
 //! A control group is such a folder, too. The kernel owns the files in it, which are removed with it; and it can be
-//! removed once it has no process any more. Remaining processes are our workers, and are killed.
+//! removed once it has no process any more. Remaining processes are the benchmark's workers, and are killed.
 //!
 //! Folders for the results of a run may hold other files: [`EmptyFolders`] are removed only if they are empty.
 //!

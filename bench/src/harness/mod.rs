@@ -3,7 +3,7 @@
 //! ```text
 //!   experiment   one question
 //!     case       one situation: a size, an order, a number of threads
-//!       alternative   a way to do the same work: ours, or a peer's
+//!       alternative   a way to do the same work: Quinion's, or a peer's
 //!       metric        a number that each run of an alternative returns
 //!       comparison    two alternatives and a metric: a row of the result
 //!

@@ -33,7 +33,7 @@ impl Mapped {
         let start = unsafe {
             rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0)?
         };
-        // SAFETY: a hint about a mapping that is ours.
+        // SAFETY: a hint about a mapping of this process.
         let _ = unsafe { rustix::mm::madvise(start, len, advice) };
         Ok(Self { start: NonNull::new(start.cast()).expect("nothing is mapped at 0"), len })
     }

@@ -72,7 +72,7 @@ impl HugeMemory {
         let bytes = mapped.cast::<u8>();
         // SAFETY: the mapping is a large page longer than `len`, and less than a large page is skipped.
         let start = unsafe { bytes.add(bytes.as_ptr().align_offset(HUGE_BYTES)) };
-        // SAFETY: a hint about memory that is ours; without large pages the kernel uses small ones.
+        // SAFETY: a hint about memory of this process; without large pages the kernel uses small ones.
         let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxHugepage) };
         Ok(Self { mapped, start, len })
     }
@@ -81,7 +81,7 @@ impl HugeMemory {
 impl Deref for HugeMemory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` bytes from there are mapped, initialized by the kernel, and ours alone.
+        // SAFETY: `len` bytes from there are mapped, initialized by the kernel, and no other code has them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

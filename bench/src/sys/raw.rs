@@ -13,8 +13,9 @@
 //!  1. Buffers are registered with the ring, which pins their pages. So a read that is in flight when the reader is
 //!     dropped still has pages to write to, which no other allocation uses.
 //!  2. When all is read, nothing is pinned any more. A ring that is only closed keeps its buffers pinned until a kernel
-//!     thread releases them. Until then they count as ours, and a caller that reads many files, with a ring for each,
-//!     has the memory of several at once: 64 MiB for 16 files, enough to be killed in a group with that limit.
+//!     thread releases them. Until then they count as this process's, and a caller that reads many files, with a ring
+//!     for each, has the memory of several at once: 64 MiB for 16 files, enough to be killed in a group with that
+//!     limit.
 
 use std::fs::File;
 use std::io;

@@ -80,7 +80,7 @@ impl Region {
     }
 
     fn advise(&self, advice: Advice) {
-        // SAFETY: a hint about memory that is ours; a kernel that ignores it uses other pages.
+        // SAFETY: a hint about memory of this region; a kernel that ignores it uses other pages.
         let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, advice) };
     }
 

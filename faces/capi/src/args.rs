@@ -116,7 +116,7 @@ pub(crate) unsafe fn give<T: VersionedStruct>(pointer: *mut T, value: &T) -> Res
     let known = size.min(size_of::<T>());
     let head = size_of::<usize>();
     let (to, from) = (pointer.cast::<u8>(), std::ptr::from_ref(value).cast::<u8>());
-    // SAFETY: the caller's struct has `size` bytes, and ours `known`; the field `size` stays as it is.
+    // SAFETY: the caller's struct has `size` bytes, and `value` has `known`; the field `size` stays as it is.
     unsafe {
         to.add(head).copy_from_nonoverlapping(from.add(head), known - head);
         to.add(known).write_bytes(0, size - known);

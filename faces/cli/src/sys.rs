@@ -61,7 +61,7 @@ struct Cachestat {
 fn cachestat(file: &File) -> io::Result<Residency> {
     let range = CachestatRange { start: 0, bytes: 0 };
     let mut answer = Cachestat::default();
-    // SAFETY: the kernel reads one range and writes one answer, both ours and laid out as it documents.
+    // SAFETY: the kernel reads one range and writes one answer, both of this function and laid out as it documents.
     let result = unsafe {
         libc::syscall(
             SYS_CACHESTAT,

@@ -77,8 +77,8 @@ fn a_small_file_that_is_read_once_is_the_kernels() {
     assert_eq!((report.served(), report.number("served", "files")), (300_000, 3), "{report:?}");
 }
 
-/// Whether the kernel has the file cached or not: the kernel reads it as fast as we do, and has it cached for the next
-/// reader.
+/// Whether the kernel has the file cached or not: the kernel reads it as fast as the cache, and has it cached for the
+/// next reader.
 #[test]
 fn a_large_file_that_is_read_once_is_the_kernels() {
     let folder = scratch();

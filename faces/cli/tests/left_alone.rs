@@ -246,7 +246,7 @@ print(wrong, 'children got another number')
 ";
 
 /// A child becomes a viewer by descriptors, so one that has threads does not: its threads get the numbers that they get
-/// without us.
+/// without Quinion.
 #[test]
 fn a_child_with_threads_gets_the_numbers_of_descriptors_that_it_gets_without() {
     let folder = scratch();

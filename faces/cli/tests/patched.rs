@@ -231,7 +231,7 @@ fn sha256sum_and_sort_are_served() {
 }
 
 /// As before version 2.34 of the C library, where `dlsym` was in a library that few programs load: then no program has
-/// it, and our object finds the functions by itself.
+/// it, and the object finds the functions by itself.
 #[test]
 fn programs_without_dlsym_are_served_and_patched() {
     let folder = tempfile::tempdir().unwrap();
@@ -253,8 +253,8 @@ fn programs_without_dlsym_are_served_and_patched() {
     }
 }
 
-/// A library that was loaded only as another one's dependency has a function that we interpose, and our `dlsym` does
-/// not see it: liburing under a plug-in. The call has to reach that function.
+/// A library that was loaded only as another one's dependency has a function that the object interposes, and its
+/// `dlsym` does not see it: liburing under a plug-in. The call has to reach that function.
 #[test]
 fn functions_of_a_plug_ins_dependency_are_called() {
     let folder = tempfile::tempdir().unwrap();

@@ -139,8 +139,8 @@ pointers! {
     filter_seccomp_amid_reads: 100
 }
 
-/// Our code does not notice this filter, so any later system call of ours would end the program: we make none for a
-/// descriptor that is not a served file.
+/// The object does not notice this filter, so any later system call of its own would end the program: it makes none
+/// for a descriptor that is not a served file.
 #[test]
 fn strict_seccomp_by_instruction() {
     for is_patched in [false, true] {

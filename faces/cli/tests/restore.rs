@@ -114,7 +114,7 @@ impl Served {
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
     fn signal(&self, signal: i32) {
-        // SAFETY: a plain call, on our own child.
+        // SAFETY: a plain call, on this process's child.
         #[allow(unsafe_code, reason = "the standard library sends one signal only")]
         unsafe {
             libc::kill(self.child.id() as i32, signal)

@@ -164,7 +164,7 @@ impl Served {
         }
     }
     fn signal(&self, signal: i32) {
-        // SAFETY: a plain call, on our own child.
+        // SAFETY: a plain call, on this process's child.
         #[allow(unsafe_code, reason = "the standard library sends one signal only")]
         unsafe {
             libc::kill(self.child.id() as i32, signal)
@@ -372,7 +372,7 @@ fn a_record_is_replayed_over_several_runs() {
 }
 
 /// A machine that is in the middle of its work is paused, and a snapshot taken of it: what it has never touched comes
-/// from our server, what it has written is its own. Of a record of the first snapshot, the pages that were written are
+/// from the server, what it has written is its own. Of a record of the first snapshot, the pages that were written are
 /// stale for the second.
 #[test]
 fn a_machine_that_we_serve_is_paused_and_restored_again_with_a_stale_record() {

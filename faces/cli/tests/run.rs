@@ -609,7 +609,7 @@ fn a_static_program_runs_unharmed() {
     }
 }
 
-/// A dynamic linker that refuses our object ends the program before any code of the program, or of ours, has run.
+/// A dynamic linker that refuses the object ends the program before any code of the program, or of the object, has run.
 fn a_failed_attachment_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();

@@ -421,7 +421,7 @@ fn a_viewer_that_could_write_and_does_not_costs_no_pages() {
     assert_eq!(stage.session.totals().misses, misses);
 }
 
-/// The file description stays open by another descriptor, or in a child that is not a viewer of ours.
+/// The file description stays open by another descriptor, or in a child that is not a viewer.
 #[test]
 fn a_description_that_others_have_too_writes() {
     let stage = Stage::new();

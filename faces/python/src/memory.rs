@@ -133,7 +133,7 @@ pub(crate) fn with_buffer<R>(
     }
     // SAFETY: the buffer is writable, contiguous and as long as it says, and Python neither moves nor frees it while
     // `buffer` lives. A thread of the caller's that writes to it meanwhile has a race of its own, as with every
-    // `readinto`: it changes which bytes the caller sees, and nothing else, as we do not read them.
+    // `readinto`: it changes which bytes the caller sees, and nothing else, since they are not read here.
     let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
     fill(bytes)
 }

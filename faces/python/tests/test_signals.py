@@ -59,7 +59,7 @@ def test_other_threads_wait_for_themselves(web, web_opener):
     thread = threading.Thread(target=lambda: found.append(file.read_at(0, 100)))
     thread.start()
     web.wait_until_stalled()
-    assert not found  # and the GIL is ours
+    assert not found  # and this thread has the GIL
     web.flow()
     thread.join()
     assert found == [DATA[:100]]

@@ -382,7 +382,7 @@ unsafe fn connection<'f>(file: *mut sqlite3_file) -> &'f mut Connection {
 macro_rules! real {
     ($connection:expr, $method:ident, $missing:expr $(, $argument:expr)*) => {{
         let connection: &mut Connection = $connection;
-        // SAFETY: as SQLite calls ours. The real file is open as long as ours.
+        // SAFETY: as SQLite calls this method. The real file is open as long as this one.
         unsafe {
             match connection.methods().$method {
                 Some(method) => method(connection.real.as_ptr() $(, $argument)*),

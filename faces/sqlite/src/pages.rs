@@ -87,13 +87,13 @@ impl Backend for PageSource {
 fn fill_from(real: *mut sqlite3_file, fill: &Fill) -> io::Result<usize> {
     let len = i32::try_from(fill.len()).map_err(io::Error::other)?;
     let position = i64::try_from(fill.position()).map_err(io::Error::other)?;
-    // SAFETY: the file is open while `read` lasts, which calls us; the methods of an open file are set.
+    // SAFETY: the file is open while `read` lasts, which calls this; the methods of an open file are set.
     let xread =
         unsafe { real.as_ref().and_then(|file| file.pMethods.as_ref()) }.and_then(|methods| methods.xRead);
     let Some(xread) = xread else {
         return Err(io::Error::other("no connection reads on this thread"));
     };
-    // SAFETY: the fill is ours to write until it is completed, and has so many bytes.
+    // SAFETY: this thread alone writes the fill until it is completed, and has so many bytes.
     let code = unsafe { xread(real, fill.as_ptr().cast(), len, position) };
     match code {
         SQLITE_OK => Ok(fill.len()),

@@ -69,7 +69,7 @@ fn stats() -> String {
 /// # Safety
 /// As the argument of `SQLITE_FCNTL_VFSNAME`, after it was answered.
 pub unsafe fn prefix_name(place: *mut *mut c_char) {
-    // SAFETY: the caller's contract: a text of SQLite's, or null, which is ours to replace.
+    // SAFETY: the caller's contract: a text of SQLite's, or null, which this call may replace.
     unsafe {
         let real = *place;
         if real.is_null() {

@@ -61,7 +61,7 @@ impl Process {
             let new = Box::into_raw(Box::new(Self { pid, ..Self::default() }));
             // Release, partner: the load above. In a child the parent's is left where it is: its locks may be held.
             if PRESENT.compare_exchange(present, new, Ordering::Release, Ordering::Relaxed).is_err() {
-                // SAFETY: it is ours still.
+                // SAFETY: it was not published: no other thread has it.
                 drop(unsafe { Box::from_raw(new) });
             }
         }

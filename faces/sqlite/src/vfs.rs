@@ -37,7 +37,7 @@ pub enum VfsRole {
 /// # Errors
 /// SQLite has no VFS of its own, or refuses this one, in words.
 pub fn register(role: VfsRole) -> Result<(), String> {
-    // SAFETY: SQLite is there, as it calls us. What it knows stays.
+    // SAFETY: SQLite is there, since it calls this. What it knows stays.
     unsafe {
         let ours = sqlite3_vfs_find(NAME.as_ptr());
         if !ours.is_null() {
@@ -89,7 +89,7 @@ unsafe fn registered(ours: *mut sqlite3_vfs, role: VfsRole) -> Result<(), String
 /// The VFS to which this one passes calls on.
 ///
 /// # Safety
-/// `vfs` is ours.
+/// `vfs` is the one that was registered here.
 unsafe fn real_vfs(vfs: *mut sqlite3_vfs) -> *mut sqlite3_vfs {
     // SAFETY: the caller's contract.
     unsafe { (*vfs).pAppData.cast() }
@@ -123,21 +123,21 @@ unsafe extern "C" fn open(
         return SQLITE_CANTOPEN;
     };
     if flags & SQLITE_OPEN_MAIN_DB == 0 || name.is_null() {
-        // SAFETY: as SQLite calls us.
+        // SAFETY: as SQLite calls it.
         return unsafe { real_open(real, name, file, flags, out_flags) };
     }
     // SAFETY: the name of a main database.
     if let Some(url) = unsafe { parameter(name, c"url") } {
         // SAFETY: the name of a main database.
         let server = unsafe { parameter(name, c"server") };
-        // SAFETY: as SQLite calls us.
+        // SAFETY: as SQLite calls it.
         return guarded(SQLITE_CANTOPEN, || unsafe { object::open(file, url, server, out_flags) });
     }
     // SAFETY: the name of a main database.
     let before = guarded(None, || Place::of_name(unsafe { CStr::from_ptr(name) }));
-    // SAFETY: the memory behind ours has as many bytes as it wants.
+    // SAFETY: the memory behind this file's own has as many bytes as it wants.
     let inner = unsafe { connection::real_of(file) };
-    // SAFETY: as SQLite calls us.
+    // SAFETY: as SQLite calls it.
     let code = unsafe {
         (*inner).pMethods = null();
         real_open(real, name, inner, flags, out_flags)
@@ -222,7 +222,7 @@ unsafe fn own_place(name: *const c_char, inner: *mut sqlite3_file) -> Option<Pla
 /// Calls the function of the VFS below, and returns `missing` if it has none.
 macro_rules! real {
     ($vfs:ident, $function:ident, $missing:expr $(, $argument:expr)*) => {
-        // SAFETY: as SQLite calls ours.
+        // SAFETY: as SQLite calls this method.
         unsafe {
             let real = real_vfs($vfs);
             match (*real).$function {

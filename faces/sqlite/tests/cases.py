@@ -236,7 +236,7 @@ def a_log_that_is_deleted_between_two_readers():
         last.communicate()
         if os.path.exists(DATABASE + "-wal"):
             sys.exit("the log is not deleted")
-        maker = other("SELECT count(*) FROM t", "SELECT 1", pause=True)  # it makes the index, which no lock tells us
+        maker = other("SELECT count(*) FROM t", "SELECT 1", pause=True)  # it makes the index, which no lock tells of
         before.execute("PRAGMA cache_size = 5")  # it looks at the database, and so not before
         served(before, 1, "after the log was deleted")
         before.close()

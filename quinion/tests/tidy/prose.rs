@@ -3,6 +3,7 @@
 //! ```text
 //!   opening     "Who ..", "Whoever ..", "Nobody ..", "Somebody ..": the actor is not named
 //!   word        a pronoun or a metaphor where the field has a term
+//!   actor       "we", "us", "our" in a comment, outside a quotation: which part acts is not said
 //!   length      more words than a reader keeps in mind, between full stops, colons and semicolons
 //!   spelling    a misspelling, or the American form of a word that is written the British way elsewhere
 //! ```
@@ -74,6 +75,12 @@ struct ProseLine<'a> {
     begins: bool,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Comments,
+    Document,
+}
+
 pub fn check_comments(text: &str) -> Vec<Fault> {
     // A comment behind code is a paragraph by itself. A slash pair in a string may pass for one: no harm is done.
     let comment = |line: &'_ str| match line.trim_start().strip_prefix("//") {
@@ -87,15 +94,15 @@ pub fn check_comments(text: &str) -> Vec<Fault> {
         }
         (None, _) => (at + 1, "", false),
     });
-    check(lines)
+    check(Kind::Comments, lines)
 }
 
 pub fn check_document(text: &str) -> Vec<Fault> {
-    check(text.lines().enumerate().map(|(at, line)| (at + 1, line.trim(), true)))
+    check(Kind::Document, text.lines().enumerate().map(|(at, line)| (at + 1, line.trim(), true)))
 }
 
 /// Of lines, each with its number and whether it may continue the paragraph of the line before.
-fn check<'a>(lines: impl Iterator<Item = (usize, &'a str, bool)>) -> Vec<Fault> {
+fn check<'a>(kind: Kind, lines: impl Iterator<Item = (usize, &'a str, bool)>) -> Vec<Fault> {
     let (mut prose, mut rows, mut is_fenced, mut is_inside) = (Vec::new(), Vec::new(), false, false);
     for (line, text, continues) in lines {
         if text.starts_with("```") {
@@ -114,12 +121,34 @@ fn check<'a>(lines: impl Iterator<Item = (usize, &'a str, bool)>) -> Vec<Fault> 
     }
     let mut faults: Vec<Fault> = prose.iter().chain(&rows).flat_map(|line| words(line)).collect();
     faults.extend(sentences(&prose));
+    if kind == Kind::Comments {
+        faults.extend(prose.iter().chain(&rows).filter_map(|line| unnamed_actor(line)));
+    }
     faults.sort_by_key(|fault| fault.line);
     faults
 }
 
 fn bare(word: &str) -> &str {
     word.trim_matches(|c: char| !c.is_alphanumeric() && c != '\'')
+}
+
+/// The first "we", "us", "our" or the like of a line. Microseconds and a module's name ("Ours: ..") are none.
+fn unnamed_actor(prose: &ProseLine<'_>) -> Option<Fault> {
+    let outside = |text: &str, mark: char| text.split(mark).step_by(2).collect::<Vec<_>>().join(" . ");
+    let text = outside(&outside(prose.text, '`'), '"');
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let is_number = |word: &str| bare(word).starts_with(|c: char| c.is_ascii_digit());
+    let is_actor = |(at, word): (usize, &&str)| match bare(word).split('\'').next().unwrap_or_default() {
+        "we" | "We" | "our" | "Our" | "ours" | "ourselves" => true,
+        "Ours" => *word != "Ours:",
+        "us" | "Us" => !at.checked_sub(1).is_some_and(|before| is_number(words[before])),
+        _ => false,
+    };
+    words.iter().enumerate().any(is_actor).then(|| Fault {
+        line: prose.line,
+        wrong: format!("`we`, `us` or `our` in `{}`", prose.text),
+        remedy: "name the owner, the viewer, the cache or the calling thread, or use the passive",
+    })
 }
 
 fn words(prose: &ProseLine<'_>) -> Vec<Fault> {
@@ -203,6 +232,19 @@ mod tests {
         assert_eq!(check_document("It ends.\nNobody waits.").len(), 2);
         let table = check_document("| a page | that everybody has |");
         assert!(table.len() == 1 && table[0].wrong.contains("`everybody`"), "{table:?}");
+    }
+
+    #[test]
+    fn comments_without_an_actor_are_seen() {
+        let right = "//! Ours: the cache's own.\n// In 250 us, as \"we\" is said. `our`\n/// A bus, an hour.\n\
+                     //! ```text\n//!   ours | peer\n//! ```\nlet us = our; // 1.5 us";
+        assert_eq!(check_comments(right), []);
+        assert_eq!(check_document("Where we lose, and ours wins."), []);
+        let wrong_ones = "// Then we wait.\n/// SAFETY: the page is ours.\n//! Our page.\nf(); // given to us\n\
+                          //! | page | ours |\n// we've it\n// It is us: \"who\" else.";
+        let faults = check_comments(wrong_ones);
+        let lines: Vec<usize> = faults.iter().map(|fault| fault.line).collect();
+        assert_eq!(lines, [1, 2, 3, 4, 5, 6, 7], "{faults:?}");
     }
 
     #[test]

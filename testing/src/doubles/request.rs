@@ -38,7 +38,7 @@ impl Request {
         let layout = Self::layout(pages);
         // SAFETY: the layout is of at least one page.
         let buffer = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        // SAFETY: the memory is this long and ours.
+        // SAFETY: the memory is this long, and was allocated above.
         unsafe { buffer.as_ptr().write_bytes(UNTOUCHED, layout.size()) };
         let run = FillRun { index: PageIndex(page), frame: Frame(1), pages };
         let request = Arc::new(Self {
@@ -88,7 +88,7 @@ impl FillSink for Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; the fill is over, it held us.
+        // SAFETY: allocated in `new` with this layout; the fill is over: it kept this value alive.
         unsafe { dealloc(self.buffer.as_ptr(), Self::layout(self.run.pages)) };
     }
 }

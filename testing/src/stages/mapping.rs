@@ -145,7 +145,7 @@ impl Stage {
             let number = (folio.index.0 + u64::from(nth)).to_le_bytes();
             let bytes = self.arena.view().bytes(folio.frame.plus(nth)).unwrap();
             for at in (0..PAGE_SIZE).step_by(number.len()) {
-                // SAFETY: the frame is the fill's, which is us.
+                // SAFETY: the frame is the fill's, which is this thread's.
                 unsafe { copy::copy_in(number.as_ptr(), bytes.add(at), number.len()) };
             }
         }

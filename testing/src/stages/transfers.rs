@@ -135,7 +135,7 @@ impl FlushSink for Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; the fill or flush is over, it held us.
+        // SAFETY: allocated in `new` with this layout; the fill or flush is over: it kept this value alive.
         unsafe { dealloc(self.buffer.as_ptr(), Self::layout(self.pages)) };
     }
 }

@@ -126,7 +126,7 @@ impl Opened<'_> {
         let folio = NewFolio { index: PageIndex(page), frame, order: Order(0) };
         let bytes = content(page, generation);
         let to = self.stage.arena.view().bytes(frame).unwrap();
-        // SAFETY: the frame is ours alone so far.
+        // SAFETY: no other thread has the frame yet.
         unsafe { copy::copy_in(bytes.as_ptr(), to, PAGE_SIZE) };
         let shape = FolioShape { purpose: InsertPurpose::Write, fate, ..FolioShape::of(Orders::PAGES) };
         let added = self.mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {});

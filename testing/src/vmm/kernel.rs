@@ -64,7 +64,7 @@ impl Held {
     /// Whether it is on its way out.
     pub fn is_ending(&mut self) -> bool {
         let mut status = 0;
-        // SAFETY: our own child.
+        // SAFETY: this process's child.
         let found = unsafe { libc::waitpid(self.process, &raw mut status, libc::WNOHANG | libc::__WALL) };
         if found == self.process {
             assert_eq!(status >> 8, libc::SIGTRAP | libc::PTRACE_EVENT_EXIT << 8, "it stops at its end only");
@@ -78,7 +78,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.is_stopped && trace(libc::PTRACE_INTERRUPT as _, self.process, 0).is_ok() {
             let mut status = 0;
-            // SAFETY: our own child.
+            // SAFETY: this process's child.
             unsafe { libc::waitpid(self.process, &raw mut status, libc::__WALL) };
         }
         let _ = trace(libc::PTRACE_DETACH as _, self.process, 0);
@@ -86,7 +86,7 @@ impl Drop for Held {
 }
 
 fn trace(request: libc::c_int, process: libc::pid_t, data: usize) -> io::Result<()> {
-    // SAFETY: none of the requests here touches memory of ours.
+    // SAFETY: none of the requests here touches memory of this process.
     let returned = unsafe { libc::ptrace(request as _, process, 0_usize, data) };
     if returned == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -235,7 +235,7 @@ pub fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     }
     bytes.truncate(read as usize);
     let mut descriptors = Vec::new();
-    // SAFETY: the kernel has written whole headers, and descriptors that are ours now.
+    // SAFETY: the kernel has written whole headers, and descriptors that are this process's now.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(&raw const header);
         while !next.is_null() {

@@ -74,7 +74,7 @@ pub fn check() -> Result<(), String> {
     let address = map(&Of::Anonymous, 0, image.bytes()).map_err(|error| error.to_string())?;
     for page in 0..image.pages {
         let bytes = image.page(page);
-        // SAFETY: a page of our own mapping.
+        // SAFETY: a page of this machine's mapping.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),

@@ -6,7 +6,7 @@
 //!          REMOVING                    either, word by word: the balloon is at it
 //!          ZERO                        zeros, and never the image's bytes again
 //!          GONE                        unmapped; not looked at
-//!   and over the first or the third: eight bytes of our own at its head, if it was written
+//!   and over the first or the third: eight bytes of the test's at its head, if it was written
 //! ```
 //!
 //! A page's state is loaded before its bytes are read and again after. A check demands only what both states say.
@@ -133,7 +133,7 @@ impl Memory {
 
     fn read(&self, page: u64) -> [u8; PAGE] {
         let mut bytes = [0; PAGE];
-        // SAFETY: mapped, and only the kernel changes it beside us; whatever is read is checked, not believed.
+        // SAFETY: mapped, and only the kernel changes it besides this process; whatever is read is checked.
         unsafe {
             let from = self.address(page) as *const u64;
             for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
@@ -221,7 +221,7 @@ impl Memory {
         let advice = if how == Balloon::Remove { libc::MADV_REMOVE } else { libc::MADV_DONTNEED };
         self.set(pages.clone(), REMOVING);
         for (address, bytes) in self.pieces(&pages) {
-            // SAFETY: pages of ours, into which there is no reference.
+            // SAFETY: pages of this mapping, into which there is no reference.
             checked(unsafe { libc::madvise(address as *mut _, bytes, advice) })?;
         }
         self.set(pages, ZERO);
@@ -238,7 +238,7 @@ impl Memory {
     pub fn unmap(&self, pages: std::ops::Range<u64>) -> io::Result<()> {
         self.set(pages.clone(), UNMAPPED);
         for (address, bytes) in self.pieces(&pages) {
-            // SAFETY: pages of ours, which are not read any more.
+            // SAFETY: pages of this mapping, which are not read any more.
             checked(unsafe { libc::munmap(address as *mut _, bytes) })?;
         }
         Ok(())

@@ -481,7 +481,7 @@ fn fork(state: &mut Option<State>, commands: &str) -> Result<(), String> {
         }
         child => {
             let mut status = 0;
-            // SAFETY: our own child.
+            // SAFETY: this process's child.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             if status == 0 { Ok(()) } else { Err(format!("the child ended by {status:#x}")) }
         }

@@ -188,7 +188,7 @@ impl Served {
     }
 
     fn child(&self, descriptor: i32) -> Self {
-        // SAFETY: the kernel has just given it to us with the event.
+        // SAFETY: the kernel has just given it to this process with the event.
         let userfault = Userfault(unsafe { OwnedFd::from_raw_fd(descriptor) });
         let (regions, removed) = (self.regions.clone(), self.removed.clone());
         Self { userfault, regions, removed, waiting: Vec::new(), _stream: None }

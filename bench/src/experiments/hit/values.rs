@@ -109,7 +109,7 @@ struct Peers {
 impl Peers {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = Files::bytes_in(settings);
-        check_memory(8 * bytes)?; // the files and copies that we and the kernel have, and these
+        check_memory(8 * bytes)?; // the files and copies that Quinion and the kernel have, and these
         let peers =
             Self { quick_cache: quick_cache(2 * bytes), foyer: foyer(2 * bytes), moka: moka(2 * bytes) };
         // One after another: each has its pages as near to one another as if it were alone.

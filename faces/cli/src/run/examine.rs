@@ -166,7 +166,7 @@ impl ProcessAuditor {
         // One at a time, so that many processes that start at once do not take as many times the memory.
         let reading = self.reading.take()?;
         if let Some(&known) = self.known().lock().ok()?.get(&identity) {
-            return Some(known); // by a thread that read before us
+            return Some(known); // a thread that had the turn before has read it
         }
         let mut bytes = Vec::new();
         file.take(data.len()).read_to_end(&mut bytes).ok()?;
@@ -573,7 +573,7 @@ mod tests {
         std::fs::canonicalize(interpreter).unwrap().with_file_name("libc.so.6")
     }
 
-    /// 1. A process loads another C library than the one that our wrappers stand before, or parts of the same again.
+    /// 1. A process loads another C library than the one before which the wrappers stand, or parts of the same again.
     /// 2. It has a C library's name, and is taken for the one.
     /// 3. What is called by way of it is not seen.
     #[test]

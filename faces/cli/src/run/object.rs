@@ -83,7 +83,7 @@ fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<InstalledObject
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Ok(InstalledObject::Nothing),
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error.into()),
-        Err(_) => return Ok(InstalledObject::Wrong), // a link, or what we may not read
+        Err(_) => return Ok(InstalledObject::Wrong), // a link, or a file that may not be read
     };
     let data = file.metadata()?;
     let user = rustix::process::geteuid().as_raw();

@@ -17,7 +17,7 @@
 //!
 //! Invariants:
 //!  1. Nothing but straight instructions, one jump or a conditional one, and system calls is moved: no call, whose
-//!     return address would be ours.
+//!     return address would lie in the object.
 //!  2. No branch that can be seen, and no other symbol, leads between the bytes that are replaced.
 //!  3. What is planned depends on the two files alone.
 //!

@@ -207,7 +207,7 @@ impl AsFd for Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         for (number, action) in &self.before {
-            // SAFETY: the action is one that the kernel gave us.
+            // SAFETY: the action is one that the kernel returned.
             unsafe { libc::sigaction(*number, &raw const action.0, std::ptr::null_mut()) };
         }
         // Only then may the number be another descriptor's.

@@ -13,7 +13,8 @@ pub struct Ending(OwnedFd);
 impl Ending {
     /// Starts to receive SIGINT, SIGTERM and SIGHUP; called before other threads are started.
     pub fn hear() -> io::Result<Self> {
-        // SAFETY: all zeros is a value of this C structure, which the calls fill; the descriptor is new, and ours.
+        // SAFETY: all zeros is a value of this C structure, which the calls fill; the descriptor is new, and this
+        // process's.
         unsafe {
             let mut signals: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut signals);

@@ -24,7 +24,7 @@ pub fn can_read_uncached(file: &File) -> io::Result<()> {
     const RWF_DONTCACHE: libc::c_int = 0x80;
     let mut byte = 0u8;
     let part = libc::iovec { iov_base: std::ptr::from_mut(&mut byte).cast(), iov_len: 1 };
-    // SAFETY: one part, of one byte of ours.
+    // SAFETY: one part, of one byte of this function.
     let read = unsafe { libc::preadv2(file.as_raw_fd(), &part, 1, 0, RWF_DONTCACHE) };
     if read < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

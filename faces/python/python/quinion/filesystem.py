@@ -103,7 +103,7 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
                 return [error]
         return [self._ranges(path, [one], on_error)[0] for one in wanted]
 
-    # Paths come with our protocol or without it. The other file system knows it not.
+    # Paths come with the prefix `quinion://` or without it, and the other file system gets them without.
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
         return self.fs.ls(self._strip_protocol(path), detail=detail, **options)

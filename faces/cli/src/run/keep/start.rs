@@ -59,7 +59,7 @@ pub fn start(folder: &Folder, lock: Lock, wanted: &CacheRequest) -> io::Result<S
     command.current_dir("/");
     command.stdin(Stdio::from(lock.into_descriptor())).stderr(writer.try_clone()?).stdout(writer);
     let child = command.spawn()?;
-    drop(command); // and with it our copies of the lock and of the pipe
+    drop(command); // and with it this process's copies of the lock and of the pipe
     let mut said = BufReader::new(reader.take(WRONG_MAX));
     let mut line = String::new();
     said.read_line(&mut line)?;

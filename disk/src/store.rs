@@ -422,6 +422,13 @@ enum Survivors {
     Drop,
 }
 
+/// Pages of the place that a segment is written to, which move on.
+struct KeptPages {
+    key: ContentKey,
+    page: u64,
+    bytes: Vec<u8>,
+}
+
 struct Writer {
     shared: Arc<Shared>,
     scratch: Option<AlignedBuffer>,
@@ -517,7 +524,7 @@ impl Writer {
     }
 
     /// Returns what of the segment in its place is to be kept, read before.
-    fn write(&mut self, segment: &SealedSegment) -> Vec<(ContentKey, u64, Vec<u8>)> {
+    fn write(&mut self, segment: &SealedSegment) -> Vec<KeptPages> {
         let shared = &*self.shared;
         if shared.trouble.get().is_some() {
             return Vec::new();
@@ -537,7 +544,7 @@ impl Writer {
         kept
     }
 
-    fn read_kept(&self, kept: &[(ContentKey, Extent)]) -> Vec<(ContentKey, u64, Vec<u8>)> {
+    fn read_kept(&self, kept: &[(ContentKey, Extent)]) -> Vec<KeptPages> {
         let (mut read, mut pages) = (Vec::new(), 0);
         let mut buffer = AlignedBuffer::new(EXTENT_PAGES_MAX * PAGE_BYTES);
         for (key, extent) in kept {
@@ -549,14 +556,14 @@ impl Writer {
             let offset = segment_start(extent.segment) + data_bytes(extent.at, 0).start as u64;
             let is_read = self.shared.device.read_at(to, offset).is_ok();
             if is_read && checksum(key, extent.page, to) == extent.checksum {
-                read.push((*key, extent.page, to.to_vec()));
+                read.push(KeptPages { key: *key, page: extent.page, bytes: to.to_vec() });
             }
         }
         read
     }
 
-    fn put_again(&self, kept: &[(ContentKey, u64, Vec<u8>)]) {
-        for (key, page, bytes) in kept {
+    fn put_again(&self, kept: &[KeptPages]) {
+        for KeptPages { key, page, bytes } in kept {
             if self.shared.stage(key, *page, bytes) {
                 Counters::add(&self.shared.counters.kept_pages, (bytes.len() / PAGE_BYTES) as u64);
             }

@@ -49,8 +49,8 @@ use background_copy::{BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
 use cuts::{Cuts, SinceWatched};
 use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
-use hot_files::Heat;
 pub use hot_files::HotFile;
+use hot_files::{Heat, RankedFile};
 use named::no_pins;
 pub use named::{NameOpener, NamedObject};
 use still_open::StillOpen;
@@ -246,7 +246,11 @@ impl CacheOwner {
     pub fn hottest(&self, most: usize) -> Vec<HotFile> {
         let hottest = self.heat.hottest(most).into_iter();
         hottest
-            .map(|(id, name, requests)| HotFile { name, requests, cached_bytes: self.cached_bytes(id) })
+            .map(|RankedFile { id, name, requests }| HotFile {
+                name,
+                requests,
+                cached_bytes: self.cached_bytes(id),
+            })
             .collect()
     }
 

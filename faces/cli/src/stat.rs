@@ -113,15 +113,22 @@ fn time(time: io::Result<std::time::SystemTime>) -> Value {
     let since = time.ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(Value::Unknown, |since| {
         let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-        let (year, month, day) = date(days);
+        let Date { year, month, day } = date(days);
         let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
         let nanos = since.subsec_nanos();
         Value::Text(format!("{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z"))
     })
 }
 
-/// The Gregorian date of a day, counted from the first of January 1970: year, month and day of the month.
-fn date(days: u64) -> (u64, u64, u64) {
+/// Of the Gregorian calendar; month and day are counted from 1.
+struct Date {
+    year: u64,
+    month: u64,
+    day: u64,
+}
+
+/// The date of a day, counted from the first of January 1970.
+fn date(days: u64) -> Date {
     let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     // 400 years have 146,097 days; the rest is counted year by year and month by month.
     let (mut year, mut left) = (1970 + days / 146_097 * 400, days % 146_097);
@@ -135,7 +142,7 @@ fn date(days: u64) -> (u64, u64, u64) {
         left -= months[month];
         month += 1;
     }
-    (year, month as u64 + 1, left + 1)
+    Date { year, month: month as u64 + 1, day: left + 1 }
 }
 
 fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {

@@ -111,6 +111,13 @@ impl Drop for Writing<'_> {
     }
 }
 
+/// A request that the store answers, with what was parsed of it.
+struct PassedRequest<'r> {
+    request: S3Request<Body>,
+    target: &'r Target,
+    query: &'r Query,
+}
+
 impl Endpoint {
     pub fn new(buckets: BTreeMap<String, Bucket>, rules: Rules, log: Log) -> Self {
         Self(Arc::new(Shared { buckets, rules, log, logged: AtomicU64::new(0) }))
@@ -148,17 +155,18 @@ impl Endpoint {
                 }
             }
             (RoutedRequest::Cached, None) => {
-                self.pass_on(bucket, (request, &target, &query), Answer::Data).await
+                self.pass_on(bucket, PassedRequest { request, target: &target, query: &query }, Answer::Data)
+                    .await
             }
             (RoutedRequest::Store(Access::Reads, answer), _) => {
-                self.pass_on(bucket, (request, &target, &query), answer).await
+                self.pass_on(bucket, PassedRequest { request, target: &target, query: &query }, answer).await
             }
             (RoutedRequest::Store(Access::Writes, answer), _) => {
                 if self.0.rules.writes == Writes::Refused {
                     return Err(s3_error!(AccessDenied, "The endpoint only reads."));
                 }
                 let _writing = Writing(bucket, path);
-                self.pass_on(bucket, (request, &target, &query), answer).await
+                self.pass_on(bucket, PassedRequest { request, target: &target, query: &query }, answer).await
             }
         }
     }
@@ -166,9 +174,10 @@ impl Endpoint {
     async fn pass_on(
         &self,
         bucket: &Bucket,
-        (mut request, target, query): (S3Request<Body>, &Target, &Query),
+        passed: PassedRequest<'_>,
         answer: Answer,
     ) -> S3Result<S3Response<Body>> {
+        let PassedRequest { mut request, target, query } = passed;
         self.check_copy(bucket, &request.headers)?;
         let fault = Fault::default();
         let body = body_of(&mut request, target.key.is_some(), &fault)?;

@@ -257,14 +257,23 @@ impl<'a> IntoIterator for &'a Pinned {
     }
 }
 
+/// Where a pinned folio is.
+struct FolioPlace {
+    /// Its first frame.
+    frame: Frame,
+    /// Of its first byte in the file.
+    position: u64,
+    /// In bytes.
+    len: usize,
+}
+
 /// Whole folios of a memory file, pinned: memory of this process that is neither freed nor moved as long as this lives.
 ///
 /// They are the file's: a reader of it sees what is in them. A write to the file finds them pinned, and does what its
 /// handle says ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
 pub struct PinnedFolios {
     pinned: Pinned,
-    /// Of each folio its first frame, its position in the file and its length, in bytes.
-    folios: Vec<(Frame, u64, usize)>,
+    folios: Vec<FolioPlace>,
     position: u64,
 }
 
@@ -310,7 +319,7 @@ impl PinnedFolios {
     pub(crate) fn add(&mut self, held: HeldFolio<'_>) {
         let (frame, position, len) = (held.frame(), held.first().first_byte(), held.order().bytes());
         self.pinned.add(held, position, || len);
-        self.folios.push((frame, position, len));
+        self.folios.push(FolioPlace { frame, position, len });
     }
     /// As [`Pinned::count_pages`].
     pub(crate) fn count_pages(&mut self) -> u64 {
@@ -327,7 +336,7 @@ impl PinnedFolios {
     }
     /// How far into the first folio the first byte that was asked for lies, in bytes.
     pub fn offset(&self) -> usize {
-        self.folios.first().map_or(0, |(_, first, _)| (self.position - first) as usize)
+        self.folios.first().map_or(0, |first| (self.position - first.position) as usize)
     }
     /// The folios, each behind the one before in the file.
     ///
@@ -335,7 +344,7 @@ impl PinnedFolios {
     /// In a forked child, which does not have the cache's memory.
     pub fn folios(&self) -> impl Iterator<Item = PinnedFolio> {
         assert!(!self.pinned.0.process.is_forked(), "pinned folios belong to the process that pinned them");
-        self.folios.iter().map(|&(frame, position, len)| {
+        self.folios.iter().map(|&FolioPlace { frame, position, len }| {
             let address = self.pinned.0.arena.view().bytes(frame).expect("a pinned folio has frames");
             PinnedFolio { position, address, len }
         })

@@ -38,6 +38,14 @@ pub(super) struct Heat {
 const PLACES: usize = 1024;
 const NAMES_MAX: usize = 64;
 
+/// A file with the requests that were counted of it.
+#[derive(Debug)]
+pub(super) struct RankedFile {
+    pub(super) id: MappingId,
+    pub(super) name: PathBuf,
+    pub(super) requests: u64,
+}
+
 impl Heat {
     pub(super) fn new() -> Self {
         let counts = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
@@ -59,15 +67,16 @@ impl Heat {
         place.store(u64::from(id.0) << 32 | u64::from(requests), Ordering::Relaxed);
     }
 
-    pub(super) fn hottest(&self, most: usize) -> Vec<(MappingId, PathBuf, u64)> {
+    pub(super) fn hottest(&self, most: usize) -> Vec<RankedFile> {
         let requests =
             |id: MappingId| match parts(self.counts[id.0 as usize % PLACES].load(Ordering::Relaxed)) {
                 (whose, requests) if whose == id.0 => u64::from(requests),
                 _ => 0,
             };
         let named = self.names.lock().clone();
-        let mut files: Vec<_> = named.into_iter().map(|(id, name)| (id, name, requests(id))).collect();
-        files.sort_by_key(|(_, _, requests)| std::cmp::Reverse(*requests));
+        let ranked = |(id, name)| RankedFile { id, name, requests: requests(id) };
+        let mut files: Vec<_> = named.into_iter().map(ranked).collect();
+        files.sort_by_key(|file| std::cmp::Reverse(file.requests));
         files.truncate(most);
         files
     }
@@ -83,7 +92,7 @@ mod tests {
 
     fn names(heat: &Heat, most: usize) -> Vec<(String, u64)> {
         let hottest = heat.hottest(most).into_iter();
-        hottest.map(|(_, name, requests)| (name.display().to_string(), requests)).collect()
+        hottest.map(|file| (file.name.display().to_string(), file.requests)).collect()
     }
 
     #[test]
@@ -107,6 +116,6 @@ mod tests {
         for id in 2..2 + NAMES_MAX as u32 {
             heat.attached(MappingId(id), PathBuf::from("new"));
         }
-        assert!(heat.hottest(PLACES).iter().all(|(_, name, _)| name.ends_with("new")));
+        assert!(heat.hottest(PLACES).iter().all(|file| file.name.ends_with("new")));
     }
 }

@@ -112,6 +112,20 @@ impl Write for PopulateSlice<'_> {
     }
 }
 
+/// What came of one slice.
+struct Populated {
+    bytes: u64,
+    /// Whether these are all that the slice takes.
+    is_whole: bool,
+    outcome: Result<(), Error>,
+}
+
+impl Populated {
+    fn nothing(outcome: Result<(), Error>) -> Self {
+        Self { bytes: 0, is_whole: false, outcome }
+    }
+}
+
 impl Shmem {
     /// Fills `range`, in bytes, with what `source` puts into each [`PopulateSlice`] of it, one after the other. Returns
     /// how many bytes came before the source ended or failed, or memory did.
@@ -127,32 +141,33 @@ impl Shmem {
     ) -> Result<u64, Error> {
         let mut at = range.start;
         while at < range.end {
-            let (came, is_full, outcome) = self.populate_some(mapping, writer, at..range.end, source);
-            at += came;
+            let Populated { bytes, is_whole, outcome } =
+                self.populate_some(mapping, writer, at..range.end, source);
+            at += bytes;
             match outcome {
                 Err(error) if at == range.start => return Err(error),
                 Err(_) => break,
-                Ok(()) if !is_full => break,
+                Ok(()) if !is_whole => break,
                 Ok(()) => {}
             }
         }
         Ok(at - range.start)
     }
 
-    /// Steps 1 to 5 for one slice: how many bytes came, whether these were all that it takes, and why not.
+    /// Steps 1 to 5 for one slice.
     fn populate_some(
         &self,
         mapping: &Arc<Mapping>,
         writer: WriteContext<'_>,
         range: Range<u64>,
         source: &mut dyn FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
-    ) -> (u64, bool, Result<(), Error>) {
+    ) -> Populated {
         // 1
         let grabbed = match self.grab_some(mapping, writer.pool(), range.clone()) {
             Ok(grabbed) => grabbed,
-            Err(error) => return (0, false, Err(error)),
+            Err(error) => return Populated::nothing(Err(error)),
         };
-        let Some(end) = grabbed.end() else { return (0, false, Ok(())) }; // others have cut the file
+        let Some(end) = grabbed.end() else { return Populated::nothing(Ok(())) }; // others have cut the file
         let end = end.first_byte().min(range.end);
         let mut slice = PopulateSlice { grabbed, at: range.start, end, aside: Vec::new() };
         // 2, 3
@@ -166,8 +181,10 @@ impl Shmem {
             Error::from(Repr::Populate { position: at, len, source })
         });
         match self.put_aside(mapping, writer, aside) {
-            Ok(()) => (at - range.start, at == end, outcome),
-            Err((position, error)) => (position - range.start, false, Err(error)),
+            Ok(()) => Populated { bytes: at - range.start, is_whole: at == end, outcome },
+            Err((position, error)) => {
+                Populated { bytes: position - range.start, is_whole: false, outcome: Err(error) }
+            }
         }
     }
 

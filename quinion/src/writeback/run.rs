@@ -45,6 +45,13 @@ struct FlushInFlight {
     number: FlushNumber,
 }
 
+/// A run that is under write-back, and not given to the backend yet.
+struct TakenRun {
+    run: WritebackRun,
+    flush: FlushRun,
+    number: FlushNumber,
+}
+
 pub(super) fn errno_of(error: &io::Error) -> i32 {
     match error.raw_os_error() {
         Some(errno) if (1..ERRNO_END).contains(&errno) => errno,
@@ -111,12 +118,7 @@ impl Writeback {
         begun
     }
 
-    fn take(
-        &self,
-        mapping: &Mapping,
-        request: &FlushRequest,
-        out: &mut Vec<(WritebackRun, FlushRun, FlushNumber)>,
-    ) -> TakeEnd {
+    fn take(&self, mapping: &Mapping, request: &FlushRequest, out: &mut Vec<TakenRun>) -> TakeEnd {
         let FlushRequest { pages, which, pages_max, .. } = request;
         let (mut at, mut left, mut runs) = (pages.start, *pages_max, Vec::new());
         let mut guard = mapping.lock();
@@ -133,7 +135,8 @@ impl Writeback {
                 let first = run.index.first_byte();
                 let bytes = (size - first).min(u64::from(run.pages) * PAGE_SIZE as u64) as usize;
                 let number = state.begin_flush(run.index..run.end());
-                out.push((run, FlushRun { index: run.index, frame: run.frame, bytes }, number));
+                let flush = FlushRun { index: run.index, frame: run.frame, bytes };
+                out.push(TakenRun { run, flush, number });
             }
             match begun {
                 TakeEnd::Done if clear.is_empty() => return TakeEnd::Done, // all that is left is under way
@@ -144,11 +147,8 @@ impl Writeback {
         TakeEnd::Done
     }
 
-    fn flush_of(
-        &self,
-        mapping: &Arc<Mapping>,
-        (run, flush, number): (WritebackRun, FlushRun, FlushNumber),
-    ) -> Flush {
+    fn flush_of(&self, mapping: &Arc<Mapping>, taken: TakenRun) -> Flush {
+        let TakenRun { run, flush, number } = taken;
         let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
         let buffer = NonNull::new(bytes).expect("no frame is at address 0");
         let writeback = self.me.upgrade().expect("it is being used");

@@ -57,7 +57,7 @@ impl Trace {
     /// The file cannot be read, or a line of it cannot be parsed; the text says which one, and what is expected there.
     pub fn read(path: &Path) -> Result<Self, String> {
         let wrong = |why: String| format!("{}: {why}", path.display());
-        let (name, format, is_compressed) = named(path).ok_or_else(|| {
+        let TraceFile { name, format, is_compressed } = named(path).ok_or_else(|| {
             wrong("is no trace by its name; it should end with .csv or .lis, and perhaps .zst".to_owned())
         })?;
         let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
@@ -93,7 +93,7 @@ pub fn found_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 pub fn name_of(path: &Path) -> Option<String> {
-    named(path).map(|(name, ..)| name)
+    named(path).map(|file| file.name)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,10 +102,20 @@ enum Format {
     Lis,
 }
 
-fn named(path: &Path) -> Option<(String, Format, bool)> {
+/// What the name of a file says of the trace in it.
+struct TraceFile {
+    name: String,
+    format: Format,
+    is_compressed: bool,
+}
+
+fn named(path: &Path) -> Option<TraceFile> {
     let file = path.file_name()?.to_str()?;
     let (plain, is_compressed) = file.strip_suffix(".zst").map_or((file, false), |plain| (plain, true));
-    let of = |suffix, format| plain.strip_suffix(suffix).map(|name| (name.to_owned(), format, is_compressed));
+    let of = |suffix, format| {
+        let name = plain.strip_suffix(suffix)?.to_owned();
+        Some(TraceFile { name, format, is_compressed })
+    };
     of(".csv", Format::Csv).or_else(|| of(".lis", Format::Lis))
 }
 

@@ -75,8 +75,13 @@ pub struct ProcessAuditor {
     ours_bytes: OnceLock<u64>,
 }
 
-/// Where a part of the C library was found: its name, file, and range of bytes.
-type LibraryCopy = (&'static str, u64, Range<u64>);
+/// Where a part of the C library was found.
+struct LibraryCopy {
+    name: &'static str,
+    inode: u64,
+    /// The part's bytes in its file.
+    bytes: Range<u64>,
+}
 
 impl ProcessAuditor {
     /// An auditor that passes the file `ours`, whose bytes are `our_object`, and knows what is `remembered` of earlier
@@ -293,10 +298,11 @@ fn look_at(bytes: Vec<u8>) -> Object {
 /// The C library, if it is the only one: neither another file of its name, nor the same bytes once more.
 fn audit_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<LibraryCopy>) -> SyscallAudit {
     let bytes = part.offset..part.offset.saturating_add(part.end.saturating_sub(part.start));
-    let is_copy = found.iter().any(|(other, inode, others)| {
-        *other == name && (*inode != part.inode || bytes.start < others.end && others.start < bytes.end)
+    let is_copy = found.iter().any(|other| {
+        let overlaps = bytes.start < other.bytes.end && other.bytes.start < bytes.end;
+        other.name == name && (other.inode != part.inode || overlaps)
     });
-    found.push((name, part.inode, bytes));
+    found.push(LibraryCopy { name, inode: part.inode, bytes });
     if is_copy { SyscallAudit::Restricted } else { SyscallAudit::Clean }
 }
 

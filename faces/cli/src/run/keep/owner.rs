@@ -252,6 +252,15 @@ struct ControlSocket {
     plans: Vec<(Vec<u8>, u32)>,
 }
 
+/// What a turn has found to do.
+#[derive(Default)]
+struct Ready {
+    signal: bool,
+    connection: bool,
+    /// The clients that have sent something, or have ended.
+    clients: Vec<usize>,
+}
+
 impl ControlSocket {
     fn serve(mut self) -> io::Result<()> {
         while self.turn()? == Next::Turn {}
@@ -259,18 +268,18 @@ impl ControlSocket {
     }
 
     fn turn(&mut self) -> io::Result<Next> {
-        let (called, connected, ready) = self.wait()?;
+        let Ready { signal, connection, clients } = self.wait()?;
         // 2 a signal that ends this process; others mean nothing here
-        if called && self.signals.next()?.is_some_and(|signal| signal.ends()) {
+        if signal && self.signals.next()?.is_some_and(|signal| signal.ends()) {
             return Ok(Next::End);
         }
-        for client in ready {
+        for client in clients {
             if self.receive(client) == Next::End {
                 return Ok(Next::End);
             }
         }
         self.drop_finished();
-        if connected {
+        if connection {
             self.accept();
         }
         // 5 a run that uses the cache checks its files; the space of a removed file is not free before
@@ -294,9 +303,8 @@ impl ControlSocket {
         self.folder.is_lock_of(&self.lock, &self.name).unwrap_or(false)
     }
 
-    /// Waits for something to do. Returns whether there is a signal, a new connection, and which conversations
-    /// continue.
-    fn wait(&self) -> io::Result<(bool, bool, Vec<usize>)> {
+    /// Waits for something to do.
+    fn wait(&self) -> io::Result<Ready> {
         // While all are busy no connection is accepted.
         let is_busy = self.queues.are_full();
         let who = if is_busy { PollFlags::empty() } else { PollFlags::IN };
@@ -308,12 +316,12 @@ impl ControlSocket {
             .map_or(look, |time| Some(time.min(look.unwrap_or(time))))
             .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
         match poll(&mut fds, time.as_ref()) {
-            Err(rustix::io::Errno::INTR) => return Ok((false, false, Vec::new())),
+            Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
             other => other?,
         };
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let ready = (0..self.clients.len()).filter(|&client| is_ready(&fds[2 + client])).collect();
-        Ok((is_ready(&fds[0]), is_ready(&fds[1]), ready))
+        let clients = (0..self.clients.len()).filter(|&client| is_ready(&fds[2 + client])).collect();
+        Ok(Ready { signal: is_ready(&fds[0]), connection: is_ready(&fds[1]), clients })
     }
 
     /// How long `poll` may sleep; `None`: until something comes.

@@ -51,7 +51,7 @@ impl Stage {
         let fill = FillRun { index: PageIndex(first), frame: run.frame, pages };
         let shape = FolioShape::of(Orders { min: Order::ZERO, max: Order(order) });
         mapping.add_folio_range(fill, shape, LockWait::Wait, &mut |_, _| {}).expect("nodes");
-        arena.view().own(run.frame).complete(true);
+        arena.view().own(run.frame).complete();
         run.frame
     }
     fn write(&self, page: u64, content: &[u8; PAGE_SIZE]) {

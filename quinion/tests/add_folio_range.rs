@@ -299,7 +299,7 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
             while at < run.pages {
                 let descriptor = stage.arena.view().own(run.frame.plus(at));
                 let pages = descriptor.word().order().pages();
-                match descriptor.complete(false) {
+                match descriptor.complete_empty() {
                     quinion::internals::arena::FillEnd::Detached(
                         quinion::internals::arena::PutOutcome::Last(order),
                     ) => {

@@ -186,7 +186,7 @@ impl Owner<'_> {
     fn insert(&mut self, folio: Folio) {
         let descriptor = &self.stage.descriptors[folio.frame];
         let index = PageIndex(folio.page as u64);
-        descriptor.prepare(mapping(folio.file), index, folio.order, false);
+        descriptor.prepare(mapping(folio.file), index, folio.order);
         for page in folio.page..folio.page + folio.pages() {
             self.stage.slots[folio.file][page].store(folio.frame as u32, Ordering::Release); // partner: `find`
         }
@@ -195,7 +195,7 @@ impl Owner<'_> {
             // SAFETY: the frame is in the arena and locked by this thread, which has the source.
             unsafe { copy_in(content.as_ptr(), self.stage.address(folio.frame + page), PAGE) };
         }
-        assert_eq!(descriptor.complete(true), FillEnd::Attached);
+        assert_eq!(descriptor.complete(), FillEnd::Attached);
         self.live.push(folio);
     }
 }

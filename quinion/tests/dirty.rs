@@ -63,7 +63,7 @@ impl Rig {
         let added = self.mapping.add_folio_range(run, shape, LockWait::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, count);
         for nth in 0..count {
-            self.arena.view().own(run.frame.plus(nth)).complete(true);
+            self.arena.view().own(run.frame.plus(nth)).complete();
         }
         run
     }
@@ -239,7 +239,7 @@ fn a_folio_filled_by_its_writer_is_dirty_before_it_is_unlocked() {
     for nth in 0..6 {
         let head = rig.arena.view().own(run_in.frame.plus(nth));
         if head.word().has(Flags::LOCKED) {
-            head.complete(true);
+            head.complete();
         }
     }
     rig.check();

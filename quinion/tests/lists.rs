@@ -132,7 +132,7 @@ impl Rings {
         let shape = FolioShape { fate, ..FolioShape::of(Orders { min: Order::ZERO, max: Order(order) }) };
         let added = self.mapping.add_folio_range(run, shape, LockWait::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, 1 << order);
-        self.arena.view().own(frame).complete(true);
+        self.arena.view().own(frame).complete();
         frame
     }
     fn list(&self, frame: Frame, came: FetchOrigin) {

@@ -245,16 +245,16 @@ impl Frames {
         })
     }
     fn fill(&self, frame: usize, mapping: MappingId, index: PageIndex, content: u64) {
-        self.descriptors[frame].prepare(mapping, index, SMALL, false);
+        self.descriptors[frame].prepare(mapping, index, SMALL);
         self.bytes[frame].write(content);
-        assert_eq!(self.descriptors[frame].complete(true), FillEnd::Attached);
+        assert_eq!(self.descriptors[frame].complete(), FillEnd::Attached);
     }
     /// Makes both frames one folio and fills it; the second page's content is one more.
     fn fill_pair(&self, mapping: MappingId, content: u64) {
-        self.descriptors[0].prepare(mapping, PAGE_0, PAIR, false);
+        self.descriptors[0].prepare(mapping, PAGE_0, PAIR);
         self.bytes[0].write(content);
         self.bytes[1].write(content + 1);
-        assert_eq!(self.descriptors[0].complete(true), FillEnd::Attached);
+        assert_eq!(self.descriptors[0].complete(), FillEnd::Attached);
     }
     fn retire(&self, frame: usize) {
         self.descriptors[frame].try_retire().expect("nobody holds it");
@@ -315,9 +315,9 @@ impl Held {
     }
     fn filled() -> Arc<Self> {
         let held = Self::new();
-        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        held.descriptor.prepare(ONE, PAGE_0, SMALL);
         held.write(1);
-        assert_eq!(held.descriptor.complete(true), FillEnd::Attached);
+        assert_eq!(held.descriptor.complete(), FillEnd::Attached);
         held
     }
     fn write(&self, content: u64) {
@@ -371,7 +371,7 @@ impl Held {
             }
             Ok(_) => {
                 self.write(content);
-                assert_eq!(self.descriptor.complete(true), FillEnd::Attached);
+                assert_eq!(self.descriptor.complete(), FillEnd::Attached);
                 "filled".into()
             }
             Err(refused) => {
@@ -411,7 +411,7 @@ impl Held {
 /// A fill that fails: the folio leaves its tree, and is unlocked. The caller is the fill, under the tree lock.
 fn fail(descriptor: &Descriptor) -> PutOutcome {
     assert_eq!(descriptor.retire(), RetireOutcome::Held, "a fill has a hold");
-    match descriptor.complete(false) {
+    match descriptor.complete_empty() {
         FillEnd::Detached(put) => put,
         FillEnd::Attached => panic!("it was just retired"),
     }
@@ -512,7 +512,7 @@ fn failed_fill() {
             frames.fill(0, ONE, PAGE_0, 1);
             let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1, 3]));
             frames.retire(0);
-            frames.descriptors[0].prepare(TWO, PAGE_0, SMALL, false);
+            frames.descriptors[0].prepare(TWO, PAGE_0, SMALL);
             let put = fail(&frames.descriptors[0]);
             assert_eq!(put, PutOutcome::Last(Order(0)), "nobody holds it");
             frames.fill(0, ONE, PAGE_0, 3);
@@ -699,12 +699,12 @@ fn filled_elsewhere() {
             // Acquire, partner: the Release below.
             if queue.load(Ordering::Acquire) == 1 {
                 frames.bytes[0].write(2);
-                frames.descriptors[0].complete(true);
+                frames.descriptors[0].complete();
             }
         });
         let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1]));
         frames.retire(0);
-        frames.descriptors[0].prepare(TWO, PAGE_0, SMALL, false);
+        frames.descriptors[0].prepare(TWO, PAGE_0, SMALL);
         queued.store(1, Ordering::Release); // partner: the Acquire above
         worker.join().unwrap();
         reader.join().unwrap()
@@ -744,10 +744,10 @@ fn growth_after_a_cut(outcomes: &[&str], read: fn(&Frames, &dyn Fn() -> bool) ->
         let reaches = move || known.load(Ordering::Acquire) == 2;
         let reader =
             spawn(&frames, move |frames| if reaches() { read(frames, &reaches) } else { "cut".into() });
-        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, false);
+        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL);
         frames.bytes[0].write(1);
         size.store(1, Ordering::Relaxed);
-        frames.descriptors[0].complete(true);
+        frames.descriptors[0].complete();
         let retired = frames.descriptors[0].retire();
         size.store(2, Ordering::Release); // partner: the Acquire above
         // What is still held is another's to reuse.
@@ -895,9 +895,9 @@ fn hold_against_fill() {
     explore(&["Filling", "Kept", "Mismatch"], || {
         let held = Held::new();
         let holder = spawn(&held, |held| held.hold_and_look());
-        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        held.descriptor.prepare(ONE, PAGE_0, SMALL);
         held.write(1);
-        held.descriptor.complete(true);
+        held.descriptor.complete();
         holder.join().unwrap()
     });
 }
@@ -908,9 +908,9 @@ fn hold_against_reuse() {
         let held = Held::filled();
         let holder = spawn(&held, |held| held.hold_and_look());
         if held.descriptor.try_retire().is_some() {
-            held.descriptor.prepare(TWO, PAGE_0, SMALL, false);
+            held.descriptor.prepare(TWO, PAGE_0, SMALL);
             held.write(2);
-            held.descriptor.complete(true);
+            held.descriptor.complete();
         }
         holder.join().unwrap()
     });
@@ -920,10 +920,10 @@ fn hold_against_reuse() {
 fn fill_against_removal() {
     explore(&["Free, Attached, Mismatch", "Held, Detached(Last(order 0)), Mismatch"], || {
         let held = Held::new();
-        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        held.descriptor.prepare(ONE, PAGE_0, SMALL);
         let filler = spawn(&held, |held| {
             held.write(1);
-            let completed = held.descriptor.complete(true);
+            let completed = held.descriptor.complete();
             if let FillEnd::Detached(PutOutcome::Last(_)) = completed {
                 held.free();
             }
@@ -959,7 +959,7 @@ fn hold_against_failed_fill() {
                     held.put()
                 }
             });
-            held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+            held.descriptor.prepare(ONE, PAGE_0, SMALL);
             let given_up = fail(&held.descriptor);
             if given_up != PutOutcome::Kept {
                 held.free();
@@ -995,9 +995,9 @@ fn unfilled_hold_of_a_later_folio() {
             });
             let evicted = held.descriptor.try_retire();
             if evicted.is_some() {
-                held.descriptor.prepare(TWO, PAGE_0, SMALL, false);
+                held.descriptor.prepare(TWO, PAGE_0, SMALL);
                 held.write(2);
-                held.descriptor.complete(true);
+                held.descriptor.complete();
             }
             format!("evicted {evicted:?}, holder {}", holder.join().unwrap())
         },
@@ -1021,13 +1021,13 @@ fn wait(held: &Held) -> (ReadableState, String) {
 fn wait_for_a_fill() {
     explore(&["NotYet, Kept", "Yes, Kept"], || {
         let held = Held::new();
-        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        held.descriptor.prepare(ONE, PAGE_0, SMALL);
         let waiter = spawn(&held, |held| {
             let (readable, put) = wait(held);
             format!("{readable:?}, {put}")
         });
         held.write(1);
-        held.descriptor.complete(true);
+        held.descriptor.complete();
         waiter.join().unwrap()
     });
 }
@@ -1037,7 +1037,7 @@ fn wait_for_a_fill() {
 fn wait_for_a_removed_fill() {
     explore(&["Never, Last(order 0)", "Never, Mismatch", "NotYet, Kept", "NotYet, Last(order 0)"], || {
         let held = Held::new();
-        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        held.descriptor.prepare(ONE, PAGE_0, SMALL);
         let waiter = spawn(&held, |held| {
             let (readable, put) = wait(held);
             assert!(readable != ReadableState::Yes, "wrong answer: it left the index before it was filled");
@@ -1045,7 +1045,7 @@ fn wait_for_a_removed_fill() {
         });
         held.retire();
         held.write(1);
-        if let FillEnd::Detached(PutOutcome::Last(_)) = held.descriptor.complete(true) {
+        if let FillEnd::Detached(PutOutcome::Last(_)) = held.descriptor.complete() {
             held.free();
         }
         let waited = waiter.join().unwrap();
@@ -1067,7 +1067,7 @@ impl PartialFill {
         Arc::new(Self { held: Held::new(), bits: quinion::internals::sync::atomic::AtomicU64::new(0) })
     }
     fn prepare(&self, mapping: MappingId) {
-        self.held.descriptor.prepare(mapping, PAGE_0, PAIR, false);
+        self.held.descriptor.prepare(mapping, PAGE_0, PAIR);
     }
     fn note_read(&self, bit: u64) {
         self.held.descriptor.note_pages_read();
@@ -1096,7 +1096,7 @@ fn page_of_a_fill() {
         let waiter = spawn(&stage, |stage| stage.wait(ONE, 1));
         stage.held.write(1);
         stage.note_read(1);
-        stage.held.descriptor.complete(true);
+        stage.held.descriptor.complete();
         waiter.join().unwrap()
     });
 }
@@ -1109,14 +1109,14 @@ fn page_of_a_later_fill() {
         stage.prepare(ONE);
         stage.held.write(1);
         stage.note_read(1);
-        stage.held.descriptor.complete(true);
+        stage.held.descriptor.complete();
         stage.held.descriptor.try_retire().expect("nobody holds it");
         pages_read::clear(&stage.bits, 3);
         stage.prepare(TWO);
         let waiter = spawn(&stage, |stage| stage.wait(TWO, 2));
         stage.note_read(2);
         stage.held.write(2);
-        stage.held.descriptor.complete(true);
+        stage.held.descriptor.complete();
         waiter.join().unwrap()
     });
 }
@@ -1135,7 +1135,7 @@ fn page_of_a_removed_fill() {
         stage.held.write(1);
         stage.note_read(1);
         stage.held.retire();
-        if let FillEnd::Detached(PutOutcome::Last(_)) = stage.held.descriptor.complete(false) {
+        if let FillEnd::Detached(PutOutcome::Last(_)) = stage.held.descriptor.complete_empty() {
             stage.held.free();
         }
         waiter.join().unwrap()
@@ -1158,7 +1158,7 @@ impl Parts {
         &self.frames.descriptors[0]
     }
     fn prepare(&self, mapping: MappingId) {
-        self.head().prepare(mapping, PAGE_0, PAIR, false);
+        self.head().prepare(mapping, PAGE_0, PAIR);
     }
     fn note_read(&self, page: usize, content: u64) {
         self.frames.bytes[page].write(content);
@@ -1166,7 +1166,7 @@ impl Parts {
         pages_read::set(&self.bits, 1 << page);
     }
     fn complete(&self) {
-        assert_eq!(self.head().complete(true), FillEnd::Attached);
+        assert_eq!(self.head().complete(), FillEnd::Attached);
     }
     /// A part of the fill fails: the folio goes, and its frames are freed.
     fn fail(&self) {
@@ -1329,10 +1329,10 @@ impl Pages {
         stage
     }
     fn fill(&self) {
-        self.head().prepare(ONE, PAGE_0, PAIR, false);
+        self.head().prepare(ONE, PAGE_0, PAIR);
         self.frames.bytes[0].write(1);
         self.frames.bytes[1].write(11);
-        assert_eq!(self.head().complete(true), FillEnd::Attached);
+        assert_eq!(self.head().complete(), FillEnd::Attached);
     }
     fn head(&self) -> &Descriptor {
         &self.frames.descriptors[0]
@@ -1634,13 +1634,13 @@ fn pin_against_two_writers() {
 fn write_against_fill() {
     explore(&["Filling", "written"], || {
         let stage = Lent::new(Held::new());
-        stage.held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        stage.held.descriptor.prepare(ONE, PAGE_0, SMALL);
         let writer = spawn(&stage, |stage| {
             stage.held.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it is prepared");
             stage.write(2)
         });
         stage.held.write(1);
-        stage.held.descriptor.complete(true);
+        stage.held.descriptor.complete();
         writer.join().unwrap().into()
     });
 }
@@ -1804,8 +1804,8 @@ fn change_against_drop_behind() {
 fn one_marker_for_two() {
     explore(&["[false, true]", "[true, false]"], || {
         let frames = Frames::new();
-        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
-        frames.descriptors[0].complete(true);
+        frames.descriptors[0].prepare_with(ONE, PAGE_0, SMALL, Flags::MARKER);
+        frames.descriptors[0].complete();
         let stamp = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
         let other = spawn(&frames, move |frames| frames.descriptors[0].take_marker(stamp));
         let taken = [frames.descriptors[0].take_marker(stamp), other.join().unwrap()];
@@ -1818,13 +1818,13 @@ fn one_marker_for_two() {
 fn marker_of_a_later_folio() {
     explore(&["false", "true"], || {
         let frames = Frames::new();
-        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
-        frames.descriptors[0].complete(true);
+        frames.descriptors[0].prepare_with(ONE, PAGE_0, SMALL, Flags::MARKER);
+        frames.descriptors[0].complete();
         let stamp = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
         let reader = spawn(&frames, move |frames| frames.descriptors[0].take_marker(stamp));
         frames.retire(0);
-        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
-        frames.descriptors[0].complete(true);
+        frames.descriptors[0].prepare_with(ONE, PAGE_0, SMALL, Flags::MARKER);
+        frames.descriptors[0].complete();
         let taken = reader.join().unwrap();
         assert!(frames.descriptors[0].word().has(Flags::MARKER), "wrong marker: a later folio's was taken");
         format!("{taken}")
@@ -1848,8 +1848,8 @@ fn two_threads_lock_a_folio() {
 fn two_threads_fill_an_allocated_folio() {
     explore(&["Locked, filled", "filled, Locked", "filled, saw 2", "saw 3, filled"], || {
         let stage = Held::new();
-        stage.descriptor.prepare(ONE, PAGE_0, SMALL, false);
-        assert_eq!(stage.descriptor.complete(false), FillEnd::Attached);
+        stage.descriptor.prepare(ONE, PAGE_0, SMALL);
+        assert_eq!(stage.descriptor.complete_empty(), FillEnd::Attached);
         let other = spawn(&stage, |stage| stage.lock_and_fill(3));
         let mine = stage.lock_and_fill(2);
         format!("{mine}, {}", other.join().unwrap())

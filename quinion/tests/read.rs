@@ -578,7 +578,7 @@ fn a_held_folio_is_its_holders_after_it_left_the_index() {
     let mut guard = mapping.lock_to_add(run.index, 1, quinion::internals::sync::LockWait::Wait).unwrap();
     assert_eq!(guard.add_folio_range(run, FolioShape::of(Orders::PAGES), &mut |_, _| {}).pages, 1);
     drop(guard);
-    arena.view().own(frame).complete(true);
+    arena.view().own(frame).complete();
     let held = mapping.try_hold(PageIndex(0)).unwrap();
     assert_eq!(held.is_readable(), ReadableState::Yes);
     assert_eq!(mapping.invalidate().unwrap(), 1, "between a reader's look and its copy");

@@ -76,7 +76,7 @@ fn add_run(
     while page < run.pages {
         let descriptor = mapping.arena().view().own(run.frame.plus(page));
         page += descriptor.word().order().pages();
-        descriptor.complete(true);
+        descriptor.complete();
     }
 }
 

@@ -91,7 +91,7 @@ impl Stage {
         let run = FillRun { index, frame, pages: ORDER.pages() };
         self.mapping.lock().mark_run_dirty(run, Millis(1));
         self.reclaim.list([(frame, FetchOrigin::Asked)], reservation.with_charge(charge));
-        self.arena.view().own(frame).complete(true);
+        self.arena.view().own(frame).complete();
     }
 
     fn send(&self) {
@@ -300,7 +300,7 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
         assert_eq!(added.pages, before.min(order.pages()), "what comes before it");
         let (left, pages) = (Frame(frame.0 + added.pages), order.pages() - added.pages);
         for page in 0..added.pages {
-            stage.arena.view().own(frame.plus(page)).complete(false);
+            stage.arena.view().own(frame.plus(page)).complete_empty();
         }
         stage.mapping.remove_range(PageIndex(0)..FIRST, RemoveFilter::All);
         stage.arena.free_run(left, pages);

@@ -78,7 +78,7 @@ impl Rig {
 
     fn add(&self, first: u64, order: u8, fate: FolioLifetime) -> Frame {
         let frame = self.add_filling(first, order, fate);
-        self.arena.view().own(frame).complete(true);
+        self.arena.view().own(frame).complete();
         frame
     }
 
@@ -258,7 +258,7 @@ fn a_folio_held_pinned_filled_written_or_unlisted_is_not_split() {
     let frame = rig.add_filling(8, 3, FolioLifetime::Stays);
     assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Busy);
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::Folio(_)));
-    rig.arena.view().own(frame).complete(true);
+    rig.arena.view().own(frame).complete();
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::None(PageIndex(16))));
     // Popped by the reclaimer, who has yet to evict it.
     {

@@ -105,14 +105,14 @@ impl<const BITS: u32> Tree<BITS> {
         XArray::new(self, &self.root)
     }
     fn prepare(&self, index: u64, order: u8, folio: u32) {
-        self.folios[folio as usize].descriptor.prepare(FILE, PageIndex(index), Order(order), false);
+        self.folios[folio as usize].descriptor.prepare(FILE, PageIndex(index), Order(order));
     }
     fn fill(&self, folio: u32) {
         let Folio { descriptor, bytes } = &self.folios[folio as usize];
         let content = descriptor.index().0;
         // SAFETY: the model checks that no other thread accesses it.
         bytes.with_mut(|bytes| unsafe { *bytes = content });
-        descriptor.complete(true);
+        descriptor.complete();
     }
     fn insert(&self, index: u64, order: u8, folio: u32) {
         self.prepare(index, order, folio);

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quinion::internals::arena::control::Advice;
-use quinion::internals::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, RetireOutcome, Validation};
+use quinion::internals::arena::{
+    Arena, ArenaOptions, ArenaShare, CellNumber, Flags, RetireOutcome, Validation,
+};
 use quinion::internals::folio::copy;
 use quinion::internals::serve::{Attached, Caching, Owner, WriterAccess};
 use quinion::internals::units::{FileId, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
@@ -155,10 +157,11 @@ impl NaiveOwner {
         }
         let view = self.arena.view();
         let descriptor = view.own(frame);
-        descriptor.prepare(state.mappings[&handle].id, PageIndex(page), Order::ZERO, page % 16 == 8);
+        let marker = if page % 16 == 8 { Flags::MARKER } else { 0 };
+        descriptor.prepare_with(state.mappings[&handle].id, PageIndex(page), Order::ZERO, marker);
         // SAFETY: no other thread has the frame until it is complete.
         unsafe { copy::copy_in(bytes.as_ptr(), view.bytes(frame).unwrap(), PAGE_SIZE) };
-        descriptor.complete(true);
+        descriptor.complete();
         self.slot(root, page).store(Entry::folio(frame.0).bits(), Ordering::Release); // partner: the walk
         state.queue.push_back((handle, page, frame));
         Ok(())

@@ -719,7 +719,7 @@ mod tests {
         assert_eq!(claim(&guest, 7, 1), 1);
         let frame = guest.place(page(7)).unwrap();
         let folio = arena.view().own(frame);
-        folio.prepare(MappingId(1), page(7), Order(0), false);
+        folio.prepare(MappingId(1), page(7), Order(0));
         let bytes = arena.view().bytes(frame).unwrap();
         // SAFETY: the frame is this test's.
         #[allow(unsafe_code)]
@@ -734,7 +734,7 @@ mod tests {
         #[allow(unsafe_code)]
         let there = unsafe { bytes.read_volatile() };
         assert_eq!(there, 42);
-        match folio.complete(true) {
+        match folio.complete() {
             super::super::FillEnd::Detached(super::super::PutOutcome::Last(order)) => {
                 arena.free(frame, order)
             }
@@ -813,7 +813,7 @@ mod tests {
         // Two in the lower middle stay in use: pinned, as it were, so they are not chosen.
         let (kept, go): (Vec<_>, Vec<_>) = data.iter().copied().partition(|(frame, _)| *frame == data[1].0);
         for &(frame, order) in &kept {
-            arena.view().own(frame).prepare(MappingId(1), page(0), order, false);
+            arena.view().own(frame).prepare(MappingId(1), page(0), order);
         }
         assert!(arena.demand_guest(4));
         let chosen = arena.choose_emptying();

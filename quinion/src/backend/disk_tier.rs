@@ -584,11 +584,11 @@ mod tests {
         fn arrived(&self, of: u8, index: PageIndex, byte: u8) {
             let frame = self.filling(byte);
             let descriptor = self.arena.view().own(frame);
-            descriptor.complete(true);
+            descriptor.complete();
             descriptor.try_retire().unwrap();
-            descriptor.prepare(MappingId(7), index, ORDER, false);
+            descriptor.prepare(MappingId(7), index, ORDER);
             self.tier.keep(&Arc::new(key(of)), FillRun { index, frame, pages: 4 }, &[byte; BYTES]);
-            descriptor.complete(true);
+            descriptor.complete();
         }
 
         fn bytes_of(&self, frame: Frame) -> Vec<u8> {
@@ -638,7 +638,7 @@ mod tests {
         let to = arena.view().bytes(frame).unwrap();
         // SAFETY: the frames are this test's, and of so many bytes.
         unsafe { copy::copy_in([byte; BYTES].as_ptr(), to, BYTES) };
-        arena.view().own(frame).prepare(MappingId(7), FIRST, ORDER, false);
+        arena.view().own(frame).prepare(MappingId(7), FIRST, ORDER);
     }
 
     /// The cache's own sink, with what may follow at once: the folio leaves the index, and its frames are filled with
@@ -648,10 +648,10 @@ mod tests {
     impl FillSink for RefillingSink {
         fn fill_completed(&self, run: FillRun, _result: io::Result<usize>) {
             let descriptor = self.0.view().own(run.frame);
-            descriptor.complete(true);
+            descriptor.complete();
             descriptor.try_retire().unwrap();
             fill_again(&self.0, run.frame, 99);
-            descriptor.complete(true);
+            descriptor.complete();
         }
     }
 
@@ -684,7 +684,7 @@ mod tests {
 
     impl FillSink for EndingSink {
         fn fill_completed(&self, run: FillRun, _result: io::Result<usize>) {
-            self.0.view().own(run.frame).complete(true);
+            self.0.view().own(run.frame).complete();
         }
     }
 

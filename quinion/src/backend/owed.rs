@@ -246,7 +246,7 @@ mod tests {
     fn filling(arena: &Arena) -> (Frame, &Descriptor) {
         let frame = arena.alloc(ORDER).unwrap();
         put_numbers(arena, frame, 1);
-        arena.view().own(frame).prepare(MAPPING, FIRST, ORDER, false);
+        arena.view().own(frame).prepare(MAPPING, FIRST, ORDER);
         (frame, arena.view().own(frame))
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let part = owed(&arena, frame, 4, 1..3);
         assert_eq!((all.len(), part.len()), (1, 1));
         assert_eq!(peeked(&arena, &all[0]), None, "its fill has not ended");
-        descriptor.complete(true);
+        descriptor.complete();
         let before = descriptor.word();
         assert_eq!(peeked(&arena, &all[0]), Some(vec![1, 2, 3, 4]));
         assert_eq!(peeked(&arena, &part[0]), Some(vec![2, 3]));
@@ -292,13 +292,13 @@ mod tests {
         let arena = arena();
         let (frame, descriptor) = filling(&arena);
         let owed = owed(&arena, frame, 4, 0..4);
-        descriptor.complete(true);
+        descriptor.complete();
         descriptor.try_retire().unwrap();
         assert_eq!(peeked(&arena, &owed[0]), None, "it has left the index");
         put_numbers(&arena, frame, 11);
-        descriptor.prepare(MAPPING, FIRST, ORDER, false);
+        descriptor.prepare(MAPPING, FIRST, ORDER);
         assert_eq!(peeked(&arena, &owed[0]), None);
-        descriptor.complete(true);
+        descriptor.complete();
         assert_eq!(peeked(&arena, &owed[0]), None, "other bytes under the old name");
     }
 
@@ -307,14 +307,14 @@ mod tests {
         let arena = arena();
         let (frame, descriptor) = filling(&arena);
         let was_filled = owed(&arena, frame, 4, 0..4);
-        descriptor.complete(true);
+        descriptor.complete();
         descriptor.try_hold(MAPPING, FIRST).unwrap();
         descriptor.begin_writes().unwrap();
         assert_eq!(peeked(&arena, &was_filled[0]), None, "it is written from now on");
         descriptor.put();
         let (frame, descriptor) = filling(&arena);
         let was_whole = owed(&arena, frame, 4, 0..4);
-        descriptor.complete(true);
+        descriptor.complete();
         let whole = descriptor.try_begin_split().unwrap();
         for piece in 0..4 {
             let at = arena.view().own(frame.plus(piece));
@@ -351,14 +351,14 @@ mod tests {
                     // SAFETY: the frames are this test's; a peek that sees the stores throws them away.
                     unsafe { copy::copy_in([number; PAGE_SIZE].as_ptr(), to, PAGE_SIZE) };
                 }
-                descriptor.prepare(MAPPING, PageIndex(0), LARGE, false);
+                descriptor.prepare(MAPPING, PageIndex(0), LARGE);
                 let run = FillRun { index: PageIndex(0), frame, pages: LARGE.pages() };
                 let owed = OwedPages::of_arrival(
                     arena.view(),
                     Arrival { key: &key(1), run, wanted: 0..LARGE.pages(), is_known: false },
                 )
                 .next();
-                descriptor.complete(true);
+                descriptor.complete();
                 *current.lock().unwrap() = owed.map(|owed| (owed, number));
                 let before = peeks.load(Ordering::Relaxed);
                 while peeks.load(Ordering::Relaxed) == before {
@@ -385,7 +385,7 @@ mod tests {
         let frame = arena.alloc(Order(3)).unwrap();
         for (page, order) in [(0, Order(2)), (4, Order(1)), (6, Order(0)), (7, Order(0))] {
             let descriptor = arena.view().own(frame.plus(page));
-            descriptor.prepare(MAPPING, FIRST.plus(page.into()), order, false);
+            descriptor.prepare(MAPPING, FIRST.plus(page.into()), order);
         }
         let of = |wanted| owed(&arena, frame, 8, wanted);
         let pages = |owed: &[OwedPages]| owed.iter().map(|o| (o.first.0 - 8, o.pages)).collect::<Vec<_>>();

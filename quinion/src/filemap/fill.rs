@@ -649,7 +649,10 @@ impl FillSink for WindowFills {
             let descriptor = grown.descriptor(frame).expect("a fill's folio has its frame");
             let (at, order) = (page, descriptor.word().order());
             page += order.pages();
-            let completed = descriptor.complete(self.is_complete(came, run, at, order));
+            let completed = match self.is_complete(came, run, at, order) {
+                true => descriptor.complete(),
+                false => descriptor.complete_empty(),
+            };
             if let FillEnd::Detached(PutOutcome::Last(order)) = completed {
                 free.push((frame, order));
             }

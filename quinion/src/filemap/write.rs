@@ -653,7 +653,7 @@ impl WriteCall<'_> {
         let view = self.filemap.arena.view();
         for (page, _) in folios_in(view, run).collect::<Vec<_>>() {
             let frame = run.frame.plus(page);
-            if let FillEnd::Detached(PutOutcome::Last(order)) = view.own(frame).complete(true) {
+            if let FillEnd::Detached(PutOutcome::Last(order)) = view.own(frame).complete() {
                 self.filemap.arena.free(frame, order);
             }
         }

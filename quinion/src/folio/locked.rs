@@ -220,14 +220,14 @@ impl<'a> LockedFolio<'a> {
         let len = self.order().bytes();
         self.zero_raw(&(0..self.written.start));
         self.zero_raw(&(self.written.end..len));
-        self.complete(true)
+        self.complete()
     }
 
-    /// Gives lock and hold back in one step; of a folio that is not up to date.
-    fn complete(&mut self, filled: bool) -> FinishOutcome {
+    /// Gives lock and hold back in one step; of a folio that was not up to date, and is now.
+    fn complete(&mut self) -> FinishOutcome {
         let held = self.held.take().expect("it is held until it is given back");
         let (arena, frame) = held.into_parts();
-        match arena.view().own(frame).complete(filled) {
+        match arena.view().own(frame).complete() {
             FillEnd::Attached => FinishOutcome::Kept,
             FillEnd::Detached(PutOutcome::Kept) => FinishOutcome::Left,
             FillEnd::Detached(PutOutcome::Last(order)) => {

@@ -331,7 +331,7 @@ mod tests {
         let added =
             mapping.add_folio(NewFolio { index: first, frame, order }, InsertPurpose::Read, LockWait::Wait);
         assert_eq!(added, AddedFolio::Added { shadow: None });
-        arena.view().own(frame).complete(true);
+        arena.view().own(frame).complete();
         let held = mapping.try_hold(first).unwrap();
         let dirty = |page: u64| {
             let marked = mapping.lock().mark_dirty(&held, PageIndex(page)..PageIndex(page + 1), Millis(1));

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, ArenaOptions, FillEnd, ReadableState};
+use crate::arena::{Arena, ArenaOptions, Descriptor, FillEnd, ReadableState};
 use crate::backend::doubles::{Faults, SimulatedBackend};
 use crate::backend::{FillRun, MemoryFile, PageKey, WaitQueue};
 use crate::filemap::{Filemap, OnPinned, StreamPositions, WriteContext};
@@ -87,9 +87,18 @@ impl Stage {
         run
     }
 
-    /// Ends that: with the bytes that are there, or without any.
-    fn end(&self, run: FillRun, has_bytes: bool) {
-        assert_eq!(self.shmem.filemap.arena.view().own(run.frame).complete(has_bytes), FillEnd::Attached);
+    /// Ends that, with the bytes that are there.
+    fn end(&self, run: FillRun) {
+        self.end_by(run, Descriptor::complete);
+    }
+
+    /// Ends that, without any bytes.
+    fn end_empty(&self, run: FillRun) {
+        self.end_by(run, Descriptor::complete_empty);
+    }
+
+    fn end_by(&self, run: FillRun, end: impl FnOnce(&Descriptor) -> FillEnd) {
+        assert_eq!(end(self.shmem.filemap.arena.view().own(run.frame)), FillEnd::Attached);
         let place = PageKey { mapping: self.mapping.id(), page: run.index };
         self.shmem.filemap.wait_queue.wake_filled(place, run.pages);
     }
@@ -97,7 +106,7 @@ impl Stage {
     /// Puts a folio there that was allocated and not written, with junk in its frames.
     fn allocate(&self, index: u64, order: u8) -> FillRun {
         let run = self.begin(index, order);
-        self.end(run, false);
+        self.end_empty(run);
         run
     }
 
@@ -301,7 +310,7 @@ fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
             std::thread::yield_now();
         }
         let before = copied.load(Relaxed);
-        stage.end(run, true); // before anything is asserted: others wait for it
+        stage.end(run); // before anything is asserted: others wait for it
         assert_eq!(before, 2 * PAGE_SIZE, "bytes that the reader had when it waited");
         let right =
             [[1; 2 * PAGE_SIZE], [JUNK; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE]].concat();
@@ -346,7 +355,7 @@ fn t08_a_waiter_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
         let writer = scope.spawn(|| stage.write(5 * BYTES, &[3; 10]));
         // What is being filled does not keep a punch of all of it waiting.
         stage.punch(4 * BYTES, 8 * BYTES);
-        let completed = stage.shmem.filemap.arena.view().own(run.frame).complete(true);
+        let completed = stage.shmem.filemap.arena.view().own(run.frame).complete();
         if let FillEnd::Detached(crate::arena::PutOutcome::Last(order)) = completed {
             stage.shmem.filemap.arena.free(run.frame, order);
         }
@@ -528,7 +537,7 @@ fn a_check_finds_a_page_that_could_be_taken_for_one_that_is_elsewhere_too() {
     assert!(wrong.contains("of a memory file"), "{wrong}");
     // A folio whose bytes are not there is nothing that a file could have.
     let run = stage.begin(4, 0);
-    stage.end(run, false);
+    stage.end_empty(run);
     stage.punch(0, 3 * BYTES);
     stage.check();
 }

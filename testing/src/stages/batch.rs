@@ -122,7 +122,7 @@ impl Stage {
 
     /// Ends the fill of a folio.
     pub fn complete(&self, frame: Frame) {
-        self.arena.view().own(frame).complete(true);
+        self.arena.view().own(frame).complete();
     }
 
     /// Removes and frees the folio at `first`, if it is not held.

@@ -149,7 +149,7 @@ impl Stage {
                 unsafe { copy::copy_in(number.as_ptr(), bytes.add(at), number.len()) };
             }
         }
-        self.arena.view().own(folio.frame).complete(true);
+        self.arena.view().own(folio.frame).complete();
     }
     pub fn word(&self, frame: Frame) -> DescriptorWord {
         self.arena.view().own(frame).word()

@@ -136,7 +136,7 @@ impl Opened<'_> {
         }
         let run = FillRun { index: PageIndex(page), frame, pages: 1 };
         let marked = self.mapping.lock().mark_run_dirty(run, self.stage.writeback.now());
-        self.stage.arena.view().own(frame).complete(true);
+        self.stage.arena.view().own(frame).complete();
         marked != MarkOutcome::Left
     }
 

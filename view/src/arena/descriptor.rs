@@ -501,8 +501,8 @@ impl Descriptor {
     /// Names a folio: 2^`order` pages of `mapping` from `index`; locked, not up to date, with one hold, the fill's. The
     /// caller owns the frame alone; the folio is in no index yet.
     #[inline]
-    pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order, marker: bool) {
-        self.prepare_with(mapping, index, order, if marker { Flags::MARKER } else { 0 });
+    pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order) {
+        self.prepare_with(mapping, index, order, 0);
     }
 
     /// As [`Descriptor::prepare`]; `born_with`: those of `MARKER` and `DROPBEHIND` that the folio has.
@@ -527,9 +527,17 @@ impl Descriptor {
         self.word.store(word, order);
     }
 
-    /// Ends a fill: unlocks the folio, up to date if `uptodate`, and gives the fill's hold back.
-    pub fn complete(&self, uptodate: bool) -> FillEnd {
-        let set = if uptodate { Flags::UPTODATE | Flags::STEADY } else { 0 };
+    /// Ends a fill: unlocks the folio, which is up to date, and gives the fill's hold back.
+    pub fn complete(&self) -> FillEnd {
+        self.end_fill(Flags::UPTODATE | Flags::STEADY)
+    }
+
+    /// As [`Descriptor::complete`] of a folio that is not up to date, since not all of its bytes came.
+    pub fn complete_empty(&self) -> FillEnd {
+        self.end_fill(0)
+    }
+
+    fn end_fill(&self, set: u64) -> FillEnd {
         let step = |word: u64| ((word & !Flags::LOCKED) | set) - HOLD;
         // Release, partner: the Acquire in `begin_read` and `try_hold`: a thread that sees UPTODATE sees the identity
         // and the bytes. Acquire, partner: the Release in `retire`, if this thread frees the frames.
@@ -1041,8 +1049,8 @@ mod tests {
 
     fn filled(index: u64, order: u8) -> Descriptor {
         let d = Descriptor::new();
-        d.prepare(FILE, PageIndex(index), Order(order), false);
-        assert_eq!(d.complete(true), FillEnd::Attached);
+        d.prepare(FILE, PageIndex(index), Order(order));
+        assert_eq!(d.complete(), FillEnd::Attached);
         d
     }
 
@@ -1062,9 +1070,9 @@ mod tests {
     fn a_folio_is_readable_only_between_its_fill_and_its_retirement() {
         let d = Descriptor::new();
         assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Mismatch);
-        d.prepare(FILE, PageIndex(8), Order(2), false);
+        d.prepare(FILE, PageIndex(8), Order(2));
         assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Filling);
-        d.complete(true);
+        d.complete();
         let stamp = d.begin_read(FILE, PageIndex(11)).unwrap();
         assert_eq!(stamp.first, PageIndex(8));
         assert!(d.end_read(stamp));
@@ -1096,16 +1104,16 @@ mod tests {
     #[test]
     fn a_fill_that_ends_after_the_folio_left_frees_it() {
         let d = Descriptor::new();
-        d.prepare(FILE, PageIndex(0), Order(0), false);
+        d.prepare(FILE, PageIndex(0), Order(0));
         assert_eq!(d.retire(), RetireOutcome::Held);
-        assert_eq!(d.complete(true), FillEnd::Detached(PutOutcome::Last(Order(0))));
+        assert_eq!(d.complete(), FillEnd::Detached(PutOutcome::Last(Order(0))));
         assert!(d.begin_read(FILE, PageIndex(0)).is_err());
     }
 
     /// What becomes of a folio that the device does not deliver: out of the tree, then unlocked.
     fn fail(d: &Descriptor) -> PutOutcome {
         assert_eq!(d.retire(), RetireOutcome::Held, "a fill has a hold");
-        match d.complete(false) {
+        match d.complete_empty() {
             FillEnd::Detached(put) => put,
             FillEnd::Attached => panic!("it was just retired"),
         }
@@ -1114,9 +1122,9 @@ mod tests {
     #[test]
     fn a_held_folio_whose_fill_failed_is_freed_by_its_last_holder() {
         let d = Descriptor::new();
-        d.prepare(FILE, PageIndex(0), Order(2), false);
+        d.prepare(FILE, PageIndex(0), Order(2));
         assert_eq!(fail(&d), PutOutcome::Last(Order(2)), "nobody came: it is the fill's to free");
-        d.prepare(FILE, PageIndex(0), Order(2), false);
+        d.prepare(FILE, PageIndex(0), Order(2));
         let stamp = d.try_hold_unfilled(FILE, PageIndex(3)).unwrap();
         assert_eq!(d.is_readable(stamp), ReadableState::NotYet);
         assert_eq!(fail(&d), PutOutcome::Kept);
@@ -1129,16 +1137,16 @@ mod tests {
     #[test]
     fn an_allocated_folio_is_zeros_until_it_is_filled_under_its_lock() {
         let d = Descriptor::new();
-        d.prepare(FILE, PageIndex(0), Order(1), false);
+        d.prepare(FILE, PageIndex(0), Order(1));
         let stamp = d.try_hold_unfilled(FILE, PageIndex(1)).unwrap();
         assert!(!d.try_lock_allocated(), "its first fill has the lock");
-        assert_eq!(d.complete(false), FillEnd::Attached);
+        assert_eq!(d.complete_empty(), FillEnd::Attached);
         assert_eq!(d.is_readable(stamp), ReadableState::Zeros);
         assert_eq!(d.begin_read(FILE, PageIndex(0)).unwrap_err(), NotReady::Filling, "no hit");
         assert_eq!(d.begin_writes(), Err(WriteRefused::Filling), "and no write in place");
         assert!(d.try_lock_allocated() && !d.try_lock_allocated());
         assert_eq!((d.is_readable(stamp), d.word().holds()), (ReadableState::NotYet, 2));
-        assert_eq!(d.complete(true), FillEnd::Attached);
+        assert_eq!(d.complete(), FillEnd::Attached);
         assert_eq!(d.is_readable(stamp), ReadableState::Yes);
         assert!(!d.try_lock_allocated(), "what is up to date is not allocated");
         assert_eq!((d.put(), d.retire()), (PutOutcome::Kept, RetireOutcome::Free));
@@ -1158,8 +1166,8 @@ mod tests {
     #[test]
     fn the_marker_is_taken_once() {
         let d = Descriptor::new();
-        d.prepare(FILE, PageIndex(0), Order(0), true);
-        d.complete(true);
+        d.prepare_with(FILE, PageIndex(0), Order(0), Flags::MARKER);
+        d.complete();
         let stamp = d.begin_read(FILE, PageIndex(0)).unwrap();
         assert!(stamp.has_marker());
         assert!(d.take_marker(stamp));
@@ -1169,14 +1177,14 @@ mod tests {
     #[test]
     fn a_folio_of_the_working_set_says_so_to_its_eviction_and_no_longer() {
         let d = Descriptor::new();
-        d.prepare(FILE, PageIndex(0), Order(3), true);
+        d.prepare_with(FILE, PageIndex(0), Order(3), Flags::MARKER);
         d.join_working_set();
-        d.complete(true);
+        d.complete();
         let stamp = d.begin_read(FILE, PageIndex(0)).unwrap();
         assert!(d.take_marker(stamp));
         assert_eq!(d.try_retire(), Some(Order(3)));
         assert!(d.word().has(Flags::WORKINGSET));
-        d.prepare(FILE, PageIndex(8), Order(0), false);
+        d.prepare(FILE, PageIndex(8), Order(0));
         assert!(!d.word().has(Flags::WORKINGSET));
         assert_eq!(d.word().order(), Order(0));
     }
@@ -1185,7 +1193,7 @@ mod tests {
     fn a_folio_drops_behind_from_its_birth_to_its_adoption_and_no_longer() {
         let d = Descriptor::new();
         d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND | Flags::MARKER);
-        d.complete(true);
+        d.complete();
         let stamp = d.begin_read(FILE, PageIndex(1)).unwrap();
         assert!(stamp.drops_behind() && stamp.has_marker());
         d.adopt();
@@ -1195,8 +1203,8 @@ mod tests {
         d.retire();
         d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND);
         d.retire();
-        d.complete(true);
-        d.prepare(FILE, PageIndex(0), Order(0), false);
+        d.complete();
+        d.prepare(FILE, PageIndex(0), Order(0));
         assert!(!d.word().has(Flags::DROPBEHIND), "the next folio is born without");
     }
 
@@ -1204,9 +1212,9 @@ mod tests {
     fn the_sequence_wraps_and_stays_even() {
         let d = Descriptor::new();
         d.word.store(u64::from(u32::MAX) << 32, Ordering::Relaxed);
-        d.prepare(FILE, PageIndex(0), Order(0), false);
+        d.prepare(FILE, PageIndex(0), Order(0));
         assert_eq!(d.word().sequence(), 0);
-        d.complete(true);
+        d.complete();
         assert!(d.begin_read(FILE, PageIndex(0)).is_ok());
     }
 }

@@ -137,7 +137,7 @@ fn check_sees_a_folio_among_the_free_frames() {
     arena.free(frame, Order(3));
     arena.check().unwrap();
     let inner = arena.view().own(frame.plus(5));
-    inner.prepare(crate::units::MappingId(1), crate::units::PageIndex(0), Order(0), false);
+    inner.prepare(crate::units::MappingId(1), crate::units::PageIndex(0), Order(0));
     assert!(arena.check().is_err());
 }
 
@@ -415,8 +415,8 @@ fn the_cheapest_extents_go_and_a_pinned_one_is_exchanged() {
     all.sort_unstable_by_key(|(frame, _)| frame.0);
     let name = |(frame, order): (Frame, Order), at: u64| {
         let descriptor = arena.view().own(frame);
-        descriptor.prepare(crate::units::MappingId(1), crate::units::PageIndex(at * 512), order, false);
-        descriptor.complete(true);
+        descriptor.prepare(crate::units::MappingId(1), crate::units::PageIndex(at * 512), order);
+        descriptor.complete();
         descriptor
     };
     // All are folios that were read, but two; of these one is held.

@@ -117,6 +117,8 @@ const STUCK: std::ops::RangeInclusive<usize> = 4..=512;
 const DESCRIPTORS_SPARE: usize = 64;
 /// Of these, left to others.
 const DESCRIPTORS_OTHERS: usize = 32;
+/// How far reads may run ahead of a VM that walks through its memory, in bytes. It is each VM's share of the cache.
+const REACH: std::ops::Range<u64> = 2 << 20..14 << 20;
 /// When something that was refused is tried again.
 const SOON: Duration = Duration::from_millis(1);
 /// When peers are accepted again after the system was short of something.
@@ -167,6 +169,8 @@ struct Shared {
     clock: OwnedFd,
     is_ending: AtomicBool,
     threads_max: usize,
+    /// How far reads may run ahead of a VM that walks through its memory.
+    reach_bytes: u64,
     table: Mutex<Table>,
 }
 
@@ -250,6 +254,7 @@ impl Server {
             recorder: recorder.map(Mutex::new),
             replay: record.as_ref().map(Replay::new),
             threads_max: options.vms_max + REFUSED_MAX + stuck_max,
+            reach_bytes: (cache.stats().memory_bytes / options.vms_max as u64).clamp(REACH.start, REACH.end),
             options,
             cache: cache.clone(),
             device_bytes_before,

@@ -11,6 +11,10 @@
 //! end. So a VM that reads all of its memory in turn makes a fault each 2 MiB, and one that touches pages anywhere
 //! costs a look at [`STREAMS`] numbers.
 //!
+//! **Reads** run further ahead than windows, since the device needs time: by as much again as the window, and, once the
+//! windows are as long as they get, by what the caller allows. A short stream has little read in vain then. What was
+//! read for a stream once is not asked for again.
+//!
 //! A few streams are followed at a time, since a VM has several processors; a new one displaces the one that was not
 //! met for longest. Pure.
 //!
@@ -29,20 +33,45 @@ struct Stream {
     /// What was answered or promised last, in bytes of the image.
     last: (u64, u64),
     window: u64,
+    /// Up to where its bytes are being read.
+    read: u64,
     met: u64,
+}
+
+/// A stream has gone on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct StreamStep {
+    /// What is to be supplied now.
+    pub(super) window: Range<u64>,
+    /// What is to be read now, for this window and those behind it; perhaps nothing.
+    pub(super) reads: Range<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Streams {
     streams: [Stream; STREAMS],
     faults: u64,
+    is_walk: bool,
 }
 
 impl Streams {
+    /// Whether the last fault was in a stream, or its next step.
+    pub(super) fn is_walk(&self) -> bool {
+        self.is_walk
+    }
+
     /// A fault at byte `offset` of the image is answered with `answer`, which has it. What should be supplied behind
-    /// that: nothing, or a window that ends at `image_bytes` at most.
-    pub(super) fn fault(&mut self, offset: u64, answer: Range<u64>, image_bytes: u64) -> Option<Range<u64>> {
+    /// that: nothing, or a window that ends at `image_bytes` at most. Reads go on by `reach_bytes` behind the longest
+    /// windows.
+    pub(super) fn fault(
+        &mut self,
+        offset: u64,
+        answer: Range<u64>,
+        image_bytes: u64,
+        reach_bytes: u64,
+    ) -> Option<StreamStep> {
         self.faults += 1;
+        self.is_walk = true;
         let slack = answer.end - answer.start;
         let is_inside = |stream: &&mut Stream| (stream.last.0..stream.last.1).contains(&offset);
         if let Some(stream) = self.streams.iter_mut().find(is_inside) {
@@ -56,11 +85,16 @@ impl Streams {
         if let Some(stream) = self.streams.iter_mut().find(is_next) {
             let end = answer.end.saturating_add(stream.window).min(image_bytes).max(answer.end);
             let window = stream.window.saturating_mul(2).clamp(1, WINDOW_BYTES_MAX);
-            *stream = Stream { last: (answer.start, end), window, met: self.faults };
-            return (answer.end < end).then_some(answer.end..end);
+            let reach = if stream.window < WINDOW_BYTES_MAX { stream.window } else { reach_bytes };
+            let read = end.saturating_add(reach).min(image_bytes).max(end).max(stream.read);
+            let reads = stream.read.clamp(answer.end, read)..read;
+            *stream = Stream { last: (answer.start, end), window, read, met: self.faults };
+            return (answer.end < end).then_some(StreamStep { window: answer.end..end, reads });
         }
+        self.is_walk = false;
         let oldest = self.streams.iter_mut().min_by_key(|stream| stream.met).expect("there are some");
-        *oldest = Stream { last: (answer.start, answer.end), window: slack, met: self.faults };
+        *oldest =
+            Stream { last: (answer.start, answer.end), window: slack, read: answer.end, met: self.faults };
         None
     }
 }
@@ -73,6 +107,12 @@ mod tests {
 
     const RUN: u64 = 64 << 10;
 
+    const REACH: u64 = 14 << 20;
+
+    fn window(streams: &mut Streams, offset: u64, image: u64) -> Option<Range<u64>> {
+        streams.fault(offset, answer(offset), image, REACH).map(|step| step.window)
+    }
+
     fn answer(offset: u64) -> Range<u64> {
         offset / RUN * RUN..offset / RUN * RUN + RUN
     }
@@ -82,7 +122,7 @@ mod tests {
         let (mut streams, image) = (Streams::default(), 64 << 20);
         let (mut at, mut windows) = (0, Vec::new());
         while at < image {
-            let window = streams.fault(at, answer(at), image);
+            let window = window(&mut streams, at, image);
             windows.push(window.as_ref().map_or(0, |window| window.end - window.start));
             at = window.map_or(answer(at).end, |window| window.end);
         }
@@ -99,29 +139,43 @@ mod tests {
                 let at = (walk << 28) + step * RUN;
                 // From the third step on, the first window has been passed.
                 let at = if step == 2 { at + RUN } else { at };
-                assert_eq!(
-                    streams.fault(at, answer(at), image).is_some(),
-                    step > 0,
-                    "walk {walk}, step {step}"
-                );
+                assert_eq!(window(&mut streams, at, image).is_some(), step > 0, "walk {walk}, step {step}");
             }
         }
         let mut streams = Streams::default();
         for nth in 0..1000_u64 {
             let at = nth * 7919 % 16384 * RUN;
-            assert_eq!(streams.fault(at, answer(at), image), None, "fault {nth}");
+            assert_eq!(window(&mut streams, at, image), None, "fault {nth}");
+            assert!(!streams.is_walk());
         }
     }
 
     #[test]
     fn a_fault_inside_a_window_is_no_further_step() {
         let (mut streams, image) = (Streams::default(), 1 << 30);
-        assert_eq!(streams.fault(0, answer(0), image), None);
-        assert_eq!(streams.fault(RUN, answer(RUN), image), Some(2 * RUN..3 * RUN));
+        assert_eq!(window(&mut streams, 0, image), None);
+        assert_eq!(window(&mut streams, RUN, image), Some(2 * RUN..3 * RUN));
         for at in [2 * RUN, 3 * RUN - 1] {
-            assert_eq!(streams.fault(at, answer(at), image), None);
+            assert_eq!(window(&mut streams, at, image), None);
+            assert!(streams.is_walk());
         }
-        assert_eq!(streams.fault(3 * RUN, answer(3 * RUN), image), Some(4 * RUN..6 * RUN));
+        assert_eq!(window(&mut streams, 3 * RUN, image), Some(4 * RUN..6 * RUN));
+    }
+
+    #[test]
+    fn reads_of_a_long_walk_run_ahead_and_none_is_asked_for_twice() {
+        let (mut streams, image) = (Streams::default(), 64 << 20);
+        let (mut at, mut read, mut ahead) = (0, 0, Vec::new());
+        while at < image {
+            let step = streams.fault(at, answer(at), image, REACH);
+            at = step.as_ref().map_or(answer(at).end, |step| step.window.end);
+            let Some(StreamStep { reads, .. }) = step else { continue };
+            assert!(reads.start == read || ahead.is_empty(), "{reads:?}, and {read} was read");
+            read = reads.end;
+            ahead.push(read - at);
+        }
+        assert_eq!(ahead[..7], [RUN, 2 * RUN, 4 * RUN, 8 * RUN, 16 * RUN, REACH, REACH]);
+        assert_eq!(read, image);
     }
 
     proptest! {
@@ -134,7 +188,10 @@ mod tests {
             for (to, how) in faults {
                 at = if how == 0 { to * RUN % image } else { at };
                 let answer = at..(at + RUN).min(image);
-                if let Some(window) = streams.fault(at, answer.clone(), image) {
+                if let Some(StreamStep { window, reads }) = streams.fault(at, answer.clone(), image, REACH) {
+                    prop_assert!(answer.end <= reads.start && reads.start <= reads.end);
+                    prop_assert!(window.end <= reads.end && reads.end <= image.max(window.end));
+                    prop_assert!(reads.end - reads.start <= WINDOW_BYTES_MAX + REACH + RUN);
                     prop_assert!(window.start == answer.end && window.start < window.end && window.end <= image);
                     prop_assert!(window.end - window.start <= WINDOW_BYTES_MAX);
                     at = window.end % image;

@@ -24,9 +24,11 @@
 //!
 //! **Unasked**, in this order: the windows of streams (`streams`) and crowds, the record (`replay`), and, if all is to
 //! be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are
-//! looked for. A step waits for no device: what has not come is looked for again in a moment. (Except what was evicted
-//! three times before it could be supplied, and the filling of an image that VMs map.) A turn of a VM whose faults
-//! never end has such a step after each of them.
+//! looked for. If the last fault was in a stream, or of the record, or of what is filled next, the VM is right behind,
+//! and to look for each of its faults would hold up both: steps are [`AHEAD_BYTES_MAX`] then. A step waits for no
+//! device: what has not come is looked for again in a moment. (Except what was evicted three times before it could be
+//! supplied, and the filling of an image that VMs map.) A turn of a VM whose faults never end has such a step after
+//! each of them.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, and nothing comes unasked but a replayed
 //! record: a page that was never touched must not look as if it had been.
@@ -59,7 +61,7 @@ use super::pages::{ImagePart, PageNeed, Pages};
 use super::replay::{Replay, ReplayCursor};
 use super::snapshot::Snapshot;
 use super::stats::RestoreCounters;
-use super::streams::{Streams, WINDOW_BYTES_MAX};
+use super::streams::{StreamStep, Streams, WINDOW_BYTES_MAX};
 use super::{Event, Fill, PeerError};
 
 /// Rounds in one turn, so that other VMs have theirs.
@@ -72,6 +74,8 @@ const WAITING_MAX: usize = 1 << 16;
 pub(super) const SPACES_MAX: usize = 8;
 /// What is supplied unasked between two looks at what is asked for, in bytes.
 const AHEAD_BYTES: u64 = 128 << 10;
+/// The same, when the VM waits for just that. A fault of anything else waits for such a step once.
+const AHEAD_BYTES_MAX: u64 = 512 << 10;
 const AHEAD_STEPS: usize = 4;
 const AHEAD_RUNS: usize = 64;
 /// How far before what is supplied unasked the snapshot is read, in bytes. A fault's own read waits behind them.
@@ -108,6 +112,8 @@ pub(super) struct VmShared<'a> {
     pub(super) recorder: Option<&'a Mutex<Recorder>>,
     pub(super) replay: Option<&'a Replay>,
     pub(super) fill: Fill,
+    /// How far reads may run ahead of a VM that walks through its memory.
+    pub(super) reach_bytes: u64,
     pub(super) tell: &'a dyn Fn(&Event),
 }
 
@@ -153,6 +159,8 @@ pub(super) struct Vm {
     inbox: MessageBuffer,
     streams: Streams,
     windows: VecDeque<Range<u64>>,
+    /// What one step supplies unasked.
+    ahead_bytes: u64,
     replayed: ReplayCursor,
     /// Up to where the image was filled, and read for that.
     filled: u64,
@@ -243,6 +251,7 @@ impl Vm {
             inbox: MessageBuffer::default(),
             streams: Streams::default(),
             windows: VecDeque::new(),
+            ahead_bytes: AHEAD_BYTES,
             replayed: ReplayCursor::default(),
             filled: 0,
             fill_read: 0,
@@ -417,13 +426,22 @@ impl Vm {
         let offset = run.offset + (page - run.address);
         let image_bytes = common.snapshot.identity().bytes / unit * unit;
         let answer = run.offset..run.offset + run.bytes;
-        if let Some(window) = self.streams.fault(offset, answer, image_bytes) {
-            let behind = window.end + (window.end - window.start).min(image_bytes - window.end);
-            self.will_want(window.start, behind - window.start, common);
+        let step = self.streams.fault(offset, answer, image_bytes, common.reach_bytes);
+        let is_next = self.streams.is_walk() || self.is_planned(offset, common);
+        self.ahead_bytes = if is_next { AHEAD_BYTES_MAX } else { AHEAD_BYTES };
+        if let Some(StreamStep { window, reads }) = step {
+            self.read_ahead(reads, common);
             self.want_window(window);
         } else if run.bytes > unit {
             self.note_crowd(offset, image_bytes, common);
         }
+    }
+
+    /// Whether the page at `offset` of the image comes next by the record, or by the filling of all.
+    fn is_planned(&self, offset: u64, common: &VmShared<'_>) -> bool {
+        let is_named = |replay: &Replay| self.replayed.has_more(replay) && replay.names(offset);
+        common.replayed().is_some_and(is_named)
+            || (common.fill == Fill::All && (self.filled..self.fill_read).contains(&offset))
     }
 
     /// If the neighbourhood of a fault's answer at `offset` is crowded, what is absent there comes next.
@@ -499,6 +517,15 @@ impl Vm {
         let last = (offset + bytes - 1) / PAGE * PAGE;
         if !is_held(offset) || (last > offset && !is_held(last)) {
             self.start_read(offset, bytes);
+        }
+    }
+
+    fn read_ahead(&mut self, mut reads: Range<u64>, common: &VmShared<'_>) {
+        while reads.start < reads.end {
+            // Whole folios.
+            let end = (reads.start + 1).next_multiple_of(WINDOW_BYTES_MAX).min(reads.end);
+            self.will_want(reads.start, end - reads.start, common);
+            reads.start = end;
         }
     }
 
@@ -900,11 +927,9 @@ impl Vm {
             return Ok(AheadStep::Nothing);
         }
         self.fill_read = self.fill_read.max(self.filled);
-        while self.fill_read < end.min(self.filled + WARM_BYTES) {
-            let bytes = WINDOW_BYTES_MAX.min(end - self.fill_read);
-            self.will_want(self.fill_read, bytes, common);
-            self.fill_read += bytes;
-        }
+        let reads = self.fill_read..end.min(self.filled + WARM_BYTES).max(self.fill_read);
+        self.fill_read = reads.end;
+        self.read_ahead(reads, common);
         let (step, from) = self.supply_range(self.filled..end, common)?;
         self.filled = from;
         Ok(step)
@@ -922,10 +947,19 @@ impl Vm {
             return Ok((AheadStep::Done, end));
         };
         let unit = self.spaces[0].pages.unit();
-        let part = ImagePart { bytes: first.bytes.min(AHEAD_BYTES.max(unit)), ..first };
+        let of = |bytes: u64| ImagePart { bytes: first.bytes.min(bytes.max(unit)), ..first };
+        let (mut part, large) = (of(AHEAD_BYTES), of(self.ahead_bytes));
+        // Of a large step that has not come as a whole, the first part may have.
+        let ready = if large == part { None } else { self.ready(large, common)? };
+        if ready.is_some() {
+            part = large;
+        }
         let behind = part.offset + part.bytes;
         let answer = if self.is_mapped() {
             self.map(0, part, NO_PAGE, SupplyReason::Ahead)?
+        } else if let Some(bytes) = ready {
+            self.absences = 0;
+            self.supply(0, part, bytes, NO_PAGE, SupplyReason::Ahead)?
         } else {
             match self.ready_ahead(part, common)? {
                 Ready::Yes(bytes) => self.supply(0, part, bytes, NO_PAGE, SupplyReason::Ahead)?,
@@ -978,12 +1012,17 @@ impl Vm {
         for read in self.replayed.warm(replay, WARM_BYTES) {
             self.will_want(read.start, read.end - read.start, common);
         }
-        let mut left = AHEAD_BYTES;
+        let mut left = self.ahead_bytes;
         for _ in 0..AHEAD_RUNS {
             let Some(run) = self.replayed.next(replay, left) else { break };
             match self.supply_run(replay, run, common)? {
                 FaultAnswer::Given | FaultAnswer::Stray => self.replayed.pass(replay, run.len()),
                 FaultAnswer::Again => return Ok(AheadStep::Done),
+                // Of a large step that has not come as a whole, the first part may have.
+                FaultAnswer::Short if run.len() as u64 * PAGE > AHEAD_BYTES => {
+                    left = AHEAD_BYTES;
+                    continue;
+                }
                 FaultAnswer::Short => return Ok(AheadStep::Later),
                 FaultAnswer::Over => return Ok(AheadStep::Over),
             }

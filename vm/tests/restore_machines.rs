@@ -399,6 +399,40 @@ fn a_walk_through_memory_is_supplied_ahead_of_its_faults() {
 }
 
 #[test]
+fn reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one() {
+    if !vmm::has("reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(21, 8192));
+    // A VM's share of the cache is more than reads may run ahead.
+    let server = stage.serve(options(|o| o.vms_max = 1));
+    let mut monitor = Monitor::start(&stage.plan());
+    let file = stage.cache.open(stage.snapshot()).unwrap();
+    // Pages that were read, or are on their way.
+    let read = || {
+        let residency = file.residency(0, file.len()).unwrap();
+        residency.cached_pages + residency.filling_pages
+    };
+    let (mut end, mut window) = (0, 0);
+    while window < 512 {
+        monitor.does(&format!("touch {end} 1 1"));
+        (end, window) = (end + 16 + window, (2 * window).clamp(16, 512));
+        until("the window is supplied", || {
+            let numbers = server.stats().numbers;
+            numbers.demand_bytes + numbers.ahead_bytes >= end * PAGE as u64
+        });
+        // Once as far again, a first page, and whole folios.
+        let most = end + window + 512 + 64;
+        assert!(read() <= most, "{} read where {end} pages were supplied", read());
+    }
+    monitor.does(&format!("touch {end} 1 1"));
+    until("fourteen mebibytes more are read", || read() >= end + 512 + 3584);
+    monitor.does("touch 0 8192 2");
+    assert_eq!(server.stats().device_bytes, 8192 * PAGE as u64, "and nothing twice");
+    server.stop();
+}
+
+#[test]
 fn memory_that_is_filled_unasked_is_right_whatever_the_machine_does_meanwhile() {
     let test = "memory_that_is_filled_unasked_is_right_whatever_the_machine_does_meanwhile";
     if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {

@@ -142,6 +142,7 @@ impl Shared {
             recorder: self.recorder.as_ref(),
             replay: self.replay.as_ref(),
             fill: self.options.fill,
+            reach_bytes: self.reach_bytes,
             tell: &|event: &Event| self.tell(event),
         };
         let next = vm.serve(&common)?;

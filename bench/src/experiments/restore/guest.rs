@@ -29,6 +29,37 @@ pub fn touch_all(region: &Region) -> Result<(), Unmeasured> {
     expect(wrong.fold(0, |all, one| all | one))
 }
 
+/// What of its memory a guest reads, page by page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Touched {
+    All,
+    /// A fifth of it, in runs of [`RUN`] bytes that lie anywhere.
+    Runs,
+    /// A fifth of its pages, anywhere.
+    Scattered,
+}
+
+const RUN: usize = 256 << 10;
+
+impl Touched {
+    pub fn touch(self, region: &Region) -> Result<(), Unmeasured> {
+        let run = match self {
+            Self::All => return touch_all(region),
+            Self::Runs => RUN,
+            Self::Scattered => PAGE,
+        };
+        let bits = (region.len() / run).ilog2();
+        let mut wrong = 0;
+        for nth in 0..(1 << bits) / 5 {
+            let begin = shuffled(nth, bits) as usize * run;
+            for at in (begin..begin + run).step_by(PAGE) {
+                wrong |= region.word(at) ^ word_at(at as u64);
+            }
+        }
+        expect(wrong)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Touch {
     Read,

@@ -769,7 +769,7 @@ impl Reclaim {
         }
     }
 
-    /// What `victim`, whose last word this is, leaves behind. The caller holds its tree's lock.
+    /// What `victim` leaves behind; `word` is its descriptor's from before it left. The caller holds its tree's lock.
     fn leave(&self, leaving: &mut Leaving<'_>, victim: &Victim, word: DescriptorWord) -> Replacement {
         let standing =
             if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };
@@ -830,7 +830,7 @@ impl<'v> Scanned<'v> {
         Self { frame, descriptor, byte: grown.referenced(frame).expect("a listed frame is grown") }
     }
 
-    /// It leaves a shadow, and is of no ring.
+    /// It leaves a shadow, and names no ring to return to.
     fn victim(&self) -> Victim {
         let (mapping, index) = (self.descriptor.mapping(), self.descriptor.index());
         let sequence = self.descriptor.word().sequence();
@@ -863,7 +863,7 @@ enum OldestState {
     Stuck,
     /// Its reader is still to come.
     Spared,
-    /// So many reads beyond the first, and it can go.
+    /// It can go, and was read this often beyond the first time.
     Due(u8),
 }
 

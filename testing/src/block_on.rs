@@ -1,4 +1,4 @@
-//! Runtime: waits for one future on the calling thread.
+//! Block on: waits for one future on the calling thread.
 //!
 //! It polls when it was woken, and else sleeps: a wake-up that is lost is a test that hangs.
 

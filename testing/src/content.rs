@@ -1,4 +1,4 @@
-//! Common: page contents that hold their owner, and the checker of what a read returned.
+//! Content: page contents that hold their owner, and the checker of what a read returned.
 //!
 //! Every 64 bytes of a test file, a **line**, hold the file, the page, the line's offset in the page, a generation, and
 //! words that depend on all four:

@@ -261,7 +261,7 @@ impl Uffd {
             Modes::MissingAndMinor => 5,
         };
         let mut words = [range.start, range.end - range.start, mode, 0];
-        // SAFETY: the kernel reads and writes these 32 bytes; the caller vouches for the range.
+        // SAFETY: the kernel reads and writes these 32 bytes; the caller guarantees the range.
         unsafe { self.control(UFFDIO_REGISTER, &mut words) }
     }
 

@@ -6,8 +6,8 @@
 //! | be forbidden system calls | the descriptors; and no thread is in the middle of a call of the library's |
 //! | have its addresses limited, or its memory locked | the descriptors, and the addresses that no thread needs |
 //!
-//! A filter may be set for all threads by one of them. So threads that may make one of the library's system calls are
-//! counted (`process.rs`), and the count is waited for.
+//! One thread may set a filter of system calls for all threads of the process (`SECCOMP_FILTER_FLAG_TSYNC`). So threads
+//! that may make one of the library's system calls are counted (`process.rs`), and the count is waited for.
 //!
 //! Invariant: a process whose credentials may have changed has neither the arena nor a page, and is no owner's viewer,
 //! for good.

@@ -1,4 +1,4 @@
-//! Owed handles: the handles of which the owner could not be told that this process has given them back.
+//! Deferred handles: the handles of which the owner could not be told that this process has given them back.
 //!
 //! A list of numbers without an order; what is done with them is in `deferred_detach.rs`.
 //!
@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const PLACES: usize = 1024;
 
+/// A number stands in one place at most: one thread gives a handle back.
 static HANDLES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// A hint: a thread that misses one leaves it to the next.

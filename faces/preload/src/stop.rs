@@ -1,7 +1,7 @@
 //! Stop: all descriptors go back to the kernel, for good, because something cannot be followed.
 //!
 //! ```text
-//!   SERVING --> STOPPING: no new ones are served --> each goes back --> the owner hears of that --> the switch is off
+//!   SERVING --> STOPPING: no new ones are served --> each goes back --> the owner is notified --> the switch is off
 //!   CHILD --> LEFT ------------------------------------------------------------------------------------'
 //! ```
 //!

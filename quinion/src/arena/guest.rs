@@ -6,7 +6,7 @@
 //!   behind them   the arena's file --------------------------------| guest's file   |      mmap(MAP_FIXED)
 //!
 //!   take    room for n extents within the bound, side by side, with no memory  ->  a sealed memfd over them
-//!   claim   page i of the guest is frame `first + i`, for one who asks at a time; its memory, if it has none yet
+//!   claim   page i of the guest is frame `first + i`, claimed by one thread at a time; its memory, if it has none yet
 //!   free    as any frame: it is unclaimed, and is never given to another
 //!   drop    no handle, and every frame unclaimed  ->  the arena's file over them again; they are punched extents
 //! ```
@@ -363,6 +363,7 @@ impl Arena {
         usage: GuestUse,
     ) -> Result<GuestExtents, GuestRefused> {
         let bytes = extents as usize * EXTENT_SIZE;
+        // 1 room
         let mut growth = self.wait_for_growth();
         let first =
             self.stock.lock().place_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoSpace)?;
@@ -388,6 +389,7 @@ impl Arena {
             self.lay_bare(first, extents);
             return Err(error.into());
         }
+        // 4 known to viewers
         let first = Frame(first * EXTENT_PAGES);
         let mut stock = self.stock.lock();
         stock.add_guest(first, extents);

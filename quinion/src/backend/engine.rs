@@ -27,7 +27,7 @@ use super::{Fill, Flush, ReapMode, ReapOutcome, WaitQueue};
 use crate::sys::ring::RingRefused;
 use crate::units::PAGE_SIZE;
 
-/// By what files are to be read.
+/// How files are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mechanism {
     /// By io_uring if the system allows it, else by threads. The environment variable `QUINION_IO`, if it is
@@ -43,7 +43,7 @@ pub enum Mechanism {
 /// How an engine reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineOptions {
-    /// By what.
+    /// io_uring or threads.
     pub mechanism: Mechanism,
     /// The most requests in the kernel's hands at a time, 1 to 4096; values outside are brought inside.
     pub queue_depth: usize,

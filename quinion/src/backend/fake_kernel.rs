@@ -1,4 +1,4 @@
-//! Whims: a kernel for the tests of the ring, with every right that the real one has.
+//! Fake kernel: a kernel for the tests of the ring, with every right that the real one has.
 //!
 //! It takes entries in their order, but fewer at a time than it was told of; it frees their places in the queue
 //! only when it leaves; it completes some at once, while it still takes others, and the rest late and in any order,

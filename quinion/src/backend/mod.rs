@@ -17,8 +17,7 @@
 //!
 //! | backend | bytes from | completes |
 //! |---|---|---|
-//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring), or by itself (threads); a small
-//! one inside `fill_here` |
+//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring) or by itself (threads); or in `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
 //! | a disk tier before any of them that is named for ever | a local disk, or that backend | by itself, or as that does |

@@ -1,4 +1,4 @@
-//! Nothing: what is behind a memory file.
+//! Null: what is behind a memory file.
 //!
 //! There is no device to read the pages of a memory file from, and none to write them to: these calls have nothing to
 //! add and succeed. No fill or flush is submitted here; one that comes all the same fails.

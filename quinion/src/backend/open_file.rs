@@ -1,4 +1,4 @@
-//! File: regular files and block devices as backends.
+//! Open file: regular files and block devices as backends.
 //!
 //! ```text
 //!   path --look at its kind--> open (never hangs) --look again--> direct? --> LocalFile --submit--> Engine

@@ -19,7 +19,8 @@
 //! given. The copy is a reader's (`folio/mod.rs`, the hit protocol), with that one condition more.
 //!
 //! Mapping and page are compared as well. A sequence wraps after 2^29 folios of one frame at the soonest; after these
-//! it would still have to be the same page of the same mapping.
+//! it would still have to be the same page of the same mapping. Neither file, version nor backend is asked: none of
+//! them decides what is in the frame.
 //!
 //! The look is no read: it sets no referenced byte, counts nothing, holds nothing and takes no lock.
 //!

@@ -44,8 +44,8 @@
 //!  * Something is left unclaimed: by a thread that reaps next, and leads or finds a leader; it claims either way.
 //!
 //! And no leader waits for nothing: parts are counted in flight only when the kernel has them, and only the leader
-//! takes completions out. (A completion may come before it is counted: then a leader may leave too early, and the
-//! thread that counts looks at the leader afterwards.)
+//! takes completions out. So a count above zero means that a completion is there or will come. (A completion may come
+//! before it is counted: then a leader may leave too early, and the thread that counts looks at the leader afterwards.)
 //!
 //! Invariants:
 //!  1. The completion queue is touched only by the leader, the submission queue only under the lock; at most
@@ -53,7 +53,8 @@
 //!     queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
-//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be.
+//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be: a thread that waits makes it
+//!     move.
 //!  5. A claim is carried to the kernel by the thread that took it, whatever else it does.
 //!
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
@@ -253,7 +254,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// As [`RingDriver::submit`], by a caller of [`RingDriver::reap`] next, with [`Reap::Wait`].
+    /// As [`RingDriver::submit`], by a caller of [`RingDriver::reap`] next, with [`ReapMode::Wait`].
     pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, work: impl ExactSizeIterator<Item = Work>) {
         let mut finished = Vec::new();
         drop(self.add(file, work, &mut finished));

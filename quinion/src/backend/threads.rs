@@ -364,7 +364,7 @@ impl Shared {
             (work, outcome) => work.complete(outcome),
         }));
         drop(source);
-        // Partner: the acquire in `Pool::drain`.
+        // Release, partner: the Acquire in `ThreadPool`'s `drain`.
         self.outstanding.fetch_sub(1, Ordering::Release);
         self.wait_queue.wake();
     }

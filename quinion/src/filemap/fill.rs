@@ -229,9 +229,9 @@ impl<'m> SubmitBatch<'m> {
     }
 }
 
-/// What of a window is missing goes into the tree.
+/// Inserts the missing pages of windows.
 impl SubmitBatch<'_> {
-    /// Inserts what of the window is not cached; it goes to the device with the rest of `batch`. May wait for locks
+    /// Inserts what of the window is not cached; it goes to the device with the rest of the batch. May wait for locks
     /// with [`WaitPolicy::Wait`], and for memory with [`FillUrgency::Asked`], which is not for callers that have
     /// others' fills in the batch already; never for the window's own bytes.
     pub(super) fn insert_window(&mut self, request: &FillRequest) -> FillOutcome {
@@ -291,7 +291,8 @@ impl SubmitBatch<'_> {
 
     /// The fast path of [`SubmitBatch::insert_window`] for a window of one folio of the smallest order, as random reads
     /// need. It looks for no gaps: the insertion finds out whether the page is still missing. `None`, with nothing
-    /// changed, if a page cannot be had without reclaim, or the caller must not wait.
+    /// changed, if a page cannot be had without reclaim, or the caller must not wait. Then the window takes the general
+    /// path, which reclaims and looks at the device's queue.
     fn insert_folio(&mut self, request: &FillRequest, window: Window) -> Option<FillOutcome> {
         let FillRequest { urgency, wait_policy, .. } = *request;
         let Self { filemap, mapping, pool, .. } = *self;

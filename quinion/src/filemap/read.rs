@@ -1,4 +1,4 @@
-//! Read: the story of one read call, for the owner's threads and on behalf of viewers.
+//! Read: the steps of one read call, for the owner's threads and on behalf of viewers.
 //!
 //! ```text
 //!   read      hits as far as they go --end--> look at the file again, once, if nothing was read

@@ -65,7 +65,7 @@ pub struct ResizeOutcome {
     pub pinned_bytes: u64,
 }
 
-/// What the bound of a cache is, beside what its arena has in force.
+/// The bound that the user set; the arena has the one in force.
 #[derive(Debug)]
 pub(super) struct BoundState {
     resizing: RankedMutex<()>,

@@ -1,4 +1,4 @@
-//! Bring back: pages of a memory file that went to the spill file, for a caller that wants one of them.
+//! Spill in: pages of a memory file that went to the spill file, for a caller that wants one of them.
 //!
 //! ```text
 //!   tree     ... F  [s0 ---------- order 5 ----------][s1][s2][s3]  G ...      page 7 of s0 is wanted

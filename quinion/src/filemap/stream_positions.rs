@@ -1,4 +1,4 @@
-//! Touched: a reader who goes through a folio in small pieces has read it once.
+//! Stream positions: a reader who goes through a folio in small pieces has read it once.
 //!
 //! ```text
 //!   64 bytes at a time     0  64  128  192 ...  4032 | 4096 ...

@@ -21,12 +21,12 @@
 //! that are still there. Each stream of a handle has one or a few, so threads that share a handle do not drop each
 //! other's. A trail grows where a window is made or a flagged folio is met, and shrinks where its reader passes. Its
 //! **run** is the bytes read last that follow each other: a folio is passed when the run covers it, or when the run
-//! began inside it and went up beyond.
+//! began inside it and went up beyond. The reader that passes a flagged folio first drops it; another that holds it
+//! reads on from its hold.
 //!
 //! | | here | the kernel's RWF_DONTCACHE |
 //! |---|---|---|
-//! | a read of 100 bytes of a large folio | leaves it: the next one finds it | drops it: the next one asks the device
-//! again |
+//! | a read of 100 bytes of a large folio | leaves it: the next one finds it | drops it: the next asks the device |
 //! | read ahead and never read | goes when the stream ends, pauses, or jumps often | stays |
 //! | a plain read of a left-over | adopts it: it stays | drops it, at the plain reader's cost |
 //! | cached before | is used, and neither dropped nor flagged | the same |

@@ -1,4 +1,4 @@
-//! Write: the story of one write call.
+//! Write: the steps of one write call.
 //!
 //! ```text
 //!   write    0 throttle   too much is dirty? wait a little, before any lock is taken               writeback.rs
@@ -19,7 +19,7 @@
 //! **A memory file** (`shmem/`) is written by the same steps: what is not there is zeros, so every page is whole, put
 //! together out of sight. Nothing is read or throttled, and write-back is not told: all pages of its folios are dirty
 //! from birth. A folio that was allocated, and has no bytes, is filled under its lock by its first writer. One that
-//! others are filling is waited for with no lock in hand, because a user's call may take any time.
+//! others are filling is waited for holding no lock, because a user's call may take any time.
 //!
 //! **Waiting.** Writers inside the file go on side by side, under the page's lock for one copy at a time. A caller
 //! that makes the file longer, appends, cuts or punches has the Write lock alone. It may be held while a page is read
@@ -30,9 +30,10 @@
 //! hold in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
 //!
 //! **Left folios.** A clean folio may leave the index between the copy into it and its mark: the file was changed by
-//! others, or an uncached reader has passed. [`MarkOutcome::Left`] says so, under the lock under which folios leave,
-//! and the piece is written again. A page that was dirty when its bytes were in is dirty still, or its flush has read
-//! them (`arena/dirty.rs`), and such a folio leaves only by a truncation, which the Write lock holds off.
+//! others, or an uncached reader has passed. Then the bytes just copied would never be written. [`MarkOutcome::Left`]
+//! says so, under the lock under which folios leave, and the piece is written again. A page that was dirty when its
+//! bytes were in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio leaves only by a
+//! truncation, which the Write lock holds off.
 //!
 //! Invariants:
 //!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.

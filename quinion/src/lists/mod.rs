@@ -63,7 +63,8 @@ const GIVE_BACK_BATCH: usize = 64;
 pub struct Lists {
     arena: Arc<Arena>,
     rings: RankedMutex<Rings<SLOTS>>,
-    /// Entries for which there is room and no reservation.
+    /// Entries for which there is room and no reservation. May be below 0, where the rings took room for themselves:
+    /// the next reservation grows by that.
     unreserved: AtomicI64,
     pool_rings: usize,
     accounts: Box<[Account]>,

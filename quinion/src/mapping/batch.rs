@@ -87,7 +87,7 @@ pub enum StopRule {
 pub enum LastFolioRule {
     /// Nothing.
     Stop,
-    /// One more slot is read, for nothing. Only measurements want to know what that costs.
+    /// One more slot is read and not used; for measurements of what that costs.
     LookPast,
 }
 

@@ -255,7 +255,7 @@ impl<'a> Grabbed<'a> {
     /// first that has none, or that has all the holds it can have.
     ///
     /// # Errors
-    /// That is so of the first.
+    /// The first has no bytes, or all the holds it can have.
     pub fn commit_into_held(mut self) -> Result<Vec<HeldFolio<'a>>, HoldRefused> {
         let (mut held, mut refused) = (Vec::with_capacity(self.len()), None);
         for folio in &self.folios {
@@ -329,7 +329,7 @@ impl<'a> Grabbed<'a> {
                 let pages = folio.touched_pages();
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
-                // Of folios that are born dirty the end of each says whether it has left.
+                // Of a folio that was dirty from birth, the end of its work reports whether it has left.
                 let counts = marked == MarkOutcome::Left && matches!(self.dirty, Dirtying::Touched(_));
                 left += if counts { count } else { 0 };
             }

@@ -9,8 +9,9 @@
 //!   after it          3 no node? more of them, and on where the prefix ended, from the root
 //! ```
 //!
-//! **Prefix.** A folio's descriptor is prepared at the one moment when nothing can refuse it any more and no reader can
-//! find it yet ([`Slab::placing`]). So the frames that were not inserted are the caller's exactly as they were.
+//! **Prefix.** What lies before the stop is in the tree; what lies behind it was not touched. A folio's descriptor is
+//! prepared at the one moment when nothing can refuse it any more and no reader can find it yet ([`Slab::placing`]). So
+//! the frames that were not inserted are the caller's exactly as they were.
 //!
 //! **Shortage.** Between two holds of the lock anything may have happened. So nothing is kept across it but two
 //! constants, the index to go on at and the frame to go on with: there is no cursor that could be stale.
@@ -121,7 +122,8 @@ impl Mapping {
     }
 
     /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its frames
-    /// are left over and the run goes on behind it, by the smallest folio. `None` as in [`Mapping::add_folio_range`].
+    /// are left over and the run goes on behind it, by the smallest folio. Frames of a larger folio that cannot go in
+    /// are left over, too. `None` as in [`Mapping::add_folio_range`].
     ///
     /// # Panics
     /// As [`MappingGuard::add_folio_range`], for each run.

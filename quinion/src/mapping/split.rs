@@ -21,6 +21,7 @@
 //! uncached reader has passed. The marker stays with the first.
 //!
 //! **Held.** A holder gives back as many frames as the folio's word says then, so a folio that is held is not split.
+//! Its dirty pages, which exist nowhere else, are copied.
 //! Holds of readers are short, and the thread that splits tries again. A user's pin may be long, and so may the hold of
 //! a reader whose thread was stopped. Then the folio is **detached** and lives on for its holders. Its dirty pages are
 //! copied into frames of their own; the rest is read from the device again on demand.
@@ -74,8 +75,8 @@ pub enum DetachOutcome {
     },
     /// It is not there any more: look again.
     Removed,
-    /// It is being filled or written, or was while the copies were made, and pages are dirty again of which there is
-    /// none: wait for that, and try again. Nothing was changed.
+    /// It is being filled or written, or was while the copies were made, and pages without a copy became dirty:
+    /// wait for that, and try again. Nothing was changed.
     InFlight,
     /// There is no page, or no cell, for the copies. Nothing was changed.
     NoMemory,
@@ -131,7 +132,8 @@ impl Mapping {
         if self.backing().places().is_some() && !dirty.is_empty() {
             return DetachOutcome::NoMemory; // each page has its place, and there is no other for a copy
         }
-        // 1 The copies: what is dirty now is, or is clean, when the lock is had. More is if a flush or a sync failed.
+        // 1 Copies of the pages dirty now: under the lock they are dirty still, or clean. Others are dirty then only if
+        // a flush or a sync failed.
         let mut copies: Vec<DetachedCopy<'_>> = Vec::new();
         for &page in &dirty {
             let first = page.align_down(unit);
@@ -153,7 +155,7 @@ impl Mapping {
         let Some(mut guard) = self.lock_to_add(first, pages, LockWait::Wait) else {
             return DetachOutcome::NoMemory;
         };
-        // 2 The folio goes, and they come.
+        // 2 The copies take the folio's place.
         guard.exchange(Exchange { held, has_bytes, unit, unwanted: &unwanted }, copies, reservation.as_mut())
     }
 }

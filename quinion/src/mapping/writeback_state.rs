@@ -13,7 +13,7 @@
 //! Invariants:
 //!  1. A page is in one flush at a time: a thread that begins one asks [`WritebackState::first_clear`] under the same
 //!     hold of the tree lock.
-//!  2. A page whose flush went well is among the unsynced ones, or a sync has them in hand, until one that went well
+//!  2. A page whose flush went well is among the unsynced ones, or a sync covers them, until one that went well
 //!     has covered it. (Some others may be, too; see [`PageRanges`].)
 //!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
 //!     system tells once, and the other that all is well.

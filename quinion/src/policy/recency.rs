@@ -88,7 +88,7 @@ pub(super) struct ProbationUse {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FloorStep {
     Goes,
-    /// What is known of Main is of a smaller one.
+    /// The estimate was made for a smaller Main.
     Ends,
 }
 

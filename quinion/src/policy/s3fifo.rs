@@ -168,7 +168,7 @@ impl S3Fifo {
         false
     }
 
-    /// It leaves a shadow: that it comes back soon tells that it should have stayed.
+    /// It leaves a shadow: an early return shows that it should have stayed.
     fn evict_remembered(&mut self, pages: u32) -> PolicyVerdict {
         self.turn.pass(u64::from(pages));
         PolicyVerdict::Evict { remember: true }

@@ -1,4 +1,4 @@
-//! Gauge: the numbers of pressure, out of files of the system.
+//! Source: the numbers of pressure, out of files of the system.
 //!
 //! ```text
 //!   memory.pressure, or /proc/pressure/memory     some avg10=0.00 avg60=0.00 avg300=0.00 total=1234      microseconds

@@ -7,7 +7,7 @@
 //!           2 look      nothing there? the tree under its lock, and only that, says that it is a hole, and how far
 //!           3 zeros     all of the hole, in one step
 //!           4 size      looked at again
-//!   write    the story of every write (filemap/write.rs), in which nothing is read, nothing waits for write-back, and
+//!   write    the steps of every write (filemap/write.rs), in which nothing is read, nothing waits for write-back, and
 //!            what is around the bytes of a page is zeros
 //! ```
 //!

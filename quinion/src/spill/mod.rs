@@ -13,7 +13,8 @@
 //! This module knows slots, frames and bytes, no mapping and no tree. `mapping/spill.rs` keeps the number of a folio's
 //! first slot in the tree, as a value; `reclaim/spill.rs` chooses the folios, and `filemap/spill_in.rs` fetches them.
 //!
-//! A **wrong read is an error** and never other bytes: the folio stays where it is, and the next reader tries again.
+//! A **wrong read** (too short, another checksum, another length when unpacked) **is an error** and never other bytes:
+//! the folio stays where it is, and the next reader tries again.
 //!
 //! Invariants:
 //!  1. A slot belongs to one folio at most; what is being read is not given to another (`slots.rs`).

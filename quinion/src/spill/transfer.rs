@@ -1,4 +1,4 @@
-//! Carry: a folio's bytes to their slots, and back into frames.
+//! Transfer: a folio's bytes to their slots, and back into frames.
 //!
 //! ```text
 //!   out   frames --read--> checksums, slot by slot;  one Flush of the frames      (nothing is copied but for the sums)

@@ -1,19 +1,19 @@
-//! Last word: what the kernel says in this process's name if it is killed.
+//! Death notice: what the kernel says in this process's name if it is killed.
 //!
 //! ```text
 //!   word, in shared memory    a thread's number     --the thread ends, however--> FUTEX_OWNER_DIED
 //! ```
 //!
 //! When a process is killed, its read leases end, and a thread that waited for one continues and writes. Viewers that
-//! read because the owner vouches that there is no writer must learn of the owner's death first. The kernel does one
+//! read because the owner guarantees that there is no writer must learn of the owner's death first. The kernel does one
 //! thing for a process that ends by `SIGKILL`: it walks the list of futexes that each of its threads registered as
 //! held (`get_robust_list(2)`), and marks each as one whose owner died. The owner registers one.
 //!
 //! The kernel walks the list when a thread lets go of its memory, and closes the process's files when its last thread
 //! lets go of them, which each does after its memory. So the word is marked before any lease is gone.
 //!
-//! The C library's own list of the thread is put back at the end; a thread of the library that holds a last word uses
-//! none of the C library's robust mutexes meanwhile. The list is this process's own; others see the word only.
+//! The C library's own list of the thread is put back at the end; a thread of the library that holds a death notice
+//! uses none of the C library's robust mutexes meanwhile. The list is this process's own; others see the word only.
 
 use std::ffi::{c_long, c_void};
 use std::marker::PhantomData;

@@ -19,7 +19,7 @@ use rustix::ioctl::{Getter, ioctl, opcode};
 pub unsafe fn pread(file: BorrowedFd<'_>, buffer: *mut u8, len: usize, position: u64) -> io::Result<usize> {
     let position = libc::off64_t::try_from(position)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no file has bytes beyond 2^63 - 1"))?;
-    // SAFETY: the kernel writes at most `len` bytes to `buffer`, which the caller vouches for; the
+    // SAFETY: the kernel writes at most `len` bytes to `buffer`, which the caller guarantees; the
     // descriptor is open as long as it is borrowed.
     let read = unsafe { libc::pread64(file.as_raw_fd(), buffer.cast(), len, position) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
@@ -41,7 +41,7 @@ pub unsafe fn pwrite(
 ) -> io::Result<usize> {
     let position = libc::off64_t::try_from(position)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no file has bytes beyond 2^63 - 1"))?;
-    // SAFETY: the kernel reads at most `len` bytes at `buffer`, which the caller vouches for; the
+    // SAFETY: the kernel reads at most `len` bytes at `buffer`, which the caller guarantees; the
     // descriptor is open as long as it is borrowed.
     let written = unsafe { libc::pwrite64(file.as_raw_fd(), buffer.cast(), len, position) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())

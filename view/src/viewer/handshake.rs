@@ -1,4 +1,4 @@
-//! Hello: the two messages by which a process becomes a viewer.
+//! Handshake: the two messages by which a process becomes a viewer.
 //!
 //! ```text
 //!   process                                      owner, at a Unix socket (SOCK_SEQPACKET)

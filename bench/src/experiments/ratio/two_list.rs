@@ -1,4 +1,4 @@
-//! Two lists: Linux's inactive and active lists, with refault distance, to compare with.
+//! Two-list: Linux's inactive and active lists, with refault distance, to compare with.
 //!
 //! ```text
 //!    new -----> Probation (inactive) ---- not read again ----> out, with a shadow

@@ -1,4 +1,4 @@
-//! Remembered: what a run found out about files of programs, for the next run.
+//! Plan cache: what a run found out about files of programs, for the next run.
 //!
 //! ```text
 //!   the user's folder/    plan-KEY       how a C library is patched: replaced as a whole

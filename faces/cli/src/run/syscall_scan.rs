@@ -1,4 +1,4 @@
-//! Foreign: the system calls that an object makes by instructions of its own.
+//! System call scan: the system calls that an object makes by instructions of its own.
 //!
 //! ```text
 //!   code of an object    .. 0f 05 .. 0f 05 .. cd 80 ..      1 pairs of bytes that could be one

@@ -1,4 +1,4 @@
-//! Line: a connection to the owner of a kept cache, as a runner has it.
+//! Connection: a connection to the owner of a kept cache, as a runner has it.
 //!
 //! ```text
 //!   connect --no listener--> None             the caller looks at the lock, and starts one or waits

@@ -342,6 +342,30 @@ fn check_essay(source: &Source) -> Vec<Complaint> {
     vec![complaint(source, 1, wrong, remedy)]
 }
 
+/// An essay that begins with a name begins with that of its file: `//! Death notice: ...` in `death_notice.rs`.
+fn check_title(source: &Source) -> Vec<Complaint> {
+    let path: Vec<_> = source.path.trim_end_matches(".rs").split('/').collect();
+    let [.., folder, stem] = path[..] else { return Vec::new() };
+    let name = if stem == "mod" { folder } else { stem };
+    let line = source.text.lines().find_map(|line| line.strip_prefix("//! ")).unwrap_or("");
+    let Some((title, _)) = line.split_once(':') else { return Vec::new() };
+    let is_sentence = title.starts_with(['`', '[']) || title.starts_with("The ") || title.starts_with("A ");
+    if !source.path.contains("/src/")
+        || source.is_test_file()
+        || is_sentence
+        || matches!(name, "lib" | "main")
+    {
+        return Vec::new();
+    }
+    let begin = |word: &str| word.chars().take(3).collect::<String>().to_lowercase();
+    let words: Vec<_> = title.split([' ', '-', '_']).map(begin).collect();
+    if name.split('_').any(|part| words.contains(&begin(part))) {
+        return Vec::new();
+    }
+    let wrong = format!("the essay begins with `{title}`, and the file is named `{name}`");
+    vec![complaint(source, 1, wrong, "begin with the file's name, or rename the file")]
+}
+
 fn may_hold_unsafe(path: &str) -> bool {
     UNSAFE_FILES.iter().any(|file| path == *file || (file.ends_with('/') && path.starts_with(file)))
 }
@@ -855,6 +879,7 @@ fn every_library_file_is_a_module() {
 #[test]
 fn every_file_opens_with_an_essay() {
     expect_tidy(rust_files().iter().flat_map(check_essay).collect());
+    expect_tidy(rust_files().iter().flat_map(check_title).collect());
 }
 
 #[test]
@@ -1096,6 +1121,19 @@ mod a_rule_can_fail {
             expect(check(module, "//! One\n//!\n//! three.\n"), &[(1, "3 lines")]);
         }
         expect(check("quinion/examples/hello.rs", "//! One.\n"), &[]);
+    }
+
+    #[test]
+    fn essays_with_the_name_of_another_file_are_seen() {
+        let check = |path, text| check_title(&Source::new(path, text));
+        expect(check("p/src/death_notice.rs", "//! Death notice: x.\n"), &[]);
+        expect(check("p/src/stats.rs", "//! Statistics: x.\n"), &[]);
+        expect(check("p/src/arena/mod.rs", "//! Arena: x.\n"), &[]);
+        expect(check("p/src/io.rs", "//! The shapes of the standard library: x.\n"), &[]);
+        expect(check("p/src/main.rs", "//! Restore: x.\n"), &[]);
+        expect(check("p/tests/rules.rs", "//! Never wrong: x.\n"), &[]);
+        expect(check("p/src/death_notice.rs", "//! Last word: x.\n"), &[(1, "begins with `Last word`")]);
+        expect(check("p/src/spill/mod.rs", "//! Carry: x.\n"), &[(1, "is named `spill`")]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! File descriptor state: whether the kernel or this process keeps a descriptor's offset.
+//! Fdstate, file descriptor state: whether the kernel or this process keeps a descriptor's offset.
 //!
 //! A process that reads through a viewer may keep a descriptor's offset itself, the **private offset**, so that `read`
 //! and `lseek` need no system call. This module is the protocol by which the offset passes between kernel and process.

@@ -1,4 +1,4 @@
-//! Stage: runs of pages in ordinary memory, for tests that hand them to backends.
+//! Transfers: runs of pages in ordinary memory, for tests that hand them to backends.
 //!
 //! A [`Run`] is the memory of one fill or flush, its sink, and the place where its end is seen. It insists that it ends
 //! once. The bytes of a flush's last page behind its end are poison, so that a byte written from there is seen in the

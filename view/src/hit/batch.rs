@@ -1,4 +1,4 @@
-//! Hits: several hits side by side, so that the waits for memory of one are the work time of the others.
+//! Batch: several hits side by side, so that the waits for memory of one are the work time of the others.
 //!
 //! A hit waits for memory four times in a row: for a slot of the tree, for the descriptor, for the page, and for what
 //! the copy before it left in the way. The processor looks ahead less than one copy of 4 KiB, so hits one after another

@@ -164,7 +164,7 @@ struct Shared {
     recorder: Option<Mutex<Recorder>>,
     replay: Option<Replay>,
     epoll: OwnedFd,
-    listener: ClosedApart,
+    listener: ClosedOnOwnThread,
     wake_event: OwnedFd,
     clock: OwnedFd,
     is_ending: AtomicBool,
@@ -175,15 +175,15 @@ struct Shared {
 }
 
 /// A descriptor whose close may wait for an unknown peer: a thread of its own closes it.
-struct ClosedApart(Option<OwnedFd>);
+struct ClosedOnOwnThread(Option<OwnedFd>);
 
-impl AsFd for ClosedApart {
+impl AsFd for ClosedOnOwnThread {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_ref().expect("it is taken when it is dropped").as_fd()
     }
 }
 
-impl Drop for ClosedApart {
+impl Drop for ClosedOnOwnThread {
     fn drop(&mut self) {
         let cell = Arc::new(Mutex::new(self.0.take()));
         let theirs = Arc::clone(&cell);
@@ -261,7 +261,7 @@ impl Server {
             snapshot,
             image,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(socket, "epoll: ", e))?,
-            listener: ClosedApart(Some(listener)),
+            listener: ClosedOnOwnThread(Some(listener)),
             wake_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|e| failed(socket, "an eventfd: ", e))?,
             clock: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
@@ -337,7 +337,7 @@ impl Server {
             return;
         }
         self.shared.is_ending.store(true, Ordering::Relaxed);
-        self.shared.ring();
+        self.shared.wake_worker();
         for worker in self.workers.drain(..) {
             // It catches panics; should one come through, the others end all the same.
             let _ = worker.join();
@@ -388,7 +388,7 @@ impl Shared {
         }
     }
 
-    fn ring(&self) {
+    fn wake_worker(&self) {
         let _ = rustix::io::write(&self.wake_event, &1_u64.to_ne_bytes());
     }
 
@@ -411,7 +411,7 @@ impl Shared {
             self.sweep();
         }
         // A thread that heard an earlier ring may have silenced this one, while others slept on.
-        self.ring();
+        self.wake_worker();
     }
 
     /// Until work ahead of faults is due, or the next sweep.

@@ -152,7 +152,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
             }
             let (frame, order) = frame_of(found);
             storage.set_position(frame, None);
-            self.bury(storage, ring);
+            self.compact(storage, ring);
             return Some((frame, order));
         }
         None
@@ -170,7 +170,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         (found != DEAD).then(|| frame_of(found).0)
     }
 
-    /// Returns the ring that the frame was in, and its order. May have the ring go round.
+    /// Returns the ring that the frame was in, and its order. May compact the ring.
     pub fn remove(&mut self, storage: &impl RingStorage, frame: Frame) -> Option<(usize, Order)> {
         let (chunk, slot) = storage.position(frame)?;
         let ring = word(storage, chunk, RING).load(Ordering::Relaxed) as usize;
@@ -181,7 +181,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         at.live -= 1;
         at.dead += 1;
         at.pages -= u64::from(order.pages());
-        self.bury(storage, ring);
+        self.compact(storage, ring);
         Some((ring, order))
     }
 
@@ -191,7 +191,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     /// If too many are dead: moves every living entry behind the last, in order, after which the dead are gone.
-    fn bury(&mut self, storage: &impl RingStorage, ring: usize) {
+    fn compact(&mut self, storage: &impl RingStorage, ring: usize) {
         if self.rings[ring].dead <= self.rings[ring].live + Self::ENTRIES {
             return;
         }

@@ -190,7 +190,7 @@ impl Mapping {
         self.gather(&self.arena().view().grown(), index, last, batch, BatchRules::CONTIG)
     }
 
-    /// Both of them by rules of the caller's, with a keeper of nodes that sees every slot read: for tests.
+    /// Both of them by rules of the caller's, with an allocator of nodes that sees every slot read: for tests.
     ///
     /// # Panics
     /// If `rules.folios_max` is out of its range.

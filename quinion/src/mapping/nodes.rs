@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::{Arena, CellNumber, GrownView};
 use crate::units::{Frame, MappingId};
-use crate::xarray::{Head, KEEPER_WORD, ShadowOnly, Slab};
+use crate::xarray::{ALLOCATOR_WORD, Head, ShadowOnly, Slab};
 
 use super::shadow_nodes::ShadowNodes;
 
@@ -123,7 +123,7 @@ fn step(number: &AtomicU64) {
 }
 
 fn link(grown: GrownView<'_>, cell: CellNumber) -> &AtomicU64 {
-    &grown.own_head(cell).words[KEEPER_WORD]
+    &grown.own_head(cell).words[ALLOCATOR_WORD]
 }
 fn next(grown: GrownView<'_>, cell: CellNumber) -> CellNumber {
     CellNumber(link(grown, cell).load(Ordering::Relaxed) as u32)

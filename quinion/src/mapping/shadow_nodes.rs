@@ -5,7 +5,7 @@
 //! in which they came to hold nothing but shadows:
 //!
 //! ```text
-//!   oldest -->  node 84      node 20      node 37  <-- newest        a node's head, the keeper's words:
+//!   oldest -->  node 84      node 20      node 37  <-- newest        a node's head, the allocator's words:
 //!               file 1  <->  file 2  <->  file 1                      5   older | newer << 32
 //!                                                                     6   the mapping's number
 //! ```
@@ -21,7 +21,7 @@
 //!  2. As many are counted as are linked.
 //!  3. The nodes of a mapping that are listed are exactly the shadow-only nodes of its tree.
 //!
-//! Not an invariant: what the keeper's words say in a node that is not listed.
+//! Not an invariant: what the allocator's words say in a node that is not listed.
 //! Membership is known by walking here from an end, never by looking at a node.
 //!
 //! Locks: `Rank::Shadows`, above a tree's, below the arena's.
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::arena::{Arena, CellNumber, GrownView};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::MappingId;
-use crate::xarray::{Head, KEEPER_WORD, ShadowOnly};
+use crate::xarray::{ALLOCATOR_WORD, Head, ShadowOnly};
 
 /// No node: a number that no cell has.
 const NONE: u32 = 0;
@@ -42,8 +42,8 @@ const LOOK_NODES: usize = 64;
 /// Mappings among these that are told.
 pub const OWNERS: usize = 8;
 
-const LINKS: usize = KEEPER_WORD;
-const MAPPING: usize = KEEPER_WORD + 1;
+const LINKS: usize = ALLOCATOR_WORD;
+const MAPPING: usize = ALLOCATOR_WORD + 1;
 
 /// How far from the oldest a node may be to be forgotten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -145,7 +145,7 @@ fn take_shard() -> usize {
         }
     };
     // While the thread's locals are being torn down there is no guard to give it back: it is shared then.
-    let kept = SHARD_GUARD.try_with(|keeper| keeper.0.set(shard)).is_ok();
+    let kept = SHARD_GUARD.try_with(|guard| guard.0.set(shard)).is_ok();
     if !kept && shard != SHARED {
         FREE.lock().unwrap_or_else(PoisonError::into_inner).0.push(shard);
     }
@@ -167,7 +167,7 @@ impl Drop for ShardGuard {
 }
 
 std::thread_local! {
-    // Apart from its keeper, because a local without a destructor is one load away.
+    // Apart from its guard, because a local without a destructor is one load away.
     static MY_SHARD: Cell<usize> = const { Cell::new(NONE) };
     static SHARD_GUARD: ShardGuard = const { ShardGuard(Cell::new(NONE)) };
 }

@@ -8,7 +8,7 @@
 //!   node     knows its parent and its shift; holds something; counts what it holds
 //!   entry    stands on the level of its order, at a multiple of its length, the same in every slot
 //!   marks    at an entry's first slot only; in a node above exactly if somewhere below
-//!   keeper   was told of each node that holds shadows alone, and of no other
+//!   listed   the allocator was told of each node that holds shadows alone, and of no other
 //! ```
 //!
 //! It says the first thing that is wrong, with the place, and stops there: what is found later is often only a
@@ -131,7 +131,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         ensure!(node.count() == count, "{here}: its count is {}, not {count}", node.count());
         let (_, counted) = node.counts();
         ensure!(counted == shadows, "{here}: its shadows are {counted}, not {shadows}");
-        ensure!(node.is_listed() == (count == shadows), "{here}: the keeper was not told what it holds");
+        ensure!(node.is_listed() == (count == shadows), "{here}: the allocator was not told what it holds");
         Ok(sum)
     }
 

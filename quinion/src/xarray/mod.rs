@@ -48,7 +48,7 @@
 //!  3. No node is empty. The topmost is needed: it holds more than a node, or a page, in slot 0.
 //!  4. A node's counts are those of its slots; its parent, slot and shift are where it hangs.
 //!  5. A mark stands at the first slot of its entry and in every slot above it, and nowhere else.
-//!  6. The keeper knows exactly the nodes that hold shadows only.
+//!  6. The allocator knows exactly the nodes that hold shadows only.
 //!  7. A node is initialized before it is linked and unlinked before it is freed.
 //!
 //! Not an invariant: that two slots of one entry change at once for a reader; that a node a reader is in
@@ -79,6 +79,6 @@ pub use erase::{ExchangeOutcome, ForgetOutcome, Revision};
 pub use insert::{AddedRange, Inserted, RangeStop, Split, Stored, StoredRange};
 pub use iter::{Marked, Range};
 pub use mark::Mark;
-pub use node::{Head, KEEPER_WORD};
+pub use node::{ALLOCATOR_WORD, Head};
 pub use reserve::{Reserve, ReserveFill};
 pub use tree::{INDICES_MAX, ShadowOnly, Slab, XArray};

@@ -7,7 +7,7 @@
 //!                    shadows, high half: slots that hold a shadow
 //!           word 1   parent's number | slot in the parent << 32 | shift << 40 | flags << 48
 //!           word 2-4 the three marks, a bit a slot
-//!           word 5-7 the keeper's: the tree never looks at them
+//!           word 5-7 the allocator's: the tree never looks at them
 //! ```
 //!
 //! A mark stands at the first slot of an entry, and at every slot on the way down to it. The head's words are atomics
@@ -22,13 +22,13 @@ use crate::sync::{Mutant, mutant, ordering};
 use super::mark::Mark;
 use quinion_view::xarray::Entry;
 
-/// What the tree's writers keep of a node: eight words, of which the keeper of nodes may use the last
-/// three ([`KEEPER_WORD`] and on) as it likes.
+/// What the tree's writers keep of a node: eight words, of which the allocator of nodes may use the last
+/// three ([`ALLOCATOR_WORD`] and on) as it likes.
 pub type Head = [AtomicU64; 8];
 
-/// The first word of a [`Head`] that belongs to the keeper of the nodes. The tree neither reads nor
+/// The first word of a [`Head`] that belongs to the allocator of the nodes. The tree neither reads nor
 /// writes it, from the node's allocation to its end.
-pub const KEEPER_WORD: usize = 5;
+pub const ALLOCATOR_WORD: usize = 5;
 
 const COUNTS: usize = 0;
 const PLACE: usize = 1;
@@ -169,7 +169,7 @@ impl State<'_> {
     pub fn shift(&self) -> u32 {
         (self.word(PLACE) >> 40) as u32 & 0xff
     }
-    /// Whether the keeper was told that this node holds shadows only.
+    /// Whether the allocator was told that this node holds shadows only.
     #[inline]
     pub fn is_listed(&self) -> bool {
         self.word(PLACE) & LISTED != 0

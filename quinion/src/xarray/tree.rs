@@ -22,7 +22,7 @@ pub trait Slab {
     /// The writer's bookkeeping of a node that [`alloc`](Slab::alloc) gave.
     fn head(&self, node: u32) -> &Head;
     /// A node, or `None` if there is none. Never waits and never reclaims. The number is below 2^30; the
-    /// content is arbitrary, the tree initialises all but the keeper's words.
+    /// content is arbitrary, the tree initialises all but the allocator's words.
     fn alloc(&self) -> Option<u32>;
     /// Takes back a node that is in no tree any more. It may be given out at once: readers that are still
     /// in it are told by what they find, not by the node.
@@ -55,7 +55,7 @@ pub enum ShadowOnly {
     Ceased,
 }
 
-/// A tree, as seen by the holder of its lock: made on the fly from the nodes' keeper and the root's word. The caller
+/// A tree, as seen by the holder of its lock: made on the fly from the nodes' allocator and the root's word. The caller
 /// holds the one lock that guards this root for as long as this value exists; readers without it use
 /// [`walk()`](quinion_view::xarray::walk()). Nothing here waits, or allocates except through [`Slab::alloc`].
 #[derive(Debug)]
@@ -279,7 +279,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
             self.state(node).account(slots, shadows);
         }
     }
-    /// Tells the keeper if `home` came to hold shadows only, or ceased to.
+    /// Tells the allocator if `home` came to hold shadows only, or ceased to.
     #[inline]
     pub(super) fn settle(&self, home: SlotHome) {
         if let SlotHome::Node(number) = home {

@@ -32,12 +32,12 @@ pub(super) struct ConnectionSlot {
     pub(super) stage: ConnectionState,
     /// Another thread came for this while it was taken.
     pub(super) wanted: Option<Kind>,
-    /// Whether `GivenUp` was told.
+    /// Whether `GivenUp` was reported.
     pub(super) is_given_up: bool,
 }
 
 pub(super) enum ConnectionState {
-    /// Its message is to come; its thread waits for that.
+    /// Its message has not come; its thread waits for that.
     Greeting { since: Instant },
     /// It is served.
     Serving(Box<Vm>),
@@ -45,9 +45,9 @@ pub(super) enum ConnectionState {
     Dying { _kept: HeldUffds },
     /// It handed over its memory when the server was about to end.
     Unserved(HeldUffds),
-    /// A worker has it, or its thread, which has heard all.
+    /// A worker has it, or its thread, which has received all.
     Taken,
-    /// It is no more.
+    /// The connection has ended.
     Over,
 }
 
@@ -64,7 +64,7 @@ pub(super) enum Kind {
     Process = 3,
     Faults = 4,
     Clock = 5,
-    /// Of none: its regions have just come.
+    /// No event: its regions have just arrived.
     Beginning = 6,
 }
 

@@ -1,4 +1,4 @@
-//! Greeting: a peer is accepted, heard and closed on a thread of its own, and becomes a VM or is refused.
+//! Greeting: a peer is accepted, read from and closed on a thread of its own, and becomes a VM or is refused.
 //!
 //! ```text
 //!   listener --is there a place?--> thread: accept --> receive until all is said --> userfaultfd, regions: a VM
@@ -196,14 +196,14 @@ impl Shared {
         &self,
         connection: &Connection,
         greeting: &mut Handshake,
-        heard: std::result::Result<Box<Vm>, PeerError>,
+        received: std::result::Result<Box<Vm>, PeerError>,
     ) {
         if !connection.begin() {
             // It ended meanwhile, or was too late.
             return;
         }
         let is_ending = self.is_ending.load(Ordering::Relaxed);
-        match heard {
+        match received {
             Ok(vm) if !is_ending => self.work_on(connection, ConnectionState::Serving(vm), Kind::Beginning),
             Err(why) if !is_ending => {
                 let stage = self.refuse(connection, greeting, why);
@@ -264,18 +264,18 @@ fn greet_next(server: &Weak<Shared>) {
     let at_most = shared.options.greeting;
     drop(shared);
     let mut greeting = Handshake::new();
-    let heard = match wrong {
+    let received = match wrong {
         Some(wrong) => Err(wrong),
         None => {
-            let hear = AssertUnwindSafe(|| hear(server, &connection, &mut greeting, at_most));
-            catch_unwind(hear).unwrap_or(Err(PeerError::Panicked))
+            let receive = AssertUnwindSafe(|| receive_message(server, &connection, &mut greeting, at_most));
+            catch_unwind(receive).unwrap_or(Err(PeerError::Panicked))
         }
     };
-    if heard.is_err() {
+    if received.is_err() {
         greeting.receive_rest(connection.socket.as_fd());
     }
     if let Some(shared) = server.upgrade() {
-        shared.end_greeting(&connection, &mut greeting, heard);
+        shared.end_greeting(&connection, &mut greeting, received);
     }
     // From here on no thread waits for this one.
     drain(connection.socket.as_fd());
@@ -284,7 +284,7 @@ fn greet_next(server: &Weak<Shared>) {
 }
 
 /// Takes what a peer says until it has said all. While it waits nothing of the server's is kept alive.
-fn hear(
+fn receive_message(
     server: &Weak<Shared>,
     connection: &Connection,
     greeting: &mut Handshake,

@@ -111,7 +111,7 @@ impl Shared {
         }
         if self.replay.is_some() || self.options.fill == Fill::All {
             self.want_ahead(number);
-            self.ring();
+            self.wake_worker();
         }
         Ok(())
     }

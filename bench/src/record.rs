@@ -32,6 +32,8 @@ pub fn record(folder: &Path) -> Result<(), String> {
     let text = fs::read_to_string(&path).map_err(|error| wrong(&path, &error))?;
     let text = scoreboard::replaced(&text, &run.rows)
         .ok_or_else(|| format!("{} has no marks between which the scoreboard stands", path.display()))?;
+    let text = markdown::goals_replaced(&text, &run.rows)
+        .ok_or_else(|| format!("{} has marks for goals of an experiment that has none", path.display()))?;
     fs::write(&path, text).map_err(|error| wrong(&path, &error))?;
     let path = bench.join("recorded/TABLES.md");
     fs::write(&path, markdown::file(&run.rows)).map_err(|error| wrong(&path, &error))?;

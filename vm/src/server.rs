@@ -91,6 +91,7 @@ use crate::message::DESCRIPTORS_MAX;
 use crate::replay::Replay;
 use crate::snapshot::Snapshot;
 use crate::stats::RestoreStats;
+use crate::streams::STREAMS;
 use crate::{Event, RestoreOptions};
 
 mod connection;
@@ -117,7 +118,8 @@ const STUCK: std::ops::RangeInclusive<usize> = 4..=512;
 const DESCRIPTORS_SPARE: usize = 64;
 /// Of these, left to others.
 const DESCRIPTORS_OTHERS: usize = 32;
-/// How far reads may run ahead of a VM that walks through its memory, in bytes. It is each VM's share of the cache.
+/// How far reads may run ahead of a stream of a VM, in bytes. All of its streams together get half of its share of the
+/// cache, as long as that is more than the least.
 const REACH: std::ops::Range<u64> = 2 << 20..14 << 20;
 /// When something that was refused is tried again.
 const SOON: Duration = Duration::from_millis(1);
@@ -254,7 +256,8 @@ impl Server {
             recorder: recorder.map(Mutex::new),
             replay: record.as_ref().map(Replay::new),
             threads_max: options.vms_max + REFUSED_MAX + stuck_max,
-            reach_bytes: (cache.stats().memory_bytes / options.vms_max as u64).clamp(REACH.start, REACH.end),
+            reach_bytes: (cache.stats().memory_bytes / (options.vms_max * 2 * STREAMS) as u64)
+                .clamp(REACH.start, REACH.end),
             options,
             cache: cache.clone(),
             device_bytes_before,

@@ -11,9 +11,9 @@
 //! end. So a VM that reads all of its memory in turn makes a fault each 2 MiB, and one that touches pages anywhere
 //! costs a look at [`STREAMS`] numbers.
 //!
-//! **Reads** run further ahead than windows, since the device needs time: by as much again as the window, and, once the
-//! windows are as long as they get, by what the caller allows. A short stream has little read in vain then. What was
-//! read for a stream once is not asked for again.
+//! **Reads** run further ahead than windows, since the device needs time: by as much as the stream has walked, within
+//! what the caller allows, and by a window at least. So a short stream has little read in vain. Besides its window, a
+//! step names only what was not named before.
 //!
 //! A few streams are followed at a time, since a VM has several processors; a new one displaces the one that was not
 //! met for longest. Pure.
@@ -24,7 +24,7 @@
 use std::ops::Range;
 
 /// Streams of a VM that are followed at a time.
-const STREAMS: usize = 4;
+pub(super) const STREAMS: usize = 4;
 /// The longest window, in bytes.
 pub(super) const WINDOW_BYTES_MAX: u64 = 2 << 20;
 
@@ -35,6 +35,8 @@ struct Stream {
     window: u64,
     /// Up to where its bytes are being read.
     read: u64,
+    /// What it was promised so far, in bytes: none as long as it has made no step.
+    walked: u64,
     met: u64,
 }
 
@@ -61,8 +63,8 @@ impl Streams {
     }
 
     /// A fault at byte `offset` of the image is answered with `answer`, which has it. What should be supplied behind
-    /// that: nothing, or a window that ends at `image_bytes` at most. Reads go on by `reach_bytes` behind the longest
-    /// windows.
+    /// that: nothing, or a window that ends at `image_bytes` at most. Reads go on behind it by as much as the stream
+    /// has walked, `reach_bytes` at most, and by the window at least.
     pub(super) fn fault(
         &mut self,
         offset: u64,
@@ -71,12 +73,12 @@ impl Streams {
         reach_bytes: u64,
     ) -> Option<StreamStep> {
         self.faults += 1;
-        self.is_walk = true;
         let slack = answer.end - answer.start;
         let is_inside = |stream: &&mut Stream| (stream.last.0..stream.last.1).contains(&offset);
         if let Some(stream) = self.streams.iter_mut().find(is_inside) {
             // It is on its way there.
             stream.met = self.faults;
+            self.is_walk = stream.walked > 0;
             return None;
         }
         let is_next = |stream: &&mut Stream| {
@@ -85,16 +87,18 @@ impl Streams {
         if let Some(stream) = self.streams.iter_mut().find(is_next) {
             let end = answer.end.saturating_add(stream.window).min(image_bytes).max(answer.end);
             let window = stream.window.saturating_mul(2).clamp(1, WINDOW_BYTES_MAX);
-            let reach = if stream.window < WINDOW_BYTES_MAX { stream.window } else { reach_bytes };
+            let reach = stream.walked.min(reach_bytes).max(stream.window);
             let read = end.saturating_add(reach).min(image_bytes).max(end).max(stream.read);
             let reads = stream.read.clamp(answer.end, read)..read;
-            *stream = Stream { last: (answer.start, end), window, read, met: self.faults };
+            let walked = stream.walked.saturating_add(end - answer.end);
+            *stream = Stream { last: (answer.start, end), window, read, walked, met: self.faults };
+            self.is_walk = true;
             return (answer.end < end).then_some(StreamStep { window: answer.end..end, reads });
         }
         self.is_walk = false;
         let oldest = self.streams.iter_mut().min_by_key(|stream| stream.met).expect("there are some");
-        *oldest =
-            Stream { last: (answer.start, answer.end), window: slack, read: answer.end, met: self.faults };
+        let last = (answer.start, answer.end);
+        *oldest = Stream { last, window: slack, read: answer.end, walked: 0, met: self.faults };
         None
     }
 }
@@ -159,6 +163,10 @@ mod tests {
             assert_eq!(window(&mut streams, at, image), None);
             assert!(streams.is_walk());
         }
+        // Two faults in one answer are no walk.
+        assert_eq!(window(&mut streams, 64 * RUN, image), None);
+        assert_eq!(window(&mut streams, 64 * RUN + 1, image), None);
+        assert!(!streams.is_walk());
         assert_eq!(window(&mut streams, 3 * RUN, image), Some(4 * RUN..6 * RUN));
     }
 
@@ -174,8 +182,8 @@ mod tests {
             read = reads.end;
             ahead.push(read - at);
         }
-        assert_eq!(ahead[..7], [RUN, 2 * RUN, 4 * RUN, 8 * RUN, 16 * RUN, REACH, REACH]);
-        assert_eq!(read, image);
+        assert_eq!(ahead[..7], [RUN, 2 * RUN, 4 * RUN, 8 * RUN, 16 * RUN, 32 * RUN, 63 * RUN]);
+        assert_eq!((ahead.iter().max(), read), (Some(&REACH), image));
     }
 
     proptest! {

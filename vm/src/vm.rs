@@ -76,7 +76,8 @@ pub(super) const SPACES_MAX: usize = 8;
 const AHEAD_BYTES: u64 = 128 << 10;
 /// The same, when the VM waits for just that. A fault of anything else waits for such a step once.
 const AHEAD_BYTES_MAX: u64 = 512 << 10;
-const AHEAD_STEPS: usize = 4;
+/// In one turn, in [`AHEAD_BYTES`].
+const AHEAD_STEPS: u64 = 4;
 const AHEAD_RUNS: usize = 64;
 /// How far before what is supplied unasked the snapshot is read, in bytes. A fault's own read waits behind them.
 const WARM_BYTES: u64 = 8 << 20;
@@ -311,11 +312,11 @@ impl Vm {
                 // The event has been read, and a thread that waits for that has not run yet.
                 (0, true) => std::thread::yield_now(),
                 (_, true) => {}
-                (_, false) if steps == AHEAD_STEPS => break,
+                (_, false) if steps >= AHEAD_STEPS => break,
                 (_, false) => match self.supply_ahead(common)? {
                     AheadStep::Nothing if messages == 0 => return Ok(NextWait::Wait),
                     AheadStep::Nothing => {}
-                    AheadStep::Done => steps += 1,
+                    AheadStep::Done => steps += self.ahead_bytes / AHEAD_BYTES,
                     AheadStep::Later => return Ok(NextWait::Soon),
                     AheadStep::Over => return Ok(NextWait::Over),
                 },
@@ -427,9 +428,12 @@ impl Vm {
         let image_bytes = common.snapshot.identity().bytes / unit * unit;
         let answer = run.offset..run.offset + run.bytes;
         let step = self.streams.fault(offset, answer, image_bytes, common.reach_bytes);
-        let is_next = self.streams.is_walk() || self.is_planned(offset, common);
-        self.ahead_bytes = if is_next { AHEAD_BYTES_MAX } else { AHEAD_BYTES };
+        if self.streams.is_walk() || self.is_planned(offset, common) {
+            self.ahead_bytes = AHEAD_BYTES_MAX;
+        }
         if let Some(StreamStep { window, reads }) = step {
+            // Of the window again: what was refused or evicted since it was asked for is absent, and the rest a look.
+            self.read_ahead(window.start..window.end.min(reads.start), common);
             self.read_ahead(reads, common);
             self.want_window(window);
         } else if run.bytes > unit {
@@ -584,6 +588,7 @@ impl Vm {
     }
 
     fn answer(&mut self, at: usize, fault: Fault, common: &VmShared<'_>) -> Result<FaultAnswer, PeerError> {
+        self.ahead_bytes = AHEAD_BYTES; // until it is known that the VM waits for what comes next
         let space = &mut self.spaces[at];
         let unit = space.pages.unit();
         let page = fault.address & !(unit - 1);
@@ -927,7 +932,8 @@ impl Vm {
             return Ok(AheadStep::Nothing);
         }
         self.fill_read = self.fill_read.max(self.filled);
-        let reads = self.fill_read..end.min(self.filled + WARM_BYTES).max(self.fill_read);
+        let edge = (self.filled + WARM_BYTES).next_multiple_of(WINDOW_BYTES_MAX).min(end);
+        let reads = self.fill_read..edge.max(self.fill_read);
         self.fill_read = reads.end;
         self.read_ahead(reads, common);
         let (step, from) = self.supply_range(self.filled..end, common)?;
@@ -1047,7 +1053,12 @@ impl Vm {
         for part in absent {
             // A large page is read as a whole, and compared where the record names it.
             let named = part.offset.max(offset)..(part.offset + part.bytes).min(offset + bytes);
-            let bytes = match self.bytes_ahead(part, common)? {
+            // A large step neither waits nor gives a page up.
+            let come = match bytes {
+                0..=AHEAD_BYTES => self.bytes_ahead(part, common)?,
+                _ => self.ready(part, common)?.map_or(Ready::Later, Ready::Yes),
+            };
+            let bytes = match come {
                 Ready::Yes(bytes) => bytes,
                 Ready::Later => return Ok(FaultAnswer::Short),
                 Ready::Never => continue,

@@ -404,7 +404,9 @@ fn reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one() {
         return;
     }
     let stage = Stage::new(Image::new(21, 8192));
-    // A VM's share of the cache is more than reads may run ahead.
+    // An eighth of the cache is how far reads may run ahead.
+    let most_ahead = stage.cache.stats().memory_bytes / 8 / PAGE as u64;
+    assert!((1500..3584).contains(&most_ahead), "{most_ahead} pages are neither the least nor the most");
     let server = stage.serve(options(|o| o.vms_max = 1));
     let mut monitor = Monitor::start(&stage.plan());
     let file = stage.cache.open(stage.snapshot()).unwrap();
@@ -425,8 +427,19 @@ fn reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one() {
         let most = end + window + 512 + 64;
         assert!(read() <= most, "{} read where {end} pages were supplied", read());
     }
-    monitor.does(&format!("touch {end} 1 1"));
-    until("fourteen mebibytes more are read", || read() >= end + 512 + 3584);
+    // As far again as it has walked.
+    let mut walked = 496;
+    for _ in 0..5 {
+        monitor.does(&format!("touch {end} 1 1"));
+        let ahead = walked.clamp(512, most_ahead);
+        until("as much more is read", || read() >= end + 512 + ahead);
+        (end, walked) = (end + 16 + 512, walked + 512);
+        assert!(read() <= end + most_ahead + 512 + 64, "{} read where {end} pages were supplied", read());
+        until("the window is supplied", || {
+            let numbers = server.stats().numbers;
+            numbers.demand_bytes + numbers.ahead_bytes >= end * PAGE as u64
+        });
+    }
     monitor.does("touch 0 8192 2");
     assert_eq!(server.stats().device_bytes, 8192 * PAGE as u64, "and nothing twice");
     server.stop();

@@ -54,9 +54,11 @@ impl Terminal {
             .env_remove("NO_COLOR");
         let end = || Stdio::from(slave.try_clone().unwrap());
         shell.stdin(end()).stdout(end()).stderr(end());
-        // SAFETY: both calls may be made between fork and exec.
+        // SAFETY: all calls may be made between fork and exec.
         unsafe {
             shell.pre_exec(|| {
+                // A test that runs in a shell's background has it ignored, and passes that on.
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
                 let leads = libc::setsid() >= 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0;
                 if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
             });

@@ -352,3 +352,22 @@ fn every_call_of_a_forked_child_says_so() {
         cache.check().unwrap();
     }
 }
+
+/// Free pages cache nothing: a cache of 2,000 pages that made room for 256 at a time would have up to an eighth empty.
+#[test]
+fn a_small_cache_makes_room_by_a_64th_of_its_pages_at_a_time() {
+    const PAGES: u64 = 8192;
+    let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_max(0);
+    let cache = builder.build().unwrap();
+    let content = quinion::backend::MemoryFile::new(vec![7; PAGES as usize * 4096]);
+    let file = cache.open_backend(std::sync::Arc::new(content)).unwrap();
+    file.advise(quinion::Hint::Random).unwrap();
+    let (mut evicted, mut most) = (0, 0);
+    for at in 0..PAGES {
+        file.read_exact_at(&mut [0; 4096], at * 7919 % PAGES * 4096).unwrap();
+        let now = cache.stats().evicted_pages;
+        (evicted, most) = (now, most.max(now - evicted));
+    }
+    let most_wanted = Cache::MEMORY_MIN / 4096 / 64;
+    assert!(evicted > PAGES / 4 && (1..=most_wanted).contains(&most), "{evicted} pages, {most} at a time");
+}

@@ -508,6 +508,32 @@ fn d11_a_reader_that_does_not_wait_takes_no_more_than_there_is() {
     drop(pins);
 }
 
+/// D11: what is asked for gets memory from others though its window, or its folio, begins before it:
+///  1 The pages of uncached reads are pinned, and are an eighth of the pool; the rest is another file's.
+///  2 A stream goes down, and its windows end with the page that is asked for; or reads begin within a folio.
+#[test]
+fn d11_a_window_that_begins_before_what_is_asked_for_gets_memory() {
+    for order in [0, 2, 4] {
+        let cache = cache(0, order);
+        let pool = cache.add_pool("streams", PoolOptions::new().limit(4 << 20)).unwrap();
+        let (device, other) = (Device::new(4 << 20), Device::with_number(2, 8 << 20));
+        let file = pool.open_backend(Arc::clone(&device) as _).unwrap();
+        file.set_uncached(true).unwrap();
+        let pins: Vec<_> =
+            (0..512 << 10).step_by(64 << 10).map(|at| file.pin(at, 64 << 10).unwrap()).collect();
+        let kept = pool.open_backend(other.clone() as _).unwrap();
+        (0..2048).for_each(|turn| read(&kept, &other, turn * 1_003 % 2048 * PAGE, 1));
+        for page in (512..1024).rev() {
+            read(&file, &device, page * PAGE, 4096);
+        }
+        for folio in (128..512).step_by(32) {
+            read(&file, &device, (folio + 13) * PAGE + 7, 1);
+        }
+        drop(pins);
+        cache.check().unwrap();
+    }
+}
+
 /// D13: reads of parts of a large flagged folio leave it cached until one has reached its end.
 #[test]
 fn d13_a_part_of_a_large_folio_leaves_it_until_its_end_is_reached() {

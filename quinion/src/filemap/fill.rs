@@ -117,6 +117,26 @@ pub(super) struct FillRequest {
     pub wait_policy: WaitPolicy,
 }
 
+impl FillRequest {
+    /// Whether a folio of order `unit` at `first` has a page that was asked for.
+    fn asks_for(&self, first: PageIndex, unit: Order) -> bool {
+        self.wanted.start < first.plus(u64::from(unit.pages())) && first < self.wanted.end
+    }
+
+    /// Leaves of `gaps` what begins with a page that was asked for; nothing, if all of these are there.
+    fn begin_with_asked(&self, gaps: &mut Vec<Gap>, unit: Order) {
+        let from = self.wanted.start.align_down(unit);
+        for gap in gaps.iter_mut() {
+            let ahead = from.0.saturating_sub(gap.first.0).min(u64::from(gap.pages)) as u32;
+            *gap = Gap { first: gap.first.plus(u64::from(ahead)), pages: gap.pages - ahead };
+        }
+        gaps.retain(|gap| gap.pages > 0);
+        if !gaps.first().is_some_and(|gap| self.asks_for(gap.first, unit)) {
+            gaps.clear();
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum FillOutcome {
     /// Some of it is on its way, beginning with the first page that was not there.
@@ -253,10 +273,15 @@ impl SubmitBatch<'_> {
         let FillRequest { urgency, wait_policy, .. } = *request;
         let fate = self.fate();
         let Self { filemap, mapping, pool, .. } = *self;
-        // 1 What is not there.
-        let gaps = self.gaps(window, wait_policy)?;
+        // 1 What is not there. Memory is not waited for beside what was asked for: that may have come meanwhile, and a
+        // window may begin before it.
+        let (mut gaps, unit) = (self.gaps(window, wait_policy)?, filemap.supply.folio_orders.min);
+        if urgency == FillUrgency::Asked {
+            request.begin_with_asked(&mut gaps, unit);
+        }
+        let Some(first) = gaps.first() else { return Err(FillOutcome::Nothing) };
         // 2 A charge for it, and frames.
-        let is_asked = request.wanted.contains(&gaps[0].first);
+        let is_asked = request.asks_for(first.first, unit);
         let announced = (fate == FolioLifetime::DropsBehind)
             .then(|| Reservation::of(&filemap.supply, AnnouncedWindow { gaps: &gaps, is_asked }));
         let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
@@ -722,24 +747,67 @@ mod tests {
         }
     }
 
+    fn file_of(backend: Arc<dyn Backend>, smallest: Order) -> (Arc<Filemap>, Arc<Mapping>) {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let wait_queue = Arc::new(WaitQueue::new());
+        let orders = Orders { min: smallest, max: Order(9) };
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders));
+        let (known, process) = (backend.attributes().unwrap(), ForkGuard::new());
+        let (id, attributes) = (MappingId(1), &known);
+        let mapping = Mapping::new(NewMapping { arena: &arena, id, backend, attributes, process });
+        (filemap, Arc::new(mapping.unwrap()))
+    }
+
+    /// A window may begin before the page that is asked for, as one of a stream that goes down does, and that page may
+    /// come while its reader waits for a lock. What waits for memory then must neither wait for other pages nor fail
+    /// for the lack of them.
+    #[test]
+    fn memory_is_waited_for_only_where_a_page_was_asked_for() {
+        for unit in [Order(0), Order(2)] {
+            let file = Arc::new(MemoryFile::new(vec![7; 256 * PAGE_SIZE]));
+            let (filemap, mapping) = file_of(file, unit);
+            let step = u64::from(unit.pages());
+            let fetch = |window: Range<u64>, page: u64, urgency| {
+                let pages = ((window.end - window.start) * step) as u32;
+                let window = Window::exact(PageIndex(window.start * step), pages);
+                // The last page of a folio is asked for.
+                let wanted = PageIndex((page + 1) * step - 1)..PageIndex((page + 1) * step);
+                let mut submit_batch = SubmitBatch::of(&filemap, &mapping, PoolNumber::DEFAULT, None);
+                let wait_policy = WaitPolicy::Wait;
+                let filled =
+                    submit_batch.insert_window(&FillRequest { window, wanted, urgency, wait_policy });
+                submit_batch.submit(AfterSubmit::Anything);
+                match filled {
+                    FillOutcome::Submitted(_) => true,
+                    FillOutcome::Nothing => false,
+                    refused => panic!("{refused:?}"),
+                }
+            };
+            let cached = || -> Vec<u64> {
+                (0..12).filter(|folio| mapping.try_hold(PageIndex(folio * step)).is_ok()).collect()
+            };
+            assert!(fetch(3..4, 3, FillUrgency::Asked));
+            assert!(!fetch(0..8, 3, FillUrgency::Asked), "it is there, and nothing else was asked for");
+            assert_eq!(cached(), [3]);
+            assert!(fetch(0..8, 6, FillUrgency::Asked));
+            assert_eq!(cached(), [3, 6, 7], "what is before it waits for no memory");
+            assert!(fetch(0..12, 6, FillUrgency::Ahead), "what does not wait takes all");
+            assert_eq!(cached(), Vec::from_iter(0..12));
+        }
+    }
+
     /// Page 0 comes by another thread, so the reader, which has left its other fills to its own reap, need not wait,
     /// and does not reap: a thread that waits for these would sleep until another read.
     #[test]
     fn a_fill_is_left_to_a_reap_only_if_the_reap_comes_for_sure() {
         let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);
         let leaving = Arc::new(ReapBacklog { file, left: AtomicUsize::new(0) });
-        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
-        let wait_queue = Arc::new(WaitQueue::new());
-        let orders = Orders { min: Order(0), max: Order(9) };
-        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders));
-        let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
-        let known = leaving.attributes().unwrap();
-        let process = ForkGuard::new();
-        let mapping = Mapping::new(NewMapping { arena: &arena, id, backend, attributes: &known, process });
-        let mapping = Arc::new(mapping.unwrap());
+        let (filemap, mapping) = file_of(Arc::clone(&leaving) as _, Order::ZERO);
         let fetch = |first: u64, pages: u32, next| {
-            let (window, wanted) =
-                (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
+            let (window, wanted) = (
+                Window::exact(PageIndex(first), pages),
+                PageIndex(first)..PageIndex(first + u64::from(pages)),
+            );
             let before = leaving.left.load(Ordering::Relaxed);
             let mut submit_batch = SubmitBatch::of(&filemap, &mapping, PoolNumber::DEFAULT, None);
             let (urgency, wait_policy) = (FillUrgency::Asked, WaitPolicy::Wait);

@@ -30,15 +30,16 @@ use quinion::internals::arena::control::{
     Advice, AttachPolicy, Operation, REQUEST_SLOTS, Request, SENT, ViewerPage, state,
 };
 use quinion::internals::arena::{ArenaShare, CellNumber, LAYOUT_VERSION};
-use quinion::internals::serve::{
+use quinion_owner::internals::serve::{
     AttachReason, Attached, Caching, Owner, Service, ServiceHandle, ServiceOptions, WriterAccess, file_id,
     listen,
 };
 use quinion::internals::units::{FileId, Frame, MappingId, PageIndex};
-use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
-use quinion::internals::viewer::sys::Errno;
-use quinion::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, ServeRules};
+use quinion_owner::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
+use quinion_owner::internals::viewer::sys::Errno;
+use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
+use quinion::Cache;
+use quinion_owner::{CacheOwner, ServeRules};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
     SocketType, connect, sendmsg, socket_with,

@@ -54,11 +54,10 @@
 //! | writing | [`Durability`], [`BatchWrite`], [`OnPinned`] |
 //! | waiting without a thread | [`ReadFuture`], [`PinFuture`], [`WriteFuture`], [`BatchReadFuture`], [`BlockingCall`]; `AsyncFile` with the feature `tokio` |
 //! | files in memory, and memory of virtual machines | [`MemFileOptions`], [`MemFileStats`], [`PinnedFolios`], [`PinnedFolio`], [`GuestMemory`], [`GuestSlice`], [`Image`], [`ImageStats`] |
-//! | serving other processes | [`CacheOwner`], [`ServeRules`], [`WithoutLease`], [`NameOpener`], [`NamedObject`], [`HotFile`], [`Shortage`] |
 //! | what it does, in numbers | [`StatDescription`], [`Residency`], [`ResidentRanges`], [`ResidentRange`], [`PageState`], [`ReadaheadUse`], [`ReadaheadReport`], [`Class`], [`RefaultCurve`], [`MissRatioCurve`], [`SpillStats`], [`DiskStats`] |
 //! | errors | [`ErrorKind`]; all of them in [`error`] |
 //!
-//! A store of your own is a [`backend::Backend`].
+//! A store of your own is a [`backend::Backend`]. The crate `quinion-owner` shows a cache to other processes.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!(
@@ -137,22 +136,12 @@ pub mod internals {
     #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
     pub mod guest;
-    // Public API, and viewers in other processes.
+    // Public API.
     #[cfg(not(quinion_model))]
     pub(crate) mod cache;
     #[cfg(not(quinion_model))]
-    pub use cache::hooks;
+    pub use cache::{hooks, serving};
     pub use quinion_view::fdstate;
-    #[cfg(not(quinion_model))]
-    #[allow(
-        unsafe_code,
-        reason = "another process's memory becomes references, and hits copy to a caller's address"
-    )]
-    pub mod viewer;
-    #[cfg(not(quinion_model))]
-    pub mod serve;
-    #[cfg(not(quinion_model))]
-    pub(crate) mod owner;
 }
 
 #[allow(unused_imports, reason = "which modules there are depends on the features")]
@@ -187,10 +176,6 @@ pub use internals::folio::{Chunks, Pinned, PinnedFolio, PinnedFolios};
 pub use internals::lease::NoLease;
 #[cfg(not(quinion_model))]
 pub use internals::mapping::PageState;
-#[cfg(not(quinion_model))]
-pub use internals::owner::{
-    CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
-};
 #[cfg(not(quinion_model))]
 pub use internals::pressure::Pressure;
 #[cfg(not(quinion_model))]

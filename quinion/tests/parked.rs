@@ -17,8 +17,9 @@ use proptest::prelude::*;
 use quinion::backend::{
     Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, ParkedBackend, WaitQueue,
 };
-use quinion::internals::serve::{Owner, ViewerTotals};
-use quinion::{Cache, CacheOwner, Coherence, File, OpenOptions};
+use quinion::{Cache, Coherence, File, OpenOptions};
+use quinion_owner::CacheOwner;
+use quinion_owner::internals::serve::{Owner, ViewerTotals};
 
 const BYTES: usize = 300_000;
 /// Longer than the resolution of a file's times.

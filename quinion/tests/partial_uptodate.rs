@@ -20,12 +20,12 @@ use quinion::internals::filemap::{
     BatchedRead, FileView, HitStop, Hits, PinRequest, Reader, WaitPolicy, read_group, read_hits_into,
 };
 use quinion::internals::readahead::{Config, Hint, Readahead};
-use quinion::internals::serve::{Attached, Caching, Owner, Service, file_id};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{FileId, Frame, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::internals::viewer::sys::Errno;
-use quinion::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion_owner::internals::serve::{Attached, Caching, Owner, Service, file_id};
+use quinion_owner::internals::viewer::sys::Errno;
+use quinion_owner::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 use quinion_testing::content::Dice;
 use quinion_testing::stages::parts::{ALL, Parts, Rig, land};
 

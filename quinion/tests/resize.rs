@@ -20,11 +20,12 @@ use std::time::Duration;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::pressure::PressureSource;
-use quinion::internals::serve::{Service, ServiceOptions, listen};
 use quinion::internals::units::MappingId;
-use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{self, ReadEnd, RequestError, ViewedFile};
-use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure, ServeRules, WithoutLease};
+use quinion::{Cache, ErrorKind, File, Pressure};
+use quinion_owner::internals::serve::{Service, ServiceOptions, listen};
+use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
+use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, ViewedFile};
+use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 use quinion_testing::content::{Dice, fill_content, verify};
 use quinion_testing::device::Device;

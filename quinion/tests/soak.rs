@@ -36,11 +36,12 @@ use std::time::{Duration, Instant};
 use quinion::backend::Mechanism;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
-use quinion::internals::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
 use quinion::internals::units::MappingId;
-use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{self, ReadEnd, RequestError, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, ErrorKind, File, Pinned, ReadOptions, ServeRules, WithoutLease};
+use quinion::{Cache, ErrorKind, File, Pinned, ReadOptions};
+use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
+use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
+use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 use quinion_testing::content::{Dice, fill_content, generations};
 

@@ -1,7 +1,7 @@
 //! Connection: one process's view of one server's cache.
 //!
 //! A process joins a server once, however often it connects: a second view of the same process would displace the
-//! first, whose requests would have no answer (`quinion::internals::serve`). So connections are kept, by the socket's
+//! first, whose requests would have no answer (`serve` of `quinion-owner`). So connections are kept, by the socket's
 //! inode, and what the process maps stays mapped until it ends. The inode is opened before the connect, which goes by
 //! that descriptor: the path may be a later server's already. It stays open as long as the connection is known, so that
 //! no other socket gets its number.
@@ -31,9 +31,9 @@ use quinion::internals::arena::LAYOUT_VERSION;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::FileId;
-use quinion::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NO_PLAN, NameOffer};
-use quinion::internals::viewer::sys::Errno;
-use quinion::internals::viewer::{self, RequestError, Viewer};
+use quinion_owner::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NO_PLAN, NameOffer};
+use quinion_owner::internals::viewer::sys::Errno;
+use quinion_owner::internals::viewer::{self, RequestError, Viewer};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{About, OpenRequest};

@@ -6,8 +6,8 @@
 use std::fmt;
 use std::io;
 
-use quinion::internals::viewer::RequestError;
-use quinion::internals::viewer::sys::Errno;
+use quinion_owner::internals::viewer::RequestError;
+use quinion_owner::internals::viewer::sys::Errno;
 
 /// What this crate's calls return.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -6,7 +6,7 @@
 //!             file     is the record valid?  no, or something goes wrong on the way ----------> pread
 //! ```
 //!
-//! The walk and its looks are those of every viewer (`quinion::internals::viewer`). An object's record says that it
+//! The walk and its looks are those of every viewer (`viewer` of `quinion-view`). An object's record says that it
 //! never changes; when the server has ended it is read no more, and the object is opened again where another server
 //! listens, if it is of the same version (`open_file.rs`).
 //!
@@ -25,8 +25,8 @@ use std::time::{Duration, SystemTime};
 use object_store::Attributes;
 use quinion::internals::arena::control::{Advice, Counter, Operation, SENT, TO_BE_SENT};
 use quinion::internals::arena::{LAYOUT_VERSION, Validation};
-use quinion::internals::viewer::handshake::DescriptorOffer;
-use quinion::internals::viewer::{self, ReadEnd, RequestError, Viewer};
+use quinion_owner::internals::viewer::handshake::DescriptorOffer;
+use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, Viewer};
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};

@@ -16,8 +16,8 @@ use std::time::Duration;
 use quinion::internals::arena::CellNumber;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::units::MappingId;
-use quinion::internals::viewer::ViewedFile;
 use quinion_object::Freshness;
+use quinion_owner::internals::viewer::ViewedFile;
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};

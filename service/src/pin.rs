@@ -7,7 +7,7 @@
 //!
 //! The slices point into memory that the server writes, but are constant: the server has pinned the folios for this
 //! process, and an open object never changes. The server takes a pin back when this value says so or the process has
-//! ended, and leaves the memory in place if it ends first (`quinion::internals::serve`, `pins.rs`).
+//! ended, and leaves the memory in place if it ends first (`quinion_owner::internals::serve`, `pins.rs`).
 //!
 //! Invariants:
 //!  1. A slice is lent only of pages that were found while the pin stood, and only as long as it stands.
@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::sys::adjacent::AdjacentMapping;
-use quinion::internals::viewer::{ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{ViewedFile, Viewer};
 
 use crate::open_file::OpenFile;
 

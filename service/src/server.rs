@@ -1,6 +1,6 @@
 //! Server: a cache with stores, and a socket at which clients join.
 //!
-//! It is `quinion::internals::serve` with an owner that opens names (`stores.rs`). It answers in threads of its own;
+//! It is `serve` of `quinion-owner` with an owner that opens names (`stores.rs`). It answers in threads of its own;
 //! its program may read through the same cache.
 
 use std::fmt;
@@ -8,9 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use quinion::internals::serve::{Owner, Service, ServiceOptions, VIEWERS};
-use quinion::{Cache, CacheOwner};
+use quinion::Cache;
 use quinion_object::{FetchStats, FirstByte, Options};
+use quinion_owner::CacheOwner;
+use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, VIEWERS};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::socket::{Listening, Socket};

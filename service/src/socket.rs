@@ -25,9 +25,9 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use quinion::internals::serve::{LISTEN_MAX, listen};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::FileId;
+use quinion_owner::internals::serve::{LISTEN_MAX, listen};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::net::sockopt::{socket_acceptconn, socket_peercred, socket_type};

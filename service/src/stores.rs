@@ -22,11 +22,12 @@ use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use quinion::internals::serve::NameRefusal;
-use quinion::internals::viewer::handshake::NAME_TEXT_MAX;
-use quinion::internals::viewer::sys::Errno;
-use quinion::{Cache, File, NameOpener, NamedObject};
+use quinion::{Cache, File};
 use quinion_object::{FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
+use quinion_owner::internals::serve::NameRefusal;
+use quinion_owner::internals::viewer::handshake::NAME_TEXT_MAX;
+use quinion_owner::internals::viewer::sys::Errno;
+use quinion_owner::{NameOpener, NamedObject};
 
 use crate::error::{CHANGED, FETCH};
 

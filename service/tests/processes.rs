@@ -16,11 +16,11 @@ use quinion::Cache;
 use quinion::internals::arena::control::{Advice, Operation};
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::units::MappingId;
-use quinion::internals::viewer::handshake::{
+use quinion_object::Options;
+use quinion_owner::internals::viewer::handshake::{
     ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
 };
-use quinion::internals::viewer::{self, RequestError, SentName, ViewedFile, Viewer};
-use quinion_object::Options;
+use quinion_owner::internals::viewer::{self, RequestError, SentName, ViewedFile, Viewer};
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
 use quinion_testing::content::Dice;
 use quinion_testing_s3 as s3;
@@ -670,7 +670,7 @@ fn a_server_that_forks_is_found_still() {
 fn a_server_that_accepts_no_process_is_waited_for_for_a_bounded_time() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s.sock");
-    let _listener = quinion::internals::serve::listen(&path).unwrap();
+    let _listener = quinion_owner::internals::serve::listen(&path).unwrap();
     let mut waiting = Vec::new();
     while let Some(end) = connect_at_once(&path) {
         waiting.push(end);

@@ -18,10 +18,10 @@ use quinion::internals::arena::{
     Arena, ArenaOptions, ArenaShare, CellNumber, Flags, RetireOutcome, Validation,
 };
 use quinion::internals::folio::copy;
-use quinion::internals::serve::{Attached, Caching, Owner, WriterAccess};
 use quinion::internals::units::{FileId, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use quinion::internals::viewer::sys::Errno;
 use quinion::internals::xarray::{Entry, Kind, Root};
+use quinion_owner::internals::serve::{Attached, Caching, Owner, WriterAccess};
+use quinion_owner::internals::viewer::sys::Errno;
 
 const LEVELS: u8 = 3; // up to 64^3 pages: 1 GiB
 const FILL_PAGES_MAX: u64 = 64;

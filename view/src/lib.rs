@@ -1,8 +1,8 @@
 //! View: what the owner of a cache and its viewers share, and all of it that a hit needs.
 //!
-//! A cache lies in one memory file, the **arena**, that many processes map. One of them, the **owner** (crate
-//! `quinion`), changes it; the **viewers** only read it. This crate is what both run: the layout, numbers into
-//! references, reads while the owner may reuse the memory, and requests to the owner.
+//! A cache lies in one memory file, the **arena**, that many processes map. One of them, the **owner** (crates
+//! `quinion` and `quinion-owner`), changes it; the **viewers** only read it. This crate is what both run: the layout,
+//! numbers into references, reads while the owner may reuse the memory, and requests to the owner.
 //!
 //! ```text
 //!      a viewer's read                              the owner's threads read by the same code

@@ -22,8 +22,9 @@ struct Library {
     features: &'static str,
 }
 
-const LIBRARIES: [Library; 5] = [
+const LIBRARIES: [Library; 6] = [
     Library { package: "quinion", name: "quinion", folder: "quinion", features: "--features tokio" },
+    Library { package: "quinion-owner", name: "quinion_owner", folder: "owner", features: "" },
     Library { package: "quinion-disk", name: "quinion_disk", folder: "disk", features: "" },
     Library { package: "quinion-object", name: "quinion_object", folder: "object", features: "" },
     Library { package: "quinion-service", name: "quinion_service", folder: "service", features: "" },

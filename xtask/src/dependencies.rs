@@ -30,8 +30,15 @@ const MANIFESTS: [&str; 5] = [
 
 /// The libraries for Rust, in the order in which they need each other. All else is published as packages, wheels or
 /// images.
-const LIBRARIES: [&str; 6] =
-    ["quinion-view", "quinion", "quinion-disk", "quinion-object", "quinion-service", "quinion-vm"];
+const LIBRARIES: [&str; 7] = [
+    "quinion-view",
+    "quinion",
+    "quinion-disk",
+    "quinion-owner",
+    "quinion-object",
+    "quinion-service",
+    "quinion-vm",
+];
 
 /// What users install and has a bill of materials: its workspace, folder and package.
 const INSTALLED: [[&str; 3]; 7] = [

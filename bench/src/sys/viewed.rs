@@ -16,13 +16,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use quinion::CacheOwner;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
-use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::internals::units::MappingId;
-use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
+use quinion_owner::CacheOwner;
+use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, listen};
+use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
+use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
 
 /// Serves other processes of this program by one thread, and returns the word by which [`Viewed::attach`] finds it. The
 /// socket lies in `folder`.

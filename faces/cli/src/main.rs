@@ -183,8 +183,12 @@ impl Attach {
     }
 
     /// An owner that does so.
-    fn owner(self, cache: &quinion::Cache, rules: quinion::ServeRules) -> Arc<quinion::CacheOwner> {
-        let owner = quinion::CacheOwner::new(cache.clone()).with_rules(rules);
+    fn owner(
+        self,
+        cache: &quinion::Cache,
+        rules: quinion_owner::ServeRules,
+    ) -> Arc<quinion_owner::CacheOwner> {
+        let owner = quinion_owner::CacheOwner::new(cache.clone()).with_rules(rules);
         Arc::new(match self {
             Self::Auto => owner.attach_lazily(),
             Self::AtOnce => owner,
@@ -295,7 +299,7 @@ fn run_alone(
     options: &RunOptions,
     memory: Option<u64>,
     attach: Attach,
-    rules: quinion::ServeRules,
+    rules: quinion_owner::ServeRules,
 ) -> Result<RunEnd, String> {
     if let Err(ended) = quinion_cli::run::look_first(options) {
         return Ok(ended);
@@ -308,13 +312,13 @@ fn run_alone(
     ended.map_err(|error| open_files::said(&error, error.raw_os_error()))
 }
 
-struct OwnerStats(Arc<quinion::CacheOwner>);
+struct OwnerStats(Arc<quinion_owner::CacheOwner>);
 
 impl Numbers for OwnerStats {
     fn numbers(&self) -> OwnerNumbers {
         OwnerNumbers::of(&self.0)
     }
-    fn hottest(&self, most: usize) -> Vec<quinion::HotFile> {
+    fn hottest(&self, most: usize) -> Vec<quinion_owner::HotFile> {
         self.0.hottest(most)
     }
 }

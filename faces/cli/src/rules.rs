@@ -72,11 +72,11 @@ impl Arguments {
         coherence.into_iter().chain(file_systems).chain(immutable).collect()
     }
 
-    pub fn into_rules(self) -> quinion::ServeRules {
-        quinion::ServeRules {
+    pub fn into_rules(self) -> quinion_owner::ServeRules {
+        quinion_owner::ServeRules {
             coherence: match self.coherence {
-                Coherence::Leases => quinion::WithoutLease::Leases,
-                Coherence::Times => quinion::WithoutLease::Times,
+                Coherence::Leases => quinion_owner::WithoutLease::Leases,
+                Coherence::Times => quinion_owner::WithoutLease::Times,
             },
             immutable: self.immutable,
             any_file_system: self.file_systems == FileSystems::All,

@@ -30,10 +30,12 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use quinion::HotFile;
 use quinion::internals::arena::ArenaStats;
-use quinion::internals::serve::{Owner, Service, ServiceOptions, SyscallAuditor, ViewerTotals, WORKERS};
-use quinion::internals::sys::serial_queues::SerialQueues;
+use quinion_owner::HotFile;
+use quinion_owner::internals::serve::{
+    Owner, Service, ServiceOptions, SyscallAuditor, ViewerTotals, WORKERS,
+};
+use quinion_owner::internals::sys::serial_queues::SerialQueues;
 
 use crate::elf::Elf;
 use crate::report::Form;

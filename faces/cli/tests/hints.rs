@@ -20,9 +20,10 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use quinion::internals::serve::ViewerTotals;
-use quinion::{Cache, CacheOwner, File, PageState, Stats};
+use quinion::{Cache, File, PageState, Stats};
 use quinion_cli::run::{LINKER, Session, plan_for};
+use quinion_owner::CacheOwner;
+use quinion_owner::internals::serve::ViewerTotals;
 
 const PAGE: u64 = 4096;
 /// Pages of the file; its last one is not full.

@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
+use quinion::Cache;
 use quinion::internals::arena::control::{Reason, SyscallAudit};
-use quinion::internals::serve::ViewerTotals;
-use quinion::{Cache, CacheOwner};
 use quinion_cli::elf::Elf;
 use quinion_cli::run::Session;
 use quinion_cli::run::syscall_scan::{self, Site};
+use quinion_owner::CacheOwner;
+use quinion_owner::internals::serve::ViewerTotals;
 
 struct Built {
     folder: tempfile::TempDir,

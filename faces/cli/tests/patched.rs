@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
+use quinion::Cache;
 use quinion::internals::arena::control::Patching;
-use quinion::internals::serve::ViewerTotals;
-use quinion::{Cache, CacheOwner};
 use quinion_cli::elf::Elf;
 use quinion_cli::run::plan::{PatchRefused, Plan, library_of};
 use quinion_cli::run::{LINKER, PRELOAD, Session, plan_for};
+use quinion_owner::CacheOwner;
+use quinion_owner::internals::serve::ViewerTotals;
 
 const FILE_BYTES: usize = 300_123;
 

@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 
-use quinion::internals::serve::ViewerTotals;
-use quinion::{Cache, CacheOwner};
+use quinion::Cache;
 use quinion_cli::run::plan::Plan;
 use quinion_cli::run::{LINKER, Session, plan_for};
+use quinion_owner::CacheOwner;
+use quinion_owner::internals::serve::ViewerTotals;
 
 const FILE_BYTES: usize = 300_123;
 

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 
-use quinion::internals::serve::Owner;
 use quinion_cli::report::Form;
 use quinion_cli::run::{Intercept, OwnerNumbers, Planning, RunOptions, run};
+use quinion_owner::internals::serve::Owner;
 
 use quinion_testing::naive_owner::NaiveOwner;
 

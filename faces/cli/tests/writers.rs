@@ -23,10 +23,11 @@ use std::time::Duration;
 
 mod disk;
 
+use quinion::Cache;
 use quinion::internals::arena::Validation;
-use quinion::internals::serve::Owner;
-use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 use quinion_cli::run::Session;
+use quinion_owner::internals::serve::Owner;
+use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 const FILE_BYTES: usize = 300_000;
 

@@ -81,7 +81,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::arena::Validation;
-use crate::backend::{Attributes, FileTimes, ParkedBackend, Version};
+use crate::backend::{Attributes, FileTimes, Version};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::lease::{Lease, LeaseHolder, Leases, NoLease, now};
@@ -148,7 +148,7 @@ pub struct CoherenceInForce {
 }
 
 #[derive(Debug)]
-pub(crate) struct CoherenceState {
+pub struct CoherenceState {
     mapping: Arc<Mapping>,
     filemap: Arc<Filemap>,
     leases: Arc<Leases>,
@@ -269,7 +269,7 @@ impl CoherenceState {
 
     /// Keeps a watch that notices cuts, in place of the one before, until the last handle that reads for viewers is
     /// closed. If it has ended by now, [`CoherenceState::note_change`] is called after this.
-    pub(crate) fn keep_watch(&self, watch: Box<dyn std::fmt::Debug + Send>) {
+    pub fn keep_watch(&self, watch: Box<dyn std::fmt::Debug + Send>) {
         let mut state = self.state.lock();
         let before = state.watch.replace(watch);
         state.is_unwatched = false;
@@ -277,7 +277,7 @@ impl CoherenceState {
         drop(before); // without the lock
     }
 
-    pub(crate) fn enter_watched(self: &Arc<Self>) -> Result<()> {
+    pub fn enter_watched(self: &Arc<Self>) -> Result<()> {
         self.ask_at_open(&mut self.state.lock());
         if self.holds_lease() { Ok(()) } else { self.look_again() }
     }
@@ -319,7 +319,7 @@ impl CoherenceState {
 
     /// A viewer's descriptor is attached: says in the record how far viewers may trust what is cached, and why there
     /// is no lease. `without_lease` is for where there is none; [`Validation::Immutable`] holds in any case.
-    pub(super) fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
+    pub fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
         let validation = if is_leased && without_lease != Validation::Immutable {
@@ -336,7 +336,7 @@ impl CoherenceState {
     }
 
     /// A viewer is about to open the file for writing: it need not wait for the lease.
-    pub(super) fn expect_writer(&self, without_lease: Validation) {
+    pub fn expect_writer(&self, without_lease: Validation) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
             self.release_lease(&mut state, without_lease);
@@ -345,7 +345,7 @@ impl CoherenceState {
     }
 
     /// A viewer cuts the file in a way that breaks no lease: no reader gets what was cached when this returns.
-    pub(super) fn drop_before_cut(&self) {
+    pub fn drop_before_cut(&self) {
         let mut state = self.state.lock();
         self.end(&mut state);
         state.left = None;
@@ -354,7 +354,7 @@ impl CoherenceState {
     /// The file has changed a moment ago. Under a lease, that was a cut which does not break it, and no reader gets
     /// what was cached when this returns. Without one, a process writes that waited for its end, or cut the file
     /// before that.
-    pub(crate) fn note_change(&self) {
+    pub fn note_change(&self) {
         let mut state = self.state.lock();
         if state.lease.is_some() {
             self.end(&mut state);
@@ -541,32 +541,6 @@ impl File {
         Ok(self.handle.watch.in_force(self.handle.access.coherence))
     }
 
-    pub(crate) fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
-        self.handle.watch.admit(without_lease)
-    }
-    pub(crate) fn expect_writer(&self, without_lease: Validation) {
-        self.handle.watch.expect_writer(without_lease);
-    }
-    pub(crate) fn drop_before_cut(&self) {
-        self.handle.watch.drop_before_cut();
-    }
-    pub(crate) fn coherence_state(&self) -> &Arc<CoherenceState> {
-        &self.handle.watch
-    }
-    /// What tells whether the descriptor by which it is read is closed once it is idle; `None` if there is none.
-    pub(crate) fn parked(&self) -> Option<ParkedBackend> {
-        self.handle.mapping.backend().parked()
-    }
-    /// Whether a part of the file has room on its device and no bytes; `None`: not known.
-    pub(crate) fn has_unwritten_extents(&self) -> Option<bool> {
-        let backend = self.handle.mapping.backend();
-        let leasable = backend.leasable()?;
-        crate::sys::extents::has_unwritten(leasable.descriptor, self.len()).ok()
-    }
-    pub(crate) fn validation(&self) -> Validation {
-        self.handle.mapping.record().validation()
-    }
-
     pub(super) fn holds_lease(&self) -> bool {
         self.handle.watch.holds_lease()
     }
@@ -589,6 +563,7 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::serving::ServedFile;
     use crate::{Cache, OpenOptions};
 
     /// 1. A viewer is about to open a file for writing, and its lease is given up. What is cached stays.

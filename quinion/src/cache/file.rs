@@ -19,9 +19,9 @@ use crate::folio::Pinned;
 use crate::mapping::TreeCounts;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
-use crate::sync::{LockWait, Rank, RankedMutex};
+use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{FILE_BYTES_MAX, FileId, MappingId, Order, Orders, PageIndex};
+use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders};
 
 use super::Handle;
 use super::blocking::BlockingCalls;
@@ -590,52 +590,6 @@ impl File {
             return Err(Repr::Forked.into());
         }
         if self.handle.watch.holds_lease() { Ok(false) } else { shared.filemap.revalidate(mapping) }
-    }
-
-    /// Whether viewers find what is pinned in the index as long as it is pinned; of a file that never changes.
-    pub(crate) fn stands_in_index(&self, pinned: &Pinned) -> bool {
-        let Handle { shared, mapping, .. } = &*self.handle;
-        shared.filemap.stands_in_index(mapping, pinned)
-    }
-    pub(crate) fn record(&self) -> (CellNumber, MappingId) {
-        (self.handle.mapping.index().cell(), self.id)
-    }
-    pub(crate) fn is_inode(&self, id: FileId) -> bool {
-        let identity = self.handle.mapping.identity();
-        (identity.device, identity.inode) == (id.device, id.inode)
-    }
-    pub(crate) fn read_by_kernels_cache(&self) {
-        self.handle.mapping.backend().read_by_kernels_cache();
-    }
-    pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
-        self.assure()?;
-        let call = self.call(None, WaitPolicy::Wait);
-        self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)
-    }
-    /// The same for a viewer's uncached read; its pages go with [`File::end_uncached`].
-    pub(crate) fn make_ready_uncached(&self, position: u64, len: usize) -> Result<()> {
-        self.assure()?;
-        let passing = self.passing()?;
-        let call = self.call(Some(&passing), WaitPolicy::Wait);
-        self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)
-    }
-    pub(crate) fn end_uncached(&self, position: u64, bytes: u64) -> Result<()> {
-        let passing = self.passing()?;
-        let position = position.min(FILE_BYTES_MAX);
-        let bytes = usize::try_from(bytes.min(FILE_BYTES_MAX - position)).unwrap_or(usize::MAX);
-        self.reader(Some(&passing)).end_drop_behind(position, bytes, LockWait::Wait);
-        Ok(())
-    }
-    pub(crate) fn advance(&self, page: PageIndex) {
-        self.handle.shared.filemap.advance(&self.call(None, WaitPolicy::Wait), page);
-    }
-    /// The same for a viewer's uncached read.
-    pub(crate) fn advance_uncached(&self, page: PageIndex) {
-        let passing = self.passing().ok();
-        self.handle.shared.filemap.advance(&self.call(passing.as_ref(), WaitPolicy::Wait), page);
-    }
-    pub(crate) fn can_drop_behind(&self) -> bool {
-        self.check_drops_behind().is_ok()
     }
 
     /// How the file is read: the name of its backend's mechanism.

@@ -83,19 +83,14 @@ impl Cache {
             self.shared.look_for_removed(most);
         }
     }
+}
 
-    /// Closes the descriptor of each file with its last handle, from now on: other programs cannot know that this
-    /// process has their files open. Pages stay where the next open can tell that they are the file's: see
-    /// [`CacheInner::release`].
-    pub(crate) fn park_idle_files(&self) {
-        self.shared.parks.store(true, Ordering::Relaxed);
-    }
-
+impl CacheInner {
     /// Closes and forgets that file, if it has no open handle. Returns whether it is not known now, and nothing that
     /// was released is in flight still.
-    pub(crate) fn forget_idle(&self, id: FileId) -> bool {
+    pub(super) fn forget_idle(&self, id: FileId) -> bool {
         let mut gone = DeferredRelease::default();
-        let mut table = self.shared.table.lock();
+        let mut table = self.table.lock();
         let is_it = |identity: &Identity| file_id(identity) == id;
         let is_written = |identity| table.files[identity].mapping.writeback().dirty_pages().total() == 0;
         let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_written(identity));
@@ -104,15 +99,15 @@ impl Cache {
         }
         let is_known = table.files.keys().any(is_it);
         drop(table);
-        self.shared.end_all(gone);
-        !is_known && !self.shared.is_closing()
+        self.end_all(gone);
+        !is_known && !self.is_closing()
     }
 
     /// Forgets the files that are kept open only because their mount has no number, and were not opened for a second.
     /// Returns them.
-    pub(crate) fn forget_lingering(&self) -> Vec<FileId> {
+    pub(super) fn forget_lingering(&self) -> Vec<FileId> {
         let (mut gone, mut names) = (DeferredRelease::default(), Vec::new());
-        let mut table = self.shared.table.lock();
+        let mut table = self.table.lock();
         let (due, not_yet) = std::mem::take(&mut table.lingering)
             .into_iter()
             .partition(|(_, closed)| closed.elapsed() >= LINGERS);
@@ -124,18 +119,10 @@ impl Cache {
             table.forget_into(since, &mut gone);
         }
         drop(table);
-        self.shared.end_all(gone);
+        self.end_all(gone);
         names
     }
 
-    /// Closes the descriptors of all files without open handles, and waits for what is in flight by them, half a
-    /// second at most.
-    pub(crate) fn release_idle(&self) {
-        self.shared.release_idle();
-    }
-}
-
-impl CacheInner {
     /// The mapping of the file that `attributes` are of, with one handle more. `backend` writes it from now on, if
     /// `writes` says so and no other does.
     pub(super) fn mapping_of(
@@ -233,7 +220,9 @@ impl CacheInner {
         drop(gone.backends);
     }
 
-    fn release_idle(&self) {
+    /// Closes the descriptors of all files without open handles, and waits for what is in flight by them, half a
+    /// second at most.
+    pub(super) fn release_idle(&self) {
         let mut table = self.table.lock();
         let idle: Vec<_> = table
             .idle

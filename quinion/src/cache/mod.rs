@@ -28,9 +28,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use crate::arena::{Arena, ArenaError, ArenaShare};
+use crate::arena::{Arena, ArenaShare};
 use crate::backend::{Backend, Engine, OpenError, SyncKind, is_waking};
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
@@ -68,6 +67,7 @@ mod kernel_cache;
 mod lock;
 mod pool;
 mod residency;
+pub mod serving;
 #[cfg(feature = "tokio")]
 mod tokio_io;
 mod write;
@@ -79,7 +79,7 @@ pub use batch::{BatchRead, BatchReadFuture};
 pub use blocking::BlockingCall;
 use blocking::BlockingCalls;
 pub use builder::Builder;
-pub(crate) use coherence::CoherenceState;
+use coherence::CoherenceState;
 pub use coherence::{Coherence, CoherenceInForce};
 use disk_copies::DiskCopies;
 pub use file::{File, ReadOptions};
@@ -277,11 +277,6 @@ impl Cache {
         }
     }
 
-    /// How long from now on leases that are trusted now may be trusted without another look.
-    pub(crate) fn leases_seen_for(&self) -> Duration {
-        self.shared.leases.seen_for()
-    }
-
     /// Changes the cache's bound to `bytes` bytes while it is in use: up to [`Builder::memory_max`], and down to
     /// [`Cache::MEMORY_MIN`] or what its tables leave some room beside.
     ///
@@ -308,12 +303,6 @@ impl Cache {
         }
         let resized = self.shared.filemap.bound().resize(bytes, || drop(pools));
         resized.map_err(|e| Repr::Resize(Box::new(e)).into())
-    }
-
-    pub(crate) fn reserve_viewers(&self, groups: usize) -> std::result::Result<(), ArenaError> {
-        // As in `resize`.
-        let pools = self.shared.pools.lock();
-        self.shared.filemap.bound().reserve_viewers(groups, || drop(pools))
     }
 
     /// Makes durable what was written by all handles of this cache, also closed ones: [`File::sync_all`] of each file
@@ -415,10 +404,6 @@ impl Cache {
     /// What of this cache's memory is shared with viewers.
     pub fn share(&self) -> ArenaShare<'_> {
         self.shared.filemap.arena.share()
-    }
-
-    pub(crate) fn arena(&self) -> &Arena {
-        &self.shared.filemap.arena
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {

@@ -27,7 +27,7 @@ pub struct OpenOptions {
     uncached: bool,
     on_pinned: OnPinned,
     coherence: Coherence,
-    for_viewer: bool,
+    pub(super) for_viewer: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -123,12 +123,6 @@ impl OpenOptions {
     /// How the handle notices that the file was changed past this cache. The default is [`Coherence::Check`].
     pub fn coherence(&mut self, coherence: Coherence) -> &mut Self {
         self.coherence = coherence;
-        self
-    }
-
-    /// A handle that reads on behalf of a viewer: see [`Engine::open_unseen`](crate::backend::Engine::open_unseen).
-    pub(crate) fn for_viewer(&mut self) -> &mut Self {
-        self.for_viewer = true;
         self
     }
 

@@ -67,7 +67,7 @@ pub(crate) use shrinker::Shrinker;
 pub(crate) use spill_in::{SpillIn, TruncateExclusion};
 pub(crate) use start::{Progress, Span};
 pub(crate) use stream_positions::StreamPositions;
-pub(crate) use touch::touch;
+pub use touch::touch;
 pub use truncate::{OnPinned, Truncation};
 pub use uncached::{DropBehindState, PAUSE, ReadCall, Reader, TRAILS_MAX, UncachedRead};
 pub use wait_policy::WaitPolicy;

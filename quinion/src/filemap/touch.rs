@@ -7,7 +7,7 @@ use crate::units::Frame;
 
 /// Notes that a folio was read, in its referenced byte, if that does not say so.
 #[inline]
-pub(crate) fn touch(grown: GrownView<'_>, frame: Frame) {
+pub fn touch(grown: GrownView<'_>, frame: Frame) {
     if let Some(byte) = grown.referenced(frame) {
         referenced::touch(byte);
     }

@@ -6,29 +6,23 @@
 //! | file | what |
 //! |---|---|
 //! | [`adjacent`] | pieces of memory, mapped a second time so that they lie together |
-//! | [`domain`] | whether another process has the credentials of this one |
 //! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
-//! | [`death_notice`] | a mark in shared memory that the kernel makes if this process is killed |
 //! | [`lease`] | read leases on files, and the notice that one is to be given up |
 //! | [`mountinfo`] | the kernel's table of mounts |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`peer`] | the process that connected a socket |
-//! | [`serial_queues`] | threads for calls that may block as long as another process likes |
 //! | [`signal`] | keeping a program's signals away from the library's threads |
 
 pub mod adjacent;
-pub mod domain;
 pub mod extents;
 pub mod fork;
 pub mod io;
-pub mod death_notice;
 pub mod lease;
 pub mod mountinfo;
 pub mod peer;
 pub mod ring;
-pub mod serial_queues;
 pub mod signal;
 
 /// How many descriptors this process may have open at a time.

@@ -34,12 +34,6 @@ impl ProcessName {
         let number = process(socket).unwrap_or(0) as u32;
         descriptor(socket).map_or(Self { number, inode: 0 }, |process| Self::of(number, process))
     }
-
-    /// Another for each number, for tests.
-    #[cfg(test)]
-    pub fn numbered(number: u32) -> Self {
-        Self { number, inode: 0 }
-    }
 }
 
 /// The number of the process that connected; `None` if it has none here: it may live in another name space.

@@ -405,7 +405,7 @@ pub struct ViewerPage {
     pub opened_head: AtomicU32,
     /// Up to where the owner has added `opened` up.
     pub opened_tail: AtomicU32,
-    /// For which run of programs it counts; 0 for none. See `Service::begin_run` of crate `quinion`.
+    /// For which run of programs it counts; 0 for none. See `Service::begin_run` of crate `quinion-owner`.
     pub run: AtomicU64,
     /// Numbers for the report; see [`Counter`].
     pub counters: [AtomicU64; 48],

@@ -11,8 +11,8 @@
 //!
 //! This program enters the kernel by instructions of its own, so `run` serves it in the restricted mode: before each
 //! read it checks the descriptor, by two system calls. The row beside `pread` shows that cost. Most programs are served
-//! without it, and then a hit is the viewer's read, which `cargo bench -p quinion --bench viewer` measures in more
-//! situations.
+//! without it, and then a hit is the viewer's read, which `cargo bench -p quinion-owner --bench viewer` measures in
+//! more situations.
 
 use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
@@ -21,8 +21,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinion::internals::serve::Service;
-use quinion::{Cache, CacheOwner, File, ServeRules, WithoutLease};
+use quinion::{Cache, File};
+use quinion_owner::internals::serve::Service;
+use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 use super::{Aligned, Files, METRICS, warm};
 use crate::fixtures::caches::check_warm;

@@ -10,8 +10,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use quinion::internals::arena::file_systems::FileSystem;
-use quinion::internals::serve::mounts;
 use quinion::{Cache, MemFileOptions};
+use quinion_owner::internals::serve::mounts;
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::{Resource, getrlimit};
 

@@ -31,7 +31,7 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinion::internals::arena::control::SyscallAudit;
-use quinion::internals::serve::mounts::{self, Mount};
+use quinion_owner::internals::serve::mounts::{self, Mount};
 use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 
 use super::plan_cache::{Identity, OBJECTS, PlanCache, sum};

@@ -30,9 +30,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use quinion::HotFile;
 use quinion::internals::arena::ArenaStats;
-use quinion::internals::serve::ViewerTotals;
+use quinion_owner::HotFile;
+use quinion_owner::internals::serve::ViewerTotals;
 
 use super::{OwnerNumbers, signals};
 

@@ -38,11 +38,12 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use quinion::ReadaheadUse;
 use quinion::internals::arena::ArenaStats;
 use quinion::internals::arena::Validation;
 use quinion::internals::arena::control::{Patching, Reason};
-use quinion::internals::serve::{FileMode, ViewerTotals};
-use quinion::{ReadaheadUse, Shortage};
+use quinion_owner::Shortage;
+use quinion_owner::internals::serve::{FileMode, ViewerTotals};
 use rustix::fs::OFlags;
 
 use super::keep::Name;
@@ -75,7 +76,7 @@ pub struct OwnerNumbers {
 
 impl OwnerNumbers {
     /// Those of `owner`.
-    pub fn of(owner: &quinion::CacheOwner) -> Self {
+    pub fn of(owner: &quinion_owner::CacheOwner) -> Self {
         let cache = owner.cache();
         let stats = cache.stats();
         Self {

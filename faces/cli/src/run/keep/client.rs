@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use quinion::internals::sys::peer::ProcessName;
-use quinion::internals::sys::serial_queues::{QueueKey, SerialQueues};
+use quinion_owner::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 

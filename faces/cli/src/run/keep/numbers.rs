@@ -11,7 +11,7 @@
 //! Invariant: one list names all numbers, for both directions.
 
 use quinion::internals::arena::ArenaStats;
-use quinion::internals::serve::{FileMode, ViewerTotals};
+use quinion_owner::internals::serve::{FileMode, ViewerTotals};
 
 use super::message::Message;
 use crate::run::modes::{mode_name, mode_of};

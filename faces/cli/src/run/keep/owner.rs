@@ -36,9 +36,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinion::internals::arena::LAYOUT_VERSION;
-use quinion::internals::serve::Owner;
 use quinion::internals::sys::peer::ProcessName;
-use quinion::internals::sys::serial_queues::{QueueKey, SerialQueues};
+use quinion_owner::internals::serve::Owner;
+use quinion_owner::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 

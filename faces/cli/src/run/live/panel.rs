@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A rate is that of about the last second; counts since the beginning say "in all". The files are those about which
-//! the owner gets most requests, which is not how often each is read (`quinion::HotFile`).
+//! the owner gets most requests, which is not how often each is read (`quinion_owner::HotFile`).
 //!
 //! Drawing reads no clock: the same numbers give the same picture.
 

@@ -1,0 +1,51 @@
+//! Quinion for several processes: one cache, which its **owner** keeps, and **viewers** that read it where it lies.
+//!
+//! ```text
+//!   viewer's process                     owner's process
+//!     read: finds the page in the shared   CacheOwner --files, leases, copies--> quinion::Cache
+//!       index, copies it: no system call     ^
+//!     miss, open, close: a request ------> Service: a socket, a page for each viewer, workers
+//! ```
+//!
+//! A viewer maps the cache's memory for reading and walks its index as the owner's own threads do. What it cannot do
+//! itself, it asks for. `quinion run`, the service of a node and the interposer stand on this crate. The viewer's side
+//! that needs no standard library is in `quinion-view`.
+//!
+//! | module | what |
+//! |---|---|
+//! | `serve` | the socket, viewers and their requests: what an owner is asked, and by whom |
+//! | `owner` | a [`quinion::Cache`] that answers: which files are served, and what guarantees that they stay as they are |
+//! | `viewer` | how a program that knows the library becomes a viewer |
+//! | `sys` | credentials, a killed owner's mark, and calls that may hang |
+//!
+//! What may be served is in [`ServeRules`]; what other things than files are called, a [`NameOpener`] says.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use quinion_owner::{CacheOwner, ServeRules};
+//! let cache = quinion::Cache::builder().memory(1 << 30).build()?;
+//! let owner = CacheOwner::new(cache).with_rules(ServeRules::default());
+//! # drop(owner);
+//! # Ok(())
+//! # }
+//! ```
+
+#![cfg(not(quinion_model))]
+
+/// The modules of this crate, for this repository's command, benchmark and tests. No promise is made: names and
+/// behaviour change without an entry in the change log.
+#[doc(hidden)]
+#[path = "."]
+pub mod internals {
+    pub mod sys;
+    #[allow(unsafe_code, reason = "another process's memory becomes references")]
+    pub mod viewer;
+    pub mod serve;
+    pub(crate) mod owner;
+}
+
+pub(crate) use internals::*;
+
+pub use internals::owner::{
+    CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
+};

@@ -1,0 +1,476 @@
+//! Serve: the owner's side of what viewers ask.
+//!
+//! ```text
+//!   process, at the socket       keeper
+//!     Hello    ------------>  whose process? of the domain? --> a seat, a page of its own
+//!     Welcome  <------------  arena, control, page
+//!
+//!   viewer's page                workers (more if they hang)       Owner
+//!     slot PENDING --take-->  whose? a handle of that viewer's? --> attach, fill, advance, ..
+//!     slot DONE    <--------  answer, wake                      <--
+//!
+//!   from the 101st viewer on     a watcher for each 100
+//!     its futex    ---------> doorbell up, wakes a worker, which looks at the slots of those whose doorbells are up
+//!
+//!   ten times a second, the keeper:  heartbeat + 1; up to when viewers are sure
+//!                                    access rings  --frames, checked--> touched
+//!   at once:                         dead viewers  --their handles----> detach, seat free again
+//! ```
+//!
+//! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
+//! spaces. The kernel says which process is at the other end of the socket (`listener.rs`); and before each file is
+//! attached the process is looked at again, since its credentials may have changed. A file is attached by a
+//! descriptor that is duplicated from the process (`pidfd_getfd`) and can read, so no process learns what it could
+//! not read. Where the system forbids that to the owner (Yama, for processes that are not its children) the process
+//! sends it, by a connection of its own (`DescriptorOffer`), and asks with the ticket it gets for it.
+//!
+//! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a handle must have been given
+//! to the viewer that names it, and a viewer's page is its own: it can hurt only itself. The owner's notes about
+//! viewers, the **seats**, lie in its own memory (`viewer_slot.rs`).
+//!
+//! **What may delay the owner** (`workers.rs`): a file system that hangs, or a viewer that asks without end, has some
+//! of the workers at most; the others get more workers, and viewers wait for a bounded time. The keeper closes
+//! nothing that may hang: a queue of the file system, or of the process that sent it, does (`sys/serial_queues.rs`).
+//!
+//! **Many viewers** (`wakeups.rs`) cost an idle owner next to nothing, and a busy one no more than those that ask.
+//! Workers wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no seat is
+//! free (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes, and
+//! tells the workers whose have changed (`arena/doorbells.rs` of `quinion-view`). Workers take one request of each
+//! viewer in turn. A viewer that rings hundreds of times in a second and asks nothing is polled for some time
+//! (`ring_limit.rs`). When the last groups have no viewer, their extents are given back (`release_empty_groups`).
+//!
+//! A request to unmount or remove something waits for what workers do for others, for a bounded time (`closing.rs`).
+//! A viewer, or a file system, that was waited for in vain is not waited for again.
+//!
+//! A viewer's death is noticed by its process descriptor, so a new process with the same number is not mistaken for
+//! it. Its seat is free when no worker works for it, and the next in that seat gets a fresh page. A process that
+//! became another program joins anew.
+//!
+//! A cache that outlives a command serves several **runs**, one after the other and side by side. Each has a number,
+//! which its viewers put into their pages, and sums of its own. A dead viewer's sums move from its page to its seat
+//! under the seat's lock, so a thread that adds up counts them once.
+//!
+//! This file has the state that all threads share, and its beginning and end. Each topic is a file that adds methods
+//! to that state: `admission.rs`, `wakeups.rs`, `requests.rs`, `attaching.rs`, `closing.rs`, `named.rs`, `pins.rs`
+//! and `keeper.rs`. `serve/owner.rs` says what the owner has to do.
+//!
+//! Invariants:
+//!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
+//!  2. No lock of this module is held while the [`Owner`] is called, but for the lock of groups in
+//!     [`Owner::reserve_viewers`], which calls nothing of this module. Only a thread that lets a process join waits for
+//!     that lock: the keeper goes on without it.
+//!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
+//!  4. An answer to a request that its viewer has given up is taken back: it leaves no handle behind.
+//!  5. No viewer has a handle before it is certain that viewers notice the owner's end, however it comes
+//!     (`sys/death_notice.rs`).
+//!  6. A panic in the owner is an answer (EIO) to one request, not the end of a worker.
+//!  7. An arena has one service in its life: two would write into the same pages, and viewers have acted upon what one
+//!     has said by its end (`closed`, and the mark of `DeathNotice`).
+
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::sys::death_notice::ENDED;
+use crate::sys::domain::Domain;
+use crate::sys::serial_queues::SerialQueues;
+use crate::viewer::sys::Errno;
+use crate::viewer::{self, Viewer};
+use quinion::internals::arena::OWNER_ENDED;
+use quinion::internals::arena::control::{Control, GROUP_VIEWERS, GROUPS_MAX, VIEWERS_MAX, ViewerPage};
+use quinion::internals::arena::doorbells::Doorbells;
+use quinion::internals::sync::{Rank, RankedMutex};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::units::FileId;
+
+mod admission;
+mod attaching;
+mod closing;
+mod keeper;
+mod listener;
+pub mod mounts;
+mod named;
+mod owner;
+mod peer_connection;
+mod pins;
+mod requests;
+mod ring_limit;
+mod seats;
+mod totals;
+mod viewer_slot;
+mod wakeups;
+mod workers;
+
+use listener::Listener;
+pub use owner::{
+    AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
+    ServiceHandle, SyscallAuditor, WriterAccess, file_id,
+};
+use seats::Seats;
+pub use totals::ViewerTotals;
+use viewer_slot::ViewerSlot;
+use workers::{ThreadEnds, Workers};
+
+/// How many threads answer viewers unless the options say otherwise.
+pub const WORKERS: usize = 4;
+/// How many processes may view a cache at a time unless the options say otherwise.
+pub const VIEWERS: usize = 1024;
+const DOORBELL_WORDS: usize = (GROUPS_MAX * GROUP_VIEWERS).div_ceil(64);
+const BEAT: Duration = Duration::from_millis(100);
+const NO_RUN: u64 = 0;
+/// Connections that may wait in the listen queue.
+pub const LISTEN_MAX: i32 = 128;
+
+const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
+
+struct Shared {
+    owner: Arc<dyn Owner>,
+    examiner: Option<SyscallAuditor>,
+    domain: Domain,
+    seats: Seats,
+    /// The process of each seat, 0 for a free one.
+    processes: Vec<AtomicU32>,
+    /// How many processes had each seat.
+    joins: Vec<AtomicU32>,
+    /// How many requests were taken of the processes that had each seat.
+    taken_of: Vec<AtomicU32>,
+    /// Looks that found that a viewer had rung.
+    rings_seen: AtomicU64,
+    /// Held while a seat is given out, or a group is made or given back.
+    groups: RankedMutex<()>,
+    /// Seats whose viewers are dead, and for which a worker was still at work.
+    overdue: RankedMutex<Vec<usize>>,
+    /// Of all groups but the first: the workers themselves wait for that.
+    doorbells: Doorbells<DOORBELL_WORDS>,
+    runs: RankedMutex<HashSet<u64>>,
+    last_run: AtomicU64,
+    /// Where the last worker found work.
+    cursor: AtomicU32,
+    taken: AtomicU64,
+    /// Waits for what others are at that ended without it.
+    waits_in_vain: AtomicU64,
+    workers: Workers,
+    listener: Listener,
+    queues: SerialQueues,
+}
+
+/// How a [`Service`] is started.
+pub struct ServiceOptions {
+    /// How many threads answer: one at least.
+    pub workers: usize,
+    /// How many processes may view the cache at a time: 1 to [`VIEWERS_MAX`].
+    pub viewers_max: usize,
+    /// Answers requests to examine a file of a program (`Operation::Examine`). `None`: those are restricted.
+    pub examiner: Option<SyscallAuditor>,
+    /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET; else by [`Service::admit`] alone.
+    pub listener: Option<OwnedFd>,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> Self {
+        Self { workers: 1, viewers_max: VIEWERS, examiner: None, listener: None }
+    }
+}
+
+impl fmt::Debug for ServiceOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceOptions").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+/// What a process needs to become a viewer, besides the arena's token.
+#[derive(Debug)]
+pub struct Admission {
+    /// The arena, for reading.
+    pub arena: OwnedFd,
+    /// What all viewers see, for reading.
+    pub control: OwnedFd,
+    /// The page of this viewer alone.
+    pub page: OwnedFd,
+    /// Its number.
+    pub viewer: usize,
+    /// What both files say.
+    pub token: u64,
+}
+
+impl Admission {
+    /// The viewer, in this process; see [`viewer::of_files`].
+    ///
+    /// # Errors
+    /// Those of that call.
+    pub fn view(&self) -> std::io::Result<Viewer> {
+        viewer::of_files([&self.arena, &self.control, &self.page], self.token)
+    }
+}
+
+/// A socket at `path`, for [`ServiceOptions::listener`]. Only this user may connect.
+///
+/// # Errors
+/// The path is taken, too long (some hundred bytes), or the folder cannot be written.
+pub fn listen(path: &Path) -> std::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // Before it has a name, so that a process that finds the name finds it closed to others.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, LISTEN_MAX)?;
+    Ok(socket)
+}
+
+/// The threads that answer viewers. Dropping it stops them.
+pub struct Service {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    ends: ThreadEnds,
+    process: ForkGuard,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("threads", &self.threads.len()).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Starts `workers` threads (at least one) that answer, and the keeper. No examiner, no socket.
+    pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
+        Self::start_with(owner, ServiceOptions { workers, ..ServiceOptions::default() })
+    }
+
+    /// The same, by `options`.
+    ///
+    /// # Errors
+    /// The owner's cache is served already, or was (`AlreadyExists`); the system refuses.
+    pub fn start_with(owner: Arc<dyn Owner>, options: ServiceOptions) -> std::io::Result<Self> {
+        let ServiceOptions { workers, viewers_max, examiner, listener } = options;
+        let viewers_max = viewers_max.clamp(1, VIEWERS_MAX);
+        owner.arena().populate_control().map_err(std::io::Error::other)?;
+        let queues = SerialQueues::default();
+        let listener = Listener::new(owner.arena(), listener, &queues)?;
+        // Last of what is refused without a trace: a caller whose socket was at fault may try another.
+        if !owner.arena().claim_service() {
+            let text =
+                "this cache is served already, or was: a cache is served once; build another for this server";
+            return Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, text));
+        }
+        let shared = Arc::new(Shared {
+            examiner,
+            domain: Domain::ours()?,
+            seats: Seats::new(viewers_max),
+            processes: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            joins: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            taken_of: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            rings_seen: AtomicU64::new(0),
+            groups: RankedMutex::new(Rank::Groups, ()),
+            overdue: RankedMutex::new(Rank::Viewer, Vec::new()),
+            doorbells: Doorbells::default(),
+            runs: RankedMutex::new(Rank::Viewer, HashSet::new()),
+            last_run: AtomicU64::new(0),
+            cursor: AtomicU32::new(0),
+            taken: AtomicU64::new(0),
+            waits_in_vain: AtomicU64::new(0),
+            workers: Workers::default(),
+            listener,
+            queues,
+            owner,
+        });
+        shared.control().set_attach_policy(shared.owner.attach_policy());
+        shared.workers.keep(workers.max(1));
+        let ends = ThreadEnds::default();
+        let mut service = Self { shared, threads: Vec::new(), ends, process: ForkGuard::new() };
+        // If the keeper cannot be started, the drop of `service` stops the worker. More are started when needed.
+        service.shared.start_worker()?;
+        service.threads.push(spawn(&service.shared, ("quinion-keeper", &service.ends), Shared::run_keeper)?);
+        Ok(service)
+    }
+
+    /// Lets a process of the owner's domain become a viewer, as it would by the socket. Its page is given to another
+    /// when the process has ended, or has joined anew.
+    ///
+    /// # Errors
+    /// There is no such process, it is of another domain (EACCES), there are as many viewers as there may be (EUSERS),
+    /// the cache's bound has no room for the pages of more (ENOBUFS), or the system refuses.
+    pub fn admit(&self, process: u32) -> std::io::Result<Admission> {
+        let error = |errno: Errno| std::io::Error::from_raw_os_error(errno.0);
+        let number = Pid::from_raw(process as i32).ok_or_else(|| error(Errno::SRCH))?;
+        let alive = pidfd_open(number, PidfdFlags::empty())?;
+        let (viewer, page) = self.shared.admit(process, alive).map_err(error)?;
+        let [arena, control] = self.shared.listener.files()?;
+        let token = self.shared.owner.arena().token();
+        Ok(Admission { arena, control, page, viewer, token })
+    }
+
+    /// Keeps a plan for viewers that ask for it by its number, which this gives.
+    pub fn add_plan(&self, plan: OwnedFd) -> u32 {
+        self.shared.listener.add_plan(plan)
+    }
+
+    /// What viewers did so far.
+    pub fn totals(&self) -> ViewerTotals {
+        self.shared.totals(|_| true)
+    }
+
+    /// For what may wait for others. An owner that does such things itself uses them too: one bound is for all.
+    pub fn queues(&self) -> SerialQueues {
+        self.shared.queues.clone()
+    }
+
+    /// Begins a run; its number, above 0, goes to its viewers, which say it by [`Viewer::count_for`].
+    pub fn begin_run(&self) -> u64 {
+        let run = self.shared.last_run.fetch_add(1, Ordering::Relaxed) + 1;
+        self.shared.runs.lock().insert(run);
+        run
+    }
+
+    /// What viewers of that run did so far, as they say themselves; nothing of one that has ended. What they read is
+    /// noted first, so that the owner's numbers agree.
+    pub fn totals_of(&self, run: u64) -> ViewerTotals {
+        self.shared.drain_rings();
+        self.shared.totals(|counted_for| counted_for == run)
+    }
+
+    /// No viewer asks for that run any more: its numbers may be dropped.
+    pub fn end_run(&self, run: u64) {
+        self.shared.runs.lock().remove(&run);
+        for seat in self.shared.seats.iter() {
+            let mut seat = seat.lock();
+            if let Some(past) = seat.past.remove(&run) {
+                seat.past.entry(NO_RUN).or_default().merge(&past);
+            }
+        }
+    }
+
+    /// How many threads answer now: more than it was started with after some hung.
+    pub fn workers(&self) -> usize {
+        self.shared.workers.count()
+    }
+
+    /// How often a process that is about to unmount or remove something waited in vain.
+    pub fn waits_in_vain(&self) -> u64 {
+        self.shared.waits_in_vain.load(Ordering::Relaxed)
+    }
+
+    /// How often a sleeping thread found that a viewer had rung, whether it asked or not.
+    pub fn rings_seen(&self) -> u64 {
+        self.shared.rings_seen.load(Ordering::Relaxed)
+    }
+
+    /// How many processes view the cache now, dead ones whose end has not been noticed among them.
+    pub fn viewers(&self) -> usize {
+        self.shared.present().count()
+    }
+
+    /// As [`Service::stop_serving`], and returns the last totals.
+    pub fn stop(mut self) -> ViewerTotals {
+        self.close();
+        self.shared.totals(|_| true)
+    }
+
+    /// Ends the service, waits for the threads, detaches all handles. Totals can still be asked for.
+    pub fn stop_serving(&mut self) {
+        self.close();
+    }
+
+    fn close(&mut self) {
+        if self.process.is_forked() || self.threads.is_empty() {
+            return; // neither the control file nor the threads are this process's; or all has ended
+        }
+        let control = self.shared.control();
+        control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
+        self.shared.wake_all();
+        self.shared.listener.wake();
+        self.ends.join_within(workers::END_MAX, self.threads.drain(..));
+        self.shared.workers.end();
+        self.shared.wake_waiters();
+        self.shared.drain_rings();
+        self.shared.detach_all();
+    }
+}
+
+fn spawn(
+    shared: &Arc<Shared>,
+    (name, ends): (&str, &ThreadEnds),
+    life: impl FnOnce(&Arc<Shared>) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let (shared, counted) = (Arc::clone(shared), ends.begin());
+    std::thread::Builder::new().name(name.into()).spawn(move || {
+        let _counted = counted; // dropped last
+        life(&shared);
+    })
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn control(&self) -> &Control {
+        self.owner.arena().control().control()
+    }
+
+    fn page(&self, viewer: usize) -> &ViewerPage {
+        self.owner.arena().control().viewer_page(viewer).expect("a viewer has a page")
+    }
+
+    fn process(&self, viewer: usize) -> u32 {
+        // Acquire, partner: the Release in `admit`: a thread that sees a process sees its page in place.
+        self.processes[viewer].load(Ordering::Acquire)
+    }
+
+    fn present(&self) -> impl Iterator<Item = usize> {
+        self.present_among(0..self.seats.count())
+    }
+
+    fn present_among(&self, among: Range<usize>) -> impl Iterator<Item = usize> {
+        among.filter(|&viewer| self.process(viewer) != 0)
+    }
+
+    fn seat(&self, viewer: usize) -> &RankedMutex<ViewerSlot> {
+        self.seats.of(viewer).expect("a viewer has a seat")
+    }
+
+    fn is_closed(&self) -> bool {
+        self.control().closed.load(Ordering::SeqCst) != 0 // partner: `close`
+    }
+
+    fn totals(&self, wanted: impl Fn(u64) -> bool) -> ViewerTotals {
+        let mut totals = ViewerTotals::default();
+        for (viewer, seat) in self.seats.iter().enumerate() {
+            let seat = seat.lock();
+            seat.past.iter().filter(|&(&run, _)| wanted(run)).for_each(|(_, past)| totals.merge(past));
+            if self.process(viewer) != 0 && wanted(self.page(viewer).run.load(Ordering::Relaxed)) {
+                totals.add(self.page(viewer));
+            }
+        }
+        totals
+    }
+}
+
+impl ServiceHandle for Shared {
+    fn goes_on(&self) -> bool {
+        !self.is_closed()
+    }
+    fn has_viewers(&self) -> bool {
+        self.present().next().is_some()
+    }
+    fn while_attached(&self, id: FileId, work: &mut dyn FnMut()) {
+        // In this order, as in `attach`.
+        let place = self.enter(id);
+        let done = catch_unwind(AssertUnwindSafe(work));
+        self.leave(place);
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}

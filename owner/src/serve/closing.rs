@@ -1,0 +1,90 @@
+//! Closing: a viewer that unmounts or removes something has what other viewers have closed closed first.
+//!
+//! Requests are taken at once; workers and queues of file systems are waited for, for a bounded time
+//! ([`SETTLE_WAIT_MAX`]). A viewer that was waited for in vain some times is waited for no more.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::requests::is_pending;
+use super::viewer_slot::RunningJob;
+use quinion::internals::arena::control::{ATTACHED_PLACES, Operation, place_of, state};
+use quinion::internals::units::FileId;
+
+const SETTLE_WAIT_MAX: Duration = Duration::from_millis(200);
+const DELAYS_MAX: u32 = 4;
+
+impl Shared {
+    /// A viewer is about to unmount something.
+    pub(super) fn release_idle(&self) {
+        self.drain_closed_handles(|| true);
+        self.owner.release_idle();
+    }
+
+    /// A viewer is about to remove that file, which no other has open.
+    pub(super) fn close_idle(&self, id: FileId) {
+        let attached = &self.control().attached[place_of(id, ATTACHED_PLACES)];
+        self.drain_closed_handles(|| !attached.is_zero());
+        self.owner.close_idle(id);
+    }
+
+    /// Closes what viewers have closed, by request or by ending. Waits for other workers that are at that, while it
+    /// `matters` and for a bounded time; only for what began before, and by the workers' notes, not the pages.
+    fn drain_closed_handles(&self, matters: impl Fn() -> bool) {
+        let begun = Instant::now();
+        self.take_detaches();
+        let last = self.taken.load(Ordering::Relaxed);
+        loop {
+            let late: Vec<usize> = self.present().filter(|&viewer| self.holds_files(viewer, last)).collect();
+            let is_heard = late.is_empty() && self.queues.waiting_for_devices(SETTLE_WAIT_MAX) == 0;
+            if is_heard || !matters() {
+                return;
+            }
+            if begun.elapsed() >= SETTLE_WAIT_MAX {
+                self.waits_in_vain.fetch_add(1, Ordering::Relaxed);
+                return late.into_iter().for_each(|viewer| self.seat(viewer).lock().delays += 1);
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn take_detaches(&self) {
+        for viewer in self.present() {
+            // A worker that was about to take one from here has given it its number under the lock.
+            if self.seat(viewer).lock().handles.is_empty() {
+                continue;
+            }
+            for (slot, request) in self.page(viewer).requests.iter().enumerate() {
+                let is_one = request.operation.load(Ordering::Relaxed) == Operation::Detach as u32;
+                if is_one
+                    && is_pending(request.state.load(Ordering::Relaxed))
+                    && let Some(said) = self.take(viewer, slot, |now| now == Operation::Detach as u32)
+                {
+                    self.do_job(&said);
+                }
+            }
+            drop(self.seat(viewer).lock()); // as above
+        }
+    }
+
+    /// Whether workers are at something from before request `last` that keeps a file open for no viewer that waits;
+    /// or the viewer is dead and its seat is not free yet.
+    fn holds_files(&self, viewer: usize, last: u64) -> bool {
+        // Of the others their viewers wait for the answer, unless they have given up.
+        const HAVE_OPEN: [u32; 4] = [
+            Operation::Attach as u32,
+            Operation::Detach as u32,
+            Operation::Advance as u32,
+            Operation::Hint as u32,
+        ];
+        self.free_if_over(viewer);
+        let seat = self.seat(viewer).lock();
+        let holds = |(slot, job): (usize, &Option<RunningJob>)| {
+            let is_given_up =
+                || self.page(viewer).requests[slot].state.load(Ordering::Relaxed) == state::GIVEN_UP;
+            job.is_some_and(|job| job.number <= last && (HAVE_OPEN.contains(&job.operation) || is_given_up()))
+        };
+        seat.delays < DELAYS_MAX && (seat.is_over() || seat.jobs.iter().enumerate().any(holds))
+    }
+}

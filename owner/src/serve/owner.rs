@@ -1,0 +1,238 @@
+//! Owner: what a cache does for its viewers, and what the service does for it.
+//!
+//! ```text
+//!   viewer --asks--> service --checks the number, the handle, the process--> Owner: attach, fill, advance, ..
+//!                       ^                                                      |
+//!                       '--ServiceHandle: is it over? who looks? <-------------'
+//! ```
+//!
+//! The service knows viewers and no files; an owner knows files and no viewers. The service checks what an owner is
+//! told, and hands on its answers as they are.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FileType, fstat};
+
+use super::totals::ViewerTotals;
+use crate::viewer::sys::Errno;
+use quinion::internals::arena::control::{Advice, AttachPolicy, SyscallAudit};
+use quinion::internals::arena::{ArenaError, ArenaShare, CellNumber, Validation};
+use quinion::internals::units::{FileId, Frame, MappingId, PageIndex};
+
+/// In place of a device, for what is opened by a name: no device of the system has one so large.
+pub const NAMED_DEVICE: u64 = 1 << 63;
+
+/// A file that was attached for a viewer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attached {
+    /// The owner's number for this attachment: not 0, and unlike all that are not detached yet.
+    pub handle: u64,
+    /// Where the file's record is.
+    pub cell: CellNumber,
+    /// The mapping's number.
+    pub id: MappingId,
+}
+
+/// The numbers of the regular file behind a descriptor; `None` if it is none.
+pub fn file_id(file: impl AsFd) -> Option<FileId> {
+    let stat = fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
+    Some(FileId { device: stat.st_dev, inode: stat.st_ino })
+}
+
+/// Why a viewer asks whether a file is to be attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttachReason {
+    /// It reads the file.
+    Read,
+    /// The kernel has read as much of it for the viewer as the owner's last answer said.
+    CreditSpent,
+}
+
+/// What a viewer is about to open a file for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriterAccess {
+    /// To write to it, which breaks a lease.
+    Write,
+    /// To truncate it in a way that breaks no lease; or the viewer has truncated it.
+    Truncate,
+}
+
+/// Whether pages stay cached when a viewer has read them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Caching {
+    /// They stay.
+    Cached,
+    /// The viewer says by [`Advice::Passed`] when it has read them; then they are dropped.
+    Uncached,
+}
+
+/// How changes of a file by other processes are noticed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileMode {
+    /// Where the file was when it was attached.
+    pub path: PathBuf,
+    /// The validation in force.
+    pub validation: Validation,
+    /// Why no stronger one; empty if there is none.
+    pub why: String,
+}
+
+/// What was opened by a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedAttachment {
+    /// As a file that was attached.
+    pub attached: Attached,
+    /// What it counts as; its device is what [`Owner::device_of_name`] said.
+    pub id: FileId,
+    /// For the viewer: [`NAME_TEXT_MAX`](crate::viewer::handshake::NAME_TEXT_MAX) bytes at most.
+    pub text: String,
+}
+
+/// Why nothing is opened by a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NameRefusal {
+    /// For the program.
+    pub error: Errno,
+    /// For people.
+    pub text: String,
+}
+
+/// What a cache does for its viewers. Called by several threads at a time; every call may wait. A handle that arrives
+/// was given by `attach` and not detached yet, except that `detach` may come while another call with it is under way.
+pub trait Owner: Send + Sync + fmt::Debug {
+    /// The memory viewers look at.
+    fn arena(&self) -> ArenaShare<'_>;
+    /// Attaches the file `id` for a viewer. `file` is a duplicate of that viewer's descriptor: proof that it may
+    /// read the file, not to be read by, moved or kept. Size and times are looked at now, and the file's record says
+    /// how far viewers may trust what is cached ([`Validation`]) when this returns. `ETXTBSY`: they may not, another
+    /// process has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
+    fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno>;
+    /// Sets memory aside in the arena for the pages of so many groups of viewers ([`ArenaShare::reserve_viewers`]);
+    /// waits for a bounded time.
+    ///
+    /// # Errors
+    /// The bound has no room for them.
+    fn reserve_viewers(&self, groups: usize) -> Result<(), ArenaError> {
+        self.arena().reserve_viewers(groups)
+    }
+    /// When viewers ask for files: at the first read of each by default.
+    fn attach_policy(&self) -> AttachPolicy {
+        AttachPolicy::default()
+    }
+    /// Whether the file that a viewer is about to attach is better left to the kernel for now; then how many bytes of
+    /// it are to be read, as [`AttachPolicy::worth`] counts, before the viewer asks again.
+    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, id: FileId, reason: AttachReason) -> Option<u64> {
+        let _ = (file, id, reason);
+        None
+    }
+    /// Called by the thread that has just answered an [`Owner::attach`], for what is better done when no viewer
+    /// waits. It ends soon after `service` says that it must not go on.
+    fn prepare(&self, service: &dyn ServiceHandle) {
+        let _ = service;
+    }
+    /// How long from now on viewers may trust [`Validation::Leased`] if nothing else comes from this owner, as when
+    /// it is stopped. Asked ten times a second, and when a file was admitted.
+    fn leases_valid_for(&self) -> Duration {
+        Duration::ZERO
+    }
+    /// A viewer asked for a file of a file system that [`AttachPolicy::any_file_system`] leaves out. `id` is what
+    /// the viewer says.
+    fn unserved_file_system(&self, path: &Path, id: FileId) {
+        let _ = (path, id);
+    }
+    /// A viewer is about to open that file for writing. With [`WriterAccess::Truncate`], no viewer is shown what was
+    /// cached of the file when this returns.
+    fn writer_opened(&self, id: FileId, access: WriterAccess) {
+        let _ = (id, access);
+    }
+    /// A viewer wants to be alone with that file: when this returns the owner has closed it, and no viewer has it.
+    fn let_go(&self, id: FileId) {
+        let _ = id;
+    }
+    /// A viewer is about to watch that file, or any if both are 0: as `let_go`, and it is not attached any more.
+    fn watched(&self, id: FileId) {
+        self.let_go(id);
+    }
+    /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has.
+    fn release_idle(&self) {}
+    /// A viewer is about to remove that file: when this returns the owner has closed it, unless a viewer has it open.
+    fn close_idle(&self, id: FileId) {
+        let _ = id;
+    }
+    /// No viewer is to wait for this process, which is about to be stopped.
+    fn about_to_stop(&self) {}
+    /// Called about twice a second with all that viewers have done, in a thread that nothing else waits for.
+    fn window_ended(&self, totals: &ViewerTotals) {
+        let _ = totals;
+    }
+    /// How changes of viewers' files are noticed, by file.
+    fn modes(&self) -> Vec<FileMode> {
+        Vec::new()
+    }
+    /// Makes up to `len` bytes at `position` ready, at least the first page of them.
+    fn fill(&self, handle: u64, position: u64, len: u64, caching: Caching) -> Result<(), Errno>;
+    /// A reader met the readahead marker on the folio that begins with `page`.
+    fn advance(&self, handle: u64, page: PageIndex, caching: Caching);
+    /// How the program will read; some advices mean `len` bytes at `position`. May be ignored.
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        let _ = (handle, advice, position, len);
+        Ok(())
+    }
+    /// Checks the file's size and times, publishes the size in its record and returns it, in bytes.
+    fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
+    /// The handle is not used any more.
+    fn detach(&self, handle: u64);
+    /// The number that bounds work on what has that name, in place of a device's: one for each store, with
+    /// [`NAMED_DEVICE`] added.
+    ///
+    /// # Errors
+    /// Nothing of that name can be opened.
+    fn device_of_name(&self, name: &[u8]) -> Result<u64, NameRefusal> {
+        let _ = name;
+        Err(NameRefusal { error: Errno::OPNOTSUPP, text: "this cache opens nothing by a name".into() })
+    }
+    /// Opens what has that name, for a viewer. Its record says that it never changes ([`Validation::Immutable`]):
+    /// another version of the object is another file.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    fn open_named(&self, name: &[u8]) -> Result<NamedAttachment, NameRefusal> {
+        self.device_of_name(name).and(Err(NameRefusal { error: Errno::OPNOTSUPP, text: String::new() }))
+    }
+    /// Pins up to `len` bytes at `position` until they are unpinned or the handle is detached. Returns the pin's
+    /// number, unlike all others, and how many bytes are pinned.
+    ///
+    /// # Errors
+    /// They cannot be read, or no more can be pinned.
+    fn pin(&self, handle: u64, position: u64, len: u64) -> Result<(u64, u64), Errno> {
+        let _ = (handle, position, len);
+        Err(Errno::OPNOTSUPP)
+    }
+    /// The pin is not needed any more.
+    fn unpin(&self, handle: u64, pin: u64) {
+        let _ = (handle, pin);
+    }
+    /// The service ends; what this file's viewer has pinned stays pinned as long as this process lives.
+    fn leave_pins(&self, handle: u64) {
+        let _ = handle;
+    }
+    /// The folio that starts at `frame` was read. A hint: it may be another by now. Called with a lock of the service
+    /// held: it takes none.
+    fn touched(&self, frame: Frame);
+}
+
+/// What the service does for an [`Owner`] that prepares files.
+pub trait ServiceHandle {
+    /// Whether to go on.
+    fn goes_on(&self) -> bool;
+    /// Whether a program may be running that reads here.
+    fn has_viewers(&self) -> bool;
+    /// Does `work` while the file counts as attached, so that [`Owner::writer_opened`] is called for it.
+    fn while_attached(&self, id: FileId, work: &mut dyn FnMut());
+}
+
+/// Says what the code of a process does: see [`SyscallAudit`]. Called by several threads at a time.
+pub type SyscallAuditor = Box<dyn Fn(u32) -> SyscallAudit + Send + Sync>;

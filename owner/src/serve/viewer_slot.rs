@@ -1,0 +1,140 @@
+//! Viewer slot: what the owner notes of one viewer, which has one seat and one page.
+//!
+//! The page is the viewer's, and may say anything; the owner's notes are here, under the seat's lock: a handle or a
+//! request counts if it is in them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::peer_connection::{HELLO_MAX, PeerConnection};
+use super::totals::ViewerTotals;
+use crate::sys::domain::Member;
+use quinion::internals::arena::control::{Operation, REQUEST_SLOTS};
+use quinion::internals::sys::peer::ProcessName;
+
+#[derive(Debug, Default)]
+pub(super) struct ViewerSlot {
+    pub(super) process: Option<Process>,
+    pub(super) handles: HashMap<u64, Handle>,
+    /// How far its ring of what it read was looked at.
+    pub(super) tail: u32,
+    pub(super) busy: u32,
+    /// What a worker is at for each slot; not what the page says.
+    pub(super) jobs: [Option<RunningJob>; REQUEST_SLOTS],
+    /// Waits in vain for its workers.
+    pub(super) delays: u32,
+    /// What it has sent and not asked for, by ticket.
+    pub(super) offers: HashMap<u32, Offer>,
+    pub(super) pins: HashMap<u64, PinnedRange>,
+    pub(super) last_ticket: u32,
+    pub(super) is_replaced: bool,
+    /// Sums of former viewers, by run; stays when the viewer goes.
+    pub(super) past: BTreeMap<u64, ViewerTotals>,
+}
+
+impl ViewerSlot {
+    pub(super) fn take_late_offers(&mut self) -> Vec<Offer> {
+        if self.offers.is_empty() {
+            return Vec::new();
+        }
+        let late = self.offers.extract_if(|_, offer| offer.theirs.since.elapsed() > HELLO_MAX);
+        late.map(|(_, offer)| offer).collect()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_replaced || self.process.as_ref().is_some_and(|process| has_ended(&process.alive))
+    }
+
+    pub(super) fn remove_handle(&mut self, handle: u64) -> Option<Handle> {
+        self.pins.retain(|_, pin| pin.handle != handle);
+        self.handles.remove(&handle)
+    }
+
+    pub(super) fn has_pins_of(&self, number: u32) -> bool {
+        let lives = |process: &Process| process.number == number && !has_ended(&process.alive);
+        !self.pins.is_empty() && self.process.as_ref().is_some_and(lives)
+    }
+
+    /// Their viewers may look at them still; the pins are forgotten.
+    pub(super) fn take_pinned_handles(&mut self) -> Vec<u64> {
+        let pins = std::mem::take(&mut self.pins);
+        if self.process.as_ref().is_none_or(|process| has_ended(&process.alive)) {
+            return Vec::new();
+        }
+        let mut handles: Vec<u64> = pins.into_values().map(|pin| pin.handle).collect();
+        handles.sort_unstable();
+        handles.dedup();
+        handles
+    }
+
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        self.pins.values().map(|pin| pin.bytes).sum()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PinnedRange {
+    pub(super) handle: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Offer {
+    /// A descriptor lies in it, unless there is a name.
+    pub(super) theirs: PeerConnection,
+    pub(super) name: Option<Box<[u8]>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RunningJob {
+    pub(super) operation: u32,
+    pub(super) number: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Process {
+    pub(super) number: u32,
+    pub(super) name: ProcessName,
+    /// Tells when it has ended, and names it and no other.
+    pub(super) alive: Arc<OwnedFd>,
+    pub(super) member: Arc<Member>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handle {
+    pub(super) place: usize,
+    pub(super) device: u64,
+}
+
+pub(super) struct ViewerJob {
+    pub(super) viewer: usize,
+    pub(super) slot: usize,
+    pub(super) process: Process,
+    pub(super) operation: u32,
+    pub(super) arguments: [u64; 3],
+    pub(super) attended: bool,
+}
+
+impl ViewerJob {
+    /// The device of which the owner must be told, however late; `None`: the request may be refused, since the kernel
+    /// has writers wait for a lease.
+    pub(super) fn device_to_notify(&self) -> Option<u64> {
+        const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
+        const LET_GO: u32 = Operation::LetGo as u32;
+        let [device, _, third] = self.arguments;
+        match self.operation {
+            WRITER_OPENED if third != 0 => Some(device),
+            LET_GO => Some(device),
+            _ => None,
+        }
+    }
+}
+
+pub(super) fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}

@@ -26,19 +26,19 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
+use quinion::Cache;
 use quinion::internals::arena::control::{
     Advice, AttachPolicy, Operation, REQUEST_SLOTS, Request, SENT, ViewerPage, state,
 };
 use quinion::internals::arena::{ArenaShare, CellNumber, LAYOUT_VERSION};
+use quinion::internals::units::{FileId, Frame, MappingId, PageIndex};
 use quinion_owner::internals::serve::{
     AttachReason, Attached, Caching, Owner, Service, ServiceHandle, ServiceOptions, WriterAccess, file_id,
     listen,
 };
-use quinion::internals::units::{FileId, Frame, MappingId, PageIndex};
 use quinion_owner::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion_owner::internals::viewer::sys::Errno;
 use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
-use quinion::Cache;
 use quinion_owner::{CacheOwner, ServeRules};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,

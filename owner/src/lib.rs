@@ -8,17 +8,20 @@
 //! ```
 //!
 //! A viewer maps the cache's memory for reading and walks its index as the owner's own threads do. What it cannot do
-//! itself, it asks for. `quinion run`, the service of a node and the interposer stand on this crate. The viewer's side
-//! that needs no standard library is in `quinion-view`.
+//! itself, it asks for. The viewer's side is in `quinion-view`, which needs no standard library.
+//!
+//! **To share a cache, use `quinion-service`**, or the command `quinion run`: both stand on this crate. Public here is
+//! what a [`quinion::Cache`] is shown as; sockets and requests are internals, of which no version promises anything.
 //!
 //! | module | what |
 //! |---|---|
+//! | `sys` | credentials, a killed owner's mark, and calls that may hang |
+//! | `viewer` | how a program that knows the library becomes a viewer |
 //! | `serve` | the socket, viewers and their requests: what an owner is asked, and by whom |
 //! | `owner` | a [`quinion::Cache`] that answers: which files are served, and what guarantees that they stay as they are |
-//! | `viewer` | how a program that knows the library becomes a viewer |
-//! | `sys` | credentials, a killed owner's mark, and calls that may hang |
 //!
-//! What may be served is in [`ServeRules`]; what other things than files are called, a [`NameOpener`] says.
+//! Which files may be served is in [`ServeRules`]. Things that have a name and no descriptor, such as objects of a store,
+//! are opened by a [`NameOpener`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -56,7 +56,7 @@ pub use named::{NameOpener, NamedObject};
 use still_open::StillOpen;
 use thrash::{Candidate, Detector, WindowSums};
 
-/// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
+/// A [`Cache`] on behalf of viewers: opens what they attach, and keeps what they are shown true.
 #[derive(Debug)]
 pub struct CacheOwner {
     cache: Cache,

@@ -57,7 +57,7 @@
 //! | what it does, in numbers | [`StatDescription`], [`Residency`], [`ResidentRanges`], [`ResidentRange`], [`PageState`], [`ReadaheadUse`], [`ReadaheadReport`], [`Class`], [`RefaultCurve`], [`MissRatioCurve`], [`SpillStats`], [`DiskStats`] |
 //! | errors | [`ErrorKind`]; all of them in [`error`] |
 //!
-//! A store of your own is a [`backend::Backend`]. The crate `quinion-owner` shows a cache to other processes.
+//! A store of your own is a [`backend::Backend`]. The crate `quinion-service` shares a cache with other processes.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!(

@@ -508,11 +508,11 @@ fn d11_a_reader_that_does_not_wait_takes_no_more_than_there_is() {
     drop(pins);
 }
 
-/// D11: what is asked for gets memory from others though its window, or its folio, begins before it:
+/// D11: what is asked for gets memory from others though its folio begins before it:
 ///  1 The pages of uncached reads are pinned, and are an eighth of the pool; the rest is another file's.
-///  2 A stream goes down, and its windows end with the page that is asked for; or reads begin within a folio.
+///  2 Reads go down page by page, and begin within folios; others begin at any place of one.
 #[test]
-fn d11_a_window_that_begins_before_what_is_asked_for_gets_memory() {
+fn d11_a_folio_that_begins_before_what_is_asked_for_gets_memory() {
     for order in [0, 2, 4] {
         let cache = cache(0, order);
         let pool = cache.add_pool("streams", PoolOptions::new().limit(4 << 20)).unwrap();

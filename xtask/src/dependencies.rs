@@ -32,8 +32,8 @@ const MANIFESTS: [&str; 5] = [
 /// images.
 const LIBRARIES: [&str; 7] = [
     "quinion-view",
-    "quinion",
     "quinion-disk",
+    "quinion",
     "quinion-owner",
     "quinion-object",
     "quinion-service",

@@ -88,8 +88,8 @@ pub fn test() -> Vec<Step> {
                 "RUSTDOCFLAGS",
                 "-D warnings",
                 cargo(
-                    "doc --no-deps -p quinion -p quinion-view -p quinion-owner -p quinion-object -p quinion-service \
-                     -p quinion-vm --lib --features quinion/tokio",
+                    "doc --no-deps -p quinion -p quinion-view -p quinion-disk -p quinion-owner -p quinion-object \
+                     -p quinion-service -p quinion-vm --lib --features quinion/tokio",
                 ),
             )),
         ),

@@ -1,8 +1,14 @@
 //! Serving: what an owner of viewers asks of a cache besides its public methods, by way of `quinion::internals` alone.
 //!
-//! The crate `quinion-owner` shows a cache to other processes. Its viewers read where the cache's memory lies; for
-//! what they cannot do it calls these methods, which give out records and pages by their numbers and so are for no
-//! other caller.
+//! | what | of |
+//! |---|---|
+//! | [`ServedCache`] | the cache: its memory, room for viewers, leases, files that no handle has open |
+//! | [`ServedFile`] | a file: its record, pages for a viewer's read, and how far viewers may trust what is cached |
+//! | [`CoherenceState`] | what all handles of a file know about changes by others, to be watched and told of |
+//! | [`for_viewer`], [`touch`], [`is_same_open`] | an open for a viewer, a page that a viewer has read, one open or two |
+//!
+//! The crate `quinion-owner` shows a cache to other processes. Its viewers read where the cache's memory lies, so they
+//! are told of records and pages by their numbers, which public methods never give out.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -125,6 +125,7 @@ impl FillRequest {
 
     /// Leaves of `gaps` what begins with a page that was asked for; nothing, if all of these are there.
     fn begin_with_asked(&self, gaps: &mut Vec<Gap>, unit: Order) {
+        debug_assert!(!self.wanted.is_empty(), "memory is waited for, for no page");
         let from = self.wanted.start.align_down(unit);
         for gap in gaps.iter_mut() {
             let ahead = from.0.saturating_sub(gap.first.0).min(u64::from(gap.pages)) as u32;
@@ -273,9 +274,9 @@ impl SubmitBatch<'_> {
         let FillRequest { urgency, wait_policy, .. } = *request;
         let fate = self.fate();
         let Self { filemap, mapping, pool, .. } = *self;
-        // 1 What is not there. Memory is not waited for beside what was asked for: that may have come meanwhile, and a
-        // window may begin before it.
-        let (mut gaps, unit) = (self.gaps(window, wait_policy)?, filemap.supply.folio_orders.min);
+        // 1 What is not there. Memory is not waited for beside what was asked for: that may have come meanwhile, and its
+        // folio may begin before it.
+        let (mut gaps, unit) = (self.gaps(window, wait_policy)?, filemap.supply.smallest_of(window));
         if urgency == FillUrgency::Asked {
             request.begin_with_asked(&mut gaps, unit);
         }
@@ -391,15 +392,12 @@ impl SubmitBatch<'_> {
         FillOutcome::Submitted(fills)
     }
 
-    /// What of the window no folio covers: never nothing. A window of one folio comes here only if memory is short.
+    /// What of the window no folio covers: never nothing.
     fn gaps(&self, window: Window, wait_policy: WaitPolicy) -> Result<Vec<Gap>, FillOutcome> {
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
-        if window.pages == self.filemap.supply.folio_orders.min.pages() {
-            gaps.push(Gap { first: window.start, pages: window.pages });
-        } else {
-            let guard = self.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
-            add_gaps(&mut gaps, &guard, window);
-        }
+        let guard = self.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
+        add_gaps(&mut gaps, &guard, window);
+        drop(guard);
         if gaps.is_empty() {
             return Err(FillOutcome::Nothing);
         }
@@ -495,11 +493,16 @@ impl FrameSupply {
         self.reclaim.list(folios, list_entries);
     }
 
+    /// The order of the smallest folios that the window is made of, where its file goes on.
+    fn smallest_of(&self, window: Window) -> Order {
+        self.folio_orders.min.max(window.order_min.min(self.folio_orders.max))
+    }
+
     /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
     /// and its marker at the next. The smallest is the cache's, or what the window wants at least; but behind the
     /// last of the file's `size_pages` pages only the cache's smallest goes, and no frames are taken for more.
     pub(super) fn whole_folios(&self, window: Window, size_pages: u64) -> Window {
-        let min = self.folio_orders.min.max(window.order_min.min(self.folio_orders.max));
+        let min = self.smallest_of(window);
         if min == Order::ZERO {
             let end = window.end().min(PageIndex(size_pages)).max(window.start);
             let marker = window.marker.filter(|marker| *marker < end);
@@ -758,9 +761,9 @@ mod tests {
         (filemap, Arc::new(mapping.unwrap()))
     }
 
-    /// A window may begin before the page that is asked for, as one of a stream that goes down does, and that page may
-    /// come while its reader waits for a lock. What waits for memory then must neither wait for other pages nor fail
-    /// for the lack of them.
+    /// A window may begin before the page that is asked for, with the folio of that page, and that page may come while
+    /// its reader waits for a lock. What waits for memory then must neither wait for other pages nor fail for the lack
+    /// of them.
     #[test]
     fn memory_is_waited_for_only_where_a_page_was_asked_for() {
         for unit in [Order(0), Order(2)] {

@@ -81,6 +81,18 @@ fn a_node_is_waited_for_while_what_could_give_way_is_in_flight() {
     cache.check().unwrap();
 }
 
+/// A cache that is full of pages gives some up for the records of files that are opened.
+#[test]
+fn files_are_opened_in_a_cache_that_is_full() {
+    let (cache, device) = (cache(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    (0..4 * Cache::MEMORY_MIN).step_by(64 << 10).for_each(|at| read(&file, &device, at, 64 << 10));
+    let files: Vec<_> = (0..20_000).map(|_| cache.mem_file(MemFileOptions::new()).unwrap()).collect();
+    read(&file, &device, 0, 64 << 10);
+    drop(files);
+    cache.check().unwrap();
+}
+
 /// A page is written, pinned, and written again. Its users keep it, and the copy that is to take its place waits until
 /// fills that have all of the memory have ended.
 #[test]

@@ -601,7 +601,7 @@ impl FrameSupply {
 
     /// Takes unused cells back from mappings and rings, then forgets and evicts until one can be had; returns
     /// whether. Nodes that only remember go first, then scattered folios, then whole extents of them.
-    pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
+    pub(crate) fn make_nodes(&self, pool: PoolNumber) -> bool {
         self.reclaim.collect_spare_nodes();
         self.reclaim.lists().give_back();
         for attempt in 0..8 {

@@ -615,6 +615,7 @@ impl Reclaim {
             let verdict = self.oldest_verdict(policy, &folio, order, class, &held);
             match verdict {
                 OldestVerdict::Stuck => {
+                    self.note_stuck(pool, folio.descriptor);
                     met.stuck.pages[class as usize] += pages;
                     listed.pages[class as usize] += lists.list(frame, from, &mut reservation);
                     continue;

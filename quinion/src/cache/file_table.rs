@@ -28,7 +28,7 @@ use crate::error::{Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::{Mapping, NewMapping};
 use crate::sync::LockWait;
-use crate::units::{FileId, MappingId, PAGE_SIZE, PageIndex};
+use crate::units::{FileId, MappingId, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::INDICES_MAX;
 
 use super::coherence::{Coherence, CoherenceState, ObservedTimes};
@@ -36,6 +36,8 @@ use super::{Cache, CacheInner};
 
 /// Files without open handles that are checked at a time for having been removed.
 pub(super) const LOOKED_AT: usize = 4;
+/// Others may take the cell that was made, each time.
+const RECORD_TRIES: u32 = 1000;
 /// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
 const LINGERS: Duration = Duration::from_secs(1);
 /// How long the end of the last handle waits for readahead in the file, if descriptors are not kept.
@@ -131,6 +133,30 @@ impl CacheInner {
         attributes: &Attributes,
         writes: bool,
     ) -> Result<(Arc<Mapping>, Arc<CoherenceState>)> {
+        self.with_record(|| self.find_or_make(Arc::clone(&backend), attributes, writes))
+    }
+
+    /// Asks `make` for what takes a cell for a record, and evicts for that if there is none; no lock is held meanwhile.
+    pub(super) fn with_record<T>(&self, mut make: impl FnMut() -> Option<T>) -> Result<T> {
+        for _ in 0..RECORD_TRIES {
+            if let Some(made) = make() {
+                return Ok(made);
+            }
+            if !self.filemap.supply.make_nodes(PoolNumber::DEFAULT) {
+                break;
+            }
+        }
+        let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
+        Err(Repr::NoMemory { position: 0, pages }.into())
+    }
+
+    /// `None`: there is no cell for the mapping's record.
+    fn find_or_make(
+        &self,
+        backend: Arc<dyn Backend>,
+        attributes: &Attributes,
+        writes: bool,
+    ) -> Option<(Arc<Mapping>, Arc<CoherenceState>)> {
         let mut table = self.table.lock();
         // The same identity, and not to be trusted: another file, or another content. It is taken for new.
         let outdated = table.outdated(&*backend, attributes);
@@ -148,7 +174,7 @@ impl CacheInner {
             if writes {
                 mapping.writeback().set_writer(backend);
             }
-            return Ok((mapping, watch));
+            return Some((mapping, watch));
         }
         let id = table.next_id(&self.filemap);
         let writer = writes.then(|| Arc::clone(&backend));
@@ -157,10 +183,7 @@ impl CacheInner {
         if let Some(gone) = outdated {
             self.filemap.supply.reclaim.remove_mapping(gone.id());
         }
-        let Some(mapping) = new else {
-            let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
-            return Err(Repr::NoMemory { position: 0, pages }.into());
-        };
+        let mapping = new?;
         let reclaim = &self.filemap.supply.reclaim;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = mapping.with_dirty_pages(self.filemap.supply.writeback.totals());
@@ -178,7 +201,7 @@ impl CacheInner {
             parked_on: None,
         };
         table.files.insert(attributes.identity, known);
-        Ok((mapping, watch))
+        Some((mapping, watch))
     }
 
     pub(super) fn release(&self, mapping: &Arc<Mapping>, watch: &CoherenceState, policy: Coherence) {

@@ -186,14 +186,10 @@ impl Pool {
 impl CacheInner {
     /// `spills`: the pool that is charged when folios return from the spill file.
     fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
-        let mut table = self.table.lock();
-        let id = table.next_id(&self.filemap);
-        let new = NewMemory { id, folio_order_max, spills, process: self.process };
-        let new = self.shmem.new_mapping(new);
-        drop(table);
-        new.ok_or_else(|| {
-            let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
-            Repr::NoMemory { position: 0, pages }.into()
+        self.with_record(|| {
+            let mut table = self.table.lock();
+            let id = table.next_id(&self.filemap);
+            self.shmem.new_mapping(NewMemory { id, folio_order_max, spills, process: self.process })
         })
     }
 }

@@ -146,6 +146,8 @@ pub(crate) enum FillOutcome {
     Nothing,
     NoMemory,
     PoolFull,
+    /// No node of the index could be made. A caller that waits for memory waits for one when it has no fill in hand.
+    NoNodes,
     /// A lock was held or the device's queue full, and the caller does not wait.
     Busy,
 }
@@ -451,7 +453,7 @@ impl SubmitBatch<'_> {
 
     fn nodes_ran_out(&self, pool: PoolNumber, wait_policy: WaitPolicy) -> FillOutcome {
         let made = wait_policy == WaitPolicy::Wait && self.filemap.supply.make_nodes(pool);
-        if made { FillOutcome::Nothing } else { FillOutcome::NoMemory }
+        if made { FillOutcome::Nothing } else { FillOutcome::NoNodes }
     }
 }
 

@@ -20,8 +20,10 @@
 //! Invariants:
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
 //!  2. Nothing is waited for but locks, unless the urgency is `Asked` and the first page has no frame yet.
-//!  3. A wait for memory goes on beyond [`STALLS_MAX`] waits only while fills of the pool are in flight, or, for as
-//!     long as a writer is held up at most, flushes or spills.
+//!  3. A wait for memory ends with an error only after [`STALLS_MAX`] waits in a row in which no page came in: where
+//!     others get memory, there is some. Nor does it end while fills are in flight, or, for as long as a writer is held
+//!     up at most, flushes, spills, what others are charged for and have not inserted yet, or folios that they hold
+//!     or have locked, and not pinned: a thread may not run for long while it copies.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -49,6 +51,7 @@ pub(super) const RUN_ORDER_MAX: Order = Order(8);
 /// frames cache nothing: a cache of 2,000 pages that freed 256 at a time hit as one of 1,870.
 const RECLAIM_PAGES: u32 = 256;
 const RECLAIM_SHARE: u64 = 64;
+/// Waits in a row in which nothing came in, until memory counts as pinned.
 const STALLS_MAX: u32 = 100;
 /// The most of its pool's limit that a window takes, as 1 / so many.
 const WINDOW_SHARE: u64 = 4;
@@ -124,6 +127,24 @@ struct WantedFrames<'g> {
 enum ShortageScope {
     Cache,
     Pool,
+}
+
+/// A thread that waits for memory, from its first look to what it gets: each wait follows a look that found none.
+pub(super) struct ShortageWait<'s> {
+    supply: &'s FrameSupply,
+    mapping: &'s Mapping,
+    /// Whose charge it waits for; `None`: for memory that any pool may have.
+    pool: Option<PoolNumber>,
+    began: Option<Instant>,
+    stalls: u32,
+    /// Pages that had come in by the last wait.
+    inserted: Option<u64>,
+    /// What had ended before the last look, and what of the rest was so then: a thread may pass from one state that
+    /// counts to the next between two looks at them.
+    completed: u64,
+    inserted_before: u64,
+    in_use: u64,
+    was_charged: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -286,22 +307,16 @@ impl FrameSupply {
 
     fn charge_slow(&self, request: &FrameRequest<'_>, charge: &mut Charge<'_>, wanted: u32) {
         let &FrameRequest { mapping, urgency, locks, .. } = request;
-        let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
-        let mut began = None;
+        let (pool, unit) = (charge.pool(), self.folio_orders.min);
+        let mut shortage = self.shortage(mapping, Some(pool));
         while charge.pages() < wanted {
-            let (_, completed) = self.under_way_for(pool);
+            shortage.look();
             if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
                 charge.grow(wanted, unit); // others may have given something back
                 let waits = charge.pages() == 0 && urgency == FillUrgency::Asked && locks == LockWait::Wait;
-                if waits {
-                    self.writeback.write_for_reclaim();
-                }
-                let began = *began.get_or_insert_with(Instant::now);
-                if !waits || stalls >= STALLS_MAX && !self.may_free_memory(pool, began) {
+                if !waits || !shortage.wait() {
                     return;
                 }
-                stalls += 1;
-                self.wait_for_fill_progress(mapping, || self.under_way_for(pool), completed);
             }
             charge.grow(wanted, unit);
             if locks == LockWait::Try {
@@ -341,7 +356,6 @@ impl FrameSupply {
         if let Some(reservation) = request.reservation {
             return self.alloc_for_uncached(request, reservation, wanted, runs);
         }
-        let (_, completed) = self.under_way();
         let some = match window.stream {
             // It takes from others only what it lacks now.
             Some(_) => self.lacking(pages),
@@ -349,7 +363,7 @@ impl FrameSupply {
         };
         let reclaimed = self.reclaim.reclaim_for(pool, some.max(1), locks);
         if reclaimed == 0 || self.take_frames(wanted, AllocAmount::All, locks, &mut runs) == 0 {
-            self.alloc_frames_slow(request, wanted, completed, &mut runs);
+            self.alloc_frames_slow(request, wanted, &mut runs);
         }
         runs
     }
@@ -378,11 +392,10 @@ impl FrameSupply {
         // A fill that no reader asked for can wait, and leaves reclaim to others.
         runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
         if coming.may_press(locks) {
-            let (_, completed) = self.under_way();
             let mut gaps = wanted.gaps.to_vec();
             cut_short(&mut gaps, least);
             let wanted = WantedFrames { gaps: &gaps, pages: least, at_a_time: least, ..wanted };
-            self.alloc_frames_slow(request, wanted, completed, &mut runs);
+            self.alloc_frames_slow(request, wanted, &mut runs);
         }
         runs
     }
@@ -447,12 +460,12 @@ impl FrameSupply {
         &self,
         request: &FrameRequest<'_>,
         wanted: WantedFrames<'_>,
-        mut completed: u64,
         runs: &mut Vec<FrameRun>,
     ) {
         let locks = request.locks;
-        let (mut got, mut stalls, began) = (0, 0, Instant::now());
+        let (mut got, mut shortage) = (0, self.shortage(request.mapping, None));
         loop {
+            shortage.look();
             got += self.take_frames(wanted, AllocAmount::Less, locks, runs);
             if got == wanted.pages {
                 return;
@@ -462,13 +475,9 @@ impl FrameSupply {
                 continue;
             }
             let waits = got == 0 && request.urgency == FillUrgency::Asked && locks == LockWait::Wait;
-            if !waits || stalls >= STALLS_MAX && !self.spill_may_free_memory(began) {
+            if !waits || !shortage.wait() {
                 break;
             }
-            stalls += 1;
-            self.writeback.write_for_reclaim();
-            self.wait_for_fill_progress(request.mapping, || self.under_way(), completed);
-            (_, completed) = self.under_way();
         }
         // Once more, for what the last look brought.
         self.take_frames(wanted, AllocAmount::Less, locks, runs);
@@ -509,17 +518,22 @@ impl FrameSupply {
         (fills + flushes + spills, filled + flushed + spilled)
     }
 
-    /// Whether to wait for spills still, having begun at `began`: others may have taken what they freed.
-    fn spill_may_free_memory(&self, began: Instant) -> bool {
-        let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
-        self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
-    }
-
-    /// Whether to wait for what is in flight still, having begun at `began`. A file that takes nothing always has
-    /// flushes under way, because they are asked for: they are waited for so long and no longer.
-    fn may_free_memory(&self, pool: PoolNumber, began: Instant) -> bool {
-        let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
-        self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
+    /// A wait for memory that is short, for a page of `mapping`: a charge of `pool`, or whatever any pool has.
+    pub(super) fn shortage<'s>(&'s self, mapping: &'s Mapping, pool: Option<PoolNumber>) -> ShortageWait<'s> {
+        let (began, inserted) = (None, None);
+        let (stalls, completed, inserted_before, in_use, was_charged) = (0, 0, 0, 0, false);
+        ShortageWait {
+            supply: self,
+            mapping,
+            pool,
+            began,
+            stalls,
+            inserted,
+            completed,
+            inserted_before,
+            in_use,
+            was_charged,
+        }
     }
 
     /// Waits for a fill or a flush to end after `completed` had, and reaps where no other thread does; or a moment,
@@ -570,9 +584,24 @@ impl FrameSupply {
         }
     }
 
+    /// As [`FrameSupply::make_nodes`]; what is in flight, or was faster, is waited for as for frames. The caller has no
+    /// fills in hand, and no lock that their end takes.
+    pub(super) fn wait_for_nodes(&self, mapping: &Mapping, pool: PoolNumber) -> bool {
+        let mut shortage = self.shortage(mapping, None);
+        loop {
+            shortage.look();
+            if self.make_nodes(pool) {
+                return true;
+            }
+            if !shortage.wait() {
+                return false;
+            }
+        }
+    }
+
     /// Takes unused cells back from mappings and rings, then forgets and evicts until one can be had; returns
     /// whether. Nodes that only remember go first, then scattered folios, then whole extents of them.
-    pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
+    pub(crate) fn make_nodes(&self, pool: PoolNumber) -> bool {
         self.reclaim.collect_spare_nodes();
         self.reclaim.lists().give_back();
         for attempt in 0..8 {
@@ -595,6 +624,60 @@ impl FrameSupply {
             }
         }
         false
+    }
+}
+
+impl ShortageWait<'_> {
+    /// To be called before each look for memory.
+    pub(super) fn look(&mut self) {
+        (_, self.completed) = self.under_way();
+        self.in_use = self.supply.reclaim.in_use(self.pool);
+        self.inserted_before = self.supply.reclaim.inserted(self.pool);
+        self.was_charged = self.is_charged();
+    }
+
+    /// Waits until memory may have come free since that look. `false`, at once or after a wait: there is none to wait
+    /// for. The caller has no fills in hand, and no lock that their end takes.
+    pub(super) fn wait(&mut self) -> bool {
+        let inserted = self.supply.reclaim.inserted(self.pool);
+        if self.inserted.replace(inserted) != Some(inserted) {
+            self.stalls = 0; // others have got memory: they were faster
+        }
+        let began = *self.began.get_or_insert_with(Instant::now);
+        if self.stalls >= STALLS_MAX && !self.may_end(began) {
+            return false;
+        }
+        self.stalls += 1;
+        self.supply.writeback.write_for_reclaim();
+        self.supply.wait_for_fill_progress(self.mapping, || self.under_way(), self.completed);
+        true
+    }
+
+    fn under_way(&self) -> (u64, u64) {
+        self.pool.map_or_else(|| self.supply.under_way(), |pool| self.supply.under_way_for(pool))
+    }
+
+    fn is_charged(&self) -> bool {
+        self.pool.is_some_and(|pool| self.supply.reclaim.lists().outstanding(pool) > 0)
+    }
+
+    /// Whether what is in flight, or in the hands of others, is waited for still. A file that takes nothing always has
+    /// flushes under way, because they are asked for, and what others have may wait for this thread's locks: these are
+    /// waited for so long and no longer.
+    fn may_end(&self, began: Instant) -> bool {
+        let FrameSupply { reclaim, writeback, spill, .. } = self.supply;
+        let (fills, _) = self.pool.map_or_else(|| reclaim.all_fills(), |pool| reclaim.fills(pool));
+        let is_spilling = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
+        let is_under_way = || {
+            writeback.flushes().0 > 0
+                || spill.as_ref().is_some_and(is_spilling)
+                || self.was_charged
+                || self.is_charged()
+                || reclaim.in_use(self.pool) != self.in_use
+                || reclaim.inserted(self.pool) != self.inserted_before
+                || self.under_way().1 != self.completed
+        };
+        fills > 0 || began.elapsed() < writeback.options().wait_max && is_under_way()
     }
 }
 

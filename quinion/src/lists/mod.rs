@@ -169,6 +169,10 @@ impl Lists {
     pub fn charged(&self, pool: PoolNumber) -> u64 {
         self.account(pool).read().0
     }
+    /// Pages of these that are in no ring: on their way into one, or out.
+    pub fn outstanding(&self, pool: PoolNumber) -> u64 {
+        self.account(pool).read().1
+    }
     /// The most pages that `pool` may be charged for.
     pub fn limit(&self, pool: PoolNumber) -> u64 {
         self.account(pool).limit()

@@ -80,6 +80,8 @@ pub enum DetachOutcome {
     InFlight,
     /// There is no page, or no cell, for the copies. Nothing was changed.
     NoMemory,
+    /// Its pages have their places, and there are no others for copies. Nothing was changed.
+    NoPlace,
 }
 
 impl Mapping {
@@ -130,7 +132,7 @@ impl Mapping {
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
         if self.backing().places().is_some() && !dirty.is_empty() {
-            return DetachOutcome::NoMemory; // each page has its place, and there is no other for a copy
+            return DetachOutcome::NoPlace;
         }
         // 1 Copies of the pages dirty now: under the lock they are dirty still, or clean. Others are dirty then only if
         // a flush or a sync failed.

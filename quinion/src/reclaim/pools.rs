@@ -20,6 +20,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use crate::arena::{Descriptor, Flags};
 use crate::lists::UNLIMITED;
 use crate::policy::{NewPolicy, PoolPages, PoolTurn};
 use crate::sync::lock::Mutex;
@@ -46,6 +47,8 @@ pub(super) struct State {
     pub refaulted: AtomicU64,
     /// Its fills: those that have ended in the high half, which wraps, and those under way in the low one.
     fills: AtomicU64,
+    /// How often a scan met a folio that a thread has for a moment.
+    in_use: AtomicU64,
 }
 
 const FILL_ENDED: u64 = 1 << 32;
@@ -63,6 +66,7 @@ impl State {
             evicted: AtomicU64::new(0),
             refaulted: AtomicU64::new(0),
             fills: AtomicU64::new(0),
+            in_use: AtomicU64::new(0),
         };
         (0..POOLS_MAX).map(state).collect()
     }
@@ -157,6 +161,25 @@ impl Reclaim {
         self.state(pool).inserted.fetch_add(pages, Ordering::Relaxed);
         if refaulted > 0 {
             self.state(pool).refaulted.fetch_add(refaulted, Ordering::Relaxed);
+        }
+    }
+
+    /// Pages that were put into the rings so far: of a pool, or of all.
+    pub fn inserted(&self, of: Option<PoolNumber>) -> u64 {
+        let inserted = |state: &State| state.inserted.load(Ordering::Relaxed);
+        of.map_or_else(|| self.pools.iter().map(inserted).sum(), |pool| inserted(self.state(pool)))
+    }
+
+    /// A number that changes with each folio that a scan finds locked, or held and not pinned: threads have such a
+    /// folio for a moment. Of a pool, or of all.
+    pub fn in_use(&self, of: Option<PoolNumber>) -> u64 {
+        let in_use = |state: &State| state.in_use.load(Ordering::Relaxed);
+        of.map_or_else(|| self.pools.iter().map(in_use).sum(), |pool| in_use(self.state(pool)))
+    }
+    pub(super) fn note_stuck(&self, pool: PoolNumber, descriptor: &Descriptor) {
+        let word = descriptor.settled_word();
+        if (word.holds() > 0 || word.has(Flags::LOCKED)) && !descriptor.is_pinned() {
+            self.state(pool).in_use.fetch_add(1, Ordering::Relaxed);
         }
     }
 

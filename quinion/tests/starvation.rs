@@ -1,0 +1,297 @@
+//! Starvation: no call fails for want of memory because other threads were faster, or because what it wants is in the
+//! hands of one that waits.
+//!
+//! ```text
+//!   taken by            a device that answers late         and the call that wants memory waits until it has answered
+//!   fills in flight     Device::hold                       a node of the index; a copy of a page that is pinned
+//!   a charge in hand    set_size, of the file that the     a page of another file of the same pool
+//!                       charge is for
+//!   other threads       not at all                         everything, in pools of a folio or two
+//! ```
+//!
+//! What is really pinned is an error in `pools.rs` and `async_read.rs`.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use quinion::backend::{Attributes, Backend, Fill, Flush, MemoryFile, SyncKind};
+use quinion::{BatchRead, Cache, File, MemFile, MemFileOptions, OpenOptions, PoolOptions, ReadOptions};
+use quinion_testing::content::{Dice, fill_content, generations};
+use quinion_testing::device::{Device, verify};
+
+const PAGE: u64 = 4096;
+/// Longer than memory is looked for that is not in flight.
+const LONGER: Duration = Duration::from_millis(300);
+
+fn cache() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
+}
+
+fn read(file: &File, device: &Device, position: u64, len: usize) {
+    let mut buffer = vec![0; len];
+    assert_eq!(file.read_at(&mut buffer, position).unwrap(), len);
+    verify(&buffer, device, position);
+}
+
+/// Has fills of `file` take all pages that are free or can be evicted.
+fn fill_memory(cache: &Cache, file: &File) {
+    for at in (0..file.len()).step_by(64 << 10) {
+        file.will_need(at, 64 << 10).unwrap();
+    }
+    assert_eq!(cache.share().stats().free_pages, 0);
+}
+
+/// Opens memory files, each of which takes a cell as nodes do, until there is none.
+fn take_cells(cache: &Cache, taken: &mut Vec<MemFile>) {
+    while let Ok(file) = cache.mem_file(MemFileOptions::new()) {
+        taken.push(file);
+    }
+}
+
+/// Fills have the memory, records have the cells, and some pages are free: a reader of another file, after some pages
+/// for which spare nodes are left, waits for a node until fills have ended and their pages give way to nodes.
+#[test]
+fn a_node_is_waited_for_while_what_could_give_way_is_in_flight() {
+    let (cache, device) = (cache(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let (kept, late) = (Device::with_number(2, 1 << 20), Device::with_number(3, 16 << 20));
+    let (kept, wanted) =
+        (cache.open_backend(kept).unwrap(), cache.open_backend(Arc::clone(&late) as _).unwrap());
+    let pin = kept.pin(0, 256 << 10).unwrap();
+    device.hold();
+    fill_memory(&cache, &file);
+    let mut taken = Vec::new();
+    take_cells(&cache, &mut taken);
+    drop(pin);
+    assert_eq!(kept.dont_need(0, 1 << 20).unwrap(), 64);
+    take_cells(&cache, &mut taken);
+    assert_eq!(cache.share().stats().free_pages, 64);
+    thread::scope(|scope| {
+        let late = scope.spawn(|| (1..40).for_each(|leaf| read(&wanted, &late, leaf * 64 * PAGE, 100)));
+        thread::sleep(LONGER);
+        let early = late.is_finished();
+        device.release();
+        assert!(!early, "{:?}", late.join());
+    });
+    drop(taken);
+    cache.check().unwrap();
+}
+
+/// A cache that is full of pages gives some up for the records of files that are opened.
+#[test]
+fn files_are_opened_in_a_cache_that_is_full() {
+    let (cache, device) = (cache(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    (0..4 * Cache::MEMORY_MIN).step_by(64 << 10).for_each(|at| read(&file, &device, at, 64 << 10));
+    let files: Vec<_> = (0..20_000).map(|_| cache.mem_file(MemFileOptions::new()).unwrap()).collect();
+    read(&file, &device, 0, 64 << 10);
+    drop(files);
+    cache.check().unwrap();
+}
+
+/// A page is written, pinned, and written again. Its users keep it, and the copy that is to take its place waits until
+/// fills that have all of the memory have ended.
+#[test]
+fn the_copy_of_a_pinned_page_waits_for_memory_that_is_in_flight() {
+    let (cache, device) = (cache(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let write = OpenOptions::new().write(true).to_owned();
+    let written = cache.open_backend_with(Arc::new(MemoryFile::new(Vec::new())), &write).unwrap();
+    written.write_all_at(&[1; 4096], 0).unwrap();
+    let pin = written.pin(0, 4096).unwrap();
+    device.hold();
+    fill_memory(&cache, &file);
+    thread::scope(|scope| {
+        let late = scope.spawn(|| written.write_all_at(&[2; 4096], 0));
+        thread::sleep(LONGER);
+        let early = late.is_finished();
+        device.release();
+        assert!(!early, "{:?}", late.join());
+        late.join().unwrap().unwrap();
+    });
+    let mut now = [0; 4096];
+    assert_eq!(written.read_at(&mut now, 0).unwrap(), 4096);
+    assert!(now == [2; 4096] && pin.chunks().flatten().all(|byte| *byte == 1));
+    drop(pin);
+    cache.check().unwrap();
+}
+
+/// A file that takes long to be cut.
+#[derive(Debug)]
+struct SlowCut {
+    file: MemoryFile,
+    is_cutting: AtomicBool,
+    may_end: AtomicBool,
+}
+
+impl Backend for SlowCut {
+    fn name(&self) -> &'static str {
+        "slow cut"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.file.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.file.submit(fills);
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.file.flush(flushes);
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.file.sync(kind, range)
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.is_cutting.store(true, Ordering::Relaxed);
+        until(|| self.may_end.load(Ordering::Relaxed));
+        Backend::set_size(&self.file, bytes)
+    }
+}
+
+fn until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// 1 A thread cuts a file, and its device takes long.
+/// 2 A second reads that file, is charged for a page, all that their pool may have, and waits for the cut.
+/// 3 A third reads another file of the pool. It waits for the second.
+#[test]
+fn a_charge_in_the_hands_of_a_thread_that_waits_is_waited_for() {
+    let cache = cache();
+    let pool = cache.add_pool("small", PoolOptions::new().limit(PAGE)).unwrap();
+    let (file, no) = (MemoryFile::new(vec![7; 64 << 10]), || AtomicBool::new(false));
+    let slow = Arc::new(SlowCut { file, is_cutting: no(), may_end: no() });
+    let write = OpenOptions::new().write(true).to_owned();
+    let cut = pool.open_backend_with(Arc::clone(&slow) as _, &write).unwrap();
+    let device = Device::new(1 << 20);
+    let file = pool.open_backend(Arc::clone(&device) as _).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| cut.set_len(32 << 10).unwrap());
+        until(|| slow.is_cutting.load(Ordering::Relaxed));
+        scope.spawn(|| {
+            let mut byte = [0];
+            assert_eq!((cut.read_at(&mut byte, 0).unwrap(), byte), (1, [7]));
+        });
+        until(|| pool.stats().used_pages == 1);
+        let late = scope.spawn(|| read(&file, &device, 0, 100));
+        thread::sleep(LONGER);
+        let early = late.is_finished();
+        slow.may_end.store(true, Ordering::Relaxed);
+        assert!(!early, "{:?}", late.join());
+    });
+    cache.check().unwrap();
+}
+
+const THREADS: u64 = 24;
+const WRITTEN: u32 = 9;
+/// Pages of the file that is written: each thread has some of its own, in fours.
+const PAGES: u64 = 2048;
+
+struct Contender<'c> {
+    dice: Dice,
+    me: u64,
+    device: &'c Device,
+    read: File,
+    written: File,
+    /// What it has written last, by the first page of the four.
+    known: Vec<u32>,
+}
+
+impl Contender<'_> {
+    fn step(&mut self, step: u32) {
+        let size = self.device.size.load(Ordering::Relaxed);
+        let at = self.dice.below(size - (64 << 10));
+        let len = 1 + self.dice.below(9000) as usize;
+        match self.dice.below(6) {
+            0 | 1 => read(&self.read, self.device, at, len),
+            2 => {
+                let options = ReadOptions::new().uncached(true);
+                let mut buffer = vec![0; len];
+                assert_eq!(self.read.read_at_with(&mut buffer, at, options).unwrap(), len);
+                verify(&buffer, self.device, at);
+            }
+            3 => {
+                let mut buffers = vec![[0; 3000]; 8];
+                let places = buffers.iter_mut().zip(1..);
+                let reads = places.map(|(buffer, nth)| BatchRead::new(buffer, at / 9 * nth));
+                let mut reads: Vec<BatchRead<'_>> = reads.collect();
+                self.read.read_batch(&mut reads);
+                for read in &reads {
+                    assert_eq!(read.result().unwrap(), 3000);
+                    verify(read.bytes(), self.device, read.position());
+                }
+            }
+            4 => (0..8).rev().for_each(|back| read(&self.read, self.device, at + back * PAGE, 100)),
+            _ => self.write(step),
+        }
+    }
+
+    fn write(&mut self, step: u32) {
+        let four = self.dice.below(self.known.len() as u64);
+        let (position, len) = ((four * THREADS + self.me) * 4 * PAGE, 4 * PAGE as usize);
+        let mut bytes = vec![0; len];
+        assert_eq!(self.written.read_at(&mut bytes, position).unwrap(), len);
+        let known = self.known[four as usize];
+        assert_eq!(generations(&bytes, WRITTEN, position).unwrap(), Some(known..=known));
+        fill_content(&mut bytes, WRITTEN, position, step);
+        self.written.write_all_at(&bytes, position).unwrap();
+        self.known[four as usize] = step;
+    }
+}
+
+/// Far more threads than a pool has folios, or than there are processors, and no pins: each call gets its page in the
+/// end. Pools of one folio and of two, by threads that read and write in both.
+#[test]
+fn no_call_fails_because_others_were_faster() {
+    for order in [0, 2, 4] {
+        let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(256 << 10);
+        let cache = builder.folio_order_min(order).build().unwrap();
+        let limit = |folios: u64| PoolOptions::new().limit(folios * PAGE << order);
+        let pools = [cache.add_pool("one", limit(1)).unwrap(), cache.add_pool("two", limit(2)).unwrap()];
+        let device = Device::new(16 << 20);
+        let mut bytes = vec![0; (PAGES * PAGE) as usize];
+        fill_content(&mut bytes, WRITTEN, 0, 1);
+        let backend = Arc::new(MemoryFile::new(bytes));
+        let write = OpenOptions::new().write(true).to_owned();
+        let failed = Mutex::new(());
+        thread::scope(|scope| {
+            for me in 0..THREADS {
+                let pool = &pools[me as usize % 2];
+                let mut contender = Contender {
+                    dice: Dice::new(me),
+                    me,
+                    device: &device,
+                    read: pool.open_backend(Arc::clone(&device) as _).unwrap(),
+                    written: pool.open_backend_with(Arc::clone(&backend) as _, &write).unwrap(),
+                    known: vec![1; (PAGES / 4 / THREADS) as usize],
+                };
+                let failed = &failed;
+                scope.spawn(move || {
+                    for step in 2..150 {
+                        if failed.is_poisoned() {
+                            return;
+                        }
+                        let outcome =
+                            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| contender.step(step)));
+                        if let Err(panic) = outcome {
+                            let _poisons = failed.lock();
+                            std::panic::resume_unwind(panic);
+                        }
+                    }
+                });
+            }
+        });
+        for pool in &pools {
+            assert!(pool.stats().used_pages <= pool.stats().limit_bytes.unwrap() / PAGE);
+        }
+        cache.check().unwrap();
+    }
+}

@@ -459,7 +459,7 @@ impl Vm {
         let absent = self.spaces[0].pages.absent_in(begin, end - begin);
         let absent: u64 = absent.iter().map(|part| part.bytes).sum();
         if absent <= CROWD_ABSENT_MAX {
-            self.will_want(begin, end - begin, common);
+            self.read_ahead(begin..end, common);
             self.want_window(begin..end);
         }
     }
@@ -524,11 +524,17 @@ impl Vm {
         }
     }
 
+    /// Starts reads of what will be wanted, by whole folios: what of them the VM has not got, and what lies between. So
+    /// nothing is read behind its memory.
     fn read_ahead(&mut self, mut reads: Range<u64>, common: &VmShared<'_>) {
         while reads.start < reads.end {
-            // Whole folios.
             let end = (reads.start + 1).next_multiple_of(WINDOW_BYTES_MAX).min(reads.end);
-            self.will_want(reads.start, end - reads.start, common);
+            let absent = self.spaces[0].pages.absent_in(reads.start, end - reads.start);
+            let first = absent.iter().map(|part| part.offset).min();
+            let behind = absent.iter().map(|part| part.offset + part.bytes).max();
+            if let (Some(first), Some(behind)) = (first, behind) {
+                self.will_want(first, behind - first, common);
+            }
             reads.start = end;
         }
     }
@@ -1016,7 +1022,7 @@ impl Vm {
 
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
         for read in self.replayed.warm(replay, WARM_BYTES) {
-            self.will_want(read.start, read.end - read.start, common);
+            self.read_ahead(read, common);
         }
         let mut left = self.ahead_bytes;
         for _ in 0..AHEAD_RUNS {

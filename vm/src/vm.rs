@@ -27,8 +27,8 @@
 //! looked for. If the last fault was in a stream, or of the record, or of what is filled next, the VM is right behind,
 //! and to look for each of its faults would hold up both: steps are [`AHEAD_BYTES_MAX`] then. A step waits for no
 //! device: what has not come is looked for again in a moment. (Except what was evicted three times before it could be
-//! supplied, and the filling of an image that VMs map.) A turn of a VM whose faults never end has such a step after
-//! each of them.
+//! supplied, and any step of an image that VMs map: it is read as one, if it was not read before.) A turn of a VM whose
+//! faults never end has such a step after each of them.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, and nothing comes unasked but a replayed
 //! record: a page that was never touched must not look as if it had been.
@@ -961,9 +961,9 @@ impl Vm {
         let unit = self.spaces[0].pages.unit();
         let of = |bytes: u64| ImagePart { bytes: first.bytes.min(bytes.max(unit)), ..first };
         let (mut part, large) = (of(AHEAD_BYTES), of(self.ahead_bytes));
-        // Of a large step that has not come as a whole, the first part may have.
+        // Of a large step that has not come as a whole, the first part may have. An image's is waited for as one.
         let ready = if large == part { None } else { self.ready(large, common)? };
-        if ready.is_some() {
+        if ready.is_some() || self.is_mapped() {
             part = large;
         }
         let behind = part.offset + part.bytes;
@@ -1059,10 +1059,10 @@ impl Vm {
         for part in absent {
             // A large page is read as a whole, and compared where the record names it.
             let named = part.offset.max(offset)..(part.offset + part.bytes).min(offset + bytes);
-            // A large step neither waits nor gives a page up.
+            // A large step gives no page up; and it waits for none, but for an image's.
             let come = match bytes {
                 0..=AHEAD_BYTES => self.bytes_ahead(part, common)?,
-                _ => self.ready(part, common)?.map_or(Ready::Later, Ready::Yes),
+                _ => self.bytes_as_one(part, common)?.map_or(Ready::Later, Ready::Yes),
             };
             let bytes = match come {
                 Ready::Yes(bytes) => bytes,
@@ -1114,15 +1114,34 @@ impl Vm {
         part: ImagePart,
         common: &VmShared<'_>,
     ) -> Result<Ready<SnapshotBytes>, PeerError> {
-        let Source::Mapped(image) = &self.source else { return self.ready_ahead(part, common) };
-        let len = part.bytes as usize;
-        let mut buffer = vec![0; len];
-        let read = image.read_at(&mut buffer, part.offset);
+        if !self.is_mapped() {
+            return self.ready_ahead(part, common);
+        }
+        Ok(self.bytes_as_one(part, common)?.map_or(Ready::Never, Ready::Yes))
+    }
+
+    /// All bytes of `part`, or none. Those of an image are waited for.
+    fn bytes_as_one(
+        &mut self,
+        part: ImagePart,
+        common: &VmShared<'_>,
+    ) -> Result<Option<SnapshotBytes>, PeerError> {
+        let (mut buffer, len) = (std::mem::take(&mut self.buffer), part.bytes as usize);
+        let Source::Mapped(image) = &self.source else {
+            self.buffer = buffer;
+            return self.ready(part, common);
+        };
+        buffer.resize(buffer.len().max(len), 0);
+        let read = image.read_at(&mut buffer[..len], part.offset);
         if image.has_changed() {
             return Err(PeerError::SnapshotChanged);
         }
-        let is_whole = read.is_ok_and(|read| read == len);
-        Ok(if is_whole { Ready::Yes(SnapshotBytes::Copied { buffer, len }) } else { Ready::Never })
+        let bytes = SnapshotBytes::Copied { buffer, len };
+        if read.is_ok_and(|read| read == len) {
+            return Ok(Some(bytes));
+        }
+        self.recycle(bytes);
+        Ok(None)
     }
 
     fn note_compared(&self, replay: &Replay, compared: u64, differing: u64, common: &VmShared<'_>) {

@@ -7,7 +7,6 @@
 //! The kernel copies to pages for which no thread waits as to any other, so one thread does all of it in its order.
 
 use std::fs;
-use std::os::fd::OwnedFd;
 
 use proptest::prelude::*;
 use quinion::Cache;
@@ -30,6 +29,22 @@ fn page(number: u64) -> [u8; PAGE_SIZE] {
     page
 }
 
+/// How a VM gets its pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Copied,
+    Mapped,
+}
+
+const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM;
+
+/// Those that the system has.
+fn ways(test: &str) -> Vec<Way> {
+    let needs = [(Way::Copied, 0), (Way::Mapped, FEATURES)];
+    let has = |&(_, features): &(Way, u64)| vmm::has(test, &[Need::Userfault(features)]);
+    needs.into_iter().filter(has).map(|(way, _)| way).collect()
+}
+
 /// A VM whose faults a test makes up.
 struct QuietVm {
     vm: Vm,
@@ -42,28 +57,26 @@ struct QuietVm {
 }
 
 impl QuietVm {
-    /// One of `bytes` bytes of a snapshot of `image_bytes`, which is in the cache as a whole.
-    fn copied(bytes: u64, image_bytes: u64) -> Self {
-        let (folder, path) = written(image_bytes);
-        let cache = Cache::builder().memory(2 * image_bytes + 32 * MIB).build().expect("a cache");
+    /// One of `bytes` bytes of a snapshot, which is in the cache as a whole if it is copied.
+    fn new(way: Way, bytes: u64) -> Self {
+        let (folder, path) = written(bytes);
+        let cache = Cache::builder().memory(3 * bytes + 32 * MIB).build().expect("a cache");
         let snapshot = Snapshot::open(&cache, &path).expect("a snapshot");
-        let file = snapshot.file();
-        file.read_at(&mut vec![0; image_bytes as usize], 0).expect("the snapshot can be read");
-        let base = map(&Of::Anonymous, 0, bytes).expect("memory");
-        let registered = Userfault::open(0).expect("it was looked for");
-        registered.register(base, bytes, kernel::MISSING).expect("memory of this process");
-        Self::new(registered.0, base, bytes, Source::Copied(Box::new(file)), snapshot, folder)
-    }
-
-    fn new(
-        uffd: OwnedFd,
-        base: u64,
-        bytes: u64,
-        source: Source,
-        snapshot: Snapshot,
-        folder: tempfile::TempDir,
-    ) -> Self {
-        let uffd = Uffd::accept(uffd).expect("it is one");
+        let (source, base, uffd) = match way {
+            Way::Copied => {
+                let file = snapshot.file();
+                file.read_at(&mut vec![0; bytes as usize], 0).expect("the snapshot can be read");
+                let base = map(&Of::Anonymous, 0, bytes).expect("memory");
+                (Source::Copied(Box::new(file)), base, registered(base, bytes, 0, kernel::MISSING))
+            }
+            Way::Mapped => {
+                let image = snapshot.image(&cache, &path).expect("an image");
+                let memory = image.fd().try_clone_to_owned().expect("a descriptor");
+                let base = map(&Of::Private(&memory), 0, bytes).expect("memory");
+                let modes = kernel::MISSING | kernel::MINOR;
+                (Source::Mapped(image), base, registered(base, bytes, FEATURES, modes))
+            }
+        };
         let pages = Pages::new(PAGE, &[MappedRegion { base, offset: 0, bytes }]);
         Self {
             vm: Vm::new(uffd, pages, source, Arc::default()),
@@ -134,6 +147,12 @@ impl QuietVm {
     }
 }
 
+fn registered(base: u64, bytes: u64, features: u64, modes: u64) -> Uffd {
+    let uffd = Userfault::open(features).expect("it was looked for");
+    uffd.register(base, bytes, modes).expect("memory of this process");
+    Uffd::accept(uffd.0).expect("it is one")
+}
+
 fn written(bytes: u64) -> (tempfile::TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("memory");
@@ -143,81 +162,78 @@ fn written(bytes: u64) -> (tempfile::TempDir, std::path::PathBuf) {
 
 #[test]
 fn steps_are_large_while_the_vm_walks_into_them() {
-    if !vmm::has("steps_are_large_while_the_vm_walks_into_them", &[Need::Userfault(0)]) {
-        return;
+    for way in ways("steps_are_large_while_the_vm_walks_into_them") {
+        let mut vm = QuietVm::new(way, 16 * MIB);
+        vm.touched(0);
+        assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES, "one fault is no walk");
+        let window = vm.walk(0);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}");
+        // It has overtaken what is supplied, and waits for that.
+        vm.touched(window + MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}");
     }
-    let mut vm = QuietVm::copied(16 * MIB, 16 * MIB);
-    vm.touched(0);
-    assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES, "one fault is no walk");
-    let window = vm.walk(0);
-    assert_eq!(vm.step(), AHEAD_BYTES_MAX);
-    // It has overtaken what is supplied, and waits for that.
-    vm.touched(window + MIB);
-    assert_eq!(vm.step(), AHEAD_BYTES_MAX);
 }
+
+type Other = (&'static str, fn(&mut QuietVm, u64));
+/// What a VM may ask for beside its walk; the second argument is far from that.
+const OTHERS: [Other; 5] = [
+    ("a page elsewhere", |vm, far| vm.touched(far)),
+    ("a page that is there", |vm, _| vm.touched(0)),
+    ("a page that was given back", |vm, far| {
+        let removed = Message::Removed(vm.base + far..vm.base + far + PAGE);
+        vm.vm.note(0, removed, Instant::now()).expect("it is noted");
+        vm.touched(far);
+    }),
+    ("a page that is protected", |vm, _| {
+        assert_eq!(vm.fault(0, FaultKind::Protected), FaultAnswer::Given);
+    }),
+    ("an address in no region", |vm, _| {
+        assert_eq!(vm.fault(1 << 40, FaultKind::Missing), FaultAnswer::Stray);
+    }),
+];
 
 #[test]
 fn steps_are_small_as_soon_as_anything_else_is_asked_for() {
-    if !vmm::has("steps_are_small_as_soon_as_anything_else_is_asked_for", &[Need::Userfault(0)]) {
-        return;
-    }
-    let far = 24 * MIB;
-    type Other = (&'static str, fn(&mut QuietVm, u64));
-    let others: [Other; 5] = [
-        ("a page elsewhere", |vm, far| vm.touched(far)),
-        ("a page that is there", |vm, _| vm.touched(0)),
-        ("a page that was given back", |vm, far| {
-            let removed = Message::Removed(vm.base + far..vm.base + far + PAGE);
-            vm.vm.note(0, removed, Instant::now()).expect("it is noted");
-            vm.touched(far);
-        }),
-        ("a page that is protected", |vm, _| {
-            assert_eq!(vm.fault(0, FaultKind::Protected), FaultAnswer::Given);
-        }),
-        ("an address in no region", |vm, _| {
-            assert_eq!(vm.fault(1 << 40, FaultKind::Missing), FaultAnswer::Stray);
-        }),
-    ];
-    for (what, other) in others {
-        let mut vm = QuietVm::copied(32 * MIB, 32 * MIB);
-        let window = vm.walk(0);
-        assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES_MAX, "{what}");
-        other(&mut vm, far);
-        assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES, "{what}");
-        assert_eq!(vm.step(), AHEAD_BYTES, "{what}");
-        // The walk goes on.
-        vm.touched(window + MIB);
-        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{what}");
+    for way in ways("steps_are_small_as_soon_as_anything_else_is_asked_for") {
+        for (what, other) in OTHERS {
+            let mut vm = QuietVm::new(way, 32 * MIB);
+            let window = vm.walk(0);
+            assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES_MAX, "{way:?}, {what}");
+            other(&mut vm, 24 * MIB);
+            assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES, "{way:?}, {what}");
+            assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}, {what}");
+            // The walk goes on.
+            vm.touched(window + MIB);
+            assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}, {what}");
+        }
     }
 }
 
 #[test]
 fn steps_of_what_is_filled_are_large_while_the_vm_is_right_behind() {
-    if !vmm::has("steps_of_what_is_filled_are_large_while_the_vm_is_right_behind", &[Need::Userfault(0)]) {
-        return;
+    for way in ways("steps_of_what_is_filled_are_large_while_the_vm_is_right_behind") {
+        let mut vm = QuietVm::new(way, 32 * MIB);
+        vm.fill = Fill::All;
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: no fault has come");
+        vm.touched(MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}: it is filled next");
+        vm.touched(24 * MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: it is not filled for long");
     }
-    let mut vm = QuietVm::copied(32 * MIB, 32 * MIB);
-    vm.fill = Fill::All;
-    assert_eq!(vm.step(), AHEAD_BYTES, "no fault has come");
-    vm.touched(MIB);
-    assert_eq!(vm.step(), AHEAD_BYTES_MAX, "it is filled next");
-    vm.touched(24 * MIB);
-    assert_eq!(vm.step(), AHEAD_BYTES, "it is not filled for long");
 }
 
 #[test]
 fn steps_of_a_record_are_large_while_the_vm_wants_its_pages() {
-    if !vmm::has("steps_of_a_record_are_large_while_the_vm_wants_its_pages", &[Need::Userfault(0)]) {
-        return;
+    for way in ways("steps_of_a_record_are_large_while_the_vm_wants_its_pages") {
+        let mut vm = QuietVm::new(way, 32 * MIB);
+        let record = record(&vm.snapshot, 0..8 * MIB / PAGE);
+        vm.replay = Some(Replay::new(&record));
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: no fault has come");
+        vm.touched(6 * MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}: the record names it");
+        vm.touched(24 * MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: the record does not name it");
     }
-    let mut vm = QuietVm::copied(32 * MIB, 32 * MIB);
-    let record = record(&vm.snapshot, 0..8 * MIB / PAGE);
-    vm.replay = Some(Replay::new(&record));
-    assert_eq!(vm.step(), AHEAD_BYTES, "no fault has come");
-    vm.touched(6 * MIB);
-    assert_eq!(vm.step(), AHEAD_BYTES_MAX, "the record names it");
-    vm.touched(24 * MIB);
-    assert_eq!(vm.step(), AHEAD_BYTES, "the record does not name it");
 }
 
 fn record(snapshot: &Snapshot, pages: Range<u64>) -> FaultRecord {

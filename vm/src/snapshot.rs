@@ -158,8 +158,9 @@ fn settled(file: &fs::File) -> std::io::Result<SnapshotVersion> {
 }
 
 fn known(file: &fs::File) -> std::io::Result<SnapshotVersion> {
-    let metadata = file.metadata()?;
-    Ok((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
+    // Each answer makes this call; `metadata` makes one that costs a tenth more.
+    let status = rustix::fs::fstat(file)?;
+    Ok((status.st_size.cast_unsigned(), status.st_mtime, status.st_mtime_nsec.cast_signed()))
 }
 
 fn fingerprint(file: &File, bytes: u64) -> Result<u64> {

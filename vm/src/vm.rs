@@ -27,8 +27,8 @@
 //! looked for. If the last fault was in a stream, or of the record, or of what is filled next, the VM is right behind,
 //! and to look for each of its faults would hold up both: steps are [`AHEAD_BYTES_MAX`] then. A step waits for no
 //! device: what has not come is looked for again in a moment. (Except what was evicted three times before it could be
-//! supplied, and the filling of an image that VMs map.) A turn of a VM whose faults never end has such a step after
-//! each of them.
+//! supplied, and any step of an image that VMs map: it is read as one, if it was not read before.) A turn of a VM whose
+//! faults never end has such a step after each of them.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, and nothing comes unasked but a replayed
 //! record: a page that was never touched must not look as if it had been.
@@ -459,7 +459,7 @@ impl Vm {
         let absent = self.spaces[0].pages.absent_in(begin, end - begin);
         let absent: u64 = absent.iter().map(|part| part.bytes).sum();
         if absent <= CROWD_ABSENT_MAX {
-            self.will_want(begin, end - begin, common);
+            self.read_ahead(begin..end, common);
             self.want_window(begin..end);
         }
     }
@@ -524,11 +524,17 @@ impl Vm {
         }
     }
 
+    /// Starts reads of what will be wanted, by whole folios: what of them the VM has not got, and what lies between. So
+    /// nothing is read behind its memory.
     fn read_ahead(&mut self, mut reads: Range<u64>, common: &VmShared<'_>) {
         while reads.start < reads.end {
-            // Whole folios.
             let end = (reads.start + 1).next_multiple_of(WINDOW_BYTES_MAX).min(reads.end);
-            self.will_want(reads.start, end - reads.start, common);
+            let absent = self.spaces[0].pages.absent_in(reads.start, end - reads.start);
+            let first = absent.iter().map(|part| part.offset).min();
+            let behind = absent.iter().map(|part| part.offset + part.bytes).max();
+            if let (Some(first), Some(behind)) = (first, behind) {
+                self.will_want(first, behind - first, common);
+            }
             reads.start = end;
         }
     }
@@ -955,9 +961,9 @@ impl Vm {
         let unit = self.spaces[0].pages.unit();
         let of = |bytes: u64| ImagePart { bytes: first.bytes.min(bytes.max(unit)), ..first };
         let (mut part, large) = (of(AHEAD_BYTES), of(self.ahead_bytes));
-        // Of a large step that has not come as a whole, the first part may have.
+        // Of a large step that has not come as a whole, the first part may have. An image's is waited for as one.
         let ready = if large == part { None } else { self.ready(large, common)? };
-        if ready.is_some() {
+        if ready.is_some() || self.is_mapped() {
             part = large;
         }
         let behind = part.offset + part.bytes;
@@ -1016,7 +1022,7 @@ impl Vm {
 
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
         for read in self.replayed.warm(replay, WARM_BYTES) {
-            self.will_want(read.start, read.end - read.start, common);
+            self.read_ahead(read, common);
         }
         let mut left = self.ahead_bytes;
         for _ in 0..AHEAD_RUNS {
@@ -1053,10 +1059,10 @@ impl Vm {
         for part in absent {
             // A large page is read as a whole, and compared where the record names it.
             let named = part.offset.max(offset)..(part.offset + part.bytes).min(offset + bytes);
-            // A large step neither waits nor gives a page up.
+            // A large step gives no page up; and it waits for none, but for an image's.
             let come = match bytes {
                 0..=AHEAD_BYTES => self.bytes_ahead(part, common)?,
-                _ => self.ready(part, common)?.map_or(Ready::Later, Ready::Yes),
+                _ => self.bytes_as_one(part, common)?.map_or(Ready::Later, Ready::Yes),
             };
             let bytes = match come {
                 Ready::Yes(bytes) => bytes,
@@ -1108,15 +1114,34 @@ impl Vm {
         part: ImagePart,
         common: &VmShared<'_>,
     ) -> Result<Ready<SnapshotBytes>, PeerError> {
-        let Source::Mapped(image) = &self.source else { return self.ready_ahead(part, common) };
-        let len = part.bytes as usize;
-        let mut buffer = vec![0; len];
-        let read = image.read_at(&mut buffer, part.offset);
+        if !self.is_mapped() {
+            return self.ready_ahead(part, common);
+        }
+        Ok(self.bytes_as_one(part, common)?.map_or(Ready::Never, Ready::Yes))
+    }
+
+    /// All bytes of `part`, or none. Those of an image are waited for.
+    fn bytes_as_one(
+        &mut self,
+        part: ImagePart,
+        common: &VmShared<'_>,
+    ) -> Result<Option<SnapshotBytes>, PeerError> {
+        let (mut buffer, len) = (std::mem::take(&mut self.buffer), part.bytes as usize);
+        let Source::Mapped(image) = &self.source else {
+            self.buffer = buffer;
+            return self.ready(part, common);
+        };
+        buffer.resize(buffer.len().max(len), 0);
+        let read = image.read_at(&mut buffer[..len], part.offset);
         if image.has_changed() {
             return Err(PeerError::SnapshotChanged);
         }
-        let is_whole = read.is_ok_and(|read| read == len);
-        Ok(if is_whole { Ready::Yes(SnapshotBytes::Copied { buffer, len }) } else { Ready::Never })
+        let bytes = SnapshotBytes::Copied { buffer, len };
+        if read.is_ok_and(|read| read == len) {
+            return Ok(Some(bytes));
+        }
+        self.recycle(bytes);
+        Ok(None)
     }
 
     fn note_compared(&self, replay: &Replay, compared: u64, differing: u64, common: &VmShared<'_>) {
@@ -1234,56 +1259,4 @@ fn is_zero(page: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn units_are_whole_and_in_order(cuts in prop::collection::vec(1..30_usize, 1..20), unit in 1..9_usize) {
-            let len = cuts.iter().sum::<usize>().next_multiple_of(unit);
-            let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
-            let (mut chunks, mut rest) = (Vec::new(), &bytes[..]);
-            for &cut in &cuts {
-                let (chunk, behind) = rest.split_at(cut);
-                chunks.push(chunk);
-                rest = behind;
-            }
-            chunks.push(rest);
-            let pieces: Vec<SuppliedBytes<'_>> = whole_units(chunks.into_iter(), unit).collect();
-            prop_assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len().is_multiple_of(unit)));
-            prop_assert_eq!(pieces.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>(), bytes);
-        }
-
-        #[test]
-        fn parts_of_a_trace_are_those_that_are_the_same(same in prop::collection::vec(any::<bool>(), 1..40)) {
-            let part = ImagePart { address: 7 << 20, offset: 3 << 20, bytes: same.len() as u64 * PAGE };
-            let parts = same_parts(part, &same, PAGE);
-            let mut found = vec![false; same.len()];
-            for stretch in &parts {
-                prop_assert_eq!(stretch.address - part.address, stretch.offset - part.offset);
-                let first = ((stretch.offset - part.offset) / PAGE) as usize;
-                found[first..first + (stretch.bytes / PAGE) as usize].fill(true);
-            }
-            prop_assert_eq!(&found, &same);
-            prop_assert!(parts.windows(2).all(|pair| pair[0].offset + pair[0].bytes < pair[1].offset));
-        }
-
-        #[test]
-        fn stretches_are_of_one_kind_and_as_long_as_can_be(pages in prop::collection::vec(0..3_u8, 1..12)) {
-            let mut bytes = vec![0; pages.len() * PAGE_SIZE];
-            for (number, &kind) in pages.iter().enumerate() {
-                let at = number * PAGE_SIZE + if kind == 1 { PAGE_SIZE - 1 } else { 0 };
-                bytes[at] = kind;
-            }
-            let parts = same_kind(&bytes, PAGE_SIZE);
-            let naive: Vec<bool> = pages.iter().map(|&kind| kind == 0).collect();
-            let found: Vec<bool> =
-                parts.iter().flat_map(|(part, kind)| vec![*kind; part.len() / PAGE_SIZE]).collect();
-            prop_assert_eq!(found, naive);
-            prop_assert!(parts.windows(2).all(|pair| pair[0].1 != pair[1].1));
-            prop_assert_eq!(parts.iter().map(|(part, _)| part.len()).sum::<usize>(), bytes.len());
-        }
-    }
-}
+mod tests;

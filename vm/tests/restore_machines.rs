@@ -13,7 +13,7 @@ use quinion::Cache;
 use quinion_vm::{FaultRecord, Fill, OnFailure, RestoreOptions, Server};
 use stage::{Stage, options};
 
-use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, kernel};
+use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};
 
 #[test]
 fn be_the_monitor() {
@@ -443,6 +443,42 @@ fn reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one() {
     monitor.does("touch 0 8192 2");
     assert_eq!(server.stats().device_bytes, 8192 * PAGE as u64, "and nothing twice");
     server.stop();
+}
+
+/// A machine may have less memory than the snapshot that it is given.
+#[test]
+fn nothing_is_read_behind_the_memory_of_a_machine() {
+    if !vmm::has("nothing_is_read_behind_the_memory_of_a_machine", &[REMOVALS]) {
+        return;
+    }
+    // It ends amid 2 MiB.
+    let machine = Image::new(22, 5000);
+    let walk = ["touch 0 5000 1".to_owned()];
+    // Half of the last 2 MiB, and the rest follows.
+    let crowd: Vec<String> = (0..12).map(|nth| format!("touch {} 1 1", 4608 + 32 * nth)).collect();
+    let ways: [(_, &[String], _); 3] =
+        [(Fill::Nothing, &walk, 0..5000), (Fill::Nothing, &crowd, 4608..5000), (Fill::All, &[], 0..5000)];
+    for (fill, commands, supplied) in ways {
+        let stage = Stage::new(Image { pages: 8192, ..machine });
+        let server = stage.serve(options(|o| (o.vms_max, o.fill) = (1, fill)));
+        let file = stage.cache.open(stage.snapshot()).unwrap();
+        let behind = || {
+            let residency = file.residency(machine.bytes(), 3192 * PAGE as u64).unwrap();
+            residency.cached_pages + residency.filling_pages
+        };
+        // The snapshot was identified by some of its pages.
+        let before = behind();
+        let mut monitor = Monitor::start(&Plan::new(stage.socket(), machine));
+        commands.iter().for_each(|command| monitor.does(command));
+        let pages = supplied.end - supplied.start;
+        until("its memory is supplied", || {
+            let numbers = server.stats().numbers;
+            numbers.demand_bytes + numbers.ahead_bytes >= pages * PAGE as u64
+        });
+        assert_eq!(behind(), before, "{fill:?}, {commands:?}");
+        monitor.does("touch 0 5000 2");
+        server.stop();
+    }
 }
 
 #[test]

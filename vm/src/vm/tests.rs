@@ -1,0 +1,291 @@
+//! Tests: a VM that touches nothing: its faults are handed in one by one, and the sizes of the answers compared.
+//!
+//! ```text
+//!   memory of this process, registered     a fault by hand --> answer     a step by hand --> how many bytes were ahead
+//! ```
+//!
+//! The kernel copies to pages for which no thread waits as to any other, so one thread does all of it in its order.
+
+use std::fs;
+
+use proptest::prelude::*;
+use quinion::Cache;
+use quinion_testing::vmm::kernel::{self, Userfault};
+use quinion_testing::vmm::memory::{Of, map};
+use quinion_testing::vmm::{self, Need};
+
+use super::*;
+use crate::fault_record::{FaultRecord, Recorder};
+use crate::pages::MappedRegion;
+
+const MIB: u64 = 1 << 20;
+/// A fault by 64 KiB.
+const RUN: u64 = 64 << 10;
+
+/// Pages that are no zeros, each another's.
+fn page(number: u64) -> [u8; PAGE_SIZE] {
+    let mut page = [7; PAGE_SIZE];
+    page[..8].copy_from_slice(&number.to_le_bytes());
+    page
+}
+
+/// How a VM gets its pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Copied,
+    Mapped,
+}
+
+const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM;
+
+/// Those that the system has.
+fn ways(test: &str) -> Vec<Way> {
+    let needs = [(Way::Copied, 0), (Way::Mapped, FEATURES)];
+    let has = |&(_, features): &(Way, u64)| vmm::has(test, &[Need::Userfault(features)]);
+    needs.into_iter().filter(has).map(|(way, _)| way).collect()
+}
+
+/// A VM whose faults a test makes up.
+struct QuietVm {
+    vm: Vm,
+    snapshot: Snapshot,
+    base: u64,
+    replay: Option<Replay>,
+    recorder: Option<Mutex<Recorder>>,
+    fill: Fill,
+    _folder: tempfile::TempDir,
+}
+
+impl QuietVm {
+    /// One of `bytes` bytes of a snapshot, which is in the cache as a whole if it is copied.
+    fn new(way: Way, bytes: u64) -> Self {
+        let (folder, path) = written(bytes);
+        let cache = Cache::builder().memory(3 * bytes + 32 * MIB).build().expect("a cache");
+        let snapshot = Snapshot::open(&cache, &path).expect("a snapshot");
+        let (source, base, uffd) = match way {
+            Way::Copied => {
+                let file = snapshot.file();
+                file.read_at(&mut vec![0; bytes as usize], 0).expect("the snapshot can be read");
+                let base = map(&Of::Anonymous, 0, bytes).expect("memory");
+                (Source::Copied(Box::new(file)), base, registered(base, bytes, 0, kernel::MISSING))
+            }
+            Way::Mapped => {
+                let image = snapshot.image(&cache, &path).expect("an image");
+                let memory = image.fd().try_clone_to_owned().expect("a descriptor");
+                let base = map(&Of::Private(&memory), 0, bytes).expect("memory");
+                let modes = kernel::MISSING | kernel::MINOR;
+                (Source::Mapped(image), base, registered(base, bytes, FEATURES, modes))
+            }
+        };
+        let pages = Pages::new(PAGE, &[MappedRegion { base, offset: 0, bytes }]);
+        Self {
+            vm: Vm::new(uffd, pages, source, Arc::default()),
+            snapshot,
+            base,
+            replay: None,
+            recorder: None,
+            fill: Fill::Recorded,
+            _folder: folder,
+        }
+    }
+
+    fn with<T>(&mut self, act: impl FnOnce(&mut Vm, &VmShared<'_>) -> T) -> T {
+        let common = VmShared {
+            snapshot: &self.snapshot,
+            run_bytes: RUN,
+            recorder: self.recorder.as_ref(),
+            replay: self.replay.as_ref(),
+            fill: self.fill,
+            reach_bytes: 2 * MIB,
+            tell: &|_| (),
+        };
+        act(&mut self.vm, &common)
+    }
+
+    fn fault(&mut self, offset: u64, kind: FaultKind) -> FaultAnswer {
+        let fault = Fault { address: self.base + offset, kind };
+        self.with(|vm, common| vm.answer(0, fault, common)).expect("it can be answered")
+    }
+
+    fn touched(&mut self, offset: u64) {
+        assert_eq!(self.fault(offset, FaultKind::Missing), FaultAnswer::Given, "byte {offset}");
+        self.with(|vm, common| vm.supply_beside(0, common)).expect("it is there");
+    }
+
+    fn ahead_bytes(&self) -> u64 {
+        self.vm.numbers.lock().expect("no test panics with it").ahead_bytes
+    }
+
+    /// How much one step supplies.
+    fn step(&mut self) -> u64 {
+        let before = self.ahead_bytes();
+        self.with(|vm, common| vm.supply_ahead(common)).expect("it is there");
+        self.ahead_bytes() - before
+    }
+
+    /// Supplies all windows of streams. What the largest step was.
+    fn steps(&mut self) -> u64 {
+        let mut largest = 0;
+        while !self.vm.windows.is_empty() {
+            largest = largest.max(self.step());
+        }
+        largest
+    }
+
+    /// Walks from `from` on until a window of 2 MiB waits to be supplied. Where that begins.
+    fn walk(&mut self, from: u64) -> u64 {
+        let mut at = from;
+        loop {
+            self.touched(at);
+            let window = self.vm.windows.back().cloned().unwrap_or(at + RUN..at + RUN);
+            if window.end - window.start == WINDOW_BYTES_MAX {
+                return window.start;
+            }
+            self.steps();
+            at = window.end;
+        }
+    }
+}
+
+fn registered(base: u64, bytes: u64, features: u64, modes: u64) -> Uffd {
+    let uffd = Userfault::open(features).expect("it was looked for");
+    uffd.register(base, bytes, modes).expect("memory of this process");
+    Uffd::accept(uffd.0).expect("it is one")
+}
+
+fn written(bytes: u64) -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("memory");
+    fs::write(&path, (0..bytes / PAGE).flat_map(page).collect::<Vec<u8>>()).expect("room for it");
+    (folder, path)
+}
+
+#[test]
+fn steps_are_large_while_the_vm_walks_into_them() {
+    for way in ways("steps_are_large_while_the_vm_walks_into_them") {
+        let mut vm = QuietVm::new(way, 16 * MIB);
+        vm.touched(0);
+        assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES, "one fault is no walk");
+        let window = vm.walk(0);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}");
+        // It has overtaken what is supplied, and waits for that.
+        vm.touched(window + MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}");
+    }
+}
+
+type Other = (&'static str, fn(&mut QuietVm, u64));
+/// What a VM may ask for beside its walk; the second argument is far from that.
+const OTHERS: [Other; 5] = [
+    ("a page elsewhere", |vm, far| vm.touched(far)),
+    ("a page that is there", |vm, _| vm.touched(0)),
+    ("a page that was given back", |vm, far| {
+        let removed = Message::Removed(vm.base + far..vm.base + far + PAGE);
+        vm.vm.note(0, removed, Instant::now()).expect("it is noted");
+        vm.touched(far);
+    }),
+    ("a page that is protected", |vm, _| {
+        assert_eq!(vm.fault(0, FaultKind::Protected), FaultAnswer::Given);
+    }),
+    ("an address in no region", |vm, _| {
+        assert_eq!(vm.fault(1 << 40, FaultKind::Missing), FaultAnswer::Stray);
+    }),
+];
+
+#[test]
+fn steps_are_small_as_soon_as_anything_else_is_asked_for() {
+    for way in ways("steps_are_small_as_soon_as_anything_else_is_asked_for") {
+        for (what, other) in OTHERS {
+            let mut vm = QuietVm::new(way, 32 * MIB);
+            let window = vm.walk(0);
+            assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES_MAX, "{way:?}, {what}");
+            other(&mut vm, 24 * MIB);
+            assert_eq!(vm.vm.ahead_bytes, AHEAD_BYTES, "{way:?}, {what}");
+            assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}, {what}");
+            // The walk goes on.
+            vm.touched(window + MIB);
+            assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}, {what}");
+        }
+    }
+}
+
+#[test]
+fn steps_of_what_is_filled_are_large_while_the_vm_is_right_behind() {
+    for way in ways("steps_of_what_is_filled_are_large_while_the_vm_is_right_behind") {
+        let mut vm = QuietVm::new(way, 32 * MIB);
+        vm.fill = Fill::All;
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: no fault has come");
+        vm.touched(MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}: it is filled next");
+        vm.touched(24 * MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: it is not filled for long");
+    }
+}
+
+#[test]
+fn steps_of_a_record_are_large_while_the_vm_wants_its_pages() {
+    for way in ways("steps_of_a_record_are_large_while_the_vm_wants_its_pages") {
+        let mut vm = QuietVm::new(way, 32 * MIB);
+        let record = record(&vm.snapshot, 0..8 * MIB / PAGE);
+        vm.replay = Some(Replay::new(&record));
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: no fault has come");
+        vm.touched(6 * MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}: the record names it");
+        vm.touched(24 * MIB);
+        assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: the record does not name it");
+    }
+}
+
+fn record(snapshot: &Snapshot, pages: Range<u64>) -> FaultRecord {
+    let mut recorder = Recorder::new(snapshot.identity());
+    pages.for_each(|number| recorder.note(number * PAGE, &page(number)));
+    recorder.record()
+}
+
+proptest! {
+    #[test]
+    fn units_are_whole_and_in_order(cuts in prop::collection::vec(1..30_usize, 1..20), unit in 1..9_usize) {
+        let len = cuts.iter().sum::<usize>().next_multiple_of(unit);
+        let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+        let (mut chunks, mut rest) = (Vec::new(), &bytes[..]);
+        for &cut in &cuts {
+            let (chunk, behind) = rest.split_at(cut);
+            chunks.push(chunk);
+            rest = behind;
+        }
+        chunks.push(rest);
+        let pieces: Vec<SuppliedBytes<'_>> = whole_units(chunks.into_iter(), unit).collect();
+        prop_assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len().is_multiple_of(unit)));
+        prop_assert_eq!(pieces.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>(), bytes);
+    }
+
+    #[test]
+    fn parts_of_a_trace_are_those_that_are_the_same(same in prop::collection::vec(any::<bool>(), 1..40)) {
+        let part = ImagePart { address: 7 << 20, offset: 3 << 20, bytes: same.len() as u64 * PAGE };
+        let parts = same_parts(part, &same, PAGE);
+        let mut found = vec![false; same.len()];
+        for stretch in &parts {
+            prop_assert_eq!(stretch.address - part.address, stretch.offset - part.offset);
+            let first = ((stretch.offset - part.offset) / PAGE) as usize;
+            found[first..first + (stretch.bytes / PAGE) as usize].fill(true);
+        }
+        prop_assert_eq!(&found, &same);
+        prop_assert!(parts.windows(2).all(|pair| pair[0].offset + pair[0].bytes < pair[1].offset));
+    }
+
+    #[test]
+    fn stretches_are_of_one_kind_and_as_long_as_can_be(pages in prop::collection::vec(0..3_u8, 1..12)) {
+        let mut bytes = vec![0; pages.len() * PAGE_SIZE];
+        for (number, &kind) in pages.iter().enumerate() {
+            let at = number * PAGE_SIZE + if kind == 1 { PAGE_SIZE - 1 } else { 0 };
+            bytes[at] = kind;
+        }
+        let parts = same_kind(&bytes, PAGE_SIZE);
+        let naive: Vec<bool> = pages.iter().map(|&kind| kind == 0).collect();
+        let found: Vec<bool> =
+            parts.iter().flat_map(|(part, kind)| vec![*kind; part.len() / PAGE_SIZE]).collect();
+        prop_assert_eq!(found, naive);
+        prop_assert!(parts.windows(2).all(|pair| pair[0].1 != pair[1].1));
+        prop_assert_eq!(parts.iter().map(|(part, _)| part.len()).sum::<usize>(), bytes.len());
+    }
+}

@@ -18,10 +18,10 @@
 //! | `sys` | credentials, a killed owner's mark, and calls that may hang |
 //! | `viewer` | how a program that knows the library becomes a viewer |
 //! | `serve` | the socket, viewers and their requests: what an owner is asked, and by whom |
-//! | `owner` | a [`quinion::Cache`] that answers: which files are served, and what guarantees that they stay as they are |
+//! | `owner` | a [`quinion::Cache`] that answers: which files are served, and what guarantees their bytes |
 //!
-//! Which files may be served is in [`ServeRules`]. Things that have a name and no descriptor, such as objects of a store,
-//! are opened by a [`NameOpener`].
+//! Which files may be served is in [`ServeRules`]. What has a name and no descriptor, such as an object of a store, is
+//! opened by a [`NameOpener`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

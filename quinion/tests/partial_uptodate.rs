@@ -54,6 +54,12 @@ fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
+/// Holds of the folio with that page, and the one of this look.
+fn holds(rig: &Rig, page: u64) -> u32 {
+    let held = rig.mapping.try_hold(PageIndex(page)).unwrap();
+    rig.arena.view().own(held.frame()).word().holds()
+}
+
 fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
     let (cell, id) = (rig.mapping.index().cell(), rig.mapping.id());
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
@@ -398,7 +404,7 @@ fn a_viewer_of_a_part_that_failed_asks_again_and_reads_its_next_fill() {
         let mut fill = device.kept();
         land(&mut fill, 0..64);
         // It has 64 pages now and waits for one more, which does not come.
-        while owner.fills.load(Ordering::Relaxed) < 2 {
+        while owner.fills.load(Ordering::Relaxed) < 2 || holds(&owner.rig, 64) < 3 {
             thread::yield_now();
         }
         fill.complete(Err(io::Error::from_raw_os_error(5)));

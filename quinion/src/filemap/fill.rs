@@ -276,8 +276,8 @@ impl SubmitBatch<'_> {
         let FillRequest { urgency, wait_policy, .. } = *request;
         let fate = self.fate();
         let Self { filemap, mapping, pool, .. } = *self;
-        // 1 What is not there. Memory is not waited for beside what was asked for: that may have come meanwhile, and its
-        // folio may begin before it.
+        // 1 What is not there. Memory is not waited for beside what was asked for: that may have come meanwhile, and
+        // its folio may begin before it.
         let (mut gaps, unit) = (self.gaps(window, wait_policy)?, filemap.supply.smallest_of(window));
         if urgency == FillUrgency::Asked {
             request.begin_with_asked(&mut gaps, unit);

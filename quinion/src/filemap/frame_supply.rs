@@ -21,9 +21,10 @@
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
 //!  2. Nothing is waited for but locks, unless the urgency is `Asked` and the first page has no frame yet.
 //!  3. A wait for memory ends with an error only after [`STALLS_MAX`] waits in a row in which no page came in: where
-//!     others get memory, there is some. Nor does it end while fills are in flight, or, for as long as a writer is held
-//!     up at most, flushes, spills, what others are charged for and have not inserted yet, or folios that they hold
-//!     or have locked, and not pinned: a thread may not run for long while it copies.
+//!     others get memory, there is some. Nor does it end while fills are in flight. Dirty pages, which it asks to be
+//!     written, spills, and what others have for a moment are waited for as long as a writer is held up at most. Others
+//!     have what they are charged for and have not inserted yet, and folios that they hold or have locked and not
+//!     pinned: a thread may not run for long while it copies.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -670,6 +671,7 @@ impl ShortageWait<'_> {
         let is_spilling = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
         let is_under_way = || {
             writeback.flushes().0 > 0
+                || writeback.totals().total() > 0
                 || spill.as_ref().is_some_and(is_spilling)
                 || self.was_charged
                 || self.is_charged()
@@ -709,4 +711,45 @@ pub(super) fn deal_out(gaps: &[Gap], frames: &[FrameRun]) -> Vec<FillRun> {
     }
     debug_assert_eq!(rest.pages, 0, "no more frames were taken than there are gaps");
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arena::ArenaOptions;
+    use crate::backend::{Backend, MemoryFile};
+    use crate::mapping::NewMapping;
+    use crate::sys::fork::ForkGuard;
+    use crate::units::MappingId;
+
+    use super::super::shared::Filemap;
+    use super::*;
+
+    /// Where pages come in, others have got memory, however often this thread was late.
+    #[test]
+    fn waits_count_only_in_a_row_in_which_no_page_came_in() {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitQueue::new()), Orders::PAGES);
+        let file = Arc::new(MemoryFile::new(vec![7; 4096]));
+        let (attributes, backend) = (&file.attributes().unwrap(), Arc::clone(&file) as Arc<dyn Backend>);
+        let (arena, id, process) = (&arena, MappingId(1), ForkGuard::new());
+        let mapping = Mapping::new(NewMapping { arena, id, backend, attributes, process }).unwrap();
+        let (supply, pool, other) = (&filemap.supply, PoolNumber(1), PoolNumber(2));
+        for of in [None, Some(pool)] {
+            let mut shortage = supply.shortage(&mapping, of);
+            for nth in 0..STALLS_MAX * 3 / 2 {
+                supply.reclaim.count_inserted(pool, u64::from(nth % 2), 0);
+                shortage.look();
+                assert!(shortage.wait(), "after {nth} waits");
+            }
+            // Of another pool than that whose charge is waited for.
+            let mut waits = 0;
+            while shortage.wait() {
+                supply.reclaim.count_inserted(other, u64::from(of.is_some()), 0);
+                shortage.look();
+                waits += 1;
+                assert!(waits <= STALLS_MAX);
+            }
+            assert!(waits >= STALLS_MAX - 2);
+        }
+    }
 }

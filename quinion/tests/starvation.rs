@@ -254,7 +254,7 @@ fn no_call_fails_because_others_were_faster() {
     for order in [0, 2, 4] {
         let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(256 << 10);
         let cache = builder.folio_order_min(order).build().unwrap();
-        let limit = |folios: u64| PoolOptions::new().limit(folios * PAGE << order);
+        let limit = |folios: u64| PoolOptions::new().limit((folios * PAGE) << order);
         let pools = [cache.add_pool("one", limit(1)).unwrap(), cache.add_pool("two", limit(2)).unwrap()];
         let device = Device::new(16 << 20);
         let mut bytes = vec![0; (PAGES * PAGE) as usize];

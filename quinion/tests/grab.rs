@@ -79,7 +79,7 @@ impl FrameSource for Frames<'_> {
             self.arena.free_run(run.frame, run.pages);
         }
     }
-    fn make_nodes(&mut self, _: MemoryWait) -> bool {
+    fn make_nodes(&mut self) -> bool {
         false
     }
     fn spill_in(&mut self, _: PageIndex, _: PageIndex) -> Result<(), Self::Error> {

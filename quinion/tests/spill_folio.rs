@@ -40,7 +40,7 @@ impl FrameSource for NoFrames {
         Err(())
     }
     fn settle(&mut self, _: &[FillRun], _: &[FillRun]) {}
-    fn make_nodes(&mut self, _: MemoryWait) -> bool {
+    fn make_nodes(&mut self) -> bool {
         false
     }
     fn spill_in(&mut self, _: PageIndex, _: PageIndex) -> Result<(), ()> {

@@ -123,17 +123,17 @@ impl FillRequest {
         self.wanted.start < first.plus(u64::from(unit.pages())) && first < self.wanted.end
     }
 
-    /// Leaves of `gaps` what begins with a page that was asked for; nothing, if all of these are there.
+    /// Leaves of `gaps` what begins with the folio of a page that was asked for; nothing, if all of these are there.
     fn begin_with_asked(&self, gaps: &mut Vec<Gap>, unit: Order) {
         debug_assert!(!self.wanted.is_empty(), "memory is waited for, for no page");
         let from = self.wanted.start.align_down(unit);
-        for gap in gaps.iter_mut() {
-            let ahead = from.0.saturating_sub(gap.first.0).min(u64::from(gap.pages)) as u32;
-            *gap = Gap { first: gap.first.plus(u64::from(ahead)), pages: gap.pages - ahead };
-        }
-        gaps.retain(|gap| gap.pages > 0);
-        if !gaps.first().is_some_and(|gap| self.asks_for(gap.first, unit)) {
-            gaps.clear();
+        gaps.retain(|gap| gap.first.plus(u64::from(gap.pages)) > self.wanted.start);
+        match gaps.first_mut() {
+            Some(gap) if gap.first < self.wanted.end => {
+                let ahead = from.0.saturating_sub(gap.first.0) as u32;
+                *gap = Gap { first: gap.first.plus(u64::from(ahead)), pages: gap.pages - ahead };
+            }
+            _ => gaps.clear(),
         }
     }
 }
@@ -146,8 +146,6 @@ pub(crate) enum FillOutcome {
     Nothing,
     NoMemory,
     PoolFull,
-    /// No node of the index could be made. A caller that waits for memory waits for one when it has no fill in hand.
-    NoNodes,
     /// A lock was held or the device's queue full, and the caller does not wait.
     Busy,
 }
@@ -453,7 +451,7 @@ impl SubmitBatch<'_> {
 
     fn nodes_ran_out(&self, pool: PoolNumber, wait_policy: WaitPolicy) -> FillOutcome {
         let made = wait_policy == WaitPolicy::Wait && self.filemap.supply.make_nodes(pool);
-        if made { FillOutcome::Nothing } else { FillOutcome::NoNodes }
+        if made { FillOutcome::Nothing } else { FillOutcome::NoMemory }
     }
 }
 

@@ -21,10 +21,13 @@
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
 //!  2. Nothing is waited for but locks, unless the urgency is `Asked` and the first page has no frame yet.
 //!  3. A wait for memory ends with an error only after [`STALLS_MAX`] waits in a row in which no page came in: where
-//!     others get memory, there is some. Nor does it end while fills are in flight. Dirty pages, which it asks to be
-//!     written, spills, and what others have for a moment are waited for as long as a writer is held up at most. Others
-//!     have what they are charged for and have not inserted yet, and folios that they hold or have locked and not
-//!     pinned: a thread may not run for long while it copies.
+//!     others get memory, there is some. Nor does it end while fills are in flight. Spills, and what others have for a
+//!     moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and not
+//!     pinned, since a thread may not run for long while it copies. So are, for a charge, dirty pages, which are asked
+//!     to be written, and what others of the pool are charged for and have not inserted yet.
+//!
+//! Not an invariant: that a wait for a flush or a spill is short. What never answers holds up all that are short of
+//! memory. Nor that frames which others have and have not inserted are waited for.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -131,12 +134,13 @@ enum ShortageScope {
 }
 
 /// A thread that waits for memory, from its first look to what it gets: each wait follows a look that found none.
-pub(super) struct ShortageWait<'s> {
+struct ShortageWait<'s> {
     supply: &'s FrameSupply,
     mapping: &'s Mapping,
     /// Whose charge it waits for; `None`: for memory that any pool may have.
     pool: Option<PoolNumber>,
-    began: Option<Instant>,
+    /// When it began, or others got memory last.
+    began: Instant,
     stalls: u32,
     /// Pages that had come in by the last wait.
     inserted: Option<u64>,
@@ -520,8 +524,8 @@ impl FrameSupply {
     }
 
     /// A wait for memory that is short, for a page of `mapping`: a charge of `pool`, or whatever any pool has.
-    pub(super) fn shortage<'s>(&'s self, mapping: &'s Mapping, pool: Option<PoolNumber>) -> ShortageWait<'s> {
-        let (began, inserted) = (None, None);
+    fn shortage<'s>(&'s self, mapping: &'s Mapping, pool: Option<PoolNumber>) -> ShortageWait<'s> {
+        let (began, inserted) = (Instant::now(), None);
         let (stalls, completed, inserted_before, in_use, was_charged) = (0, 0, 0, 0, false);
         ShortageWait {
             supply: self,
@@ -585,21 +589,6 @@ impl FrameSupply {
         }
     }
 
-    /// As [`FrameSupply::make_nodes`]; what is in flight, or was faster, is waited for as for frames. The caller has no
-    /// fills in hand, and no lock that their end takes.
-    pub(super) fn wait_for_nodes(&self, mapping: &Mapping, pool: PoolNumber) -> bool {
-        let mut shortage = self.shortage(mapping, None);
-        loop {
-            shortage.look();
-            if self.make_nodes(pool) {
-                return true;
-            }
-            if !shortage.wait() {
-                return false;
-            }
-        }
-    }
-
     /// Takes unused cells back from mappings and rings, then forgets and evicts until one can be had; returns
     /// whether. Nodes that only remember go first, then scattered folios, then whole extents of them.
     pub(crate) fn make_nodes(&self, pool: PoolNumber) -> bool {
@@ -630,7 +619,7 @@ impl FrameSupply {
 
 impl ShortageWait<'_> {
     /// To be called before each look for memory.
-    pub(super) fn look(&mut self) {
+    fn look(&mut self) {
         (_, self.completed) = self.under_way();
         self.in_use = self.supply.reclaim.in_use(self.pool);
         self.inserted_before = self.supply.reclaim.inserted(self.pool);
@@ -639,13 +628,12 @@ impl ShortageWait<'_> {
 
     /// Waits until memory may have come free since that look. `false`, at once or after a wait: there is none to wait
     /// for. The caller has no fills in hand, and no lock that their end takes.
-    pub(super) fn wait(&mut self) -> bool {
+    fn wait(&mut self) -> bool {
         let inserted = self.supply.reclaim.inserted(self.pool);
         if self.inserted.replace(inserted) != Some(inserted) {
-            self.stalls = 0; // others have got memory: they were faster
+            (self.stalls, self.began) = (0, Instant::now()); // others have got memory: they were faster
         }
-        let began = *self.began.get_or_insert_with(Instant::now);
-        if self.stalls >= STALLS_MAX && !self.may_end(began) {
+        if self.stalls >= STALLS_MAX && !self.may_end() {
             return false;
         }
         self.stalls += 1;
@@ -663,15 +651,13 @@ impl ShortageWait<'_> {
     }
 
     /// Whether what is in flight, or in the hands of others, is waited for still. A file that takes nothing always has
-    /// flushes under way, because they are asked for, and what others have may wait for this thread's locks: these are
-    /// waited for so long and no longer.
-    fn may_end(&self, began: Instant) -> bool {
+    /// dirty pages, and what others have may wait for this thread's locks: these are waited for so long and no longer.
+    fn may_end(&self) -> bool {
         let FrameSupply { reclaim, writeback, spill, .. } = self.supply;
         let (fills, _) = self.pool.map_or_else(|| reclaim.all_fills(), |pool| reclaim.fills(pool));
         let is_spilling = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
         let is_under_way = || {
-            writeback.flushes().0 > 0
-                || writeback.totals().total() > 0
+            self.pool.is_some() && writeback.flushes().0 + writeback.totals().total() > 0
                 || spill.as_ref().is_some_and(is_spilling)
                 || self.was_charged
                 || self.is_charged()
@@ -679,7 +665,7 @@ impl ShortageWait<'_> {
                 || reclaim.inserted(self.pool) != self.inserted_before
                 || self.under_way().1 != self.completed
         };
-        fills > 0 || began.elapsed() < writeback.options().wait_max && is_under_way()
+        fills > 0 || self.began.elapsed() < writeback.options().wait_max && is_under_way()
     }
 }
 

@@ -121,7 +121,7 @@ impl FrameSource for CacheFrames<'_> {
             None => {
                 filemap.supply.free_runs(&runs);
                 drop(charge);
-                let again = self.make_nodes(memory);
+                let again = filemap.supply.make_nodes(pool);
                 Ok(if again { GapFrames::LookAgain } else { GapFrames::Runs(Vec::new()) })
             }
         }
@@ -140,12 +140,8 @@ impl FrameSource for CacheFrames<'_> {
         filemap.supply.reclaim.count_inserted(self.pool, pages, 0);
     }
 
-    fn make_nodes(&mut self, memory: MemoryWait) -> bool {
-        let supply = &self.filemap.supply;
-        match memory {
-            MemoryWait::Wait => supply.wait_for_nodes(self.mapping, self.pool),
-            MemoryWait::Hurry => supply.make_nodes(self.pool),
-        }
+    fn make_nodes(&mut self) -> bool {
+        self.filemap.supply.make_nodes(self.pool)
     }
 
     fn spill_in(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Error> {

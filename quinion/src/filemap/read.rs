@@ -355,7 +355,7 @@ impl Filemap {
                 Err(would_block())
             }
             FillOutcome::PoolFull => Err(self.pool_full(reader.pool(), position)),
-            FillOutcome::NoMemory | FillOutcome::NoNodes => Err(self.no_memory(position)),
+            FillOutcome::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             FillOutcome::Submitted(batch) => {
                 // 3 Those that no reader waits for.
                 if !is_all {
@@ -386,17 +386,13 @@ impl Filemap {
             drop(readahead); // a fill may end inside the call, and a thread that it wakes may want this lock
             (filled, submit_batch.submit(next))
         };
-        let (mut filled, mut backend) = begin(&request, readahead);
-        let waits = wait_policy == WaitPolicy::Wait;
-        if waits && matches!(filled, FillOutcome::NoMemory | FillOutcome::PoolFull) {
-            request.urgency = FillUrgency::Asked;
-            (filled, backend) = begin(&request, None);
+        match begin(&request, readahead) {
+            (FillOutcome::NoMemory | FillOutcome::PoolFull, _) if wait_policy == WaitPolicy::Wait => {
+                request.urgency = FillUrgency::Asked;
+                begin(&request, None)
+            }
+            filled => filled,
         }
-        if matches!(filled, FillOutcome::NoNodes) {
-            let made = waits && self.supply.wait_for_nodes(mapping, reader.pool());
-            filled = if made { FillOutcome::Nothing } else { FillOutcome::NoMemory };
-        }
-        (filled, backend)
     }
 
     /// Waits for the missed page, if the caller does. Else returns how far the next attempt reaches, or the error.
@@ -488,8 +484,10 @@ impl Filemap {
             let (wanted, urgency) = (wanted.clone(), FillUrgency::Ahead);
             match submit_batch.insert_window(&FillRequest { window, wanted, urgency, wait_policy }) {
                 FillOutcome::Submitted(_) | FillOutcome::Nothing => {}
-                _ if at == 0 => return ReadaheadOutcome::Refused,
-                _ => break,
+                FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy if at == 0 => {
+                    return ReadaheadOutcome::Refused;
+                }
+                FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy => break,
             }
         }
         ReadaheadOutcome::Started

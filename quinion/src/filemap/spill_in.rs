@@ -148,7 +148,6 @@ impl<'c> SpillIn<'c> {
                 self.filemap.supply.reserve_list_entries(self.mapping, &runs, WaitPolicy::Wait)
             else {
                 self.filemap.supply.free_runs(&runs);
-                drop(charge);
                 self.nodes_for(wanted)?;
                 continue;
             };
@@ -228,7 +227,7 @@ impl<'c> SpillIn<'c> {
     }
 
     fn nodes_for(self, wanted: PageIndex) -> Result<(), Error> {
-        match self.filemap.supply.wait_for_nodes(self.mapping, self.mapping.backing().spill_pool()) {
+        match self.filemap.supply.make_nodes(self.mapping.backing().spill_pool()) {
             true => Ok(()),
             false => Err(self.filemap.no_memory(wanted.first_byte())),
         }

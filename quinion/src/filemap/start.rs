@@ -134,7 +134,7 @@ impl Filemap {
                 let _ = self.insert_ahead(submit_batch, ahead, wanted, wait_policy); // what is refused comes by a miss
             }
             // The finish begins anew.
-            _ => *readahead = before,
+            FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy => *readahead = before,
         }
     }
 

@@ -42,8 +42,8 @@
 //!
 //! Not an invariant: that a read of several pages sees a punch whole.
 //!
-//! Locks: Write, Invalidate, then what is below. A device is waited for under both, and memory for copies: misses wait,
-//! hits go on. Cost: a walk over what is cached of the range; two splits at most; the backend's call.
+//! Locks: Write, Invalidate, then what is below. A device is waited for under both: misses wait, hits go on. Cost: a
+//! walk over what is cached of the range; two splits at most; the backend's call.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,7 +58,6 @@ use crate::stats::Count;
 use crate::sync::{LockWait, RankedWriteGuard};
 use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::frame_supply::FrameSupply;
 use super::shared::Filemap;
 use super::spill_in::{SpillIn, TruncateExclusion};
 
@@ -67,6 +66,9 @@ const HOLDS_WAIT: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_micros(50);
 const PINS_AGAIN: Duration = Duration::from_millis(1);
 const RECLAIM_PAGES: u32 = 64;
+/// Under locks that readers want: no longer than some 0.1 seconds in all.
+const MEMORY_TRIES: u32 = 100;
+const MEMORY_AGAIN: Duration = Duration::from_millis(1);
 
 /// What a change of this cache's own does with bytes that a user has pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -313,8 +315,7 @@ impl<'c> Truncation<'c> {
                 SplitOutcome::Done => return Ok(()),
                 SplitOutcome::Packed => SpillIn::of(self.filemap, self.mapping)
                     .bring(edge..edge.plus(1), TruncateExclusion::ByCaller)?,
-                SplitOutcome::NoNode
-                    if self.filemap.supply.wait_for_nodes(self.mapping, PoolNumber::DEFAULT) => {}
+                SplitOutcome::NoNode if self.filemap.supply.make_nodes(PoolNumber::DEFAULT) => {}
                 SplitOutcome::NoNode => return Err(self.filemap.no_memory(edge.first_byte())),
                 SplitOutcome::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(self.mapping, edge) => {
                     std::thread::sleep(AGAIN);
@@ -347,10 +348,7 @@ impl<'c> Truncation<'c> {
         let smallest = self.filemap.supply.folio_orders.min;
         let stays_whole = self.mapping.is_memory() && unwanted.is_empty();
         let mut unit = if stays_whole { held.order().max(smallest) } else { smallest };
-        let no_memory = || self.filemap.no_memory(held.first().first_byte());
-        let mut shortage = self.filemap.supply.shortage(self.mapping, None);
-        loop {
-            shortage.look();
+        for _ in 0..MEMORY_TRIES {
             match self.mapping.detach_copy(held, unwanted.clone(), unit) {
                 DetachOutcome::Done { pages } => {
                     self.filemap.counters.add(Count::Invalidated, u64::from(held.order().pages()));
@@ -361,16 +359,16 @@ impl<'c> Truncation<'c> {
                 DetachOutcome::InFlight => self.wait_for_folio(held),
                 DetachOutcome::NoMemory if unit > smallest => unit = smallest,
                 DetachOutcome::NoMemory => {
-                    let FrameSupply { reclaim, .. } = &self.filemap.supply;
                     self.filemap.supply.make_nodes(PoolNumber::DEFAULT);
-                    let freed = reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, LockWait::Wait);
-                    if freed == 0 && !shortage.wait() {
-                        return Err(no_memory());
+                    let reclaim = &self.filemap.supply.reclaim;
+                    if reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, LockWait::Wait) == 0 {
+                        std::thread::sleep(MEMORY_AGAIN); // others' fills may have it
                     }
                 }
-                DetachOutcome::NoPlace => return Err(no_memory()),
+                DetachOutcome::NoPlace => break,
             }
         }
+        Err(self.filemap.no_memory(held.first().first_byte()))
     }
 
     // ---- steps 8 and 9 ------------------------------------------------------------------------------

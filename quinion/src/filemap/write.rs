@@ -544,8 +544,7 @@ impl WriteCall<'_> {
             self.filemap.supply.reserve_list_entries(self.mapping, &runs, WaitPolicy::Wait)
         else {
             self.filemap.supply.free_runs(&runs);
-            drop(charge);
-            let again = self.filemap.supply.wait_for_nodes(self.mapping, pool);
+            let again = self.filemap.supply.make_nodes(pool);
             return if again { Ok(0) } else { Err(self.filemap.no_memory(piece.position).into()) };
         };
         // 3 The bytes, before a reader can see them.
@@ -576,7 +575,7 @@ impl WriteCall<'_> {
         drop(held_off);
         if added.inserted.is_empty()
             && added.stop == TreeStop::NoNode
-            && !self.filemap.supply.wait_for_nodes(self.mapping, pool)
+            && !self.filemap.supply.make_nodes(pool)
         {
             return Err(self.filemap.no_memory(piece.position).into());
         }

@@ -165,9 +165,8 @@ pub trait FrameSource {
     fn take(&mut self, gaps: &[Gap], memory: MemoryWait) -> Result<GapFrames, Self::Error>;
     /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
-    /// Nodes ran out: whether it could make some, so that another try is worth while. `memory` as in
-    /// [`FrameSource::take`].
-    fn make_nodes(&mut self, memory: MemoryWait) -> bool;
+    /// Nodes ran out: whether it could make some, so that another try is worth while.
+    fn make_nodes(&mut self) -> bool;
     /// The page at `index` is spilled: brings it back, and what of `to` follows it. The caller has nothing locked, and
     /// no lock of the mapping's but Write.
     fn spill_in(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
@@ -422,10 +421,10 @@ impl Mapping {
             };
         }
         // 2
-        let memory = if grabbed.is_empty() { MemoryWait::Wait } else { MemoryWait::Hurry };
         let mut round =
             GrabRound { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };
         if !gaps.is_empty() {
+            let memory = if grabbed.is_empty() { MemoryWait::Wait } else { MemoryWait::Hurry };
             round.runs = match source.take(&gaps, memory).map_err(GrabEnd::Failed)? {
                 GapFrames::Runs(runs) => runs,
                 GapFrames::LookAgain => return Ok(()),
@@ -448,9 +447,7 @@ impl Mapping {
         let got = self.keep_prefix(grabbed, &mut round, pages.start);
         match round.stop {
             Some(RoundEnd::Locked) if got == round.end => Err(GrabEnd::Locked),
-            Some(RoundEnd::NoNode) if got == pages.start && !source.make_nodes(memory) => {
-                Err(GrabEnd::NoNode)
-            }
+            Some(RoundEnd::NoNode) if got == pages.start && !source.make_nodes() => Err(GrabEnd::NoNode),
             _ if framed < end && got >= framed => Err(GrabEnd::NoFrames),
             _ => Ok(()),
         }

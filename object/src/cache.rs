@@ -226,7 +226,7 @@ impl ObjectCache {
         }
         let counters = Arc::clone(&before.counters);
         self.shared.fetcher.set(Fetcher::new(store, options, counters)?);
-        // It may not tell what the one before has told.
+        // The new store may give other answers than the one before.
         self.note_writes();
         Ok(())
     }

@@ -147,8 +147,7 @@ impl<H: Clone> MetadataCache<H> {
         drop(gone);
     }
 
-    /// Forgets what is known of the object, and what a question that was asked before this is answered. Returns what
-    /// was known.
+    /// Forgets the object's metadata and returns it. An answer to a question that was asked before this is not kept.
     pub fn forget(&self, path: &Path) -> Option<H> {
         self.note_write(path)
     }

@@ -52,3 +52,5 @@ pub(crate) use internals::*;
 pub use internals::owner::{
     CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
 };
+pub use internals::serve::NameRefusal;
+pub use quinion_view::viewer::sys::Errno;

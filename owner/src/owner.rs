@@ -163,7 +163,8 @@ const MODES_MAX: usize = 1000;
 const IDLE_WINDOWS_MAX: u32 = 600;
 
 impl CacheOwner {
-    /// Makes `cache` the owner.
+    /// An owner that serves files of `cache`. The cache closes the descriptors of files that no handle has open from
+    /// now on.
     pub fn new(cache: Cache) -> Self {
         cache.park_idle_files();
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());

@@ -132,7 +132,8 @@ const NO_RUN: u64 = 0;
 /// Connections that may wait in the listen queue.
 pub const LISTEN_MAX: i32 = 128;
 
-const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
+const _: () =
+    assert!(ENDED == OWNER_ENDED, "the mark that the kernel makes is the one that viewers look for");
 
 struct Shared {
     owner: Arc<dyn Owner>,

@@ -181,8 +181,9 @@ struct ScanCounts {
 }
 
 impl ScanCounts {
-    /// Which ring `policy` names, of what `listed` has besides what cannot go. A folio that was met in several rounds
-    /// was counted several times: when nothing seems to be left, it is counted anew, if anything has moved since.
+    /// The ring that `policy` names, when it is shown the weights in `listed` less those of folios that cannot be
+    /// evicted. A folio that was scanned in several rounds was counted several times: when nothing seems to be left,
+    /// the count begins anew, if anything has moved since.
     fn next(&mut self, policy: &mut dyn Policy, listed: Weights) -> Option<(Class, Weights)> {
         let held = without(listed, self.stuck);
         match policy.next(&held) {
@@ -457,7 +458,7 @@ impl Reclaim {
         if from >= end {
             return 0;
         }
-        let Some(goes) = self.goes_of_stream(pool, locks) else { return 0 };
+        let Some(goes) = self.reads_that_evict_of_stream(pool, locks) else { return 0 };
         let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
         let folios = self.newest_passed(guard.folios_within(from, end), pool, pages, goes);
         let mut gone = Vec::with_capacity(folios.len());
@@ -479,7 +480,11 @@ impl Reclaim {
     }
 
     /// Whether the pool's policy would let a stream's folio go, by how often that was read beyond the first.
-    fn goes_of_stream(&self, pool: PoolNumber, locks: LockWait) -> Option<[bool; READS_MAX as usize + 1]> {
+    fn reads_that_evict_of_stream(
+        &self,
+        pool: PoolNumber,
+        locks: LockWait,
+    ) -> Option<[bool; READS_MAX as usize + 1]> {
         let mut policies = self.policies.lock_as(locks)?;
         let held = weights(&self.lists.lock_as(locks)?, pool);
         let policy = policies.policy(pool);

@@ -2,8 +2,8 @@
 //!
 //! Tests named with a letter and a number hold the statement of that name: S and R of the read state machine, B of
 //! batched insertion, Q of readahead. S04 speaks of a signal that kills a thread that waits. Here that is a future that
-//! is dropped (`async_read.rs`), or a process that shares a cache (`killed_owner.rs`); a thread of the owner's ends
-//! only with its process.
+//! is dropped (`async_read.rs`), or a process that shares a cache (`killed_owner.rs` of `quinion-owner`); a thread of
+//! the owner's ends only with its process.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};

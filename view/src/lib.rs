@@ -26,7 +26,7 @@
 //!  4. The same source is what the model checker runs (cfg `quinion_model`): `tests/model_hit.rs`,
 //!     `tests/xarray_model.rs`, `tests/model_descriptor.rs` and `tests/doorbells_model.rs` of crate `quinion`.
 //!
-//! No promise is made about names in here: programs use `quinion`, whose public interface is stable.
+//! No promise is made about names in here: programs use `quinion`, whose public interface is recorded.
 #![cfg_attr(not(any(test, quinion_model)), no_std)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

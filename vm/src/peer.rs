@@ -160,8 +160,8 @@ impl Handshake {
         }
     }
 
-    /// Takes the descriptors that have come and were not read, and lets nothing more come: a peer that is told that it
-    /// is not served has handed over what is found here, or finds that it cannot.
+    /// Takes the descriptors that have arrived and were not read, and shuts the socket for more. So when the peer is
+    /// refused, each of its descriptors was either found here, or its send fails.
     pub(super) fn receive_rest(&mut self, socket: BorrowedFd<'_>) {
         // One that is gone has nothing more to say.
         let _ = rustix::net::shutdown(socket, Shutdown::Read);

@@ -41,8 +41,8 @@
 //!  3. All are VMs'. It is accepted, and refused. Those that were refused and are dying use no place; if there are
 //!     [`REFUSED_MAX`] of them it waits, and that is reported once.
 //!
-//! A peer that is refused may have handed over its memory already, unread. So what has come is looked at first; one
-//! that has done so is a VM that cannot be served.
+//! A peer that is refused may have handed over its memory already, in a message that was not read. So the server reads
+//! what has arrived first: if a userfaultfd is there, the peer counts as a VM that cannot be served.
 //!
 //! A VM that is given up stays, with its descriptor, until its process is no more: else its memory would read as zeros.
 //! If epoll has no room to tell of that, it is looked at now and then.

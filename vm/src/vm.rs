@@ -524,8 +524,8 @@ impl Vm {
         }
     }
 
-    /// Starts reads of what will be wanted, by whole folios: what of them the VM has not got, and what lies between. So
-    /// nothing is read behind its memory.
+    /// Starts reads of bytes that the VM will want, by whole folios. Of each folio they begin with the first page that
+    /// the VM lacks and end with the last, so none goes beyond the VM's memory.
     fn read_ahead(&mut self, mut reads: Range<u64>, common: &VmShared<'_>) {
         while reads.start < reads.end {
             let end = (reads.start + 1).next_multiple_of(WINDOW_BYTES_MAX).min(reads.end);

@@ -34,7 +34,7 @@ pub struct Arguments {
     /// machine's if not given.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// Leave in the cache nothing of what was written: of several files, or of one named twice, none takes room
+    /// Keep no page in the cache that was written out: of several files, or of one named twice, none takes room
     /// from another.
     #[arg(long)]
     uncached: bool,

@@ -130,14 +130,14 @@ struct RunArguments {
     /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     keep: Option<Name>,
-    /// How long it stays when it is not used, such as 90s, 30m or 2h, or `never` if it is to stay until it is
+    /// How long that cache stays when it is not used, such as 90s, 30m or 2h, or `never` if it is to stay until it is
     /// stopped; 30m if not given.
     #[arg(long, value_name = "TIME", requires = "keep")]
     idle: Option<Idle>,
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
-    /// Where to write that, `-` for standard output; standard error if not given.
+    /// Where to write the report, `-` for standard output; standard error if not given.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     report_file: Option<PathBuf>,
     /// Show in the terminal's last rows, while the program runs, what the cache does for it: hits, throughput, memory

@@ -839,7 +839,7 @@ fn a_kept_cache_ends_when_it_was_unused_for_long_and_not_before() {
 // ---- kill -9 ------------------------------------------------------------------------------------
 
 #[test]
-fn a_killed_owner_leaves_nothing_that_the_next_run_trips_over() {
+fn a_killed_owner_leaves_nothing_that_stops_the_next_run() {
     let home = Home::new();
     let path = home.file("file", 1);
     home.reads(&path);

@@ -80,12 +80,12 @@ pub fn withdraw() {
 }
 
 /// Looks at nothing any more: the calls that it takes may be forbidden from now on.
-pub fn look_no_more() {
+pub fn stop_checks() {
     LENGTH.store(0, Ordering::SeqCst); // partner: `name`, which a counted thread calls; it is waited for
 }
 
 fn name() -> Option<&'static [u8]> {
-    let length = LENGTH.load(Ordering::SeqCst); // partners: the Release in `remember`, and `look_no_more`
+    let length = LENGTH.load(Ordering::SeqCst); // partners: the Release in `remember`, and `stop_checks`
     // SAFETY: it is not written any more.
     (length > 0).then(|| unsafe { &(&(*NAME.0.get()))[..=length] })
 }

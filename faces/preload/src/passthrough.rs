@@ -423,7 +423,7 @@ extern "C" fn confined(option: usize) {
 /// be without the object, as far as they get the environment that this one was given.
 fn forbidden() {
     ld_preload::withdraw();
-    ld_preload::look_no_more();
+    ld_preload::stop_checks();
     confinement::confine();
 }
 

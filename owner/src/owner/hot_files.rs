@@ -21,7 +21,7 @@ use quinion::internals::units::MappingId;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HotFile {
-    /// Where the viewer had it from when it attached it last.
+    /// Its path, as of the last time that a viewer attached it.
     pub name: PathBuf,
     /// How often the owner was asked about it: less than its reads, but enough to rank files by.
     pub requests: u64,

@@ -31,15 +31,16 @@ use quinion::internals::units::FileId;
 
 /// Opens names for viewers. Called by several threads at a time; each call may wait.
 pub trait NameOpener: Send + Sync + fmt::Debug {
-    /// Bounds work on what hangs, for each number. Does not wait.
+    /// A number for the store of that name: the requests to one store that may be under way are bounded, as those to a
+    /// file system are. Does not wait.
     ///
     /// # Errors
-    /// The name leads nowhere.
+    /// There is no such store.
     fn place(&self, name: &[u8]) -> Result<u64, NameRefusal>;
-    /// Through the owner's cache, as a file that never changes.
+    /// Opens what has that name, through the owner's cache, as a file that never changes. May wait for the store.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// It cannot be opened: the error for the program, and a text for people.
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal>;
 }
 

@@ -8,8 +8,8 @@
 //! The space of a removed file is free when its last descriptor is closed, and a program that removes a file expects
 //! that at once. It asks the owner to close the file only if the file counts as attached. Therefore a file counts as
 //! attached until it *is* closed: it lingers for a second where the number of its file system may be given to another
-//! ([`Cache::forget_lingering`](crate::Cache::forget_lingering)), and is open while its readahead is on its way,
-//! which [`StillOpen::settle`] also fetches.
+//! (`ServedCache::forget_lingering`), and is open while its readahead is on its way, which [`StillOpen::settle`] also
+//! fetches.
 
 use std::collections::BTreeMap;
 

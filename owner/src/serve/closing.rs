@@ -1,7 +1,7 @@
-//! Closing: a viewer that unmounts or removes something has what other viewers have closed closed first.
+//! Closing: before a viewer unmounts or removes something, the owner closes the files that other viewers have closed.
 //!
-//! Requests are taken at once; workers and queues of file systems are waited for, for a bounded time
-//! ([`SETTLE_WAIT_MAX`]). A viewer that was waited for in vain some times is waited for no more.
+//! The owner takes their requests at once, and waits for its workers and for the queues of file systems for a bounded
+//! time ([`SETTLE_WAIT_MAX`]). It does not wait again for a viewer that it has waited for in vain several times.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

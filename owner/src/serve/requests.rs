@@ -73,7 +73,8 @@ impl Shared {
         Found { request: None, more: is_left }
     }
 
-    /// If it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat is busy then.
+    /// Takes the request in that slot, if it is pending and `wanted` and its viewer does not occupy too many workers.
+    /// The viewer's seat is busy from then on.
     pub(super) fn take(&self, viewer: usize, slot: usize, wanted: impl Fn(u32) -> bool) -> Option<ViewerJob> {
         let mut seat = self.seat(viewer).lock();
         let request = &self.page(viewer).requests[slot];

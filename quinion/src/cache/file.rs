@@ -604,6 +604,7 @@ impl File {
     }
 
     /// Counts of the file's index since the cache knows the file, for benchmarks and tests. Waits for nothing.
+    #[doc(hidden)]
     pub fn tree_counts(&self) -> TreeCounts {
         self.handle.mapping.index().tree_counts()
     }

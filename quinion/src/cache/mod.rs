@@ -402,6 +402,7 @@ impl Cache {
     }
 
     /// What of this cache's memory is shared with viewers.
+    #[doc(hidden)]
     pub fn share(&self) -> ArenaShare<'_> {
         self.shared.filemap.arena.share()
     }

@@ -14,8 +14,8 @@
 //!
 //! **An uncached reader** leaves what others cached. What uncached reads have may take from others an eighth of the
 //! cache, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that would be
-//! small is none. But what is asked for gets 64 KiB: of what uncached reads have made, then of what others cached. A
-//! reader that does not wait even for locks gets what there is without evicting.
+//! small is none. But a read that waits gets 64 KiB: pages of uncached reads are evicted for it, then those of others.
+//! A reader that does not wait even for locks gets what there is without evicting.
 //!
 //! Invariants:
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.

@@ -233,7 +233,7 @@ impl Bound<'_> {
                 if self.supply.arena.is_excess_pinned() {
                     return;
                 }
-                self.let_things_end();
+                self.wait_for_transfers();
             }
         }
     }
@@ -248,7 +248,7 @@ impl Bound<'_> {
     }
 
     /// Starts write-back, reaps where no other thread does, and waits a moment.
-    fn let_things_end(self) {
+    fn wait_for_transfers(self) {
         self.supply.writeback.write_for_reclaim();
         for backend in
             [self.supply.reclaim.idle_backend(), self.supply.writeback.idle_backend()].into_iter().flatten()

@@ -35,7 +35,7 @@ pub(crate) struct Shrinker {
 struct PressureWatch {
     /// This process's, if nothing else was said; sought at the first look, which takes a hundred system calls: more
     /// than many a program makes.
-    gauge: Option<PressureSource>,
+    source: Option<PressureSource>,
     at: Instant,
     last: Option<SourceReading>,
     calm_looks: u32,
@@ -44,7 +44,7 @@ struct PressureWatch {
 impl Shrinker {
     /// Registers the task with the background thread, as long as the value lives.
     pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
-        let watch = PressureWatch { gauge: pressure.gauge, at: Instant::now(), last: None, calm_looks: 0 };
+        let watch = PressureWatch { source: pressure.source, at: Instant::now(), last: None, calm_looks: 0 };
         let task = Arc::new(Self {
             filemap: Arc::downgrade(filemap),
             memory_min: pressure.memory_min.max(filemap.arena.memory_min()),
@@ -64,7 +64,7 @@ impl PressureWatch {
         if apart < APART_MIN {
             return None;
         }
-        let reading = self.gauge.get_or_insert_with(PressureSource::of_this_process).read();
+        let reading = self.source.get_or_insert_with(PressureSource::of_this_process).read();
         let before = self.last.replace(reading).and_then(|last| last.stalled_us);
         let stalled = reading.stalled_us.zip(before).map(|(now, then)| {
             (u128::from(now.saturating_sub(then)) * 1000 / apart.as_micros()).min(1000) as u32

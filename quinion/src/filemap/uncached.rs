@@ -156,7 +156,7 @@ impl<'r> Reader<'r> {
     /// mapping's lock is busy and `locks` forbids to wait.
     pub fn end_drop_behind(self, position: u64, bytes: usize, locks: LockWait) {
         if let Some(passing) = self.passing {
-            passing.behind.end_drop_behind(passing.take_met(), position, bytes, locks);
+            passing.behind.end_drop_behind(passing.take_merged(), position, bytes, locks);
         }
     }
 
@@ -194,14 +194,14 @@ impl<'r> UncachedRead<'r> {
         }
     }
 
-    fn take_met(&self) -> Option<Pages> {
+    fn take_merged(&self) -> Option<Pages> {
         self.met.take().map(|(first, end)| first..end)
     }
 }
 
 impl Drop for UncachedRead<'_> {
     fn drop(&mut self) {
-        if let Some(met) = self.take_met() {
+        if let Some(met) = self.take_merged() {
             self.behind.note(&met, RangeReason::Met);
         }
     }

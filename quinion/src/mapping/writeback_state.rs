@@ -403,9 +403,8 @@ impl WritebackState {
         Commit::Own(account.unsynced.take(pages.clone()))
     }
 
-    /// The sync that was begun by [`WritebackState::begin_sync`] has ended, at `now`. If it failed, what
-    /// comes back is to be dirty again: what it was to make durable, and all else that was not; and what is under way
-    /// will be, when it ends.
+    /// The sync that was begun by [`WritebackState::begin_sync`] has ended, at `now`. If it failed, returns the pages
+    /// that have to be dirty again: all that are not durable. Those that a flush has under way follow when it ends.
     pub fn end_sync(
         &self,
         SyncRange { kind, pages }: SyncRange<'_>,

@@ -187,7 +187,7 @@ impl S3Fifo {
         PolicyVerdict::Keep { class: Class::Main, reads: 0 }
     }
 
-    fn come_round(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
+    fn decide_main(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
         let scanned = u64::from(pages);
         self.read_on.note(scanned, if reads > 0 { scanned } else { 0 }, held);
         self.recency.scan(scanned);
@@ -272,7 +272,7 @@ impl Policy for S3Fifo {
                 self.prove(reads, pages, held)
             }
             Class::Stream => self.prove(reads, pages, held),
-            Class::Main => self.come_round(reads, pages, held),
+            Class::Main => self.decide_main(reads, pages, held),
             Class::Uncached if reads > 0 => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
             Class::Uncached => self.evict_forgotten(pages),
         }

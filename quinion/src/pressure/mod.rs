@@ -41,20 +41,21 @@ const CALM_LOOKS: u32 = 20;
 pub struct Pressure {
     pub(crate) memory_min: u64,
     /// `None`: this process's.
-    pub(crate) gauge: Option<PressureSource>,
+    pub(crate) source: Option<PressureSource>,
 }
 
 impl Pressure {
     /// It shrinks to `memory_min` bytes at the least (and never below what a cache needs), and back when there is room.
     #[must_use]
     pub fn shrink_to(memory_min: u64) -> Self {
-        Self { memory_min, gauge: None }
+        Self { memory_min, source: None }
     }
 
-    /// It looks at these files, instead of those of this process's control groups and of the machine.
+    /// It looks at these files, instead of those of this process's control groups and of the machine: for tests.
+    #[doc(hidden)]
     #[must_use]
-    pub fn with_source(mut self, gauge: PressureSource) -> Self {
-        self.gauge = Some(gauge);
+    pub fn with_source(mut self, source: PressureSource) -> Self {
+        self.source = Some(source);
         self
     }
 }

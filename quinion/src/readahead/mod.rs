@@ -16,8 +16,8 @@
 //! Two policies share one interface. `streams` is the default. `kernel_like` draws the windows of Linux, to compare
 //! with. What both share is here: hints, the largest window and how trouble shrinks it, the count of what was done.
 //!
-//! A forward stream that has come a long way (1 MiB), or round again, says so with its windows, and what its
-//! reader has passed: when memory is short, that is what goes first ([`StreamProgress`]).
+//! A forward stream of more than 1 MiB, or in its second lap, notes in its windows which pages its reader has passed:
+//! when memory is short, these are evicted first ([`StreamProgress`]).
 //!
 //! Trouble is a read that failed, which makes the largest window a quarter, or a window that was gone before it was
 //! read, which halves it. After `CALM_WINDOWS` windows without trouble it doubles again (kernel-like, with a hint).

@@ -27,7 +27,7 @@ pub struct Window {
     pub order: Order,
     /// The smallest folio that is worth making: the fill rounds the window to whole ones. 0 asks for nothing.
     pub order_min: Order,
-    /// If it is a stream's, and that has shown that it is one: what its reader has passed.
+    /// The pages that the reader of its stream has passed; `None` if it has no stream, or the stream is new.
     pub stream: Option<StreamProgress>,
 }
 

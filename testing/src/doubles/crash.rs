@@ -412,8 +412,8 @@ impl Sector {
         }
     }
 
-    /// Which of what it was a crash may leave, if the journal came to this event: nothing from before what it cut off,
-    /// and none of what it did not come to. The oldest first.
+    /// The versions that a crash may leave if the journal came to this event, the oldest first: none from before the
+    /// last cut that the journal has, and none from after that event.
     fn left_by(&self, journalled: usize) -> Vec<usize> {
         let Self { bytes, cuts } = self;
         let cut = cuts.iter().rfind(|&&cut| cut <= journalled).map_or(0, |&cut| bytes.newest_at(cut));

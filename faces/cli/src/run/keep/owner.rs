@@ -160,7 +160,7 @@ fn begin(
         name,
         idle,
         attach,
-        rules: said_as_one(&rules),
+        rules: joined_rules(&rules),
         lock,
         listener,
         queues: session.queues(),
@@ -182,7 +182,7 @@ pub fn question(wanted: &CacheRequest) -> Message {
         .text("version", env!("CARGO_PKG_VERSION"))
         .number("layout", u64::from(LAYOUT_VERSION))
         .text("object", object::HASH)
-        .text("rules", &said_as_one(&wanted.rules));
+        .text("rules", &joined_rules(&wanted.rules));
     let message = match wanted.memory {
         Some(memory) => message.number("memory", memory),
         None => message,
@@ -197,7 +197,7 @@ pub fn question(wanted: &CacheRequest) -> Message {
     }
 }
 
-fn said_as_one(rules: &[String]) -> String {
+fn joined_rules(rules: &[String]) -> String {
     if rules.is_empty() { "the default rules".to_owned() } else { rules.join(" ") }
 }
 

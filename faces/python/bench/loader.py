@@ -346,6 +346,7 @@ class Bench:
         """Takes as much memory as an alternative needs, and gives it back at once. A virtual machine's host may have
         taken what was free, and whoever is the first to touch it again waits for the host."""
         with mmap.mmap(-1, 3 * self.bytes) as memory:
+            memory.madvise(mmap.MADV_HUGEPAGE)  # a cache takes memory by 2 MiB
             zeros = bytes(MIB)
             for _ in range(0, len(memory), MIB):
                 memory.write(zeros)

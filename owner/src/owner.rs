@@ -38,7 +38,7 @@ use quinion::internals::units::{FileId, Frame, MappingId, PAGE_SIZE, PageIndex};
 use quinion::{Cache, Coherence, File, OpenOptions};
 
 mod guarantee;
-mod cuts;
+mod truncation_watch;
 mod hot_files;
 mod background_copy;
 mod named;
@@ -46,15 +46,15 @@ mod still_open;
 mod thrash;
 
 use background_copy::{BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
-use cuts::{Cuts, SinceWatched};
 use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
 pub use hot_files::HotFile;
-use hot_files::{Heat, RankedFile};
+use hot_files::{AccessCounts, RankedFile};
 use named::no_pins;
-pub use named::{NameOpener, NamedObject};
+pub use named::{AttachmentCounts, NameOpener, NamedObject};
 use still_open::StillOpen;
 use thrash::{Candidate, Detector, WindowSums};
+use truncation_watch::{SinceWatched, TruncationWatcher};
 
 /// A [`Cache`] on behalf of viewers: opens what they attach, and keeps what they are shown true.
 #[derive(Debug)]
@@ -65,12 +65,12 @@ pub struct CacheOwner {
     /// What was done about changes by others, by file.
     modes: RankedMutex<BTreeMap<FileId, FileMode>>,
     last: AtomicU64,
-    heat: Heat,
+    accesses: AccessCounts,
     copies: Option<BackgroundCopies>,
     short: RankedMutex<ShortageState>,
     watched: RankedMutex<WatchedFiles>,
     still_open: StillOpen,
-    cuts: Cuts,
+    truncations: TruncationWatcher,
     /// `None`: nothing is opened by a name.
     opener: Option<Arc<dyn NameOpener>>,
     /// How often viewers said that a file may not be trusted any more, whichever.
@@ -107,7 +107,7 @@ const WATCHED: &str = "a program watches it";
 #[derive(Debug, Default)]
 struct ShortageState {
     detector: Detector,
-    files: BTreeMap<FileId, RefusedFile>,
+    files: BTreeMap<FileId, ShortageEntry>,
     /// Bytes that would have held all files.
     memory: u64,
     idle_windows: u32,
@@ -117,20 +117,28 @@ impl ShortageState {
     const FILES_MAX: usize = 4096;
 
     /// If there are too many, one is forgotten, first one that was not refused: that is looked at again.
-    fn insert(&mut self, id: FileId, left: RefusedFile) {
+    fn insert(&mut self, id: FileId, entry: ShortageEntry) {
         if self.files.len() >= Self::FILES_MAX && !self.files.contains_key(&id) {
-            let noted = self.files.iter().find(|(_, file)| !file.is_refused);
+            let noted = self.files.iter().find(|(_, file)| file.decision != Decision::Refused);
             let other = noted.or_else(|| self.files.first_key_value()).map(|(&other, _)| other);
             other.and_then(|other| self.files.remove(&other));
         }
-        self.files.insert(id, left);
+        self.files.insert(id, entry);
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct RefusedFile {
+struct ShortageEntry {
     bytes: u64,
-    is_refused: bool,
+    decision: Decision,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Decision {
+    /// No viewer may attach it.
+    Refused,
+    /// It does not fit beside the files that were copied: the kernel serves it until it is asked for again.
+    NotCopied,
 }
 
 /// What was left to the kernel because memory is too small; all 0 if nothing was.
@@ -178,12 +186,12 @@ impl CacheOwner {
             files,
             modes,
             last,
-            heat: Heat::new(),
+            accesses: AccessCounts::new(),
             copies: None,
             short,
             watched,
             still_open: StillOpen::new(),
-            cuts: Cuts::default(),
+            truncations: TruncationWatcher::default(),
             opener: None,
             revoked: AtomicU64::new(0),
             #[cfg(test)]
@@ -245,7 +253,7 @@ impl CacheOwner {
 
     /// The files that viewers read most, hottest first. Costs some ten nanoseconds for each of their cached folios.
     pub fn hottest(&self, most: usize) -> Vec<HotFile> {
-        let hottest = self.heat.hottest(most).into_iter();
+        let hottest = self.accesses.hottest(most).into_iter();
         hottest
             .map(|RankedFile { id, name, requests }| HotFile {
                 name,
@@ -300,21 +308,21 @@ impl CacheOwner {
         found
     }
 
-    fn note_short(&self, id: FileId, left: RefusedFile) {
+    fn note_short(&self, id: FileId, entry: ShortageEntry) {
         let attached = self.candidates();
         let mut short = self.short.lock();
-        short.insert(id, left);
+        short.insert(id, entry);
         let others = attached.values().filter(|file| !short.files.contains_key(&file.id));
         let all = others.map(|file| file.bytes).chain(short.files.values().map(|file| file.bytes));
         let memory = thrash::memory_for(all.fold(0, u64::saturating_add));
         short.memory = short.memory.max(memory);
         if self.copies.is_some() {
-            short.memory = short.memory.max(left.bytes.saturating_mul(background_copy::FILES_MIN));
+            short.memory = short.memory.max(entry.bytes.saturating_mul(background_copy::FILES_MIN));
         }
     }
 
     fn is_refused(&self, id: FileId) -> bool {
-        self.short.lock().files.get(&id).is_some_and(|file| file.is_refused)
+        self.short.lock().files.get(&id).is_some_and(|file| file.decision == Decision::Refused)
     }
 
     fn let_go_for(&self, id: FileId, why: &str) {
@@ -350,14 +358,14 @@ impl CacheOwner {
         self.settle_still_open();
     }
 
-    fn shed(&self) {
+    fn refuse_thrashing_files(&self) {
         let capacity = thrash::capacity_of(self.cache.arena().bound());
         let mut files: Vec<_> = self.candidates().into_values().collect();
         files.retain(|file| !self.is_refused(file.id)); // their viewers are about to detach them
         files.retain(|file| file.id.device & NAMED_DEVICE == 0); // the kernel cannot read an object
         for chosen in thrash::choose(files, capacity) {
             // First, so that a viewer that attaches it from here on is refused; see `open`.
-            self.note_short(chosen.id, RefusedFile { bytes: chosen.bytes, is_refused: true });
+            self.note_short(chosen.id, ShortageEntry { bytes: chosen.bytes, decision: Decision::Refused });
             if let Some(file) = self.of_id(chosen.id) {
                 file.drop_before_cut(); // a viewer that looks from here on finds that it may trust nothing
             }
@@ -387,7 +395,7 @@ impl CacheOwner {
         if is_whole { CopyEnd::Copied } else { CopyEnd::Aborted }
     }
 
-    /// Opens a file as [`open`](Self::open) does, and notes it as attached. `is_ours`: it is filled through the
+    /// Opens a file as [`open`](Self::open) does, and notes it as attached. `is_taken_over`: it is filled through the
     /// kernel's page cache. A viewer that says in between that the file is cut does not find it noted, and no lease
     /// tells of that. So this thread checks afterwards whether a cut of any file was told, and gives it up; or the
     /// file was noted before it was looked for. Both are done under the lock of the files.
@@ -396,12 +404,12 @@ impl CacheOwner {
         path: &str,
         name: PathBuf,
         id: FileId,
-        is_ours: impl FnOnce(&Self) -> bool,
+        is_taken_over: impl FnOnce(&Self) -> bool,
     ) -> Result<(u64, Arc<File>), Errno> {
         let revoked = self.revoked.load(Ordering::Relaxed);
         let known = self.open(path, name, id)?;
         let file = Arc::clone(&known.file);
-        if is_ours(self) {
+        if is_taken_over(self) {
             file.read_by_kernels_cache();
         }
         #[cfg(test)]
@@ -442,7 +450,7 @@ impl CacheOwner {
         // No watch, no service: a lease does not tell of all changes.
         let watch = match without_lease {
             Validation::Immutable => None,
-            _ => Some(self.cuts.watch(path).ok_or_else(|| unserved(Unserved::Unwatched))?),
+            _ => Some(self.truncations.watch(path).ok_or_else(|| unserved(Unserved::Unwatched))?),
         };
         let mut options = OpenOptions::new();
         for_viewer(options.coherence(coherence));
@@ -452,7 +460,7 @@ impl CacheOwner {
         }
         // Watched first, leased then: whatever cuts it from here on, the lease ends with the notice.
         if let Some(watch) = watch {
-            if watch.arm(file.coherence_state()) == SinceWatched::Cut {
+            if watch.arm(file.coherence_state()) == SinceWatched::Truncated {
                 file.drop_before_cut();
                 return Err(Errno::TXTBSY);
             }
@@ -544,11 +552,12 @@ impl Owner for CacheOwner {
     fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
-        let is_ours = |owner: &Self| owner.copies.as_ref().is_some_and(|copies| copies.is_ours(id));
-        let (handle, opened) = self.open_and_note(&path, name.clone(), id, is_ours)?;
+        let is_taken_over =
+            |owner: &Self| owner.copies.as_ref().is_some_and(|copies| copies.is_taken_over(id));
+        let (handle, opened) = self.open_and_note(&path, name.clone(), id, is_taken_over)?;
         drop(file); // it is the viewer's, too: locks that it holds end with its last duplicate
         let (cell, mapping) = opened.record();
-        self.heat.attached(mapping, name);
+        self.accesses.attached(mapping, name);
         Ok(Attached { handle, cell, id: mapping })
     }
 
@@ -618,7 +627,7 @@ impl Owner for CacheOwner {
         let is_too_small = short.detector.is_too_small(sums);
         drop(short);
         if is_too_small {
-            self.shed();
+            self.refuse_thrashing_files();
         }
     }
 
@@ -626,7 +635,7 @@ impl Owner for CacheOwner {
         let attach_policy =
             self.copies.as_ref().map_or(AttachPolicy::default(), |_| background_copy::LAZY_ATTACH);
         AttachPolicy {
-            looks_at_times: self.rules.coherence == WithoutLease::Times,
+            looks_at_times: self.rules.coherence == WithoutLease::CheckTimes,
             any_file_system: self.rules.any_file_system,
             ..attach_policy
         }
@@ -646,7 +655,7 @@ impl Owner for CacheOwner {
         let attached = || self.candidates().into_iter().map(|(id, file)| (id, file.bytes)).collect();
         let left = copies.kernel_credit(file, id, reason, budget, attached)?;
         if let Some(bytes) = left.short {
-            self.note_short(id, RefusedFile { bytes, is_refused: false });
+            self.note_short(id, ShortageEntry { bytes, decision: Decision::NotCopied });
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let name = std::fs::read_link(path).unwrap_or_default();
             self.note_mode(&name, id, Validation::Kernel, TOO_SMALL.into());
@@ -693,7 +702,7 @@ impl Owner for CacheOwner {
             known.fills += 1;
         }
         let file = self.valid_file(handle)?;
-        self.heat.add(file.record().1);
+        self.accesses.add(file.record().1);
         if let Some(object) = self.object(handle) {
             object.announce(position, len as u64);
             return file.make_ready(position, len).map_err(|error| object.errno(error));
@@ -751,7 +760,7 @@ impl Owner for CacheOwner {
         let grown = self.cache.arena().view().grown();
         touch(grown, frame);
         if let Some(descriptor) = grown.descriptor(frame) {
-            self.heat.add(descriptor.mapping());
+            self.accesses.add(descriptor.mapping());
         }
     }
 }
@@ -788,13 +797,15 @@ mod tests {
         let mut short = ShortageState::default();
         let most = ShortageState::FILES_MAX as u64;
         for inode in 0..3 * most {
-            short.insert(FileId { device: 1, inode }, RefusedFile { bytes: 1, is_refused: inode % 4 == 0 });
+            let decision = if inode % 4 == 0 { Decision::Refused } else { Decision::NotCopied };
+            short.insert(FileId { device: 1, inode }, ShortageEntry { bytes: 1, decision });
         }
         assert_eq!(short.files.len() as u64, most);
-        let refused = short.files.values().filter(|file| file.is_refused).count() as u64;
+        let refused = short.files.values().filter(|file| file.decision == Decision::Refused).count() as u64;
         assert!(refused >= 3 * most / 4 - 1, "those that are refused stay: {refused}");
         for inode in 0..2 * most {
-            short.insert(FileId { device: 2, inode }, RefusedFile { bytes: 1, is_refused: true });
+            short
+                .insert(FileId { device: 2, inode }, ShortageEntry { bytes: 1, decision: Decision::Refused });
         }
         assert_eq!(short.files.len() as u64, most);
     }
@@ -888,18 +899,18 @@ mod tests {
             let (handle, other) = (attach(), attach());
             owner.detach(handle);
             owner.fill(other, 0, 4096, Caching::Cached).expect("it is there");
-            assert_eq!(owner.cuts.files(), 1);
+            assert_eq!(owner.truncations.files(), 1);
             let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
             assert_eq!(cut.expect("it is cut").metadata().expect("it is there").len(), 0);
             while owner.valid_file(other).is_ok() {
                 sleep(Duration::from_millis(1));
             }
-            assert_eq!(owner.cuts.files(), 0, "one notice is enough");
+            assert_eq!(owner.truncations.files(), 0, "one notice is enough");
             owner.detach(other);
         }
         std::fs::write(&path, vec![7; 100_000]).expect("it has room");
         owner.detach(attach());
-        assert_eq!(owner.cuts.files(), 0, "what is closed is watched no more");
+        assert_eq!(owner.truncations.files(), 0, "what is closed is watched no more");
     }
 
     /// 1. A viewer attaches a file, which is watched, and a process writes to it: the notice ends the watch.
@@ -916,7 +927,7 @@ mod tests {
         let mut writer = std::fs::OpenOptions::new().write(true).open(&path).expect("it can be written");
         writer.write_all(&[8]).expect("it has room");
         drop(writer);
-        while owner.cuts.files() > 0 {
+        while owner.truncations.files() > 0 {
             sleep(Duration::from_millis(1));
         }
         let begun = std::time::Instant::now();
@@ -952,7 +963,7 @@ mod tests {
         let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
         let handle = attach_by_path(&owner, &path).1.expect("no process has it open for writing").handle;
         std::fs::write(&path, vec![8; 100_000]).expect("it has room");
-        while owner.cuts.files() > 0 {
+        while owner.truncations.files() > 0 {
             sleep(Duration::from_millis(1));
         }
         let leased = |file: &File| file.coherence().expect("it is open").in_force == Coherence::Lease;
@@ -1020,7 +1031,7 @@ mod tests {
         let (_, other) = attach();
         program.read_exact_at(&mut [0; 100_000], 0).expect("it can be read");
         owner.detach(other.handle);
-        assert_eq!(owner.cuts.files(), 0, "nothing watches it");
+        assert_eq!(owner.truncations.files(), 0, "nothing watches it");
         let cut = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
         drop(cut.expect("it is cut"));
         let file = FileView { view: owner.cache.arena().view(), cell: first.cell, id: first.id };

@@ -40,11 +40,11 @@ use quinion::internals::units::FileId;
 pub enum WithoutLease {
     /// Not at all: the kernel reads it.
     #[default]
-    Leases,
+    LeaveToKernel,
     /// By its times and size, which are looked at before each read. That may show an older state: while a `write` is
     /// under way for longer than the file system's clock takes to step (50 milliseconds are waited), and after it,
     /// until the next change; and while the file is stored to by a shared mapping.
-    Times,
+    CheckTimes,
 }
 
 /// Which viewers' files are served, and by what.
@@ -136,8 +136,8 @@ impl ServeRules {
 
     pub(super) fn without_lease(&self) -> Validation {
         match self.coherence {
-            WithoutLease::Leases => Validation::Kernel,
-            WithoutLease::Times => Validation::CheckTimes,
+            WithoutLease::LeaveToKernel => Validation::Kernel,
+            WithoutLease::CheckTimes => Validation::CheckTimes,
         }
     }
 

@@ -58,6 +58,16 @@ pub trait NamedObject: Send + Sync + fmt::Debug {
     fn errno(&self, error: Error) -> Errno;
 }
 
+/// What viewers have open and pinned: see [`CacheOwner::attachments`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct AttachmentCounts {
+    /// Files and objects, once for each viewer that has it open and each time.
+    pub open_files: usize,
+    /// Ranges that stay in memory until their viewers give them back.
+    pub pinned_ranges: usize,
+}
+
 pub(super) type Pins = Arc<RankedMutex<HashMap<u64, Pinned>>>;
 
 pub(super) fn no_pins() -> Pins {
@@ -72,10 +82,11 @@ impl CacheOwner {
         self
     }
 
-    /// How many files and objects viewers have open, and how many ranges are pinned.
-    pub fn attachments(&self) -> (usize, usize) {
+    /// What viewers have open and pinned now.
+    pub fn attachments(&self) -> AttachmentCounts {
         let pins: Vec<Pins> = self.files.lock().values().map(|known| Arc::clone(&known.pins)).collect();
-        (pins.len(), pins.iter().map(|pins| pins.lock().len()).sum())
+        let pinned_ranges = pins.iter().map(|pins| pins.lock().len()).sum();
+        AttachmentCounts { open_files: pins.len(), pinned_ranges }
     }
 
     fn opener(&self) -> Result<&Arc<dyn NameOpener>, NameRefusal> {
@@ -99,7 +110,7 @@ impl CacheOwner {
         let (cell, mapping) = file.record();
         let id = FileId { device, inode: u64::from(mapping.0) };
         let path = PathBuf::from(String::from_utf8_lossy(name).into_owned());
-        self.heat.attached(mapping, path.clone());
+        self.accesses.attached(mapping, path.clone());
         let text = object.text();
         let known = Attachment { file, id, path, fills: 0, object: Some(object), pins: no_pins() };
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;

@@ -108,12 +108,12 @@ impl Shared {
         self.owner.arena().release_viewers(groups);
     }
 
-    /// Keeps a connection by which the viewer `number` has sent something; calls `told` with the ticket or the error.
+    /// Keeps a connection by which the viewer `number` has sent something; calls `reply` with the ticket or the error.
     pub(super) fn keep_offer(
         &self,
         number: u32,
         offer: Offer,
-        told: impl FnOnce(Result<u32, Errno>, &PeerConnection),
+        reply: impl FnOnce(Result<u32, Errno>, &PeerConnection),
     ) {
         let named = self.present().filter(|&viewer| self.process(viewer) == number);
         let mut seats = named.map(|viewer| self.seat(viewer).lock());
@@ -121,15 +121,15 @@ impl Shared {
             seat.process.as_ref().is_some_and(|known| known.number == number) && !seat.is_replaced
         };
         let Some(mut seat) = seats.find(|seat| is_its(seat)) else {
-            return told(Err(Errno::ACCES), &offer.theirs);
+            return reply(Err(Errno::ACCES), &offer.connection);
         };
         if seat.offers.len() >= OFFERS_MAX {
             drop(seat);
-            return told(Err(Errno::AGAIN), &offer.theirs);
+            return reply(Err(Errno::AGAIN), &offer.connection);
         }
         let ticket = seat.last_ticket.wrapping_add(1) & i32::MAX as u32;
         seat.last_ticket = ticket;
-        told(Ok(ticket), &offer.theirs); // it does not wait
+        reply(Ok(ticket), &offer.connection); // it does not wait
         seat.offers.insert(ticket, offer);
     }
 

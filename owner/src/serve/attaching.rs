@@ -128,7 +128,7 @@ impl Shared {
     fn take_sent(&self, job: &ViewerJob, ticket: i32, id: FileId) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seat(job.viewer).lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         // The message stays in the connection, which is closed where no viewer waits for it.
-        self.check_mount(job, offer.theirs.descriptor()?, id)
+        self.check_mount(job, offer.connection.descriptor()?, id)
     }
 
     /// Refuses what is of a file system that is not served, and closes it where no viewer waits.

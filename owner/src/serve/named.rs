@@ -39,8 +39,8 @@ impl Shared {
             Ok((_, text)) => (0, text.as_str()),
             Err(refusal) => (refusal.error.0 as u32, refusal.text.as_str()),
         };
-        let told = tell(&offer.theirs, NameReply { error }, text);
-        match (opened, told) {
+        let sent = send_reply(&offer.connection, NameReply { error }, text);
+        match (opened, sent) {
             (Ok((answer, _)), Ok(())) => Ok(answer),
             (Ok(([handle, _], _)), Err(error)) => {
                 self.detach(job.viewer, handle); // its viewer gets no answer
@@ -73,10 +73,10 @@ impl Shared {
     }
 }
 
-fn tell(theirs: &PeerConnection, reply: NameReply, text: &str) -> Result<(), Errno> {
+fn send_reply(connection: &PeerConnection, reply: NameReply, text: &str) -> Result<(), Errno> {
     let (head, text) = (reply.bytes(), &text.as_bytes()[..text.len().min(NAME_TEXT_MAX)]);
     let parts = [IoSlice::new(&head), IoSlice::new(text)];
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let sent = sendmsg(theirs, &parts, &mut SendAncillaryBuffer::default(), flags);
+    let sent = sendmsg(connection, &parts, &mut SendAncillaryBuffer::default(), flags);
     sent.map(drop).map_err(|error| Errno(error.raw_os_error()))
 }

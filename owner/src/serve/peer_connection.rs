@@ -39,13 +39,13 @@ pub(super) struct PeerConnection {
     pub(super) since: Instant,
 }
 
-pub(super) struct RefusedMessage {
+pub(super) struct PeekedMessage {
     bytes: [u8; MESSAGE_MAX + 1],
     count: usize,
     pub(super) has_descriptors: bool,
 }
 
-impl RefusedMessage {
+impl PeekedMessage {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.count]
     }
@@ -65,14 +65,12 @@ impl PeerConnection {
         }
     }
 
-    pub(super) fn peek(&self) -> io::Result<Option<RefusedMessage>> {
+    pub(super) fn peek(&self) -> io::Result<Option<PeekedMessage>> {
         let mut bytes = [0; MESSAGE_MAX + 1];
         match peek(self.as_fd(), &mut bytes) {
-            Ok((count, flags)) => Ok(Some(RefusedMessage {
-                bytes,
-                count,
-                has_descriptors: flags.contains(ReturnFlags::CTRUNC),
-            })),
+            Ok((count, flags)) => {
+                Ok(Some(PeekedMessage { bytes, count, has_descriptors: flags.contains(ReturnFlags::CTRUNC) }))
+            }
             Err(rustix::io::Errno::AGAIN) => Ok(None),
             Err(error) => Err(error.into()),
         }

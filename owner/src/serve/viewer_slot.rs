@@ -40,7 +40,7 @@ impl ViewerSlot {
         if self.offers.is_empty() {
             return Vec::new();
         }
-        let late = self.offers.extract_if(|_, offer| offer.theirs.since.elapsed() > HELLO_MAX);
+        let late = self.offers.extract_if(|_, offer| offer.connection.since.elapsed() > HELLO_MAX);
         late.map(|(_, offer)| offer).collect()
     }
 
@@ -84,7 +84,7 @@ pub(super) struct PinnedRange {
 #[derive(Debug)]
 pub(super) struct Offer {
     /// A descriptor lies in it, unless there is a name.
-    pub(super) theirs: PeerConnection,
+    pub(super) connection: PeerConnection,
     pub(super) name: Option<Box<[u8]>>,
 }
 

@@ -1,4 +1,4 @@
-//! Listener: the socket at which processes become viewers, and where the keeper waits.
+//! Listener: the socket at which processes become viewers, and where the event loop waits.
 //!
 //! ```text
 //!   connection --accept--> the user's? --Hello in time?--> version, token --admit--> Welcome, with descriptors
@@ -11,7 +11,7 @@
 //! that is silent for [`HELLO_MAX`] is closed, as is the oldest of more than [`GREETINGS_MAX`] silent ones.
 //!
 //! A viewer may also **send** a descriptor ([`DescriptorOffer`]), which this process may not duplicate. The
-//! connection is kept for the worker that attaches the file; the keeper touches no descriptor that comes
+//! connection is kept for the worker that attaches the file; the event loop touches no descriptor that comes
 //! ([`peer_connection`](super::peer_connection)). Names come in the same way ([`NameOffer`]).
 
 use std::io;
@@ -103,7 +103,7 @@ impl Listener {
     }
 
     pub(super) fn forget_end(&self, alive: &OwnedFd) {
-        let _ = epoll::delete(&self.ends, alive); // it is known: this seat's, until now
+        let _ = epoll::delete(&self.ends, alive); // it is known: this viewer slot's, until now
     }
 
     fn ended(&self) -> impl Iterator<Item = usize> {
@@ -117,7 +117,7 @@ impl Listener {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes()); // full: it is awake
     }
 
-    /// Handles connections and the ends of viewers until `until`. For the keeper alone.
+    /// Handles connections and the ends of viewers until `until`. For the event loop alone.
     pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
         // 1 what to wait for
         let mut greetings = std::mem::take(&mut *self.greetings.lock());
@@ -162,7 +162,7 @@ impl Listener {
     fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Arc<Shared>) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // A bound, so that a flood of connections leaves the keeper time for its other work.
+        // A bound, so that a flood of connections leaves the event loop time for its other work.
         for _ in 0..GREETINGS_MAX {
             if self.queues.are_full() {
                 return;
@@ -231,7 +231,7 @@ impl Listener {
                 rustix::net::send(connection, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         };
         match number {
-            Ok(number) => shared.keep_offer(number, offer, answer),
+            Ok(number) => shared.viewers.keep_offer(number, offer, answer),
             Err(error) => answer(Err(error), &offer.connection),
         }
     }

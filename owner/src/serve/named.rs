@@ -1,7 +1,7 @@
 //! Named: what a viewer opens by a name, as an object of a store.
 //!
 //! ```text
-//!   viewer                               keeper                       worker                      Owner
+//!   viewer                               event loop                       worker                      Owner
 //!     Name { .. } "s3://bucket/key" -->  keeps it: a ticket
 //!     OpenNamed(ticket), by its page ------------------------------>  of the domain still? ---->  which store?
 //!                                                                     room for work on it? ---->  open_named
@@ -32,7 +32,7 @@ use crate::viewer::sys::Errno;
 impl Shared {
     pub(super) fn open_named(&self, job: &ViewerJob, ticket: u64) -> Result<[u64; 2], Errno> {
         let ticket = u32::try_from(ticket).map_err(|_| Errno::BADF)?;
-        let offer = self.seat(job.viewer).lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
+        let offer = self.viewers.slot(job.viewer).lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
         let name = offer.name.ok_or(Errno::BADF)?;
         let opened = self.open_for(job, &name);
         let (error, text) = match &opened {
@@ -43,7 +43,7 @@ impl Shared {
         match (opened, sent) {
             (Ok((answer, _)), Ok(())) => Ok(answer),
             (Ok(([handle, _], _)), Err(error)) => {
-                self.detach(job.viewer, handle); // its viewer gets no answer
+                self.handles.detach(job.viewer, handle); // its viewer gets no answer
                 Err(error)
             }
             (Err(refusal), _) => Err(refusal.error),
@@ -64,10 +64,10 @@ impl Shared {
         let stuck =
             || refusal(Errno::AGAIN, "too many earlier requests to this store have no answer yet; try again");
         let _at_work = self.workers.enter(WorkKey::Files(device)).ok_or_else(stuck)?;
-        self.wait_for_death_notice();
+        self.viewers.wait_for_death_notice();
         let NamedAttachment { attached, id, text } = self.owner.open_named(name)?;
-        let place = self.enter(id);
-        let noted = self.note_handle(job.viewer, attached, Handle { place, device });
+        let place = self.handles.enter(id);
+        let noted = self.handles.note(job.viewer, attached, Handle { place, device });
         let answer = noted.map_err(|error| refusal(error, "this process has too many files open here"))?;
         Ok((answer, text))
     }

@@ -1,7 +1,7 @@
 //! Peer connection: connections of other processes, and the descriptors that come by them.
 //!
 //! ```text
-//!   keeper    looks at a message without taking it (MSG_PEEK): is there a descriptor with it?
+//!   event loop    looks at a message without taking it (MSG_PEEK): is there a descriptor with it?
 //!               no: takes it        yes: leaves it where it is; the connection goes to a worker
 //!   worker    has the kernel show it the descriptor without taking the message, and looks at its mount
 //!   the end   nothing lies unread: closed here           something does: closed in its sender's queue

@@ -1,6 +1,7 @@
-//! Viewer slot: what the owner notes of one viewer, which has one seat and one page.
+//! Viewer slot: what the owner notes of one viewer, which has one slot and one page. (A slot of that page in which a
+//! request stands is a *request slot*.)
 //!
-//! The page is the viewer's, and may say anything; the owner's notes are here, under the seat's lock: a handle or a
+//! The page is the viewer's, and may say anything; the owner's notes are here, under the slot's lock: a handle or a
 //! request counts if it is in them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -111,7 +112,7 @@ pub(super) struct Handle {
 
 pub(super) struct ViewerJob {
     pub(super) viewer: usize,
-    pub(super) slot: usize,
+    pub(super) request_slot: usize,
     pub(super) process: Process,
     pub(super) operation: u32,
     pub(super) arguments: [u64; 3],

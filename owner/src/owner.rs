@@ -28,7 +28,9 @@
 //! Locks: all are of the rank `Viewer`, so none is held while another of them is taken; nor while a file is opened,
 //! read or closed.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::sleep;
@@ -257,7 +259,7 @@ impl CacheOwner {
         let Ok((handle, file)) = self.open_and_note(&opened, || true) else {
             return CopyEnd::Aborted;
         };
-        let is_whole = request.steps().all(|step| {
+        let copy_step = |step: Range<u64>| {
             let begun = Instant::now();
             let goes_on = service.goes_on() && !request.is_over() && self.valid_file(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
@@ -265,7 +267,9 @@ impl CacheOwner {
                 sleep(background_copy::rest_after(begun.elapsed()));
             }
             done
-        });
+        };
+        // After a panic, too, the file is closed.
+        let is_whole = catch_unwind(AssertUnwindSafe(|| request.steps().all(copy_step))).unwrap_or(false);
         let known = self.files.remove(handle);
         drop(file);
         self.close(known);
@@ -452,7 +456,10 @@ impl Owner for CacheOwner {
         while let Some(request) = copies.next_request() {
             let id = request.id();
             let mut end = CopyEnd::Aborted;
-            service.while_attached(id, &mut || end = self.copy(&request, service));
+            // A copy that panics has failed, and is said to have ended: the others wait for that.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                service.while_attached(id, &mut || end = self.copy(&request, service));
+            }));
             copies.end(request, end);
             if end == CopyEnd::Copied {
                 self.cache.share().control().control().note_taken(id);

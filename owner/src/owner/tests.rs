@@ -7,6 +7,7 @@ use super::*;
 use quinion::internals::filemap::{FileView, read_hits_into};
 use quinion::{Coherence, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -283,4 +284,43 @@ fn a_file_counts_as_attached_until_it_is_closed() {
     drop(other);
     owner.window_ended(&ViewerTotals::default());
     assert!(!counts(), "nobody would be told of it");
+}
+
+struct Undisturbed;
+
+impl ServiceHandle for Undisturbed {
+    fn goes_on(&self) -> bool {
+        true
+    }
+    fn has_viewers(&self) -> bool {
+        false
+    }
+    fn while_attached(&self, _: FileId, work: &mut dyn FnMut()) {
+        work();
+    }
+}
+
+/// 1. A file that the kernel holds is to be copied, and the thread that copies it panics.
+/// 2. The file is asked for again, which requests another copy: nothing waits for the first.
+#[test]
+fn a_copy_that_panics_does_not_hold_up_the_next() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+    let path = folder.path().join("file");
+    std::fs::write(&path, vec![7; 4 << 20]).expect("it has room");
+    let cache = Cache::builder().memory(64 << 20).build().expect("a cache");
+    let owner = CacheOwner::new(cache).attach_lazily();
+    let file = std::fs::File::open(&path).expect("it is there");
+    let stat = file.metadata().expect("it can be looked at");
+    let id = FileId { device: stat.dev(), inode: stat.ino() };
+    let is_left = || owner.leaves_to_kernel(file.as_fd(), id, AttachReason::CreditSpent).is_some();
+    *owner.before_noted.0.lock().expect("no thread panics under it") = Some(Box::new(|_| panic!("meant")));
+    assert!(is_left(), "the copy is requested");
+    owner.prepare(&Undisturbed);
+    assert!(owner.before_noted.0.lock().expect("no thread panics under it").is_none(), "it has panicked");
+    while is_left() {
+        // As long as a child of another test starts it may have the file open for writing.
+        owner.prepare(&Undisturbed);
+        sleep(Duration::from_millis(1));
+    }
+    assert_eq!(owner.attachments(), AttachmentCounts::default());
 }

@@ -82,7 +82,9 @@ impl fmt::Display for Unserved {
                  and --coherence times, or --immutable, serve it all the same"
             }
             Self::NoContent => "its bytes are made anew at each read",
-            Self::AccessTimes => "its mount (strictatime) wants each read to move the time of the last access",
+            Self::AccessTimes => {
+                "its mount (strictatime) wants each read to move the time of the last access; mount it with relatime"
+            },
             Self::Nameless => "it is memory without a name (memfd), which is written past all leases",
             Self::Unwatched => {
                 "no watch for it could be had (inotify), which would tell of a cut that breaks no lease; see \

@@ -17,7 +17,7 @@ use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::sys::Errno;
 use quinion::internals::units::FileId;
 
-const HANDLES_MAX: usize = 4096;
+pub(super) const HANDLES_MAX: usize = 4096;
 const END_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct FileHandles {

@@ -22,6 +22,7 @@ use std::io::IoSlice;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::Shared;
+use super::handles::HANDLES_MAX;
 use super::owner::{NAMED_DEVICE, NameRefusal, NamedAttachment};
 use super::peer_connection::PeerConnection;
 use super::viewer_slot::{Handle, ViewerJob};
@@ -57,7 +58,10 @@ impl Shared {
                 || refusal(Errno::AGAIN, "an earlier request of this process has no answer yet; try again");
             let _probe = self.workers.probe(job.process.name).ok_or_else(busy)?;
             if !self.domain.has(&job.process.member) {
-                return Err(refusal(Errno::ACCES, "this process has other credentials than the owner"));
+                return Err(refusal(
+                    Errno::ACCES,
+                    "this process has other credentials than the owner; run both as one user, with the same groups",
+                ));
             }
         }
         let device = self.owner.device_of_name(name)? | NAMED_DEVICE;
@@ -68,7 +72,12 @@ impl Shared {
         let NamedAttachment { attached, id, text } = self.owner.open_named(name)?;
         let place = self.handles.enter(id);
         let noted = self.handles.note(job.viewer, attached, Handle { place, device });
-        let answer = noted.map_err(|error| refusal(error, "this process has too many files open here"))?;
+        let answer = noted.map_err(|error| {
+            refusal(
+                error,
+                &format!("this process has {HANDLES_MAX} files open here, as many as it may; close some"),
+            )
+        })?;
         Ok((answer, text))
     }
 }

@@ -90,7 +90,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 continue;
             }
             let cache = Cache::builder().memory(MEMORY).build()?;
-            let rules = ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() };
+            let rules = ServeRules { coherence: WithoutLease::CheckTimes, ..ServeRules::default() };
             let owner: Arc<dyn Owner> = Arc::new(CacheOwner::new(cache).with_rules(rules));
             let service = Service::start(Arc::clone(&owner), 4)?;
             let first = (!is_last).then(|| join(&service, std::process::id()));

@@ -154,5 +154,5 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::CheckTimes, ..ServeRules::default() }
 }

@@ -50,7 +50,7 @@ pub mod internals {
 pub(crate) use internals::*;
 
 pub use internals::owner::{
-    CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
+    AttachmentCounts, CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
 };
 pub use internals::serve::NameRefusal;
 pub use quinion_view::viewer::sys::Errno;

@@ -1,8 +1,8 @@
 //! Serve: the owner's side of what viewers ask.
 //!
 //! ```text
-//!   process, at the socket       keeper
-//!     Hello    ------------>  whose process? of the domain? --> a seat, a page of its own
+//!   process, at the socket       event loop
+//!     Hello    ------------>  whose process? of the domain? --> a viewer slot, a page of its own
 //!     Welcome  <------------  arena, control, page
 //!
 //!   viewer's page                workers (more if they hang)       Owner
@@ -12,9 +12,9 @@
 //!   from the 101st viewer on     a watcher for each 100
 //!     its futex    ---------> doorbell up, wakes a worker, which looks at the slots of those whose doorbells are up
 //!
-//!   ten times a second, the keeper:  heartbeat + 1; up to when viewers are sure
+//!   the event loop, 10 times a second: heartbeat + 1; up to when viewers are sure
 //!                                    access rings  --frames, checked--> touched
-//!   at once:                         dead viewers  --their handles----> detach, seat free again
+//!   at once:                         dead viewers  --their handles----> detach, viewer slot free again
 //! ```
 //!
 //! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
@@ -26,39 +26,54 @@
 //!
 //! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a handle must have been given
 //! to the viewer that names it, and a viewer's page is its own: it can hurt only itself. The owner's notes about
-//! viewers, the **seats**, lie in its own memory (`viewer_slot.rs`).
+//! viewers, the **viewer slots**, lie in its own memory (`viewer_slot.rs`).
 //!
 //! **What may delay the owner** (`workers.rs`): a file system that hangs, or a viewer that asks without end, has some
-//! of the workers at most; the others get more workers, and viewers wait for a bounded time. The keeper closes
+//! of the workers at most; the others get more workers, and viewers wait for a bounded time. The event loop closes
 //! nothing that may hang: a queue of the file system, or of the process that sent it, does (`sys/serial_queues.rs`).
 //!
 //! **Many viewers** (`wakeups.rs`) cost an idle owner next to nothing, and a busy one no more than those that ask.
-//! Workers wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no seat is
-//! free (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes, and
-//! tells the workers whose have changed (`arena/doorbells.rs` of `quinion-view`). Workers take one request of each
-//! viewer in turn. A viewer that rings hundreds of times in a second and asks nothing is polled for some time
-//! (`ring_limit.rs`). When the last groups have no viewer, their extents are given back (`release_empty_groups`).
+//! Workers wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no
+//! viewer slot is free (`viewer_slots.rs`): its pages take an extent of the cache's bound, and its watcher sleeps
+//! for its futexes, and tells the workers whose have changed (`arena/doorbells.rs` of `quinion-view`). Workers take
+//! one request of each viewer in turn. A viewer that rings hundreds of times in a second and asks nothing is polled
+//! for some time (`ring_limit.rs`). When the last groups have no viewer, their extents are given back
+//! (`release_empty_groups`).
 //!
 //! A request to unmount or remove something waits for what workers do for others, for a bounded time (`closing.rs`).
 //! A viewer, or a file system, that was waited for in vain is not waited for again.
 //!
 //! A viewer's death is noticed by its process descriptor, so a new process with the same number is not mistaken for
-//! it. Its seat is free when no worker works for it, and the next in that seat gets a fresh page. A process that
-//! became another program joins anew.
+//! it. Its viewer slot is free when no worker works for it, and the next viewer there gets a fresh page. A process
+//! that became another program joins anew.
 //!
 //! A cache that outlives a command serves several **runs**, one after the other and side by side. Each has a number,
-//! which its viewers put into their pages, and sums of its own. A dead viewer's sums move from its page to its seat
-//! under the seat's lock, so a thread that adds up counts them once.
+//! which its viewers put into their pages, and sums of its own. A dead viewer's sums move from its page to its viewer
+//! slot under that slot's lock, so a thread that adds up counts them once.
 //!
-//! This file has the state that all threads share, and its beginning and end. Each topic is a file that adds methods
-//! to that state: `admission.rs`, `wakeups.rs`, `requests.rs`, `attaching.rs`, `closing.rs`, `named.rs`, `pins.rs`
-//! and `keeper.rs`. `serve/owner.rs` says what the owner has to do.
+//! This file has the beginning and the end of a service. What its threads share are parts, each of which owns its
+//! fields and its locks:
+//!
+//! | part | what |
+//! |---|---|
+//! | `ViewerTable` | each viewer's slot, process and page; the sums of runs |
+//! | `Wakeups` | the doorbells, and how sleeping threads are woken |
+//! | `PendingRequests` | takes the requests of all viewers in turn |
+//! | `FileHandles` | which viewer has which handle, and how a handle goes back |
+//! | `ViewerPins` | what viewers have pinned |
+//! | `Workers`, `Listener`, `SerialQueues` | threads; the socket; calls that may hang |
+//!
+//! What needs several of them is in `admission.rs`, `requests.rs`, `attaching.rs`, `closing.rs`, `named.rs` and
+//! `event_loop.rs`. `serve/owner.rs` says what the owner has to do.
+//!
+//! Lock order: the lock of groups first, then one of the rank `Viewer` (a viewer slot, the runs, the overdue viewers,
+//! the listener's and the workers' tables), and no two of these at once.
 //!
 //! Invariants:
-//!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
+//!  1. A worker answers into a page only while its viewer slot is busy; a busy viewer slot is never freed.
 //!  2. No lock of this module is held while the [`Owner`] is called, but for the lock of groups in
 //!     [`Owner::reserve_viewers`], which calls nothing of this module. Only a thread that lets a process join waits for
-//!     that lock: the keeper goes on without it.
+//!     that lock: the event loop goes on without it.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. An answer to a request that its viewer has given up is taken back: it leaves no handle behind.
 //!  5. No viewer has a handle before it is certain that viewers notice the owner's end, however it comes
@@ -67,14 +82,12 @@
 //!  7. An arena has one service in its life: two would write into the same pages, and viewers have acted upon what one
 //!     has said by its end (`closed`, and the mark of `DeathNotice`).
 
-use std::collections::HashSet;
 use std::fmt;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -88,8 +101,7 @@ use crate::sys::serial_queues::SerialQueues;
 use crate::viewer::sys::Errno;
 use crate::viewer::{self, Viewer};
 use quinion::internals::arena::OWNER_ENDED;
-use quinion::internals::arena::control::{Control, GROUP_VIEWERS, GROUPS_MAX, VIEWERS_MAX, ViewerPage};
-use quinion::internals::arena::doorbells::Doorbells;
+use quinion::internals::arena::control::{GROUP_VIEWERS, GROUPS_MAX, VIEWERS_MAX};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::FileId;
@@ -97,29 +109,35 @@ use quinion::internals::units::FileId;
 mod admission;
 mod attaching;
 mod closing;
-mod keeper;
+mod event_loop;
 mod listener;
 pub mod mounts;
 mod named;
 mod owner;
 mod peer_connection;
+mod handles;
+mod pending_requests;
 mod pins;
 mod requests;
 mod ring_limit;
-mod seats;
+mod viewer_slots;
+mod viewer_table;
 mod totals;
 mod viewer_slot;
 mod wakeups;
 mod workers;
 
+use handles::FileHandles;
 use listener::Listener;
 pub use owner::{
     AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
     ServiceHandle, SyscallAuditor, WriterAccess, file_id,
 };
-use seats::Seats;
+use pending_requests::PendingRequests;
+use pins::ViewerPins;
 pub use totals::ViewerTotals;
-use viewer_slot::ViewerSlot;
+use viewer_table::ViewerTable;
+use wakeups::Wakeups;
 use workers::{ThreadEnds, Workers};
 
 /// How many threads answer viewers unless the options say otherwise.
@@ -128,37 +146,27 @@ pub const WORKERS: usize = 4;
 pub const VIEWERS: usize = 1024;
 const DOORBELL_WORDS: usize = (GROUPS_MAX * GROUP_VIEWERS).div_ceil(64);
 const BEAT: Duration = Duration::from_millis(100);
-const NO_RUN: u64 = 0;
 /// Connections that may wait in the listen queue.
 pub const LISTEN_MAX: i32 = 128;
 
 const _: () =
     assert!(ENDED == OWNER_ENDED, "the mark that the kernel makes is the one that viewers look for");
 
+/// What the threads of a service share. Each part owns its fields and its locks, and is told of no other that it does
+/// not hold.
 struct Shared {
     owner: Arc<dyn Owner>,
     examiner: Option<SyscallAuditor>,
     domain: Domain,
-    seats: Seats,
-    /// The process of each seat, 0 for a free one.
-    processes: Vec<AtomicU32>,
-    /// How many processes had each seat.
-    joins: Vec<AtomicU32>,
-    /// How many requests were taken of the processes that had each seat.
-    taken_of: Vec<AtomicU32>,
-    /// Looks that found that a viewer had rung.
-    rings_seen: AtomicU64,
-    /// Held while a seat is given out, or a group is made or given back.
+    viewers: Arc<ViewerTable>,
+    wakeups: Arc<Wakeups>,
+    requests: PendingRequests,
+    handles: FileHandles,
+    pins: ViewerPins,
+    /// Held while a viewer slot is given out, or a group is made or given back.
     groups: RankedMutex<()>,
-    /// Seats whose viewers are dead, and for which a worker was still at work.
+    /// Viewers that are dead, and for which a worker was still at work.
     overdue: RankedMutex<Vec<usize>>,
-    /// Of all groups but the first: the workers themselves wait for that.
-    doorbells: Doorbells<DOORBELL_WORDS>,
-    runs: RankedMutex<HashSet<u64>>,
-    last_run: AtomicU64,
-    /// Where the last worker found work.
-    cursor: AtomicU32,
-    taken: AtomicU64,
     /// Waits for what others are at that ended without it.
     waits_in_vain: AtomicU64,
     workers: Workers,
@@ -244,7 +252,7 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts `workers` threads (at least one) that answer, and the keeper. No examiner, no socket.
+    /// Starts `workers` threads (at least one) that answer, and the event loop. No examiner, no socket.
     pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
         Self::start_with(owner, ServiceOptions { workers, ..ServiceOptions::default() })
     }
@@ -265,34 +273,35 @@ impl Service {
                 "this cache is served already, or was: a cache is served once; build another for this server";
             return Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, text));
         }
+        let viewers = Arc::new(ViewerTable::new(Arc::clone(&owner), viewers_max));
+        let wakeups = Arc::new(Wakeups::new(Arc::clone(&viewers)));
         let shared = Arc::new(Shared {
             examiner,
             domain: Domain::ours()?,
-            seats: Seats::new(viewers_max),
-            processes: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
-            joins: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
-            taken_of: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
-            rings_seen: AtomicU64::new(0),
+            requests: PendingRequests::new(Arc::clone(&viewers), Arc::clone(&wakeups)),
+            handles: FileHandles::new(Arc::clone(&viewers), queues.clone()),
+            pins: ViewerPins::new(Arc::clone(&viewers)),
+            viewers,
+            wakeups,
             groups: RankedMutex::new(Rank::Groups, ()),
             overdue: RankedMutex::new(Rank::Viewer, Vec::new()),
-            doorbells: Doorbells::default(),
-            runs: RankedMutex::new(Rank::Viewer, HashSet::new()),
-            last_run: AtomicU64::new(0),
-            cursor: AtomicU32::new(0),
-            taken: AtomicU64::new(0),
             waits_in_vain: AtomicU64::new(0),
             workers: Workers::default(),
             listener,
             queues,
             owner,
         });
-        shared.control().set_attach_policy(shared.owner.attach_policy());
+        shared.viewers.control().set_attach_policy(shared.owner.attach_policy());
         shared.workers.keep(workers.max(1));
         let ends = ThreadEnds::default();
         let mut service = Self { shared, threads: Vec::new(), ends, process: ForkGuard::new() };
-        // If the keeper cannot be started, the drop of `service` stops the worker. More are started when needed.
+        // If the event loop cannot be started, the drop of `service` stops the worker. More are started when needed.
         service.shared.start_worker()?;
-        service.threads.push(spawn(&service.shared, ("quinion-keeper", &service.ends), Shared::run_keeper)?);
+        service.threads.push(spawn(
+            &service.shared,
+            ("quinion-events", &service.ends),
+            Shared::run_event_loop,
+        )?);
         Ok(service)
     }
 
@@ -319,7 +328,7 @@ impl Service {
 
     /// What viewers did so far.
     pub fn totals(&self) -> ViewerTotals {
-        self.shared.totals(|_| true)
+        self.shared.viewers.totals(|_| true)
     }
 
     /// For what may wait for others. An owner that does such things itself uses them too: one bound is for all.
@@ -329,27 +338,19 @@ impl Service {
 
     /// Begins a run; its number, above 0, goes to its viewers, which say it by [`Viewer::count_for`].
     pub fn begin_run(&self) -> u64 {
-        let run = self.shared.last_run.fetch_add(1, Ordering::Relaxed) + 1;
-        self.shared.runs.lock().insert(run);
-        run
+        self.shared.viewers.begin_run()
     }
 
     /// What viewers of that run did so far, as they say themselves; nothing of one that has ended. What they read is
     /// noted first, so that the owner's numbers agree.
     pub fn totals_of(&self, run: u64) -> ViewerTotals {
-        self.shared.drain_rings();
-        self.shared.totals(|counted_for| counted_for == run)
+        self.shared.viewers.drain_rings();
+        self.shared.viewers.totals(|counted_for| counted_for == run)
     }
 
     /// No viewer asks for that run any more: its numbers may be dropped.
     pub fn end_run(&self, run: u64) {
-        self.shared.runs.lock().remove(&run);
-        for seat in self.shared.seats.iter() {
-            let mut seat = seat.lock();
-            if let Some(past) = seat.past.remove(&run) {
-                seat.past.entry(NO_RUN).or_default().merge(&past);
-            }
-        }
+        self.shared.viewers.end_run(run);
     }
 
     /// How many threads answer now: more than it was started with after some hung.
@@ -364,18 +365,18 @@ impl Service {
 
     /// How often a sleeping thread found that a viewer had rung, whether it asked or not.
     pub fn rings_seen(&self) -> u64 {
-        self.shared.rings_seen.load(Ordering::Relaxed)
+        self.shared.wakeups.rings_seen()
     }
 
     /// How many processes view the cache now, dead ones whose end has not been noticed among them.
     pub fn viewers(&self) -> usize {
-        self.shared.present().count()
+        self.shared.viewers.present().count()
     }
 
     /// As [`Service::stop_serving`], and returns the last totals.
     pub fn stop(mut self) -> ViewerTotals {
         self.close();
-        self.shared.totals(|_| true)
+        self.shared.viewers.totals(|_| true)
     }
 
     /// Ends the service, waits for the threads, detaches all handles. Totals can still be asked for.
@@ -387,15 +388,15 @@ impl Service {
         if self.process.is_forked() || self.threads.is_empty() {
             return; // neither the control file nor the threads are this process's; or all has ended
         }
-        let control = self.shared.control();
+        let control = self.shared.viewers.control();
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
-        self.shared.wake_all();
+        self.shared.wakeups.wake_all();
         self.shared.listener.wake();
         self.ends.join_within(workers::END_MAX, self.threads.drain(..));
         self.shared.workers.end();
-        self.shared.wake_waiters();
-        self.shared.drain_rings();
-        self.shared.detach_all();
+        self.shared.viewers.wake_waiters();
+        self.shared.viewers.drain_rings();
+        self.shared.handles.detach_all();
     }
 }
 
@@ -417,61 +418,18 @@ impl Drop for Service {
     }
 }
 
-impl Shared {
-    fn control(&self) -> &Control {
-        self.owner.arena().control().control()
-    }
-
-    fn page(&self, viewer: usize) -> &ViewerPage {
-        self.owner.arena().control().viewer_page(viewer).expect("a viewer has a page")
-    }
-
-    fn process(&self, viewer: usize) -> u32 {
-        // Acquire, partner: the Release in `admit`: a thread that sees a process sees its page in place.
-        self.processes[viewer].load(Ordering::Acquire)
-    }
-
-    fn present(&self) -> impl Iterator<Item = usize> {
-        self.present_among(0..self.seats.count())
-    }
-
-    fn present_among(&self, among: Range<usize>) -> impl Iterator<Item = usize> {
-        among.filter(|&viewer| self.process(viewer) != 0)
-    }
-
-    fn seat(&self, viewer: usize) -> &RankedMutex<ViewerSlot> {
-        self.seats.of(viewer).expect("a viewer has a seat")
-    }
-
-    fn is_closed(&self) -> bool {
-        self.control().closed.load(Ordering::SeqCst) != 0 // partner: `close`
-    }
-
-    fn totals(&self, wanted: impl Fn(u64) -> bool) -> ViewerTotals {
-        let mut totals = ViewerTotals::default();
-        for (viewer, seat) in self.seats.iter().enumerate() {
-            let seat = seat.lock();
-            seat.past.iter().filter(|&(&run, _)| wanted(run)).for_each(|(_, past)| totals.merge(past));
-            if self.process(viewer) != 0 && wanted(self.page(viewer).run.load(Ordering::Relaxed)) {
-                totals.add(self.page(viewer));
-            }
-        }
-        totals
-    }
-}
-
 impl ServiceHandle for Shared {
     fn goes_on(&self) -> bool {
-        !self.is_closed()
+        !self.viewers.is_closed()
     }
     fn has_viewers(&self) -> bool {
-        self.present().next().is_some()
+        self.viewers.present().next().is_some()
     }
     fn while_attached(&self, id: FileId, work: &mut dyn FnMut()) {
         // In this order, as in `attach`.
-        let place = self.enter(id);
+        let place = self.handles.enter(id);
         let done = catch_unwind(AssertUnwindSafe(work));
-        self.leave(place);
+        self.handles.leave(place);
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
 }

@@ -1356,7 +1356,7 @@ fn a_listener_that_admits_no_process_is_looked_at_now_and_then() {
         let ticks = |stat: String| {
             let (name, rest) = stat.split_once(") ").unwrap();
             let of_system: u64 = rest.split(' ').nth(12).unwrap().parse().unwrap();
-            name.ends_with("quinion-keeper").then_some(of_system)
+            name.ends_with("quinion-events").then_some(of_system)
         };
         tasks.filter_map(|task| ticks(stat(task.unwrap())?)).sum::<u64>()
     };
@@ -1493,7 +1493,7 @@ fn connected(path: &Path) -> std::os::fd::OwnedFd {
 }
 
 /// 1. A process sends messages of no bytes, and behind them a socket that lingers, and closes all.
-/// 2. The keeper takes the first, takes the second for the end, and closes the connection: it waits for the socket.
+/// 2. The event loop takes the first, takes the second for the end, and closes the connection: it waits for the socket.
 #[test]
 fn a_descriptor_behind_empty_messages_delays_no_other() {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};

@@ -210,5 +210,5 @@ fn a_file_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::CheckTimes, ..ServeRules::default() }
 }

@@ -360,5 +360,5 @@ fn up_to_memory_max_and_no_further() {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::CheckTimes, ..ServeRules::default() }
 }

@@ -917,5 +917,5 @@ fn a_viewer_outlives_its_owner() {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::CheckTimes, ..ServeRules::default() }
 }

@@ -36,7 +36,7 @@ use quinion_owner::internals::viewer::sys::Errno;
 use quinion_owner::internals::viewer::{self, RequestError, Viewer};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::stores::{About, OpenRequest};
+use crate::stores::{ObjectMetadata, OpenRequest};
 
 /// How long the heartbeat of a server may stand still, in milliseconds: a busy machine must not look like an end.
 const STILL_MILLIS_MAX: u32 = 5000;
@@ -214,7 +214,7 @@ impl Connection {
         }
     }
 
-    pub(crate) fn open(&self, url: &str, request: OpenRequest) -> Result<([u64; 2], About)> {
+    pub(crate) fn open(&self, url: &str, request: OpenRequest) -> Result<([u64; 2], ObjectMetadata)> {
         let viewer = self.viewer()?;
         if viewer.owner_is_dead() {
             return Err(Error::owner_dead(url)); // another may listen at the socket, or none and a manager keeps it
@@ -247,9 +247,9 @@ impl Connection {
         name: &str,
         answer: [u64; 2],
         reply: std::io::Result<(u32, String)>,
-    ) -> Result<([u64; 2], About)> {
-        match reply.as_ref().ok().and_then(|(_, text)| About::of(text)) {
-            Some(about) => Ok((answer, about)),
+    ) -> Result<([u64; 2], ObjectMetadata)> {
+        match reply.as_ref().ok().and_then(|(_, text)| ObjectMetadata::of(text)) {
+            Some(metadata) => Ok((answer, metadata)),
             None => {
                 self.give_back(Operation::Detach, [answer[0], 0, 0]);
                 Err(Error::new(

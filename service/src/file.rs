@@ -32,7 +32,7 @@ use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::open_file::{OpenFile, Reopened, Source, Viewed};
 use crate::pin::PinnedBytes;
-use crate::stores::{About, OpenRequest};
+use crate::stores::{ObjectMetadata, OpenRequest};
 
 /// How long the server is waited for on the way to a local file, before the kernel reads.
 const FILE_MAX: Duration = Duration::from_millis(50);
@@ -103,7 +103,7 @@ impl ClientFile {
     /// Its size in bytes: an object's when it was opened, a file's now, 0 if the kernel does not say.
     pub fn len(&self) -> u64 {
         match &self.inner.source {
-            Source::Object(about) => about.size,
+            Source::Object(metadata) => metadata.size,
             Source::Local(file) => file.metadata().map_or(0, |data| data.len()),
         }
     }
@@ -115,18 +115,18 @@ impl ClientFile {
 
     /// The object's ETag, if its store told one.
     pub fn e_tag(&self) -> Option<&str> {
-        self.about().and_then(|about| about.e_tag.as_deref())
+        self.metadata().and_then(|metadata| metadata.e_tag.as_deref())
     }
 
     /// The object's version id, if its store told one.
     pub fn version(&self) -> Option<&str> {
-        self.about().and_then(|about| about.version.as_deref())
+        self.metadata().and_then(|metadata| metadata.version.as_deref())
     }
 
     /// When the object was put, or the file written last.
     pub fn modified(&self) -> Option<SystemTime> {
         match &self.inner.source {
-            Source::Object(about) => SystemTime::UNIX_EPOCH.checked_add(about.modified),
+            Source::Object(metadata) => SystemTime::UNIX_EPOCH.checked_add(metadata.modified),
             Source::Local(file) => file.metadata().and_then(|data| data.modified()).ok(),
         }
     }
@@ -152,16 +152,16 @@ impl ClientFile {
     }
 
     pub(crate) fn attributes(&self) -> Attributes {
-        self.about().map(|about| about.attributes.clone()).unwrap_or_default()
+        self.metadata().map(|metadata| metadata.attributes.clone()).unwrap_or_default()
     }
 
     pub(crate) fn ahead_max(&self) -> u64 {
-        self.about().map_or(0, |about| about.ahead)
+        self.metadata().map_or(0, |metadata| metadata.ahead)
     }
 
-    fn about(&self) -> Option<&About> {
+    fn metadata(&self) -> Option<&ObjectMetadata> {
         match &self.inner.source {
-            Source::Object(about) => Some(about),
+            Source::Object(metadata) => Some(metadata),
             Source::Local(_) => None,
         }
     }
@@ -180,8 +180,8 @@ impl ClientFile {
     fn read_here(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let viewer = self.inner.connection.viewer()?;
         match (&self.inner.source, &self.inner.viewed) {
-            (Source::Object(about), Some(viewed)) => {
-                let len = about.size.saturating_sub(offset).min(buffer.len() as u64) as usize;
+            (Source::Object(metadata), Some(viewed)) => {
+                let len = metadata.size.saturating_sub(offset).min(buffer.len() as u64) as usize;
                 self.read_object(viewer, viewed, &mut buffer[..len], offset)
             }
             (Source::Local(file), viewed) => {

@@ -21,7 +21,7 @@ use quinion_owner::internals::viewer::ViewedFile;
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
-use crate::stores::{About, OpenRequest};
+use crate::stores::{ObjectMetadata, OpenRequest};
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
@@ -73,12 +73,12 @@ impl OpenFile {
         request: OpenRequest,
         timeout: Duration,
     ) -> Result<Arc<Self>> {
-        let (answer, about) = connection.open(url, request)?;
+        let (answer, metadata) = connection.open(url, request)?;
         Ok(Arc::new(Self {
             connection: Arc::clone(connection),
             name: url.into(),
             viewed: Some(Viewed::of(answer)),
-            source: Source::Object(about),
+            source: Source::Object(metadata),
             reopened: Reopened::not_yet(timeout),
         }))
     }
@@ -94,8 +94,8 @@ impl OpenFile {
         mut dead: Error,
         mut read: impl FnMut(&Arc<Self>) -> Result<T>,
     ) -> Result<T> {
-        let Source::Object(about) = &self.source else { return Err(dead) };
-        if !about.names_its_version() {
+        let Source::Object(metadata) = &self.source else { return Err(dead) };
+        if !metadata.names_its_version() {
             return Err(dead);
         }
         let mut retry = RetryDeadline::new(DEADLINE);
@@ -108,7 +108,7 @@ impl OpenFile {
             let request = OpenRequest { freshness: Some(Freshness::Always), ..OpenRequest::default() };
             let opened = Self::object(&connection, &self.name, request, self.reopened.timeout);
             let answer = opened.map_err(|error| self.not_reopened(error)).and_then(|opened| {
-                if !opened.is_same_version(about) {
+                if !opened.is_same_version(metadata) {
                     return Err(Error::changed(&self.name));
                 }
                 self.reopened.set(&opened);
@@ -125,8 +125,8 @@ impl OpenFile {
         Err(dead)
     }
 
-    fn is_same_version(&self, about: &About) -> bool {
-        matches!(&self.source, Source::Object(own) if own.is_same_version(about))
+    fn is_same_version(&self, metadata: &ObjectMetadata) -> bool {
+        matches!(&self.source, Source::Object(own) if own.is_same_version(metadata))
     }
 
     fn not_reopened(&self, error: Error) -> Error {
@@ -136,7 +136,7 @@ impl OpenFile {
 
 #[derive(Debug)]
 pub(crate) enum Source {
-    Object(About),
+    Object(ObjectMetadata),
     Local(File),
 }
 

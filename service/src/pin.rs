@@ -33,13 +33,13 @@ pub struct PinnedBytes(Arc<Pin>);
 
 struct Pin {
     file: Arc<OpenFile>,
-    lent: Lent,
+    data: PinnedData,
     /// The bytes mapped a second time, in one piece, if that was asked for; `None`: they cannot be. Ends before the
     /// pin.
     mapped: OnceLock<Option<AdjacentMapping>>,
 }
 
-enum Lent {
+enum PinnedData {
     Copied(Box<[u8]>),
     Pinned { name: [u64; 3], pieces: Vec<Piece> },
 }
@@ -58,7 +58,7 @@ unsafe impl Sync for Pin {}
 impl Drop for Pin {
     fn drop(&mut self) {
         drop(self.mapped.take());
-        if let Lent::Pinned { name, .. } = self.lent {
+        if let PinnedData::Pinned { name, .. } = self.data {
             self.file.connection.give_back(Operation::Unpin, name);
         }
     }
@@ -85,13 +85,13 @@ impl AsRef<[u8]> for PinnedPiece {
 impl PinnedBytes {
     /// `name` is what the range is given back by.
     pub(crate) fn new(file: &Arc<OpenFile>, name: [u64; 3]) -> Self {
-        let lent = Lent::Pinned { name, pieces: Vec::new() };
-        Self(Arc::new(Pin { file: Arc::clone(file), lent, mapped: OnceLock::new() }))
+        let data = PinnedData::Pinned { name, pieces: Vec::new() };
+        Self(Arc::new(Pin { file: Arc::clone(file), data, mapped: OnceLock::new() }))
     }
 
     pub(crate) fn copied(file: &Arc<OpenFile>, bytes: Vec<u8>) -> Self {
-        let (lent, mapped) = (Lent::Copied(bytes.into()), OnceLock::new());
-        Self(Arc::new(Pin { file: Arc::clone(file), lent, mapped }))
+        let (data, mapped) = (PinnedData::Copied(bytes.into()), OnceLock::new());
+        Self(Arc::new(Pin { file: Arc::clone(file), data, mapped }))
     }
 
     /// With the places of its bytes; `None` if not all of them are found.
@@ -102,7 +102,7 @@ impl PinnedBytes {
         range: Range<u64>,
     ) -> Option<Self> {
         let pin = Arc::get_mut(&mut self.0).expect("it was made just now");
-        let Lent::Pinned { pieces, .. } = &mut pin.lent else { return None };
+        let PinnedData::Pinned { pieces, .. } = &mut pin.data else { return None };
         // A look beside a change of the index finds nothing, and the next one does.
         for _ in 0..LOOKS_MAX {
             pieces.clear();
@@ -120,9 +120,9 @@ impl PinnedBytes {
 
     /// How many bytes there are.
     pub fn len(&self) -> usize {
-        match &self.0.lent {
-            Lent::Copied(bytes) => bytes.len(),
-            Lent::Pinned { pieces, .. } => pieces.iter().map(|piece| piece.len).sum(),
+        match &self.0.data {
+            PinnedData::Copied(bytes) => bytes.len(),
+            PinnedData::Pinned { pieces, .. } => pieces.iter().map(|piece| piece.len).sum(),
         }
     }
 
@@ -133,15 +133,17 @@ impl PinnedBytes {
 
     /// Whether the bytes were copied: they are of a local file.
     pub fn is_copied(&self) -> bool {
-        matches!(self.0.lent, Lent::Copied(_))
+        matches!(self.0.data, PinnedData::Copied(_))
     }
 
     /// The bytes in order, in pieces as they lie in memory. None in a forked child, which does not have that memory.
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        let (copied, pieces) = match &self.0.lent {
-            Lent::Copied(bytes) => (Some(&bytes[..]), &[][..]),
-            Lent::Pinned { pieces, .. } if self.0.file.connection.viewer().is_ok() => (None, &pieces[..]),
-            Lent::Pinned { .. } => (None, &[][..]),
+        let (copied, pieces) = match &self.0.data {
+            PinnedData::Copied(bytes) => (Some(&bytes[..]), &[][..]),
+            PinnedData::Pinned { pieces, .. } if self.0.file.connection.viewer().is_ok() => {
+                (None, &pieces[..])
+            }
+            PinnedData::Pinned { .. } => (None, &[][..]),
         };
         let pinned = pieces.iter().map(|piece| {
             // SAFETY: the pages were found under the pin, which stands as long as `self` is borrowed; no thread writes

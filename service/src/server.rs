@@ -145,11 +145,11 @@ impl Server {
 
     /// What it has done, and has.
     pub fn stats(&self) -> ServerStats {
-        let (totals, (open_files, pins)) = (self.service.totals(), self.owner.attachments());
+        let (totals, attachments) = (self.service.totals(), self.owner.attachments());
         ServerStats {
             clients: self.service.viewers(),
-            open_files,
-            pins,
+            open_files: attachments.open_files,
+            pins: attachments.pinned_ranges,
             reads: totals.reads,
             bytes: totals.bytes,
             asked: totals.asked,

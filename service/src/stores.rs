@@ -249,8 +249,8 @@ impl NamedObject for OpenedObject {
         let (version, attributes) = (meta.version.clone(), self.attributes.clone());
         let store = self.store.clone();
         let (size, ahead) = (meta.size, self.ahead);
-        let about = About { size, modified: time, e_tag, version, store, ahead, attributes };
-        about.text()
+        let metadata = ObjectMetadata { size, modified: time, e_tag, version, store, ahead, attributes };
+        metadata.text()
     }
 
     fn announce(&self, position: u64, len: u64) {
@@ -274,7 +274,7 @@ impl NamedObject for OpenedObject {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct About {
+pub(crate) struct ObjectMetadata {
     pub(crate) size: u64,
     /// Since 1970.
     pub(crate) modified: Duration,
@@ -286,7 +286,7 @@ pub(crate) struct About {
     pub(crate) attributes: Attributes,
 }
 
-impl About {
+impl ObjectMetadata {
     /// By a strong ETag or a version id.
     pub(crate) fn names_its_version(&self) -> bool {
         let is_strong = |tag: &String| !tag.is_empty() && !tag.starts_with("W/");
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn versions_are_the_same_only_if_all_says_so() {
-        let about = |size, modified, e_tag: Option<&str>, version: Option<&str>| About {
+        let metadata = |size, modified, e_tag: Option<&str>, version: Option<&str>| ObjectMetadata {
             size,
             modified: Duration::from_nanos(modified),
             e_tag: e_tag.map(str::to_owned),
@@ -454,23 +454,26 @@ mod tests {
             ahead: 1,
             attributes: Attributes::new(),
         };
-        for same in
-            [about(7, 1, Some("a"), None), about(7, 1, None, Some("a")), about(7, 1, Some("W/a"), Some("a"))]
-        {
+        for same in [
+            metadata(7, 1, Some("a"), None),
+            metadata(7, 1, None, Some("a")),
+            metadata(7, 1, Some("W/a"), Some("a")),
+        ] {
             assert!(same.is_same_version(&same.clone()));
             for other in [
-                About { size: 8, ..same.clone() },
-                About { modified: Duration::from_nanos(2), ..same.clone() },
-                About { e_tag: Some("b".into()), ..same.clone() },
-                About { version: Some("b".into()), ..same.clone() },
-                About { version: None, e_tag: None, ..same.clone() },
-                About { store: Some("t".into()), ..same.clone() },
-                About { store: None, ..same.clone() },
+                ObjectMetadata { size: 8, ..same.clone() },
+                ObjectMetadata { modified: Duration::from_nanos(2), ..same.clone() },
+                ObjectMetadata { e_tag: Some("b".into()), ..same.clone() },
+                ObjectMetadata { version: Some("b".into()), ..same.clone() },
+                ObjectMetadata { version: None, e_tag: None, ..same.clone() },
+                ObjectMetadata { store: Some("t".into()), ..same.clone() },
+                ObjectMetadata { store: None, ..same.clone() },
             ] {
                 assert!(!same.is_same_version(&other), "{same:?} {other:?}");
             }
         }
-        for unnamed in [about(7, 1, None, None), about(7, 1, Some("W/a"), None), about(7, 1, Some(""), None)]
+        for unnamed in
+            [metadata(7, 1, None, None), metadata(7, 1, Some("W/a"), None), metadata(7, 1, Some(""), None)]
         {
             assert!(!unnamed.is_same_version(&unnamed.clone()), "{unnamed:?}");
         }
@@ -478,7 +481,7 @@ mod tests {
 
     #[test]
     fn an_objects_description_arrives() {
-        let some = About {
+        let some = ObjectMetadata {
             size: 7,
             modified: Duration::new(5, 999_999_999),
             e_tag: Some("\"a b\"".into()),
@@ -491,9 +494,10 @@ mod tests {
                 (Attribute::Metadata("a name ".into()), " 1 2 "),
             ]),
         };
-        let none = About { e_tag: None, version: None, attributes: Attributes::new(), ..some.clone() };
-        for about in [some, none] {
-            assert_eq!(About::of(&about.text()), Some(about));
+        let none =
+            ObjectMetadata { e_tag: None, version: None, attributes: Attributes::new(), ..some.clone() };
+        for metadata in [some, none] {
+            assert_eq!(ObjectMetadata::of(&metadata.text()), Some(metadata));
         }
         for text in [
             "",
@@ -503,15 +507,16 @@ mod tests {
             "size 1\nmodified 1 1000000000\nahead 1",
             "modified 1 1\nahead 1",
         ] {
-            assert_eq!(About::of(text), None, "{text:?}");
+            assert_eq!(ObjectMetadata::of(text), None, "{text:?}");
         }
         let attributes = Attributes::from_iter([(Attribute::ContentType, "x\nsize 9")]);
         let (e_tag, modified) = (Some("x\nsize 9".into()), Duration::ZERO);
-        let forged = About { size: 1, modified, e_tag, version: None, store: None, ahead: 0, attributes };
-        let arrived = About::of(&forged.text()).unwrap();
+        let forged =
+            ObjectMetadata { size: 1, modified, e_tag, version: None, store: None, ahead: 0, attributes };
+        let arrived = ObjectMetadata::of(&forged.text()).unwrap();
         assert_eq!((arrived.size, arrived.attributes.len()), (1, 0));
         let long = Attributes::from_iter([(Attribute::ContentType, "x".repeat(NAME_TEXT_MAX))]);
-        let long = About { attributes: long, ..forged }.text();
+        let long = ObjectMetadata { attributes: long, ..forged }.text();
         assert!(long.len() < 100, "what would be cut off is not sent");
     }
 }

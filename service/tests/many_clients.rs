@@ -138,7 +138,7 @@ fn a_thousand_processes_read_right_bytes_while_a_third_of_them_is_killed() {
     for &at in &killed {
         children.all[at].wait().unwrap();
     }
-    becomes("the seats of the dead are free", || server.stats().clients == clients - killed.len());
+    becomes("the slots of the dead are free", || server.stats().clients == clients - killed.len());
     let before = server.stats();
     becomes("the others read on", || server.stats().reads > before.reads + clients as u64);
     let mut at = 0;
@@ -147,7 +147,7 @@ fn a_thousand_processes_read_right_bytes_while_a_third_of_them_is_killed() {
         !killed.contains(&(at - 1))
     });
     children.start(killed.len());
-    becomes("others have their seats", || server.stats().clients == clients);
+    becomes("others have their slots", || server.stats().clients == clients);
 
     std::fs::write(children.folder.path().join("end"), "").unwrap();
     for child in &mut children.all {

@@ -1190,9 +1190,9 @@ fn same_parts(part: ImagePart, same: &[bool], unit: u64) -> Vec<ImagePart> {
     parts
 }
 
-/// Bytes that are lent, or that were put together.
+/// Bytes that are borrowed, or that were put together.
 enum SuppliedBytes<'a> {
-    Lent(&'a [u8]),
+    Borrowed(&'a [u8]),
     Joined(Vec<u8>),
 }
 
@@ -1200,7 +1200,7 @@ impl std::ops::Deref for SuppliedBytes<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Lent(bytes) => bytes,
+            Self::Borrowed(bytes) => bytes,
             Self::Joined(bytes) => bytes,
         }
     }
@@ -1224,7 +1224,7 @@ fn whole_units<'a>(
         }
         let (whole, rest) = chunk.split_at(chunk.len() / unit * unit);
         if !whole.is_empty() {
-            pieces.push(SuppliedBytes::Lent(whole));
+            pieces.push(SuppliedBytes::Borrowed(whole));
         }
         open.extend_from_slice(rest);
         pieces

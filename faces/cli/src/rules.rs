@@ -75,8 +75,8 @@ impl Arguments {
     pub fn into_rules(self) -> quinion_owner::ServeRules {
         quinion_owner::ServeRules {
             coherence: match self.coherence {
-                Coherence::Leases => quinion_owner::WithoutLease::Leases,
-                Coherence::Times => quinion_owner::WithoutLease::Times,
+                Coherence::Leases => quinion_owner::WithoutLease::LeaveToKernel,
+                Coherence::Times => quinion_owner::WithoutLease::CheckTimes,
             },
             immutable: self.immutable,
             any_file_system: self.file_systems == FileSystems::All,

@@ -111,11 +111,11 @@ impl Stage {
         Self { folder, owner, session }
     }
     fn new() -> Self {
-        Self::with(WithoutLease::Leases)
+        Self::with(WithoutLease::LeaveToKernel)
     }
     /// A stage that serves files without a lease by a check of their times.
     fn by_times() -> Self {
-        Self::with(WithoutLease::Times)
+        Self::with(WithoutLease::CheckTimes)
     }
     /// A file with times so old that a later write changes them.
     fn file(&self) -> PathBuf {

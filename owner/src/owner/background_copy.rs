@@ -6,12 +6,12 @@
 //! whole file is copied, while no read waits:
 //!
 //! ```text
-//!   asked for --cachestat--> not held --> LEFT for its size -------.
-//!                 ^          held     --> LEFT for twice that    --+
-//!                 `-------------------------asked again------------'
-//!                            held, and was LEFT for that, or large --> REQUESTED, copied through its page cache
+//!   asked for --cachestat--> not held --> ServedByKernel for its size ----.
+//!                 ^          held     --> ServedByKernel for twice that --+
+//!                 `-------------------------asked again-----------------'
+//!                            held, and was served for that, or large --> Requested, copied through its page cache
 //!                                                                          |
-//!                                                      ATTACH <--asked again
+//!                                                   TakenOver <--all copied'
 //! ```
 //!
 //! While a program runs, a copy rests between its steps. No file is copied that would not fit beside those that are
@@ -80,12 +80,15 @@ const RELEASE_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CopyState {
-    Left(u32),
+    /// With how often the owner has answered so.
+    ServedByKernel(u32),
+    /// It waits to be copied, or is being copied.
     Requested,
-    Ours,
+    /// It was copied: this cache serves it when it is asked for again.
+    TakenOver,
 }
 
-const DEFERRED: CopyState = CopyState::Left(OPENINGS_MAX);
+const DEFERRED: CopyState = CopyState::ServedByKernel(OPENINGS_MAX);
 
 #[derive(Debug)]
 pub(super) struct CopyRequest {
@@ -150,7 +153,7 @@ pub(super) struct CopyBudget {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LeftToKernel {
+pub(super) struct KernelCredit {
     /// Bytes that the kernel is to read before it is asked for again.
     pub(super) credit: u64,
     /// Its bytes, if a larger memory would take it over.
@@ -168,7 +171,7 @@ struct State {
     known: HashMap<FileId, CopyState>,
     requests: VecDeque<CopyRequest>,
     /// Bytes of the files to be copied, or copied and not attached since.
-    taken: HashMap<FileId, u64>,
+    reserved: HashMap<FileId, u64>,
     /// One at a time, so that the other threads answer.
     copying: Option<Copying>,
     stuck: u32,
@@ -191,16 +194,16 @@ impl State {
 
     /// Keeps those that wait to be copied: they are held, and would be requested twice.
     fn forget_others(&mut self) {
-        let Self { known, taken, .. } = self;
+        let Self { known, reserved, .. } = self;
         known.retain(|_, now| *now == CopyState::Requested);
-        taken.retain(|id, _| known.contains_key(id));
+        reserved.retain(|id, _| known.contains_key(id));
     }
 
     fn call_off(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
         let gone = self.take_requests(such);
         for request in &gone {
             self.known.insert(request.id, DEFERRED);
-            self.taken.remove(&request.id);
+            self.reserved.remove(&request.id);
         }
         gone
     }
@@ -220,42 +223,42 @@ impl BackgroundCopies {
         reason: AttachReason,
         budget: CopyBudget,
         attached: impl FnOnce() -> HashMap<FileId, u64>,
-    ) -> Option<LeftToKernel> {
+    ) -> Option<KernelCredit> {
         // 1 What is known?
         let known = self.state.lock().known.get(&id).copied();
-        if known == Some(CopyState::Ours) {
+        if known == Some(CopyState::TakenOver) {
             return None;
         }
         // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
         let (file, bytes) = look(descriptor, id)?;
         if known == Some(CopyState::Requested) {
-            return Some(LeftToKernel { credit: bytes, short: None });
+            return Some(KernelCredit { credit: bytes, short: None });
         }
         let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
         // 3 Whose turn is it?
         let times = match known {
-            Some(CopyState::Left(times)) => times,
+            Some(CopyState::ServedByKernel(times)) => times,
             // Viewers ask for a large one when the kernel has read it twice, or it was opened for the third time.
             _ if bytes >= LAZY_ATTACH.large_bytes => OPENINGS_MAX,
             _ => 0,
         };
         let (credit, next) = match times {
-            _ if !is_held(holds, bytes) => (bytes, CopyState::Left(times)),
-            0 => (bytes.saturating_mul(TIMES), CopyState::Left(1)),
+            _ if !is_held(holds, bytes) => (bytes, CopyState::ServedByKernel(times)),
+            0 => (bytes.saturating_mul(TIMES), CopyState::ServedByKernel(1)),
             _ if reason == AttachReason::CreditSpent || times >= OPENINGS_MAX => {
                 (bytes, CopyState::Requested)
             }
-            _ => (bytes.saturating_mul(TIMES), CopyState::Left(times.saturating_add(1))),
+            _ => (bytes.saturating_mul(TIMES), CopyState::ServedByKernel(times.saturating_add(1))),
         };
         // 4 Would it fit?
         if next == CopyState::Requested
-            && (bytes > budget.file || self.taken_with(attached(), id, bytes) > budget.all)
+            && (bytes > budget.file || self.reserved_with(attached(), id, bytes) > budget.all)
         {
-            self.note(id, CopyState::Left(times.saturating_add(1)), None);
-            return Some(LeftToKernel { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
+            self.note(id, CopyState::ServedByKernel(times.saturating_add(1)), None);
+            return Some(KernelCredit { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
         }
         self.note(id, next, (next == CopyState::Requested).then(|| self.request(id, file, bytes)));
-        Some(LeftToKernel { credit, short: None })
+        Some(KernelCredit { credit, short: None })
     }
 
     fn request(&self, id: FileId, file: OwnedFd, bytes: u64) -> CopyRequest {
@@ -264,27 +267,27 @@ impl BackgroundCopies {
     }
 
     /// The bytes of all files that are taken over, are to be, or are attached; with the file `id`.
-    fn taken_with(&self, mut attached: HashMap<FileId, u64>, id: FileId, bytes: u64) -> u64 {
-        attached.extend(&self.state.lock().taken);
+    fn reserved_with(&self, mut attached: HashMap<FileId, u64>, id: FileId, bytes: u64) -> u64 {
+        attached.extend(&self.state.lock().reserved);
         attached.insert(id, bytes);
         attached.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
     /// Whether an attached file was taken over, and is filled through the kernel's page cache.
-    pub(super) fn is_ours(&self, id: FileId) -> bool {
+    pub(super) fn is_taken_over(&self, id: FileId) -> bool {
         let mut state = self.state.lock();
-        let is_ours = state.known.get(&id) == Some(&CopyState::Ours);
-        if is_ours {
-            state.taken.remove(&id); // it counts for as long as it is attached
+        let is_taken_over = state.known.get(&id) == Some(&CopyState::TakenOver);
+        if is_taken_over {
+            state.reserved.remove(&id); // it counts for as long as it is attached
         }
-        is_ours
+        is_taken_over
     }
 
     /// Closes a file that a program wants to be alone with; one that is being copied, soon.
     pub(super) fn forget(&self, id: FileId) {
         let mut state = self.state.lock();
         state.known.remove(&id);
-        state.taken.remove(&id);
+        state.reserved.remove(&id);
         if let Some(copying) = state.copying.as_ref().filter(|copying| copying.id == id) {
             copying.is_called_off.store(true, Ordering::Relaxed);
         }
@@ -344,9 +347,9 @@ impl BackgroundCopies {
 
     pub(super) fn end(&self, request: CopyRequest, end: CopyEnd) {
         let next = match end {
-            CopyEnd::Copied => CopyState::Ours,
+            CopyEnd::Copied => CopyState::TakenOver,
             CopyEnd::Aborted if request.is_over() => DEFERRED,
-            CopyEnd::Aborted => CopyState::Left(0),
+            CopyEnd::Aborted => CopyState::ServedByKernel(0),
         };
         let (id, is_called_off) = (request.id, Arc::clone(&request.is_called_off));
         drop(request); // a caller that waits for the copy's end waits for this
@@ -357,7 +360,7 @@ impl BackgroundCopies {
             None => state.stuck -= 1, // it was given up, and has ended after all
         }
         if end == CopyEnd::Aborted {
-            state.taken.remove(&id);
+            state.reserved.remove(&id);
         }
     }
 
@@ -369,12 +372,12 @@ impl BackgroundCopies {
                 return; // so many wait to be copied; this one is looked at again
             }
         }
-        if next != CopyState::Ours && state.known.get(&id) == Some(&CopyState::Ours) {
+        if next != CopyState::TakenOver && state.known.get(&id) == Some(&CopyState::TakenOver) {
             return; // it was copied during this look
         }
         // Two that ask at once request it once.
         if state.known.insert(id, next) != Some(CopyState::Requested) {
-            state.taken.extend(request.iter().map(|request| (request.id, request.bytes)));
+            state.reserved.extend(request.iter().map(|request| (request.id, request.bytes)));
             state.requests.extend(request);
         }
     }
@@ -428,11 +431,11 @@ mod tests {
         };
         request(file(1, 1));
         for inode in 0..2 * KNOWN_MAX as u64 {
-            copies.note(file(2, inode), CopyState::Left(1), None);
+            copies.note(file(2, inode), CopyState::ServedByKernel(1), None);
         }
         request(file(1, 1));
         let state = copies.state.lock();
-        assert_eq!((state.requests.len(), state.taken.get(&file(1, 1))), (1, Some(&7)));
+        assert_eq!((state.requests.len(), state.reserved.get(&file(1, 1))), (1, Some(&7)));
         assert!(state.known.len() <= KNOWN_MAX);
         drop(state);
         for inode in 0..2 * KNOWN_MAX as u64 {

@@ -40,11 +40,11 @@ use quinion::internals::units::FileId;
 pub enum WithoutLease {
     /// Not at all: the kernel reads it.
     #[default]
-    Leases,
+    LeaveToKernel,
     /// By its times and size, which are looked at before each read. That may show an older state: while a `write` is
     /// under way for longer than the file system's clock takes to step (50 milliseconds are waited), and after it,
     /// until the next change; and while the file is stored to by a shared mapping.
-    Times,
+    CheckTimes,
 }
 
 /// Which viewers' files are served, and by what.
@@ -82,7 +82,9 @@ impl fmt::Display for Unserved {
                  and --coherence times, or --immutable, serve it all the same"
             }
             Self::NoContent => "its bytes are made anew at each read",
-            Self::AccessTimes => "its mount (strictatime) wants each read to move the time of the last access",
+            Self::AccessTimes => {
+                "its mount (strictatime) wants each read to move the time of the last access; mount it with relatime"
+            },
             Self::Nameless => "it is memory without a name (memfd), which is written past all leases",
             Self::Unwatched => {
                 "no watch for it could be had (inotify), which would tell of a cut that breaks no lease; see \
@@ -136,8 +138,8 @@ impl ServeRules {
 
     pub(super) fn without_lease(&self) -> Validation {
         match self.coherence {
-            WithoutLease::Leases => Validation::Kernel,
-            WithoutLease::Times => Validation::CheckTimes,
+            WithoutLease::LeaveToKernel => Validation::Kernel,
+            WithoutLease::CheckTimes => Validation::CheckTimes,
         }
     }
 

@@ -30,7 +30,7 @@ pub struct HotFile {
 }
 
 #[derive(Debug)]
-pub(super) struct Heat {
+pub(super) struct AccessCounts {
     counts: Box<[AtomicU64]>,
     names: RankedMutex<VecDeque<(MappingId, PathBuf)>>,
 }
@@ -46,7 +46,7 @@ pub(super) struct RankedFile {
     pub(super) requests: u64,
 }
 
-impl Heat {
+impl AccessCounts {
     pub(super) fn new() -> Self {
         let counts = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
         Self { counts, names: RankedMutex::new(Rank::Viewer, VecDeque::new()) }
@@ -90,32 +90,32 @@ fn parts(count: u64) -> (u32, u32) {
 mod tests {
     use super::*;
 
-    fn names(heat: &Heat, most: usize) -> Vec<(String, u64)> {
-        let hottest = heat.hottest(most).into_iter();
+    fn names(counts: &AccessCounts, most: usize) -> Vec<(String, u64)> {
+        let hottest = counts.hottest(most).into_iter();
         hottest.map(|file| (file.name.display().to_string(), file.requests)).collect()
     }
 
     #[test]
     fn files_are_ranked_by_reported_reads_and_named_as_attached_last() {
-        let heat = Heat::new();
+        let counts = AccessCounts::new();
         for (id, name) in [(1, "one"), (2, "two"), (3, "three"), (1, "uno")] {
-            heat.attached(MappingId(id), PathBuf::from(name));
+            counts.attached(MappingId(id), PathBuf::from(name));
         }
-        [2, 1, 2].into_iter().for_each(|id| heat.add(MappingId(id)));
-        assert_eq!(names(&heat, 2), [("two".to_owned(), 2), ("uno".to_owned(), 1)]);
-        assert_eq!(names(&heat, 9).len(), 3);
+        [2, 1, 2].into_iter().for_each(|id| counts.add(MappingId(id)));
+        assert_eq!(names(&counts, 2), [("two".to_owned(), 2), ("uno".to_owned(), 1)]);
+        assert_eq!(names(&counts, 9).len(), 3);
     }
 
     #[test]
     fn a_file_that_takes_anothers_place_begins_anew_and_old_names_are_forgotten() {
-        let heat = Heat::new();
-        heat.attached(MappingId(1), PathBuf::from("old"));
-        heat.add(MappingId(1));
-        heat.add(MappingId(1 + PLACES as u32));
-        assert_eq!(names(&heat, 1), [("old".to_owned(), 0)]);
+        let counts = AccessCounts::new();
+        counts.attached(MappingId(1), PathBuf::from("old"));
+        counts.add(MappingId(1));
+        counts.add(MappingId(1 + PLACES as u32));
+        assert_eq!(names(&counts, 1), [("old".to_owned(), 0)]);
         for id in 2..2 + NAMES_MAX as u32 {
-            heat.attached(MappingId(id), PathBuf::from("new"));
+            counts.attached(MappingId(id), PathBuf::from("new"));
         }
-        assert!(heat.hottest(PLACES).iter().all(|file| file.name.ends_with("new")));
+        assert!(counts.hottest(PLACES).iter().all(|file| file.name.ends_with("new")));
     }
 }

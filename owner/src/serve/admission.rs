@@ -1,35 +1,33 @@
-//! Admission: a process gets a seat and a page, and the seat is free again when the process is no more.
+//! Admission: a process gets a viewer slot and a page, and the viewer slot is free again when the process is no more.
 //!
 //! ```text
-//!   process --of the domain? lives? no pins?--> the lowest free seat, a page, its end awaited --> viewer
+//!   process --of the domain? lives? no pins?--> the lowest free viewer slot, a page, its end awaited --> viewer
 //!                                                 '--none is free--> one more group, if the bound has room
 //!   ended, or joined anew --no worker at work?--> its sums stay, its handles go --> free
 //! ```
 //!
-//! A process that joins again is another program by now. A seat stays while a worker works for it.
+//! A process that joins again is another program by now. A viewer slot stays while a worker works for it.
 //!
 //! Invariants:
-//!  1. A seat is said to be taken when its page is in place and the end of its process is awaited.
-//!  2. The next viewer of a seat gets another page: what the one before still writes is not read.
+//!  1. A viewer slot is said to be taken when its page is in place and the end of its process is awaited.
+//!  2. The next viewer of a viewer slot gets another page: what the one before still writes is not read.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::peer_connection::PeerConnection;
-use super::viewer_slot::{Offer, Process, ViewerSlot, has_ended};
-use super::{NO_RUN, Shared, spawn};
+use super::viewer_slot::{Process, ViewerSlot, has_ended};
+use super::{Shared, spawn};
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::control::GROUP_VIEWERS;
 use quinion::internals::sys::peer::ProcessName;
 
 /// Above so many viewers, what they opened is added up at the next beat, not at a join.
 const VIEWERS_SUMMED_AT_JOIN: usize = 64;
-const OFFERS_MAX: usize = 16;
 
 impl Shared {
     pub(super) fn admit(self: &Arc<Self>, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
-        if self.is_closed() {
+        if self.viewers.is_closed() {
             return Err(Errno::SRCH);
         }
         let member = self.domain.member(number).map_err(|error| match error.raw_os_error() {
@@ -42,95 +40,71 @@ impl Shared {
             return Err(Errno::SRCH);
         }
         // What it had before it became another program is given back.
-        for viewer in self.present().filter(|&viewer| self.process(viewer) == number) {
-            let mut seat = self.seat(viewer).lock();
-            if seat.has_pins_of(number) {
+        for viewer in self.viewers.present().filter(|&viewer| self.viewers.process(viewer) == number) {
+            let mut viewer_slot = self.viewers.slot(viewer).lock();
+            if viewer_slot.has_pins_of(number) {
                 return Err(Errno::BUSY); // it looks at what is pinned, by the view that it has
             }
-            seat.is_replaced = seat.process.as_ref().is_some_and(|known| known.number == number);
-            drop(seat);
+            viewer_slot.is_replaced =
+                viewer_slot.process.as_ref().is_some_and(|known| known.number == number);
+            drop(viewer_slot);
             self.free_soon(viewer);
         }
-        if self.present().nth(VIEWERS_SUMMED_AT_JOIN).is_none() {
-            self.drain_opened();
+        if self.viewers.present().nth(VIEWERS_SUMMED_AT_JOIN).is_none() {
+            self.viewers.drain_opened();
         }
         let name = ProcessName::of(number, &alive);
         let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
         let _groups = self.groups.lock();
         loop {
-            let seats = self.seats.count();
-            for viewer in (0..seats).filter(|&viewer| self.process(viewer) == 0) {
-                let mut seat = self.seat(viewer).lock();
-                if seat.process.is_some() {
+            let slots = self.viewers.slots.count();
+            for viewer in (0..slots).filter(|&viewer| self.viewers.process(viewer) == 0) {
+                let mut viewer_slot = self.viewers.slot(viewer).lock();
+                if viewer_slot.process.is_some() {
                     continue; // another thread was faster
                 }
                 let page = self.owner.arena().make_viewer_page(viewer).map_err(|_| Errno(libc::ENOMEM))?;
                 self.listener.await_end(viewer, &process.alive)?;
-                seat.process = Some(process);
-                self.joins[viewer].fetch_add(1, Ordering::Relaxed); // the next store orders it
+                viewer_slot.process = Some(process);
+                self.viewers.joins[viewer].fetch_add(1, Ordering::Relaxed); // the next store orders it
                 // Release, partner: the Acquire in `process`.
-                self.processes[viewer].store(number, Ordering::Release);
-                drop(seat);
+                self.viewers.processes[viewer].store(number, Ordering::Release);
+                drop(viewer_slot);
                 // A worker or watcher that sleeps for its group waits for its futex, too, from now on.
-                self.announce_viewer(viewer);
+                self.wakeups.announce_viewer(viewer, &self.workers);
                 return Ok((viewer, page));
             }
-            self.add_group(seats)?;
+            self.add_group(slots)?;
         }
     }
 
-    /// Behind the first `seats`. The caller holds the lock of groups.
+    /// Behind the first `slots`. The caller holds the lock of groups.
     ///
     /// # Errors
     /// There are as many as may be (EUSERS), the bound has no room for their pages (ENOBUFS), or the system refuses.
-    fn add_group(self: &Arc<Self>, seats: usize) -> Result<(), Errno> {
-        if seats >= self.processes.len() {
+    fn add_group(self: &Arc<Self>, slots: usize) -> Result<(), Errno> {
+        if slots >= self.viewers.processes.len() {
             return Err(Errno::USERS);
         }
-        let group = seats / GROUP_VIEWERS;
+        let group = slots / GROUP_VIEWERS;
         self.owner.reserve_viewers(group + 1).map_err(|_| Errno(libc::ENOBUFS))?;
         self.owner.arena().map_viewers(group).map_err(|_| Errno(libc::ENOMEM))?;
-        if group > 0 && self.seats.is_unwatched(group) {
-            let watch = move |shared: &Arc<Self>| shared.watch(group);
+        if group > 0 && self.viewers.slots.is_unwatched(group) {
+            let watch = move |shared: &Arc<Self>| shared.wakeups.watch(group);
             let watcher =
                 spawn(self, ("quinion-watcher", self.workers.ends()), watch).map_err(|_| Errno::AGAIN);
-            self.workers.add_watcher(watcher.inspect_err(|_| self.seats.unwatch(group))?);
+            self.workers.add_watcher(watcher.inspect_err(|_| self.viewers.slots.unwatch(group))?);
         }
-        self.seats.add(group);
+        self.viewers.slots.add(group);
         Ok(())
     }
 
     /// If no viewer is in them. Waits for nothing: what cannot be given back now, a later call gives back.
     pub(super) fn release_empty_groups(&self) {
         let Some(_groups) = self.groups.try_lock() else { return };
-        let groups = self.present().last().map_or(1, |viewer| viewer / GROUP_VIEWERS + 1);
-        self.seats.truncate(groups);
+        let groups = self.viewers.present().last().map_or(1, |viewer| viewer / GROUP_VIEWERS + 1);
+        self.viewers.slots.truncate(groups);
         self.owner.arena().release_viewers(groups);
-    }
-
-    /// Keeps a connection by which the viewer `number` has sent something; calls `told` with the ticket or the error.
-    pub(super) fn keep_offer(
-        &self,
-        number: u32,
-        offer: Offer,
-        told: impl FnOnce(Result<u32, Errno>, &PeerConnection),
-    ) {
-        let named = self.present().filter(|&viewer| self.process(viewer) == number);
-        let mut seats = named.map(|viewer| self.seat(viewer).lock());
-        let is_its = |seat: &ViewerSlot| {
-            seat.process.as_ref().is_some_and(|known| known.number == number) && !seat.is_replaced
-        };
-        let Some(mut seat) = seats.find(|seat| is_its(seat)) else {
-            return told(Err(Errno::ACCES), &offer.theirs);
-        };
-        if seat.offers.len() >= OFFERS_MAX {
-            drop(seat);
-            return told(Err(Errno::AGAIN), &offer.theirs);
-        }
-        let ticket = seat.last_ticket.wrapping_add(1) & i32::MAX as u32;
-        seat.last_ticket = ticket;
-        told(Ok(ticket), &offer.theirs); // it does not wait
-        seat.offers.insert(ticket, offer);
     }
 
     pub(super) fn free_soon(&self, viewer: usize) {
@@ -141,26 +115,25 @@ impl Shared {
 
     /// `false`: a worker works for it.
     pub(super) fn free_if_over(&self, viewer: usize) -> bool {
-        // Before the seat's lock: a run that ends meanwhile leaves numbers that no viewer asks for.
-        let said = self.page(viewer).run.load(Ordering::Relaxed);
-        let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
-        let mut seat = self.seat(viewer).lock();
-        if !seat.is_over() {
+        // Before the viewer slot's lock: a run that ends meanwhile leaves numbers that no viewer asks for.
+        let run = self.viewers.run_of(viewer);
+        let mut viewer_slot = self.viewers.slot(viewer).lock();
+        if !viewer_slot.is_over() {
             return true;
         }
-        if seat.busy > 0 {
+        if viewer_slot.busy > 0 {
             return false; // it is waited for until a later beat
         }
-        self.drain_ring_of(&mut seat, viewer);
-        self.drain_opened_of(viewer);
-        seat.past.entry(run).or_default().add(self.page(viewer));
-        let past = std::mem::take(&mut seat.past);
-        // The next in this seat gets another page: what this one still writes into its own is not read.
-        let gone = std::mem::replace(&mut *seat, ViewerSlot { past, ..ViewerSlot::default() });
-        self.processes[viewer].store(0, Ordering::Release); // partner: `process`
-        drop(seat);
+        self.viewers.drain_ring_of(&mut viewer_slot, viewer);
+        self.viewers.drain_opened_of(viewer);
+        viewer_slot.past.entry(run).or_default().add(self.viewers.page(viewer));
+        let past = std::mem::take(&mut viewer_slot.past);
+        // The next in this viewer slot gets another page: what this one still writes into its own is not read.
+        let gone = std::mem::replace(&mut *viewer_slot, ViewerSlot { past, ..ViewerSlot::default() });
+        self.viewers.processes[viewer].store(0, Ordering::Release); // partner: `process`
+        drop(viewer_slot);
         gone.process.iter().for_each(|process| self.listener.forget_end(&process.alive));
-        self.let_go_in_queues(gone.handles);
+        self.handles.let_go_in_queues(gone.handles);
         true
     }
 }

@@ -1,4 +1,4 @@
-//! Listener: the socket at which processes become viewers, and where the keeper waits.
+//! Listener: the socket at which processes become viewers, and where the event loop waits.
 //!
 //! ```text
 //!   connection --accept--> the user's? --Hello in time?--> version, token --admit--> Welcome, with descriptors
@@ -11,7 +11,7 @@
 //! that is silent for [`HELLO_MAX`] is closed, as is the oldest of more than [`GREETINGS_MAX`] silent ones.
 //!
 //! A viewer may also **send** a descriptor ([`DescriptorOffer`]), which this process may not duplicate. The
-//! connection is kept for the worker that attaches the file; the keeper touches no descriptor that comes
+//! connection is kept for the worker that attaches the file; the event loop touches no descriptor that comes
 //! ([`peer_connection`](super::peer_connection)). Names come in the same way ([`NameOffer`]).
 
 use std::io;
@@ -103,7 +103,7 @@ impl Listener {
     }
 
     pub(super) fn forget_end(&self, alive: &OwnedFd) {
-        let _ = epoll::delete(&self.ends, alive); // it is known: this seat's, until now
+        let _ = epoll::delete(&self.ends, alive); // it is known: this viewer slot's, until now
     }
 
     fn ended(&self) -> impl Iterator<Item = usize> {
@@ -117,7 +117,7 @@ impl Listener {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes()); // full: it is awake
     }
 
-    /// Handles connections and the ends of viewers until `until`. For the keeper alone.
+    /// Handles connections and the ends of viewers until `until`. For the event loop alone.
     pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
         // 1 what to wait for
         let mut greetings = std::mem::take(&mut *self.greetings.lock());
@@ -148,9 +148,9 @@ impl Listener {
         }
         // 4 connections that have said something, or nothing for too long
         let now = Instant::now();
-        for (theirs, has_spoken) in std::mem::take(&mut greetings).into_iter().zip(spoken) {
-            let silent = if has_spoken { self.read_message(theirs, shared) } else { Some(theirs) };
-            greetings.extend(silent.filter(|theirs| now < theirs.since + HELLO_MAX));
+        for (connection, has_spoken) in std::mem::take(&mut greetings).into_iter().zip(spoken) {
+            let silent = if has_spoken { self.read_message(connection, shared) } else { Some(connection) };
+            greetings.extend(silent.filter(|connection| now < connection.since + HELLO_MAX));
         }
         // 5 new connections
         if is_called {
@@ -162,7 +162,7 @@ impl Listener {
     fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Arc<Shared>) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // A bound, so that a flood of connections leaves the keeper time for its other work.
+        // A bound, so that a flood of connections leaves the event loop time for its other work.
         for _ in 0..GREETINGS_MAX {
             if self.queues.are_full() {
                 return;
@@ -176,13 +176,13 @@ impl Listener {
                     return;
                 }
             };
-            let theirs = PeerConnection::new(socket, &self.queues);
-            let is_ours = peer::user(theirs.as_fd()) == Some(rustix::process::geteuid().as_raw());
+            let connection = PeerConnection::new(socket, &self.queues);
+            let is_ours = peer::user(connection.as_fd()) == Some(rustix::process::geteuid().as_raw());
             if !is_ours {
                 continue;
             }
             // Most have spoken by now. When too many are silent the oldest goes: silence keeps no other process out.
-            let Some(silent) = self.read_message(theirs, shared) else { continue };
+            let Some(silent) = self.read_message(connection, shared) else { continue };
             if greetings.len() >= GREETINGS_MAX {
                 greetings.remove(0);
             }
@@ -193,24 +193,24 @@ impl Listener {
     /// Has a process answered; returns the connection if it is silent yet. A thread of its queue admits it: what the
     /// kernel is asked about a process can wait for it. (A read of `/proc/PID/status` may be the last to hold that
     /// process's memory, and then takes it apart, mapped files and all.)
-    fn read_message(&self, theirs: PeerConnection, shared: &Arc<Shared>) -> Option<PeerConnection> {
-        let message = match theirs.peek() {
+    fn read_message(&self, connection: PeerConnection, shared: &Arc<Shared>) -> Option<PeerConnection> {
+        let message = match connection.peek() {
             Ok(Some(message)) => message,
-            Ok(None) => return Some(theirs),
+            Ok(None) => return Some(connection),
             Err(_) => return None,
         };
         if !message.has_descriptors {
-            theirs.take();
+            connection.take();
         }
         if let Some(hello) = JoinRequest::of(message.bytes()) {
-            let (shared, key) = (Arc::clone(shared), theirs.process_key());
-            self.queues.spawn(key, move || shared.listener.welcome(&theirs, hello, &shared));
+            let (shared, key) = (Arc::clone(shared), connection.process_key());
+            self.queues.spawn(key, move || shared.listener.welcome(&connection, hello, &shared));
         } else if let Some(offer) = DescriptorOffer::of(message.bytes()).filter(|_| message.has_descriptors) {
-            self.accept_offer((offer.version, offer.token), Offer { theirs, name: None }, shared);
+            self.accept_offer((offer.version, offer.token), Offer { connection, name: None }, shared);
         } else if let Some((offer, name)) =
             NameOffer::of(message.bytes()).filter(|_| !message.has_descriptors)
         {
-            let kept = Offer { theirs, name: Some(name.into()) };
+            let kept = Offer { connection, name: Some(name.into()) };
             self.accept_offer((offer.version, offer.token), kept, shared);
         }
         None
@@ -219,19 +219,20 @@ impl Listener {
     /// A descriptor or a name is kept for the worker that opens the file; the viewer gets a ticket for it.
     fn accept_offer(&self, (version, token): (u32, u64), offer: Offer, shared: &Shared) {
         let is_ours = version == LAYOUT_VERSION && token == self.token;
-        let sender = if is_ours { caller(&offer.theirs) } else { Err(Errno::PROTO) };
+        let sender = if is_ours { caller(&offer.connection) } else { Err(Errno::PROTO) };
         // The number is that process's while it is there.
         let number =
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
-        let answer = |ticket: Result<u32, Errno>, theirs: &PeerConnection| {
+        let answer = |ticket: Result<u32, Errno>, connection: &PeerConnection| {
             let welcome = ticket.map_or_else(refusal, |viewer| JoinReply { error: 0, viewer });
             // A viewer that does not get the ticket never asks for what it has sent; see
             // `ViewerSlot::take_late_offers`.
-            let _ = rustix::net::send(theirs, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            let _ =
+                rustix::net::send(connection, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         };
         match number {
-            Ok(number) => shared.keep_offer(number, offer, answer),
-            Err(error) => answer(Err(error), &offer.theirs),
+            Ok(number) => shared.viewers.keep_offer(number, offer, answer),
+            Err(error) => answer(Err(error), &offer.connection),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Named: what a viewer opens by a name, as an object of a store.
 //!
 //! ```text
-//!   viewer                               keeper                       worker                      Owner
+//!   viewer                               event loop                       worker                      Owner
 //!     Name { .. } "s3://bucket/key" -->  keeps it: a ticket
 //!     OpenNamed(ticket), by its page ------------------------------>  of the domain still? ---->  which store?
 //!                                                                     room for work on it? ---->  open_named
@@ -22,6 +22,7 @@ use std::io::IoSlice;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::Shared;
+use super::handles::HANDLES_MAX;
 use super::owner::{NAMED_DEVICE, NameRefusal, NamedAttachment};
 use super::peer_connection::PeerConnection;
 use super::viewer_slot::{Handle, ViewerJob};
@@ -32,18 +33,18 @@ use crate::viewer::sys::Errno;
 impl Shared {
     pub(super) fn open_named(&self, job: &ViewerJob, ticket: u64) -> Result<[u64; 2], Errno> {
         let ticket = u32::try_from(ticket).map_err(|_| Errno::BADF)?;
-        let offer = self.seat(job.viewer).lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
+        let offer = self.viewers.slot(job.viewer).lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
         let name = offer.name.ok_or(Errno::BADF)?;
         let opened = self.open_for(job, &name);
         let (error, text) = match &opened {
             Ok((_, text)) => (0, text.as_str()),
             Err(refusal) => (refusal.error.0 as u32, refusal.text.as_str()),
         };
-        let told = tell(&offer.theirs, NameReply { error }, text);
-        match (opened, told) {
+        let sent = send_reply(&offer.connection, NameReply { error }, text);
+        match (opened, sent) {
             (Ok((answer, _)), Ok(())) => Ok(answer),
             (Ok(([handle, _], _)), Err(error)) => {
-                self.detach(job.viewer, handle); // its viewer gets no answer
+                self.handles.detach(job.viewer, handle); // its viewer gets no answer
                 Err(error)
             }
             (Err(refusal), _) => Err(refusal.error),
@@ -57,26 +58,34 @@ impl Shared {
                 || refusal(Errno::AGAIN, "an earlier request of this process has no answer yet; try again");
             let _probe = self.workers.probe(job.process.name).ok_or_else(busy)?;
             if !self.domain.has(&job.process.member) {
-                return Err(refusal(Errno::ACCES, "this process has other credentials than the owner"));
+                return Err(refusal(
+                    Errno::ACCES,
+                    "this process has other credentials than the owner; run both as one user, with the same groups",
+                ));
             }
         }
         let device = self.owner.device_of_name(name)? | NAMED_DEVICE;
         let stuck =
             || refusal(Errno::AGAIN, "too many earlier requests to this store have no answer yet; try again");
         let _at_work = self.workers.enter(WorkKey::Files(device)).ok_or_else(stuck)?;
-        self.wait_for_death_notice();
+        self.viewers.wait_for_death_notice();
         let NamedAttachment { attached, id, text } = self.owner.open_named(name)?;
-        let place = self.enter(id);
-        let noted = self.note_handle(job.viewer, attached, Handle { place, device });
-        let answer = noted.map_err(|error| refusal(error, "this process has too many files open here"))?;
+        let place = self.handles.enter(id);
+        let noted = self.handles.note(job.viewer, attached, Handle { place, device });
+        let answer = noted.map_err(|error| {
+            refusal(
+                error,
+                &format!("this process has {HANDLES_MAX} files open here, as many as it may; close some"),
+            )
+        })?;
         Ok((answer, text))
     }
 }
 
-fn tell(theirs: &PeerConnection, reply: NameReply, text: &str) -> Result<(), Errno> {
+fn send_reply(connection: &PeerConnection, reply: NameReply, text: &str) -> Result<(), Errno> {
     let (head, text) = (reply.bytes(), &text.as_bytes()[..text.len().min(NAME_TEXT_MAX)]);
     let parts = [IoSlice::new(&head), IoSlice::new(text)];
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let sent = sendmsg(theirs, &parts, &mut SendAncillaryBuffer::default(), flags);
+    let sent = sendmsg(connection, &parts, &mut SendAncillaryBuffer::default(), flags);
     sent.map(drop).map_err(|error| Errno(error.raw_os_error()))
 }

@@ -192,7 +192,10 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// Nothing of that name can be opened.
     fn device_of_name(&self, name: &[u8]) -> Result<u64, NameRefusal> {
         let _ = name;
-        Err(NameRefusal { error: Errno::OPNOTSUPP, text: "this cache opens nothing by a name".into() })
+        Err(NameRefusal {
+            error: Errno::OPNOTSUPP,
+            text: "this cache opens nothing by a name; ask a server that was given stores".into(),
+        })
     }
     /// Opens what has that name, for a viewer. Its record says that it never changes ([`Validation::Immutable`]):
     /// another version of the object is another file.

@@ -1,7 +1,7 @@
 //! Peer connection: connections of other processes, and the descriptors that come by them.
 //!
 //! ```text
-//!   keeper    looks at a message without taking it (MSG_PEEK): is there a descriptor with it?
+//!   event loop    looks at a message without taking it (MSG_PEEK): is there a descriptor with it?
 //!               no: takes it        yes: leaves it where it is; the connection goes to a worker
 //!   worker    has the kernel show it the descriptor without taking the message, and looks at its mount
 //!   the end   nothing lies unread: closed here           something does: closed in its sender's queue
@@ -39,13 +39,13 @@ pub(super) struct PeerConnection {
     pub(super) since: Instant,
 }
 
-pub(super) struct RefusedMessage {
+pub(super) struct PeekedMessage {
     bytes: [u8; MESSAGE_MAX + 1],
     count: usize,
     pub(super) has_descriptors: bool,
 }
 
-impl RefusedMessage {
+impl PeekedMessage {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.count]
     }
@@ -65,14 +65,12 @@ impl PeerConnection {
         }
     }
 
-    pub(super) fn peek(&self) -> io::Result<Option<RefusedMessage>> {
+    pub(super) fn peek(&self) -> io::Result<Option<PeekedMessage>> {
         let mut bytes = [0; MESSAGE_MAX + 1];
         match peek(self.as_fd(), &mut bytes) {
-            Ok((count, flags)) => Ok(Some(RefusedMessage {
-                bytes,
-                count,
-                has_descriptors: flags.contains(ReturnFlags::CTRUNC),
-            })),
+            Ok((count, flags)) => {
+                Ok(Some(PeekedMessage { bytes, count, has_descriptors: flags.contains(ReturnFlags::CTRUNC) }))
+            }
             Err(rustix::io::Errno::AGAIN) => Ok(None),
             Err(error) => Err(error.into()),
         }

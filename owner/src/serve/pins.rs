@@ -9,10 +9,12 @@
 //!    would have these.
 //!  - When the service ends and the viewer does not, what it has pinned stays in memory as long as this process does.
 //!
-//! Invariant: each pin in a seat's list is the owner's, of a handle in the same list of handles.
+//! Invariant: each pin in a viewer slot's list is the owner's, of a handle in the same list of handles.
 
-use super::Shared;
+use std::sync::Arc;
+
 use super::viewer_slot::{PinnedRange, ViewerJob, ViewerSlot};
+use super::viewer_table::ViewerTable;
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::control::Operation;
 
@@ -26,8 +28,16 @@ struct PinRequest {
     len: u64,
 }
 
-impl Shared {
-    pub(super) fn answer_pin(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
+pub(super) struct ViewerPins {
+    viewers: Arc<ViewerTable>,
+}
+
+impl ViewerPins {
+    pub(super) fn new(viewers: Arc<ViewerTable>) -> Self {
+        Self { viewers }
+    }
+
+    pub(super) fn answer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         let [handle, second, len] = job.arguments;
         if job.operation == Operation::Pin as u32 {
             return self.pin(job.viewer, handle, PinRequest { position: second, len });
@@ -37,29 +47,32 @@ impl Shared {
     }
 
     fn pin(&self, viewer: usize, handle: u64, range: PinRequest) -> Result<[u64; 2], Errno> {
-        let most = self.owner.arena().stats().bound_bytes / PART_OF_MEMORY;
-        let fits = |seat: &ViewerSlot, more| seat.pins.len() < PINS_MAX && seat.pinned_bytes() + more <= most;
-        if range.len > most || !fits(&self.seat(viewer).lock(), range.len) {
+        let most = self.viewers.owner.arena().stats().bound_bytes / PART_OF_MEMORY;
+        let fits = |viewer_slot: &ViewerSlot, more| {
+            viewer_slot.pins.len() < PINS_MAX && viewer_slot.pinned_bytes() + more <= most
+        };
+        if range.len > most || !fits(&self.viewers.slot(viewer).lock(), range.len) {
             return Err(Errno(libc::ENOBUFS));
         }
-        let (pin, bytes) = self.owner.pin(handle, range.position, range.len)?;
-        let mut seat = self.seat(viewer).lock();
+        let (pin, bytes) = self.viewers.owner.pin(handle, range.position, range.len)?;
+        let mut viewer_slot = self.viewers.slot(viewer).lock();
         // The viewer may have pinned more, or given the handle back, meanwhile.
-        if seat.handles.contains_key(&handle) && !seat.is_replaced && fits(&seat, bytes) {
-            seat.pins.insert(pin, PinnedRange { handle, bytes });
+        if viewer_slot.handles.contains_key(&handle) && !viewer_slot.is_replaced && fits(&viewer_slot, bytes)
+        {
+            viewer_slot.pins.insert(pin, PinnedRange { handle, bytes });
             return Ok([pin, bytes]);
         }
-        drop(seat);
-        self.owner.unpin(handle, pin);
+        drop(viewer_slot);
+        self.viewers.owner.unpin(handle, pin);
         Err(Errno(libc::ENOBUFS))
     }
 
     pub(super) fn unpin(&self, viewer: usize, handle: u64, pin: u64) {
-        let mut seat = self.seat(viewer).lock();
-        if seat.pins.get(&pin).is_some_and(|known| known.handle == handle) {
-            seat.pins.remove(&pin);
-            drop(seat);
-            self.owner.unpin(handle, pin);
+        let mut viewer_slot = self.viewers.slot(viewer).lock();
+        if viewer_slot.pins.get(&pin).is_some_and(|known| known.handle == handle) {
+            viewer_slot.pins.remove(&pin);
+            drop(viewer_slot);
+            self.viewers.owner.unpin(handle, pin);
         }
     }
 }

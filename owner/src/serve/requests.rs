@@ -1,4 +1,4 @@
-//! Requests: a worker takes what a viewer asks, has it answered, and writes the answer into the viewer's page.
+//! Requests: a worker has a request answered that it took, and writes the answer into the viewer's page.
 //!
 //! ```text
 //!   PENDING --take--> TAKEN --answer--> DONE      the viewer that waits is woken
@@ -6,124 +6,23 @@
 //!      '---put back-----'
 //! ```
 //!
-//! The page is read once, as it may change at any moment. The viewer's seat notes the slot's job before, and stays
-//! busy until the answer is written. The workers take the requests of all viewers in turn, and some of them at most
-//! work for one viewer, or for one file system (`workers.rs`).
+//! How a request is taken and put back is in `pending_requests.rs`. The viewer slot stays busy until the answer is
+//! written. Some workers at most work for one viewer, or for one file system (`workers.rs`).
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::owner::{Caching, WriterAccess};
-use super::viewer_slot::{RunningJob, ViewerJob};
+use super::viewer_slot::ViewerJob;
 use super::workers::WorkKey;
 use crate::sys::serial_queues::QueueKey;
 use crate::viewer::sys::{Errno, futex_wake};
 use quinion::internals::arena::control::{Advice, Operation, Request, SyscallAudit, UNCACHED, state};
-use quinion::internals::arena::doorbells::Found;
 use quinion::internals::units::{FileId, PageIndex};
 
-const JOBS_MAX: u32 = 16;
-
 impl Shared {
-    pub(super) fn take_job(&self) -> Option<ViewerJob> {
-        let (start, seats) = (self.cursor.load(Ordering::Relaxed) as usize, self.seats.count());
-        let start = if start < seats { start } else { 0 };
-        self.take_job_among(start..seats).or_else(|| self.take_job_among(0..start))
-    }
-
-    fn take_job_among(&self, among: Range<usize>) -> Option<ViewerJob> {
-        let first = self.seats.first_group().end;
-        let job = self
-            .present_among(among.start..among.end.min(first))
-            .find_map(|viewer| self.take_of(viewer).request)
-            .or_else(|| {
-                let (job, more) =
-                    self.doorbells.take(among.start.max(first)..among.end, |viewer| self.take_of(viewer))?;
-                if more {
-                    futex_wake(self.doorbells.announce(), 1);
-                }
-                Some(job)
-            })?;
-        self.cursor.store(job.viewer as u32 + 1, Ordering::Relaxed);
-        Some(job)
-    }
-
-    fn take_of(&self, viewer: usize) -> Found<ViewerJob> {
-        if self.process(viewer) == 0 {
-            return Found { request: None, more: false };
-        }
-        let is_pending = |request: &Request| is_pending(request.state.load(Ordering::Relaxed));
-        let mut pending = self
-            .page(viewer)
-            .requests
-            .iter()
-            .enumerate()
-            .filter(|(_, request)| is_pending(request))
-            .peekable();
-        let mut is_left = false;
-        while let Some((slot, _)) = pending.next() {
-            if let Some(job) = self.take(viewer, slot, |_| true) {
-                return Found { request: Some(job), more: is_left || pending.peek().is_some() };
-            }
-            is_left = true; // it occupies too many workers, or another one was faster
-        }
-        Found { request: None, more: is_left }
-    }
-
-    /// Takes the request in that slot, if it is pending and `wanted` and its viewer does not occupy too many workers.
-    /// The viewer's seat is busy from then on.
-    pub(super) fn take(&self, viewer: usize, slot: usize, wanted: impl Fn(u32) -> bool) -> Option<ViewerJob> {
-        let mut seat = self.seat(viewer).lock();
-        let request = &self.page(viewer).requests[slot];
-        let pending = request.state.load(Ordering::Relaxed);
-        let process = seat.process.clone()?;
-        if !is_pending(pending) || seat.busy >= JOBS_MAX {
-            return None;
-        }
-        // Acquire, partner: the viewer's Release of PENDING: this thread sees the request.
-        request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        // Read once: in a moment the page may say something else.
-        let operation = request.operation.load(Ordering::Relaxed);
-        if !wanted(operation) {
-            drop(seat);
-            self.put_back(viewer, request, pending);
-            return None;
-        }
-        seat.busy += 1;
-        self.taken_of[viewer].fetch_add(1, Ordering::Relaxed);
-        let number = self.taken.fetch_add(1, Ordering::Relaxed) + 1; // under the seat's lock, as it is looked at
-        seat.jobs[slot] = Some(RunningJob { operation, number });
-        Some(ViewerJob {
-            viewer,
-            slot,
-            process,
-            operation,
-            arguments: [0, 1, 2].map(|i| request.arguments[i].load(Ordering::Relaxed)),
-            attended: pending == state::PENDING,
-        })
-    }
-
-    fn put_back(&self, viewer: usize, request: &Request, pending: u32) {
-        // Release, partner: the Acquire in `take`.
-        let is_back =
-            request.state.compare_exchange(state::TAKEN, pending, Ordering::Release, Ordering::Relaxed);
-        if is_back.is_err() {
-            // Given up meanwhile; or the next viewer asks by this slot: that stays. Release, partner: the Acquire by
-            // which a viewer claims the slot.
-            let _ = request.state.compare_exchange(
-                state::GIVEN_UP,
-                state::FREE,
-                Ordering::Release,
-                Ordering::Relaxed,
-            );
-        }
-        self.doorbells.put_up(viewer); // of use to none where it is of the first group
-        self.wake_workers(); // the worker that was woken for it may sleep again
-    }
-
     /// One that must not be refused, and whose file system hangs, is done in the queue of that.
     pub(super) fn do_job_or_defer(self: &Arc<Self>, job: ViewerJob) {
         match job.device_to_notify().filter(|&device| self.workers.is_stuck(WorkKey::Notices(device))) {
@@ -137,17 +36,17 @@ impl Shared {
 
     pub(super) fn do_job(&self, job: &ViewerJob) {
         // What it has read since it last asked is known before room is made for more.
-        self.drain_ring(job.viewer);
+        self.viewers.drain_ring(job.viewer);
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
-        let request = &self.page(job.viewer).requests[job.slot];
-        // Before the viewer that asked is told, and may ask again by the same slot; the seat stays busy.
-        self.seat(job.viewer).lock().jobs[job.slot] = None;
+        let request = &self.viewers.page(job.viewer).requests[job.request_slot];
+        // Before the viewer that asked is told, and may ask again by the same slot; the viewer slot stays busy.
+        self.viewers.slot(job.viewer).lock().jobs[job.request_slot] = None;
         if write_answer(request, job.attended, result) == AnswerDelivery::NotAwaited
             && let Ok([number, _]) = result
         {
             self.take_back(job, number); // no process knows of it
         }
-        self.seat(job.viewer).lock().busy -= 1;
+        self.viewers.slot(job.viewer).lock().busy -= 1;
         if job.operation == Operation::Attach as u32 {
             let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(self)));
         }
@@ -159,8 +58,8 @@ impl Shared {
         const OPEN_NAMED: u32 = Operation::OpenNamed as u32;
         const PIN: u32 = Operation::Pin as u32;
         match job.operation {
-            ATTACH | OPEN_NAMED if number != 0 => self.detach(job.viewer, number),
-            PIN => self.unpin(job.viewer, job.arguments[0], number),
+            ATTACH | OPEN_NAMED if number != 0 => self.handles.detach(job.viewer, number),
+            PIN => self.pins.unpin(job.viewer, job.arguments[0], number),
             _ => {}
         }
     }
@@ -180,7 +79,7 @@ impl Shared {
             UNPIN => Ok(None), // it asks no store, and one that was refused would leave a pin
             RELEASE => Ok(Some(WorkKey::Closes)),
             WRITER_OPENED | LET_GO | REMOVES => Ok(Some(WorkKey::Notices(first))),
-            _ => match self.seat(job.viewer).lock().handles.get(&first) {
+            _ => match self.viewers.slot(job.viewer).lock().handles.get(&first) {
                 Some(handle) => Ok(Some(WorkKey::Files(handle.device))),
                 None => Err(Errno::BADF),
             },
@@ -208,7 +107,7 @@ impl Shared {
         let _at_work = match at_work {
             // It is not refused, and waits in the queue of its file system.
             Some(Err(_)) if job.operation == DETACH => {
-                self.detach_in_queue(job.viewer, first);
+                self.handles.detach_in_queue(job.viewer, first);
                 return Ok([0, 0]);
             }
             Some(Err(_)) if job.device_to_notify().is_some() => None, // see `do_job_or_defer`
@@ -217,7 +116,7 @@ impl Shared {
         match job.operation {
             ATTACH => self.attach(job, first, FileId { device: second, inode: third }),
             OPEN_NAMED => self.open_named(job, first),
-            PIN | UNPIN => self.answer_pin(job),
+            PIN | UNPIN => self.pins.answer(job),
             EXAMINE => self.examine(job),
             FILL => self.owner.fill(first, second, third & !UNCACHED, caching_of(third)).map(|()| [0, 0]),
             REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
@@ -230,7 +129,7 @@ impl Shared {
                 self.owner.advise(first, advice, second, len).map(|()| [0, 0])
             }
             DETACH => {
-                self.detach(job.viewer, first);
+                self.handles.detach(job.viewer, first);
                 Ok([0, 0])
             }
             WRITER_OPENED => {
@@ -276,10 +175,6 @@ impl Shared {
 
 fn caching_of(argument: u64) -> Caching {
     if argument & UNCACHED == 0 { Caching::Cached } else { Caching::Uncached }
-}
-
-pub(super) fn is_pending(now: u32) -> bool {
-    matches!(now, state::PENDING | state::PENDING_UNATTENDED)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

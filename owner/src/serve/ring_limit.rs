@@ -36,7 +36,7 @@ const _: () =
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observation {
-    /// Counts the processes that had its seat.
+    /// Counts the processes that had its viewer slot.
     pub(super) whose: u32,
     pub(super) number: u32,
     pub(super) taken: u32,

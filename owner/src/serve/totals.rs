@@ -1,7 +1,7 @@
 //! Totals: what viewers did, added up.
 //!
-//! Each viewer counts in its own page; the sums of dead viewers lie with their seats. None of it is trusted: a viewer
-//! may write any number, and sums wrap.
+//! Each viewer counts in its own page; the sums of dead viewers lie in their viewer slots. None of it is trusted: a
+//! viewer may write any number, and sums wrap.
 
 use std::sync::atomic::Ordering;
 

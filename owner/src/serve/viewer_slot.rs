@@ -1,6 +1,7 @@
-//! Viewer slot: what the owner notes of one viewer, which has one seat and one page.
+//! Viewer slot: what the owner notes of one viewer, which has one slot and one page. (A slot of that page in which a
+//! request stands is a *request slot*.)
 //!
-//! The page is the viewer's, and may say anything; the owner's notes are here, under the seat's lock: a handle or a
+//! The page is the viewer's, and may say anything; the owner's notes are here, under the slot's lock: a handle or a
 //! request counts if it is in them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -40,7 +41,7 @@ impl ViewerSlot {
         if self.offers.is_empty() {
             return Vec::new();
         }
-        let late = self.offers.extract_if(|_, offer| offer.theirs.since.elapsed() > HELLO_MAX);
+        let late = self.offers.extract_if(|_, offer| offer.connection.since.elapsed() > HELLO_MAX);
         late.map(|(_, offer)| offer).collect()
     }
 
@@ -84,7 +85,7 @@ pub(super) struct PinnedRange {
 #[derive(Debug)]
 pub(super) struct Offer {
     /// A descriptor lies in it, unless there is a name.
-    pub(super) theirs: PeerConnection,
+    pub(super) connection: PeerConnection,
     pub(super) name: Option<Box<[u8]>>,
 }
 
@@ -111,7 +112,7 @@ pub(super) struct Handle {
 
 pub(super) struct ViewerJob {
     pub(super) viewer: usize,
-    pub(super) slot: usize,
+    pub(super) request_slot: usize,
     pub(super) process: Process,
     pub(super) operation: u32,
     pub(super) arguments: [u64; 3],

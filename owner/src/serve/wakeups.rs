@@ -10,27 +10,46 @@
 //! viewer wakes it. Where the kernel sleeps on one word at a time, the threads wake up again and again and look.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::ring_limit::{Observation, POLL_INTERVAL, RingLimit, WaitMode};
-use super::{Shared, spawn};
+use super::viewer_table::ViewerTable;
+use super::workers::Workers;
+use super::{DOORBELL_WORDS, Shared, spawn};
 use crate::viewer::sys::{FUTEXES_MAX, FutexWait, futex_wait, futex_wait_any, futex_wake};
 use quinion::internals::arena::control::GROUP_VIEWERS;
-use quinion::internals::arena::doorbells::WatchedViewers;
+use quinion::internals::arena::doorbells::{Doorbells, WatchedViewers};
 
 const WORKER_SLEEP_MILLIS: u32 = 1000;
 /// Where it cannot sleep on all futexes at once.
 const WORKER_POLL_MILLIS: u32 = 2;
 
-impl Shared {
+/// Where threads are woken that wait for viewers.
+pub(super) struct Wakeups {
+    viewers: Arc<ViewerTable>,
+    /// Of all groups but the first: the workers themselves wait for that.
+    pub(super) doorbells: Doorbells<DOORBELL_WORDS>,
+    /// Looks that found that a viewer had rung.
+    rings_seen: AtomicU64,
+}
+
+impl Wakeups {
+    pub(super) fn new(viewers: Arc<ViewerTable>) -> Self {
+        Self { viewers, doorbells: Doorbells::default(), rings_seen: AtomicU64::new(0) }
+    }
+
+    pub(super) fn rings_seen(&self) -> u64 {
+        self.rings_seen.load(Ordering::Relaxed)
+    }
+
     /// Has its group's watcher, or one worker, look again; a worker that is busy then wakes the next.
-    pub(super) fn announce_viewer(&self, viewer: usize) {
-        let joined = self.seats.joined(viewer);
+    pub(super) fn announce_viewer(&self, viewer: usize, workers: &Workers) {
+        let joined = self.viewers.slots.joined(viewer);
         // SeqCst, partner: the sleep in `answer_viewers`, or in `watch`.
         let change = || joined.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         if viewer < GROUP_VIEWERS {
-            self.workers.announce(change);
+            workers.announce(change);
         } else {
             change();
         }
@@ -38,85 +57,38 @@ impl Shared {
     }
 
     /// This worker is about to do something, or to end: a sleeping one is to wait for all futexes.
-    fn hand_on(&self) {
+    pub(super) fn hand_on(&self, workers: &Workers) {
         // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the futex again.
-        if !self.workers.are_all_awaited() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
-            futex_wake(self.seats.joined(0), 1);
+        if !workers.are_all_awaited() && self.viewers.control().sleepers.load(Ordering::SeqCst) != 0 {
+            futex_wake(self.viewers.slots.joined(0), 1);
         }
     }
 
     pub(super) fn wake_workers(&self) {
-        let wake_futex = self.seats.joined(0);
+        let wake_futex = self.viewers.slots.joined(0);
         wake_futex.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
         futex_wake(wake_futex, u32::MAX >> 1);
     }
 
     pub(super) fn wake_all(&self) {
-        for joined in self.seats.all_joined() {
+        for joined in self.viewers.slots.all_joined() {
             joined.fetch_add(1, Ordering::SeqCst); // partner: the sleeps in `answer_viewers` and `watch`
             futex_wake(joined, u32::MAX >> 1);
         }
     }
 
-    pub(super) fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
-        self.workers.add(spawn(self, ("quinion-worker", self.workers.ends()), Self::answer_viewers)?);
-        Ok(())
-    }
-
-    fn answer_viewers(self: &Arc<Self>) {
-        let (mut idle_since, mut limits) = (Instant::now(), [RingLimit::default(); GROUP_VIEWERS]);
-        while !self.is_closed() {
-            let (control, mut futexes) = (self.control(), FutexList::new());
-            // SeqCst here and below, partner: `wake_owner` in the viewer, and `wake_workers`. A viewer that asks
-            // after the look changes its futex after it was read, so the sleep sees another value; one that asks just
-            // before the sleep sees a sleeper to wake.
-            let wake_futex = self.seats.joined(0);
-            let wake_count = wake_futex.load(Ordering::SeqCst); // partner: as above
-            futexes.push(FutexWait::new(wake_futex, wake_count));
-            let (rings, rung) = self.doorbells.rings();
-            futexes.push(FutexWait::new(rings, rung));
-            for viewer in self.present_among(self.seats.first_group()) {
-                // SeqCst, partner: `wake_owner`, as above.
-                let look = |_, request_futex: &AtomicU32| request_futex.load(Ordering::SeqCst);
-                self.await_viewer(viewer, &mut limits[viewer], &mut futexes, look);
-            }
-            if let Some(job) = self.take_job() {
-                self.hand_on();
-                if self.workers.lacks_one() {
-                    let _ = self.start_worker(); // else the keeper does, if this one is kept
-                }
-                self.do_job_or_defer(job);
-                idle_since = Instant::now();
-                continue;
-            }
-            // It is awake: a viewer that asks from here on wakes another worker.
-            if self.workers.retires(idle_since) {
-                return self.hand_on();
-            }
-            self.workers.rest(wake_count, || {
-                // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
-                control.sleepers.fetch_add(1, Ordering::SeqCst);
-                if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
-                    // This kernel waits for one word at a time.
-                    futex_wait(wake_futex, wake_futex.load(Ordering::Relaxed), WORKER_POLL_MILLIS);
-                }
-                control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
-            });
-        }
-    }
-
-    pub(super) fn watch(self: &Arc<Self>, group: usize) {
-        let viewers = self.seats.of_group(group);
-        let joined = self.seats.joined(viewers.start);
+    pub(super) fn watch(&self, group: usize) {
+        let viewers = self.viewers.slots.of_group(group);
+        let joined = self.viewers.slots.joined(viewers.start);
         let mut watched = [WatchedViewers::default(); GROUP_VIEWERS];
         let mut limits = [RingLimit::default(); GROUP_VIEWERS];
-        while !self.is_closed() {
-            let (control, mut futexes) = (self.control(), FutexList::new());
+        while !self.viewers.is_closed() {
+            let (control, mut futexes) = (self.viewers.control(), FutexList::new());
             // SeqCst here and below, partner: `wake_owner` in the viewer, `announce_viewer` and `wake_workers`; as in
             // `answer_viewers`.
             futexes.push(FutexWait::new(joined, joined.load(Ordering::SeqCst)));
             let mut rung = 0;
-            for viewer in self.present_among(viewers.clone()) {
+            for viewer in self.viewers.present_among(viewers.clone()) {
                 let place = viewer - viewers.start;
                 self.await_viewer(viewer, &mut limits[place], &mut futexes, |whose, request_futex| {
                     watched[place].look(whose, request_futex, || {
@@ -130,7 +102,7 @@ impl Shared {
             }
             // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
             control.sleepers.fetch_add(1, Ordering::SeqCst);
-            if !self.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
+            if !self.viewers.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
                 // This kernel waits for one word at a time.
                 futex_wait(joined, joined.load(Ordering::Relaxed), WORKER_POLL_MILLIS);
             }
@@ -150,10 +122,11 @@ impl Shared {
         if let Some(left) = limit.until_poll(Instant::now) {
             return futexes.wake_within(left);
         }
-        let request_futex = &self.page(viewer).request_futex;
-        let whose = self.joins[viewer].load(Ordering::Relaxed); // `process` has ordered it
+        let request_futex = &self.viewers.page(viewer).request_futex;
+        let whose = self.viewers.joins[viewer].load(Ordering::Relaxed); // `process` has ordered it
         let number = look(whose, request_futex);
-        let seen = Observation { whose, number, taken: self.taken_of[viewer].load(Ordering::Relaxed) };
+        let seen =
+            Observation { whose, number, taken: self.viewers.taken_of[viewer].load(Ordering::Relaxed) };
         if limit.has_rung(&seen) {
             self.rings_seen.fetch_add(1, Ordering::Relaxed);
         }
@@ -162,12 +135,53 @@ impl Shared {
             WaitMode::Poll => futexes.wake_within(POLL_INTERVAL),
         }
     }
+}
 
-    pub(super) fn wake_waiters(&self) {
-        for viewer in self.present() {
-            for request in &self.page(viewer).requests {
-                futex_wake(&request.state, u32::MAX >> 1);
+impl Shared {
+    pub(super) fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
+        self.workers.add(spawn(self, ("quinion-worker", self.workers.ends()), Self::answer_viewers)?);
+        Ok(())
+    }
+
+    fn answer_viewers(self: &Arc<Self>) {
+        let (mut idle_since, mut limits) = (Instant::now(), [RingLimit::default(); GROUP_VIEWERS]);
+        while !self.viewers.is_closed() {
+            let (control, mut futexes) = (self.viewers.control(), FutexList::new());
+            // SeqCst here and below, partner: `wake_owner` in the viewer, and `wake_workers`. A viewer that asks
+            // after the look changes its futex after it was read, so the sleep sees another value; one that asks just
+            // before the sleep sees a sleeper to wake.
+            let wake_futex = self.viewers.slots.joined(0);
+            let wake_count = wake_futex.load(Ordering::SeqCst); // partner: as above
+            futexes.push(FutexWait::new(wake_futex, wake_count));
+            let (rings, rung) = self.wakeups.doorbells.rings();
+            futexes.push(FutexWait::new(rings, rung));
+            for viewer in self.viewers.present_among(self.viewers.slots.first_group()) {
+                // SeqCst, partner: `wake_owner`, as above.
+                let look = |_, request_futex: &AtomicU32| request_futex.load(Ordering::SeqCst);
+                self.wakeups.await_viewer(viewer, &mut limits[viewer], &mut futexes, look);
             }
+            if let Some(job) = self.requests.take_job() {
+                self.wakeups.hand_on(&self.workers);
+                if self.workers.lacks_one() {
+                    let _ = self.start_worker(); // else the event loop does, if this one is kept
+                }
+                self.do_job_or_defer(job);
+                idle_since = Instant::now();
+                continue;
+            }
+            // It is awake: a viewer that asks from here on wakes another worker.
+            if self.workers.retires(idle_since) {
+                return self.wakeups.hand_on(&self.workers);
+            }
+            self.workers.rest(wake_count, || {
+                // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
+                control.sleepers.fetch_add(1, Ordering::SeqCst);
+                if !self.viewers.is_closed() && !futex_wait_any(futexes.all(), futexes.sleep_millis) {
+                    // This kernel waits for one word at a time.
+                    futex_wait(wake_futex, wake_futex.load(Ordering::Relaxed), WORKER_POLL_MILLIS);
+                }
+                control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
+            });
         }
     }
 }

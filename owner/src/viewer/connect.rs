@@ -26,6 +26,7 @@ use quinion_view::viewer::handshake::{
 };
 use quinion_view::viewer::{Mapped, Viewer};
 
+const ONE_VERSION: &str = "use one version of Quinion for the owner and its viewers";
 const WELCOME_MAX: Duration = Duration::from_secs(10);
 
 /// Joins the cache whose owner listens at `socket`, for as long as the process lives. Waits ten seconds at most.
@@ -56,7 +57,7 @@ pub fn connect_within(socket: &Path, hello: &JoinRequest, time: Duration) -> io:
         .flatten()
         .collect();
     let [arena, control, page, ..] = &files[..] else {
-        return Err(io::Error::other("the owner of the cache sent no files"));
+        return Err(io::Error::other("cannot view the cache: its owner sent no files; connect again"));
     };
     of_files([arena.as_fd(), control.as_fd(), page.as_fd()], hello.token)
 }
@@ -96,8 +97,10 @@ pub fn of_files([arena, control, page]: [impl AsFd; 3], token: u64) -> io::Resul
     let maps = (map(arena, ProtFlags::READ)?, map(control, ProtFlags::READ)?);
     let page = map(page, ProtFlags::READ | ProtFlags::WRITE)?;
     // SAFETY: all three were mapped as a whole just now, and nothing unmaps them.
-    unsafe { Viewer::attach(maps.0, maps.1, page, token) }
-        .map_err(|why| io::Error::other(format!("this is not a cache to view: {why:?}")))
+    unsafe { Viewer::attach(maps.0, maps.1, page, token) }.map_err(|why| {
+        let text = "cannot view the cache: its files are not of this version";
+        io::Error::other(format!("{text} ({why:?}); {ONE_VERSION}"))
+    })
 }
 /// A name that the owner has: for one request.
 #[derive(Debug)]
@@ -120,8 +123,9 @@ impl SentName {
         wait_readable(&self.end, Instant::now() + WELCOME_MAX)?;
         let mut bytes = vec![0; WELCOME_BYTES + NAME_TEXT_MAX + 1];
         let received = net::recv(&self.end, &mut bytes[..], RecvFlags::empty())?.0;
-        let (reply, text) = NameReply::of(&bytes[..received])
-            .ok_or_else(|| io::Error::other("the owner of the cache says nothing of the name"))?;
+        let (reply, text) = NameReply::of(&bytes[..received]).ok_or_else(|| {
+            io::Error::other(format!("cannot open the name: the owner's answer is not known; {ONE_VERSION}"))
+        })?;
         Ok((reply.error, String::from_utf8_lossy(text).into_owned()))
     }
 }
@@ -157,7 +161,9 @@ fn reach(socket: &Path, until: Instant) -> io::Result<OwnedFd> {
         }
     }
     if peer::user(end.as_fd()) != Some(rustix::process::geteuid().as_raw()) {
-        return Err(io::Error::other("the owner of the cache is another user"));
+        return Err(io::Error::other(
+            "cannot view the cache: its socket is another user's; name the socket of an owner that you run",
+        ));
     }
     Ok(end)
 }
@@ -166,8 +172,9 @@ fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>, until: Insta
     wait_readable(end, until)?;
     let mut bytes = [0; WELCOME_BYTES + 1];
     let received = recvmsg(end, &mut [IoSliceMut::new(&mut bytes)], with, RecvFlags::CMSG_CLOEXEC)?;
-    let welcome = JoinReply::of(&bytes[..received.bytes])
-        .ok_or_else(|| io::Error::other("the owner of the cache is not of this version"))?;
+    let welcome = JoinReply::of(&bytes[..received.bytes]).ok_or_else(|| {
+        io::Error::other(format!("cannot view the cache: the owner's answer is not known; {ONE_VERSION}"))
+    })?;
     match welcome.error {
         0 => Ok(welcome),
         error => Err(io::Error::from_raw_os_error(error as i32)),

@@ -130,13 +130,13 @@ impl<const WORDS: usize> Doorbells<WORDS> {
 /// What a watcher knows of one viewer.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct WatchedViewers {
-    /// Whose the seat was when its doorbell was put up last, and the number of the futex then.
+    /// Whose the viewer slot was when its doorbell was put up last, and the number of the futex then.
     heard: Option<(u32, u32)>,
 }
 
 impl WatchedViewers {
     /// Looks at a viewer's futex, and has its doorbell put up if the number or `whose` has changed: the next viewer in
-    /// a seat may have asked as often as the one before. The number while which the watcher may sleep.
+    /// a viewer slot may have asked as often as the one before. The number while which the watcher may sleep.
     #[inline]
     pub fn look(&mut self, whose: u32, futex: &AtomicU32, put_up: impl FnOnce()) -> u32 {
         // Acquire, partner: the viewer's step of the futex, which its request precedes. SeqCst, partner: `wake_owner`
@@ -191,6 +191,6 @@ mod tests {
         assert_eq!((look(1), look(1)), ((7, 1), (7, 1)));
         futex.store(8, Ordering::Relaxed);
         assert_eq!((look(1), look(1)), ((8, 2), (8, 2)));
-        assert_eq!((look(2), look(2)), ((8, 3), (8, 3)), "the next in the seat has asked as often");
+        assert_eq!((look(2), look(2)), ((8, 3), (8, 3)), "the next in the viewer_slot has asked as often");
     }
 }

@@ -199,5 +199,5 @@ fn cpu_ns(
 }
 
 fn by_times() -> ServeRules {
-    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::CheckTimes, ..ServeRules::default() }
 }

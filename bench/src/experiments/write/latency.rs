@@ -48,12 +48,12 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let time = settings.pick(Duration::from_millis(200), Duration::from_secs(2));
     let prepare = move || {
         let files = files.get()?;
-        let of = |name, of: FileOf, beside| alternative(&files, name, of, beside, time);
+        let of = |name, of: FileOf, load| alternative(&files, name, of, load, time);
         Ok(vec![
-            of(IDLE, |files| &files.ours, Beside::Nothing),
-            of(BUSY, |files| &files.ours, Beside::Syncs),
-            of(KERNEL_IDLE, |files| &files.kernel, Beside::Nothing),
-            of(KERNEL_BUSY, |files| &files.kernel, Beside::Syncs),
+            of(IDLE, |files| &files.ours, ConcurrentLoad::Nothing),
+            of(BUSY, |files| &files.ours, ConcurrentLoad::Syncs),
+            of(KERNEL_IDLE, |files| &files.kernel, ConcurrentLoad::Nothing),
+            of(KERNEL_BUSY, |files| &files.kernel, ConcurrentLoad::Syncs),
         ])
     };
     let case = Case::new("4 KiB over cached pages", &METRICS, prepare)
@@ -68,7 +68,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 type FileOf = fn(&Files) -> &Written;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Beside {
+enum ConcurrentLoad {
     Nothing,
     Syncs,
 }
@@ -77,7 +77,7 @@ fn alternative(
     files: &Rc<Files>,
     name: &'static str,
     of: FileOf,
-    beside: Beside,
+    load: ConcurrentLoad,
     time: Duration,
 ) -> Alternative {
     let files = Rc::clone(files);
@@ -98,12 +98,12 @@ fn alternative(
                 }
                 Ok(syncs)
             };
-            let other = (beside == Beside::Syncs).then(|| scope.spawn(syncs));
+            let other = (load == ConcurrentLoad::Syncs).then(|| scope.spawn(syncs));
             write_timed(written, repetition, time, &mut taken);
             stop.store(true, Ordering::Relaxed);
             other.map_or(Ok(0), |other| other.join().expect("it does not panic"))
         })?;
-        if beside == Beside::Syncs && syncs == 0 {
+        if load == ConcurrentLoad::Syncs && syncs == 0 {
             return Err(Unmeasured::Failed("nothing was written back meanwhile".to_owned()));
         }
         Ok(vec![percentile(&taken, 0.999), percentile(&taken, 0.5)])

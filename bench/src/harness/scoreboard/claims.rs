@@ -6,7 +6,7 @@ use super::super::recorded::RecordedRow;
 
 /// Which of two ratios is compared with the claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Beside {
+pub enum Baseline {
     /// With the mechanism beside without it, as the original's author did with the kernel.
     Without,
     /// Quinion beside the kernel: where the claim is one of the whole.
@@ -40,7 +40,7 @@ pub struct Claim {
     pub without: Option<&'static str>,
     pub kernel: Option<&'static str>,
     pub elsewhere: Option<Elsewhere>,
-    pub beside: Beside,
+    pub baseline: Baseline,
     /// Why the ratio is less than what was claimed, if it is.
     pub cause: &'static str,
 }
@@ -110,7 +110,7 @@ const CLAIM: Claim = Claim {
     without: None,
     kernel: None,
     elsewhere: None,
-    beside: Beside::Without,
+    baseline: Baseline::Without,
     cause: "",
 };
 
@@ -131,7 +131,7 @@ const STREAM: Claim = Claim {
     way: "quinion uncached",
     without: Some("quinion plain"),
     kernel: Some("kernel buffered"),
-    beside: Beside::Kernel,
+    baseline: Baseline::Kernel,
     ..CLAIM
 };
 
@@ -141,7 +141,7 @@ const MEMFILE: Claim = Claim {
     way: "quinion, order 0",
     metric: "cpu",
     kernel: Some("tmpfs 4K"),
-    beside: Beside::Kernel,
+    baseline: Baseline::Kernel,
     cause: "the bytes are copied once, as by the kernel, and are most of it",
     ..CLAIM
 };
@@ -275,7 +275,7 @@ pub const CLAIMS: [Claim; 24] = [
         metric: "instructions",
         without: Some("memory file 64 KiB, batch"),
         kernel: None,
-        beside: Beside::Without,
+        baseline: Baseline::Without,
         cause: "",
         ..MEMFILE
     },
@@ -330,7 +330,7 @@ pub const CLAIMS: [Claim; 24] = [
         way: "populate, one thread",
         metric: "time",
         kernel: Some("UFFDIO_COPY anon 4K"),
-        beside: Beside::Kernel,
+        baseline: Baseline::Kernel,
         cause: CLEARED,
         ..CLAIM
     },
@@ -348,9 +348,9 @@ mod tests {
     #[test]
     fn each_claim_names_its_peer() {
         for claim in &CLAIMS {
-            let beside = match claim.beside {
-                Beside::Without => claim.without,
-                Beside::Kernel => claim.kernel,
+            let beside = match claim.baseline {
+                Baseline::Without => claim.without,
+                Baseline::Kernel => claim.kernel,
             };
             assert!(beside.is_some() && !claim.original.is_empty(), "{}", claim.claim);
         }

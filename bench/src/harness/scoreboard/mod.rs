@@ -26,7 +26,7 @@ use super::escape::escaped;
 use super::recorded::RecordedRow;
 use quinion_cli::report::digits;
 
-use claims::{Beside, CLAIMS, Claim};
+use claims::{Baseline, CLAIMS, Claim};
 
 /// The marks around the table.
 pub const BEGIN: &str =
@@ -72,9 +72,9 @@ fn line(claim: &Claim, case: &str, rows: &[RecordedRow]) -> [String; 7] {
     let without = beside(claim.without);
     let kernel = beside(claim.kernel);
     let elsewhere = claim.elsewhere.and_then(|elsewhere| rows.iter().find(|row| elsewhere.is(row)));
-    let measured = match claim.beside {
-        Beside::Without => without,
-        Beside::Kernel => kernel,
+    let measured = match claim.baseline {
+        Baseline::Without => without,
+        Baseline::Kernel => kernel,
     };
     let verdict = verdict(claim, measured);
     let cause = if [Verdict::Less, Verdict::NotSeen].contains(&verdict) { claim.cause } else { "" };

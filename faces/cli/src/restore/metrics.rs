@@ -25,12 +25,12 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Where {
+pub enum MetricsTarget {
     File(PathBuf),
     Address(SocketAddr),
 }
 
-impl FromStr for Where {
+impl FromStr for MetricsTarget {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
@@ -58,13 +58,13 @@ pub enum Metrics {
 }
 
 impl Metrics {
-    pub fn start(place: &Where) -> Result<Self, String> {
+    pub fn start(place: &MetricsTarget) -> Result<Self, String> {
         match place {
-            Where::File(path) => {
+            MetricsTarget::File(path) => {
                 write(path, "").map_err(|error| format!("{}: {error}", path.display()))?;
                 Ok(Self::File(path.clone()))
             }
-            Where::Address(address) => {
+            MetricsTarget::Address(address) => {
                 let listening = TcpListener::bind(address).and_then(|listener| {
                     listener.set_nonblocking(true)?;
                     Ok(listener)
@@ -167,12 +167,12 @@ mod tests {
 
     #[test]
     fn addresses_are_distinguished_from_files() {
-        assert_eq!("127.0.0.1:9100".parse(), Ok(Where::Address(([127, 0, 0, 1], 9100).into())));
-        assert_eq!("/run/q.prom".parse(), Ok(Where::File("/run/q.prom".into())));
-        assert_eq!("./9100".parse(), Ok(Where::File("./9100".into())));
-        assert_eq!("q.prom".parse(), Ok(Where::File("q.prom".into())));
+        assert_eq!("127.0.0.1:9100".parse(), Ok(MetricsTarget::Address(([127, 0, 0, 1], 9100).into())));
+        assert_eq!("/run/q.prom".parse(), Ok(MetricsTarget::File("/run/q.prom".into())));
+        assert_eq!("./9100".parse(), Ok(MetricsTarget::File("./9100".into())));
+        assert_eq!("q.prom".parse(), Ok(MetricsTarget::File("q.prom".into())));
         for neither in ["", "9100", ":9100", "localhost:9100", "127.0.0.1:99999"] {
-            assert!(neither.parse::<Where>().is_err(), "{neither:?}");
+            assert!(neither.parse::<MetricsTarget>().is_err(), "{neither:?}");
         }
     }
 
@@ -180,16 +180,16 @@ mod tests {
     fn a_file_is_written_whole_and_nothing_is_left_beside_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("q.prom");
-        let metrics = Metrics::start(&Where::File(path.clone())).expect("it can be written");
+        let metrics = Metrics::start(&MetricsTarget::File(path.clone())).expect("it can be written");
         metrics.keep(&RestoreStats::default());
         assert!(fs::read_to_string(&path).expect("it is there").contains("quinion_restore_faults_total 0\n"));
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
-        assert!(Metrics::start(&Where::File(folder.path().join("no/such"))).is_err());
+        assert!(Metrics::start(&MetricsTarget::File(folder.path().join("no/such"))).is_err());
     }
 
     #[test]
     fn a_request_for_metrics_is_answered() {
-        let any = Where::Address(([127, 0, 0, 1], 0).into());
+        let any = MetricsTarget::Address(([127, 0, 0, 1], 0).into());
         let metrics = Metrics::start(&any).expect("a port is free");
         let Metrics::Asked(listener) = &metrics else { panic!("it is asked") };
         let address = listener.local_addr().expect("it is bound");

@@ -25,7 +25,7 @@ use quinion_vm::{
 use crate::report::{Form, Report, Value};
 use crate::size::{self, Size};
 use crate::{EXIT_FAILED, build_cache, complain};
-use metrics::{Metrics, Where};
+use metrics::{Metrics, MetricsTarget};
 use quinion_cli::sys::Ending;
 
 const TICK: Duration = Duration::from_secs(1);
@@ -109,7 +109,7 @@ pub struct Arguments {
     /// Numbers for Prometheus: a file, written every second, or an address to ask over HTTP, such as 127.0.0.1:9100
     /// (with port 0, one that is free).
     #[arg(long, value_name = "FILE|ADDRESS")]
-    metrics: Option<Where>,
+    metrics: Option<MetricsTarget>,
     /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for
     /// it, and all of that counts at once.
     #[arg(long)]

@@ -66,7 +66,7 @@ fn read_maps(process: u32) -> Option<String> {
 pub struct ProcessAuditor {
     /// The results of files; those of earlier runs are read when the first process is examined.
     known: OnceLock<Mutex<HashMap<Identity, Object>>>,
-    reading: Turn,
+    read_lock: ReadLock,
     object_bytes_max: u64,
     remembered: Option<PlanCache>,
     ours: PathBuf,
@@ -97,8 +97,8 @@ impl ProcessAuditor {
         /// Larger ones take too long.
         const OBJECT_BYTES_MAX: u64 = 256 << 20;
         let object_bytes_max = (memory / 4).clamp(OBJECT_BYTES_LEAST, OBJECT_BYTES_MAX);
-        let (known, reading, ours_bytes) = (OnceLock::new(), Turn::default(), OnceLock::new());
-        Self { known, reading, object_bytes_max, remembered, ours, our_object, ours_bytes }
+        let (known, read_lock, ours_bytes) = (OnceLock::new(), ReadLock::default(), OnceLock::new());
+        Self { known, read_lock, object_bytes_max, remembered, ours, our_object, ours_bytes }
     }
 
     fn known(&self) -> &Mutex<HashMap<Identity, Object>> {
@@ -169,14 +169,14 @@ impl ProcessAuditor {
             return Some(known);
         }
         // One at a time, so that many processes that start at once do not take as many times the memory.
-        let reading = self.reading.take()?;
+        let guard = self.read_lock.take()?;
         if let Some(&known) = self.known().lock().ok()?.get(&identity) {
-            return Some(known); // a thread that had the turn before has read it
+            return Some(known); // a thread that had the lock before has read it
         }
         let mut bytes = Vec::new();
         file.take(data.len()).read_to_end(&mut bytes).ok()?;
         let object = look_at(bytes);
-        drop(reading);
+        drop(guard);
         self.keep(identity, object)?;
         if let Some(remembered) = self.remembered.as_ref().filter(|_| is_settled) {
             // If this process cannot write there, the next run scans it anew.
@@ -197,32 +197,32 @@ impl ProcessAuditor {
     }
 }
 
-/// The turn to read an object: one at a time has it.
+/// Held while an object is read: one thread at a time reads and scans.
 #[derive(Default)]
-struct Turn {
+struct ReadLock {
     taken: Mutex<Option<Instant>>,
     given_back: Condvar,
 }
 
-struct TurnTaken<'a>(&'a Turn);
+struct ReadLockGuard<'a>(&'a ReadLock);
 
-impl Turn {
-    /// How long a turn is waited for, counted from when it was taken. A large object is read and scanned in less.
+impl ReadLock {
+    /// How long the lock is waited for, counted from when it was taken. A large object is read and scanned in less.
     const MAX: Duration = Duration::from_secs(2);
 
-    /// Takes the turn; `None` if the thread that has it seems to wait for a file system that does not answer.
-    fn take(&self) -> Option<TurnTaken<'_>> {
+    /// Takes the lock; `None` if the thread that has it seems to wait for a file system that does not answer.
+    fn take(&self) -> Option<ReadLockGuard<'_>> {
         let mut taken = self.taken.lock().ok()?;
         while let Some(since) = *taken {
             let left = Self::MAX.checked_sub(since.elapsed())?;
             taken = self.given_back.wait_timeout(taken, left).ok()?.0;
         }
         *taken = Some(Instant::now());
-        Some(TurnTaken(self))
+        Some(ReadLockGuard(self))
     }
 }
 
-impl Drop for TurnTaken<'_> {
+impl Drop for ReadLockGuard<'_> {
     fn drop(&mut self) {
         *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.0.given_back.notify_one();
@@ -448,17 +448,17 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_is_given_back_is_taken_by_the_next_and_one_that_is_not_is_given_up() {
-        let turn = Turn::default();
-        let taken = turn.take().unwrap();
+    fn a_read_lock_that_is_released_goes_to_the_next_and_one_that_is_held_too_long_is_given_up() {
+        let lock = ReadLock::default();
+        let taken = lock.take().unwrap();
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| turn.take().is_some());
+            let next = scope.spawn(|| lock.take().is_some());
             drop(taken);
             assert!(next.join().unwrap());
         });
-        let _stuck = turn.take().unwrap();
-        *turn.taken.lock().unwrap() = Instant::now().checked_sub(Turn::MAX);
-        assert!(turn.take().is_none(), "who comes later does not wait at all");
+        let _stuck = lock.take().unwrap();
+        *lock.taken.lock().unwrap() = Instant::now().checked_sub(ReadLock::MAX);
+        assert!(lock.take().is_none(), "who comes later does not wait at all");
     }
 
     /// Code that a program makes for itself is looked at in pieces; the instruction lies across two.

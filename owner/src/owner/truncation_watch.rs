@@ -1,20 +1,20 @@
-//! Cuts: files that are cut in a way that no lease tells of.
+//! Truncation watch: files that are truncated in a way that no lease tells of.
 //!
 //! ```text
-//!   attach:       watch(file) -> open it, look at it -> arm: was it cut since it is watched? given up -> take a lease
+//!   attach:       watch(file) -> open it, look at it -> arm: truncated since it is watched? given up -> take a lease
 //!   any process:  open(O_RDONLY | O_TRUNC) --inotify--> the thread: no viewer trusts what was cached, and it goes
-//!   the file is closed, or was cut: it is watched no more
+//!   the file is closed, or was truncated: it is watched no more
 //! ```
 //!
 //! The kernel breaks no lease for an open with `O_RDONLY | O_TRUNC`. A viewer tells the owner of its own, before and
 //! after; but it may end in between, and other processes tell nothing. So each attached file is watched for changes:
-//! while there is a lease on it, a cut is the only one that there can be.
+//! while there is a lease on it, a truncation is the only one that there can be.
 //!
-//! The notice comes a moment after the cut, when the open that cuts may have returned; a viewer that waits for the
-//! owner leaves no such moment. The kernel keeps the notices for a stopped process.
+//! The notice comes a moment after the truncation, when the open that truncates may have returned; a viewer that
+//! waits for the owner leaves no such moment. The kernel keeps the notices for a stopped process.
 //!
 //! A watch is for one notice: further writes would wake the thread without end. The next attach has the file watched
-//! anew; until then there is no lease, which would not notice cuts. The file's handles share the watch
+//! anew; until then there is no lease, which would not notice truncations. The file's handles share the watch
 //! (`CoherenceState::keep_watch`), as a viewer that attached it before relies on it, too.
 //!
 //! **One number, many guards.** The kernel has one watch for each file, and does not use its number again. A thread
@@ -46,25 +46,25 @@ const WATCHES_UNKNOWN: usize = 1024;
 const TRIES: u32 = 100;
 
 #[derive(Default)]
-pub(super) struct Cuts {
-    watcher: OnceLock<Option<Watcher>>,
+pub(super) struct TruncationWatcher {
+    watcher: OnceLock<Option<WatcherThread>>,
 }
 
-struct Watcher {
-    shared: Arc<Shared>,
+struct WatcherThread {
+    shared: Arc<WatchTable>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct WatchTable {
     inotify: OwnedFd,
     end: OwnedFd,
     files_max: usize,
     process: ForkGuard,
-    table: Mutex<Table>,
+    table: Mutex<WatchedFiles>,
 }
 
 #[derive(Default)]
-struct Table {
+struct WatchedFiles {
     files: HashMap<i32, WatchedFile>,
     ended: u64,
 }
@@ -76,20 +76,20 @@ struct WatchedFile {
     states: Vec<Weak<CoherenceState>>,
 }
 
-pub(super) struct CutWatch {
-    shared: Arc<Shared>,
+pub(super) struct TruncationWatch {
+    shared: Arc<WatchTable>,
     number: i32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SinceWatched {
     Untouched,
-    Cut,
+    Truncated,
 }
 
-impl Cuts {
-    pub(super) fn watch(&self, path: &str) -> Option<CutWatch> {
-        let watcher = self.watcher.get_or_init(|| Watcher::start().ok()).as_ref()?;
+impl TruncationWatcher {
+    pub(super) fn watch(&self, path: &str) -> Option<TruncationWatch> {
+        let watcher = self.watcher.get_or_init(|| WatcherThread::start().ok()).as_ref()?;
         watcher.shared.watch(path)
     }
 
@@ -98,32 +98,32 @@ impl Cuts {
     }
 }
 
-impl std::fmt::Debug for Cuts {
+impl std::fmt::Debug for TruncationWatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cuts").field("files", &self.files()).finish_non_exhaustive()
+        f.debug_struct("TruncationWatcher").field("files", &self.files()).finish_non_exhaustive()
     }
 }
 
-impl Watcher {
+impl WatcherThread {
     fn start() -> std::io::Result<Self> {
-        let said = std::fs::read_to_string(WATCHES_OF_USER).ok().and_then(|text| text.trim().parse().ok());
-        let shared = Arc::new(Shared {
+        let limit = std::fs::read_to_string(WATCHES_OF_USER).ok().and_then(|text| text.trim().parse().ok());
+        let shared = Arc::new(WatchTable {
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            files_max: said.map_or(WATCHES_UNKNOWN, |watches: usize| watches / SHARE),
+            files_max: limit.map_or(WATCHES_UNKNOWN, |watches: usize| watches / SHARE),
             process: ForkGuard::new(),
             table: Mutex::default(),
         });
-        let heard = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("quinion-cuts".into()).spawn(move || {
+        let watching = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("quinion-inotify".into()).spawn(move || {
             quinion::internals::sys::signal::block_all();
-            heard.listen();
+            watching.run();
         })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 }
 
-impl Drop for Watcher {
+impl Drop for WatcherThread {
     fn drop(&mut self) {
         if self.shared.process.is_forked() {
             return; // the thread is the parent's
@@ -134,12 +134,12 @@ impl Drop for Watcher {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Table> {
+impl WatchTable {
+    fn lock(&self) -> MutexGuard<'_, WatchedFiles> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn watch(self: &Arc<Self>, path: &str) -> Option<CutWatch> {
+    fn watch(self: &Arc<Self>, path: &str) -> Option<TruncationWatch> {
         if self.process.is_forked() {
             return None;
         }
@@ -155,13 +155,13 @@ impl Shared {
             }
             if table.ended == ended {
                 table.files.entry(number).or_default().guards += 1;
-                return Some(CutWatch { shared: Arc::clone(self), number });
+                return Some(TruncationWatch { shared: Arc::clone(self), number });
             }
         }
         None
     }
 
-    fn listen(&self) {
+    fn run(&self) {
         loop {
             let mut fds = [PollFd::new(&self.end, PollFlags::IN), PollFd::new(&self.inotify, PollFlags::IN)];
             let is_ready = poll(&mut fds, None).is_ok(); // else a signal: once more
@@ -196,9 +196,9 @@ impl Shared {
     }
 }
 
-impl CutWatch {
-    /// `state` is told of cuts from here on, and keeps the watch. After a cut since the watch began, what was read
-    /// may be older.
+impl TruncationWatch {
+    /// `state` is told of truncations from here on, and keeps the watch. What was read may be older than a truncation
+    /// since the watch began.
     pub(super) fn arm(self, state: &Arc<CoherenceState>) -> SinceWatched {
         let (shared, number) = (Arc::clone(&self.shared), self.number);
         // First: a notice that comes now finds no entry for it, and a later one finds `state` in the entry.
@@ -207,7 +207,7 @@ impl CutWatch {
         let Some(known) = table.files.get_mut(&number) else {
             drop(table);
             state.note_change();
-            return SinceWatched::Cut;
+            return SinceWatched::Truncated;
         };
         known
             .states
@@ -217,13 +217,13 @@ impl CutWatch {
     }
 }
 
-impl Drop for CutWatch {
+impl Drop for TruncationWatch {
     fn drop(&mut self) {
         if self.shared.process.is_forked() {
             return; // the parent's
         }
         let mut table = self.shared.lock();
-        let Some(known) = table.files.get_mut(&self.number) else { return }; // it was cut
+        let Some(known) = table.files.get_mut(&self.number) else { return }; // it was truncated
         known.guards -= 1;
         if known.guards == 0 {
             // Under the lock: a thread that adds a watch now sees that this one has ended.
@@ -234,8 +234,8 @@ impl Drop for CutWatch {
     }
 }
 
-impl std::fmt::Debug for CutWatch {
+impl std::fmt::Debug for TruncationWatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CutWatch").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("TruncationWatch").field("number", &self.number).finish_non_exhaustive()
     }
 }

@@ -1,12 +1,12 @@
-//! Seats: what the owner notes of its viewers, group by group.
+//! Viewer slots: what the owner notes of its viewers, group by group.
 //!
 //! ```text
-//!   group 0   seats 0 .. 99      made with the first viewer     workers wait for their futexes
-//!   group 1   seats 100 .. 199   made when no seat is free      its watcher does; an extent holds their pages
+//!   group 0   slots 0 .. 99      made with the first viewer     workers wait for their futexes
+//!   group 1   slots 100 .. 199   made when no slot is free      its watcher does; an extent holds their pages
 //!   ..                           up to as many as may view
 //! ```
 //!
-//! The lowest free seat is taken, so that few groups are in use. Last groups without viewers are cut off and their
+//! The lowest free slot is taken, so that few groups are in use. Last groups without viewers are cut off and their
 //! pages' memory given back; notes and watcher stay until the group is made again.
 //!
 //! Invariant: the groups that are made are the first ones, and each has its pages mapped and, but for the first, a
@@ -21,7 +21,7 @@ use quinion::internals::arena::control::GROUP_VIEWERS;
 use quinion::internals::sync::{Rank, RankedMutex};
 
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(super) struct ViewerSlots {
     groups: Box<[Group]>,
     count: AtomicUsize,
     most: usize,
@@ -29,13 +29,13 @@ pub(super) struct Seats {
 
 #[derive(Debug, Default)]
 struct Group {
-    seats: OnceLock<Box<[RankedMutex<ViewerSlot>]>>,
+    slots: OnceLock<Box<[RankedMutex<ViewerSlot>]>>,
     /// Changed when the threads that sleep for its viewers are to look again.
     joined: AtomicU32,
     has_watcher: AtomicBool,
 }
 
-impl Seats {
+impl ViewerSlots {
     pub(super) fn new(most: usize) -> Self {
         let groups = (0..most.div_ceil(GROUP_VIEWERS)).map(|_| Group::default()).collect();
         Self { groups, count: AtomicUsize::new(0), most }
@@ -54,23 +54,23 @@ impl Seats {
     }
 
     pub(super) fn of(&self, viewer: usize) -> Option<&RankedMutex<ViewerSlot>> {
-        self.groups.get(viewer / GROUP_VIEWERS)?.seats.get()?.get(viewer % GROUP_VIEWERS)
+        self.groups.get(viewer / GROUP_VIEWERS)?.slots.get()?.get(viewer % GROUP_VIEWERS)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &RankedMutex<ViewerSlot>> {
-        self.groups.iter().filter_map(|group| group.seats.get()).flatten()
+        self.groups.iter().filter_map(|group| group.slots.get()).flatten()
     }
 
     pub(super) fn add(&self, group: usize) {
-        let seat = || RankedMutex::new(Rank::Viewer, ViewerSlot::default());
-        let seats = self.of_group(group);
-        self.groups[group].seats.get_or_init(|| seats.clone().map(|_| seat()).collect());
+        let viewer_slot = || RankedMutex::new(Rank::Viewer, ViewerSlot::default());
+        let slots = self.of_group(group);
+        self.groups[group].slots.get_or_init(|| slots.clone().map(|_| viewer_slot()).collect());
         // Release, partner: `count`.
-        self.count.fetch_max(seats.end, Ordering::Release);
+        self.count.fetch_max(slots.end, Ordering::Release);
     }
 
     pub(super) fn truncate(&self, groups: usize) {
-        // Relaxed is enough: a thread that still sees the seats finds no viewer there.
+        // Relaxed is enough: a thread that still sees the viewer slots finds no viewer there.
         self.count.fetch_min(self.of_group(groups - 1).end, Ordering::Relaxed);
     }
 

@@ -7,14 +7,18 @@
 //!                       charge is for
 //!   other threads       nothing                            everything, in pools of a few folios
 //!   cached pages        nothing                            the record of a file that is opened
+//!   a future's pins     its fill, which the thread that    a page of a file that is written
+//!                       waits for memory has ended
 //! ```
 //!
 //! What is really pinned is an error in `pools.rs` and `async_read.rs`.
 
 use std::io;
 use std::ops::Range;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -22,6 +26,7 @@ use quinion::backend::{Attributes, Backend, Fill, Flush, MemoryFile, SyncKind};
 use quinion::{BatchRead, Cache, File, MemFileOptions, OpenOptions, PoolOptions, ReadOptions};
 use quinion_testing::content::{Dice, fill_content, generations};
 use quinion_testing::device::{Device, verify};
+use quinion_testing::doubles::{Faults, SimulatedBackend};
 
 const PAGE: u64 = 4096;
 /// Longer than memory is looked for that is not in flight.
@@ -116,6 +121,76 @@ fn a_charge_in_the_hands_of_a_thread_that_waits_is_waited_for() {
         slow.may_end.store(true, Ordering::Relaxed);
         assert!(!early, "{:?}", late.join());
     });
+    cache.check().unwrap();
+}
+
+struct Calls<F>(F);
+
+impl<F: Fn() + Send + Sync> Wake for Calls<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+fn poll(
+    future: Pin<&mut impl Future<Output = quinion::error::Result<usize>>>,
+    waker: &Waker,
+) -> Option<usize> {
+    match future.poll(&mut Context::from_waker(waker)) {
+        Poll::Ready(bytes) => Some(bytes.unwrap()),
+        Poll::Pending => None,
+    }
+}
+
+/// 1 A task has pinned all memory of its pool and awaits one more read, of
+///   memory outside of it, after which it lets go. The poller is busy.
+/// 2 A writer waits for memory, with its locks. It is the thread that ends that read's fill.
+#[test]
+fn a_thread_that_waits_for_memory_wakes_the_future_whose_fill_it_ends() {
+    let cache = cache();
+    let simulated = |bytes: u64| {
+        let file = Arc::new(MemoryFile::new(vec![7; bytes as usize]));
+        Arc::new(SimulatedBackend::of_memory(file, Faults::default()))
+    };
+    let pool = cache.add_pool("small", PoolOptions::new().limit(4 * PAGE)).unwrap();
+    let [pinned, device, other, written] = [1 << 20; 4].map(simulated);
+    let write = OpenOptions::new().write(true).to_owned();
+    let written = pool.open_backend_with(written as _, &write).unwrap();
+    let pinned = pool.open_backend(pinned as _).unwrap();
+    let read = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let busy = cache.open_backend(Arc::clone(&other) as _).unwrap();
+    // 1
+    let (mut bytes, mut blocks_poller) = ([0; 100], [0; 100]);
+    other.pause();
+    let mut early = pin!(busy.read_at_async(&mut blocks_poller, 0));
+    let (is_blocked, may_end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (blocked, end) = (Arc::clone(&is_blocked), Arc::clone(&may_end));
+    let blocks = Waker::from(Arc::new(Calls(move || {
+        blocked.store(true, Ordering::Relaxed);
+        until(|| end.load(Ordering::Relaxed));
+    })));
+    assert_eq!(poll(early.as_mut(), &blocks), None);
+    other.resume();
+    until(|| is_blocked.load(Ordering::Relaxed));
+    let pins = [0, 1, 2, 3].map(|page| pinned.pin(page * PAGE, PAGE as usize).unwrap());
+    device.pause();
+    let mut last = pin!(read.read_at_async(&mut bytes, 9 * PAGE));
+    let is_woken = Arc::new(AtomicBool::new(false));
+    let tells = Arc::clone(&is_woken);
+    let waker = Waker::from(Arc::new(Calls(move || tells.store(true, Ordering::Relaxed))));
+    assert_eq!(poll(last.as_mut(), &waker), None);
+    device.resume();
+    // 2
+    let (written, read) = thread::scope(|scope| {
+        let writer = scope.spawn(|| written.write_at(&[1; 100], 0));
+        until(|| is_woken.load(Ordering::Relaxed) || writer.is_finished());
+        let read = poll(last.as_mut(), &waker);
+        drop(pins);
+        (writer.join().unwrap(), read)
+    });
+    may_end.store(true, Ordering::Relaxed);
+    assert_eq!((written.unwrap(), read), (100, Some(100)));
+    assert_eq!(bytes, [7; 100]);
     cache.check().unwrap();
 }
 

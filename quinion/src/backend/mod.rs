@@ -53,6 +53,7 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
+mod deferred_wakes;
 mod disk_tier;
 mod owed;
 mod registration;
@@ -81,6 +82,8 @@ mod fake_kernel;
 pub(crate) mod doubles;
 mod work;
 
+pub use deferred_wakes::WakeCondition;
+pub(crate) use deferred_wakes::{DeferredWakes, is_waking, pause};
 pub(crate) use disk_tier::{CopyOutcome, DiskTier, TierParts};
 pub use engine::Mechanism;
 #[doc(hidden)]
@@ -100,10 +103,8 @@ pub use quinion_disk::ContentKey;
 pub use registration::{Registered, RegisteredWaiter};
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
 pub use wait_queue::WaitQueue;
-pub use waker_registry::WakeCondition;
 #[doc(hidden)]
 pub use waker_registry::{BlockingTask, PageKey};
-pub(crate) use waker_registry::{DeferredWakes, is_waking};
 
 /// What a file is at one moment: which file, how long, which content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

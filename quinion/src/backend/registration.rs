@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::Backend;
+use super::deferred_wakes::{Waiter, WakeCondition};
 use super::wait_queue::WaitQueue;
-use super::waker_registry::{BlockingTask, PageKey, Waiter, WaiterId, WakeCondition};
+use super::waker_registry::{BlockingTask, PageKey, WaiterId};
 use crate::sys::fork::ForkGuard;
 
 /// What became of a registration.

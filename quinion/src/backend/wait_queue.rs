@@ -11,7 +11,8 @@
 //! not all of them; with 32 threads on one file that is a fifth of the context switches. The waker sets a waiter's
 //! event after it has released the lock, so that the woken thread does not wait for that.
 //!
-//! Futures wait in the same queue without a thread: see `waker_registry.rs`.
+//! Futures wait in the same queue without a thread: see `waker_registry.rs`. Those that the waiting thread is to wake,
+//! as it reaps, do not wait for its own end: see `deferred_wakes.rs`.
 //!
 //! Invariants:
 //!  1. The pointers of a waiter are followed with the list locked only; a waiter is removed, with the list locked,
@@ -28,7 +29,8 @@ use std::sync::{Arc, PoisonError};
 
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
-use super::waker_registry::{PageKey, WakeCondition, WakerRegistry};
+use super::deferred_wakes::{BlockingWait, WakeCondition};
+use super::waker_registry::{PageKey, WakerRegistry};
 use super::{Backend, ReapMode, ReapOutcome};
 
 /// Where all threads and futures of one cache wait for fills.
@@ -82,7 +84,9 @@ impl WaitQueue {
     /// Waits until `done`, reaping `backend`'s completions meanwhile if no other thread does.
     pub fn wait(&self, backend: &dyn Backend, done: &mut WakeCondition<'_>) {
         let mut has_slept = false;
+        let mut blocking = None;
         while !done() {
+            blocking.get_or_insert_with(BlockingWait::begin);
             match backend.reap(ReapMode::Wait, done) {
                 ReapOutcome::Some(_) => {}
                 ReapOutcome::Busy | ReapOutcome::Elsewhere => {
@@ -99,7 +103,9 @@ impl WaitQueue {
 
     /// Sleeps until `woken`, which is looked at again after every [`WaitQueue::wake`].
     pub fn sleep(&self, woken: &mut WakeCondition<'_>) {
+        let mut blocking = None;
         while !woken() {
+            blocking.get_or_insert_with(BlockingWait::begin);
             self.park(woken, None);
         }
     }

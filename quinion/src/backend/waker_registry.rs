@@ -22,30 +22,24 @@
 //!     only by a fill of its page that ends.
 //!  4. The poller sleeps only after it saw, with the registry locked, that no waiter's backend wants a leader.
 //!  5. A waker or a task that panics takes neither the poller nor another future's wake-up with it.
-//!  6. No waker is called by a thread while it has a [`DeferredWakes`]: then it holds locks, and a backend that
-//!     completes inside `submit` would have wakers called under them.
-//!  7. A waker that drops the last handle of a cache inside the end of a fill can be told from others ([`is_waking`]):
+//!  6. No waker is called by a thread while it has a [`DeferredWakes`](super::DeferredWakes): then it holds locks, and
+//!     a backend that completes inside `submit` would have wakers called under them. See `deferred_wakes.rs`.
+//!  7. A waker that drops the last handle of a cache inside the end of a fill can be told from others (`is_waking`):
 //!     that fill counts as under way until the waker returns, so its end cannot be waited for there.
 //!
 //! Not an invariant: that the condition of a waiter that was woken is still true when its future looks.
 
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, PoisonError};
-use std::task::Waker;
 
+use super::deferred_wakes::Waiter;
 use super::{Backend, ReapMode};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::{MappingId, PageIndex};
-
-/// What a thread or a future waits for: evaluated by itself and, while it waits, by a thread that wakes it. So it must
-/// be quick, and take no lock that is held by a caller of [`WaitQueue::wake`](super::WaitQueue::wake).
-pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
 
 /// Something that may block, done by the poller.
 pub type BlockingTask = Box<dyn FnOnce() + Send>;
@@ -92,12 +86,6 @@ pub struct PageKey {
 pub(super) struct WaiterId {
     page: PageKey,
     turn: u64,
-}
-
-pub(super) struct Waiter {
-    pub condition: Box<WakeCondition<'static>>,
-    pub backend: Arc<dyn Backend>,
-    pub waker: Waker,
 }
 
 enum Task {
@@ -233,82 +221,6 @@ impl WakerRegistry {
     }
 }
 
-impl Waiter {
-    /// Calls the waker, or has this thread call it when it may.
-    fn notify(self) {
-        let mut waiter = Some(self);
-        if DEFERRING.get() > 0 {
-            // A thread that is ending may be without the list, and still read: in a destructor of its program.
-            let put = DEFERRED.try_with(|waiters| waiters.borrow_mut().extend(waiter.take()));
-            HAS_DEFERRED.set(HAS_DEFERRED.get() | put.is_ok());
-        }
-        waiter.into_iter().for_each(Waiter::wake);
-    }
-
-    fn wake(self) {
-        let _waking = WakingGuard::new();
-        let _ = catch_unwind(AssertUnwindSafe(|| {
-            let waiter = self;
-            waiter.waker.wake_by_ref();
-        }));
-    }
-}
-
-std::thread_local! {
-    static WAKING: Cell<u32> = const { Cell::new(0) };
-}
-
-std::thread_local! {
-    static DEFERRING: Cell<u32> = const { Cell::new(0) };
-    /// Whether there may be waiters in the list below: it has a destructor, so that to look at it costs more.
-    static HAS_DEFERRED: Cell<bool> = const { Cell::new(false) };
-    static DEFERRED: RefCell<Vec<Waiter>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Defers the wakers that the thread would call until it is dropped, and calls them then. To be dropped after the locks
-/// for whose sake it was made are released.
-#[derive(Debug)]
-pub(crate) struct DeferredWakes(PhantomData<*const ()>);
-
-impl DeferredWakes {
-    pub(crate) fn new() -> Self {
-        DEFERRING.set(DEFERRING.get() + 1);
-        Self(PhantomData)
-    }
-}
-
-impl Drop for DeferredWakes {
-    fn drop(&mut self) {
-        DEFERRING.set(DEFERRING.get() - 1);
-        if DEFERRING.get() == 0 && HAS_DEFERRED.replace(false) {
-            let waiters = DEFERRED.try_with(RefCell::take).unwrap_or_default();
-            if !waiters.is_empty() {
-                waiters.into_iter().for_each(Waiter::notify);
-            }
-        }
-    }
-}
-
-/// Whether the caller is called by a waker, and so inside the end of a fill.
-pub(crate) fn is_waking() -> bool {
-    WAKING.get() > 0
-}
-
-struct WakingGuard;
-
-impl WakingGuard {
-    fn new() -> Self {
-        WAKING.set(WAKING.get() + 1);
-        Self
-    }
-}
-
-impl Drop for WakingGuard {
-    fn drop(&mut self) {
-        WAKING.set(WAKING.get() - 1);
-    }
-}
-
 impl RegistryState {
     fn put(&mut self, page: PageKey, waiter: Waiter) -> WaiterId {
         let backend = || (Arc::clone(&waiter.backend), 0);
@@ -379,38 +291,5 @@ impl fmt::Debug for WakerRegistry {
         f.debug_struct("WakerRegistry")
             .field("waiters", &self.waiters.load(Ordering::Relaxed))
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    /// What a program does at the end of a thread: a read, which fills.
-    struct AtTheEnd(mpsc::Sender<()>);
-
-    impl Drop for AtTheEnd {
-        fn drop(&mut self) {
-            drop(DeferredWakes::new());
-            self.0.send(()).unwrap();
-        }
-    }
-
-    std::thread_local! {
-        static EARLY: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) };
-        static LATE: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) };
-    }
-
-    #[test]
-    fn a_thread_may_read_when_it_ends() {
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || {
-            EARLY.set(Some(AtTheEnd(tell.clone())));
-            drop(DeferredWakes::new());
-            LATE.set(Some(AtTheEnd(tell)));
-        });
-        assert_eq!(told.iter().count(), 2);
     }
 }

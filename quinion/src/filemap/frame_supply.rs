@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::arena::{AllocAmount, Arena, FrameAlignment, FrameRun, Gap};
-use crate::backend::{FillRun, ReapMode, WaitQueue};
+use crate::backend::{FillRun, ReapMode, WaitQueue, pause};
 use crate::background::BackgroundThread;
 use crate::lists::{Charge, ListReservation};
 use crate::mapping::Mapping;
@@ -561,7 +561,7 @@ impl FrameSupply {
         let backend = idle.unwrap_or_else(own);
         backend.reap(ReapMode::Ready, &mut || false);
         if fills() == (0, completed) {
-            std::thread::sleep(STALL);
+            pause(STALL);
         } else {
             let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
             let looks_again = || self.under_way().1 != any;

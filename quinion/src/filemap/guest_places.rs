@@ -20,6 +20,7 @@
 use std::time::{Duration, Instant};
 
 use crate::arena::{ClaimOutcome, FrameRun, Gap, GuestExtents, NotReady};
+use crate::backend::pause;
 use crate::sync::LockWait;
 use crate::units::Order;
 
@@ -63,7 +64,7 @@ impl FrameSupply {
                 return Err(NoFrames::NoMemory);
             }
             looks += 1;
-            if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(LOOK) }
+            if looks < LOOKS { std::thread::yield_now() } else { pause(LOOK) }
         }
     }
 

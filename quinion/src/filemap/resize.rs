@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use std::ffi::CStr;
 
 use crate::arena::{ArenaError, GuestExtents, GuestRefused, GuestUse};
-use crate::backend::{DeferredWakes, ReapMode};
+use crate::backend::{DeferredWakes, ReapMode, pause};
 use crate::error::{Error, Repr};
 use crate::reclaim::Protection;
 use crate::sync::{LockWait, Rank, RankedMutex};
@@ -206,7 +206,7 @@ impl Bound<'_> {
         // 6
         let stats = self.supply.arena.stats();
         if stats.returned_bytes > before {
-            std::thread::sleep(GRACE);
+            pause(GRACE);
         }
         // Also what earlier resizes gave back: a reader may have been late for them.
         let found = if stats.returned_bytes > 0 { self.supply.arena.sweep() } else { 0 };
@@ -255,7 +255,7 @@ impl Bound<'_> {
         {
             backend.reap(ReapMode::Ready, &mut || false);
         }
-        std::thread::sleep(ROUND);
+        pause(ROUND);
     }
 
     /// Empties what is left without waiting. Says whether to look again.

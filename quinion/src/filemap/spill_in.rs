@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::arena::Gap;
-use crate::backend::FillRun;
+use crate::backend::{FillRun, pause};
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
 use crate::lists::ListReservation;
@@ -139,7 +139,7 @@ impl<'c> SpillIn<'c> {
                     break;
                 }
                 if !spill.wait_for_one() {
-                    std::thread::sleep(PAUSE); // others are at it, and take what gets free
+                    pause(PAUSE); // others are at it, and take what gets free
                 }
                 continue;
             };

@@ -50,7 +50,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::arena::{Flags, HOLDS_MAX, HoldRefused, ReadableState, WriteRefused};
-use crate::backend::{Backend, DeferredWakes, Version};
+use crate::backend::{Backend, DeferredWakes, Version, pause};
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
 use crate::mapping::{DetachOutcome, InFlight, Mapping, MemoryEntry, RemoveFilter, SplitOutcome};
@@ -280,7 +280,7 @@ impl<'c> Truncation<'c> {
             if begun.elapsed() >= most {
                 return Err(Repr::Pinned { position: pinned.first_byte() }.into());
             }
-            std::thread::sleep(PINS_AGAIN);
+            pause(PINS_AGAIN);
         }
     }
 
@@ -318,7 +318,7 @@ impl<'c> Truncation<'c> {
                 SplitOutcome::NoNode if self.filemap.supply.make_nodes(PoolNumber::DEFAULT) => {}
                 SplitOutcome::NoNode => return Err(self.filemap.no_memory(edge.first_byte())),
                 SplitOutcome::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(self.mapping, edge) => {
-                    std::thread::sleep(AGAIN);
+                    pause(AGAIN);
                 }
                 SplitOutcome::Busy => self.yield_to_pins(edge, unwanted.clone())?,
             }
@@ -362,7 +362,7 @@ impl<'c> Truncation<'c> {
                     self.filemap.supply.make_nodes(PoolNumber::DEFAULT);
                     let reclaim = &self.filemap.supply.reclaim;
                     if reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, LockWait::Wait) == 0 {
-                        std::thread::sleep(MEMORY_AGAIN); // others' fills may have it
+                        pause(MEMORY_AGAIN); // others' fills may have it
                     }
                 }
                 DetachOutcome::NoPlace => break,

@@ -54,7 +54,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{FillEnd, Gap, HOLDS_MAX, HoldRefused, PutOutcome, ReadableState, WriteRefused};
-use crate::backend::{DeferredWakes, FillRun, PageKey};
+use crate::backend::{DeferredWakes, FillRun, PageKey, pause};
 use crate::error::{Error, Repr};
 use crate::folio::{HeldFolio, copy};
 use crate::mapping::{
@@ -687,7 +687,7 @@ impl WriteCall<'_> {
             if begun.elapsed() >= wait_policy {
                 return Err(Repr::Pinned { position }.into());
             }
-            std::thread::sleep(PIN_LOOK);
+            pause(PIN_LOOK);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::backend::ReapMode;
+use crate::backend::{ReapMode, pause};
 use crate::mapping::Mapping;
 use crate::stats::Count;
 
@@ -68,7 +68,7 @@ impl Writeback {
             };
             match throttle_verdict(&limits, &waiting, self.options.wait_max) {
                 ThrottleVerdict::Go => return Ok(()),
-                ThrottleVerdict::Wait => std::thread::sleep(SLEEP),
+                ThrottleVerdict::Wait => pause(SLEEP),
                 ThrottleVerdict::Fail => return Err(io::Error::from_raw_os_error(state.failures().errno)),
                 ThrottleVerdict::Stuck => return Err(stuck(&limits, self.options.wait_max)),
             }

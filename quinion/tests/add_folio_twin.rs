@@ -1,4 +1,4 @@
-//! Insertion and eviction through a mapping, against a naive twin that notes what each page is.
+//! Insertion, splits, cuts and evictions of a mapping, against a naive twin that notes what each page is.
 //!
 //! ```text
 //!   mapping   trees, stocks of nodes, descriptors            twin   page -> folio, or shadow, or nothing
@@ -11,12 +11,14 @@
 
 use quinion_testing::stages;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use proptest::prelude::*;
 use quinion::backend::FillRun;
 use quinion::internals::arena::CellNumber;
 use quinion::internals::mapping::{
-    AddedFolio, FolioShape, IndexHooks, InsertPurpose, NewFolio, Replacement, RunOutcome,
+    AddedFolio, FolioShape, IndexHooks, InsertPurpose, NewFolio, RemoveFilter, Replacement, RunOutcome,
+    SplitOutcome,
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::units::{Frame, Order, Orders};
@@ -44,7 +46,19 @@ enum Op {
         marker: u64,
         purpose: InsertPurpose,
     },
-    Evict(usize),
+    /// A folio is evicted, and leaves a shadow if there is a payload for it.
+    Evict {
+        which: usize,
+        leaves: Option<u32>,
+    },
+    /// No folio reaches over the page's start afterwards.
+    Split(u64),
+    /// What is wholly in the range goes, and is split at its edges before that if it says so.
+    Cut {
+        at: u64,
+        pages: u64,
+        is_split: bool,
+    },
     Shadow {
         at: u64,
         order: u8,
@@ -68,7 +82,9 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (at(), 1..300u32, 0..4u8, 0..6u8, 0..400u64, purpose()).prop_map(
             |(at, pages, min, more, marker, purpose)| Op::Range { at, pages, min, max: min + more, marker, purpose }
         ),
-        4 => any::<usize>().prop_map(Op::Evict),
+        4 => (any::<usize>(), prop::option::of(1..1000u32)).prop_map(|(which, leaves)| Op::Evict { which, leaves }),
+        2 => at().prop_map(Op::Split),
+        1 => (at(), 1..600u64, any::<bool>()).prop_map(|(at, pages, is_split)| Op::Cut { at, pages, is_split }),
         4 => (at(), 0..=9u8, 1..1000u32).prop_map(|(at, order, payload)| Op::Shadow { at, order, payload }),
         1 => (0..6usize).prop_map(Op::Hoard),
         1 => Just(Op::Release),
@@ -140,7 +156,15 @@ impl Rig {
                 };
                 self.add_range(index, pages.next_multiple_of(1 << min), shape);
             }
-            Op::Evict(which) => self.evict(which),
+            Op::Evict { which, leaves } => self.evict(which, leaves),
+            Op::Split(at) => self.split(at),
+            Op::Cut { at, pages, is_split } => {
+                if is_split {
+                    self.split(at);
+                    self.split(at + pages);
+                }
+                self.cut(at..at + pages);
+            }
             Op::Shadow { at, order, payload } => self.put_shadow(at >> order << order, order, payload),
             Op::Hoard(left) => self.hoard(left),
             Op::Release => self.stage.arena.free_cells(self.hoard.drain(..)),
@@ -195,23 +219,76 @@ impl Rig {
         }
     }
 
-    fn evict(&mut self, which: usize) {
-        let folios: Vec<NewFolio> = self
-            .twin
-            .iter()
-            .filter_map(|(page, is)| match is {
-                Is::Folio(folio) if folio.index.0 == *page => Some(*folio),
-                _ => None,
-            })
-            .collect();
+    fn folios(&self) -> Vec<NewFolio> {
+        let heads = self.twin.iter().filter_map(|(page, is)| match is {
+            Is::Folio(folio) if folio.index.0 == *page => Some(*folio),
+            _ => None,
+        });
+        heads.collect()
+    }
+
+    fn evict(&mut self, which: usize, leaves: Option<u32>) {
+        let folios = self.folios();
         if folios.is_empty() {
             return;
         }
         let folio = folios[which % folios.len()];
-        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame, |_| Replacement::Nothing);
+        let leave = leaves.map_or(Replacement::Nothing, Replacement::Shadow);
+        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame, |_| leave);
         assert_eq!(gone, Some(folio.order));
         self.stage.free(folio);
         self.twin.retain(|_, is| *is != Is::Folio(folio));
+        if let Some(payload) = leaves {
+            let first = folio.index.0;
+            let pages = first..first + u64::from(folio.order.pages());
+            self.twin.extend(pages.map(|page| (page, Is::Shadow(payload))));
+        }
+    }
+
+    /// The folio over the edge is halved, and the half over it again, until none is; a shadow is left as it is.
+    fn split(&mut self, edge: u64) {
+        let over = match self.twin.get(&edge) {
+            Some(Is::Folio(folio)) if folio.index.0 < edge => Some(*folio),
+            _ => None,
+        };
+        match self.stage.mapping.split_at(page(edge)) {
+            SplitOutcome::Done => {}
+            SplitOutcome::NoNode => return assert!(self.nodes_may_lack()),
+            other => panic!("{other:?} at {edge}"),
+        }
+        let Some(mut rest) = over else { return };
+        while rest.index.0 < edge {
+            let order = Order(rest.order.0 - 1);
+            let (low, pages) = (NewFolio { order, ..rest }, order.pages());
+            let (index, frame) = (low.index.plus(u64::from(pages)), low.frame.plus(pages));
+            let high = NewFolio { index, frame, order };
+            for half in [low, high] {
+                let first = half.index.0;
+                self.twin.extend((first..first + u64::from(pages)).map(|page| (page, Is::Folio(half))));
+            }
+            rest = if edge < index.0 { low } else { high };
+        }
+    }
+
+    /// Folios that reach over an edge stay. A shadow goes whole, as the entry that it is now.
+    fn cut(&mut self, range: Range<u64>) {
+        let entries: Vec<_> = self.stage.tree(|tree| tree.range(range.start, range.end - 1).collect());
+        let gone = self.stage.mapping.remove_range(page(range.start)..page(range.end), RemoveFilter::All);
+        let mut folio_pages = 0;
+        self.twin.retain(|_, is| match is {
+            Is::Folio(NewFolio { index, order, .. }) => {
+                let goes = range.start <= index.0 && index.0 + u64::from(order.pages()) <= range.end;
+                folio_pages += u64::from(goes);
+                !goes
+            }
+            Is::Shadow(_) => true,
+        });
+        assert_eq!(gone, folio_pages);
+        for (first, _, order) in entries.iter().filter(|(_, entry, _)| matches!(entry.kind(), Kind::Value(_)))
+        {
+            let pages = *first..first + (1 << order);
+            self.twin.retain(|page, _| !pages.contains(page));
+        }
     }
 
     fn put_shadow(&mut self, first: u64, order: u8, payload: u32) {

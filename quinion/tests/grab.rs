@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use quinion::backend::{FillRun, WaitQueue};
 use quinion::internals::arena::{Arena, Flags, Gap, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
-use quinion::internals::folio::LockedState;
+use quinion::internals::folio::{LockedFolio, LockedState};
 use quinion::internals::mapping::{
-    Committed, Dirtying, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabStep,
-    Grabbed, IndexHooks, InsertPurpose, Mapping, MemoryWait, OnLocked, RemoveFilter,
+    AddedFolio, Committed, Dirtying, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd,
+    GrabStep, Grabbed, IndexHooks, InsertPurpose, Mapping, MemoryWait, OnLocked, RemoveFilter, Replacement,
+    SplitOutcome, TakeFilter, WritebackOutcome,
 };
 use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::xarray::{Entry, Kind, Stored, Value};
@@ -1102,5 +1103,350 @@ proptest! {
         way in prop::sample::select(&WAYS[..]), ops in prop::collection::vec(op(), 1..24),
     ) {
         play(way, &ops);
+    }
+}
+
+// ---- the twin of a file: its size, its evictions, its bytes -------------------------------------------
+
+/// Pages of the file at most; ranges reach a little beyond.
+const FILE_PAGES: u64 = 64;
+/// Where in each page bytes are compared.
+const SAMPLED: [u64; 4] = [0, 9, 10, 4095];
+
+#[derive(Clone, Debug)]
+enum FileOp {
+    /// A fill, as of a read.
+    Put {
+        index: u64,
+        order: u8,
+    },
+    /// The file ends after so many bytes now: it is cut, or grows.
+    Resize {
+        bytes: u64,
+    },
+    Punch {
+        first: u64,
+        pages: u64,
+    },
+    Evict {
+        index: u64,
+        payload: u32,
+    },
+    WriteBack {
+        first: u64,
+        pages: u64,
+    },
+    Lock {
+        index: u64,
+    },
+    Grab {
+        first: u64,
+        pages: u64,
+        order_max: u8,
+        frames: u64,
+        touch: u64,
+        reach: u64,
+        first_only: usize,
+    },
+}
+
+fn file_op() -> impl Strategy<Value = FileOp> {
+    let frames = || prop_oneof![3 => Just(1000), 1 => 0..30u64];
+    prop_oneof![
+        2 => (0..FILE_PAGES, 0..5u8).prop_map(|(index, order)| FileOp::Put { index, order }),
+        1 => (0..=FILE_PAGES * 4096).prop_map(|bytes| FileOp::Resize { bytes }),
+        1 => (0..FILE_PAGES, 1..20u64).prop_map(|(first, pages)| FileOp::Punch { first, pages }),
+        3 => (0..FILE_PAGES, 1..1000u32).prop_map(|(index, payload)| FileOp::Evict { index, payload }),
+        1 => (0..FILE_PAGES, 1..64u64).prop_map(|(first, pages)| FileOp::WriteBack { first, pages }),
+        1 => (0..FILE_PAGES).prop_map(|index| FileOp::Lock { index }),
+        3 => (0..FILE_PAGES + 4, 0..40u64, 0..5u8, frames(), any::<u64>(), any::<u64>(), 0..30usize).prop_map(
+            |(first, pages, order_max, frames, touch, reach, first_only)| {
+                FileOp::Grab { first, pages, order_max, frames, touch, reach, first_only }
+            }
+        ),
+    ]
+}
+
+/// A page of the file in the twin: its bytes where they are compared, and whether the device lacks them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct TwinPage {
+    bytes: [u8; SAMPLED.len()],
+    is_dirty: bool,
+}
+
+struct FileTwin<'a> {
+    stage: &'a Stage,
+    size: u64,
+    /// First page to order.
+    folios: BTreeMap<u64, u8>,
+    pages: BTreeMap<u64, TwinPage>,
+    shadows: BTreeMap<u64, u32>,
+    locked: Option<Grabbed<'a>>,
+}
+
+impl<'a> FileTwin<'a> {
+    fn at(&self, index: u64) -> Option<(u64, u8)> {
+        let (&first, &order) = self.folios.range(..=index).next_back()?;
+        (index < first + (1 << order)).then_some((first, order))
+    }
+    fn is_locked(&self, first: u64) -> bool {
+        self.locked.as_ref().and_then(|locked| locked.start()) == Some(page(first))
+    }
+    fn insert(&mut self, first: u64, order: u8, bytes: impl Fn(u64) -> [u8; SAMPLED.len()]) {
+        self.folios.insert(first, order);
+        for index in first..first + (1 << order) {
+            self.pages.insert(index, TwinPage { bytes: bytes(index), is_dirty: false });
+            self.shadows.remove(&index);
+        }
+    }
+    fn remove(&mut self, first: u64) {
+        let order = self.folios.remove(&first).expect("a folio of the twin");
+        self.pages.retain(|index, _| !(first..first + (1 << order)).contains(index));
+    }
+
+    /// An insertion is refused where a folio is; else it returns the shadow at its highest page that has one.
+    fn put(&mut self, first: u64, order: u8) {
+        let pages = first..first + (1 << order);
+        let folio = self.stage.folio(first, order);
+        if pages.clone().any(|index| self.at(index).is_some()) {
+            assert_eq!(self.stage.add(folio), AddedFolio::Present);
+            return self.stage.free(folio);
+        }
+        let want = self.shadows.range(pages).next_back().map(|(_, payload)| *payload);
+        let AddedFolio::Added { shadow } = self.stage.add(folio) else { panic!("nothing is in its way") };
+        assert_eq!(shadow.map(|value| value.payload()), want, "the shadow of {first}, order {order}");
+        self.stage.complete(folio);
+        self.insert(first, order, |index| SAMPLED.map(|at| index.to_le_bytes()[at as usize % 8]));
+    }
+
+    /// The folio over `edge` is halved until none is, unless it is locked.
+    fn split(&mut self, edge: u64) -> bool {
+        let split = self.stage.mapping.split_at(page(edge));
+        let Some((first, mut order)) = self.at(edge).filter(|(first, _)| *first < edge) else {
+            assert_eq!(split, SplitOutcome::Done);
+            return true;
+        };
+        if self.is_locked(first) {
+            assert_eq!(split, SplitOutcome::Busy);
+            return false;
+        }
+        assert_eq!(split, SplitOutcome::Done);
+        let mut first = first;
+        self.folios.remove(&first);
+        while first < edge {
+            order -= 1;
+            let middle = first + (1 << order);
+            let (other, next) = if edge < middle { (middle, first) } else { (first, middle) };
+            self.folios.insert(other, order);
+            first = next;
+        }
+        self.folios.insert(first, order);
+        true
+    }
+
+    /// Folios and shadows in the range go; of shadows, the whole entry.
+    fn punch(&mut self, range: std::ops::Range<u64>) {
+        let entries = self.stage.tree(|tree| tree.range(0, u64::MAX).collect::<Vec<_>>());
+        self.stage.mapping.remove_range(page(range.start)..page(range.end), RemoveFilter::All);
+        let inside = |first: u64, order: u8| range.start <= first && first + (1 << order) <= range.end;
+        let gone: Vec<u64> =
+            self.folios.iter().filter(|(at, order)| inside(**at, **order)).map(|it| *it.0).collect();
+        gone.into_iter().for_each(|first| self.remove(first));
+        for (first, entry, order) in entries {
+            let pages = first..first + (1 << order);
+            if matches!(entry.kind(), Kind::Value(_)) && first < range.end && range.start < pages.end {
+                self.shadows.retain(|index, _| !pages.contains(index));
+            }
+        }
+        self.locked = self.locked.take().filter(|locked| locked.folios().all(|folio| folio.is_live()));
+    }
+
+    fn resize(&mut self, bytes: u64) {
+        let edge = bytes.div_ceil(4096);
+        if bytes < self.size && !self.split(edge) {
+            return;
+        }
+        self.stage.mapping.set_size(bytes);
+        if bytes < self.size {
+            self.punch(edge..1 << 20);
+        }
+        self.size = bytes;
+    }
+
+    /// A folio leaves its shadow unless it is dirty, held or locked.
+    fn evict(&mut self, index: u64, payload: u32) {
+        let Some((first, order)) = self.at(index) else { return };
+        let Kind::Folio(frame) = self.stage.load(first).kind() else { panic!("no folio at {first}") };
+        let mut pages = first..first + (1 << order);
+        let stays = self.is_locked(first) || pages.any(|index| self.pages[&index].is_dirty);
+        let leave = |_| Replacement::Shadow(payload);
+        let gone = self.stage.mapping.lock().evict(page(first), Frame(frame), leave);
+        assert_eq!(gone, (!stays).then_some(Order(order)), "page {first}");
+        if !stays {
+            self.stage.arena.free(Frame(frame), Order(order));
+            self.remove(first);
+            self.shadows.extend((first..first + (1 << order)).map(|index| (index, payload)));
+        }
+    }
+
+    fn write_back(&mut self, pages: std::ops::Range<u64>) {
+        let (mut runs, mut guard) = (Vec::new(), self.stage.mapping.lock());
+        guard.begin_writeback(page(pages.start)..page(pages.end), TakeFilter::Dirty, 1000, &mut runs);
+        for run in runs {
+            for index in run.index.0..run.index.0 + u64::from(run.pages) {
+                let known = self.pages.get_mut(&index).expect("a page of the twin");
+                assert!(known.is_dirty && pages.contains(&index), "page {index} is written for no reason");
+                known.is_dirty = false;
+            }
+            guard.end_writeback(run, WritebackOutcome::Written, Millis(2));
+        }
+        assert!(self.pages.range(pages).all(|(_, known)| !known.is_dirty), "a dirty page was passed over");
+    }
+
+    /// The expected result of a grab that does not wait.
+    fn expected(
+        &self,
+        pages: std::ops::Range<u64>,
+        order_max: u8,
+        mut frames: u64,
+    ) -> (Vec<(u64, u8)>, GrabEnd<&'static str>) {
+        let (limit, mut at, mut got) = (pages.end.min(self.size.div_ceil(4096)), pages.start, Vec::new());
+        while at < pages.end {
+            if at >= limit {
+                return (got, GrabEnd::Size);
+            }
+            let Some((first, order)) = self.at(at) else {
+                let gap = (at..limit).take_while(|index| self.at(*index).is_none()).count() as u64;
+                let some = gap.min(frames);
+                got.extend(pieces(at, some, order_max));
+                (at, frames) = (at + some, frames - some);
+                if some < gap {
+                    return (got, GrabEnd::NoFrames);
+                }
+                continue;
+            };
+            if self.is_locked(first) {
+                return (got, GrabEnd::Locked);
+            }
+            got.push((first, order));
+            at = first + (1 << order);
+        }
+        (got, GrabEnd::All)
+    }
+
+    /// Puts `stamp` into a folio, from the tenth byte of a page of it to that of another.
+    fn touch(&mut self, folio: &mut LockedFolio<'_>, stamp: u8, reach: u64) {
+        let count = u64::from(folio.order().pages());
+        let (one, other) = (reach % count, reach / 64 % count);
+        let (from, to) = (folio.first().0 + one.min(other), folio.first().0 + one.max(other));
+        let bytes = vec![stamp; ((to - from) * 4096 + 1) as usize];
+        folio.write(from * 4096 + 9, &bytes).unwrap();
+        let is_new = folio.state() == LockedState::New;
+        for index in folio.first().0..folio.end().0 {
+            let known = self.pages.get_mut(&index).unwrap();
+            for (byte, at) in known.bytes.iter_mut().zip(SAMPLED) {
+                let at = index * 4096 + at;
+                *byte = if (from * 4096 + 9..=to * 4096 + 9).contains(&at) { stamp } else { *byte };
+            }
+            known.is_dirty |= is_new || (from..=to).contains(&index);
+        }
+    }
+
+    fn check(&self) {
+        let mut entries = (BTreeMap::new(), BTreeMap::new());
+        self.stage.tree(|tree| {
+            for (first, entry, order) in tree.range(0, u64::MAX) {
+                match entry.kind() {
+                    Kind::Folio(_) => drop(entries.0.insert(first, order)),
+                    Kind::Value(value) => {
+                        entries.1.extend((first..first + (1 << order)).map(|index| (index, value.payload())));
+                    }
+                    other => panic!("{other:?} at {first}"),
+                }
+            }
+        });
+        assert_eq!(entries, (self.folios.clone(), self.shadows.clone()), "folios and shadows");
+        assert_eq!(self.stage.pages(), self.pages.len() as u64);
+        for (&index, known) in &self.pages {
+            let held = self.stage.mapping.try_hold(page(index)).unwrap();
+            assert_eq!(self.stage.mapping.is_page_dirty(&held, page(index)), known.is_dirty, "page {index}");
+            let (mut bytes, mut got) = ([0; 4096], [0; SAMPLED.len()]);
+            held.copy_out(index * 4096, &mut bytes);
+            got.iter_mut().zip(SAMPLED).for_each(|(byte, at)| *byte = bytes[at as usize]);
+            assert_eq!(got, known.bytes, "page {index}");
+        }
+        let dirty = self.pages.values().filter(|known| known.is_dirty).count() as u64;
+        assert_eq!(self.stage.mapping.writeback().dirty_pages().dirty(), dirty);
+        self.stage.check();
+    }
+}
+
+fn play_file(way: Option<&'static dyn IndexHooks>, ops: &[FileOp]) {
+    let (stage, wait_queue) = (Stage::new().with_hooks(way), WaitQueue::new());
+    let free = all_free(&stage);
+    let (size, test) = (FILE_PAGES * 4096, Test { mapping: &stage.mapping, wait_queue: &wait_queue });
+    stage.mapping.set_size(size);
+    let (folios, pages, shadows) = Default::default();
+    let mut twin = FileTwin { stage: &stage, size, folios, pages, shadows, locked: None };
+    for op in ops {
+        match *op {
+            FileOp::Put { index, order } => {
+                let first = index >> order << order;
+                if first + (1 << order) <= twin.size.div_ceil(4096) {
+                    twin.put(first, order);
+                }
+            }
+            FileOp::Resize { bytes } => twin.resize(bytes),
+            FileOp::Punch { first, pages } => {
+                if twin.split(first) && twin.split(first + pages) {
+                    twin.punch(first..first + pages);
+                }
+            }
+            FileOp::Evict { index, payload } => twin.evict(index, payload),
+            FileOp::WriteBack { first, pages } => twin.write_back(first..first + pages),
+            FileOp::Lock { index } => {
+                twin.locked = None;
+                if twin.at(index).is_some() {
+                    let mut none = Frames::of(&stage, 0);
+                    twin.locked = Some(test.grab(index..index + 1, nowait(0), &mut none).0);
+                }
+            }
+            FileOp::Grab { first, pages, order_max, frames, touch, reach, first_only } => {
+                let (want, reason) = twin.expected(first..first + pages, order_max, frames);
+                let mut source = Frames::of(&stage, order_max).at_most(frames);
+                let (mut grabbed, ended) = test.grab(first..first + pages, nowait(order_max), &mut source);
+                let got: Vec<_> = grabbed.folios().map(|it| (it.first().0, it.order().0)).collect();
+                assert_eq!((&got, ended), (&want, reason), "{op:?}");
+                all_locked(&stage, &grabbed);
+                let mut untouched = Vec::new();
+                for (nth, folio) in grabbed.folios_mut().enumerate() {
+                    let (at, is_there) = (folio.first().0, twin.folios.contains_key(&folio.first().0));
+                    assert_eq!(folio.state() == LockedState::Data, is_there, "page {at}");
+                    if !is_there {
+                        twin.insert(at, folio.order().0, |_| [0; SAMPLED.len()]);
+                    }
+                    if touch >> (nth % 64) & 1 == 1 {
+                        twin.touch(folio, nth as u8 + 100, reach.rotate_left(nth as u32));
+                    } else if !is_there {
+                        untouched.push(at);
+                    }
+                }
+                grabbed.commit_first(first_only.min(grabbed.len()));
+                drop(grabbed);
+                untouched.into_iter().for_each(|at| twin.remove(at));
+            }
+        }
+        twin.check();
+    }
+    drop(twin);
+    nothing_leaks(&stage, free);
+}
+
+proptest! {
+    #[test]
+    fn a_file_that_is_cut_evicted_and_read_again_is_grabbed_as_a_naive_twin_says(
+        way in prop::sample::select(&WAYS[..]), ops in prop::collection::vec(file_op(), 1..40),
+    ) {
+        play_file(way, &ops);
     }
 }

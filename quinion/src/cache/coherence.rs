@@ -477,7 +477,8 @@ impl CoherenceState {
         state.doubtful = false;
         // 3
         state.lease = Some(lease);
-        // Viewers that look at times do so until one attaches the file: it is watched from then on (`owner/truncation_watch.rs`).
+        // Viewers that look at times do so until one attaches the file: it is watched from then on, see
+        // `owner/truncation_watch.rs`.
         self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `holds_lease`
         Ok(())
     }

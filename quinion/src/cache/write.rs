@@ -49,7 +49,8 @@ use super::{File, Handle};
 #[non_exhaustive]
 pub struct WriteOptions {
     /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that has
-    /// ended well, unless another reader or writer has used them meanwhile. Pages that were cached before stay.
+    /// ended well, unless another reader or writer has used them meanwhile. Pages that were cached before stay. A read
+    /// that is under way when the write-back ends gets its bytes, and may come too late to keep its page.
     ///
     /// It makes nothing durable: that still takes a sync. What could not be written back stays, and the next sync
     /// reports it. Refused by backends that do not support it

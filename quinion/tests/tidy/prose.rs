@@ -97,6 +97,26 @@ pub fn check_comments(text: &str) -> Vec<Fault> {
     check(Kind::Comments, lines)
 }
 
+/// Sentences of comments that begin with "What" and ask nothing: a clause stands where a noun should.
+pub fn headless(text: &str) -> usize {
+    let mut sentences = vec![String::new()];
+    for line in text.lines() {
+        let comment = line.trim_start().strip_prefix("//").or_else(|| Some(line.split_once(" // ")?.1));
+        let Some(comment) = comment.map(|comment| comment.trim_start_matches(['/', '!']).trim()) else {
+            sentences.push(String::new());
+            continue;
+        };
+        for word in comment.split_whitespace() {
+            let last = sentences.last_mut().expect("there is one always");
+            last.extend([word, " "]);
+            if word.trim_end_matches(['*', ')', '`', '"', '_']).ends_with(['.', '!', '?']) {
+                sentences.push(String::new());
+            }
+        }
+    }
+    sentences.iter().filter(|sentence| sentence.starts_with("What ") && !sentence.ends_with("? ")).count()
+}
+
 pub fn check_document(text: &str) -> Vec<Fault> {
     check(Kind::Document, text.lines().enumerate().map(|(at, line)| (at + 1, line.trim(), true)))
 }

@@ -71,9 +71,9 @@
 //!
 //! Invariants:
 //!  1. A worker answers into a page only while its viewer slot is busy; a busy viewer slot is never freed.
-//!  2. No lock of this module is held while the [`Owner`] is called, but for two calls that do not call back:
-//!     [`Owner::touched`], under the lock of a viewer slot, which takes no lock; and [`Owner::reserve_viewers`], under
-//!     the lock of groups. Only a thread that lets a process join waits for that lock: the event loop goes on without.
+//!  2. No lock of this module is held while the [`Owner`] is called, but for calls that do not call back:
+//!     [`Owner::touched`] and [`Owner::arena`], which take no lock; and [`Owner::reserve_viewers`], under the lock of
+//!     groups. Only a thread that lets a process join waits for that lock: the event loop goes on without.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. An answer to a request that its viewer has given up is taken back: it leaves no handle behind.
 //!  5. No viewer has a handle before it is certain that viewers notice the owner's end, however it comes

@@ -227,6 +227,16 @@ mod ranked {
             let inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
             RankedWriteGuard { inner, _held: held }
         }
+        /// Takes it alone only if that needs no waiting.
+        pub fn try_write(&self) -> Option<RankedWriteGuard<'_, T>> {
+            let inner = match self.inner.try_write() {
+                Ok(inner) => inner,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            held::push(self.rank, LockWait::Try);
+            Some(RankedWriteGuard { inner, _held: Held(self.rank) })
+        }
     }
     impl<T> Deref for RankedReadGuard<'_, T> {
         type Target = T;

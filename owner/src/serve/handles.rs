@@ -88,7 +88,9 @@ impl FileHandles {
             let pinned = viewer_slot.take_pinned_handles();
             let handles = std::mem::take(&mut viewer_slot.handles);
             drop(viewer_slot);
-            pinned.into_iter().for_each(|handle| self.viewers.owner.leave_pins(handle));
+            for handle in pinned {
+                let _ = catch_unwind(AssertUnwindSafe(|| self.viewers.owner.leave_pins(handle)));
+            }
             self.let_go_in_queues(handles);
         }
         self.queues.wait_for_own(END_MAX);

@@ -11,6 +11,7 @@
 //!
 //! Invariant: each pin in a viewer slot's list is the owner's, of a handle in the same list of handles.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::viewer_slot::{PinnedRange, ViewerJob, ViewerSlot};
@@ -63,7 +64,7 @@ impl ViewerPins {
             return Ok([pin, bytes]);
         }
         drop(viewer_slot);
-        self.viewers.owner.unpin(handle, pin);
+        self.let_go(handle, pin);
         Err(Errno(libc::ENOBUFS))
     }
 
@@ -72,7 +73,11 @@ impl ViewerPins {
         if viewer_slot.pins.get(&pin).is_some_and(|known| known.handle == handle) {
             viewer_slot.pins.remove(&pin);
             drop(viewer_slot);
-            self.viewers.owner.unpin(handle, pin);
+            self.let_go(handle, pin);
         }
+    }
+
+    fn let_go(&self, handle: u64, pin: u64) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.viewers.owner.unpin(handle, pin)));
     }
 }

@@ -15,8 +15,12 @@
 //!  2. A thread that sleeps in a [`BlockingWait`] has no waker in its list, unless the system had no thread.
 //!  3. Each waiter that comes here is notified once.
 //!
+//! The locks of a mapping that others may hold while they wait are taken by [`lock_and_wake`]: what the thread has
+//! deferred does not wait for them either.
+//!
 //! Not an invariant: that wakers are called in the order in which their fills ended. Nor that a thread calls what it
-//! deferred before it blocks elsewhere: at a lock, or in a backend of the user's.
+//! deferred before it blocks elsewhere: in a backend of the user's. Nor that there are few threads for wakes: a waker
+//! that blocks, which it must not, keeps its thread, and the next call that sleeps starts another.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -54,10 +58,13 @@ impl Waiter {
 
     fn wake(self) {
         let _waking = WakingGuard::new();
-        let _ = catch_unwind(AssertUnwindSafe(|| {
+        let woken = catch_unwind(AssertUnwindSafe(|| {
             let waiter = self;
             waiter.waker.wake_by_ref();
         }));
+        if let Err(payload) = woken {
+            std::mem::forget(payload); // its drop is foreign code, which may panic again
+        }
     }
 }
 
@@ -66,17 +73,21 @@ pub(crate) fn is_waking() -> bool {
     WAKING.get() > 0
 }
 
-struct WakingGuard;
+/// A thread that calls a waker does not sleep, though the call that made it do so may: the waker may read and defer.
+struct WakingGuard {
+    blocking: u32,
+}
 
 impl WakingGuard {
     fn new() -> Self {
         WAKING.set(WAKING.get() + 1);
-        Self
+        Self { blocking: BLOCKING.replace(0) }
     }
 }
 
 impl Drop for WakingGuard {
     fn drop(&mut self) {
+        BLOCKING.set(self.blocking);
         WAKING.set(WAKING.get() - 1);
     }
 }
@@ -159,6 +170,18 @@ impl Drop for BlockingWait {
     }
 }
 
+/// Takes a lock that may be held for long. If it is not free, what the thread has deferred does not wait with it.
+#[inline]
+pub(crate) fn lock_and_wake<G>(try_lock: impl FnOnce() -> Option<G>, lock: impl FnOnce() -> G) -> G {
+    if HAS_DEFERRED.get() {
+        if let Some(held) = try_lock() {
+            return held;
+        }
+        drop(BlockingWait::begin());
+    }
+    lock()
+}
+
 /// Sleeps so long. To be used wherever a thread may have a [`DeferredWakes`].
 pub(crate) fn pause(duration: Duration) {
     let _blocking = BlockingWait::begin();
@@ -232,6 +255,68 @@ mod tests {
         assert_eq!(told.recv(), Ok(std::thread::current().id()));
         drop(tell);
         assert_eq!(told.iter().count(), 0, "each is notified once");
+    }
+
+    #[test]
+    fn a_lock_that_is_free_wakes_no_other_and_one_that_is_held_does() {
+        let (tell, told) = mpsc::channel();
+        let lock = std::sync::Mutex::new(());
+        let deferring = DeferredWakes::new();
+        assert!(defer(waiter(&tell)).is_none());
+        drop(lock_and_wake(|| lock.try_lock().ok(), || unreachable!("the lock is free")));
+        assert!(told.try_recv().is_err());
+        let other = lock_and_wake(|| None, || told.recv().unwrap());
+        assert_ne!(other, std::thread::current().id());
+        drop(deferring);
+        drop(tell);
+        assert_eq!(told.iter().count(), 0);
+    }
+
+    /// Is called while its thread blocks, and defers another, as a read does that is polled inside a waker.
+    struct Defers(mpsc::Sender<ThreadId>);
+
+    impl Wake for Defers {
+        fn wake(self: Arc<Self>) {
+            let _deferring = DeferredWakes::new();
+            assert!(defer(waiter(&self.0)).is_none());
+        }
+    }
+
+    #[test]
+    fn a_waker_does_not_block_though_its_caller_does() {
+        let (tell, told) = mpsc::channel();
+        let _blocking = BlockingWait::begin();
+        let waker = Waker::from(Arc::new(Defers(tell.clone())));
+        Waiter { waker, ..waiter(&tell) }.notify();
+        assert_eq!(told.try_recv(), Ok(std::thread::current().id()));
+        assert_eq!(BLOCKING.get(), 1);
+    }
+
+    struct PanicsAgain;
+
+    impl Drop for PanicsAgain {
+        fn drop(&mut self) {
+            panic!("again");
+        }
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            std::panic::panic_any(PanicsAgain);
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_takes_no_other_with_it() {
+        let (tell, told) = mpsc::channel();
+        let _deferring = DeferredWakes::new();
+        assert!(defer(waiter(&tell)).is_none());
+        assert!(defer(Waiter { waker: Waker::from(Arc::new(Panics)), ..waiter(&tell) }).is_none());
+        drop(tell);
+        let _blocking = BlockingWait::begin();
+        assert!(told.recv().is_ok());
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(crate) mod doubles;
 mod work;
 
 pub use deferred_wakes::WakeCondition;
-pub(crate) use deferred_wakes::{DeferredWakes, is_waking, pause};
+pub(crate) use deferred_wakes::{DeferredWakes, is_waking, lock_and_wake, pause};
 pub(crate) use disk_tier::{CopyOutcome, DiskTier, TierParts};
 pub use engine::Mechanism;
 #[doc(hidden)]

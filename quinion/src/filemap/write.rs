@@ -235,13 +235,10 @@ impl Filemap {
         let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
         // 0
         self.throttle(mapping, piece)?;
-        // What waits inside reaps, and a waker runs its owner's code, which may take locks held here.
-        let wakes = DeferredWakes::new();
         let mut done = 0;
         let lock = if piece.end() <= mapping.size() { WriteLockMode::Shared } else { WriteLockMode::Alone };
         let call = WriteCall { filemap: self, mapping, context, lock };
         let outcome = call.write_shared_or_alone(piece, &mut done);
-        drop(wakes);
         call.end_write(done);
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
     }
@@ -336,6 +333,8 @@ impl WriteCall<'_> {
     fn write_shared_or_alone(mut self, piece: WriteProgress<'_>, done: &mut usize) -> Result<(), Error> {
         let mut begun = None;
         loop {
+            // What waits inside reaps, and a waker runs its owner's code, which may take locks held here.
+            let wakes = DeferredWakes::new();
             let outcome = match self.lock {
                 WriteLockMode::Shared => {
                     let _with_others = self.mapping.write_shared();
@@ -346,6 +345,7 @@ impl WriteCall<'_> {
                     self.write_pieces(piece, done)
                 }
             };
+            drop(wakes);
             match outcome {
                 Ok(()) => return Ok(()),
                 Err(WriteStop::Grows) => self.lock = WriteLockMode::Alone,

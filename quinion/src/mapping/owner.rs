@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, PoisonError};
 
 use crate::arena::{Arena, GuestExtents, HoldRefused, Record, Validation, View};
-use crate::backend::{Attributes, Backend, Identity, Version};
+use crate::backend::{Attributes, Backend, Identity, Version, lock_and_wake};
 use crate::folio::HeldFolio;
 use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, ShadowNodes};
@@ -281,7 +281,7 @@ impl Mapping {
     /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping,
     /// and may be held while a device is waited for.
     pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
-        self.write.read()
+        lock_and_wake(|| self.write.try_read(), || self.write.read())
     }
     /// As [`Mapping::write_shared`], without waiting.
     #[inline]
@@ -290,11 +290,11 @@ impl Mapping {
     }
     /// The right to change the size, to append, to punch: it excludes all other writers. As [`Mapping::write_shared`].
     pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {
-        self.write.write()
+        lock_and_wake(|| self.write.try_write(), || self.write.write())
     }
     /// Holds off invalidation while folios are added and their fills submitted.
     pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
-        self.invalidate.read()
+        lock_and_wake(|| self.invalidate.try_read(), || self.invalidate.read())
     }
     /// As [`Mapping::hold_off_invalidation`], without waiting.
     pub fn try_hold_off_invalidation(&self) -> Option<RankedReadGuard<'_, Version>> {
@@ -304,7 +304,7 @@ impl Mapping {
     /// The right to take folios out. It excludes threads that add folios or hand fills and flushes to a backend, and
     /// waits for those that do: what they do to the file on its device is handed over when the lock is given.
     pub fn invalidate_alone(&self) -> RankedWriteGuard<'_, Version> {
-        self.invalidate.write()
+        lock_and_wake(|| self.invalidate.try_write(), || self.invalidate.write())
     }
 }
 
@@ -362,5 +362,71 @@ impl<'a> MappingGuard<'a> {
     pub fn grow_size(&mut self, bytes: u64) {
         // Release, partner: the Acquire in `read_hits`: a thread that sees the new size finds the bytes.
         self.mapping.record().size.fetch_max(bytes, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::task::{Wake, Waker};
+    use std::thread;
+
+    use super::super::NewMapping;
+    use super::*;
+    use crate::arena::ArenaOptions;
+    use crate::backend::{DeferredWakes, MemoryFile, PageKey, Registered, WaitQueue};
+
+    struct Tells(mpsc::Sender<()>);
+
+    impl Wake for Tells {
+        fn wake(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+        }
+    }
+
+    /// A future waits for a page, and this thread, which holds locks, ends the fill. Then it waits for `lock`, which
+    /// the other thread gives back when the future has been woken.
+    fn wakes_before<'m, H>(
+        mapping: &'m Mapping,
+        hold: impl FnOnce(&'m Mapping) -> H + Send,
+        lock: impl FnOnce(),
+    ) {
+        let (queue, backend) = (Arc::new(WaitQueue::new()), mapping.backend());
+        let page = PageKey { mapping: MappingId(1), page: PageIndex(0) };
+        let (tell, told) = mpsc::channel();
+        let is_filled = Arc::new(AtomicU64::new(0));
+        let filled = Arc::clone(&is_filled);
+        let condition = Box::new(move || filled.load(Ordering::Relaxed) == 1);
+        let waker = Waker::from(Arc::new(Tells(tell)));
+        let registered = queue.register(&backend, page, condition, waker).unwrap();
+        assert!(matches!(registered, Registered::Waiting(_)));
+        let (held, is_held) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let _held = hold(mapping);
+                held.send(()).unwrap();
+                told.recv().unwrap();
+            });
+            is_held.recv().unwrap();
+            let _deferring = DeferredWakes::new();
+            is_filled.store(1, Ordering::Relaxed);
+            queue.wake_filled(page, 1);
+            lock();
+        });
+        queue.close();
+    }
+
+    /// A wake-up that is kept is a test that hangs.
+    #[test]
+    fn no_future_waits_for_a_lock_of_a_mapping_with_the_thread_that_wakes_it() {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let file = Arc::new(MemoryFile::new(vec![7; 4096]));
+        let (attributes, backend) = (&file.attributes().unwrap(), Arc::clone(&file) as Arc<dyn Backend>);
+        let (arena, id, process) = (&arena, MappingId(1), ForkGuard::new());
+        let mapping = &Mapping::new(NewMapping { arena, id, backend, attributes, process }).unwrap();
+        wakes_before(mapping, Mapping::write_alone, || drop(mapping.write_shared()));
+        wakes_before(mapping, Mapping::write_shared, || drop(mapping.write_alone()));
+        wakes_before(mapping, Mapping::invalidate_alone, || drop(mapping.hold_off_invalidation()));
+        wakes_before(mapping, Mapping::hold_off_invalidation, || drop(mapping.invalidate_alone()));
     }
 }

@@ -191,6 +191,6 @@ mod tests {
         assert_eq!((look(1), look(1)), ((7, 1), (7, 1)));
         futex.store(8, Ordering::Relaxed);
         assert_eq!((look(1), look(1)), ((8, 2), (8, 2)));
-        assert_eq!((look(2), look(2)), ((8, 3), (8, 3)), "the next in the viewer_slot has asked as often");
+        assert_eq!((look(2), look(2)), ((8, 3), (8, 3)), "the next viewer of the slot has asked as often");
     }
 }

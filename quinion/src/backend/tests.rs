@@ -731,8 +731,8 @@ fn check_takeover(wait_queue: &Arc<WaitQueue>, backend: &dyn Backend) {
     std::thread::scope(|scope| {
         let mut follower = None;
         backend.reap(ReapMode::Wait, &mut || {
-            // In the seat: the follower starts, finds it taken and falls asleep. Its first look is before
-            // it tries the seat, the second before it sleeps.
+            // As the leader: the follower starts, finds the lead taken and falls asleep. Its first look is before
+            // it tries to lead, the second before it sleeps.
             follower.get_or_insert_with(|| {
                 scope.spawn(|| {
                     wait_queue.wait(backend, &mut || {

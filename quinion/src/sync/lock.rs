@@ -159,6 +159,10 @@ mod seen {
         pub fn write(&self) -> LockResult<RwLockWriteGuard<'_, T>> {
             wrap(self.inner.write(), |inner| RwLockWriteGuard::new(inner, &self.edge))
         }
+        #[allow(missing_docs, reason = "the standard library's")]
+        pub fn try_write(&self) -> TryLockResult<RwLockWriteGuard<'_, T>> {
+            try_wrap(self.inner.try_write(), |inner| RwLockWriteGuard::new(inner, &self.edge))
+        }
     }
 
     /// See the standard library's.

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use quinion_cli::output::{EXIT_FAILED, EXIT_NOT_UNDERSTOOD, complain, print};
-use quinion_cli::report::Form;
+use quinion_run::report::Form;
 
 use fixtures::caches::Drops;
 use fixtures::tuned::TunedRun;
@@ -193,7 +193,7 @@ fn check_scratch(folder: &Path) -> Result<(), String> {
 
 /// Prints the instructions and branches of each recorded snippet, below the compiler's name.
 fn count() -> ExitCode {
-    let mut text = format!("{}\n", quinion_cli::COMPILER);
+    let mut text = format!("{}\n", env!("QUINION_COMPILER"));
     for snippet in counted::SNIPPETS.iter().filter(|snippet| snippet.is_recorded()) {
         match callgrind::count(snippet) {
             Ok(counted) => {

@@ -80,8 +80,8 @@ const UNSAFE_FILES: &[&str] = &[
     "faces/cli/src/sys/",
     "bench/src/sys/",
     "bench/tests/",
-    "faces/cli/src/run/keep/sys.rs",
-    "faces/cli/src/run/signals.rs",
+    "run/src/keep/sys.rs",
+    "run/src/signals.rs",
     "faces/cli/tests/",
     "fuzz/fuzz_targets/capi_ops.rs",
     "fuzz/fuzz_targets/serve.rs",
@@ -289,12 +289,12 @@ struct Package {
 }
 
 /// The packages, with their recorded counts, to be lowered when one falls.
-const PACKAGES: [Package; 18] = [
+const PACKAGES: [Package; 19] = [
     Package { root: "quinion/src/", known: Ratchet { many: 112, tuples: 4, headless: 378 } },
     Package { root: "owner/src/", known: Ratchet { many: 4, tuples: 3, headless: 56 } },
     Package { root: "disk/src/", known: Ratchet { many: 1, tuples: 1, headless: 16 } },
     Package { root: "faces/capi/src/", known: Ratchet { many: 1, tuples: 0, headless: 18 } },
-    Package { root: "faces/cli/src/", known: Ratchet { many: 7, tuples: 0, headless: 55 } },
+    Package { root: "faces/cli/src/", known: Ratchet { many: 1, tuples: 0, headless: 14 } },
     Package { root: "faces/s3/src/", known: Ratchet { many: 2, tuples: 1, headless: 0 } },
     Package { root: "faces/serve/src/", known: Ratchet { many: 0, tuples: 2, headless: 7 } },
     Package { root: "faces/python/src/", known: Ratchet { many: 4, tuples: 5, headless: 4 } },
@@ -302,6 +302,7 @@ const PACKAGES: [Package; 18] = [
     Package { root: "faces/sqlite/src/", known: Ratchet { many: 2, tuples: 1, headless: 9 } },
     Package { root: "bench/src/", known: Ratchet { many: 23, tuples: 3, headless: 33 } },
     Package { root: "object/src/", known: Ratchet { many: 3, tuples: 2, headless: 37 } },
+    Package { root: "run/src/", known: Ratchet { many: 6, tuples: 0, headless: 40 } },
     Package { root: "service/src/", known: Ratchet { many: 4, tuples: 1, headless: 25 } },
     Package { root: "testing/src/", known: Ratchet { many: 16, tuples: 0, headless: 45 } },
     Package { root: "testing/s3/src/", known: Ratchet { many: 1, tuples: 0, headless: 7 } },

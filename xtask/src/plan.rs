@@ -55,7 +55,7 @@ const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
 /// The folder of inputs that failed.
 const FUZZ_FAILURES: &str = "target/fuzz/failures/";
 
-/// What the code is compiled with for ThreadSanitizer: no assembly, and locks that it sees.
+/// The code as ThreadSanitizer needs it: no assembly, and locks that it sees.
 const TSAN_CFGS: &str = "--cfg quinion_portable --cfg quinion_tsan";
 /// Reports of ThreadSanitizer that are no races, with reasons.
 const TSAN_SUPPRESSIONS: &str = "tsan.suppressions";
@@ -91,7 +91,7 @@ pub fn test() -> Vec<Step> {
                 "-D warnings",
                 cargo(
                     "doc --no-deps -p quinion -p quinion-view -p quinion-disk -p quinion-owner -p quinion-object \
-                     -p quinion-service -p quinion-vm --lib --features quinion/tokio",
+                     -p quinion-service -p quinion-vm -p quinion-run --lib --features quinion/tokio",
                 ),
             )),
         ),
@@ -109,12 +109,7 @@ pub fn test() -> Vec<Step> {
             Action::Run(portable("test -p quinion -p quinion-view --lib folio --target-dir target/portable")),
         )
         .leaving(repository().join("target/portable")),
-        // Its run is in `nightly`; the locks that it sees have to offer what the code calls.
-        Step::new(
-            "tsan-check",
-            Action::Run(flagged(TSAN_CFGS, "check -p quinion --tests --target-dir target/tsan-check")),
-        )
-        .leaving(repository().join("target/tsan-check")),
+        tsan_check(),
         Step::new(
             "model",
             Action::Run(model(
@@ -285,6 +280,13 @@ fn sample() -> Result<PathBuf, Failure> {
 ///
 /// It checks plain memory: what locks guard and what crosses from thread to thread. The tree's slots and the hit
 /// protocol are atomics and fences: those the `model` step checks.
+/// The locks that ThreadSanitizer sees have to offer the calls that the code makes. Its run is in [`nightly`].
+fn tsan_check() -> Step {
+    let arguments = "check -p quinion --tests --target-dir target/tsan-check";
+    Step::new("tsan-check", Action::Run(flagged(TSAN_CFGS, arguments)))
+        .leaving(repository().join("target/tsan-check"))
+}
+
 fn thread_sanitizer() -> Step {
     let step = |action| Step::new("tsan", action);
     let host = match tsan_host() {

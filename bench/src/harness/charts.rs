@@ -19,7 +19,7 @@ use plotters::drawing::IntoDrawingArea;
 use plotters::element::PathElement;
 use plotters::series::LineSeries;
 use plotters::style::{Color, IntoFont, RGBColor, WHITE};
-use quinion_cli::report::digits;
+use quinion_run::report::digits;
 
 const WIDTH: u32 = 560;
 const HEIGHT: u32 = 340;

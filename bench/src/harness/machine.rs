@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use quinion_cli::report::{Form, Report, Value};
+use quinion_run::report::{Form, Report, Value};
 use rustix::fs::{major, minor};
 
 use super::{Extent, Settings, Unmeasured};
@@ -53,7 +53,7 @@ pub fn described(settings: &Settings) -> String {
             chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         )
         .add("reclaimed_ahead", "reclaimed ahead of need", Value::Text(reclaimed_ahead(Path::new(DAMON))))
-        .add("compiler", "compiler", Value::Text(quinion_cli::COMPILER.to_owned()))
+        .add("compiler", "compiler", Value::Text(env!("QUINION_COMPILER").to_owned()))
         .add("checks", "build", build())
         .add("load", "load at the start", line("/proc/loadavg"))
         .add("extent", "run", Value::Text(extent(settings.extent).to_owned()));
@@ -62,7 +62,7 @@ pub fn described(settings: &Settings) -> String {
 
 /// Quinion's version, and the commit of this build, if that was known.
 fn version() -> String {
-    let commit = match quinion_cli::COMMIT {
+    let commit = match env!("QUINION_COMMIT") {
         "" => "commit: none".to_owned(),
         commit => format!("commit {commit}"),
     };

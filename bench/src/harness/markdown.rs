@@ -9,7 +9,7 @@
 //! In the tables no row is left out; those of [`hit_ratios`](super::hit_ratios) are not either, which are read as a
 //! table of their own.
 
-use quinion_cli::report::digits;
+use quinion_run::report::digits;
 
 use super::recorded::RecordedRow;
 

@@ -28,7 +28,7 @@
 
 use std::fmt::Write;
 
-use quinion_cli::report::{Form, Report, Value, digits};
+use quinion_run::report::{Form, Report, Value, digits};
 
 use super::verdict::{Estimator, Steadiness};
 

@@ -20,8 +20,8 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quinion_cli::report::{Form, Report, Value};
-use quinion_cli::run::keep::{self, Idle, ObservedCache, Status};
+use quinion_run::keep::{self, Idle, ObservedCache, Status};
+use quinion_run::report::{Form, Report, Value};
 
 use crate::{complain, print, size};
 

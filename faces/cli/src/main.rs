@@ -48,10 +48,10 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use quinion::Pressure;
 use quinion_cli::output::{EXIT_FAILED, EXIT_NOT_SERVED, complain, complain_only, print};
-use quinion_cli::report::{self, Form};
-use quinion_cli::run::keep::{self, CacheRequest, Idle, KeepOptions, Name};
-use quinion_cli::run::{Intercept, Numbers, OwnerNumbers, Planning, RunEnd, RunOptions, group, open_files};
-use quinion_cli::size::{self, Size};
+use quinion_run::keep::{self, CacheRequest, Idle, KeepOptions, Name};
+use quinion_run::report::{self, Form};
+use quinion_run::size::{self, Size};
+use quinion_run::{Intercept, Numbers, OwnerNumbers, Planning, RunEnd, RunOptions, group, open_files};
 
 const AFTER_HELP: &str = "\
 Environment:
@@ -93,7 +93,7 @@ enum Command {
     Man(manual::ManArguments),
     Completions(manual::CompletionsArguments),
     /// Give a terminal's last rows back when standard input ends.
-    #[command(name = quinion_cli::run::REPAIR_VERB, hide = true)]
+    #[command(name = quinion_run::REPAIR_VERB, hide = true)]
     RepairTerminal,
 }
 
@@ -245,7 +245,7 @@ fn main() -> ExitCode {
         Command::Man(arguments) => manual::man(arguments),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::RepairTerminal => {
-            quinion_cli::run::repair_terminal().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
+            quinion_run::repair_terminal().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
         }
     }
 }
@@ -301,14 +301,14 @@ fn run_alone(
     attach: Attach,
     rules: quinion_owner::ServeRules,
 ) -> Result<RunEnd, String> {
-    if let Err(ended) = quinion_cli::run::look_first(options) {
+    if let Err(ended) = quinion_run::look_first(options) {
         return Ok(ended);
     }
     let planning = Planning::begin(options).map_err(|error| error.to_string())?;
     let builder = shrinking(builder(memory.map(Size::Bytes))?);
     let owner = attach.owner(&build(builder)?, rules);
     let numbers = OwnerStats(Arc::clone(&owner));
-    let ended = quinion_cli::run::run(options, planning, owner, &numbers);
+    let ended = quinion_run::run(options, planning, owner, &numbers);
     ended.map_err(|error| open_files::said(&error, error.raw_os_error()))
 }
 
@@ -324,7 +324,7 @@ impl Numbers for OwnerStats {
 }
 
 fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> Result<RunEnd, String> {
-    quinion_cli::run::run_kept(options, wanted).map_err(|error| error.to_string())
+    quinion_run::run_kept(options, wanted).map_err(|error| error.to_string())
 }
 
 /// The process of a kept cache. What is wrong was said to the run that started it.

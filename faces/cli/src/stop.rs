@@ -12,7 +12,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use quinion_cli::run::keep::{self, Name, StopOutcome};
+use quinion_run::keep::{self, Name, StopOutcome};
 
 use crate::{EXIT_FAILED, complain, complain_only, print};
 

@@ -6,8 +6,8 @@
 use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 
-use quinion_cli::report::Form;
 use quinion_cli::top::{self, Monitor};
+use quinion_run::report::Form;
 
 use crate::{complain, print};
 

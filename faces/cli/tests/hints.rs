@@ -21,9 +21,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use quinion::{Cache, File, PageState, Stats};
-use quinion_cli::run::{LINKER, Session, plan_for};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::ViewerTotals;
+use quinion_run::{LINKER, Session, plan_for};
 
 const PAGE: u64 = 4096;
 /// Pages of the file; its last one is not full.

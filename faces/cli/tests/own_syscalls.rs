@@ -14,11 +14,11 @@ use std::sync::{Arc, OnceLock};
 
 use quinion::Cache;
 use quinion::internals::arena::control::{Reason, SyscallAudit};
-use quinion_cli::elf::Elf;
-use quinion_cli::run::Session;
-use quinion_cli::run::syscall_scan::{self, Site};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::ViewerTotals;
+use quinion_run::Session;
+use quinion_run::elf::Elf;
+use quinion_run::syscall_scan::{self, Site};
 
 struct Built {
     folder: tempfile::TempDir,

@@ -15,11 +15,11 @@ use std::sync::{Arc, OnceLock};
 
 use quinion::Cache;
 use quinion::internals::arena::control::Patching;
-use quinion_cli::elf::Elf;
-use quinion_cli::run::plan::{PatchRefused, Plan, library_of};
-use quinion_cli::run::{LINKER, PRELOAD, Session, plan_for};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::ViewerTotals;
+use quinion_run::elf::Elf;
+use quinion_run::plan::{PatchRefused, Plan, library_of};
+use quinion_run::{LINKER, PRELOAD, Session, plan_for};
 
 const FILE_BYTES: usize = 300_123;
 

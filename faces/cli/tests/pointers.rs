@@ -15,10 +15,10 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use quinion::Cache;
-use quinion_cli::run::plan::Plan;
-use quinion_cli::run::{LINKER, Session, plan_for};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::ViewerTotals;
+use quinion_run::plan::Plan;
+use quinion_run::{LINKER, Session, plan_for};
 
 const FILE_BYTES: usize = 300_123;
 

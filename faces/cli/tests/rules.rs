@@ -20,11 +20,11 @@ use std::sync::{Arc, OnceLock};
 use quinion::Cache;
 use quinion::internals::arena::control::{Advice, AttachPolicy, Patching};
 use quinion::internals::units::{FileId, Frame, PageIndex};
-use quinion_cli::run::plan::Plan;
-use quinion_cli::run::{LINKER, Session, plan_for};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::{AttachReason, Attached, Caching, Owner, ViewerTotals, WriterAccess};
 use quinion_owner::internals::viewer::sys::Errno;
+use quinion_run::plan::Plan;
+use quinion_run::{LINKER, Session, plan_for};
 
 use quinion_testing::naive_owner::NaiveOwner;
 

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 
-use quinion_cli::report::Form;
-use quinion_cli::run::{Intercept, OwnerNumbers, Planning, RunOptions, run};
 use quinion_owner::internals::serve::Owner;
+use quinion_run::report::Form;
+use quinion_run::{Intercept, OwnerNumbers, PRELOAD, Planning, RunOptions, run};
 
 use quinion_testing::naive_owner::NaiveOwner;
 
@@ -673,9 +673,8 @@ fn a_program_finishes_beside_a_stopped_owner() {
 fn names_in_object(which: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("preload.so");
-    let bytes = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
-    std::fs::File::create(&object).unwrap().write_all(bytes).unwrap();
-    assert!(bytes.len() < 300 << 10, "{} bytes", bytes.len());
+    std::fs::File::create(&object).unwrap().write_all(PRELOAD).unwrap();
+    assert!(PRELOAD.len() < 300 << 10, "{} bytes", PRELOAD.len());
     let nm = Command::new("nm").args(["-D", which]).arg(&object).output().unwrap();
     let mut names: Vec<String> = text(&nm.stdout).lines().map(|line| line.trim_start().into()).collect();
     names.sort();

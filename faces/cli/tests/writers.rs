@@ -25,9 +25,9 @@ mod disk;
 
 use quinion::Cache;
 use quinion::internals::arena::Validation;
-use quinion_cli::run::Session;
 use quinion_owner::internals::serve::Owner;
 use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
+use quinion_run::Session;
 
 const FILE_BYTES: usize = 300_000;
 

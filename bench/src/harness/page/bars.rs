@@ -10,7 +10,7 @@
 
 use super::escaped;
 use crate::harness::rows::Row;
-use quinion_cli::report::digits;
+use quinion_run::report::digits;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TableLead {

@@ -24,7 +24,7 @@ mod claims;
 
 use super::escape::escaped;
 use super::recorded::RecordedRow;
-use quinion_cli::report::digits;
+use quinion_run::report::digits;
 
 use claims::{Baseline, CLAIMS, Claim};
 

@@ -13,7 +13,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use quinion_cli::elf::Elf;
+use quinion_run::elf::Elf;
 
 pub struct Loaded {
     pub path: PathBuf,

@@ -28,7 +28,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use quinion_cli::run::quoted;
+use quinion_run::quoted;
 
 use crate::report::{Form, Report, Value};
 use crate::{EXIT_NOT_SERVED, complain};

@@ -16,10 +16,10 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use quinion::internals::arena::control::SyscallAudit;
-use quinion_cli::elf::{Elf, SymbolKind};
-use quinion_cli::run::examine::is_c_library;
-use quinion_cli::run::syscall_scan::{self, Site};
-use quinion_cli::run::{self, Kind};
+use quinion_run::elf::{Elf, SymbolKind};
+use quinion_run::examine::is_c_library;
+use quinion_run::syscall_scan::{self, Site};
+use quinion_run::{self as run, Kind};
 
 use super::libraries::{self, Libraries};
 use super::shim::{self, Becomes};

@@ -30,7 +30,7 @@ pub enum Becomes {
     Unknown,
 }
 
-/// What the first of a [chain](quinion_cli::run::chain_of) becomes; `None` if it becomes no other program.
+/// What the first of a [chain](quinion_run::chain_of) becomes; `None` if it becomes no other program.
 pub fn becomes(chain: &[PathBuf]) -> Option<Becomes> {
     let (script, shell) = (chain.first()?, chain.last()?.file_name()?.to_str()?);
     if chain.len() < 2 || !SHELLS.contains(&shell) {

@@ -14,9 +14,9 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use crate::report::{Form, Report, Value};
-use crate::run::live::screen::Screen;
-use crate::run::live::{PERIOD, panel::Glyphs};
+use quinion_run::live::screen::Screen;
+use quinion_run::live::{PERIOD, panel::Glyphs};
+use quinion_run::report::{Form, Report, Value};
 
 mod panel;
 mod scrape;

@@ -21,8 +21,8 @@ use ratatui::layout::Rect;
 use ratatui::style::Color;
 
 use super::{Sample, StoreSample, latencies};
-use crate::run::live::panel::{Glyphs, SPARKLINE_COLUMNS, WINDOW, draw_file, label, write};
-use crate::size::shown;
+use quinion_run::live::panel::{Glyphs, SPARKLINE_COLUMNS, WINDOW, draw_file, label, write};
+use quinion_run::size::shown;
 
 const ROWS_OF_NUMBERS: u16 = 7;
 
@@ -173,8 +173,14 @@ fn known_of(store: &StoreSample) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::live::panel::tests::rows;
     use crate::top::scrape::EXAMPLE;
+
+    fn rows(buffer: &Buffer) -> Vec<String> {
+        let rows = buffer.content().chunks(usize::from(buffer.area.width));
+        let text =
+            |cells: &[ratatui::buffer::Cell]| cells.iter().map(|cell| cell.symbol()).collect::<String>();
+        rows.map(|cells| text(cells).trim_end().to_owned()).collect()
+    }
 
     #[test]
     fn numbers_have_their_places_and_rates_are_of_the_last_second() {

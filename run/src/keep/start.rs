@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 
 use super::CacheRequest;
 use super::locks::Lock;
-use crate::run::user_folder::Folder;
+use crate::user_folder::Folder;
 
 /// The owner's message when it listens.
 pub const READY: &str = "ready";

@@ -18,7 +18,7 @@
 //! is not larger than a quarter of the cache's bound, or 128 MiB if that is less; at most 256 MiB are taken so beside
 //! the bound. One on a file system whose reads may never end is taken for the worst, unread: see
 //! [`super::syscall_scan`]. A process that finds another object being read waits for a bounded time. What is known is
-//! kept from one run to the next: see [`super::plan_cache`].
+//! kept from one run to the next (`plan_cache.rs`).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -369,7 +369,7 @@ impl<'a> Part<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::plan_cache;
+    use crate::plan_cache;
 
     fn examiner() -> ProcessAuditor {
         ProcessAuditor::new("/dev/null".into(), &[], None, 1 << 30)
@@ -379,7 +379,7 @@ mod tests {
     /// Until it has become that program, it is a copy of this process.
     fn examined(examiner: &ProcessAuditor, program: &Path) -> (SyscallAudit, u32) {
         let mut child = std::process::Command::new(program).arg("100").spawn().unwrap();
-        let is_ready = |maps: &str| maps.contains("libc.so.6") && !maps.contains("quinion_cli");
+        let is_ready = |maps: &str| maps.contains("libc.so.6") && !maps.contains("quinion_run");
         while !is_ready(&std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap()) {
             std::thread::yield_now();
         }

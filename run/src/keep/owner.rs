@@ -49,11 +49,11 @@ use super::message::{LINE_MAX, Message};
 use super::numbers::{self, Numbers};
 use super::start::READY;
 use super::{CacheRequest, Idle, Name, PAUSE, PROTOCOL, Status, sys};
-use crate::run::open_files;
-use crate::run::signals::Signals;
-use crate::run::user_folder::Folder;
-use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, Session, object};
+use crate::open_files;
+use crate::signals::Signals;
 use crate::size;
+use crate::user_folder::Folder;
+use crate::{Hot, Numbers as AskedNumbers, OwnerNumbers, Session, object};
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
 const PLANS_MAX: usize = 64;

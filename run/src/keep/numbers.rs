@@ -14,8 +14,8 @@ use quinion::internals::arena::ArenaStats;
 use quinion_owner::internals::serve::{FileMode, ViewerTotals};
 
 use super::message::Message;
-use crate::run::modes::{mode_name, mode_of};
-use crate::run::{Hot, OwnerNumbers};
+use crate::modes::{mode_name, mode_of};
+use crate::{Hot, OwnerNumbers};
 
 const FILES_MAX: usize = 256;
 /// Between a file's mode and its path.

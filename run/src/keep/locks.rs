@@ -25,7 +25,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Name;
-use crate::run::user_folder::Folder;
+use crate::user_folder::Folder;
 
 const LOCK: &str = ".lock";
 const SOCKET: &str = ".socket";

@@ -9,12 +9,12 @@
 //!
 //! The command is the program's parent and nothing else to it: the program has its terminal, descriptors and process
 //! group, gets the signals that are meant for it, and its status becomes the command's. Nothing of the program is
-//! changed on a disk: the object is a file in a folder of the user's that no other user can write (`run/object.rs`,
-//! `run/user_folder.rs`). What was found out about files is kept for the next run (`run/plan_cache.rs`).
+//! changed on a disk: the object is a file in a folder of the user's that no other user can write (`object.rs`,
+//! `user_folder.rs`). What was found out about files is kept for the next run (`plan_cache.rs`).
 //!
-//! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`).
+//! With `--keep` the owner is another process, which stays for the next run (`keep.rs`).
 //!
-//! In a control group with a limit the cache has half of that at most, and shrinks under pressure (`run/group.rs`).
+//! In a control group with a limit the cache has half of that at most, and shrinks under pressure (`group.rs`).
 //!
 //! A program that cannot be served (static, set-uid, another machine's) runs as without the command, and the report
 //! says why.
@@ -40,21 +40,24 @@ use quinion_owner::internals::sys::serial_queues::SerialQueues;
 use crate::elf::Elf;
 use crate::report::Form;
 
+pub mod elf;
 pub mod examine;
-pub mod syscall_scan;
 pub mod group;
 pub mod keep;
-pub(crate) mod live;
+pub mod live;
 mod modes;
 mod object;
 pub mod open_files;
 pub mod plan;
+mod plan_cache;
 mod planned;
 mod program;
-mod plan_cache;
-mod report;
-pub(crate) mod signals;
+pub mod report;
+mod run_report;
+mod signals;
+pub mod size;
 mod socket;
+pub mod syscall_scan;
 mod user_folder;
 
 use keep::{CacheRequest, JoinedCache, Message};
@@ -64,7 +67,7 @@ use plan::Plan;
 use plan_cache::PlanCache;
 pub use planned::Planned;
 pub use program::{Kind, Obstacle, chain_of, look_at, obstacle, quoted};
-pub use report::{Interception, KeptRunNumbers, OwnerNumbers, RunReport};
+pub use run_report::{Interception, KeptRunNumbers, OwnerNumbers, RunReport};
 use signals::Signals;
 use socket::Socket;
 use user_folder::Folder;
@@ -91,7 +94,7 @@ impl RunOptions {
     /// What is wrong with the options, as far as that can be known before the start.
     fn check(&self) -> io::Result<()> {
         let file = self.report.and(self.report_file.as_deref());
-        file.map_or(Ok(()), report::can_be_written)
+        file.map_or(Ok(()), run_report::can_be_written)
     }
 }
 

@@ -31,7 +31,7 @@ use ratatui::layout::Rect;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
 use super::paint::{Colours, painted};
-use crate::run::signals;
+use crate::signals;
 
 /// The hidden verb of the command that repairs a terminal.
 pub const REPAIR_VERB: &str = "repair-terminal";
@@ -43,7 +43,8 @@ const ROWS_MIN: u16 = 12;
 const ROWS_FOR_FULL: u16 = 20;
 const COLUMNS_MIN: u16 = 40;
 
-pub(crate) struct Screen {
+/// The last rows of the terminal of standard error.
+pub struct Screen {
     terminal: File,
     repairer: Option<TerminalRepairer>,
     colours: Colours,
@@ -60,7 +61,7 @@ struct PanelRows {
 
 impl Screen {
     /// The terminal of standard error, if it can show a panel. The panel takes `full` rows where there is room.
-    pub(crate) fn of_stderr(full: u16) -> Option<Self> {
+    pub fn of_stderr(full: u16) -> Option<Self> {
         let can_move = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
         if !stderr().is_terminal() || !can_move {
             return None;
@@ -78,7 +79,7 @@ impl Screen {
 
     /// Draws `picture` into the last rows, and takes them first if need be. Does nothing where there are too few, or
     /// while another process group has the terminal.
-    pub(crate) fn show(&mut self, picture: impl FnOnce(Rect) -> Buffer) {
+    pub fn show(&mut self, picture: impl FnOnce(Rect) -> Buffer) {
         let Some(now) = self.place() else { return self.hide() };
         let mut bytes = Vec::new();
         if self.taken != Some(now) {
@@ -98,11 +99,12 @@ impl Screen {
     }
 
     /// Whether the terminal is hung up.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         tcgetwinsize(&self.terminal).is_err()
     }
 
-    pub(crate) fn hide(&mut self) {
+    /// Gives the rows back to the terminal.
+    pub fn hide(&mut self) {
         if let Some(taken) = self.taken.take() {
             self.write(taken.give().as_bytes());
             self.tell_repairer("");

@@ -37,15 +37,16 @@ use quinion_owner::internals::serve::ViewerTotals;
 use super::{OwnerNumbers, signals};
 
 mod paint;
-pub(crate) mod panel;
-pub(crate) mod screen;
+pub mod panel;
+pub mod screen;
 
 use panel::Panel;
 use screen::Screen;
 pub use screen::{REPAIR_VERB, repair_terminal};
 
 const ROWS_FULL: u16 = 8;
-pub(crate) const PERIOD: Duration = Duration::from_millis(200);
+/// The time from one picture to the next.
+pub const PERIOD: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct RunSample {

@@ -4,7 +4,7 @@
 //! `tests/patched.rs` and `tests/rules.rs` run the plans.
 
 use super::*;
-use crate::run::PRELOAD;
+use crate::PRELOAD;
 
 fn object() -> Elf {
     Elf::parse(PRELOAD.to_vec()).unwrap()

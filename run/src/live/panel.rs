@@ -29,10 +29,12 @@ use crate::size::shown;
 
 /// Rows that are not files'.
 const ROWS_OF_NUMBERS: u16 = 5;
-pub(crate) const WINDOW: Duration = Duration::from_secs(1);
+/// The time over which a rate is taken.
+pub const WINDOW: Duration = Duration::from_secs(1);
 const LABEL_COLUMNS: u16 = 10;
 const GAUGE_COLUMNS: u16 = 20;
-pub(crate) const SPARKLINE_COLUMNS: u16 = 20;
+/// Columns of the curve that [`Glyphs::draw_rate`] draws; numbers beyond these are not shown.
+pub const SPARKLINE_COLUMNS: u16 = 20;
 
 pub(super) fn files_in(area: Rect) -> usize {
     usize::from(area.height.saturating_sub(ROWS_OF_NUMBERS))
@@ -54,8 +56,9 @@ struct Counted {
     evicted_pages: u64,
 }
 
+/// The characters that a panel is drawn with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Glyphs {
+pub enum Glyphs {
     /// Blocks of eight heights.
     Blocks,
     /// Where the locale has no UTF-8.
@@ -165,7 +168,7 @@ fn draw_device(row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
 }
 
 /// Draws a file's name, its end if there is no room for all of it, and `known` at the right.
-pub(crate) fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str) {
+pub fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str) {
     let room = usize::from(row.width).saturating_sub(known.len() + 2);
     let mut name: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     while Span::raw(name.as_str()).width() > room && !name.is_empty() {
@@ -176,29 +179,34 @@ pub(crate) fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str)
     buffer.set_string(at, row.y, known, Style::new().dim());
 }
 
-pub(crate) fn label(row: Rect, buffer: &mut Buffer, name: &str) -> Rect {
+/// Draws the name of a row at its left; returns the rest of it.
+pub fn label(row: Rect, buffer: &mut Buffer, name: &str) -> Rect {
     let columns = [Constraint::Length(LABEL_COLUMNS), Constraint::Fill(1)];
     let [label, rest] = Layout::horizontal(columns).areas(row);
     buffer.set_stringn(label.x, label.y, name, usize::from(label.width), Style::new().bold());
     rest
 }
 
-pub(crate) fn write(row: Rect, buffer: &mut Buffer, text: &str) {
+/// Draws `text` into `row`, cut to its width.
+pub fn write(row: Rect, buffer: &mut Buffer, text: &str) {
     buffer.set_stringn(row.x, row.y, text, usize::from(row.width), Style::new());
 }
 
 impl Glyphs {
-    pub(crate) fn of_locale() -> Self {
+    /// Those of the locale that the environment names.
+    pub fn of_locale() -> Self {
         let named = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
         Self::of(&named.into_iter().find(|value| !value.is_empty()).unwrap_or_default())
     }
 
-    pub(crate) fn of(locale: &str) -> Self {
+    /// Those of a locale, such as "en_GB.UTF-8".
+    pub fn of(locale: &str) -> Self {
         let locale = locale.to_ascii_lowercase();
         if locale.contains("utf-8") || locale.contains("utf8") { Self::Blocks } else { Self::Ascii }
     }
 
-    pub(crate) fn draw_title(self, row: Rect, buffer: &mut Buffer, title: &str, elapsed: Duration) {
+    /// Draws the line above a panel: a title, and the time since the start.
+    pub fn draw_title(self, row: Rect, buffer: &mut Buffer, title: &str, elapsed: Duration) {
         let rule = self.rule().repeat(usize::from(row.width));
         buffer.set_string(row.x, row.y, rule, Style::new().dim());
         let seconds = elapsed.as_secs();
@@ -210,7 +218,7 @@ impl Glyphs {
     }
 
     /// Draws a share from 0 to 1 at the left of `row`; returns the rest of it.
-    pub(crate) fn draw_gauge(self, row: Rect, buffer: &mut Buffer, share: f64, colour: Color) -> Rect {
+    pub fn draw_gauge(self, row: Rect, buffer: &mut Buffer, share: f64, colour: Color) -> Rect {
         let columns = [Constraint::Length(GAUGE_COLUMNS + 2), Constraint::Fill(1)];
         let [gauge, rest] = Layout::horizontal(columns).areas(row);
         let full = (share.clamp(0.0, 1.0) * f64::from(GAUGE_COLUMNS)).round() as usize;
@@ -224,7 +232,7 @@ impl Glyphs {
     }
 
     /// Draws bytes a second, and those of the last pictures, at the left of `row`; returns the rest of it.
-    pub(crate) fn draw_rate(self, row: Rect, buffer: &mut Buffer, rate: u64, past: &VecDeque<u64>) -> Rect {
+    pub fn draw_rate(self, row: Rect, buffer: &mut Buffer, rate: u64, past: &VecDeque<u64>) -> Rect {
         let columns =
             [Constraint::Length(14), Constraint::Length(SPARKLINE_COLUMNS + 2), Constraint::Fill(1)];
         let [number, line, rest] = Layout::horizontal(columns).areas(row);
@@ -262,10 +270,10 @@ impl Glyphs {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    pub(crate) fn rows(buffer: &Buffer) -> Vec<String> {
+    fn rows(buffer: &Buffer) -> Vec<String> {
         let rows = buffer.content().chunks(usize::from(buffer.area.width));
         rows.map(|cells| cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned())
             .collect()

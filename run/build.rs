@@ -1,4 +1,4 @@
-//! Builds the interposer and leaves it in `OUT_DIR`, where `run.rs` embeds it.
+//! Builds the interposer and leaves it in `OUT_DIR`, where `lib.rs` embeds it.
 //!
 //! It is a package of its own with its own settings, so it takes a cargo of its own. That one works in a target folder
 //! inside `OUT_DIR`: the lock of the outer one is not needed, so neither waits for the other. It sees none of the outer
@@ -30,8 +30,6 @@ fn main() {
         "the command is for Linux: it is made of the kernel's own calls, and there are no others it could use; build \
          it on or for Linux (--target x86_64-unknown-linux-gnu)"
     );
-    println!("cargo::rustc-env=QUINION_COMPILER={}", compiler());
-    println!("cargo::rustc-env=QUINION_COMMIT={}", commit().unwrap_or_default());
     let out = PathBuf::from(variable("OUT_DIR"));
     let object = out.join("preload.so");
     if is_supported() {
@@ -49,38 +47,6 @@ fn hash(bytes: &[u8]) -> u128 {
     bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, mix)
 }
 
-/// The compiler's name and version, for reports of measurements.
-fn compiler() -> String {
-    let output = Command::new(variable("RUSTC")).arg("--version").output();
-    output.map_or_else(
-        |_| "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
-}
-
-/// The commit that is built, for reports of measurements, marked if files differ from it; `None` if this is no clone of
-/// the repository.
-fn commit() -> Option<String> {
-    let git = |words: &[&str]| {
-        let mut git = Command::new("git");
-        let output = git.arg("-C").arg(variable("CARGO_MANIFEST_DIR")).args(words).output().ok()?;
-        let said = String::from_utf8(output.stdout).ok()?;
-        output.status.success().then(|| said.trim().to_owned())
-    };
-    // It may lie unpacked inside of some other repository.
-    let top = fs::canonicalize(git(&["rev-parse", "--show-toplevel"])?).ok()?;
-    let here = fs::canonicalize(variable("CARGO_MANIFEST_DIR")).ok()?;
-    if top.join("faces/cli") != here {
-        return None;
-    }
-    // Each commit, checkout and reset adds a line there.
-    if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
-        println!("cargo::rerun-if-changed={log}");
-    }
-    println!("cargo::rerun-if-changed=src");
-    git(&["describe", "--always", "--dirty=, changed", "--abbrev=12", "--exclude=*"])
-}
-
 /// The interposer knows one machine and one C library; elsewhere `run` says so.
 fn is_supported() -> bool {
     let is = |name: &str, value: &str| variable(name) == value;
@@ -91,11 +57,11 @@ fn is_supported() -> bool {
 
 fn build(out: &Path, object: &Path) {
     let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
-    let preload = here.join("../preload");
-    let library = here.join("../../view");
+    let preload = here.join("../faces/preload");
+    let library = here.join("../view");
     assert!(
         preload.join("Cargo.toml").exists(),
-        "{} is missing: the command carries an object that is built from it; build from the whole repository \
+        "{} is missing: `quinion run` carries an object that is built from it; build from the whole repository \
          (`cargo install --path faces/cli` in a clone of it), not from this package alone",
         preload.display()
     );

@@ -23,7 +23,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::message::{LINE_MAX, Message};
 use super::sys::{self, Peer};
 use super::{Name, silent};
-use crate::run::user_folder::Folder;
+use crate::user_folder::Folder;
 
 /// After this silence an owner counts as hung.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

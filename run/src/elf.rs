@@ -6,7 +6,7 @@
 //!                             ---> loaded segments                             bytes by their address
 //! ```
 //!
-//! Its users are [`run`](crate::run), which plans how to patch a C library's functions, and the commands that tell what
+//! Its users are `run`, which plans how to patch a C library's functions, and the commands that tell what
 //! `run` will do with a program.
 //!
 //! Invariants:

@@ -55,8 +55,10 @@ const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
 /// The folder of inputs that failed.
 const FUZZ_FAILURES: &str = "target/fuzz/failures/";
 
-/// The code as ThreadSanitizer needs it: no assembly, and locks that it sees.
-const TSAN_CFGS: &str = "--cfg quinion_portable --cfg quinion_tsan";
+/// Tests in which threads meet.
+const TSAN_TESTS: &str = "--test xarray_walk --test churn --test add_folio --test shadows --test read --test files \
+    --test soak --test starvation --test drop_behind --test write --test writeback --test spill --test pools \
+    --test async_read --test background --test resize --test disk_tier";
 /// Reports of ThreadSanitizer that are no races, with reasons.
 const TSAN_SUPPRESSIONS: &str = "tsan.suppressions";
 
@@ -109,7 +111,6 @@ pub fn test() -> Vec<Step> {
             Action::Run(portable("test -p quinion -p quinion-view --lib folio --target-dir target/portable")),
         )
         .leaving(repository().join("target/portable")),
-        tsan_check(),
         Step::new(
             "model",
             Action::Run(model(
@@ -274,45 +275,45 @@ fn sample() -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// The stress tests under ThreadSanitizer: with the portable copy, and with locks that it sees. It comes with the
-/// stable compiler, for some targets. Tests run one by one, because it does not see how the harness's own threads are
-/// ordered. One test is left out: a long scan by a single thread.
+/// The stress tests under ThreadSanitizer, which comes with the stable compiler for some targets: with the portable
+/// copy, and with a standard library that is compiled for it as well, since else it does not see what a lock of that
+/// library orders. Tests run one by one, as each has threads enough. One test is left out: a long scan by a single
+/// thread.
 ///
 /// It checks plain memory: what locks guard and what crosses from thread to thread. The tree's slots and the hit
 /// protocol are atomics and fences: those the `model` step checks.
-/// The locks that ThreadSanitizer sees have to offer the calls that the code makes. Its run is in [`nightly`].
-fn tsan_check() -> Step {
-    let arguments = "check -p quinion --tests --target-dir target/tsan-check";
-    Step::new("tsan-check", Action::Run(flagged(TSAN_CFGS, arguments)))
-        .leaving(repository().join("target/tsan-check"))
-}
-
 fn thread_sanitizer() -> Step {
     let step = |action| Step::new("tsan", action);
     let host = match tsan_host() {
         Ok(host) => host,
         Err(why) => return step(Action::Skip(why)),
     };
-    let flags = format!("-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer {TSAN_CFGS}");
     let arguments = format!(
-        "test -p quinion --test xarray_walk --test churn --test add_folio --test shadows --test read \
-         --test files --test soak \
-         --no-fail-fast --target {host} --target-dir target/tsan \
-         -- --test-threads=1 --skip a_scan_of_many_times_the_memory"
+        "test -Zbuild-std -p quinion -p quinion-owner --lib {TSAN_TESTS} --no-fail-fast --target {host} \
+         --target-dir target/tsan -- --test-threads=1 --skip a_scan_of_many_times_the_memory"
     );
     let options = format!("suppressions={}", repository().join(TSAN_SUPPRESSIONS).display());
-    let command = with("RUSTC_BOOTSTRAP", "1", flagged(&flags, &arguments));
+    let flags = "-Zsanitizer=thread --cfg quinion_portable";
+    let command = with("RUSTC_BOOTSTRAP", "1", flagged(flags, &arguments));
     step(Action::Run(with("TSAN_OPTIONS", &options, command)))
 }
 
-/// The host's target, if the compiler has a ThreadSanitizer for it; else why not.
+/// The host's target, if the compiler has a ThreadSanitizer and the sources of its standard library; else why not.
 fn tsan_host() -> Result<String, String> {
     let (host, root) = (rustc_line("-vV", "host: "), rustc_line("--print=sysroot", ""));
     let (Some(host), Some(root)) = (host, root) else { return Err("rustc does not run".to_owned()) };
     let folder = Path::new(&root).join("lib/rustlib").join(&host).join("lib");
     let is_runtime = |file: fs::DirEntry| file.file_name().to_string_lossy().ends_with("_rt.tsan.a");
     let has_runtime = fs::read_dir(folder).is_ok_and(|files| files.flatten().any(is_runtime));
-    if has_runtime { Ok(host) } else { Err(format!("this compiler has no ThreadSanitizer for {host}")) }
+    if !has_runtime {
+        return Err(format!("this compiler has no ThreadSanitizer for {host}"));
+    }
+    let sources = Path::new(&root).join("lib/rustlib/src/rust/library/Cargo.toml");
+    let fetched = || Command::new("rustup").args(["component", "add", "rust-src"]).status().is_ok();
+    if !sources.exists() && (!fetched() || !sources.exists()) {
+        return Err("the sources of the standard library are missing; `rustup component add rust-src`".to_owned());
+    }
+    Ok(host)
 }
 
 /// Runs a fuzz target for so many seconds. Its corpus stays in target/fuzz/corpus for the next run; an input that fails

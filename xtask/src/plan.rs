@@ -311,7 +311,9 @@ fn tsan_host() -> Result<String, String> {
     let sources = Path::new(&root).join("lib/rustlib/src/rust/library/Cargo.toml");
     let fetched = || Command::new("rustup").args(["component", "add", "rust-src"]).status().is_ok();
     if !sources.exists() && (!fetched() || !sources.exists()) {
-        return Err("the sources of the standard library are missing; `rustup component add rust-src`".to_owned());
+        return Err(
+            "the sources of the standard library are missing; `rustup component add rust-src`".to_owned()
+        );
     }
     Ok(host)
 }

@@ -159,19 +159,74 @@ pub(super) struct SubmitBatch<'m> {
     pool: PoolNumber,
     /// Where what they make is noted, if it is dropped behind their reader.
     behind: Option<&'m DropBehindState>,
-    fills: Vec<Fill>,
+    fills: PendingFills,
     held_off: Option<RankedReadGuard<'m, Version>>,
 }
 
+/// Fills in the order in which they were added. A single one, as a random miss has, takes no allocation.
+#[derive(Debug, Default)]
+struct PendingFills {
+    first: Option<Fill>,
+    /// Empty without a first.
+    more: Vec<Fill>,
+}
+
+impl PendingFills {
+    fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.more.len()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Fill> {
+        self.first.iter().chain(&self.more)
+    }
+
+    fn single(&self) -> Option<&Fill> {
+        self.first.as_ref().filter(|_| self.more.is_empty())
+    }
+
+    fn push(&mut self, fill: Fill) {
+        match self.first {
+            None => self.first = Some(fill),
+            Some(_) => self.more.push(fill),
+        }
+    }
+
+    /// Ends the fills that begin at byte `end` of the file or behind it, as of a file that has no bytes there.
+    fn complete_from(&mut self, end: u64) {
+        if self.iter().all(|fill| fill.position() < end) {
+            return; // nearly always
+        }
+        for fill in std::mem::take(self).into_vec() {
+            if fill.position() < end { self.push(fill) } else { fill.complete(Ok(0)) }
+        }
+    }
+
+    fn into_vec(self) -> Vec<Fill> {
+        let Self { first, mut more } = self;
+        match first {
+            Some(first) if more.is_empty() => vec![first],
+            Some(first) => {
+                more.insert(0, first);
+                more
+            }
+            None => more,
+        }
+    }
+}
+
 impl<'m> SubmitBatch<'m> {
-    /// No fills yet, with room for one, as a miss has. With `behind`: of an uncached read.
+    /// No fills yet. With `behind`: of an uncached read.
     pub fn of(
         filemap: &'m Arc<Filemap>,
         mapping: &'m Arc<Mapping>,
         pool: PoolNumber,
         behind: Option<&'m DropBehindState>,
     ) -> Self {
-        Self { filemap, mapping, pool, behind, fills: Vec::with_capacity(1), held_off: None }
+        Self { filemap, mapping, pool, behind, fills: PendingFills::default(), held_off: None }
     }
 
     pub fn fate(&self) -> FolioLifetime {
@@ -221,10 +276,10 @@ impl<'m> SubmitBatch<'m> {
         match next {
             _ if self.fills.is_empty() => {}
             AfterSubmit::Reap(page) if self.brings(page) && self.is_for_reader(&*backend) => {
-                alone = self.fills.pop();
+                alone = self.fills.first.take();
             }
-            AfterSubmit::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
-            AfterSubmit::Reap(_) | AfterSubmit::Anything => backend.submit(self.fills),
+            AfterSubmit::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills.into_vec()),
+            AfterSubmit::Reap(_) | AfterSubmit::Anything => backend.submit(self.fills.into_vec()),
         }
         // In flight from here on: what invalidation takes out of the tree is filled for those that hold it.
         drop(self.held_off);
@@ -235,8 +290,9 @@ impl<'m> SubmitBatch<'m> {
         backend
     }
 
+    /// Whether there is one fill, which the backend had better make on the thread of its reader.
     fn is_for_reader(&self, backend: &dyn Backend) -> bool {
-        matches!(&self.fills[..], [fill] if backend.fills_here(fill.len()))
+        self.fills.single().is_some_and(|fill| backend.fills_here(fill.len()))
     }
 
     /// Ends fills that begin behind the stored end of the file: what is not cached there is zeros. The end is looked
@@ -244,8 +300,7 @@ impl<'m> SubmitBatch<'m> {
     fn end_behind_device(&mut self) {
         if self.mapping.writeback().writer().is_some() {
             let end = self.mapping.writeback().size_on_device();
-            let behind = self.fills.extract_if(.., |fill| fill.position() >= end);
-            behind.for_each(|fill| fill.complete(Ok(0)));
+            self.fills.complete_from(end);
         }
     }
 }
@@ -438,7 +493,6 @@ impl SubmitBatch<'_> {
 
     fn add_fills(&mut self, fills: &Arc<WindowFills>, runs: &[FillRun]) {
         self.filemap.supply.fills_begin(self.pool, runs.len() as u64);
-        self.fills.reserve(runs.len());
         for &run in runs {
             let bytes = self.filemap.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");

@@ -30,7 +30,6 @@
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::sleep;
@@ -46,6 +45,7 @@ use quinion::internals::arena::{ArenaError, ArenaShare, Validation};
 use quinion::internals::error::{Error, ErrorKind};
 use quinion::internals::readahead::Hint;
 use quinion::internals::serving::{ServedCache, ServedFile, touch};
+use quinion::internals::sync::contained;
 use quinion::internals::units::{FileId, Frame, PAGE_SIZE, PageIndex};
 use quinion::{Cache, File};
 
@@ -269,7 +269,7 @@ impl CacheOwner {
             done
         };
         // After a panic, too, the file is closed.
-        let is_whole = catch_unwind(AssertUnwindSafe(|| request.steps().all(copy_step))).unwrap_or(false);
+        let is_whole = contained(|| request.steps().all(copy_step)).unwrap_or(false);
         let known = self.files.remove(handle);
         drop(file);
         self.close(known);
@@ -457,9 +457,7 @@ impl Owner for CacheOwner {
             let id = request.id();
             let mut end = CopyEnd::Aborted;
             // A copy that panics has failed, and is said to have ended: the others wait for that.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                service.while_attached(id, &mut || end = self.copy(&request, service));
-            }));
+            contained(|| service.while_attached(id, &mut || end = self.copy(&request, service)));
             copies.end(request, end);
             if end == CopyEnd::Copied {
                 self.cache.share().control().control().note_taken(id);

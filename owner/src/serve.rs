@@ -84,7 +84,6 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -427,9 +426,7 @@ impl ServiceHandle for Shared {
     }
     fn while_attached(&self, id: FileId, work: &mut dyn FnMut()) {
         // In this order, as in `attach`.
-        let place = self.handles.enter(id);
-        let done = catch_unwind(AssertUnwindSafe(work));
-        self.handles.leave(place);
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let _counted = self.handles.enter(id);
+        work();
     }
 }

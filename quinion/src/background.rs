@@ -23,12 +23,12 @@
 //! Cost: a wake-up is one atomic step, and a lock and a wake-up if the thread sleeps.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
+use crate::sync::contained;
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 
@@ -198,7 +198,7 @@ impl Shared {
         }
         let last = self.lock().last.take();
         if let Some(last) = last {
-            let _ = catch_unwind(AssertUnwindSafe(last));
+            contained(last);
         }
     }
 
@@ -224,7 +224,7 @@ impl Shared {
             return None;
         }
         let task = task.upgrade()?;
-        catch_unwind(AssertUnwindSafe(|| task.run())).unwrap_or(None)
+        contained(|| task.run()).flatten()
     }
 
     fn lock(&self) -> MutexGuard<'_, TaskList> {

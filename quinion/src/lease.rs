@@ -47,7 +47,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, PoisonError, Weak};
@@ -55,6 +54,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::backend::Backend;
+use crate::sync::contained;
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::sys::lease::{self, LeaseSignal, ThreadNumber, WaitEnd};
@@ -375,7 +375,7 @@ impl LeaseShared {
     fn work(&self) {
         let look = |holders: Vec<Weak<dyn LeaseHolder>>| {
             for holder in holders.into_iter().filter_map(|holder| holder.upgrade()) {
-                let _ = catch_unwind(AssertUnwindSafe(|| holder.look()));
+                contained(|| holder.look());
             }
         };
         let mut all_at = 0;

@@ -5,7 +5,9 @@
 //! order that ARCHITECTURE.md prints.
 
 pub mod lock;
+mod panics;
 
+pub use panics::contained;
 pub use quinion_view::sync::*;
 
 /// Whether a call may wait for a lock that another thread holds.

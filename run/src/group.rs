@@ -3,8 +3,8 @@
 //! A control group that has no memory left kills a process in it, and the kernel cannot reclaim a cache's memory. So a
 //! cache of `run` has **half** of its group's limit at most, even if more was requested, which is told at the start:
 //! the programs that it serves are in the same group, and should have the other half at once, however fast they take
-//! it. When they take more, the cache becomes smaller (`quinion`'s module `pressure`), to its minimum; that takes it a fraction
-//! of a second.
+//! it. When they take more, the cache becomes smaller (`quinion`'s module `pressure`), to its minimum; that takes it a
+//! fraction of a second.
 
 use std::path::Path;
 

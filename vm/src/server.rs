@@ -65,7 +65,6 @@ use std::fmt;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -81,6 +80,7 @@ use rustix::time::{
 };
 
 use quinion::error::{Error, Result};
+use quinion::internals::sync::contained;
 use quinion::internals::sync::lock::{Mutex, MutexGuard};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::sys::{descriptors_max, signal};
@@ -387,7 +387,7 @@ impl Shared {
     fn tell(&self, event: &Event) {
         if let Some(observer) = &self.options.observer {
             // If the observer panics, the worker continues, and the VM is not given up.
-            let _ = catch_unwind(AssertUnwindSafe(|| observer(event)));
+            contained(|| observer(event));
         }
     }
 

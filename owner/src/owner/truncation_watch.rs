@@ -29,7 +29,6 @@
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
@@ -37,6 +36,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 use quinion::internals::serving::CoherenceState;
+use quinion::internals::sync::contained;
 use quinion::internals::sync::lock::{Mutex, MutexGuard};
 use quinion::internals::sys::fork::ForkGuard;
 
@@ -192,7 +192,7 @@ impl WatchTable {
         table.ended += 1;
         drop(table);
         let states = known.states.iter().filter_map(Weak::upgrade);
-        let _ = catch_unwind(AssertUnwindSafe(|| states.for_each(|state| state.note_change())));
+        contained(|| states.for_each(|state| state.note_change()));
     }
 }
 

@@ -23,10 +23,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use quinion::internals::sync::contained;
 use quinion::internals::sync::lock::{Condvar, Mutex, MutexGuard};
 use quinion::internals::sys::peer::ProcessName;
 
@@ -204,9 +204,7 @@ impl SerialQueues {
             };
             queue.running = Some(Instant::now());
             drop(state);
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(task)) {
-                std::mem::forget(panic); // its drop may panic, too, and this thread must go on
-            }
+            contained(task);
         }
     }
 

@@ -24,12 +24,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::task::Waker;
 use std::time::Duration;
 
 use super::Backend;
+use crate::sync::contained;
 
 /// What a thread or a future waits for: evaluated by itself and, while it waits, by a thread that wakes it. So it must
 /// be quick, and take no lock that is held by a caller of [`WaitQueue::wake`](super::WaitQueue::wake).
@@ -58,13 +58,10 @@ impl Waiter {
 
     fn wake(self) {
         let _waking = WakingGuard::new();
-        let woken = catch_unwind(AssertUnwindSafe(|| {
+        contained(|| {
             let waiter = self;
             waiter.waker.wake_by_ref();
-        }));
-        if let Err(payload) = woken {
-            std::mem::forget(payload); // its drop is foreign code, which may panic again
-        }
+        });
     }
 }
 

@@ -69,7 +69,6 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering, fence};
 use std::time::Duration;
@@ -79,6 +78,7 @@ use super::slab::{Key, Slab};
 use super::transfer::{Transfer, TransferStep};
 use super::work::{Direction, Work};
 use super::{FlushError, PagesRead, ReapMode, ReapOutcome, WaitQueue};
+use crate::sync::contained;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
 use crate::sys::ring::{
     Buffer, Completion, CompletionWait, EnterRefused, Entries, Gate, ReapHalf, Request, RingRefused,
@@ -394,7 +394,7 @@ impl<K: Kernel> RingDriver<K> {
         for job in finished.drain(..) {
             let (work, outcome) = job.outcome();
             // A sink that panics must take neither the other work with it nor a reader that leads for others.
-            let _ = catch_unwind(AssertUnwindSafe(|| work.complete(outcome)));
+            contained(|| work.complete(outcome));
             // Partner: the acquire in `drain`.
             self.outstanding.fetch_sub(1, Ordering::Release);
         }

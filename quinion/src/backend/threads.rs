@@ -19,7 +19,6 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -28,6 +27,7 @@ use super::work::Work;
 use super::{
     Attributes, Backend, ContentKey, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only, zero_by,
 };
+use crate::sync::contained;
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
@@ -352,17 +352,17 @@ impl Shared {
 
     fn run_one(&self, queued: Queued, bounce: &mut Vec<u8>) {
         let Queued { mut work, source } = queued;
-        let done = catch_unwind(AssertUnwindSafe(|| match &mut work {
+        let done = contained(|| match &mut work {
             Work::Fill(fill) => source.read(fill, bounce).map_err(|error| FlushError { written: 0, error }),
             Work::Flush(flush) => source.write(flush, bounce).map(|()| flush.len()),
-        }));
+        });
         let panicked = || FlushError { written: 0, error: io::Error::other("the source panicked") };
-        let outcome = done.unwrap_or_else(|_| Err(panicked()));
+        let outcome = done.unwrap_or_else(|| Err(panicked()));
         // A sink that panics must not take the thread with it.
-        let _ = catch_unwind(AssertUnwindSafe(|| match (work, outcome) {
+        contained(|| match (work, outcome) {
             (Work::Fill(fill), Err(failed)) => source.read_failed(fill, failed.into()),
             (work, outcome) => work.complete(outcome),
-        }));
+        });
         drop(source);
         // Release, partner: the Acquire in `ThreadPool`'s `drain`.
         self.outstanding.fetch_sub(1, Ordering::Release);

@@ -32,12 +32,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, PoisonError};
 
 use super::deferred_wakes::Waiter;
 use super::{Backend, ReapMode};
+use crate::sync::contained;
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::{MappingId, PageIndex};
 
@@ -182,10 +182,10 @@ impl WakerRegistry {
         crate::sys::signal::block_all();
         while let Some(task) = self.next_task() {
             // A user's backend or waker that panics has printed so; the others go on.
-            let _ = catch_unwind(AssertUnwindSafe(|| match task {
+            contained(|| match task {
                 Task::Lead(backend) => self.lead(&*backend),
                 Task::Run(task) => task(),
-            }));
+            });
         }
     }
 

@@ -17,13 +17,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{Repr, Result};
+use crate::sync::contained;
 
 const THREADS_MAX: usize = 8;
 const IDLE_MAX: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ impl BlockingCalls {
         let outcome = Arc::new(Mutex::new(CallState::Running(Waker::noop().clone())));
         let told = Arc::clone(&outcome);
         let call = Box::new(move || {
-            let ended = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(Repr::Panicked.into()));
+            let ended = contained(call).unwrap_or_else(|| Err(Repr::Panicked.into()));
             let before = std::mem::replace(&mut *lock(&told), CallState::Ended(ended));
             if let CallState::Running(waker) = before {
                 waker.wake();

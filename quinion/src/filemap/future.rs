@@ -17,7 +17,6 @@
 //!  2. A page that did not come is sought by a task, which finds out why: no future polls for ever.
 //!  3. Bytes that were read before an error are returned; the error comes with the next read.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -26,6 +25,7 @@ use crate::backend::{PageKey, Registered, RegisteredWaiter};
 use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
 use crate::sync::LockWait;
+use crate::sync::contained;
 use crate::sync::lock::Mutex;
 use crate::units::PageIndex;
 
@@ -215,9 +215,9 @@ impl Filemap {
         let outcome = Arc::new(Mutex::new(TaskOutcome::Pending(waker.clone())));
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
         let task = move || {
-            let done = catch_unwind(AssertUnwindSafe(|| task(&filemap, &mapping)));
+            let done = contained(|| task(&filemap, &mapping));
             // A user's source that panics fails only this request.
-            let done = done.unwrap_or_else(|_| Err(Repr::Panicked.into()));
+            let done = done.unwrap_or_else(|| Err(Repr::Panicked.into()));
             drop((filemap, mapping)); // before the future may go on and let go of the cache
             let done = TaskOutcome::Done(done.err());
             let before = std::mem::replace(&mut *told.lock().unwrap_or_else(PoisonError::into_inner), done);

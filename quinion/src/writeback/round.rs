@@ -19,7 +19,6 @@
 //!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
 //!  2. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -27,6 +26,7 @@ use std::time::Duration;
 use crate::backend::ReapMode;
 use crate::background::BackgroundTask;
 use crate::mapping::{Mapping, TakeEnd};
+use crate::sync::contained;
 use crate::units::PageIndex;
 use crate::xarray::INDICES_MAX;
 
@@ -84,7 +84,7 @@ impl BackgroundTask for Writeback {
                 return None;
             }
             // A backend is foreign code; if it panics, the other files are visited all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.visit_file(mapping, scope)));
+            contained(|| self.visit_file(mapping, scope));
         }
         self.next_turn();
         let (in_flight, completed) = self.flushes();

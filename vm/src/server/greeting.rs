@@ -11,7 +11,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -27,6 +26,7 @@ use crate::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, Region, check, offe
 use crate::peer::{Handshake, Peer, drain, has_one_ended, say, wait_for};
 use crate::vm::{Source, Vm};
 use crate::{Event, PeerError};
+use quinion::internals::sync::contained;
 use quinion::internals::sync::lock::Mutex;
 use quinion::internals::sys::signal;
 use quinion::internals::units::PAGE_SIZE;
@@ -267,8 +267,8 @@ fn greet_next(server: &Weak<Shared>) {
     let received = match wrong {
         Some(wrong) => Err(wrong),
         None => {
-            let receive = AssertUnwindSafe(|| receive_message(server, &connection, &mut greeting, at_most));
-            catch_unwind(receive).unwrap_or(Err(PeerError::Panicked))
+            let receive = || receive_message(server, &connection, &mut greeting, at_most);
+            contained(receive).unwrap_or(Err(PeerError::Panicked))
         }
     };
     if received.is_err() {

@@ -9,7 +9,6 @@
 //! it was, and has them told once more.
 
 use std::os::fd::AsFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::event::epoll::{self, EventFlags};
 
@@ -19,6 +18,7 @@ use crate::message::ready;
 use crate::peer::say;
 use crate::vm::{NextWait, SPACES_MAX, Space, Vm, VmShared};
 use crate::{Event, Fill, PeerError};
+use quinion::internals::sync::contained;
 use quinion::internals::units::PAGE_SIZE;
 
 impl Shared {
@@ -42,7 +42,7 @@ impl Shared {
     /// Works on a connection that this thread has, and puts it back.
     pub(super) fn work_on(&self, connection: &Connection, mut stage: ConnectionState, mut kind: Kind) {
         loop {
-            let done = catch_unwind(AssertUnwindSafe(|| self.step(connection, &mut stage, kind)));
+            let done = contained(|| self.step(connection, &mut stage, kind));
             let wrong = done.unwrap_or(Err(PeerError::Panicked)).err();
             stage = match wrong {
                 Some(wrong) => self.fail(connection, stage, wrong),

@@ -155,6 +155,99 @@ fn an_error_is_answered_and_not_remembered_and_neither_is_a_panic() {
 }
 
 #[test]
+fn a_file_whose_attach_panicked_does_not_count_as_attached() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 10_000);
+    let data = file.as_file().metadata().unwrap();
+    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    owner.panics.store(1, Ordering::Relaxed);
+    assert_eq!(viewer.request(Operation::Attach, arguments), Err(IO_ERROR));
+    assert!(!viewer.has_attached_files(), "a program that writes any file would ask the owner for ever");
+    owner.panics.store(0, Ordering::Relaxed);
+    viewer.request(Operation::Attach, arguments).unwrap();
+    assert!(viewer.has_attached_files());
+}
+
+/// 1. A viewer gives a pin up before it is answered, and the owner panics when it takes the pin back.
+/// 2. The worker ends, and the viewer's slot stays busy, also when its process has ended.
+#[test]
+fn an_unpin_that_panics_costs_neither_the_worker_nor_the_slot() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let file = temporary(1, 10_000);
+    let data = file.as_file().metadata().unwrap();
+    let mut dying = Command::new("sleep").arg("1000").stdin(file.reopen().unwrap()).spawn().unwrap();
+    let theirs = viewer(&service, dying.id());
+    let [handle, _] = theirs.request(Operation::Attach, [0, data.dev(), data.ino()]).unwrap();
+    let theirs = theirs.waiting_at_most(1);
+    owner.panics.store(1, Ordering::Relaxed);
+    owner.pin_millis.store(300, Ordering::Relaxed);
+    while owner.unpins.load(Ordering::Relaxed) == 0 {
+        let _ = theirs.request(Operation::Pin, [handle, 0, 4096]);
+        std::thread::sleep(Duration::from_millis(350)); // a heartbeat, so that it is asked again
+    }
+    owner.panics.store(0, Ordering::Relaxed);
+    owner.pin_millis.store(0, Ordering::Relaxed);
+    Open::of(&viewer(&service, us()), file.as_file()).check(1, 0, 4096);
+    dying.kill().unwrap();
+    while service.viewers() != 1 {
+        std::thread::yield_now();
+    }
+    dying.wait().unwrap();
+}
+
+/// 1. A worker attaches a file for a viewer that is killed meanwhile, and so does not give up.
+/// 2. It takes longer than the end of the service waits for it.
+/// 3. It notes a handle where no viewer slot is looked at any more: the file stays open as long as the process lives.
+#[test]
+fn a_handle_that_comes_after_the_end_of_the_service_is_detached() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 10_000);
+    let data = file.as_file().metadata().unwrap();
+    owner.attach_millis.store(4000, Ordering::Relaxed);
+    // The request of a viewer that does nothing more.
+    let request = &viewer.page().requests[7];
+    request.operation.store(Operation::Attach as u32, Ordering::Relaxed);
+    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    request.arguments.iter().zip(arguments).for_each(|(place, value)| place.store(value, Ordering::Relaxed));
+    request.state.store(state::PENDING, Ordering::Release); // partner: the worker that takes it
+    viewer.post_late(Operation::Removes, [0; 3]); // which rings
+    while request.state.load(Ordering::Relaxed) != state::TAKEN {
+        std::thread::yield_now();
+    }
+    let totals = service.stop();
+    assert_eq!((totals.viewers, owner.attached.load(Ordering::Acquire)), (1, 0), "the end waited for it");
+    while owner.detached.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    assert!(!viewer.has_attached_files());
+}
+
+/// 1. Two threads let one process join at the same time.
+/// 2. Each finds no slot of that process, and takes one.
+#[test]
+fn a_process_that_joins_by_two_threads_at_once_has_one_slot() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner, 1).unwrap();
+    for _ in 0..100 {
+        let together = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    together.wait();
+                    service.admit(us()).unwrap();
+                });
+            }
+        });
+        assert_eq!(service.viewers(), 1);
+    }
+}
+
+#[test]
 fn a_handle_is_of_use_only_to_the_viewer_that_has_it() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 2).unwrap();

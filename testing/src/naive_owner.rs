@@ -63,7 +63,11 @@ pub struct NaiveOwner {
     pub attach_millis: AtomicU64,
     /// What is done with files on this device hangs; 0 for none.
     pub hung_device: AtomicU64,
+    /// Whether it panics when it attaches, fills or unpins; 0 for not.
     pub panics: AtomicU64,
+    /// How long a pin takes, in milliseconds. A pin is a number, and pins nothing.
+    pub pin_millis: AtomicU64,
+    pub unpins: AtomicU64,
     /// Whether it refuses files that are open for writing.
     pub minds_writers: AtomicBool,
     /// The hints of programs about their reads: advice, position, length.
@@ -88,6 +92,8 @@ impl NaiveOwner {
             attach_millis: zero(),
             hung_device: zero(),
             panics: zero(),
+            pin_millis: zero(),
+            unpins: zero(),
             minds_writers: AtomicBool::new(false),
             hints: Mutex::default(),
         })
@@ -98,6 +104,10 @@ impl NaiveOwner {
         let owner = Self::new(pages_max);
         owner.minds_writers.store(true, Ordering::Relaxed);
         owner
+    }
+
+    fn panic_if_asked(&self) {
+        assert!(self.panics.load(Ordering::Relaxed) == 0, "asked to panic");
     }
 
     fn wait_while_hung(&self, device: u64) {
@@ -174,6 +184,7 @@ impl Owner for NaiveOwner {
     }
 
     fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno> {
+        self.panic_if_asked();
         std::thread::sleep(std::time::Duration::from_millis(self.attach_millis.load(Ordering::Relaxed)));
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let file = File::open(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(5)))?;
@@ -222,7 +233,7 @@ impl Owner for NaiveOwner {
     }
 
     fn fill(&self, handle: u64, position: u64, len: u64, _: Caching) -> Result<(), Errno> {
-        assert!(self.panics.load(Ordering::Relaxed) == 0, "asked to panic");
+        self.panic_if_asked();
         std::thread::sleep(std::time::Duration::from_millis(self.fill_millis.load(Ordering::Relaxed)));
         let hangs = |owner: &Self| {
             let device = owner.hung_device.load(Ordering::Relaxed);
@@ -297,6 +308,16 @@ impl Owner for NaiveOwner {
         }
         // Last, so that a test that sees it finds the record gone. Release, partner: the loads of `detached` in tests.
         self.detached.fetch_add(1, Ordering::Release);
+    }
+
+    fn pin(&self, _: u64, position: u64, len: u64) -> Result<(u64, u64), Errno> {
+        std::thread::sleep(std::time::Duration::from_millis(self.pin_millis.load(Ordering::Relaxed)));
+        Ok((position + 1, len))
+    }
+
+    fn unpin(&self, _: u64, _: u64) {
+        self.unpins.fetch_add(1, Ordering::Relaxed);
+        self.panic_if_asked();
     }
 
     fn touched(&self, frame: Frame) {

@@ -39,6 +39,9 @@ impl Shared {
         if has_ended(&alive) {
             return Err(Errno::SRCH);
         }
+        let name = ProcessName::of(number, &alive);
+        let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
+        let _groups = self.groups.lock(); // from here on, so that one process gets one slot
         // What it had before it became another program is given back.
         for viewer in self.viewers.present().filter(|&viewer| self.viewers.process(viewer) == number) {
             let mut viewer_slot = self.viewers.slot(viewer).lock();
@@ -53,9 +56,6 @@ impl Shared {
         if self.viewers.present().nth(VIEWERS_SUMMED_AT_JOIN).is_none() {
             self.viewers.drain_opened();
         }
-        let name = ProcessName::of(number, &alive);
-        let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
-        let _groups = self.groups.lock();
         loop {
             let slots = self.viewers.slots.count();
             for viewer in (0..slots).filter(|&viewer| self.viewers.process(viewer) == 0) {
@@ -133,7 +133,7 @@ impl Shared {
         self.viewers.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(viewer_slot);
         gone.process.iter().for_each(|process| self.listener.forget_end(&process.alive));
-        self.handles.let_go_in_queues(gone.handles);
+        self.handles.release_in_queues(gone.handles);
         true
     }
 }

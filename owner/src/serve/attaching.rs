@@ -63,16 +63,11 @@ impl Shared {
         }
         self.viewers.wait_for_death_notice();
         // First, so that processes that open it for writing from here on notify the owner (`SaturatingCount`).
-        let place = self.handles.enter(id);
-        let attached = match self.owner.attach(file, id) {
-            Ok(attached) => attached,
-            Err(error) => {
-                self.handles.leave(place);
-                return Err(error);
-            }
-        };
+        let counted = self.handles.enter(id);
+        let attached = self.owner.attach(file, id)?;
         self.publish_lease_deadline();
-        self.handles.note(job.viewer, attached, Handle { place, device: mount.device })
+        let handle = Handle { place: counted.into_place(), device: mount.device };
+        self.handles.note(job.viewer, attached, handle)
     }
 
     /// Takes a descriptor out of the viewer's process, if its file system is served. `/proc/PID/fdinfo/N` is not read

@@ -8,7 +8,6 @@
 //!
 //! It waits for no file system and for no viewer: a queue does what may hang.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use super::{BEAT, Shared};
 use crate::sys::death_notice::DeathNotice;
 use crate::sys::serial_queues::QueueKey;
 use crate::viewer::sys::{ticks, ticks_within};
+use quinion::internals::sync::contained;
 
 const WINDOW_BEATS: u32 = 5;
 
@@ -67,7 +67,7 @@ impl Shared {
     /// Publishes up to when viewers may be sure. The clock is read first: any delay shortens that time.
     pub(super) fn publish_lease_deadline(&self) {
         let from = ticks();
-        let time = catch_unwind(AssertUnwindSafe(|| self.owner.leases_valid_for())).unwrap_or(Duration::ZERO);
+        let time = contained(|| self.owner.leases_valid_for()).unwrap_or(Duration::ZERO);
         // Release, partner: the Acquire in `Viewer::validation`.
         self.viewers
             .control()

@@ -6,7 +6,6 @@
 //! it. No lock is held while the owner is called.
 
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +14,8 @@ use super::viewer_slot::Handle;
 use super::viewer_table::ViewerTable;
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::sys::Errno;
+use quinion::internals::arena::control::Control;
+use quinion::internals::sync::contained;
 use quinion::internals::units::FileId;
 
 pub(super) const HANDLES_MAX: usize = 4096;
@@ -30,12 +31,19 @@ impl FileHandles {
         Self { viewers, queues }
     }
 
+    /// `ESRCH`: the service has ended. A worker may come so late that [`Self::detach_all`] has been here: its handle
+    /// would stay with the process.
     pub(super) fn note(&self, viewer: usize, attached: Attached, handle: Handle) -> Result<[u64; 2], Errno> {
         let mut viewer_slot = self.viewers.slot(viewer).lock();
-        if viewer_slot.handles.len() >= HANDLES_MAX {
+        let refused = match () {
+            () if self.viewers.is_closed() => Some(Errno::SRCH),
+            () if viewer_slot.handles.len() >= HANDLES_MAX => Some(Errno(libc::EMFILE)),
+            () => None,
+        };
+        if let Some(error) = refused {
             drop(viewer_slot);
-            self.let_go(attached.handle, handle.place);
-            return Err(Errno(libc::EMFILE));
+            self.release(attached.handle, handle.place);
+            return Err(error);
         }
         let before = viewer_slot.handles.insert(attached.handle, handle);
         debug_assert!(before.is_none(), "a handle that was given already");
@@ -45,31 +53,28 @@ impl FileHandles {
     pub(super) fn detach(&self, viewer: usize, handle: u64) {
         let known = self.viewers.slot(viewer).lock().remove_handle(handle);
         if let Some(known) = known {
-            self.let_go(handle, known.place);
+            self.release(handle, known.place);
         }
     }
 
     /// As [`Self::detach`], where no viewer waits for the file system.
     pub(super) fn detach_in_queue(&self, viewer: usize, handle: u64) {
         let known = self.viewers.slot(viewer).lock().remove_handle(handle);
-        self.let_go_in_queues(known.map(|known| (handle, known)));
+        self.release_in_queues(known.map(|known| (handle, known)));
     }
 
-    /// Counts a file as attached, so that processes about to write it notify the owner. Returns its place.
-    pub(super) fn enter(&self, id: FileId) -> usize {
-        self.viewers.control().enter(id)
+    /// Counts a file as attached, so that processes about to write it notify the owner.
+    pub(super) fn enter(&self, id: FileId) -> CountedFile<'_> {
+        let control = self.viewers.control();
+        CountedFile { control, place: control.enter(id) }
     }
 
-    pub(super) fn leave(&self, place: usize) {
-        self.viewers.control().leave(place);
-    }
-
-    pub(super) fn let_go(&self, handle: u64, place: usize) {
-        let_go(&*self.viewers.owner, handle, place);
+    fn release(&self, handle: u64, place: usize) {
+        release(&*self.viewers.owner, handle, place);
     }
 
     /// Takes them back, each in the queue of its file system: what the owner closes may hang.
-    pub(super) fn let_go_in_queues(&self, handles: impl IntoIterator<Item = (u64, Handle)>) {
+    pub(super) fn release_in_queues(&self, handles: impl IntoIterator<Item = (u64, Handle)>) {
         let mut by_device: HashMap<u64, Vec<(u64, usize)>> = HashMap::new();
         for (handle, known) in handles {
             by_device.entry(known.device).or_default().push((handle, known.place));
@@ -77,7 +82,7 @@ impl FileHandles {
         for (device, handles) in by_device {
             let owner = Arc::clone(&self.viewers.owner);
             self.queues.spawn(QueueKey::Device(device), move || {
-                handles.into_iter().for_each(|(handle, place)| let_go(&*owner, handle, place));
+                handles.into_iter().for_each(|(handle, place)| release(&*owner, handle, place));
             });
         }
     }
@@ -89,15 +94,37 @@ impl FileHandles {
             let handles = std::mem::take(&mut viewer_slot.handles);
             drop(viewer_slot);
             for handle in pinned {
-                let _ = catch_unwind(AssertUnwindSafe(|| self.viewers.owner.leave_pins(handle)));
+                contained(|| self.viewers.owner.leave_pins(handle));
             }
-            self.let_go_in_queues(handles);
+            self.release_in_queues(handles);
         }
         self.queues.wait_for_own(END_MAX);
     }
 }
 
-fn let_go(owner: &dyn Owner, handle: u64, place: usize) {
-    let _ = catch_unwind(AssertUnwindSafe(|| owner.detach(handle)));
+/// A file that counts as attached until this is dropped.
+#[must_use = "the file counts as attached until this is dropped"]
+pub(super) struct CountedFile<'c> {
+    control: &'c Control,
+    place: usize,
+}
+
+impl CountedFile<'_> {
+    /// The file counts on: its handle ends that.
+    pub(super) fn into_place(self) -> usize {
+        let place = self.place;
+        std::mem::forget(self);
+        place
+    }
+}
+
+impl Drop for CountedFile<'_> {
+    fn drop(&mut self) {
+        self.control.leave(self.place);
+    }
+}
+
+fn release(owner: &dyn Owner, handle: u64, place: usize) {
+    contained(|| owner.detach(handle));
     owner.arena().control().control().leave(place);
 }

@@ -70,13 +70,13 @@ impl Shared {
         let _at_work = self.workers.enter(WorkKey::Files(device)).ok_or_else(stuck)?;
         self.viewers.wait_for_death_notice();
         let NamedAttachment { attached, id, text } = self.owner.open_named(name)?;
-        let place = self.handles.enter(id);
-        let noted = self.handles.note(job.viewer, attached, Handle { place, device });
-        let answer = noted.map_err(|error| {
-            refusal(
-                error,
-                &format!("this process has {HANDLES_MAX} files open here, as many as it may; close some"),
-            )
+        let handle = Handle { place: self.handles.enter(id).into_place(), device };
+        let answer = self.handles.note(job.viewer, attached, handle).map_err(|error| match error {
+            Errno::SRCH => refusal(error, "the server has ended; connect to the one that follows it"),
+            _ => {
+                let text = "files open here, as many as it may; close some";
+                refusal(error, &format!("this process has {HANDLES_MAX} {text}"))
+            }
         })?;
         Ok((answer, text))
     }

@@ -11,13 +11,13 @@
 //!
 //! Invariant: each pin in a viewer slot's list is the owner's, of a handle in the same list of handles.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::viewer_slot::{PinnedRange, ViewerJob, ViewerSlot};
 use super::viewer_table::ViewerTable;
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::control::Operation;
+use quinion::internals::sync::contained;
 
 const PINS_MAX: usize = 1024;
 /// The part of the cache's memory that one viewer may pin, as 1 / so many.
@@ -64,7 +64,7 @@ impl ViewerPins {
             return Ok([pin, bytes]);
         }
         drop(viewer_slot);
-        self.let_go(handle, pin);
+        self.unpin_in_cache(handle, pin);
         Err(Errno(libc::ENOBUFS))
     }
 
@@ -73,11 +73,11 @@ impl ViewerPins {
         if viewer_slot.pins.get(&pin).is_some_and(|known| known.handle == handle) {
             viewer_slot.pins.remove(&pin);
             drop(viewer_slot);
-            self.let_go(handle, pin);
+            self.unpin_in_cache(handle, pin);
         }
     }
 
-    fn let_go(&self, handle: u64, pin: u64) {
-        let _ = catch_unwind(AssertUnwindSafe(|| self.viewers.owner.unpin(handle, pin)));
+    fn unpin_in_cache(&self, handle: u64, pin: u64) {
+        contained(|| self.viewers.owner.unpin(handle, pin));
     }
 }

@@ -9,7 +9,6 @@
 //! How a request is taken and put back is in `pending_requests.rs`. The viewer slot stays busy until the answer is
 //! written. Some workers at most work for one viewer, or for one file system (`workers.rs`).
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +19,7 @@ use super::workers::WorkKey;
 use crate::sys::serial_queues::QueueKey;
 use crate::viewer::sys::{Errno, futex_wake};
 use quinion::internals::arena::control::{Advice, Operation, Request, SyscallAudit, UNCACHED, state};
+use quinion::internals::sync::contained;
 use quinion::internals::units::{FileId, PageIndex};
 
 impl Shared {
@@ -37,7 +37,7 @@ impl Shared {
     pub(super) fn do_job(&self, job: &ViewerJob) {
         // What it has read since it last asked is known before room is made for more.
         self.viewers.drain_ring(job.viewer);
-        let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
+        let result = contained(|| self.answer(job)).unwrap_or(Err(Errno::IO));
         let request = &self.viewers.page(job.viewer).requests[job.request_slot];
         // Before the viewer that asked is told, and may ask again by the same slot; the viewer slot stays busy.
         self.viewers.slot(job.viewer).lock().jobs[job.request_slot] = None;
@@ -48,7 +48,7 @@ impl Shared {
         }
         self.viewers.slot(job.viewer).lock().busy -= 1;
         if job.operation == Operation::Attach as u32 {
-            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(self)));
+            contained(|| self.owner.prepare(self));
         }
     }
 

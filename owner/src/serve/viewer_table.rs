@@ -12,7 +12,6 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -23,6 +22,7 @@ use super::viewer_slot::{Offer, ViewerSlot};
 use super::viewer_slots::ViewerSlots;
 use crate::viewer::sys::{Errno, futex_wake};
 use quinion::internals::arena::control::{Control, OPENED_ENTRIES, RING_ENTRIES, ViewerPage};
+use quinion::internals::sync::contained;
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::units::Frame;
 
@@ -156,7 +156,7 @@ impl ViewerTable {
         for place in (0..entries).map(|back| head.wrapping_sub(back + 1) as usize % RING_ENTRIES) {
             let frame = page.ring[place].load(Ordering::Relaxed);
             if arena.has_data(Frame(frame)) {
-                let _ = catch_unwind(AssertUnwindSafe(|| self.owner.touched(Frame(frame))));
+                contained(|| self.owner.touched(Frame(frame)));
             }
         }
     }

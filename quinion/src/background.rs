@@ -39,7 +39,7 @@ pub trait BackgroundTask: Send + Sync {
     fn run(&self) -> Option<Duration>;
 }
 
-/// What a thread does last.
+/// A closure that a background thread runs last.
 pub type ThreadExit = Box<dyn FnOnce() + Send>;
 
 /// One cache's tasks, and the thread that does them.

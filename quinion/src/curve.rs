@@ -18,8 +18,8 @@
 //!
 //! Distances come from a row of 0s and 1s, with a 1 where some sample was read last, over which a Fenwick tree counts.
 //!
-//! What hash and chance make too many or too few of the reads is known, since all reads are counted: the difference is
-//! given to the smallest distance, as hot pages are those that chance is unjust about (the paper's SHARDS-adj).
+//! The sample's excess or lack of reads, by hash and chance, is known, since all reads are counted. It is credited to
+//! the smallest distance, since sampling errs most on hot pages (the paper's SHARDS-adj).
 //!
 //! Invariants:
 //!  1. At most `samples_max` samples, so memory is bounded, whatever is read and for how long.

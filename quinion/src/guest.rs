@@ -159,11 +159,11 @@ impl ImageMemory {
     pub fn pages(&self) -> u64 {
         pages_of_bytes(self.opened.size)
     }
-    /// What the snapshot was when it was opened.
+    /// The snapshot's attributes when it was opened.
     pub fn opened(&self) -> &Attributes {
         &self.opened
     }
-    /// What it is called in errors.
+    /// The snapshot's name in errors.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -371,7 +371,7 @@ fn is_same(opened: &Attributes, now: &Attributes) -> bool {
     content(opened) == content(now)
 }
 
-/// What a file is, when a change that comes later is sure to show. Waits for that, if it was changed just now.
+/// The attributes of a file, once any later change is sure to show in them: waits, if it was changed just now.
 fn settled(backend: &dyn Backend, name: &str) -> Result<Attributes, Error> {
     let began = Instant::now();
     let mut seen = backend.attributes().map_err(Repr::Attributes)?;
@@ -513,7 +513,7 @@ impl MachineMemory {
         let range = self.range(position, len)?;
         let page = PAGE_SIZE as u64;
         let (first, end) = (range.start.next_multiple_of(page), range.end / page * page);
-        // What lies behind the last byte is zeros, whatever becomes of it.
+        // Bytes behind the last one are zeros, punched or not.
         let end = if range.end == self.size { range.end.next_multiple_of(page) } else { end };
         if first >= end {
             return self.zero(range);

@@ -51,7 +51,7 @@ const LAPS: u64 = 256;
 
 const _: () = assert!(AGES * 2 == PAYLOADS_MAX, "a standing and an age are a shadow's payload");
 
-/// What a folio was to the cache when it left.
+/// The state of a folio when it was evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EvictedState {
     /// One of many.
@@ -60,16 +60,16 @@ pub enum EvictedState {
     WorkingSet,
 }
 
-/// What a shadow remembers.
+/// Contents of a shadow entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShadowInfo {
-    /// What the folio was.
+    /// The folio's state.
     pub standing: EvictedState,
     /// The age at which it left, in buckets; below 2^24.
     bucket: u32,
 }
 
-/// What a page that comes back is to the cache.
+/// The class of a refault, by how long the page was away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refault {
     /// A cache twice as large would have kept it: it belongs to the working set.
@@ -193,7 +193,7 @@ impl RefaultCounts {
         self.0[growth_of(distance, held)].fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn curve(&self) -> RefaultCurve {
         RefaultCurve { pages: std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)) }
     }
@@ -227,7 +227,7 @@ impl RefaultCurve {
         })
     }
 
-    /// What came back since `before` was taken of the same cache.
+    /// Refaults since `before`, an earlier snapshot of the same cache.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self { pages: std::array::from_fn(|at| self.pages[at].saturating_sub(before.pages[at])) }

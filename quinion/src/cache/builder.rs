@@ -172,8 +172,8 @@ impl Builder {
     }
     /// A disk tier: bytes of backends with a lasting name for them, such as versions of objects in a store
     /// ([`Backend::content_key`]), are kept on a local disk as well, and read from there when memory has them no
-    /// more; also after this process has ended. One process at a time uses a folder. What arrives faster than the
-    /// disk writes is copied later, as long as it is in memory; the end of the cache goes on with that for half a
+    /// more; also after this process has ended. One process at a time uses a folder. Pages that arrive faster than
+    /// the disk writes are copied later, as long as they are in memory; dropping the cache goes on with that for half a
     /// second at most. Its memory is not part of the bound: its buffers ([`DiskOptions::buffer_bytes`]), some MiB for
     /// reads and late copies, up to 16 MiB for admission, and about 80 bytes for each extent of 4 to 64 KiB.
     #[must_use]

@@ -134,13 +134,13 @@ impl Coherence {
     }
 }
 
-/// What is done about changes by others, and why; see [`File::coherence`].
+/// How a handle deals with changes by others, and why; see [`File::coherence`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CoherenceInForce {
-    /// What the handle was opened with.
+    /// The mode that the handle was opened with.
     pub wanted: Coherence,
-    /// What is so now. [`Coherence::Lease`] for any handle of a file that has a lease, unless it wants it
+    /// The mode now. [`Coherence::Lease`] for any handle of a file that has a lease, unless it was opened with
     /// [`Coherence::Immutable`].
     pub in_force: Coherence,
     /// Why there is no lease, if there is none.
@@ -531,7 +531,7 @@ impl LeaseHolder for CoherenceState {
 }
 
 impl File {
-    /// What this handle does now about changes by others, and why. Asks the kernel; waits for a lease's end.
+    /// How this handle deals with changes by others now, and why. Asks the kernel; waits for a lease's end.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -567,9 +567,9 @@ mod tests {
     use crate::cache::serving::ServedFile;
     use crate::{Cache, OpenOptions};
 
-    /// 1. A viewer is about to open a file for writing, and its lease is given up. What is cached stays.
+    /// 1. A viewer is about to open a file for writing, and its lease is given up. The cached pages stay.
     /// 2. A notice of a change of the file comes, which may be a cut of before that.
-    /// 3. At the next lease what is cached is forgotten, though the file's times are as they were.
+    /// 3. At the next lease the cached pages are forgotten, though the file's times are as they were.
     #[test]
     fn pages_kept_beyond_a_lease_are_forgotten_after_a_notice_of_a_change() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

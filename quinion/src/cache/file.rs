@@ -92,7 +92,7 @@ impl ReadOptions {
 /// It lends no descriptor (`AsFd`): what is read or written by one passes the cache by. For what descriptors are
 /// borrowed for there are [`File::metadata`], [`File::lock`], [`File::sync_all`] and [`File::path`].
 pub struct File {
-    // What a hit needs, side by side.
+    // Fields of the hit path, side by side.
     pub(super) view: OwnedView,
     /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if [`FOLLOWED`], [`UNCACHED`] or
     /// [`WATCHED`]. Then every read takes the cold way, which finds the record by the mapping, and other handles'
@@ -252,7 +252,7 @@ impl File {
 
     fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
         let (filemap, call) = (&self.handle.shared.filemap, self.call(None, options.wait_policy()));
-        // What was copied is there, and counted where folios are; only the rest is read again.
+        // The copied bytes are done, and counted at their folios; only the rest is read again.
         if let Some(page) = hits.marker {
             filemap.advance(&call, page);
         }
@@ -515,7 +515,7 @@ impl File {
         Ok(())
     }
 
-    /// What readahead knows of this handle and did for it. Waits as [`File::advise`] does.
+    /// The state of this handle's readahead, and counts of its work. Waits as [`File::advise`] does.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).

@@ -50,8 +50,8 @@ const COPIED: u64 = 1 << 20;
 /// writer that sets the modification time back, a store through a shared mapping until the kernel updates the time, and
 /// any change of a block device. Renaming or removing the snapshot, or replacing it by a rename, does not change it.
 ///
-/// What virtual machines have mapped stays theirs when the last handle is dropped, but does not count against the
-/// cache's bound any more. So keep a handle as long as there are machines.
+/// Memory that virtual machines have mapped stays theirs when the last handle is dropped, but no longer counts against
+/// the cache's bound. So keep a handle as long as there are machines.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -82,13 +82,13 @@ pub struct Image {
 pub struct ImageStats {
     /// The snapshot's size.
     pub bytes: u64,
-    /// What counts against the cache's bound: whole 2 MiB.
+    /// Memory that counts against the cache's bound: whole 2 MiB.
     pub memory_bytes: u64,
-    /// What of it has memory of the machine so far.
+    /// The part of that with memory of the machine so far.
     pub backed_bytes: u64,
-    /// The part of that in pages of 2 MiB.
+    /// The part of `backed_bytes` in pages of 2 MiB.
     pub huge_bytes: u64,
-    /// What is resident: read, and found to be the snapshot's. Whole pages.
+    /// Resident bytes: read, and found to be the snapshot's. Whole pages.
     pub resident_bytes: u64,
 }
 
@@ -141,7 +141,7 @@ impl Image {
     pub fn memory_len(&self) -> u64 {
         u64::from(self.frozen.places().pages()) * PAGE_SIZE as u64
     }
-    /// What the snapshot was when it was opened.
+    /// The snapshot's attributes when it was opened.
     pub fn snapshot(&self) -> &Attributes {
         self.frozen.opened()
     }
@@ -150,7 +150,7 @@ impl Image {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.frozen.reader()
     }
-    /// Where its first byte is in this process. What is resident may be read there; nothing may be written.
+    /// The address of its first byte in this process. Resident pages may be read there; nothing may be written.
     pub fn address(&self) -> *const u8 {
         self.frozen.places().address().as_ptr()
     }

@@ -16,7 +16,7 @@ use crate::units::FILE_BYTES_MAX;
 
 use super::{File, WriteOptions};
 
-/// What the file system says of a file now; see [`File::metadata`].
+/// Metadata of a file, from the file system; see [`File::metadata`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metadata {
     attributes: Attributes,
@@ -76,7 +76,7 @@ impl File {
         self.handle.path.as_deref()
     }
 
-    /// What the file system says of the file now; [`File::len`] does not ask. Waits for the file system.
+    /// The file's metadata, from the file system; [`File::len`] does not ask it. Waits for the file system.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io), [`ErrorKind::Forked`](crate::ErrorKind::Forked).

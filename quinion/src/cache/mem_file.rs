@@ -47,7 +47,7 @@ pub struct MemFileOptions {
     /// The largest folio that is made of its pages, as log2 of pages, 0 to 9; larger values mean 9. The default is the
     /// cache's ([`Builder::folio_order_max`](crate::Builder::folio_order_max)), and it is never more than that.
     pub folio_order_max: Option<u8>,
-    /// What writes, cuts and punches do with bytes that are pinned.
+    /// How writes, cuts and punches treat pinned bytes.
     pub on_pinned: OnPinned,
     /// Whether its pages stay in memory also if the cache has a spill file
     /// ([`Builder::spill`](crate::Builder::spill)). The default is that they may go there.
@@ -106,7 +106,7 @@ pub struct MemFileStats {
 }
 
 impl MemFileStats {
-    /// What it takes of the cache's memory, in bytes.
+    /// Bytes of the cache's memory that the file takes.
     pub fn memory_bytes(&self) -> u64 {
         (self.data_pages + self.allocated_pages) * PAGE_SIZE as u64
     }
@@ -115,7 +115,7 @@ impl MemFileStats {
 /// A file of memory, in a [`Cache`]. Clones are handles of the same file, at the same position. All of it takes
 /// `&self`, and may be done by many threads at once.
 pub struct MemFile {
-    // What a hit needs, side by side.
+    // Fields of the hit path, side by side.
     view: OwnedView,
     cell: CellNumber,
     id: MappingId,
@@ -126,7 +126,7 @@ pub struct MemFile {
     position: u64,
 }
 
-/// What the handles of a memory file share; the file ends with the last of them.
+/// State shared by the handles of a memory file; the file ends with the last of them.
 pub(super) struct MemHandle {
     pub mapping: Arc<Mapping>,
     /// `None`: the default pool.
@@ -455,7 +455,7 @@ impl MemFile {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// What it is called.
+    /// The file's name.
     pub fn name(&self) -> &str {
         &self.handle.name
     }

@@ -227,7 +227,7 @@ impl Cache {
         self.open_backend_in(backend, OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
-    /// As [`Cache::open_with`], of whatever `backend` reads and writes. What `options` say of new files is ignored.
+    /// As [`Cache::open_with`], with a backend in place of a path. The parts of `options` about new files are ignored.
     ///
     /// # Errors
     /// As [`Cache::open_backend`] and [`Cache::open_with`]; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the
@@ -282,8 +282,8 @@ impl Cache {
     ///
     /// A smaller bound empties whole extents of 2 MiB, the cheapest first, and gives their memory back to the
     /// machine; readers go on meanwhile, here and in viewers. Takes some milliseconds for each hundred extents, waits
-    /// for locks of files, and up to half a second for reads in flight. What pins keep is
-    /// [`ResizeOutcome::slack_bytes`], and goes when they go. Readahead's window and the largest folio stay as they
+    /// for locks of files, and up to half a second for reads in flight. Memory kept by pins is
+    /// [`ResizeOutcome::slack_bytes`], until they are dropped. Readahead's window and the largest folio stay as they
     /// were built.
     ///
     /// # Errors
@@ -340,7 +340,7 @@ impl Cache {
         if self.shared.process.is_forked() { Stats::default() } else { self.shared.stats() }
     }
 
-    /// What became of the pages that were fetched before a read asked for them. Looks at one byte for each page of
+    /// The use of pages that were fetched before a read asked for them. Looks at one byte for each page of
     /// the cache, some ten microseconds for each gigabyte, and takes no lock: while others read, the numbers may not
     /// quite add up. In a forked child all of them are 0.
     pub fn readahead_use(&self) -> ReadaheadUse {
@@ -350,9 +350,9 @@ impl Cache {
         self.shared.filemap.readahead_use()
     }
 
-    /// How many of the pages that were evicted and came back a larger cache would have kept. What is remembered of
-    /// evictions is bounded by 1.8 % of memory and by what hints and changes of files take away, so the truth is this
-    /// or more. Costs a dozen loads and no lock. In a forked child it is empty.
+    /// How many of the pages that were evicted and came back a larger cache would have kept. Shadow entries take at
+    /// most 1.8 % of memory, and hints and changes of files remove some, so the true numbers are these or more. Costs a
+    /// dozen loads and no lock. In a forked child it is empty.
     pub fn refaults(&self) -> RefaultCurve {
         if self.shared.process.is_forked() {
             return RefaultCurve::default();
@@ -360,7 +360,7 @@ impl Cache {
         self.shared.filemap.supply.reclaim.refaults()
     }
 
-    /// What share of page reads would miss in a cache of any size. It is estimated from a sample of all that this
+    /// The share of page reads that would miss in a cache of any size. It is estimated from a sample of all that this
     /// process read by this cache's files (not viewers in others), for a cache that evicts what was read longest ago
     /// and reads nothing ahead; measured by [`Stats::data_bytes`], this cache may miss less. `None` without
     /// [`Builder::miss_ratio_curve`], and in a forked child. Readers of sampled pages wait meanwhile.
@@ -386,12 +386,12 @@ impl Cache {
         self.shared.filemap.arena.check()
     }
 
-    /// What the spill file has done and holds; `None` if there is none.
+    /// Counts and sizes of the spill file; `None` if there is none.
     pub fn spill_stats(&self) -> Option<SpillStats> {
         self.shared.filemap.supply.spill.as_ref().map(|spill| spill.stats())
     }
 
-    /// What the disk tier has done and holds; `None` if there is none.
+    /// Counts and sizes of the disk tier; `None` if there is none.
     pub fn disk_stats(&self) -> Option<DiskStats> {
         self.shared.disk.as_ref().map(|disk| disk.stats())
     }
@@ -401,7 +401,7 @@ impl Cache {
         self.shared.disk.as_ref()?.trouble()
     }
 
-    /// What of this cache's memory is shared with viewers.
+    /// The part of this cache's memory that is shared with viewers.
     #[doc(hidden)]
     pub fn share(&self) -> ArenaShare<'_> {
         self.shared.filemap.arena.share()

@@ -115,7 +115,7 @@ impl OpenOptions {
         self.uncached = uncached;
         self
     }
-    /// What the handle does about pins of what it changes; by default the pinned bytes stay with their pins.
+    /// How changes by the handle treat pinned bytes; by default these stay with their pins.
     pub fn on_pinned(&mut self, on_pinned: OnPinned) -> &mut Self {
         self.on_pinned = on_pinned;
         self

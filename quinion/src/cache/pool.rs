@@ -32,14 +32,14 @@ use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
 
 use super::{Cache, CacheInner, File, OpenOptions, OpenRequest};
 
-/// What a pool may have, and should keep.
+/// The limit and the protected minimum of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolOptions {
     /// The most that the pool's pages may take, in bytes, those on their way included: rounded down to whole pages,
     /// at least one smallest folio. `None` is the default: as much as there is.
     pub limit: Option<u64>,
-    /// What others leave to the pool of what it has, in bytes: rounded up to whole pages, at most `limit`, and
+    /// The minimum that other pools leave to this one, in bytes: rounded up to whole pages, at most `limit`, and
     /// together with other pools' at most 15 parts in 16 of the cache's data. The default is 0.
     pub protected: u64,
 }
@@ -71,7 +71,7 @@ pub struct PoolStats {
     pub name: String,
     /// The most that it may have.
     pub limit_bytes: Option<u64>,
-    /// What others leave to it.
+    /// The protected minimum, which other pools leave to it.
     pub protected_bytes: u64,
     /// Pages that are cached, or on their way.
     pub used_pages: u64,
@@ -323,7 +323,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Changes the pool's protected minimum, in bytes. What the pool does not fill yet is not reserved for it.
+    /// Changes the pool's protected minimum, in bytes. A part that the pool does not fill yet is not reserved for it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the

@@ -25,9 +25,9 @@ use super::{File, Handle};
 pub struct ResidentRange {
     /// The bytes: whole pages, but for the file's last.
     pub bytes: Range<u64>,
-    /// How many pages they are.
+    /// The number of these pages.
     pub pages: u64,
-    /// What they are to the cache.
+    /// Their state.
     pub state: PageState,
 }
 
@@ -77,7 +77,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        // What a hint has fetched has no reader that reaps it.
+        // Fills of a hint have no reader that reaps them.
         mapping.backend().reap(ReapMode::Ready, &mut || false);
         let size = mapping.size();
         let end = PageIndex(pages_of_bytes(position.saturating_add(len).min(size)));

@@ -52,7 +52,7 @@ pub struct WriteOptions {
     /// ended well, unless another reader or writer has used them meanwhile. Pages that were cached before stay. A read
     /// that is under way when the write-back ends gets its bytes, and may come too late to keep its page.
     ///
-    /// It makes nothing durable: that still takes a sync. What could not be written back stays, and the next sync
+    /// It makes nothing durable: that still takes a sync. Pages that could not be written back stay, and the next sync
     /// reports it. Refused by backends that do not support it
     /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     pub uncached: bool,

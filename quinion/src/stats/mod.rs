@@ -7,7 +7,7 @@
 //! The sums are exact once the counting threads are still; while they run, a
 //! sum may miss what is being counted at that moment, never more.
 //!
-//! What is counted, and what a cache shows of it, is declared in one list (`table.rs`).
+//! The counters, and the numbers that a cache shows, are declared in one list (`table.rs`).
 
 use std::cell::Cell;
 use std::sync::Mutex;

@@ -19,15 +19,15 @@
 //!
 //! **What arrives while the disk is behind is owed.** The disk refuses it, and the arrival does not wait: it notes
 //! which folios it has filled (`owed.rs`). A task of the cache copies them from memory when the disk has room again
-//! ([`DiskTier::copy_owed`]), oldest first, and leaves a buffer of the disk's to what arrives meanwhile. What has left
-//! memory by then is kept at its second arrival.
+//! ([`DiskTier::copy_owed`]), oldest first, and leaves a buffer of the disk's to what arrives meanwhile. Pages that
+//! have left memory by then are kept at their second arrival.
 //!
 //! A fill is read from the disk whole or not at all.
 //!
 //! Invariants:
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
-//!  2. What is copied to the disk is what the backend delivered: before another thread could write there, since the
-//!     fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
+//!  2. Bytes copied to the disk are those that the backend delivered: before another thread could write there, since
+//!     the fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
 //!  3. A page that was owed is put late, missed, or owed still, also if the task that copies panics. A disk that is
 //!     left alone owes nothing.
 //!
@@ -261,7 +261,7 @@ impl fmt::Debug for DiskTier {
     }
 }
 
-/// What was taken of the list and is being copied. What is left in it when it goes, as by a panic, is missed.
+/// Owed pages taken off the list, being copied. Pages left in it when it is dropped, as by a panic, are missed.
 struct TakenPages<'a> {
     tier: &'a DiskTier,
     pages: Vec<OwedPages>,
@@ -732,7 +732,7 @@ mod tests {
         assert_eq!(bench.on_disk_at(1, next), Some(vec![2; BYTES]));
     }
 
-    /// What arrived once was worth a place when it arrived, and the disk has become full since.
+    /// Pages that arrived once were worth a place when they arrived, and the disk has become full since.
     #[test]
     fn a_full_disk_takes_late_what_arrived_twice_and_nothing_else() {
         let mut bench = Bench::new();

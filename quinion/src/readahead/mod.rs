@@ -14,7 +14,7 @@
 //! the largest. A miss that belongs to no stream reads exactly what was asked.
 //!
 //! Two policies share one interface. `streams` is the default. `kernel_like` draws the windows of Linux, to compare
-//! with. What both share is here: hints, the largest window and how trouble shrinks it, the count of what was done.
+//! with. Both share the code here: hints, the largest window and how trouble shrinks it, and the counts.
 //!
 //! A forward stream of more than 1 MiB, or in its second lap, notes in its windows which pages its reader has passed:
 //! when memory is short, these are evicted first ([`StreamProgress`]).
@@ -53,7 +53,7 @@ use window::WindowLimits;
 /// So many windows in a row without trouble make the largest window grow again.
 const CALM_WINDOWS: u32 = 16;
 
-/// What a handle's user says about its reads to come.
+/// A user's hint about a handle's reads to come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Hint {
@@ -69,7 +69,7 @@ pub enum Hint {
     NoReuse,
 }
 
-/// What a handle's reads look like, by its newest ones.
+/// The class of a handle's newest reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Class {
@@ -127,13 +127,13 @@ impl Config {
     }
 }
 
-/// What readahead knows of a handle and did for it.
+/// The state of a handle's readahead, and counts of its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ReadaheadReport {
-    /// What its newest reads look like.
+    /// The class of its newest reads.
     pub class: Class,
-    /// What its user said last.
+    /// The user's last hint.
     pub hint: Hint,
     /// The largest window as things are, in pages.
     pub pages_max: u32,
@@ -214,7 +214,7 @@ impl Readahead {
         Self { config, hint, pages_max, calm: 0, policy, done }
     }
 
-    /// What is known of the handle, and was done for it so far. The kernel-like policy says random.
+    /// The state of the handle's readahead, and its counts. The kernel-like policy says random.
     pub fn report(&self) -> ReadaheadReport {
         let class = match &self.policy {
             ReadaheadPolicy::Streams(streams) => streams.class(),

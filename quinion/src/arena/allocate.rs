@@ -26,7 +26,7 @@ use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
 use quinion_view::arena::CellNumber;
 use quinion_view::arena::{Flags, NodeHead};
 
-/// What of the first gap that has not all its frames has none, if `got` pages have one.
+/// The part of the first incomplete gap that has no frames, if the first `got` pages have theirs.
 fn next_wanted(gaps: &[Gap], mut got: u32) -> Option<Gap> {
     gaps.iter().find_map(|&Gap { first, pages }| {
         let wanted = (got < pages).then(|| Gap { first: first.plus(u64::from(got)), pages: pages - got });
@@ -51,7 +51,7 @@ pub(super) struct GrowRequest {
     pub locks: LockWait,
 }
 
-/// What can be had without evicting anything; a hint, as others take and give back.
+/// Memory to be had without evicting anything; a hint, as others take and give back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AvailableMemory {
     /// Free pages, and those by which the arena may still grow.
@@ -144,7 +144,7 @@ impl Arena {
         0
     }
 
-    /// What can be had without evicting anything. `None` if the lock of the lists is busy and `locks` does not wait.
+    /// Memory to be had without evicting anything. `None` if the lock of the lists is busy and `locks` does not wait.
     pub fn available(&self, locks: LockWait) -> Option<AvailableMemory> {
         let stock = self.stock.lock_as(locks)?;
         let growable = u64::from(stock.growable(ExtentPurpose::Data)) * u64::from(EXTENT_PAGES);
@@ -208,7 +208,7 @@ impl Arena {
         }
     }
 
-    /// What has arrived in the frames of folios is forgotten with them; see `pages_read.rs`.
+    /// Forgets which pages of partly filled folios have arrived; see `pages_read.rs`.
     fn forget_pages_read(&self, folios: &[(Frame, Order)]) {
         let grown = self.view.grown();
         for &(frame, order) in folios {

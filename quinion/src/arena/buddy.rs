@@ -276,8 +276,7 @@ impl<const TOP: u8> Buddy<TOP> {
         })
     }
 
-    /// What is wrong with the lists, if anything; `frames` are all that may be free.
-    /// Cost: a step for each of them, and a bit of memory.
+    /// Checks the lists; `frames` are all that may be free. Cost: a step for each of them, and a bit of memory.
     pub fn check(&self, links: &impl FreeLinks, frames: Range<u32>) -> Result<(), String> {
         let listed = self.check_lists(links, &frames)?;
         let marked = frames.clone().filter(|&f| links.free_order(Frame(f)).is_some()).count();

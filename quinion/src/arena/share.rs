@@ -29,13 +29,13 @@ impl Arena {
         let record = NonNull::from(self.view.record(cell).expect("a cell of the caller's exists"));
         OwnedRecord { record, arena: Arc::clone(self) }
     }
-    /// What of it is shared with viewers.
+    /// The part of it that is shared with viewers.
     pub fn share(&self) -> ArenaShare<'_> {
         ArenaShare(self)
     }
 }
 
-/// What of an arena is shared with viewers: nothing by which a frame could be freed or a folio changed.
+/// The part of an arena that is shared with viewers: nothing by which a frame could be freed or a folio changed.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaShare<'a>(pub(super) &'a Arena);
 

@@ -92,7 +92,7 @@ pub(super) fn is_pinned(view: &View, extent: u32) -> bool {
 }
 
 impl Arena {
-    /// Changes the bound, at once: nothing is grown beyond it from now on. What is grown already goes by
+    /// Changes the bound, at once: nothing is grown beyond it from now on. Extents above it are given back by
     /// [`Arena::choose_emptying`] and [`Arena::punch_empty`]. Locks: Growth, Arena; may wait while extents are grown.
     pub fn set_bound(&self, memory: u64) -> Result<(), ArenaError> {
         if memory < self.memory_min() {

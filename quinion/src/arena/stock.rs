@@ -75,7 +75,7 @@ impl FrameAlignment {
         Self { runs, align: runs.min }
     }
 
-    /// What of `wanted` a block of `order` takes: how many frames come before these pages, and how many they are.
+    /// The pages of `wanted` that a block of `order` takes: how many frames come before them, and how many they are.
     pub(super) fn place(self, wanted: Gap, order: Order) -> (u32, u32) {
         let before = (wanted.first.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
         (before, wanted.pages.min(order.pages() - before))

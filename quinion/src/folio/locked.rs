@@ -35,7 +35,7 @@ use crate::units::{Frame, Order, PageIndex};
 use super::held::HeldFolio;
 use quinion_view::folio::copy;
 
-/// What a locked folio was when it was locked.
+/// The state of a folio when it was locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockedState {
     /// It was not there: its locker has inserted it.
@@ -46,7 +46,7 @@ pub enum LockedState {
     Data,
 }
 
-/// What became of a folio whose bytes came.
+/// The outcome of a folio whose bytes have arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FinishOutcome {
     /// It is in the index, and up to date.
@@ -86,7 +86,7 @@ impl<'a> LockedFolio<'a> {
     pub fn held(&self) -> &HeldFolio<'a> {
         self.held.as_ref().expect("it is held until it is given back")
     }
-    /// What it was when it was locked.
+    /// Its state when it was locked.
     pub fn state(&self) -> LockedState {
         self.state
     }

@@ -37,8 +37,8 @@ struct Pins {
     copied: OnceLock<Box<[u8]>>,
 }
 
-/// What is lent where a memory file has no bytes: one of the program's constants. It begins with a page, as the bytes
-/// of files do, so that a device finds chunks aligned alike.
+/// A constant that is lent where a memory file has no bytes. It begins with a page, as the bytes of files do, so that
+/// a device finds chunks aligned alike.
 static ZEROS: Zeros = Zeros([0; 64 << 10]);
 
 #[repr(align(4096))]
@@ -188,7 +188,7 @@ impl Pinned {
     /// `left` returns once no thread changes them any more. May wait for a writer.
     pub(crate) fn add(&mut self, held: HeldFolio<'_>, position: u64, left: impl FnOnce() -> usize) -> usize {
         let inside = (position - held.first().first_byte()) as usize;
-        // What comes later may be zeroes behind the file's end, which `left` need not know of.
+        // Pages that become ready later may be zeros behind the file's end, which `left` need not know of.
         let ready = held.ready_bytes(position);
         // SAFETY: `inside` is less than the folio's length.
         let first = unsafe { held.bytes().add(inside) };

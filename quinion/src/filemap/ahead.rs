@@ -58,7 +58,7 @@ impl Filemap {
         self.counters.sum(Count::Readahead).saturating_sub(self.counters.sum(Count::ReadaheadActivated))
     }
 
-    /// What became of them. Looks at one byte for each page of the arena.
+    /// The use made of them. Looks at one byte for each page of the arena.
     pub fn readahead_use(&self) -> ReadaheadUse {
         let (pages, wasted) = (self.readahead_pages(), self.counters.sum(Count::ReadaheadWasted));
         let unread = unread_pages(self.arena.view()).min(pages.saturating_sub(wasted));

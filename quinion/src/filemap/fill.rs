@@ -447,7 +447,7 @@ impl SubmitBatch<'_> {
         FillOutcome::Submitted(fills)
     }
 
-    /// What of the window no folio covers: never nothing.
+    /// The gaps of the window: pages that no folio covers. Never empty.
     fn gaps(&self, window: Window, wait_policy: WaitPolicy) -> Result<Vec<Gap>, FillOutcome> {
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
         let guard = self.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
@@ -718,7 +718,7 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
 enum FillCompletion {
     /// So many bytes, all that the file has: what follows them lies behind the file's size.
     Before(usize),
-    /// What arrived before something failed.
+    /// The pages that arrived before something failed.
     ReadPages,
 }
 
@@ -816,7 +816,7 @@ mod tests {
     }
 
     /// A window may begin before the page that is asked for, with the folio of that page, and that page may come while
-    /// its reader waits for a lock. What waits for memory then must neither wait for other pages nor fail for the lack
+    /// its reader waits for a lock. A wait for memory then must neither wait for other pages nor fail for the lack
     /// of them.
     #[test]
     fn memory_is_waited_for_only_where_a_page_was_asked_for() {

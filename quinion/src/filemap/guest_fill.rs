@@ -67,7 +67,7 @@ impl Filemap {
     }
 
     pub(crate) fn bring(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> FetchedPages {
-        // What waits inside reaps, and a waker runs its owner's code, which may take locks that the caller holds.
+        // A wait reaps, and a waker runs its owner's code, which may take locks that the caller holds.
         let _wakes = DeferredWakes::new();
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();

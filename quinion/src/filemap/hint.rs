@@ -33,7 +33,7 @@ use super::wait_policy::WaitPolicy;
 /// 1 MiB, so that a lock is held for a moment only.
 const PIECE_PAGES: u64 = 256;
 
-/// What became of the pages of a range that will be needed.
+/// The outcome of a prefetch, by pages of the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Prefetch {

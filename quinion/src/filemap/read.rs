@@ -55,7 +55,7 @@ use quinion_view::hit::{HitStop, read_hits_into};
 /// A page may be there and gone again each time, or its fill end without it and without an error.
 const SEEKS: u32 = 1000;
 
-/// What readahead may ask: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
+/// Answers for readahead: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
 impl Cached for Mapping {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let max = index.0.min(u64::from(max)) as u32;
@@ -651,7 +651,7 @@ enum ReadExtent {
     Page,
 }
 
-/// What came of windows that no reader waits for.
+/// The outcome of windows that no reader waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadaheadOutcome {
     Started,

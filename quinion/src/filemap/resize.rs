@@ -56,12 +56,12 @@ pub struct ResizeOutcome {
     pub memory_bytes: u64,
     /// Memory of the machine that the cache has now; above the bound by the slack.
     pub grown_bytes: u64,
-    /// What this call gave back to the machine.
+    /// Memory that this call gave back to the machine.
     pub returned_bytes: u64,
-    /// What is still to be given back: extents of 2 MiB with something in them that is pinned, dirty, being read
+    /// Memory still to be given back: extents of 2 MiB with something in them that is pinned, dirty, being read
     /// into, or held. It goes when that goes, by itself or with the next resize.
     pub slack_bytes: u64,
-    /// What users' pins keep in the whole cache.
+    /// Memory kept by users' pins in the whole cache.
     pub pinned_bytes: u64,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct BoundState {
     pinned_share: PinnedShare,
 }
 
-/// What pins may keep of the bound: `part` bytes of `whole`.
+/// The share of the bound that pins may keep: `part` bytes of `whole`.
 #[derive(Clone, Copy, Debug)]
 struct PinnedShare {
     part: u64,

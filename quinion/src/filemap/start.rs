@@ -18,7 +18,7 @@
 //!     or was evicted between the two.
 //!  2. A start waits for no device and no memory, and says nothing of what went wrong: the finish meets it.
 //!
-//! Not an invariant: that every span starts. What finds no memory or no room at the device is filled by the finish.
+//! Not an invariant: that every span starts. One without memory, or room at the device, is filled by the finish.
 
 use std::sync::Arc;
 

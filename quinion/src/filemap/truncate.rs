@@ -25,20 +25,20 @@
 //! begin. So no late flush writes to space that was given back or makes the file longer again (T05, T09): write-back
 //! holds the invalidate lock shared until the backend has its pages.
 //!
-//! **Edges.** What lies on the other side of an edge stays in the cache. A folio that is held for a moment is tried
+//! **Edges.** Pages on the other side of an edge stay in the cache. A folio that is held for a moment is tried
 //! again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index gets copies of its
 //! dirty pages, and the clean ones are read again on demand. A cache with a smallest folio keeps such folios whole:
-//! what of one lies behind the edge is zeroed. What was spilled of a memory file is cut in its slots, or brought
-//! back, if a page of it is to be zeroed in part or it is packed.
+//! the part of one behind the edge is zeroed. Spilled folios of a memory file are cut in their slots, or brought
+//! back, if a page of one is to be zeroed in part or it is packed.
 //!
-//! **A memory file** has no device, so 3 waits for nothing: what lies between the edges is taken out even while a
-//! thread fills it, which keeps it until it is done. A folio that reaches over an edge, and a page that is zeroed in
-//! part, are waited for. What is allocated and has no bytes is split.
+//! **A memory file** has no device, so 3 waits for nothing: folios between the edges are taken out even while a
+//! thread fills them, which keeps them until it is done. A folio that reaches over an edge, and a page that is zeroed
+//! in part, are waited for. Allocated folios without bytes are split.
 //!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
-//!  2. What the file holds outside the range is not changed, and no dirty page of it becomes clean. (T06)
-//!  3. After an error of the device what was dirty is dirty. What was clean and may differ is forgotten.
+//!  2. Data of the file outside the range is not changed, and no dirty page of it becomes clean. (T06)
+//!  3. After an error of the device dirty pages are dirty. Clean pages that may differ are forgotten.
 //!
 //! Not an invariant: that a read of several pages sees a punch whole.
 //!
@@ -70,7 +70,7 @@ const RECLAIM_PAGES: u32 = 64;
 const MEMORY_TRIES: u32 = 100;
 const MEMORY_AGAIN: Duration = Duration::from_millis(1);
 
-/// What a change of this cache's own does with bytes that a user has pinned.
+/// How a change by this cache treats bytes that a user has pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum OnPinned {
@@ -293,7 +293,7 @@ impl<'c> Truncation<'c> {
                 InFlight::Folio(held) => self.wait_for_folio(&held),
             }
         }
-        // What has left the index while it was being written.
+        // Pages that left the index while they were being written.
         self.filemap
             .wait_queue
             .wait(&*flushed_by(self.mapping), &mut || self.mapping.writeback().detached_pages() == 0);
@@ -307,7 +307,7 @@ impl<'c> Truncation<'c> {
 
     // ---- step 5 ---------------------------------------------------------------------------------
 
-    /// No folio reaches over `edge` when this returns. What lies in `unwanted` need not be kept.
+    /// No folio reaches over `edge` when this returns. Pages in `unwanted` need not be kept.
     fn split(self, edge: PageIndex, unwanted: Range<PageIndex>) -> Result<(), Error> {
         let begun = Instant::now();
         loop {

@@ -160,7 +160,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// What the read has met so far, for a caller that keeps it longer than the read lasts.
+    /// The flagged folios that the read has met so far, for a caller that keeps this longer than the read lasts.
     pub(super) fn met(self) -> Option<(Arc<DropBehindState>, Pages)> {
         let passing = self.passing?;
         let (first, end) = passing.met.get()?;
@@ -172,7 +172,7 @@ impl<'r> Reader<'r> {
 #[derive(Debug)]
 pub struct UncachedRead<'r> {
     behind: &'r Arc<DropBehindState>,
-    /// What covers the flagged folios it has met: the first page, and the one after the last.
+    /// A range that covers the flagged folios it has met: the first page, and the one after the last.
     met: Cell<Option<(PageIndex, PageIndex)>>,
 }
 
@@ -207,7 +207,7 @@ impl Drop for UncachedRead<'_> {
     }
 }
 
-/// What the uncached reads of one handle have made and not dropped yet.
+/// Folios that the uncached reads of one handle have made and not dropped yet.
 #[derive(Debug)]
 pub struct DropBehindState {
     filemap: Arc<Filemap>,

@@ -37,7 +37,7 @@
 //!
 //! Invariants:
 //!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.
-//!  2. What is inserted here is complete before it is unlocked, and zeros behind the bytes.
+//!  2. A folio that is inserted here is complete before it is unlocked, and zeros behind the bytes.
 //!  3. No page that is overwritten as a whole is read from the device, and no other page but those at the two edges.
 //!  4. No lock but Write is held while the device or memory is waited for.
 //!  5. Only a thread that holds Write exclusively makes the file longer; but if others have cut the file under a
@@ -333,7 +333,7 @@ impl WriteCall<'_> {
     fn write_shared_or_alone(mut self, piece: WriteProgress<'_>, done: &mut usize) -> Result<(), Error> {
         let mut begun = None;
         loop {
-            // What waits inside reaps, and a waker runs its owner's code, which may take locks held here.
+            // A wait reaps, and a waker runs its owner's code, which may take locks held here.
             let wakes = DeferredWakes::new();
             let outcome = match self.lock {
                 WriteLockMode::Shared => {
@@ -364,7 +364,7 @@ impl WriteCall<'_> {
         let size = self.mapping.size();
         match self.lock {
             WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
-            // What lies between the old end and the piece becomes the file's.
+            // Bytes between the old end and the piece become the file's.
             WriteLockMode::Alone if size < piece.position => {
                 Truncation::of(self.filemap, self.mapping).zero_behind_end()?
             }

@@ -17,7 +17,7 @@ use crate::arena::GuestExtents;
 use crate::spill::Spill;
 use crate::units::{Order, PoolNumber};
 
-/// What is behind the pages of a mapping.
+/// The store behind the pages of a mapping.
 #[derive(Debug)]
 pub enum Backing {
     /// A file.
@@ -28,7 +28,7 @@ pub enum Backing {
     Guest(Arc<GuestExtents>),
 }
 
-/// What a memory file has besides its pages.
+/// State of a memory file besides its pages.
 #[derive(Debug)]
 pub struct MemoryBacking {
     pub(super) folio_order_max: Order,

@@ -33,7 +33,7 @@ impl DirtyPages {
     pub fn drop_behind(&self) -> u64 {
         self.behind.load(Ordering::Relaxed)
     }
-    /// What is not in the files yet: a page that was changed while it is being written counts twice.
+    /// Pages not in the files yet: a page that was changed while it is being written counts twice.
     pub fn total(&self) -> u64 {
         self.dirty() + self.writeback()
     }

@@ -17,7 +17,7 @@
 //! Invariants:
 //!  1. An index has one set of hooks, or none, from before its first folio until its end.
 //!  2. Without hooks each step costs one test of a pointer. Hits take none of these steps.
-//!  3. What is in the tree after a hook is what the library's own step leaves there, or a shorter prefix of it.
+//!  3. The tree after a hook is as the library's own step leaves it, or has a shorter prefix of that step.
 //!
 //! Not an invariant: that hooks stay as they are. No user has them.
 
@@ -65,7 +65,7 @@ pub trait TreeWalks {
 
 /// An insertion of runs, with the hold of the lock that was taken for it, and nodes for all of it.
 pub trait RunInsertion {
-    /// What the runs become.
+    /// The shape of the folios that the runs become.
     fn shape(&self) -> FolioShape;
 
     /// The tree, if the lock is held: it is let go where nodes run out for good.

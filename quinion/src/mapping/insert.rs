@@ -9,7 +9,7 @@
 //!   after it          3 no node? more of them, and on where the prefix ended, from the root
 //! ```
 //!
-//! **Prefix.** What lies before the stop is in the tree; what lies behind it was not touched. A folio's descriptor is
+//! **Prefix.** Folios before the stop are in the tree; those behind it were not touched. A folio's descriptor is
 //! prepared at the one moment when nothing can refuse it any more and no reader can find it yet ([`Slab::placing`]). So
 //! the frames that were not inserted are the caller's exactly as they were.
 //!
@@ -208,7 +208,7 @@ impl Mapping {
         Some(guard)
     }
 
-    /// What an insertion can need at most; a hint, since the tree may change before it is locked.
+    /// The most nodes that an insertion can need; a hint, since the tree may change before it is locked.
     fn nodes_needed(&self, index: PageIndex, pages: u64) -> u32 {
         let nodes = self.nodes();
         XArray::<_, NODE_BITS>::new(&nodes, &self.record().root).nodes_needed(index.0, pages)

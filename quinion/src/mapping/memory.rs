@@ -50,7 +50,7 @@ use super::owner::{Mapping, MappingGuard, NewMapping};
 /// Entries that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 4096;
 
-/// What stands at a page of a memory file.
+/// The entry of a page of a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryEntry {
     /// A folio.
@@ -66,12 +66,12 @@ pub enum MemoryEntry {
         first: PageIndex,
         /// How many pages it stands for.
         order: Order,
-        /// What it says of where they are.
+        /// The value, which names their slots.
         value: Value,
     },
 }
 
-/// What a mapping of a memory file is made of.
+/// The parts of a new mapping of a memory file.
 #[derive(Debug)]
 pub struct NewMemoryMapping<'a> {
     /// The arena its record, its nodes and its folios are in.
@@ -140,7 +140,7 @@ impl Mapping {
     }
 }
 
-/// What is sought in a memory file.
+/// The target of a seek in a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SeekTarget {
     /// A page with bytes.
@@ -156,7 +156,7 @@ enum SeekResult {
 }
 
 impl MappingGuard<'_> {
-    /// What stands at `index` of a memory file; of a hole, how far it goes, no further than `end`.
+    /// The entry at `index` of a memory file; of a hole, how far it goes, no further than `end`.
     pub fn at(&self, index: PageIndex, end: PageIndex) -> MemoryEntry {
         debug_assert!(self.mapping.is_memory() && index < end, "a page of a memory file is asked for");
         let nodes = self.mapping.nodes();

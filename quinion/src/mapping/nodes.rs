@@ -90,7 +90,7 @@ impl SpareNodes {
         self.first.store(cell.0, Ordering::Relaxed);
         self.count.store(self.count() + 1, Ordering::Relaxed);
     }
-    /// Takes a node. What is in it is arbitrary, its head's words too.
+    /// Takes a node. Its contents are arbitrary, its head's words too.
     fn take(&self, grown: GrownView<'_>) -> Option<CellNumber> {
         let first = CellNumber(self.first.load(Ordering::Relaxed));
         if first.0 == NIL {

@@ -41,7 +41,7 @@ use super::writeback_state::WritebackState;
 #[derive(Debug)]
 pub struct Mapping {
     index: FolioIndex,
-    /// What its pages are read from. Replaced when a parked file, which had no handles, is opened again.
+    /// The backend that its pages are read from. Replaced when a parked file, which had no handles, is opened again.
     backend: Mutex<Arc<dyn Backend>>,
     writeback: WritebackState,
     /// How often folios were forgotten and the file's size taken anew.
@@ -56,16 +56,16 @@ pub struct Mapping {
     backing: Backing,
 }
 
-/// What a mapping of a file is made of.
+/// The parts of a new mapping of a file.
 #[derive(Debug)]
 pub struct NewMapping<'a> {
     /// The arena its record, its nodes and its folios are in.
     pub arena: &'a Arc<Arena>,
     /// Its number, which no other mapping has.
     pub id: MappingId,
-    /// What its pages are read from.
+    /// The backend that its pages are read from.
     pub backend: Arc<dyn Backend>,
-    /// What `backend` says of the file.
+    /// The file's attributes, by `backend`.
     pub attributes: &'a Attributes,
     /// The process that owns it.
     pub process: ForkGuard,
@@ -195,7 +195,7 @@ impl Mapping {
     pub fn identity(&self) -> Identity {
         self.identity
     }
-    /// What is behind its pages.
+    /// The store behind its pages.
     #[inline]
     pub fn backing(&self) -> &Backing {
         &self.backing

@@ -19,7 +19,7 @@
 //! Fills and flushes in flight must end before the file is cut on its device: [`Mapping::find_in_flight`] finds it.
 //!
 //! Invariants:
-//!  1. What leaves here leaves no shadow, and shadows in the range go as well.
+//!  1. A folio that leaves here leaves no shadow, and shadows in the range go as well.
 //!  2. No folio and nothing spilled goes that reaches over an edge of the range.
 //!
 //! Cost: one walk over the range, a way down for each run of neighbours; [`REMOVED_FOLIOS_MAX`] entries for each lock.
@@ -49,7 +49,7 @@ pub enum RemoveFilter {
     Clean,
 }
 
-/// What of a range went in one hold of the lock.
+/// The outcome of removing a range under one hold of the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Removed {
     /// Pages that went.

@@ -34,7 +34,7 @@ pub const UNLIMITED: u64 = u64::MAX;
 
 const CHARGED: u64 = 1 << 32;
 
-/// What one pool is charged for, and how much it may be.
+/// The charge of one pool, and its limit.
 #[derive(Debug)]
 pub(super) struct Account {
     word: AtomicU64,
@@ -86,7 +86,7 @@ impl Account {
     }
 }
 
-/// So many pages of a pool, for folios that will be listed. What of it is not used goes back.
+/// So many pages of a pool, for folios that will be listed. Unused ones go back.
 #[derive(Debug)]
 pub struct Charge<'a> {
     pub(super) lists: &'a Lists,

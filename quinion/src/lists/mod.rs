@@ -22,8 +22,8 @@
 //! A folio can be retired between its insertion (or its relisting) and the list. Only what is live is listed, and what
 //! is to be retired is retired under the lock, or removed after it: so it is either seen dead, or found listed.
 //!
-//! Each **pool** has rings of its own. What it lists and is about to list is its charge (`charge.rs`): a reservation
-//! carries one, for the pages that its entries will weigh.
+//! Each **pool** has rings of its own. The pages that it lists and is about to list are its charge (`charge.rs`): a
+//! reservation carries one, for the pages that its entries will weigh.
 //!
 //! Invariants (asserted by [`Lists::check`] and `Mapping::check`):
 //!  1. Those of `rings.rs` and of `charge.rs`.
@@ -71,7 +71,7 @@ pub struct Lists {
     process: ForkGuard,
 }
 
-/// Room for so many entries, and a charge for their pages. What of it is not used goes back.
+/// Room for so many entries, and a charge for their pages. Unused room and charge go back.
 #[derive(Debug)]
 pub struct ListReservation<'a> {
     lists: &'a Lists,
@@ -118,7 +118,7 @@ impl Drop for ListReservation<'_> {
     }
 }
 
-/// Of the frames that there were when the lock was taken. What is listed came by an earlier hold, or is the caller's.
+/// Of the frames that there were when the lock was taken. Listed frames came by an earlier hold, or are the caller's.
 struct ListPositions<'a>(GrownView<'a>);
 
 impl RingStorage for ListPositions<'_> {
@@ -355,7 +355,7 @@ impl<'a> ListsGuard<'a> {
     }
 
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
-    /// the reservation then, and of its charge the folio's pages. What that does not cover is charged now, whatever
+    /// the reservation then, and of its charge the folio's pages. Pages beyond the charge are charged now, whatever
     /// the limit: a caller that has a limit to keep brings a charge. Returns the pages that it has listed.
     pub fn list(&mut self, frame: Frame, ring: usize, reservation: &mut ListReservation<'_>) -> u64 {
         let word = self.word(frame);
@@ -460,7 +460,7 @@ impl<'a> ListsGuard<'a> {
 }
 
 impl Drop for ListsGuard<'_> {
-    /// What was freed under the lock, dead entries among it, is room for all.
+    /// Entries freed under the lock, dead ones among them, are room for all.
     fn drop(&mut self) {
         self.settle();
         let freed = self.rings.free_entries() - self.free;

@@ -258,7 +258,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         self.spares += 1;
     }
 
-    /// What is wrong with the rings, if anything, and by `wrong` with a listed frame of this order. Cost: all entries.
+    /// Checks the rings, and by `wrong` each listed frame with its order. Cost: all entries.
     pub fn check(
         &self,
         storage: &impl RingStorage,
@@ -441,7 +441,7 @@ mod tests {
                     prop_assert_eq!(rings.pages(ring), pages);
                 }
             }
-            // What is left is what the twin says, in its order; then all chunks are spare.
+            // The rest is as the twin's, in its order; then all chunks are spare.
             for (ring, queue) in twin.iter_mut().enumerate() {
                 while let Some((frame, order)) = rings.pop(&memory, ring) {
                     prop_assert_eq!(Some((frame.0, order.0)), queue.pop_front());

@@ -1,7 +1,7 @@
 //! Errors: what was asked, what is wrong, what to do.
 //!
-//! [`Error::kind`] is what a program decides by; the message is for people and always ends with a remedy where there
-//! is one. An input or output error keeps its source.
+//! Programs decide by [`Error::kind`]; the message is for people and ends with a remedy where there is one. An input or
+//! output error keeps its source.
 
 use std::fmt;
 use std::io;

@@ -302,7 +302,7 @@ impl GuestExtents {
     fn unback(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
         let nth = index.0 as usize / EXTENT_PAGES as usize;
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
-        // Whatever the system says: a page that is said to have none is given some before it is used.
+        // Also if the punch fails: a page marked as without memory is given some before it is used.
         *backing = match std::mem::replace(&mut *backing, ExtentBacking::Nothing) {
             // None that is known: a process that has the file open may have touched it.
             ExtentBacking::Nothing => ExtentBacking::Nothing,

@@ -38,11 +38,11 @@ impl Metadata {
             _ => SystemTime::UNIX_EPOCH - distance,
         }
     }
-    /// The number of the device, as `stat` has it; of a backend of your own, what it says.
+    /// The number of the device, as `stat` has it; of a backend of your own, the one it reports.
     pub fn dev(&self) -> u64 {
         self.attributes.identity.device
     }
-    /// The number of the inode, as `stat` has it; of a backend of your own, what it says.
+    /// The number of the inode, as `stat` has it; of a backend of your own, the one it reports.
     pub fn ino(&self) -> u64 {
         self.attributes.identity.inode
     }
@@ -128,7 +128,7 @@ impl Write for &File {
         self.read_on(|position| self.write_vectored_at(pieces, position))
     }
 
-    /// Does nothing: what was written is in the cache already. [`File::sync_data`] makes it durable.
+    /// Does nothing: the written bytes are in the cache already. [`File::sync_data`] makes them durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Residency: what of a file is in the cache, by range.
+//! Residency: which pages of a file are in the cache, by range.
 //!
 //! ```text
 //!   residency(position, len)    how many pages are in which state
@@ -47,7 +47,7 @@ pub struct Residency {
     pub absent_pages: u64,
 }
 
-/// Ranges of a file by what is cached of them, in rising order; made by [`File::residents`].
+/// Ranges of a file, each of pages in one state, in rising order; made by [`File::residents`].
 #[derive(Debug)]
 pub struct ResidentRanges<'f> {
     stretches: StateRanges<'f>,

@@ -305,7 +305,7 @@ impl DropBehindState {
     }
 }
 
-/// Whatever was noted after the handle was closed, by a blocking task of a future that was dropped, goes here.
+// Ranges noted after the handle was closed, by a blocking task of a future that was dropped, go here.
 impl Drop for DropBehindState {
     fn drop(&mut self) {
         self.end();

@@ -184,7 +184,7 @@ impl Pinned {
         self.pins().after = Some((after, pages));
     }
 
-    /// Adds what `held` has of the file from `position` on, and returns how many bytes that are: at most as many as
+    /// Adds the bytes of `held` from the file's byte `position` on, and returns how many: at most as many as
     /// `left` returns once no thread changes them any more. May wait for a writer.
     pub(crate) fn add(&mut self, held: HeldFolio<'_>, position: u64, left: impl FnOnce() -> usize) -> usize {
         let inside = (position - held.first().first_byte()) as usize;
@@ -219,7 +219,7 @@ impl Pinned {
         pins.len += len;
     }
 
-    /// Counts what was pinned since the last call; how many pages all pins keep now.
+    /// Counts the pages pinned since the last call; how many pages all pins keep now.
     pub(crate) fn count_pages(&mut self) -> u64 {
         self.pins().count_pages()
     }
@@ -269,8 +269,8 @@ struct FolioPlace {
 
 /// Whole folios of a memory file, pinned: memory of this process that is neither freed nor moved as long as this lives.
 ///
-/// They are the file's: a reader of it sees what is in them. A write to the file finds them pinned, and does what its
-/// handle says ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
+/// They are the file's: its readers see their contents. A write to the file finds them pinned, and acts by its
+/// handle's option ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
 pub struct PinnedFolios {
     pinned: Pinned,
     folios: Vec<FolioPlace>,

@@ -11,7 +11,7 @@
 //!
 //! A stream gets a window, then another before it has used up the first: the **marker** sits on a page some way ahead,
 //! and a thread that reads that page starts the next window without waiting for it. Windows grow from a few pages to
-//! the largest. A miss that belongs to no stream reads exactly what was asked.
+//! the largest. A miss that belongs to no stream reads exactly the requested pages.
 //!
 //! Two policies share one interface. `streams` is the default. `kernel_like` draws the windows of Linux, to compare
 //! with. Both share the code here: hints, the largest window and how trouble shrinks it, and the counts.
@@ -62,10 +62,10 @@ pub enum Hint {
     Normal,
     /// They go forward: windows from the first read on, and twice as large.
     Sequential,
-    /// They go anywhere: exactly what is asked for is read.
+    /// They go anywhere: exactly the requested pages are read.
     Random,
     /// They come once: as [`Hint::Normal`], but forward windows are taken for a stream's from the first on, and
-    /// such a stream makes room for itself of what it has passed, before other streams have to.
+    /// such a stream's own passed pages make room for it, before other streams' do.
     NoReuse,
 }
 
@@ -144,7 +144,7 @@ pub struct ReadaheadReport {
     /// Pages of these that no reader had asked for. Some may have been in the cache. How many of a handle's were read
     /// is not known, since any handle may read them; for the whole cache it is ([`ReadaheadUse`](crate::ReadaheadUse)).
     pub prefetched_pages: u64,
-    /// Decisions that were exactly what was asked for.
+    /// Decisions for exactly the requested pages.
     pub exact: u64,
     /// Windows that were gone before they were read.
     pub lost_windows: u64,
@@ -199,7 +199,7 @@ pub struct Readahead {
     /// Windows since there was trouble or the largest window grew.
     calm: u32,
     policy: ReadaheadPolicy,
-    /// Of this, only what counts.
+    /// Only its counts are used.
     done: ReadaheadReport,
 }
 
@@ -236,7 +236,7 @@ impl Readahead {
         self.set_hint(self.hint);
     }
 
-    /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
+    /// `asked.index` is wanted and not in the cache. Returns the windows to fetch: the first begins there,
     /// and the reader does not wait for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         let mut windows = Windows::none();
@@ -254,7 +254,7 @@ impl Readahead {
     }
 
     /// The marked folio that begins with page `asked.index` was read: the stream is alive, the next window
-    /// may start. No window if the file ends, or what would be fetched is there.
+    /// may start. No window if the file ends, or its pages are there.
     pub fn on_marker(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         if asked.index.0 >= asked.file_pages {
             return Windows::none();
@@ -279,7 +279,7 @@ impl Readahead {
         }
     }
 
-    /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is what was said about the
+    /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is the advice for the
     /// map. The default treats it like a read of one page; kernel-like, the window lies around the page.
     pub fn on_fault(
         &mut self,

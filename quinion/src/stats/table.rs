@@ -80,7 +80,7 @@ macro_rules! stats {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $doc])* pub $name: u64,)*
-            /// How files are read now, "io_uring" or "threads"; before the first is opened, what is going to be tried.
+            /// How files are read now, "io_uring" or "threads"; before the first is opened, the one to be tried first.
             pub mechanism: &'static str,
         }
 
@@ -117,7 +117,7 @@ macro_rules! stats {
     };
 }
 
-// The first sentence of each is what monitors show: it names what is counted, without "of these" and without links.
+// Monitors show the first sentence of each: it names the counted thing, without "of these" and without links.
 stats! {
     /// The bound in force.
     gauge memory_bytes,
@@ -201,7 +201,7 @@ stats! {
     /// need them. Refaults of pages that were evicted not long before are not among them: that it is wanted was known.
     count readahead_pages,
     /// Pages of `readahead_pages` that left before they were read: evicted, dropped, forgotten because their file
-    /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) says what became of the others.
+    /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) counts the others.
     event readahead_wasted_pages = ReadaheadWasted,
     /// Pages evicted to make room.
     event evicted_pages = Evicted,
@@ -265,9 +265,9 @@ impl Stats {
         (answered > 0).then(|| self.hits as f64 / answered as f64)
     }
 
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
-    /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
-    /// these is what is cached: exactly so when the cache is not used meanwhile and nothing is in flight.
+    /// Pages that have left the cache, for any reason: evicted, dropped, dropped behind, invalidated, failed,
+    /// undelivered and forgotten ones together. `inserted_pages` less these is the number of cached pages: exactly
+    /// so when the cache is not used meanwhile and nothing is in flight.
     pub fn removed_pages(&self) -> u64 {
         let for_memory =
             self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;

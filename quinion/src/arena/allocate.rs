@@ -172,7 +172,7 @@ impl Arena {
         self.free_all(&[(frame, order)]);
     }
 
-    /// Gives `pages` frames from `frame` on back, whatever their alignment; as [`Arena::free`].
+    /// Gives `pages` frames from `frame` on back, at any alignment; as [`Arena::free`].
     pub fn free_run(&self, frame: Frame, pages: u32) {
         let mut stock = self.stock.lock();
         self.assert_ours(&stock, frame, pages);
@@ -276,7 +276,7 @@ impl Arena {
     pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> usize {
         let first = cells.len();
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
-        // 1 what is there, free data extents included once the reserve is used up
+        // 1 free frames, free data extents included once the reserve is used up
         while let Some(seen) = self.take_cells(first + wanted, cells, locks) {
             // 2 more, or else what is free of the data after all
             if cells.len() == first + wanted

@@ -1,4 +1,4 @@
-//! Options: what an arena is built with, why it cannot be, and its numbers.
+//! Options: an arena's options, the errors of building one, and its numbers.
 //!
 //! A bound is the most memory that the arena and the control file take together, in bytes. Tables and address space are
 //! made for the largest bound ([`Reservation::memory_max`]); the bound in force lies between the least and that.
@@ -23,7 +23,7 @@ const EXTENTS_MIN: u64 = 6;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArenaOptions {
     /// The bound, in bytes: the arena and the control file together never take more. At least
-    /// [`Arena::MEMORY_MIN`](super::Arena::MEMORY_MIN); what is not a whole number of extents (2 MiB) is not used.
+    /// [`Arena::MEMORY_MIN`](super::Arena::MEMORY_MIN); a rest that is no whole extent (2 MiB) is not used.
     pub memory: u64,
 }
 
@@ -59,7 +59,7 @@ pub enum ArenaError {
         /// The least, in bytes.
         min: u64,
     },
-    /// The bound is above what this machine, container or version allows.
+    /// The bound is above the limit of this machine, container or version.
     #[error("{asked} bytes of memory are more than this process may use: give the cache at most {max}")]
     TooLarge {
         /// The bound asked for, in bytes.
@@ -75,7 +75,7 @@ pub enum ArenaError {
         /// The most, in bytes.
         max: u64,
     },
-    /// The bound is above what the arena was built for.
+    /// The bound is above the arena's largest.
     #[error(
         "{asked} bytes are more than the {max} this cache was built for: build it with a larger memory_max"
     )]

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! A backend takes part if its bytes have a name that lasts ([`Backend::content_key`]), such as an object's version,
-//! and it cannot write. So what is on the disk is never out of date, and nothing is ever invalidated.
+//! and it cannot write. So bytes on the disk are never out of date, and nothing is ever invalidated.
 //!
-//! **What arrives goes to the disk at once**, and not when memory evicts it: what is hot in memory would be lost with a
+//! **What arrives goes to the disk at once**, and not when memory evicts it: pages hot in memory would be lost with a
 //! process that is killed. While the disk has free space everything is worth it. Once it is full only what arrives a
 //! second time is, by a table of fingerprints: one pass over much data does not push out what is read again and again.
 //!
@@ -68,7 +68,7 @@ const FINGERPRINTS: Range<usize> = 1 << 12..1 << 22;
 /// Pages that are copied late in one piece, and pieces in one call. A piece opens one segment of the disk at most.
 const LATE_PAGES: u64 = 240;
 const LATE_PIECES: usize = 8;
-/// Free segments of the disk with which something is copied late: one is left to what arrives.
+/// Free segments of the disk with which something is copied late: one is left to arrivals.
 const LATE_SEGMENTS: usize = 2;
 /// After so many arrivals that were owed `on_owed` is called again.
 const WAKE_PUSHES: u64 = 1024;
@@ -106,7 +106,7 @@ pub(crate) enum CopyOutcome {
 }
 
 impl DiskTier {
-    /// Opens or makes the store of that name. Reads the tables of what is in it.
+    /// Opens or makes the store of that name. Reads its tables.
     pub(crate) fn open_store(options: &DiskOptions) -> Result<DiskStore, DiskError> {
         DiskStore::open_with(options, crate::sys::signal::block_all)
     }
@@ -189,7 +189,7 @@ impl DiskTier {
         }
     }
 
-    /// Copies some MiB at most of what is owed to the disk, by way of `buffer`. Waits for no device.
+    /// Copies some MiB of owed pages at most to the disk, by way of `buffer`. Waits for no device.
     pub(crate) fn copy_owed(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
         for piece in 0..LATE_PIECES {
             if self.store.trouble().is_some() {
@@ -209,7 +209,7 @@ impl DiskTier {
         CopyOutcome::More
     }
 
-    /// Copies what was taken, which are neighbours, as far as they are in memory still; what is refused is owed again.
+    /// Copies what was taken, which are neighbours, as far as they are in memory still; refused ones are owed again.
     fn copy(&self, taken: &mut TakenPages<'_>, buffer: &mut Vec<u8>) {
         let (taken, has_space) = (&mut taken.pages, self.has_space());
         while !taken.is_empty() {

@@ -41,7 +41,7 @@
 //!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`ReapMode::Wait`]; and
 //!     `sync`, for the device.
 //!  4. Bytes that have arrived are not written again.
-//!  5. Bytes of a file beyond what `complete` was told of are never shown to a reader.
+//!  5. Bytes of a file beyond those that `complete` was told of are never shown to a reader.
 //!  6. Nothing is written behind the last byte of a flush.
 
 use std::fmt;
@@ -173,7 +173,7 @@ pub struct Leasable<'a> {
 /// How the times of a file reflect changes of its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileTimes {
-    /// Any program that opens the file and changes it, by whatever way, changes them.
+    /// Any program that opens the file and changes it, in any way, changes them.
     ChangedByStores,
     /// They may not tell of stores to the file's mapped memory.
     ChangedByWrites,
@@ -235,7 +235,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn attributes(&self) -> io::Result<Attributes>;
 
     /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`]. Does not
-    /// wait for earlier fills: what the device cannot take yet is kept, and goes to it when others reap.
+    /// wait for earlier fills: fills that the device cannot take yet are kept, and go to it when others reap.
     fn submit(&self, fills: Vec<Fill>);
 
     /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once. Fills left

@@ -1,4 +1,4 @@
-//! Deferred shrink: what a resize left is given back later, by the background thread.
+//! Deferred shrink: memory that a resize left is given back later, by the background thread.
 //!
 //! A resize waits for half a second at most. Extents with pinned, dirty or in-flight pages go when they can: this task
 //! looks every tenth of a second as long as something is left, without waiting. As long as nothing was to be given

@@ -1,7 +1,7 @@
 //! Frame supply: frames for the pages of a window, and a charge of the reader's pool for them.
 //!
 //! ```text
-//!   gaps       (first page, pages) of what is not cached
+//!   gaps       (first page, pages) of uncached ranges
 //!   charge     the pool's, for all of them; at its limit the pool evicts of its own, then the gaps are cut short
 //!   frames     all of them in one hold of the arena's lock
 //!              none or too few: reclaim, then once more
@@ -426,7 +426,7 @@ impl FrameSupply {
         if has >= least {
             return has;
         }
-        // 2 Of what uncached reads have.
+        // 2 Of uncached reads' pages.
         coming.keep(least);
         self.reclaim.reclaim_uncached(pool, least - has, locks);
         has = take();
@@ -459,7 +459,7 @@ impl FrameSupply {
         (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Takes what frames there are, and reclaims for the rest as long as that brings some. For the first memory is
+    /// Takes the frames there are, and reclaims for the rest as long as that brings some. For the first memory is
     /// waited for, if the urgency says so and `locks` allows it.
     fn alloc_frames_slow(
         &self,

@@ -43,7 +43,7 @@ pub(crate) struct FetchedPages {
 }
 
 impl Filemap {
-    /// Fills what is missing, and waits for none of it; with [`FillUrgency::Asked`] for memory and places.
+    /// Fills missing pages, and waits for none of them; with [`FillUrgency::Asked`] for memory and places.
     ///
     /// # Errors
     /// There is no memory for the first page that is missing.

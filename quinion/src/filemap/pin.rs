@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //!  1. The pinned bytes are one range without a hole, from `position` on.
-//!  2. On an error nothing stays pinned: what was gathered is dropped on the way out.
+//!  2. On an error nothing stays pinned: the pins gathered are dropped on the way out.
 //!
 //! Not an invariant: that what fits is pinned while others pin too: two that want the last of the share may both be
 //! refused. Nor that the whole range is of one version of the file: each folio is as it was when it was filled.

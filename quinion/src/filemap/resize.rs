@@ -140,7 +140,7 @@ impl Bound<'_> {
         in_force();
         if more > 0 {
             self.empty_extents(Instant::now() + WAIT_MAX);
-            self.supply.background.wake(); // late readers, and what is left
+            self.supply.background.wake(); // late readers, and the rest
         }
         Ok(())
     }

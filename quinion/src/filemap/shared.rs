@@ -1,4 +1,4 @@
-//! Shared: what the paths of one cache have in common.
+//! Shared: state that the paths of one cache have in common.
 //!
 //! A [`Filemap`] is the state that all paths need besides a mapping. The read path is its own methods, in files by
 //! topic. State of one call has a type of its own, which lives as long as the call: a write (`WriteCall`), a

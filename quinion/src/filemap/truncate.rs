@@ -13,7 +13,7 @@
 //!
 //!   punch            1 to 5, then zero the parts of pages at both ends, then the device, then remove the pages between
 //!   extend           1 and 2, then zero the rest of the old last page, then the device, then the size
-//!   invalidate       1 to 5, then remove; with RemoveFilter::Clean what is dirty stays, and folios are split around it
+//!   invalidate       1 to 5, then remove; with RemoveFilter::Clean dirty pages stay, and folios are split around it
 //! ```
 //!
 //! The order is for readers, who take no lock. *Cut*: the size is stored before any page is freed or zeroed, so a
@@ -42,8 +42,8 @@
 //!
 //! Not an invariant: that a read of several pages sees a punch whole.
 //!
-//! Locks: Write, Invalidate, then what is below. A device is waited for under both: misses wait, hits go on. Cost: a
-//! walk over what is cached of the range; two splits at most; the backend's call.
+//! Locks: Write, Invalidate, then the locks below. A device is waited for under both: misses wait, hits go on. Cost: a
+//! walk over the cached part of the range; two splits at most; the backend's call.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ const MEMORY_AGAIN: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum OnPinned {
-    /// The pinned bytes stay while they are pinned; new reads find what is new.
+    /// The pinned bytes stay while they are pinned; new reads find the new bytes.
     #[default]
     Detach,
     /// Waits so long at most for the pins to go, before anything is changed; then the error is
@@ -136,7 +136,7 @@ impl<'c> Truncation<'c> {
         Self { filemap, mapping }
     }
 
-    /// Cuts the file, or extends it with zeros. Waits for the device, for writers, and for what is in flight there.
+    /// Cuts the file, or extends it with zeros. Waits for the device, for writers, and for requests in flight there.
     ///
     /// # Errors
     /// The backend's, [`ErrorKind::Busy`](crate::ErrorKind::Busy), or no memory for an edge; nothing was changed.
@@ -216,9 +216,9 @@ impl<'c> Truncation<'c> {
         Ok(())
     }
 
-    /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
+    /// Forgets the cached pages that lie wholly in the bytes of `range`, the file's last one counting as
     /// whole; returns how many went. With [`RemoveFilter::Clean`] dirty pages stay, and folios are split around them;
-    /// with [`RemoveFilter::All`] they are lost. Waits for writers, and for what is in flight.
+    /// with [`RemoveFilter::All`] they are lost. Waits for writers, and for requests in flight.
     ///
     /// # Errors
     /// No memory for the copy of what stays of a held folio; or the file could not be made longer, which was left to
@@ -325,7 +325,7 @@ impl<'c> Truncation<'c> {
         }
     }
 
-    /// Copies what is dirty and not in `unwanted`.
+    /// Copies dirty pages that are not in `unwanted`.
     fn yield_to_pins(self, index: PageIndex, unwanted: Range<PageIndex>) -> Result<(), Error> {
         match self.mapping.try_hold(index) {
             Ok(held) => self.detach(&held, unwanted),
@@ -379,7 +379,7 @@ impl<'c> Truncation<'c> {
         gone
     }
 
-    /// Takes out what is clean of `pages`. Folios with dirty pages are split, as far as there may be smaller ones.
+    /// Takes out the clean ones of `pages`. Folios with dirty pages are split, as far as there may be smaller ones.
     fn remove_clean(self, pages: Range<PageIndex>) -> Result<u64, Error> {
         let mut at = pages.start;
         while let Some(edge) = { self.mapping.lock().next_mixed(at..pages.end) } {
@@ -389,7 +389,7 @@ impl<'c> Truncation<'c> {
         Ok(self.remove(pages, RemoveFilter::Clean))
     }
 
-    /// A punch failed half-way: the file may differ from what is cached and clean.
+    /// A punch failed half-way: the file may differ from clean cached pages.
     fn forget_clean(self, pages: Range<PageIndex>) -> Result<(), Error> {
         let (from, end) = (
             pages.start.align_down(self.filemap.supply.folio_orders.min),

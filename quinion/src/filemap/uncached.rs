@@ -1,4 +1,4 @@
-//! Uncached: reads that leave in the cache what others want, and nothing else.
+//! Uncached: reads that leave in the cache the pages that others want, and no others.
 //!
 //! An uncached read is an ordinary read, but its folios are flagged from birth, and go when it has passed them.
 //!
@@ -72,7 +72,7 @@ use super::wait_policy::WaitPolicy;
 
 /// A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
 pub const TRAILS_MAX: usize = 24;
-/// The pause of a stream before what it left behind goes; at most twice as long.
+/// The pause of a stream before the pages it left behind go; at most twice as long.
 pub const PAUSE: Duration = Duration::from_secs(1);
 /// The most pages that left-overs stay behind their reader, at most 1 part in 64 of the cache; half of it at least,
 /// as pieces may be read out of order.
@@ -325,7 +325,7 @@ impl BackgroundTask for DropBehindState {
     }
 }
 
-/// Drops what an uncached read pinned, if the stream has passed it.
+/// Drops the pages that an uncached read pinned, if the stream has passed them.
 impl UnpinObserver for DropBehindState {
     fn unpinned(&self, pages: Pages) {
         let left = self.lock().outside(pages);

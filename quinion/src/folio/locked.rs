@@ -18,14 +18,14 @@
 //! has the bytes between set to zero, so that the range stays one; what is left around it is set to zero in the end.
 //!
 //! Invariants:
-//!  1. One value is one hold and one lock; both are given back once, on whatever way out.
+//!  1. One value is one hold and one lock; both are given back once, on every way out.
 //!  2. A folio becomes up to date with every byte of it written or zero.
 //!  3. No `&mut [u8]` of a frame exists: readers that came by a stale hint may be looking, and throw it away.
 //!
 //! Not an invariant: that the folio is in the index. It may be taken out at any time; then it is its holders' until
 //! they let it go, and [`FinishOutcome::Left`] says so.
 //!
-//! It wakes no thread: `mapping/grab.rs` wakes the threads that wait for what is unlocked here.
+//! It wakes no thread: `mapping/grab.rs` wakes the threads that wait for a folio unlocked here.
 
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ pub struct LockedFolio<'a> {
 }
 
 impl<'a> LockedFolio<'a> {
-    /// Locks what is held; if that cannot be done, says why and gives the hold back to the caller.
+    /// Locks a held folio; if that cannot be done, says why and gives the hold back to the caller.
     pub fn lock(held: HeldFolio<'a>) -> Result<Self, (LockRefused, HeldFolio<'a>)> {
         match held.arena().view().own(held.frame()).try_lock(held.stamp()) {
             Ok(word) => {
@@ -170,7 +170,7 @@ impl<'a> LockedFolio<'a> {
         self.touch(0..self.order().bytes());
     }
 
-    /// Sets to zero what lies between what is written and `at`, so that the two become one range.
+    /// Sets to zero the bytes between the written range and `at`, so that the two become one range.
     fn reach(&self, at: &Range<usize>) {
         if self.written.is_empty() || at.is_empty() {
             return;

@@ -81,7 +81,7 @@ pub struct ListReservation<'a> {
 }
 
 impl<'a> ListReservation<'a> {
-    /// The same reservation, with a charge for what is listed by it.
+    /// The same reservation, with a charge for the folios listed by it.
     #[must_use]
     #[inline]
     pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
@@ -95,7 +95,7 @@ impl<'a> ListReservation<'a> {
         self.returned_soon = pages;
         self
     }
-    /// Pages of what is listed by it that came back soon.
+    /// Pages listed by it that came back soon.
     #[inline]
     pub fn returned_soon(&self) -> u64 {
         self.returned_soon
@@ -177,11 +177,11 @@ impl Lists {
     pub fn limit(&self, pool: PoolNumber) -> u64 {
         self.account(pool).limit()
     }
-    /// Sets it; what the pool has already it keeps until it is reclaimed.
+    /// Sets it; the pool keeps the pages it has until they are reclaimed.
     pub fn set_limit(&self, pool: PoolNumber, pages: u64) {
         self.account(pool).set_limit(pages);
     }
-    /// Charges `pool` what of `wanted` pages its limit allows, in whole folios of `unit`.
+    /// Charges `pool` as many of `wanted` pages as its limit allows, in whole folios of `unit`.
     pub fn charge(&self, pool: PoolNumber, wanted: u32, unit: Order) -> Charge<'_> {
         Charge::of(self, pool, wanted, unit)
     }
@@ -204,7 +204,7 @@ impl Lists {
         }
     }
 
-    /// A reservation of nothing, to which what is popped of the rings of `pool` adds.
+    /// A reservation of nothing, to which entries popped of the rings of `pool` add.
     pub fn empty_reservation(&self, pool: PoolNumber) -> ListReservation<'_> {
         ListReservation { lists: self, entries: 0, charge: Charge::none(self, pool), returned_soon: 0 }
     }
@@ -263,7 +263,7 @@ impl Lists {
         ListsGuard { free: rings.free_entries(), tally: ChargeDelta::default(), lists: self, grown, rings }
     }
 
-    /// Whether every invariant of the rings holds; what does not, in words. Cost: all entries.
+    /// Whether every invariant of the rings holds; the first that does not, in words. Cost: all entries.
     pub fn check(&self) -> Result<(), String> {
         let (rings, view) = (self.rings.lock(), self.arena.view());
         rings.check(&ListPositions(view.grown()), |frame, order| {
@@ -431,7 +431,7 @@ impl<'a> ListsGuard<'a> {
     #[inline]
     pub fn remove(&mut self, frame: Frame) {
         if self.holds(frame) {
-            self.remove_held(frame); // what reclaim has popped is in none
+            self.remove_held(frame); // folios that reclaim has popped are in none
         }
     }
 

@@ -63,7 +63,7 @@ pub enum BatchEnd {
     Absent,
     /// The folio at the first index is not ready. It is the only one, held, so that it can be waited for.
     FirstNotReady,
-    /// The next folio is not ready. It is left out: take what is there, then come again.
+    /// The next folio is not ready. It is left out: take the batch, then come again.
     NotReady,
     /// The last folio carries the readahead marker. It may cover the last index as well.
     Marked,
@@ -76,7 +76,7 @@ pub enum BatchEnd {
 /// A condition that ends a batch, besides a hole and the end of its range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopRule {
-    /// A folio that is not ready, and one with the marker: what a reader wants.
+    /// A folio that is not ready, and one with the marker: for readers.
     NotReadyOrMarked,
     /// Nothing: folios are taken as they stand.
     Nothing,
@@ -87,11 +87,11 @@ pub enum StopRule {
 pub enum LastFolioRule {
     /// Nothing.
     Stop,
-    /// One more slot is read and not used; for measurements of what that costs.
+    /// One more slot is read and not used; for measurements of its cost.
     LookPast,
 }
 
-/// How a batch is gathered. Callers name constants of it, so what is not asked for is not compiled.
+/// How a batch is gathered. Callers name constants of it, so unused rules are not compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchRules {
     /// The condition that ends it early.
@@ -236,7 +236,7 @@ impl Mapping {
         }
     }
 
-    /// Holds the folio that covers the walker's index, and says what may be done with it. One that left right behind
+    /// Holds the folio that covers the walker's index, and says whether it may be read. One that left right behind
     /// the hold is noticed by a second look, at the slot and at the descriptor, and sought anew from the root.
     #[inline]
     fn hold_at<S: RacySlots + ?Sized>(

@@ -75,7 +75,7 @@ pub enum MarkOutcome {
         /// Pages.
         newly: u32,
     },
-    /// The folio has left the index, or one of them: what was written there is lost with it. The caller writes it anew.
+    /// The folio has left the index, or one of them: bytes written there are lost with it. The caller writes it anew.
     Left,
 }
 

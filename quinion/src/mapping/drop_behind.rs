@@ -199,7 +199,7 @@ impl Mapping {
             return FolioVerdict::Leave;
         }
         let word = descriptor.word();
-        // This changes under the tree lock alone, so what is clean here is clean when it is retired.
+        // This changes under the tree lock alone, so a folio that is clean here is clean when it is retired.
         if word.has(Flags::UNWRITTEN) {
             return FolioVerdict::Leave;
         }

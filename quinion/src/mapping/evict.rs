@@ -120,7 +120,7 @@ impl MappingGuard<'_> {
     ) {
         let (mapping, first) = (self.mapping, evicted.len());
         if mapping.backing().places().is_some() {
-            return; // others map what is there
+            return; // others map these pages
         }
         let nodes = mapping.nodes();
         let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The result is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where the
-//! index differs from what the look found; the prefix is kept, what was locked behind it is released, so that the
+//! index differs from what the look found; the prefix is kept, folios locked behind it are released, so that the
 //! locking order below holds, and the next round begins there with a new look. [`GrabEnd`] says where the grab ends.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
@@ -124,7 +124,7 @@ pub enum GrabEnd<E> {
     Failed(E),
 }
 
-/// Between which steps of a round a watcher is called: for tests of what may happen there.
+/// Between which steps of a round a watcher is called: for tests of races there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrabStep {
     /// Frames are there, and nothing of this round is locked.
@@ -143,7 +143,7 @@ pub type GrabObserver<'w> = &'w mut dyn FnMut(GrabStep);
 pub enum MemoryWait {
     /// Nothing is locked: it may.
     Wait,
-    /// The caller has folios locked: it takes what there is, or can be made at once.
+    /// The caller has folios locked: it takes frames that are free, or can be made so at once.
     Hurry,
 }
 
@@ -156,7 +156,7 @@ pub enum GapFrames {
     LookAgain,
 }
 
-/// Where the frames of a grab come from. In each round it is asked once, and told once what became of them.
+/// Where the frames of a grab come from. In each round it is asked once, and told once of their outcome.
 pub trait FrameSource {
     /// An error of the source.
     type Error;

@@ -1,7 +1,7 @@
 //! Hooks: steps of the index that a benchmark or a test takes over.
 //!
 //! ```text
-//!   step                        hook                 what it is replaced for
+//!   step                        hook                 simulates
 //!   look up, for a grab         lookup_pages_max     a walk for each page
 //!   take nodes, before a lock   nodes_taken_max      nodes that run out under the lock
 //!   keep nodes, after it        nodes_kept_max       the same, each time
@@ -59,7 +59,7 @@ pub trait TreeWalks {
     /// Whether a folio stands on one of `pages` pages from `first` on.
     fn has_folio(&self, first: PageIndex, pages: u64) -> bool;
 
-    /// The order of what stands at `index`, if anything does.
+    /// The order of the entry at `index`, if there is one.
     fn order_at(&self, index: PageIndex) -> Option<Order>;
 }
 

@@ -57,7 +57,7 @@ pub enum MemoryEntry {
     Folio,
     /// Nothing, from this page on up to that one.
     Hole {
-        /// The first page behind the hole, or the end of what was asked for.
+        /// The first page behind the hole, or the end of the range asked for.
         end: PageIndex,
     },
     /// A value: data that is in the spill file.
@@ -111,7 +111,7 @@ impl Mapping {
         Some(mapping.backed(Backing::Memory(MemoryBacking { folio_order_max, spill, spilled })))
     }
 
-    /// Whether it is a memory file: what is not in its tree is zeros, and what is there is nowhere else.
+    /// Whether it is a memory file: pages not in its tree are zeros, and those in it are nowhere else.
     #[inline]
     pub fn is_memory(&self) -> bool {
         self.backing().is_memory()

@@ -1,4 +1,4 @@
-//! New folio: what is to be inserted into an index, and what becomes of it.
+//! New folio: a request to insert into an index, and its outcome.
 //!
 //! ```text
 //!   run of frames   [------------- 13 pages -------------]        index and frame of its first page
@@ -179,7 +179,7 @@ pub fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, O
     })
 }
 
-/// The first `pages` pages of a run, and what follows them.
+/// The first `pages` pages of a run, and the rest.
 pub fn cut(run: FillRun, pages: u32) -> (FillRun, FillRun) {
     let behind = FillRun {
         index: run.index.plus(u64::from(pages)),

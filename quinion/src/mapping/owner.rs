@@ -1,4 +1,4 @@
-//! Owner: a mapping as the process that changes it sees it: its index, its locks, and what is behind its pages.
+//! Owner: a mapping as the process that changes it sees it: its index, its locks, and the store behind its pages.
 //!
 //! ```text
 //!   Mapping -- FolioIndex       which folio holds which pages; the tree lock           index.rs
@@ -186,7 +186,7 @@ impl Mapping {
     pub fn replace_backend(&self, backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
         std::mem::replace(&mut *self.backend.lock().unwrap_or_else(PoisonError::into_inner), backend)
     }
-    /// The way of its content to the file: what is dirty, in flight, or written and not durable.
+    /// The way of its content to the file: pages dirty, in flight, or written and not durable.
     #[inline]
     pub fn writeback(&self) -> &WritebackState {
         &self.writeback
@@ -275,7 +275,7 @@ impl Mapping {
     pub fn lock_as(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
         let tree = self.index.tree.lock_as(locks)?;
         self.index.stock.count_lock();
-        let keep = self.index.stock.count(); // what goes out of the tree goes to the arena
+        let keep = self.index.stock.count(); // nodes that leave the tree go to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(self.arena()) })
     }
     /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping,

@@ -1,4 +1,4 @@
-//! Remove: what is cached of a range of a file goes, on behalf of the caller that takes it out of the file.
+//! Remove: the cached pages of a range of a file go, on behalf of the caller that takes it out of the file.
 //!
 //! ```text
 //!   index    0   1   2   3   4   5   6   7   8   9
@@ -68,7 +68,7 @@ pub enum InFlight<'m> {
 }
 
 impl Mapping {
-    /// Takes what lies in `pages` out, hold by hold of the tree lock; how many pages went.
+    /// Takes all entries in `pages` out, hold by hold of the tree lock; how many pages went.
     pub fn remove_range(&self, pages: Range<PageIndex>, what: RemoveFilter) -> u64 {
         let (mut from, mut gone) = (pages.start, 0);
         while from < pages.end {
@@ -155,7 +155,7 @@ impl MappingGuard<'_> {
                 let goes = match entry.kind() {
                     Kind::Folio(frame) => mapping.goes(Frame(frame), what),
                     Kind::Value(value) if value.is_spill() => what == RemoveFilter::All,
-                    _ => continue, // what only remembers goes also if it reaches over an edge
+                    _ => continue, // a shadow goes also if it reaches over an edge
                 };
                 if !(goes && pages.start.0 <= first && behind <= end) {
                     (run.end, then) = (first.max(from), behind);

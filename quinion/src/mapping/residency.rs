@@ -1,4 +1,4 @@
-//! Residency: what of a range is cached, told stretch by stretch.
+//! Residency: the states of a range's pages, stretch by stretch.
 //!
 //! ```text
 //!   tree        [---- F ----][ G ]  .  .  [s][s][ H ]      F, G filled   H being filled   s  shadows

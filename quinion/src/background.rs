@@ -34,12 +34,12 @@ use crate::sys::fork::ForkGuard;
 
 /// Work without a deadline.
 pub trait BackgroundTask: Send + Sync {
-    /// Does what is due now. Returns after how long to come again without a wake-up; `None`: only then.
+    /// Does the work due now. Returns after how long to come again without a wake-up; `None`: only then.
     /// May take locks and wait for them, as a thread that holds none.
     fn run(&self) -> Option<Duration>;
 }
 
-/// What a thread does last.
+/// A closure that a background thread runs last.
 pub type ThreadExit = Box<dyn FnOnce() + Send>;
 
 /// One cache's tasks, and the thread that does them.
@@ -139,7 +139,7 @@ impl BackgroundThread {
         if let Thread::Running(handle, id) = thread
             && id != std::thread::current().id()
         {
-            let _ = handle.join(); // it catches what tasks throw
+            let _ = handle.join(); // it catches tasks' panics
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Curve: what share of reads would miss in a cache of any size, from a sample of the pages.
+//! Curve: the share of reads that would miss in a cache of any size, from a sample of the pages.
 //!
 //! In an LRU cache a page is still there when it is read again exactly if the different pages read in between, and
 //! itself, fit: its **reuse distance**. So one pass over all reads, with a histogram of distances, tells the misses at
@@ -18,11 +18,11 @@
 //!
 //! Distances come from a row of 0s and 1s, with a 1 where some sample was read last, over which a Fenwick tree counts.
 //!
-//! What hash and chance make too many or too few of the reads is known, since all reads are counted: the difference is
-//! given to the smallest distance, as hot pages are those that chance is unjust about (the paper's SHARDS-adj).
+//! The sample's excess or lack of reads, by hash and chance, is known, since all reads are counted. It is credited to
+//! the smallest distance, since sampling errs most on hot pages (the paper's SHARDS-adj).
 //!
 //! Invariants:
-//!  1. At most `samples_max` samples, so memory is bounded, whatever is read and for how long.
+//!  1. At most `samples_max` samples, so memory is bounded, for any reads and any time.
 //!  2. Every sample has a hash below the threshold, and one 1 in the row.
 //!
 //! Not an invariant: that the cache does as the curve says. It is the curve of an LRU of single pages
@@ -67,7 +67,7 @@ struct Samples {
     seen: Histogram,
 }
 
-/// Reads by reuse distance, each weighted with what it stands for.
+/// Reads by reuse distance, each weighted with the reads it stands for.
 #[derive(Clone, Debug)]
 struct Histogram {
     /// By class of distance.
@@ -273,7 +273,7 @@ impl MissRatioCurve {
         (self.rate, self.samples)
     }
 
-    /// The curve of what was read since `before` was taken of the same cache: of the last hour, not of the whole life.
+    /// The curve of the reads since `before` was taken of the same cache: of the last hour, not of the whole life.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut seen = self.seen.clone();

@@ -1,13 +1,13 @@
 //! Errors: what was asked, what is wrong, what to do.
 //!
-//! [`Error::kind`] is what a program decides by; the message is for people and always ends with a remedy where there
-//! is one. An input or output error keeps its source.
+//! Programs decide by [`Error::kind`]; the message is for people and ends with a remedy where there is one. An input or
+//! output error keeps its source.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// What a call could not do, and why. `Debug` prints the message as well, for `main`.
+/// An error of this library: the call that failed, and why. `Debug` prints the message as well, for `main`.
 #[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<Repr>);
@@ -15,7 +15,7 @@ pub struct Error(Box<Repr>);
 /// The result of a call of this library.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What kind of error it is; more kinds may come.
+/// The kind of an error; more kinds may come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -41,7 +41,7 @@ pub enum ErrorKind {
     ReadOnly,
     /// The file, or its store, could not be changed. Earlier writes stay in the cache, and are tried again.
     Write,
-    /// What was written is not known to be durable; it may be lost until a later sync returns `Ok`.
+    /// Written data is not known to be durable; it may be lost until a later sync returns `Ok`.
     Sync,
     /// As [`ErrorKind::Write`] or [`ErrorKind::Sync`], because there is no space left, or a quota is used up.
     NoSpace,
@@ -214,7 +214,7 @@ impl Error {
         }
     }
 
-    /// What kind of error it is.
+    /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         match *self.0 {
             Repr::Build(_) => ErrorKind::Build,

@@ -20,7 +20,7 @@
 //! stay right, and a thread that wants others gets an error. If the last change of a file is so recent that another
 //! change could carry the same time, opening it waits. A new name or a removal changes the inode, and breaks nothing.
 //!
-//! **What is not found out.** The time of the inode's last change is therefore not looked at, and so two are not seen:
+//! **Undetected changes.** The time of the inode's last change is therefore not looked at, and so two are not seen:
 //! a program that writes in place and then sets the time of modification back; and a thread that stores through a
 //! mapping of the snapshot, until the kernel notes the time, which may be after its bytes can be read. A device's
 //! content has no times at all, and that of a [`Backend`] of the user's as many as it gives it. In all of these what
@@ -99,11 +99,11 @@ pub struct ImageMemory {
     process: ForkGuard,
 }
 
-/// Is told what came of pages: in rising order, each page once. It may say that it is enough.
+/// Is told the outcome for pages: in rising order, each page once. It may say that it is enough.
 pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
 
 impl ImageMemory {
-    /// An image of what `backend` reads, called `name` in errors, and known to reclaim under the unique
+    /// An image of the file behind `backend`, called `name` in errors, and known to reclaim under the unique
     /// number `id`. Nothing is read yet. Waits a moment if the file was just written.
     ///
     /// # Errors
@@ -159,11 +159,11 @@ impl ImageMemory {
     pub fn pages(&self) -> u64 {
         pages_of_bytes(self.opened.size)
     }
-    /// What the snapshot was when it was opened.
+    /// The snapshot's attributes when it was opened.
     pub fn opened(&self) -> &Attributes {
         &self.opened
     }
-    /// What it is called in errors.
+    /// The snapshot's name in errors.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -225,7 +225,7 @@ impl ImageMemory {
     pub fn bring(&self, pages: Range<PageIndex>, tell: PageObserver<'_>) {
         let (mut at, mut started) = (pages.start, pages.start);
         while at < pages.end {
-            // 1 What is ready is said to be.
+            // 1 Ready pages are reported.
             let ready = self.first_missing(at, pages.end);
             if ready > at {
                 if tell(at..ready, Ok(())).is_break() {
@@ -234,7 +234,7 @@ impl ImageMemory {
                 at = ready;
                 continue;
             }
-            // 2 A piece of what is not, which is waited for; and more behind it.
+            // 2 A piece of the others, which is waited for; and more behind it.
             let piece = at..self.first_ready(at, piece_end(at, pages.end));
             let told = match self.start_piece(&piece, pages.end, &mut started) {
                 Ok(()) => self.bring_piece(piece.clone(), tell),
@@ -371,7 +371,7 @@ fn is_same(opened: &Attributes, now: &Attributes) -> bool {
     content(opened) == content(now)
 }
 
-/// What a file is, when a change that comes later is sure to show. Waits for that, if it was changed just now.
+/// The attributes of a file, once any later change is sure to show in them: waits, if it was changed just now.
 fn settled(backend: &dyn Backend, name: &str) -> Result<Attributes, Error> {
     let began = Instant::now();
     let mut seen = backend.attributes().map_err(Repr::Attributes)?;
@@ -513,7 +513,7 @@ impl MachineMemory {
         let range = self.range(position, len)?;
         let page = PAGE_SIZE as u64;
         let (first, end) = (range.start.next_multiple_of(page), range.end / page * page);
-        // What lies behind the last byte is zeros, whatever becomes of it.
+        // Bytes behind the last one are zeros, punched or not.
         let end = if range.end == self.size { range.end.next_multiple_of(page) } else { end };
         if first >= end {
             return self.zero(range);
@@ -579,7 +579,7 @@ impl GuestSlice<'_> {
 }
 
 impl io::Write for GuestSlice<'_> {
-    /// 0 if it is full. Fails if the machine has no memory, because another thread took away what was given.
+    /// 0 if it is full. Fails if the machine has no memory, because another thread took away the memory given.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let len = bytes.len().min(self.left());
         if let Err(error) = self.memory.write(self.at, &bytes[..len]) {

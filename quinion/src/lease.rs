@@ -239,7 +239,7 @@ impl Leases {
         let Threads::Running { fetcher, worker, .. } = threads else { return };
         for thread in [fetcher, worker] {
             if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join(); // it catches what holders throw
+                let _ = thread.join(); // it catches holders' panics
             }
         }
     }
@@ -309,7 +309,7 @@ impl LeaseShared {
     fn enter(&self, number: RawFd, holder: Weak<dyn LeaseHolder>) {
         let mut table = self.lock();
         if table.holders.is_empty() {
-            // There were none, and what is taken from now on is younger.
+            // There were none, and leases taken from now on are younger.
             self.see(now(), break_time());
             self.wakeup.notify_all();
         }

@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! And there are files that are nowhere else, sparse and as large as one likes, in the same memory:
+//! And there are files that exist only in this memory, sparse and as large as you like:
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

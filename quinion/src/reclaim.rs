@@ -86,7 +86,7 @@ const SCANS_MAX: u64 = 5;
 const SHADOW_THOUSANDTHS: u64 = 18;
 /// One part in so many of the cache stays behind a stream's reader.
 const FOLLOWERS_SHARE: u64 = 16;
-/// What a folio is to its pool that comes back to the place of its shadow.
+/// How a folio that comes back to the place of its shadow entry is classified, for its pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FolioReturn {
     /// Whether it was away for long.
@@ -260,7 +260,7 @@ impl Reclaim {
         weights(&self.lists.lock(), PoolNumber::DEFAULT)
     }
 
-    /// What is wrong with what is listed and remembered. Cost: all folios, and all nodes that only remember.
+    /// Checks the rings and the list of shadow nodes. Cost: all folios, and all nodes that hold only shadow entries.
     pub fn check(&self) -> Result<(), String> {
         self.lists.check()?;
         self.shadow_nodes.check()
@@ -337,8 +337,8 @@ impl Reclaim {
     /// for long. Counts it among what came back.
     pub fn note_refault(&self, pool: PoolNumber, memory: ShadowInfo, order: Order) -> FolioReturn {
         let (view, state) = (self.arena.view(), self.state(pool));
-        // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along. A pool holds
-        // what it is charged for, and the default pool what the others are not.
+        // The cache's size is all that has grown, index nodes (a few hundredths) included. A pool's size is its charge,
+        // and the default pool's is the rest.
         let grown = u64::from(view.frames_grown().saturating_sub(view.layout().frames_meta));
         let held = match pool {
             PoolNumber::DEFAULT => grown.min(self.arena.pages_max()).saturating_sub(self.charged_by_others()),
@@ -689,7 +689,7 @@ impl Reclaim {
         !flagged || adopted
     }
 
-    /// What is to be seen of a folio. The caller has had the lock of the rings since it was listed.
+    /// The state of a scanned folio. The caller has had the lock of the rings since it was listed.
     fn look(&self, folio: &Scanned<'_>) -> OldestState {
         if !can_go(folio.descriptor) && !self.can_spill(folio.frame) {
             return OldestState::Stuck;
@@ -709,7 +709,7 @@ impl Reclaim {
     }
 
     /// Takes `victims`, all of the pool of `reservation`, out of their mappings and frees them, or sends them to the
-    /// spill file. What stays is listed again.
+    /// spill file. Folios that stay are listed again.
     fn evict(&self, victims: Vec<Victim>, reservation: ListReservation<'_>, locks: LockWait) -> EvictedPages {
         let pool = reservation.pool();
         self.prune_shadow_nodes(victims.len() as u64, locks);
@@ -775,7 +775,7 @@ impl Reclaim {
         }
     }
 
-    /// What `victim` leaves behind; `word` is its descriptor's from before it left. The caller holds its tree's lock.
+    /// The entry to replace `victim`, whose descriptor was `word` before. The caller holds its tree's lock.
     fn leave(&self, leaving: &mut Leaving<'_>, victim: &Victim, word: DescriptorWord) -> Replacement {
         let standing =
             if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };

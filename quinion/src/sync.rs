@@ -64,7 +64,7 @@ mod ranked {
         Arena = 14,
         /// The submission side of a ring.
         Submit = 15,
-        /// What the owner knows of one viewer.
+        /// The owner's state of one viewer.
         Viewer = 16,
         /// A change of one page's bytes in place, or a read of them that must not race.
         Page = 17,
@@ -121,7 +121,7 @@ mod ranked {
         inner: Mutex<T>,
     }
 
-    /// What holding a [`RankedMutex`] looks like.
+    /// The guard of a [`RankedMutex`].
     #[derive(Debug)]
     pub struct RankedGuard<'a, T> {
         inner: MutexGuard<'a, T>,
@@ -149,7 +149,7 @@ mod ranked {
                 LockWait::Try => self.try_lock(),
             }
         }
-        /// What is guarded, for a caller that has the mutex alone.
+        /// The guarded value, for a caller with exclusive access to the mutex.
         pub fn get_mut(&mut self) -> &mut T {
             self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
@@ -185,13 +185,13 @@ mod ranked {
         rank: Rank,
         inner: RwLock<T>,
     }
-    /// What holding a [`RankedRwLock`] shared looks like.
+    /// The guard of a [`RankedRwLock`] that is locked shared.
     #[derive(Debug)]
     pub struct RankedReadGuard<'a, T> {
         inner: RwLockReadGuard<'a, T>,
         _held: Held,
     }
-    /// What holding a [`RankedRwLock`] alone looks like.
+    /// The guard of a [`RankedRwLock`] that is locked exclusively.
     #[derive(Debug)]
     pub struct RankedWriteGuard<'a, T> {
         inner: RwLockWriteGuard<'a, T>,

@@ -21,10 +21,10 @@
 //! A **bucket** is as small as lets 24 bits span the cache 256 times; below 64 Ki pages (256 MiB) it is one page. So
 //! the age wraps once in 256 cachefuls of evictions, and the difference of two ages is right across a wrap.
 //!
-//! Distances also say what a larger cache would have kept: [`RefaultCounts`] counts pages by that least **growth**:
+//! Distances also tell which pages a larger cache would have kept: [`RefaultCounts`] counts them by least **growth**:
 //!
 //! ```text
-//!   + 1/8   + 1/4   + 1/2   + 1   + 2   + 4  ...  + 128   more      times what was held when they came back
+//!   + 1/8   + 1/4   + 1/2   + 1   + 2   + 4  ...  + 128   more      times the pages held when they came back
 //! ```
 //!
 //! Invariants:
@@ -32,12 +32,12 @@
 //!  2. The age only grows: by the pages of each folio that leaves or is activated.
 //!
 //! Not an invariant: that an old page is taken for an old one. After a whole lap of 2^24 buckets a distance looks small
-//! again. It costs one folio an undeserved round. Nor that a curve has all refaults: what is remembered is bounded, and
+//! again. It costs one folio an undeserved round. Nor that a curve has all refaults: shadow entries are bounded, and
 //! a page whose shadow was forgotten counts as new. Nor that its growths are exact: pages that were activated meanwhile
-//! count along, so a distance is rather too long, and what is kept rather more than the curve says.
+//! count along, so a distance is rather too long, and the kept pages rather more than the curve says.
 //!
-//! Kernel cousin: mm/workingset.c. This differs: the age is the cache's and not a group's, what is compared with is all
-//! that the cache holds, and buckets are chosen so that the age seldom laps instead of so that it fits.
+//! Kernel cousin: mm/workingset.c. This differs: the age is the cache's and not a group's, a distance is compared with
+//! all pages of the cache, and buckets are chosen so that the age seldom laps instead of so that it fits.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,7 +51,7 @@ const LAPS: u64 = 256;
 
 const _: () = assert!(AGES * 2 == PAYLOADS_MAX, "a standing and an age are a shadow's payload");
 
-/// What a folio was to the cache when it left.
+/// The state of a folio when it was evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EvictedState {
     /// One of many.
@@ -60,16 +60,16 @@ pub enum EvictedState {
     WorkingSet,
 }
 
-/// What a shadow remembers.
+/// Contents of a shadow entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShadowInfo {
-    /// What the folio was.
+    /// The folio's state.
     pub standing: EvictedState,
     /// The age at which it left, in buckets; below 2^24.
     bucket: u32,
 }
 
-/// What a page that comes back is to the cache.
+/// The class of a refault, by how long the page was away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refault {
     /// A cache twice as large would have kept it: it belongs to the working set.
@@ -118,7 +118,7 @@ impl Scale {
     }
 }
 
-/// One cache's age, and what is compared with it. Shared by all threads; no step of it waits.
+/// One cache's age, and the scale of its buckets. Shared by all threads; no step of it waits.
 #[derive(Debug)]
 pub struct WorkingSet {
     scale: Scale,
@@ -144,13 +144,13 @@ impl WorkingSet {
         self.age.load(Ordering::Relaxed)
     }
 
-    /// A folio of `order` leaves: what its shadow is to say. The age grows by its pages.
+    /// A folio of `order` leaves: returns the contents of its shadow entry. The age grows by its pages.
     pub fn remember(&self, order: Order, standing: EvictedState) -> ShadowInfo {
         let age = self.age.fetch_add(u64::from(order.pages()), Ordering::Relaxed);
         ShadowInfo { standing, bucket: self.scale.bucket(age) }
     }
 
-    /// Pages that were evicted or activated since `memory` was left: so many more would have kept what left it.
+    /// Pages that were evicted or activated since `memory` was left: so many more would have kept the folio.
     pub fn distance(&self, memory: ShadowInfo) -> u64 {
         self.scale.distance(memory, self.age())
     }
@@ -171,7 +171,7 @@ impl WorkingSet {
     }
 }
 
-/// By how much a cache would have had to be larger, in eighths of what it held; what exceeds the last is the rest.
+/// By how much a cache would have had to be larger, in eighths of its pages; larger growths are the rest.
 const GROWTH_EIGHTHS: [u64; GROWTHS] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 const GROWTHS: usize = 11;
 
@@ -193,7 +193,7 @@ impl RefaultCounts {
         self.0[growth_of(distance, held)].fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn curve(&self) -> RefaultCurve {
         RefaultCurve { pages: std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)) }
     }
@@ -213,7 +213,7 @@ impl RefaultCurve {
     }
 
     /// Pages that a cache larger by `growth` would have kept: 0.5 is half as large again, 1 is twice as large. A
-    /// growth between two points counts as the lower of them, so what is told is not too much.
+    /// growth between two points counts as the lower of them, so the result is not too large.
     pub fn kept_pages(&self, growth: f64) -> u64 {
         self.points().iter().rev().find(|(point, _)| *point <= growth).map_or(0, |(_, pages)| *pages)
     }
@@ -227,7 +227,7 @@ impl RefaultCurve {
         })
     }
 
-    /// What came back since `before` was taken of the same cache.
+    /// Refaults since `before`, an earlier snapshot of the same cache.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self { pages: std::array::from_fn(|at| self.pages[at].saturating_sub(before.pages[at])) }

@@ -26,7 +26,7 @@ use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
 use quinion_view::arena::CellNumber;
 use quinion_view::arena::{Flags, NodeHead};
 
-/// What of the first gap that has not all its frames has none, if `got` pages have one.
+/// The part of the first incomplete gap that has no frames, if the first `got` pages have theirs.
 fn next_wanted(gaps: &[Gap], mut got: u32) -> Option<Gap> {
     gaps.iter().find_map(|&Gap { first, pages }| {
         let wanted = (got < pages).then(|| Gap { first: first.plus(u64::from(got)), pages: pages - got });
@@ -51,7 +51,7 @@ pub(super) struct GrowRequest {
     pub locks: LockWait,
 }
 
-/// What can be had without evicting anything; a hint, as others take and give back.
+/// Memory to be had without evicting anything; a hint, as others take and give back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AvailableMemory {
     /// Free pages, and those by which the arena may still grow.
@@ -144,7 +144,7 @@ impl Arena {
         0
     }
 
-    /// What can be had without evicting anything. `None` if the lock of the lists is busy and `locks` does not wait.
+    /// Memory to be had without evicting anything. `None` if the lock of the lists is busy and `locks` does not wait.
     pub fn available(&self, locks: LockWait) -> Option<AvailableMemory> {
         let stock = self.stock.lock_as(locks)?;
         let growable = u64::from(stock.growable(ExtentPurpose::Data)) * u64::from(EXTENT_PAGES);
@@ -172,7 +172,7 @@ impl Arena {
         self.free_all(&[(frame, order)]);
     }
 
-    /// Gives `pages` frames from `frame` on back, whatever their alignment; as [`Arena::free`].
+    /// Gives `pages` frames from `frame` on back, at any alignment; as [`Arena::free`].
     pub fn free_run(&self, frame: Frame, pages: u32) {
         let mut stock = self.stock.lock();
         self.assert_ours(&stock, frame, pages);
@@ -208,7 +208,7 @@ impl Arena {
         }
     }
 
-    /// What has arrived in the frames of folios is forgotten with them; see `pages_read.rs`.
+    /// Forgets which pages of partly filled folios have arrived; see `pages_read.rs`.
     fn forget_pages_read(&self, folios: &[(Frame, Order)]) {
         let grown = self.view.grown();
         for &(frame, order) in folios {
@@ -276,7 +276,7 @@ impl Arena {
     pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> usize {
         let first = cells.len();
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
-        // 1 what is there, free data extents included once the reserve is used up
+        // 1 free frames, free data extents included once the reserve is used up
         while let Some(seen) = self.take_cells(first + wanted, cells, locks) {
             // 2 more, or else what is free of the data after all
             if cells.len() == first + wanted

@@ -13,7 +13,7 @@
 //! **Recent frames.** A full cache of single pages frees one for each that it takes: to merge each with its buddies and
 //! split it off again would be work for nothing. So single frames that come back by [`Buddy::free_page`] wait on a
 //! small stack, unmerged, and the next request for one frame takes the newest. A request for more than a frame, and
-//! whatever looks for the free frames of a range, merges them first. Linux has the same in its per-CPU page lists.
+//! any search for the free frames of a range, merges them first. Linux has the same in its per-CPU page lists.
 //!
 //! ```text
 //!   free_page: 7, 40, 3     recent  [7 40 3|      no head, in no list, merged with nothing
@@ -276,8 +276,7 @@ impl<const TOP: u8> Buddy<TOP> {
         })
     }
 
-    /// What is wrong with the lists, if anything; `frames` are all that may be free.
-    /// Cost: a step for each of them, and a bit of memory.
+    /// Checks the lists; `frames` are all that may be free. Cost: a step for each of them, and a bit of memory.
     pub fn check(&self, links: &impl FreeLinks, frames: Range<u32>) -> Result<(), String> {
         let listed = self.check_lists(links, &frames)?;
         let marked = frames.clone().filter(|&f| links.free_order(Frame(f)).is_some()).count();

@@ -147,7 +147,7 @@ impl Cells {
         if empty { CellFreed::ExtentEmpty(extent) } else { CellFreed::Kept }
     }
 
-    /// What is wrong with the lists, if anything. Cost: a step and a bit for each free cell.
+    /// Checks the lists. Cost: a step and a bit for each free cell.
     pub fn check(&self, links: &impl CellLinks) -> Result<(), String> {
         for (&extent, cells) in &self.extents_of_cells {
             cells.check(extent, links)?;

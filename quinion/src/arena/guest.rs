@@ -112,7 +112,7 @@ pub struct GuestExtents {
     first: Frame,
     pages: u32,
     file: OwnedFd,
-    /// What of each extent has memory.
+    /// Which pages of each extent have memory.
     backing: Box<[Mutex<ExtentBacking>]>,
 }
 
@@ -302,7 +302,7 @@ impl GuestExtents {
     fn unback(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
         let nth = index.0 as usize / EXTENT_PAGES as usize;
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
-        // Whatever the system says: a page that is said to have none is given some before it is used.
+        // Also if the punch fails: a page marked as without memory is given some before it is used.
         *backing = match std::mem::replace(&mut *backing, ExtentBacking::Nothing) {
             // None that is known: a process that has the file open may have touched it.
             ExtentBacking::Nothing => ExtentBacking::Nothing,
@@ -469,7 +469,7 @@ impl Arena {
         true
     }
 
-    /// What was demanded is had, or given up: what is still being emptied for it is data again.
+    /// Ends a demand, met or given up: extents that are still being emptied for it become data again.
     pub fn end_demand(&self) {
         let _growth = self.wait_for_growth();
         let mut stock = self.stock.lock();
@@ -539,7 +539,7 @@ impl FrameStock {
         None
     }
 
-    /// What lies between the extents that were grown before and these never had memory, and counts as punched.
+    /// Extents between those grown before and these never had memory, and count as punched.
     fn add_guest(&mut self, first: Frame, extents: u32) {
         let (from, end) = (first.extent(), first.extent() + extents);
         (self.extents_reached..from).for_each(|extent| {

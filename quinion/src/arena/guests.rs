@@ -89,7 +89,7 @@ impl Guests {
     pub fn has(&self, extent: u32) -> bool {
         self.of(extent).is_some()
     }
-    /// The extents of a guest that is to come, whatever they are now.
+    /// The extents of a guest that is to come, whatever their use now.
     pub fn demand(&self) -> Option<&Range<u32>> {
         self.demand.as_ref()
     }

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! One memfd holds all that a viewer needs, and nothing in it is a pointer: frames and nodes are numbers, so the arena
-//! may be mapped anywhere, by any process, read-only. What viewers share is [`quinion_view::arena`]: [`Layout`] says
+//! may be mapped anywhere, by any process, read-only. Viewers share [`quinion_view::arena`]: [`Layout`] says
 //! where each part lies; [`View`] is the one place that turns a number into a reference, and checks it first.
 //! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read; [`written`] is how
 //! pages are changed while others read them, and [`dirty`] which of them are not in the file yet.
@@ -40,7 +40,7 @@
 //!  3. The arena never reclaims. It says "none", and the path that asked calls reclaim.
 //!  4. The arena never exceeds its bound, except while a bound that was lowered has not been reached yet.
 
-// What viewers see, too.
+// The part that viewers share.
 pub use quinion_view::arena::*;
 
 // The owner's side.

@@ -1,4 +1,4 @@
-//! Options: what an arena is built with, why it cannot be, and its numbers.
+//! Options: an arena's options, the errors of building one, and its numbers.
 //!
 //! A bound is the most memory that the arena and the control file take together, in bytes. Tables and address space are
 //! made for the largest bound ([`Reservation::memory_max`]); the bound in force lies between the least and that.
@@ -19,11 +19,11 @@ pub(super) const MEMORY_MAX: u64 = CELL_EXTENTS_MAX as u64 * EXTENT_SIZE as u64 
 /// Extents that an arena has at least beside its tables.
 const EXTENTS_MIN: u64 = 6;
 
-/// What an arena is built with.
+/// Options of an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArenaOptions {
     /// The bound, in bytes: the arena and the control file together never take more. At least
-    /// [`Arena::MEMORY_MIN`](super::Arena::MEMORY_MIN); what is not a whole number of extents (2 MiB) is not used.
+    /// [`Arena::MEMORY_MIN`](super::Arena::MEMORY_MIN); a rest that is no whole extent (2 MiB) is not used.
     pub memory: u64,
 }
 
@@ -59,7 +59,7 @@ pub enum ArenaError {
         /// The least, in bytes.
         min: u64,
     },
-    /// The bound is above what this machine, container or version allows.
+    /// The bound is above the limit of this machine, container or version.
     #[error("{asked} bytes of memory are more than this process may use: give the cache at most {max}")]
     TooLarge {
         /// The bound asked for, in bytes.
@@ -75,7 +75,7 @@ pub enum ArenaError {
         /// The most, in bytes.
         max: u64,
     },
-    /// The bound is above what the arena was built for.
+    /// The bound is above the arena's largest.
     #[error(
         "{asked} bytes are more than the {max} this cache was built for: build it with a larger memory_max"
     )]
@@ -93,11 +93,11 @@ pub enum ArenaError {
         limit.map_or("any amount".into(), |limit| format!("{limit} bytes"))
     )]
     Locked {
-        /// What was to be locked, in bytes.
+        /// Bytes that were to be locked.
         bytes: u64,
         /// `RLIMIT_MEMLOCK` in bytes; `None` for no limit.
         limit: Option<u64>,
-        /// What the system answered.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The system refused something an arena needs.
@@ -107,7 +107,7 @@ pub enum ArenaError {
     System {
         /// The call that failed.
         call: &'static str,
-        /// What it answered.
+        /// Its error.
         source: std::io::Error,
     },
 }
@@ -144,16 +144,16 @@ pub struct ArenaStats {
     pub control_bytes: u64,
     /// How often the machine had no memory for an extent that the bound would have allowed.
     pub growth_failures: u64,
-    /// What is still to be given back so that the arena is within its bound.
+    /// Bytes still to be given back until the arena is within its bound.
     pub slack_bytes: u64,
-    /// What has been given back to the machine so far.
+    /// Bytes given back to the machine so far.
     pub returned_bytes: u64,
-    /// What users' pins keep: their folios, each counted once.
+    /// Bytes kept by users' pins: of their folios, each counted once.
     pub pinned_bytes: u64,
 }
 
-/// What a cache takes that was told nothing: a quarter of [`process_limit`] in bytes, in whole extents,
-/// and at least the least an arena can be built with.
+/// The default size of a cache: a quarter of [`process_limit`] in bytes, in whole extents, and at least the least that
+/// an arena can be built with.
 pub fn default_memory() -> u64 {
     let quarter = process_limit() / 4;
     let whole = quarter - quarter % EXTENT_SIZE as u64;

@@ -327,7 +327,7 @@ impl Arena {
         }
     }
 
-    /// What is still to be set aside for so many groups of viewers, in bytes.
+    /// Bytes still to be set aside for so many groups of viewers.
     pub fn viewer_bytes_missing(&self, groups: usize) -> u64 {
         let wanted = groups.clamp(1, GROUPS_MAX) as u32 - 1;
         u64::from(wanted.saturating_sub(self.viewer_extents())) * EXTENT_SIZE as u64
@@ -411,7 +411,7 @@ impl Arena {
         }
     }
 
-    /// What is wrong with the arena, if anything. Looks at every frame. Locks: Arena, for as long as that takes.
+    /// Checks the arena. Looks at every frame. Locks: Arena, for as long as that takes.
     pub fn check(&self) -> Result<(), String> {
         let stock = self.stock.lock();
         let layout = self.view.layout();

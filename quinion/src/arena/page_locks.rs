@@ -22,7 +22,7 @@ use crate::units::Frame;
 
 const LOCKS: usize = 256;
 
-/// What holding a page's lock looks like.
+/// The guard of a page's lock.
 pub type PageLock<'a> = RankedGuard<'a, ()>;
 
 /// The locks of all pages of an arena.

@@ -134,8 +134,8 @@ impl Segment {
     }
 
     /// As [`Segment::populate`], of extents that follow each other, in one step where the kernel has pages of 2 MiB:
-    /// for each request it has all processors give up the pages that they set aside. What each became; fewer than asked
-    /// for, and at least one, where memory ran out.
+    /// for each request it has all processors give up the pages that they set aside. Returns the page size of each;
+    /// fewer than asked for, and at least one, where memory ran out.
     ///
     /// # Errors
     /// As [`Segment::populate`], for the first.

@@ -1,4 +1,4 @@
-//! Share: what of an arena others hold.
+//! Share: the parts of an arena that others hold.
 //!
 //! An [`ArenaShare`] is for the owner's side of viewers. An [`OwnedView`] keeps the arena alive together with the view
 //! that a hit walks through, and an [`OwnedRecord`] together with the record of a mapping.
@@ -16,7 +16,7 @@ use quinion_view::arena::control::ControlView;
 use quinion_view::arena::{CellNumber, Record, View};
 
 impl Arena {
-    /// A view that keeps the arena: what a handle looks through, so that a hit makes no detour.
+    /// A view that keeps the arena: a handle looks through it, so that a hit makes no detour.
     pub fn owned_view(self: &Arc<Self>) -> OwnedView {
         // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
         OwnedView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
@@ -29,13 +29,13 @@ impl Arena {
         let record = NonNull::from(self.view.record(cell).expect("a cell of the caller's exists"));
         OwnedRecord { record, arena: Arc::clone(self) }
     }
-    /// What of it is shared with viewers.
+    /// The part of it that is shared with viewers.
     pub fn share(&self) -> ArenaShare<'_> {
         ArenaShare(self)
     }
 }
 
-/// What of an arena is shared with viewers: nothing by which a frame could be freed or a folio changed.
+/// The part of an arena that is shared with viewers: nothing by which a frame could be freed or a folio changed.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaShare<'a>(pub(super) &'a Arena);
 

@@ -30,11 +30,11 @@
 //! Invariants (asserted by [`Arena::check`]):
 //!  1. No frame of an extent that is being emptied or punched is in the buddy, and none of a punched one in use.
 //!  2. A frame is noted as returned once, and only in an extent that is being emptied.
-//!  3. An extent counts as grown until its hole is made: the account is never below what is taken.
+//!  3. An extent counts as grown until its hole is made: the account is never below the memory taken.
 //!  4. Extents of cells and tables are never emptied.
 //!  5. There is more than the bound allows only after it was lowered.
 //!
-//! Not an invariant: that what is chosen can be emptied. A pin keeps its folio for as long as it likes, and its extent
+//! Not an invariant: that chosen extents can be emptied. A pin keeps its folio for as long as it likes, and its extent
 //! is slack. A better choice that comes up takes its place.
 //!
 //! Locks: Growth around all that changes what is grown, Arena for the lists.
@@ -54,7 +54,7 @@ use std::sync::atomic::Ordering;
 pub(super) struct EmptyingCost {
     /// Pages that are held and may stay so for ever.
     pub held_pages: u32,
-    /// Pages to be evicted; what was read since the last round counts twice.
+    /// Pages to be evicted; those read since the last round count twice.
     pub evicted_pages: u32,
     /// High extents before low ones.
     below_top: u32,
@@ -92,7 +92,7 @@ pub(super) fn is_pinned(view: &View, extent: u32) -> bool {
 }
 
 impl Arena {
-    /// Changes the bound, at once: nothing is grown beyond it from now on. What is grown already goes by
+    /// Changes the bound, at once: nothing is grown beyond it from now on. Extents above it are given back by
     /// [`Arena::choose_emptying`] and [`Arena::punch_empty`]. Locks: Growth, Arena; may wait while extents are grown.
     pub fn set_bound(&self, memory: u64) -> Result<(), ArenaError> {
         if memory < self.memory_min() {
@@ -272,7 +272,7 @@ impl FrameStock {
         (self.extents_grown + self.reserve_left() + self.guests.demanded()).saturating_sub(self.extents_max)
     }
 
-    /// Extents of data that are to be emptied. Two stay, whatever the bound: else nothing could be read.
+    /// Extents of data that are to be emptied. Two stay, at any bound: else nothing could be read.
     fn to_empty(&self, meta: u32) -> u32 {
         self.excess().min(self.extents_data(meta).saturating_sub(2)).max(self.in_the_way())
     }
@@ -281,7 +281,7 @@ impl FrameStock {
         self.is_lowered = self.excess() > 0;
     }
 
-    /// Takes the free frames of `extent` out of the buddy; what comes back from now on is noted.
+    /// Takes the free frames of `extent` out of the buddy; frames that come back from now on are noted.
     pub(super) fn close(&mut self, view: &View, extent: u32) {
         let mut returned = ReturnedFrames::default();
         self.buddy.take_extent(view, Frame(extent * EXTENT_PAGES), |run| returned.add(run.frame, run.pages));

@@ -1,4 +1,4 @@
-//! Stock: what of an arena is grown, and which of it is free.
+//! Stock: the grown part of an arena, and its free frames.
 //!
 //! ```text
 //!   extents   0        1      2       3         4      5                max
@@ -34,7 +34,7 @@ pub(super) const STEP_EXTENTS_MAX: u32 = 8;
 /// After the machine refused memory, as many further requests to grow are refused without asking it.
 pub(super) const GROWTHS_REFUSED: u32 = 64;
 
-/// How much of what was asked for is worth having.
+/// How much of a request is worth having.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AllocAmount {
     /// All of it, or nothing is taken.
@@ -75,7 +75,7 @@ impl FrameAlignment {
         Self { runs, align: runs.min }
     }
 
-    /// What of `wanted` a block of `order` takes: how many frames come before these pages, and how many they are.
+    /// The pages of `wanted` that a block of `order` takes: how many frames come before them, and how many they are.
     pub(super) fn place(self, wanted: Gap, order: Order) -> (u32, u32) {
         let before = (wanted.first.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
         (before, wanted.pages.min(order.pages() - before))
@@ -121,7 +121,7 @@ pub(super) struct FrameStock {
     pub(super) guests: Guests,
     /// Extents of data that are to be given back, and which of their frames have come back so far.
     pub(super) emptying: BTreeMap<u32, ReturnedFrames>,
-    /// Whether the bound was lowered below what is grown, and has not been reached since.
+    /// Whether the bound was lowered below the grown size, and has not been reached since.
     pub(super) is_lowered: bool,
 }
 

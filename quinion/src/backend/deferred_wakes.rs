@@ -31,8 +31,8 @@ use std::time::Duration;
 use super::Backend;
 use crate::sync::contained;
 
-/// What a thread or a future waits for: evaluated by itself and, while it waits, by a thread that wakes it. So it must
-/// be quick, and take no lock that is held by a caller of [`WaitQueue::wake`](super::WaitQueue::wake).
+/// The condition that a thread or a future waits for, evaluated by the waiter and, meanwhile, by a thread that wakes
+/// it. So it must be quick, and take no lock that is held by a caller of [`WaitQueue::wake`](super::WaitQueue::wake).
 pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
 
 pub(super) struct Waiter {
@@ -98,7 +98,7 @@ struct DeferredList {
 impl DeferredList {
     const EMPTY: Self = Self { waiters: Vec::new(), elsewhere: None };
 
-    /// Sends all waiters to the thread for wakes. What it does not get stays here.
+    /// Sends all waiters to the thread for wakes. Those that it does not get stay here.
     fn hand_over(&mut self) {
         if self.waiters.is_empty() {
             return;
@@ -323,7 +323,7 @@ mod tests {
         assert!(defer(waiter(&tell)).is_some());
     }
 
-    /// What a program does at the end of a thread: a read, which fills.
+    /// A read that fills, at the end of a thread.
     struct AtTheEnd(mpsc::Sender<()>);
 
     impl Drop for AtTheEnd {

@@ -11,23 +11,23 @@
 //! ```
 //!
 //! A backend takes part if its bytes have a name that lasts ([`Backend::content_key`]), such as an object's version,
-//! and it cannot write. So what is on the disk is never out of date, and nothing is ever invalidated.
+//! and it cannot write. So bytes on the disk are never out of date, and nothing is ever invalidated.
 //!
-//! **What arrives goes to the disk at once**, and not when memory evicts it: what is hot in memory would be lost with a
+//! **What arrives goes to the disk at once**, and not when memory evicts it: pages hot in memory would be lost with a
 //! process that is killed. While the disk has free space everything is worth it. Once it is full only what arrives a
 //! second time is, by a table of fingerprints: one pass over much data does not push out what is read again and again.
 //!
 //! **What arrives while the disk is behind is owed.** The disk refuses it, and the arrival does not wait: it notes
 //! which folios it has filled (`owed.rs`). A task of the cache copies them from memory when the disk has room again
-//! ([`DiskTier::copy_owed`]), oldest first, and leaves a buffer of the disk's to what arrives meanwhile. What has left
-//! memory by then is kept at its second arrival.
+//! ([`DiskTier::copy_owed`]), oldest first, and leaves a buffer of the disk's to what arrives meanwhile. Pages that
+//! have left memory by then are kept at their second arrival.
 //!
 //! A fill is read from the disk whole or not at all.
 //!
 //! Invariants:
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
-//!  2. What is copied to the disk is what the backend delivered: before another thread could write there, since the
-//!     fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
+//!  2. Bytes copied to the disk are those that the backend delivered: before another thread could write there, since
+//!     the fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
 //!  3. A page that was owed is put late, missed, or owed still, also if the task that copies panics. A disk that is
 //!     left alone owes nothing.
 //!
@@ -68,7 +68,7 @@ const FINGERPRINTS: Range<usize> = 1 << 12..1 << 22;
 /// Pages that are copied late in one piece, and pieces in one call. A piece opens one segment of the disk at most.
 const LATE_PAGES: u64 = 240;
 const LATE_PIECES: usize = 8;
-/// Free segments of the disk with which something is copied late: one is left to what arrives.
+/// Free segments of the disk with which something is copied late: one is left to arrivals.
 const LATE_SEGMENTS: usize = 2;
 /// After so many arrivals that were owed `on_owed` is called again.
 const WAKE_PUSHES: u64 = 1024;
@@ -106,7 +106,7 @@ pub(crate) enum CopyOutcome {
 }
 
 impl DiskTier {
-    /// Opens or makes the store of that name. Reads the tables of what is in it.
+    /// Opens or makes the store of that name. Reads its tables.
     pub(crate) fn open_store(options: &DiskOptions) -> Result<DiskStore, DiskError> {
         DiskStore::open_with(options, crate::sys::signal::block_all)
     }
@@ -189,7 +189,7 @@ impl DiskTier {
         }
     }
 
-    /// Copies some MiB at most of what is owed to the disk, by way of `buffer`. Waits for no device.
+    /// Copies some MiB of owed pages at most to the disk, by way of `buffer`. Waits for no device.
     pub(crate) fn copy_owed(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
         for piece in 0..LATE_PIECES {
             if self.store.trouble().is_some() {
@@ -209,7 +209,7 @@ impl DiskTier {
         CopyOutcome::More
     }
 
-    /// Copies what was taken, which are neighbours, as far as they are in memory still; what is refused is owed again.
+    /// Copies what was taken, which are neighbours, as far as they are in memory still; refused ones are owed again.
     fn copy(&self, taken: &mut TakenPages<'_>, buffer: &mut Vec<u8>) {
         let (taken, has_space) = (&mut taken.pages, self.has_space());
         while !taken.is_empty() {
@@ -261,7 +261,7 @@ impl fmt::Debug for DiskTier {
     }
 }
 
-/// What was taken of the list and is being copied. What is left in it when it goes, as by a panic, is missed.
+/// Owed pages taken off the list, being copied. Pages left in it when it is dropped, as by a panic, are missed.
 struct TakenPages<'a> {
     tier: &'a DiskTier,
     pages: Vec<OwedPages>,
@@ -732,7 +732,7 @@ mod tests {
         assert_eq!(bench.on_disk_at(1, next), Some(vec![2; BYTES]));
     }
 
-    /// What arrived once was worth a place when it arrived, and the disk has become full since.
+    /// Pages that arrived once were worth a place when they arrived, and the disk has become full since.
     #[test]
     fn a_full_disk_takes_late_what_arrived_twice_and_nothing_else() {
         let mut bench = Bench::new();

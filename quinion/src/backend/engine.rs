@@ -60,7 +60,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// What an engine reads by, and why.
+/// The mechanism that an engine reads by, and why.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ChosenMechanism {
@@ -92,7 +92,7 @@ impl fmt::Display for ChosenMechanism {
     }
 }
 
-/// What reads the files of one cache. The files keep it alive.
+/// The engine that reads the files of one cache. The files keep it alive.
 #[derive(Clone, Debug)]
 pub struct Engine {
     pub(super) shared: Arc<EngineShared>,
@@ -115,12 +115,12 @@ impl Engine {
         BlockingSource::for_writing(source, Arc::clone(&self.shared.pool))
     }
 
-    /// What files are read by, and why; chosen now, if no file was opened yet.
+    /// The mechanism that files are read by, and why; chosen now, if no file was opened yet.
     pub fn mechanism(&self) -> &ChosenMechanism {
         &self.shared.driver().chosen
     }
 
-    /// What files are read by now, "io_uring" or "threads"; before the first is opened, what is going to be tried.
+    /// The mechanism's name, "io_uring" or "threads"; before the first file is opened, that to be tried first.
     pub fn name(&self) -> &'static str {
         self.shared.name()
     }
@@ -287,7 +287,7 @@ fn start_tail(sender: &PoolSender, file: &Arc<OpenFile>, tail: Flush) {
     sender.submit(&by_cache, Work::Flush(tail));
 }
 
-/// What is asked for: the environment's choice stands in for [`Mechanism::Auto`].
+/// The requested mechanism: the environment's choice stands in for [`Mechanism::Auto`].
 fn mechanism_of(mechanism: Mechanism, requested: Option<&str>) -> Mechanism {
     match (mechanism, requested) {
         (Mechanism::Auto, Some("ring")) => Mechanism::Ring,

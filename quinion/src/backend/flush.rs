@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //!  1. A flush ends once, by [`Flush::complete`] or, if it is dropped, as failed: the type sees to it.
-//!  2. [`FlushError::written`] is a lower bound. What lies behind it may be on the device, or not, or in part.
+//!  2. [`FlushError::written`] is a lower bound. Bytes behind it may be on the device, or not, or in part.
 //!
 //! Not an invariant: that the frames hold still. A thread that stores to them while they are written has to flush
 //! them again; until then the device may hold a mixture of both. A file system that checks sums of its own (Btrfs)
@@ -84,7 +84,7 @@ pub trait FlushSink: Send + Sync {
     fn flush_completed(&self, run: FlushRun, outcome: Result<(), FlushError>);
 }
 
-/// What a call that would change the file is answered by a backend named `name` that only reads.
+/// The error of a call that would change the file, from a backend named `name` that only reads.
 pub(super) fn read_only(name: &str) -> io::Error {
     let words = format!(
         "this file is only read (by {name}); open it for writing, or give the cache a backend that can write"

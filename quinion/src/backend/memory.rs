@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Attributes, Backend, Fill, Flush, FlushError, Identity, SyncKind, Version};
 use crate::sync::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// What [`Identity::device`] of a memory file is: no device has this number.
+/// [`Identity::device`] of memory files: no device has this number.
 const DEVICE: u64 = u64::MAX;
 
 static LAST_INODE: AtomicU64 = AtomicU64::new(0);

@@ -27,10 +27,10 @@
 //!
 //! A `Fill` or a `Flush` that is dropped completes with an error: no path leaves a folio locked, or under write-back.
 //!
-//! **What is durable.** Power that fails may take away a flush that ended well, in whole or in part, in any order. What
-//! had *completed* before [`Backend::sync`] was called is durable when it returns `Ok`; flushes in flight are not. If
-//! it fails, whatever was not durable before has to be flushed again: a later sync that succeeds says nothing about it,
-//! because Linux forgets what it could not write.
+//! **What is durable.** Power that fails may take away a flush that ended well, in whole or in part, in any order. A
+//! flush that had *completed* before [`Backend::sync`] was called is durable when it returns `Ok`; one in flight is
+//! not. If sync fails, all that was not durable has to be flushed again: a later sync that succeeds says nothing about
+//! it, because Linux forgets pages that it could not write.
 //!
 //! Flushes and fills in flight have no order among themselves: a caller that wants one waits for the first.
 //!
@@ -41,7 +41,7 @@
 //!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`ReapMode::Wait`]; and
 //!     `sync`, for the device.
 //!  4. Bytes that have arrived are not written again.
-//!  5. Bytes of a file beyond what `complete` was told of are never shown to a reader.
+//!  5. Bytes of a file beyond those that `complete` was told of are never shown to a reader.
 //!  6. Nothing is written behind the last byte of a flush.
 
 use std::fmt;
@@ -106,7 +106,7 @@ pub use wait_queue::WaitQueue;
 #[doc(hidden)]
 pub use waker_registry::{BlockingTask, PageKey};
 
-/// What a file is at one moment: which file, how long, which content.
+/// Attributes of a file at one moment: its identity, its size, the version of its content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Attributes {
     /// Which file this is; two opens of one file agree on it.
@@ -166,14 +166,14 @@ pub struct Version {
 pub struct Leasable<'a> {
     /// Open for reading only, with a description of its own.
     pub descriptor: BorrowedFd<'a>,
-    /// What its times tell.
+    /// How its times reflect changes.
     pub times: FileTimes,
 }
 
-/// What the times of a file tell of how its bytes changed.
+/// How the times of a file reflect changes of its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileTimes {
-    /// Any program that opens the file and changes it, by whatever way, changes them.
+    /// Any program that opens the file and changes it, in any way, changes them.
     ChangedByStores,
     /// They may not tell of stores to the file's mapped memory.
     ChangedByWrites,
@@ -226,7 +226,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What stands in its place while the file has no open handle and its pages are kept; `None`: it has no descriptor.
+    /// Its stand-in while the file has no open handle and its pages are kept; `None`: it has no descriptor.
     fn parked(&self) -> Option<ParkedBackend> {
         None
     }
@@ -235,10 +235,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn attributes(&self) -> io::Result<Attributes>;
 
     /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`]. Does not
-    /// wait for earlier fills: what the device cannot take yet is kept, and goes to it when others reap.
+    /// wait for earlier fills: fills that the device cannot take yet are kept, and go to it when others reap.
     fn submit(&self, fills: Vec<Fill>);
 
-    /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once. What is left
+    /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once. Fills left
     /// until then goes to the device at the next reap or submission of any thread, and [`Backend::wants_leader`] is
     /// true meanwhile.
     fn submit_with_reap(&self, fills: Vec<Fill>) {
@@ -363,7 +363,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 }
 
-/// What [`Backend::sync`] makes durable.
+/// The part of a file that [`Backend::sync`] makes durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyncKind {
     /// The bytes, the size, and what else is needed to read them: `fdatasync`.
@@ -381,7 +381,7 @@ pub enum ReapMode {
     Wait,
 }
 
-/// What a call of [`Backend::reap`] did.
+/// The outcome of a call of [`Backend::reap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReapOutcome {
     /// It completed this many fills, 0 included.
@@ -528,7 +528,7 @@ impl Fill {
         }
     }
     /// Ends the fill: the first `bytes` bytes hold the file's data, fewer than [`Fill::len`] only if the
-    /// file ends there; or it failed. What follows the file's last byte is zeroed.
+    /// file ends there; or it failed. The buffer behind the file's last byte is zeroed.
     pub fn complete(mut self, result: io::Result<usize>) {
         let result = result.map(|bytes| bytes.min(self.len()));
         if let Ok(bytes) = result

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::flush::read_only;
 use super::{Attributes, Backend, Fill, Identity, SyncKind, Version};
 
-/// What [`Identity::device`] of a memory file is: no device has this number.
+/// [`Identity::device`] of null files: no device has this number.
 const DEVICE: u64 = u64::MAX - 1;
 
 /// No device.

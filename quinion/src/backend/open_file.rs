@@ -64,7 +64,7 @@ pub enum OpenError {
         "it is {kind}, whose bytes can be read only once; read it without the cache, or copy it to a file first"
     )]
     NotAFile {
-        /// What it is.
+        /// Its kind.
         kind: NotAFileKind,
     },
     /// The kernel makes its bytes when it is read, so they may differ each time and its size says nothing.
@@ -77,7 +77,7 @@ pub enum OpenError {
     },
 }
 
-/// What an open found that is not a file.
+/// The kind of a thing, not a file, that an open found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NotAFileKind {
@@ -116,7 +116,7 @@ pub enum IoMode {
 pub struct WriteOptions {
     /// Whether it may be new.
     pub creation: Creation,
-    /// What it holds at first.
+    /// Its content at first.
     pub start: InitialContent,
     /// The permissions of a new file, less the process's mask.
     pub mode: u32,
@@ -139,10 +139,10 @@ pub enum Creation {
     MustBeNew,
 }
 
-/// What a file that is opened for writing holds at first.
+/// The content, at first, of a file that is opened for writing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InitialContent {
-    /// What it has.
+    /// The bytes it has.
     Kept,
     /// Nothing. A block device keeps its bytes.
     Emptied,
@@ -159,10 +159,10 @@ pub(super) struct OpenFile {
     pub(super) descriptor: OwnedFd,
     pub(super) kind: FileKind,
     pub(super) is_direct: AtomicBool,
-    /// What direct reads must be aligned to, in bytes; a power of two up to 4096.
+    /// Alignment of direct reads, in bytes; a power of two up to 4096.
     pub(super) direct_align: usize,
     pub(super) clock: TimestampClock,
-    /// What a lease would be worth, if the library has the description and all changes go through this kernel.
+    /// For leases: see [`FileTimes`]. `None` if the description is not the library's, or changes bypass this kernel.
     pub(super) lease: Option<FileTimes>,
     pub(super) writing: Option<WriteState>,
     /// The mount it was opened by, by a number that is used once.
@@ -543,7 +543,7 @@ impl OpenFile {
         }
     }
 
-    /// What a hole reads as, where there can be none.
+    /// Writes zeros, where there can be no hole.
     fn zero(&self, range: Range<u64>) -> io::Result<()> {
         zero_by(range.clone(), |zeros, position| {
             // SAFETY: a slice is valid for reads.
@@ -664,7 +664,7 @@ fn kind_of(stat: &Statx) -> Result<FileKind, OpenError> {
     Err(OpenError::NotAFile { kind })
 }
 
-/// What direct reads must be aligned to, if the file says so and the library's reads are.
+/// The alignment of direct reads, if the file reports one that the library's reads keep.
 fn direct_align(stat: &Statx) -> Option<usize> {
     let (memory, offset) = (stat.stx_dio_mem_align as usize, stat.stx_dio_offset_align as usize);
     let fits = |align: usize| align.is_power_of_two() && align <= PAGE_SIZE;

@@ -12,7 +12,7 @@
 //! it is not enough that a page is cached, of the right file, and up to date: the file may have been forgotten and
 //! filled again, written by a second handle, or cut.
 //!
-//! **Why it cannot.** What is owed is the folio that one arrival has filled, named by its frame and the sequence in its
+//! **Why it cannot.** An entry is the folio that one arrival has filled, named by its frame and the sequence in its
 //! descriptor, read while the fill holds the folio. A sequence names one folio for good: it steps when the folio leaves
 //! the index, when it is split and when its bytes are first changed in place (`arena/descriptor.rs`). So a later look
 //! that finds the same sequence, and the flag that the fill has ended, has found the bytes that this very fill was
@@ -25,7 +25,7 @@
 //! The look is no read: it sets no referenced byte, counts nothing, holds nothing and takes no lock.
 //!
 //! Invariants:
-//!  1. What [`OwedPages::peek`] has copied, when it says `true`, are the bytes that arrived for its key.
+//!  1. The bytes that [`OwedPages::peek`] has copied, when it says `true`, are those that arrived for its key.
 //!  2. There are [`OWED_MAX`] entries at most, of 32 bytes. None keeps a file, a mapping or a backend; but each its
 //!     content's key, which the entries of one open share: some MiB more, if each is of a content that is gone.
 //!

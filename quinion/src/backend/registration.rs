@@ -13,7 +13,7 @@ use super::wait_queue::WaitQueue;
 use super::waker_registry::{BlockingTask, PageKey, WaiterId};
 use crate::sys::fork::ForkGuard;
 
-/// What became of a registration.
+/// The outcome of a registration.
 #[derive(Debug)]
 pub enum Registered {
     /// The condition is true already; the waker will not be called.

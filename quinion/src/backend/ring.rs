@@ -9,8 +9,8 @@
 //!
 //! A **job** is one fill or one flush of one file. It is cut into **parts** of at most
 //! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
-//! any order; the job ends with its last part. What a part has brought before that has *arrived*: its readers
-//! are woken, and keep it whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
+//! any order; the job ends with its last part. Bytes of a part that came before that have *arrived*: their readers
+//! are woken, and keep them whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
 //!
 //! `submit` never waits for the device. Requests that do not fit into the queue stay in the backlog, from which a
 //! thread that reaps refills it. The backlog needs no bound of its own: each fill in it holds frames of the arena.
@@ -95,7 +95,7 @@ pub(super) const LARGE_SHARE: usize = 4;
 /// How long a leader pauses when the kernel does not let it wait.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the driver needs of the kernel. Tests have one that delays, reorders and refuses.
+/// The kernel's interface, as far as the driver needs it. Tests have one that delays, reorders and refuses.
 pub(super) trait Kernel: fmt::Debug {
     type Submit: fmt::Debug + Send;
     type Gate: fmt::Debug + Send + Sync;
@@ -424,7 +424,7 @@ struct LeaderLock<K: Kernel> {
     state: UnsafeCell<LeaderState<K>>,
 }
 
-/// What only the leader touches. The lists are empty between two fetches.
+/// State that only the leader touches. The lists are empty between two fetches.
 #[derive(Debug)]
 struct LeaderState<K: Kernel> {
     half: K::Reap,
@@ -701,7 +701,7 @@ impl<K: Kernel> SubmissionState<K> {
         self.pushed.push_back(key);
     }
 
-    /// Takes note of a completion. What did not come whole is given back to be resolved.
+    /// Takes note of a completion. One that is short or failed is returned, to be resolved.
     fn land(&mut self, completed: Completion, finished: &mut Vec<RingJob>) -> Option<ShortCompletion> {
         let key = Key(completed.key);
         let Some(&mut part) = self.parts.get_mut(key) else {
@@ -749,8 +749,8 @@ impl<K: Kernel> SubmissionState<K> {
             CompletionVerdict::Failed(bytes, error) => job.fail_at(part.at + bytes, error),
             CompletionVerdict::Again(_) => {}
         }
-        // What came is told now, unless the job ends here and well: that tells all of it. Here, under the lock,
-        // because without it another thread could end the job meanwhile.
+        // Arrived pages are reported now, unless the job ends here and well: that reports all of them. Here, under the
+        // lock, because without it another thread could end the job meanwhile.
         let ends_well = job.is_finished() && job.failure.is_none();
         if !ends_well {
             self.news.extend(job.work.note_pages_read(part.at..part.at + came));

@@ -1,4 +1,4 @@
-//! What every mechanism promises, tried on real files.
+//! The promises of every mechanism, tested on real files.
 //!
 //! Each test runs by io_uring and by threads, on a disk, where reads are direct, and in memory, where they are not;
 //! where a system has no ring, by threads twice. Byte `at` of every file is `byte(at)`, so a byte from a wrong place is
@@ -861,7 +861,7 @@ fn a_sandbox_that_takes_the_ring_away_costs_some_reads_and_no_more() {
     let (before, requests): (Vec<_>, Vec<_>) = (0..10).map(|n| Request::new(&wait_queue, n, 8)).unzip();
     file.submit(before);
     forbid(libc::SYS_io_uring_enter);
-    // What the kernel has it finishes; what it was not given fails, once.
+    // Requests that the kernel has are completed; those that it was not given fail, once.
     for (n, request) in requests.iter().enumerate() {
         match request.wait(&file) {
             Ok(got) => assert_eq!(got, content(n as u64 * 4096, 8 * 4096)),
@@ -964,7 +964,7 @@ fn one_page_of_a_written_file_stays_in_the_kernels_cache_while_it_is_open() {
     // The kernel may take it at any time, but not each time.
     assert!(found > 0, "nothing stays");
     assert_eq!(fs::read(&path).unwrap(), piece.repeat(written / piece.len()));
-    // What that had the kernel read goes again.
+    // Pages that this made the kernel read go again.
     let kernels = File::open(&path).unwrap();
     rustix::fs::fadvise(kernels, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     file.append(&piece).unwrap();

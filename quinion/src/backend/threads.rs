@@ -44,7 +44,7 @@ pub trait ReadAt: Send + Sync + fmt::Debug {
     /// Whatever went wrong. [`io::ErrorKind::Interrupted`] means "again".
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize>;
 
-    /// What the source is now: see [`Attributes`]. Two sources with one identity share pages.
+    /// The source's attributes now: see [`Attributes`]. Two sources with one identity share pages.
     ///
     /// # Errors
     /// It cannot be said.
@@ -58,7 +58,7 @@ pub trait ReadAt: Send + Sync + fmt::Debug {
 
 /// A source that can be written, too, by calls that may block: [`BlockingSource::for_writing`].
 pub trait WriteAt: ReadAt {
-    /// Writes bytes at byte `position` and returns how many; fewer than given if it likes, but not 0. What lies
+    /// Writes bytes at byte `position` and returns how many; fewer than given if it likes, but not 0. A write
     /// behind the end makes the source longer, with zeros between. Called by several threads at a time. May block.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl<R: ReadAt + 'static> BlockingSource<R> {
     fn copied(&self) -> Arc<dyn Source> {
         Arc::new(BounceBuffered { source: Arc::clone(&self.source), writer: self.writer.clone() })
     }
-    /// What is read.
+    /// The source.
     pub fn source(&self) -> &R {
         &self.source
     }

@@ -45,7 +45,7 @@ impl Transfer {
     pub(super) fn restart(self, align: usize) -> Self {
         Self::new(self.len, align)
     }
-    /// What to ask for: where in the transfer, and how many bytes.
+    /// The rest to ask for: where in the transfer, and how many bytes.
     pub(super) fn rest(&self) -> (usize, usize) {
         let from = self.done & !(self.align - 1);
         (from, self.len - from)

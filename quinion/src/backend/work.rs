@@ -1,7 +1,7 @@
 //! Work: a fill or a flush, for mechanisms that treat both alike.
 //!
 //! A ring and a pool queue, cut, count and complete requests whichever way the
-//! bytes go. What differs is said here, and nowhere else but where the kernel is called.
+//! bytes go. The differences are here, and nowhere else but where the kernel is called.
 //!
 //! Invariant: work ends once, because a [`Fill`] and a [`Flush`] do.
 

@@ -1,11 +1,11 @@
 //! Batch: several reads in one call.
 //!
 //! ```text
-//!   1 groups of 16   walked side by side; what is plainly a hit is read here and never seen again
-//!   2 look           the rest, one by one: what the cache holds of each
+//!   1 groups of 16   walked side by side; plain hits are read here and never seen again
+//!   2 look           the rest, one by one: which of its pages the cache holds
 //!   3 start          the missing pages of all of them, without waiting     a wave at a time, so that a
 //!   4 finish         each in order; waits as its options say               batch does not evict itself
-//!   5 drop behind    what uncached reads of the wave have passed
+//!   5 drop behind    pages that uncached reads of the wave have passed
 //! ```
 //!
 //! Each read is answered as by `File::read_at_with`; the call gives the processor and the device several to work on

@@ -4,7 +4,7 @@
 //!   options --build--> arena, engine, spill and disk files, filemap (the paths of data, with their policies), tasks
 //! ```
 //!
-//! Invariant: a cache that cannot have what was asked for is not built; the error says what to ask for.
+//! Invariant: a cache that cannot have the requested memory or files is not built; the error names the remedy.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -75,7 +75,7 @@ impl Builder {
         self
     }
     /// Whether a background thread evicts before pages are needed: it keeps up to a 128th of the cache free, 32 MiB
-    /// at most. A cache that is not full yet takes memory of the machine ahead of readers: an eighth of what it has,
+    /// at most. A cache that is not full yet takes memory of the machine ahead of readers: an eighth of its size,
     /// 16 MiB at most. The default is `true`. A cache below 64 MiB has no such thread.
     #[must_use]
     pub fn background_reclaim(mut self, background: bool) -> Self {
@@ -92,16 +92,16 @@ impl Builder {
     }
     /// Whether the system must never swap the cache's memory out (`mlock2`, each page from the moment it is there).
     /// The default is no. The system counts `memory_max` and 2 MiB against `RLIMIT_MEMLOCK` when the cache is built,
-    /// unless the process has `CAP_IPC_LOCK`; what does not fit is an error then, and none ever after. The cache's
-    /// memory is left out of core dumps and of forked children in any case.
+    /// unless the process has `CAP_IPC_LOCK`; memory beyond the limit is an error then, and none ever after. The
+    /// cache's memory is left out of core dumps and of forked children in any case.
     #[must_use]
     pub fn lock_memory(mut self, lock: bool) -> Self {
         self.swap = if lock { Swap::Locked } else { Swap::Allowed };
         self
     }
     /// Has the cache shrink while the machine or its control group is short of memory, and grow back slowly to
-    /// `memory`, or what the last [`Cache::resize`] said. A thread looks twice a second at the pressure stall
-    /// information, and at what is left below the tightest limit. The default is no.
+    /// `memory`, or the bound of the last [`Cache::resize`]. A thread looks twice a second at the pressure stall
+    /// information, and at the memory left below the tightest limit. The default is no.
     #[must_use]
     pub fn pressure(mut self, pressure: Pressure) -> Self {
         self.pressure = Some(pressure);
@@ -122,7 +122,7 @@ impl Builder {
     }
     /// How many files without open handles keep their pages, and a descriptor each, or up to three if they were
     /// written: for writing, too, so that other processes get no lease on them. A removed one, on a local file
-    /// system, is released a few opens and closes later. With 0 none is kept, but for what is still to be written.
+    /// system, is released a few opens and closes later. With 0 none is kept, except files with unwritten pages.
     /// The default is 1024, or a quarter of the descriptors this process may have.
     #[must_use]
     pub fn idle_files_max(mut self, files: usize) -> Self {
@@ -172,8 +172,8 @@ impl Builder {
     }
     /// A disk tier: bytes of backends with a lasting name for them, such as versions of objects in a store
     /// ([`Backend::content_key`]), are kept on a local disk as well, and read from there when memory has them no
-    /// more; also after this process has ended. One process at a time uses a folder. What arrives faster than the
-    /// disk writes is copied later, as long as it is in memory; the end of the cache goes on with that for half a
+    /// more; also after this process has ended. One process at a time uses a folder. Pages that arrive faster than
+    /// the disk writes are copied later, as long as they are in memory; dropping the cache goes on with that for half a
     /// second at most. Its memory is not part of the bound: its buffers ([`DiskOptions::buffer_bytes`]), some MiB for
     /// reads and late copies, up to 16 MiB for admission, and about 80 bytes for each extent of 4 to 64 KiB.
     #[must_use]
@@ -200,8 +200,8 @@ impl Builder {
     /// Builds the cache: reserves its address space, populates its tables, starts nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Build`](crate::ErrorKind::Build) if `memory` is below the minimum or above what can be
-    /// numbered, if `memory_max` is below `memory`, or if the system refuses memory or to lock it.
+    /// [`ErrorKind::Build`](crate::ErrorKind::Build) if `memory` is below the minimum or above the size of the largest
+    /// arena, if `memory_max` is below `memory`, or if the system refuses memory or to lock it.
     pub fn build(self) -> Result<Cache> {
         self.build_with(Box::new(DiskTier::open_store))
     }

@@ -1,4 +1,4 @@
-//! Coherence: other processes may change a file that is cached; what a handle wants done about it, and what is done.
+//! Coherence: other processes may change a file that is cached; how a handle wants to notice it, and how it does.
 //!
 //! ```text
 //!   policy of a handle   before each read                               at an open       another process writes
@@ -9,7 +9,7 @@
 //!                        is there none? look, forget; ask for one
 //! ```
 //!
-//! A **look** asks the file system for the file's size and times; if they are not those of what is cached, or too
+//! A **look** asks the file system for the file's size and times; if they are not those of the cached pages, or too
 //! young to be conclusive, all of the file's pages are forgotten. A **lease** (`lease.rs`) needs no look: the file
 //! does not change while it stands. A file has one if any of its handles wants one, and it serves all of them. Where
 //! none can be had, a handle that wants one looks before each read. If this cache writes the file, there is nothing
@@ -20,10 +20,10 @@
 //!
 //! ```text
 //!     begin     1 the kernel grants the lease: no process has the file open for writing, and one that opens it waits
-//!             2 what is cached is forgotten, unless the file is known to be as it was when the last lease ended
+//!             2 the cached pages are forgotten, unless the file is known to be as it was when the last lease ended
 //!             3 the lease is trusted
 //!   end       1 it is trusted no more
-//!             2 what is cached is forgotten
+//!             2 the cached pages are forgotten
 //!             3 the lease is given up: only now does the writer's open return
 //! ```
 //!
@@ -33,30 +33,30 @@
 //!  - *A fill in flight* at end.2, or at begin.2: its folio is taken out of the tree while its fill holds it, so no
 //!    reader finds it; a thread that waits for it sees that, and asks the device again. The invalidate lock ensures
 //!    that no fill is between tree and device.
-//!  - *A fill submitted between end.2 and end.3* reads what the file is then, and may end long after the writer began.
+//!  - *A fill submitted between end.2 and end.3* reads the file as it is then, and may end long after the writer began.
 //!    From end.1 on no handle reads by this policy without a look; and begin.2 forgets it, whether it has ended or not.
 //!  - *A pin* keeps its bytes; they are off the tree, and no read finds them.
 //!
 //! Times are not enough for begin.2: a long write changes them when it begins, and a store to mapped memory perhaps
 //! never, so a page that was read meanwhile may be older than its file's times. Pages that were read under a lease
-//! are not. So what is cached is kept only if the file's times are still what they were when the last lease ended, and
+//! are not. So cached pages are kept only if the file's times are still those at the end of the last lease, and
 //! were old enough then for a later change to carry others; and if all changes carry times there, which tmpfs does not
 //! promise.
 //!
-//! **Viewers** in other processes hit without a message to the owner, so what they may trust stands in the file's
+//! **Viewers** in other processes hit without a message to the owner, so the extent of their trust stands in the file's
 //! record ([`Validation`]), and is changed under the same lock: it says `Leased` only while there is a lease, and
 //! says otherwise before end.2. A viewer's process that is about to open the file for writing notifies the owner, if
-//! it can: the owner gives the lease up by itself, the opener need not wait, and what is cached stays. The kernel
+//! it can: the owner gives the lease up by itself, the opener need not wait, and the cached pages stay. The kernel
 //! makes any other process wait.
 //!
 //! ```text
-//!   of a file that is attached                   lease   trust              what is cached
+//!   of a file that is attached                   lease   trust              the cached pages
 //!     a lease was had                            yes     Leased             as begin.2 says
-//!     a viewer is about to open it for writing   no      Kernel, CheckTimes stays, if the file is as it was
-//!     another process opens it for writing       no      Kernel             is forgotten
-//!     a process cuts it, and opens it to read    no      Kernel             is forgotten
-//!     there is no lease                          no      Kernel, CheckTimes stays, if the file is as it was
-//!     it was declared immutable                  any     Immutable          stays, if the file is as it was
+//!     a viewer is about to open it for writing   no      Kernel, CheckTimes stay, if the file is as it was
+//!     another process opens it for writing       no      Kernel             are forgotten
+//!     a process cuts it, and opens it to read    no      Kernel             are forgotten
+//!     there is no lease                          no      Kernel, CheckTimes stay, if the file is as it was
+//!     it was declared immutable                  any     Immutable          stay, if the file is as it was
 //! ```
 //!
 //! `CheckTimes` is set only if the owner was asked to serve files by a look at their times. `Leased` is said at an
@@ -66,8 +66,8 @@
 //! file open when it tries again. While another process writes, it is asked for fifty times a second at most.
 //!
 //! Invariants:
-//!  1. `is_leased` is true only while the lease is there, and everything cached of the file was read under it, or is
-//!     known to be what it was at the end of the last one.
+//!  1. `is_leased` is true only while the lease is there, and every cached page of the file was read under it, or the
+//!     file is known to be as it was at the end of the last one.
 //!  2. There is a lease only while a handle is open that wants one.
 //!  3. No lock is held while the kernel is asked to open a file: it may make the opener wait for this process.
 //!  4. While a handle reads for viewers, no lease begins that no watch of cuts goes with; and one that began before is
@@ -134,13 +134,13 @@ impl Coherence {
     }
 }
 
-/// What is done about changes by others, and why; see [`File::coherence`].
+/// How a handle deals with changes by others, and why; see [`File::coherence`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CoherenceInForce {
-    /// What the handle was opened with.
+    /// The mode that the handle was opened with.
     pub wanted: Coherence,
-    /// What is so now. [`Coherence::Lease`] for any handle of a file that has a lease, unless it wants it
+    /// The mode now. [`Coherence::Lease`] for any handle of a file that has a lease, unless it was opened with
     /// [`Coherence::Immutable`].
     pub in_force: Coherence,
     /// Why there is no lease, if there is none.
@@ -185,9 +185,9 @@ struct State {
     no_lease: NoLease,
     /// When a lease may be asked for again, by that clock.
     again: u64,
-    /// The file at the end of the last lease, if what was cached then is still what is cached where it is unchanged.
+    /// The file at the end of the last lease, if the pages cached then are still cached where it is unchanged.
     left: Option<Attributes>,
-    /// Whether viewers were told to trust nothing, and a fill since may have brought what is of no known time.
+    /// Whether viewers were told to trust nothing, and a fill since may have brought pages of no known time.
     doubtful: bool,
     for_viewers: usize,
     watch: Option<Box<dyn std::fmt::Debug + Send>>,
@@ -284,7 +284,7 @@ impl CoherenceState {
 
     /// The version of which all cached pages are when the last handle, which wanted `policy`, goes, and which any
     /// later change ends; `None` if there is none. Asks no file system. It stays true whichever handles are opened
-    /// meanwhile: what is cached later of a file with the same times was read of the same bytes.
+    /// meanwhile: pages cached later of a file with the same times were read of the same bytes.
     pub(super) fn observed_times(&self, policy: Coherence) -> Option<ObservedTimes> {
         match policy {
             // A store to mapped memory may have happened both before and after a page was read, and times report only
@@ -317,7 +317,7 @@ impl CoherenceState {
 
     // ---- for viewers ----------------------------------------------------------------------------
 
-    /// A viewer's descriptor is attached: says in the record how far viewers may trust what is cached, and why there
+    /// A viewer's descriptor is attached: says in the record how far viewers may trust cached pages, and why there
     /// is no lease. `without_lease` is for where there is none; [`Validation::Immutable`] holds in any case.
     pub fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
         let mut state = self.state.lock();
@@ -344,15 +344,15 @@ impl CoherenceState {
         }
     }
 
-    /// A viewer cuts the file in a way that breaks no lease: no reader gets what was cached when this returns.
+    /// A viewer cuts the file in a way that breaks no lease: no reader gets the pages cached before when this returns.
     pub fn drop_before_cut(&self) {
         let mut state = self.state.lock();
         self.end(&mut state);
         state.left = None;
     }
 
-    /// The file has changed a moment ago. Under a lease, that was a cut which does not break it, and no reader gets
-    /// what was cached when this returns. Without one, a process writes that waited for its end, or cut the file
+    /// The file has changed a moment ago. Under a lease, that was a cut which does not break it, and no reader gets the
+    /// pages cached before when this returns. Without one, a process writes that waited for its end, or cut the file
     /// before that.
     pub fn note_change(&self) {
         let mut state = self.state.lock();
@@ -363,10 +363,10 @@ impl CoherenceState {
         state.is_unwatched = state.for_viewers > 0;
     }
 
-    /// Whether the file has not changed since what is cached of it was read, and cannot. No system call.
+    /// Whether the file has not changed since its cached pages were read, and cannot. No system call.
     #[inline]
     pub(super) fn holds_lease(&self) -> bool {
-        // Acquire, partner: the Release in `begin`: what was forgotten there is not found by a thread that sees this.
+        // Acquire, partner: the Release in `begin`: pages forgotten there are not found by a thread that sees this.
         self.is_leased.load(Ordering::Acquire) && self.leases.are_seen_at(now())
     }
 
@@ -483,7 +483,7 @@ impl CoherenceState {
         Ok(())
     }
 
-    /// Whether the file is what it was at the end of the last lease, for sure.
+    /// Whether the file is as it was at the end of the last lease, for sure.
     fn is_as_left(&self, left: Option<Attributes>) -> bool {
         let Some(left) = left.filter(|left| left.version.settled) else { return false };
         self.mapping
@@ -531,7 +531,7 @@ impl LeaseHolder for CoherenceState {
 }
 
 impl File {
-    /// What this handle does now about changes by others, and why. Asks the kernel; waits for a lease's end.
+    /// How this handle deals with changes by others now, and why. Asks the kernel; waits for a lease's end.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -567,9 +567,9 @@ mod tests {
     use crate::cache::serving::ServedFile;
     use crate::{Cache, OpenOptions};
 
-    /// 1. A viewer is about to open a file for writing, and its lease is given up. What is cached stays.
+    /// 1. A viewer is about to open a file for writing, and its lease is given up. The cached pages stay.
     /// 2. A notice of a change of the file comes, which may be a cut of before that.
-    /// 3. At the next lease what is cached is forgotten, though the file's times are as they were.
+    /// 3. At the next lease the cached pages are forgotten, though the file's times are as they were.
     #[test]
     fn pages_kept_beyond_a_lease_are_forgotten_after_a_notice_of_a_change() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

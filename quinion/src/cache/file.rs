@@ -1,4 +1,4 @@
-//! File: what a program reads from, and in `write.rs` beside what it writes to.
+//! File: an open file, how it is read, and, in `write.rs` beside, how it is written.
 //!
 //! A [`File`] is one stream through one file: it has a position for [`Read`](std::io::Read) and
 //! [`Seek`](std::io::Seek), and readahead state of its own. Each thread that reads its own way should have a clone.
@@ -28,7 +28,7 @@ use super::blocking::BlockingCalls;
 use super::future::{PinFuture, ReadFuture};
 use super::kernel_cache::use_kernel_cache_if_warm;
 
-/// How a read behaves; the default waits for what it needs.
+/// How a read behaves; the default waits for the device, for memory and for locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
@@ -38,13 +38,13 @@ pub struct ReadOptions {
     /// that only remember, of the submission queue, and of the policy and its rings it does take: they are held for a
     /// thousand scans at most, some hundred microseconds, and never by a thread that waits.)
     pub nowait: bool,
-    /// Takes what is in the cache and starts nothing, readahead included.
+    /// Takes cached bytes only and starts nothing, readahead included.
     pub cached_only: bool,
-    /// Leaves in the cache nothing that it brought there: for data that is read once, so that it takes no room from
-    /// data that is read again. The read uses what is cached, and readahead.
+    /// Leaves no page in the cache that it brought there: for data that is read once, so that it takes no room from
+    /// data that is read again. The read uses cached pages, and readahead.
     ///
-    /// Pages that it fetched leave the cache when the handle's reads have passed them: pages that lie wholly in what
-    /// was read are gone when the call returns; of larger folios those that were read to their end. Pages that were
+    /// Pages that it fetched leave the cache when the handle's reads have passed them: pages that lie wholly in the
+    /// bytes read are gone when the call returns; of larger folios those that were read to their end. Pages that were
     /// read ahead and not used leave when the reads continue elsewhere, pause for a second or two, or when the handle
     /// is closed. Pages that others read without this option stay, and so do pages that were cached before.
     ///
@@ -89,10 +89,10 @@ impl ReadOptions {
 
 /// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
 ///
-/// It lends no descriptor (`AsFd`): what is read or written by one passes the cache by. For what descriptors are
-/// borrowed for there are [`File::metadata`], [`File::lock`], [`File::sync_all`] and [`File::path`].
+/// It lends no descriptor (`AsFd`): reads and writes by one would bypass the cache. In place of a descriptor there are
+/// [`File::metadata`], [`File::lock`], [`File::sync_all`] and [`File::path`].
 pub struct File {
-    // What a hit needs, side by side.
+    // Fields of the hit path, side by side.
     pub(super) view: OwnedView,
     /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if [`FOLLOWED`], [`UNCACHED`] or
     /// [`WATCHED`]. Then every read takes the cold way, which finds the record by the mapping, and other handles'
@@ -102,7 +102,7 @@ pub struct File {
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
     pub(super) touched: StreamPositions,
-    // Before the handle: what it left behind goes while the file is open.
+    // Before the handle: pages it left behind go while the file is open.
     left_behind: DropBehindLeftovers,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
@@ -110,7 +110,7 @@ pub struct File {
     pub(super) position: AtomicU64,
 }
 
-/// Where a hit looks: the cache follows what is read.
+/// Where a hit looks: the cache follows reads.
 const FOLLOWED: CellNumber = CellNumber::nowhere(0);
 /// Where a hit looks: the handle's reads are uncached ones.
 const UNCACHED: CellNumber = CellNumber::nowhere(1);
@@ -176,8 +176,8 @@ impl File {
     /// As [`File::read_at`], with options.
     ///
     /// # Errors
-    /// As [`File::read_at`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not even the
-    /// first byte can be had without what the options forbid.
+    /// As [`File::read_at`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not even the first byte
+    /// can be had within the options.
     // Always: left to itself, the compiler keeps the hit out of its caller, where it takes a fifth more instructions.
     #[inline(always)]
     pub fn read_at_with(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
@@ -252,11 +252,11 @@ impl File {
 
     fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
         let (filemap, call) = (&self.handle.shared.filemap, self.call(None, options.wait_policy()));
-        // What was copied is there, and counted where folios are; only the rest is read again.
+        // The copied bytes are done, and counted at their folios; only the rest is read again.
         if let Some(page) = hits.marker {
             filemap.advance(&call, page);
         }
-        // (A cache that follows what is read has given the hit no record to look at.)
+        // (A cache that follows reads has given the hit no record to look at.)
         let stopped = Some(hits.stopped).filter(|stopped| *stopped != HitStop::Stale);
         let reading = ReadProgress { done: hits.bytes, hit: true, stopped };
         let bytes = filemap.finish(&call, position, buffer, reading)?;
@@ -314,7 +314,7 @@ impl File {
 
     /// Makes every read of this handle an uncached one from now on ([`ReadOptions::uncached`]), pins, futures and
     /// [`Read`](std::io::Read) included. Pages that a pin brought go when it is dropped and the reads have passed
-    /// them. With `false`, what was left behind goes now; that may wait for locks. A clone begins as its original,
+    /// them. With `false`, pages left behind go now; that may wait for locks. A clone begins as its original,
     /// and leaves its own pages behind.
     ///
     /// # Errors
@@ -430,7 +430,7 @@ impl File {
     ///
     /// # Errors
     /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit
-    /// beside what is pinned already.
+    /// beside the bytes that are pinned already.
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
         self.pin_with(position, len, ReadOptions::default())
     }
@@ -440,7 +440,7 @@ impl File {
     ///
     /// # Errors
     /// As [`File::pin`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not all of the range can be had
-    /// without what the options forbid. Nothing stays pinned then.
+    /// within the options. Nothing stays pinned then.
     pub fn pin_with(&self, position: u64, len: usize, options: ReadOptions) -> Result<Pinned> {
         self.pin_by((options, options.wait_policy()), position, len)
     }
@@ -479,7 +479,7 @@ impl File {
     }
 
     /// Says how this handle will be read from now on (`posix_fadvise`); a clone begins without it. Readahead forgets
-    /// what it knew of the handle, and its largest window is as configured again. Waits only for a reader of this
+    /// the handle's reads so far, and its largest window is as configured again. Waits only for a reader of this
     /// handle that is starting a window.
     ///
     /// # Errors
@@ -515,7 +515,7 @@ impl File {
         Ok(())
     }
 
-    /// What readahead knows of this handle and did for it. Waits as [`File::advise`] does.
+    /// The state of this handle's readahead, and counts of its work. Waits as [`File::advise`] does.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -555,7 +555,7 @@ impl File {
 
     /// Has the file read through the kernel's page cache from now on, if that holds half of it or more now, and
     /// returns whether it does: bytes that the kernel has in memory are not read from the device again. A handle that
-    /// writes, and a backend of your own, stay as they are. Checks once what the kernel holds; waits for nothing.
+    /// writes, and a backend of your own, stay as they are. Looks at the kernel's cache once; waits for nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -583,7 +583,7 @@ impl File {
     /// ([`Coherence::Lease`](crate::Coherence)) needs no look.
     ///
     /// # Errors
-    /// The backend cannot say what the file is now.
+    /// The backend cannot report the file's attributes.
     pub fn revalidate(&self) -> Result<bool> {
         let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {

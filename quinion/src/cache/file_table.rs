@@ -52,7 +52,7 @@ pub(super) struct FileTable {
     /// The idle mapping from which on the next check for removed files goes.
     looked_from: u64,
     last_id: u32,
-    /// What stands for files whose descriptors were let go of, and may be open for what is in flight.
+    /// Parked backends whose descriptors were released, and may be open still for requests in flight.
     closing: Vec<ParkedBackend>,
     /// Idle mappings that are forgotten soon: since when they are idle, by the table's clock and by the system's.
     lingering: Vec<(u64, Instant)>,
@@ -68,8 +68,8 @@ struct KnownFile {
     parked_on: Option<u64>,
 }
 
-/// What is to be done, without the lock, when the table has changed: mappings that are forgotten, and backends whose
-/// place was taken.
+/// Work that a change of the table leaves to do without its lock: mappings that are forgotten, and backends that were
+/// replaced.
 #[derive(Debug, Default)]
 struct DeferredRelease {
     mappings: Vec<Arc<Mapping>>,
@@ -387,7 +387,7 @@ impl FileTable {
         self.closing.push(place);
     }
 
-    /// What is parked under that identity, and is not what `now` says.
+    /// Forgets the mapping that is parked under the identity of `now`, if it is outdated, and returns it.
     fn outdated(&mut self, backend: &dyn Backend, now: &Attributes) -> Option<Arc<Mapping>> {
         let known = self.files.get(&now.identity)?;
         let mount = known.parked_on?;

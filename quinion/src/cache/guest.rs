@@ -1,4 +1,4 @@
-//! Guest memory: what a virtual machine maps, in the memory of a cache.
+//! Guest memory: memory that virtual machines map, in the memory of a cache.
 //!
 //! ```text
 //!   Cache::guest_memory(bytes) --> GuestMemory   a machine's own: map its descriptor shared
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Both count against the cache's bound in full until the last handle is dropped. They are one file each, in one
-//! piece, and are not evicted. `quinion/src/guest.rs` says what happens to a request.
+//! piece, and are not evicted. `quinion/src/guest.rs` has the steps of a request.
 //!
 //! Invariants:
 //!  1. A range that [`Image::ensure`] has said `Ok` of reads as the snapshot did when it was opened, for as long as the
@@ -40,18 +40,18 @@ const COPIED: u64 = 1 << 20;
 /// and all of it frozen. Clones are handles of the same image; after the last its memory goes back to the cache. All
 /// of it takes `&self`, and may be done by many threads at once.
 ///
-/// A machine maps [`Image::fd`] with `MAP_PRIVATE`: it shares with all others what it does not write. It must not see
-/// what is not resident yet: either register the mapping with userfaultfd, for missing *and* minor faults, and answer
-/// each by `UFFDIO_CONTINUE` after [`Image::ensure`] of its range; or call [`Image::populate`] before the machine
-/// starts. (Without that, the kernel shows zeros or incomplete bytes there.)
+/// A machine maps [`Image::fd`] with `MAP_PRIVATE`: it shares all pages that it does not write. It must not see
+/// pages that are not resident yet: either register the mapping with userfaultfd, for missing *and* minor faults, and
+/// answer each by `UFFDIO_CONTINUE` after [`Image::ensure`] of its range; or call [`Image::populate`] before the
+/// machine starts. (Without that, the kernel shows zeros or incomplete bytes there.)
 ///
 /// **The snapshot must not be written while it is served.** A change is detected by the file's size and modification
 /// time, before the bytes that were read are shown: the read fails, and no further page is filled. Not detected are a
 /// writer that sets the modification time back, a store through a shared mapping until the kernel updates the time, and
 /// any change of a block device. Renaming or removing the snapshot, or replacing it by a rename, does not change it.
 ///
-/// What virtual machines have mapped stays theirs when the last handle is dropped, but does not count against the
-/// cache's bound any more. So keep a handle as long as there are machines.
+/// Memory that virtual machines have mapped stays theirs when the last handle is dropped, but no longer counts against
+/// the cache's bound. So keep a handle as long as there are machines.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -82,13 +82,13 @@ pub struct Image {
 pub struct ImageStats {
     /// The snapshot's size.
     pub bytes: u64,
-    /// What counts against the cache's bound: whole 2 MiB.
+    /// Memory that counts against the cache's bound: whole 2 MiB.
     pub memory_bytes: u64,
-    /// What of it has memory of the machine so far.
+    /// The part of that with memory of the machine so far.
     pub backed_bytes: u64,
-    /// The part of that in pages of 2 MiB.
+    /// The part of `backed_bytes` in pages of 2 MiB.
     pub huge_bytes: u64,
-    /// What is resident: read, and found to be the snapshot's. Whole pages.
+    /// Resident bytes: read, and found to be the snapshot's. Whole pages.
     pub resident_bytes: u64,
 }
 
@@ -114,7 +114,7 @@ impl Image {
         Self::from_backend(cache, Arc::new(backend), &path.display().to_string())
     }
 
-    /// As [`Image::from_snapshot`], of whatever `backend` reads; `name` is what errors call it.
+    /// As [`Image::from_snapshot`], of the file behind `backend`; errors call it `name`.
     ///
     /// # Errors
     /// As there.
@@ -141,7 +141,7 @@ impl Image {
     pub fn memory_len(&self) -> u64 {
         u64::from(self.frozen.places().pages()) * PAGE_SIZE as u64
     }
-    /// What the snapshot was when it was opened.
+    /// The snapshot's attributes when it was opened.
     pub fn snapshot(&self) -> &Attributes {
         self.frozen.opened()
     }
@@ -150,7 +150,7 @@ impl Image {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.frozen.reader()
     }
-    /// Where its first byte is in this process. What is resident may be read there; nothing may be written.
+    /// The address of its first byte in this process. Resident pages may be read there; nothing may be written.
     pub fn address(&self) -> *const u8 {
         self.frozen.places().address().as_ptr()
     }
@@ -200,7 +200,7 @@ impl Image {
         self.ensure(0..self.len())
     }
 
-    /// Starts bringing what of `range`, in bytes, is not resident, however much that is, and waits for none of it;
+    /// Starts reading all pages of `range`, in bytes, that are not resident, and waits for none of them;
     /// the next [`Image::ensure`] returns the errors.
     ///
     /// # Errors
@@ -284,7 +284,7 @@ impl fmt::Debug for Image {
 /// [`GuestMemory::as_fd`] with `MAP_SHARED`. It is not evicted, and goes back to the cache when this is dropped; a
 /// machine that still maps it keeps it, and it does not count against the cache's bound any more.
 ///
-/// Reads and writes here copy between a buffer and what the machine has at that moment: nothing is cached, and
+/// Reads and writes here copy between a buffer and the machine's memory at that moment: nothing is cached, and
 /// nothing is promised of bytes that the machine writes meanwhile.
 ///
 /// ```
@@ -402,14 +402,14 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Fills `range`, in bytes, by what `source` writes into one [`GuestSlice`] of it after the other, each 2 MiB at
-    /// most. Returns how many bytes came: all, or fewer if `source` left a slice before it was full, or failed, or
-    /// memory ended (a next call returns that); what lies behind them is as it was. No lock is held while `source`
+    /// Fills `range`, in bytes, one [`GuestSlice`] of at most 2 MiB after the other, each written by `source`.
+    /// Returns how many bytes came: all, or fewer if `source` left a slice before it was full, or failed, or
+    /// memory ended (a next call returns that); bytes behind them are unchanged. No lock is held while `source`
     /// runs, so threads may fill different ranges side by side.
     ///
     /// # Errors
-    /// As [`GuestMemory::allocate`], if no byte came; or [`ErrorKind::Write`](crate::ErrorKind::Write) with what
-    /// `source` returned, if none did.
+    /// As [`GuestMemory::allocate`], if no byte came; or [`ErrorKind::Write`](crate::ErrorKind::Write) with `source`'s
+    /// error, if none did.
     pub fn populate_with(
         &self,
         range: Range<u64>,

@@ -16,7 +16,7 @@ use crate::units::FILE_BYTES_MAX;
 
 use super::{File, WriteOptions};
 
-/// What the file system says of a file now; see [`File::metadata`].
+/// Metadata of a file, from the file system; see [`File::metadata`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metadata {
     attributes: Attributes,
@@ -38,11 +38,11 @@ impl Metadata {
             _ => SystemTime::UNIX_EPOCH - distance,
         }
     }
-    /// The number of the device, as `stat` has it; of a backend of your own, what it says.
+    /// The number of the device, as `stat` has it; of a backend of your own, the one it reports.
     pub fn dev(&self) -> u64 {
         self.attributes.identity.device
     }
-    /// The number of the inode, as `stat` has it; of a backend of your own, what it says.
+    /// The number of the inode, as `stat` has it; of a backend of your own, the one it reports.
     pub fn ino(&self) -> u64 {
         self.attributes.identity.inode
     }
@@ -76,7 +76,7 @@ impl File {
         self.handle.path.as_deref()
     }
 
-    /// What the file system says of the file now; [`File::len`] does not ask. Waits for the file system.
+    /// The file's metadata, from the file system; [`File::len`] does not ask it. Waits for the file system.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io), [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -128,7 +128,7 @@ impl Write for &File {
         self.read_on(|position| self.write_vectored_at(pieces, position))
     }
 
-    /// Does nothing: what was written is in the cache already. [`File::sync_data`] makes it durable.
+    /// Does nothing: the written bytes are in the cache already. [`File::sync_data`] makes them durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

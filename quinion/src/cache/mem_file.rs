@@ -7,12 +7,12 @@
 //!                           mapping without a device            gone, with its pages, when the last handle is
 //! ```
 //!
-//! A [`MemFile`] is sparse: bytes that were not written read as zeros and take no memory. It grows by writes, up to
-//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle
+//! A [`MemFile`] is sparse: bytes that were not written read as zeros and take no memory. It grows by writes, within
+//! the cache's memory and its pool's limit. Its pages stay until they are punched, cut off, or the last handle
 //! is dropped; the cache evicts files' pages for them. A smaller bound ([`Cache::resize`]) takes nothing of them
 //! either: the excess is slack. Pinned bytes live on with their pins.
 //!
-//! It has no name in any file system, and viewers cannot open it. `shmem/` says what happens to a request.
+//! It has no name in any file system, and viewers cannot open it. `shmem/` has the steps of a request.
 //!
 //! Invariants:
 //!  1. An error is returned only if not one byte was read or written; otherwise their number.
@@ -47,7 +47,7 @@ pub struct MemFileOptions {
     /// The largest folio that is made of its pages, as log2 of pages, 0 to 9; larger values mean 9. The default is the
     /// cache's ([`Builder::folio_order_max`](crate::Builder::folio_order_max)), and it is never more than that.
     pub folio_order_max: Option<u8>,
-    /// What writes, cuts and punches do with bytes that are pinned.
+    /// How writes, cuts and punches treat pinned bytes.
     pub on_pinned: OnPinned,
     /// Whether its pages stay in memory also if the cache has a spill file
     /// ([`Builder::spill`](crate::Builder::spill)). The default is that they may go there.
@@ -106,7 +106,7 @@ pub struct MemFileStats {
 }
 
 impl MemFileStats {
-    /// What it takes of the cache's memory, in bytes.
+    /// Bytes of the cache's memory that the file takes.
     pub fn memory_bytes(&self) -> u64 {
         (self.data_pages + self.allocated_pages) * PAGE_SIZE as u64
     }
@@ -115,7 +115,7 @@ impl MemFileStats {
 /// A file of memory, in a [`Cache`]. Clones are handles of the same file, at the same position. All of it takes
 /// `&self`, and may be done by many threads at once.
 pub struct MemFile {
-    // What a hit needs, side by side.
+    // Fields of the hit path, side by side.
     view: OwnedView,
     cell: CellNumber,
     id: MappingId,
@@ -126,7 +126,7 @@ pub struct MemFile {
     position: u64,
 }
 
-/// What the handles of a memory file share; the file ends with the last of them.
+/// State shared by the handles of a memory file; the file ends with the last of them.
 pub(super) struct MemHandle {
     pub mapping: Arc<Mapping>,
     /// `None`: the default pool.
@@ -146,7 +146,7 @@ impl Drop for MemHandle {
 }
 
 impl Cache {
-    /// Makes a memory file. It takes 256 bytes, and what is written to it.
+    /// Makes a memory file. It takes 256 bytes, and memory for the pages that are written.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would be larger than a file can be.
@@ -174,7 +174,7 @@ impl Cache {
 }
 
 impl Pool {
-    /// As [`Cache::mem_file`]; the pool is charged for what is written to it.
+    /// As [`Cache::mem_file`]; the pool is charged for the file's pages.
     ///
     /// # Errors
     /// As there.
@@ -219,7 +219,7 @@ impl MemFile {
     /// Reads up to `buffer.len()` bytes at byte `position` and returns how many were read: all of them, or fewer at
     /// the end of the file. 0 means the end of the file, or an empty buffer. Holes read as zeros, and take no memory.
     ///
-    /// A read of what was written takes no lock, makes no system call and stores nothing that other threads look at.
+    /// A read of written bytes takes no lock, makes no system call and stores nothing that other threads look at.
     /// A read of a hole takes the file's index lock briefly, once however large. Waits only for a call that is
     /// populating a page of the range.
     ///
@@ -307,7 +307,7 @@ impl MemFile {
     ///
     /// # Errors
     /// As [`MemFile::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside
-    /// what is pinned already.
+    /// the bytes that are pinned already.
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
         self.check_process()?;
         let MemHandle { shared, mapping, .. } = &*self.handle;
@@ -320,12 +320,12 @@ impl MemFile {
     /// out after some (the next call returns the error). Past the end the file grows by a hole.
     ///
     /// Every reader sees them when it returns, each 4 KiB page whole. It may wait for memory that other files' pages
-    /// have to leave, and reads nothing. Over what was written before it takes no lock but that of the page, and one
+    /// have to leave, and reads nothing. Over bytes written before it takes no lock but that of the page, and one
     /// that all writers inside the file share.
     ///
     /// # Errors
-    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache, or the pool, has no page left that can go; what
-    /// was written before is untouched. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache, or the pool, has no page left that can go;
+    /// earlier writes are untouched. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end
     /// behind byte 2^63 - 1. [`ErrorKind::Busy`](crate::ErrorKind::Busy): see [`MemFileOptions::on_pinned`].
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Nothing was written then.
     #[inline]
@@ -397,14 +397,14 @@ impl MemFile {
 
     // ---- size and holes -------------------------------------------------------------------------
 
-    /// Makes the file `bytes` long: cuts it off there and frees what lay behind, or extends it by a hole. Bytes that
+    /// Makes the file `bytes` long: cuts it off there and frees the rest, or extends it by a hole. Bytes that
     /// were pinned behind the new end stay with their pins. Waits for writes in progress.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Busy`](crate::ErrorKind::Busy),
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): as [`MemFile::write_at`].
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio at the new end is pinned, and there is no page for
-    /// the copy of what stays of it; the size is what it was.
+    /// the copy of the part that stays; the size is unchanged.
     pub fn set_len(&self, bytes: u64) -> Result<()> {
         self.check_process()?;
         check_range(0, bytes)?;
@@ -455,7 +455,7 @@ impl MemFile {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// What it is called.
+    /// The file's name.
     pub fn name(&self) -> &str {
         &self.handle.name
     }

@@ -3,22 +3,22 @@
 //! A [`Cache`] is a handle: clones share one cache, which ends when the last clone, file and pin is gone. A [`File`]
 //! (`file.rs`) is one stream through one file; `batch.rs` has several reads in one call. Two opens of one file share
 //! folios, and a file that changed between two opens is read anew (**close-to-open**: an open sees all that was
-//! written and closed before it). `file_table.rs` says which file is which mapping, and what happens to one that has
-//! no open handle; `builder.rs` builds caches.
+//! written and closed before it). `file_table.rs` maps files to mappings, those of files without an open handle
+//! included; `builder.rs` builds caches.
 //!
 //! ```text
 //!   open(path) -> backend -> identity --table--> mapping of that file     version as known: share it
 //!                                                                         changed: forget its folios, share it
 //! ```
 //!
-//! **Memory files** (`mem_file.rs`) are in no table. **Pools** (`pool.rs`) are named shares of a cache; what is
-//! opened without one is of the default pool.
+//! **Memory files** (`mem_file.rs`) are in no table. **Pools** (`pool.rs`) are named shares of a cache; files
+//! opened without one are of the default pool.
 //!
 //! When the cache ends, it writes all dirty pages back and waits for that, but does not sync them. A program that needs
 //! durability, or the errors, calls [`File::sync_data`], [`Cache::sync_all`] or [`Cache::close`] before.
 //!
-//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. Dirty pages stay: it
-//! was written here, and will be written over whatever others did there.
+//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. Dirty pages stay, and
+//! will be written over the changes of others.
 //!
 //! Invariants:
 //!  1. No call of a forked child reaches the arena, a lock or a ring.
@@ -153,10 +153,10 @@ impl Cache {
         self.open_in(path.as_ref(), OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
-    /// Opens a file through the cache as `options` say. All handles of a file share its pages: what one writes the
-    /// others read at once. If the file changed outside since its pages were cached, they are forgotten, except those
-    /// written here and not written back: these are written over what others did. The first handle that writes opens
-    /// the file a second time; pages are still read by the first.
+    /// Opens a file through the cache as `options` say. All handles of a file share its pages: bytes written by one are
+    /// read at once by the others. If the file changed outside since its pages were cached, they are forgotten, except
+    /// those written here and not written back: these are written over the changes of others. The first handle that
+    /// writes opens the file a second time; pages are still read by the first.
     ///
     /// # Errors
     /// As [`Cache::open`]; [`ErrorKind::Open`](crate::ErrorKind::Open), also if it cannot be opened for writing;
@@ -219,15 +219,15 @@ impl Cache {
         self.open_path(Path::new(&path), request)
     }
 
-    /// Opens whatever `backend` reads. Backends with equal identities share pages.
+    /// Opens the file behind `backend`. Backends with equal identities share pages.
     ///
     /// # Errors
-    /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
+    /// The backend cannot report the file's attributes, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
         self.open_backend_in(backend, OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
-    /// As [`Cache::open_with`], of whatever `backend` reads and writes. What `options` say of new files is ignored.
+    /// As [`Cache::open_with`], with a backend in place of a path. The parts of `options` about new files are ignored.
     ///
     /// # Errors
     /// As [`Cache::open_backend`] and [`Cache::open_with`]; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the
@@ -278,20 +278,20 @@ impl Cache {
     }
 
     /// Changes the cache's bound to `bytes` bytes while it is in use: up to [`Builder::memory_max`], and down to
-    /// [`Cache::MEMORY_MIN`] or what its tables leave some room beside.
+    /// [`Cache::MEMORY_MIN`], or the least that leaves room beside its tables.
     ///
     /// A smaller bound empties whole extents of 2 MiB, the cheapest first, and gives their memory back to the
     /// machine; readers go on meanwhile, here and in viewers. Takes some milliseconds for each hundred extents, waits
-    /// for locks of files, and up to half a second for reads in flight. What pins keep is
-    /// [`ResizeOutcome::slack_bytes`], and goes when they go. Readahead's window and the largest folio stay as they
+    /// for locks of files, and up to half a second for reads in flight. Memory kept by pins is
+    /// [`ResizeOutcome::slack_bytes`], until they are dropped. Readahead's window and the largest folio stay as they
     /// were built.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the bound is out of range, or too small for what
-    /// pools protect, and nothing was changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the bound is out of range, or too small for the
+    /// pools' protected minima, and nothing was changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn resize(&self, bytes: u64) -> Result<ResizeOutcome> {
         self.check_process()?;
-        // Held until the bound is in force; a thread that protects more then checks what is left.
+        // Held until the bound is in force; a thread that protects more then checks against the new one.
         let pools = self.shared.pools.lock();
         let least = self.shared.filemap.bound().memory_for_protected();
         if bytes < least {
@@ -305,11 +305,11 @@ impl Cache {
         resized.map_err(|e| Repr::Resize(Box::new(e)).into())
     }
 
-    /// Makes durable what was written by all handles of this cache, also closed ones: [`File::sync_all`] of each file
-    /// in turn that has something to write. All files are tried, whatever went wrong with one.
+    /// Makes durable all writes by handles of this cache, also closed ones: [`File::sync_all`] of each file in turn
+    /// that has something to write. All files are tried, even if one fails.
     ///
     /// # Errors
-    /// The first error, as of [`File::sync_all`]; also one of an earlier write-back that no handle was told of.
+    /// The first error, as of [`File::sync_all`]; also one of an earlier write-back that was reported to no handle.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn sync_all(&self) -> Result<()> {
         self.check_process()?;
@@ -321,16 +321,16 @@ impl Cache {
             let synced = self.shared.filemap.supply.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
             synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
         });
-        // All are tried before the first error is told.
+        // All are tried before the first error is returned.
         let all: Vec<Result<()>> = synced.collect();
         all.into_iter().collect()
     }
 
-    /// Ends this handle of the cache, and returns whether everything that was written is durable, which dropping it
-    /// does not. The cache itself ends with its last handle, file or pool.
+    /// Ends this handle of the cache, and returns whether all writes are durable, which dropping it does not. The cache
+    /// itself ends with its last handle, file or pool.
     ///
     /// # Errors
-    /// As [`Cache::sync_all`]. The handle is gone all the same; what could not be written is lost when the cache ends.
+    /// As [`Cache::sync_all`]. The handle is gone all the same; unwritten pages are lost when the cache ends.
     pub fn close(self) -> Result<()> {
         self.sync_all()
     }
@@ -340,7 +340,7 @@ impl Cache {
         if self.shared.process.is_forked() { Stats::default() } else { self.shared.stats() }
     }
 
-    /// What became of the pages that were fetched before a read asked for them. Looks at one byte for each page of
+    /// The use of pages that were fetched before a read asked for them. Looks at one byte for each page of
     /// the cache, some ten microseconds for each gigabyte, and takes no lock: while others read, the numbers may not
     /// quite add up. In a forked child all of them are 0.
     pub fn readahead_use(&self) -> ReadaheadUse {
@@ -350,9 +350,9 @@ impl Cache {
         self.shared.filemap.readahead_use()
     }
 
-    /// How many of the pages that were evicted and came back a larger cache would have kept. What is remembered of
-    /// evictions is bounded by 1.8 % of memory and by what hints and changes of files take away, so the truth is this
-    /// or more. Costs a dozen loads and no lock. In a forked child it is empty.
+    /// How many of the pages that were evicted and came back a larger cache would have kept. Shadow entries take at
+    /// most 1.8 % of memory, and hints and changes of files remove some, so the true numbers are these or more. Costs a
+    /// dozen loads and no lock. In a forked child it is empty.
     pub fn refaults(&self) -> RefaultCurve {
         if self.shared.process.is_forked() {
             return RefaultCurve::default();
@@ -360,7 +360,7 @@ impl Cache {
         self.shared.filemap.supply.reclaim.refaults()
     }
 
-    /// What share of page reads would miss in a cache of any size. It is estimated from a sample of all that this
+    /// The share of page reads that would miss in a cache of any size. It is estimated from a sample of all that this
     /// process read by this cache's files (not viewers in others), for a cache that evicts what was read longest ago
     /// and reads nothing ahead; measured by [`Stats::data_bytes`], this cache may miss less. `None` without
     /// [`Builder::miss_ratio_curve`], and in a forked child. Readers of sampled pages wait meanwhile.
@@ -373,7 +373,7 @@ impl Cache {
     /// looks at every page's descriptor.
     ///
     /// # Errors
-    /// What is broken.
+    /// The first broken invariant.
     pub fn check(&self) -> std::result::Result<(), String> {
         self.check_process().map_err(|e| e.to_string())?;
         let reclaim = &self.shared.filemap.supply.reclaim;
@@ -386,12 +386,12 @@ impl Cache {
         self.shared.filemap.arena.check()
     }
 
-    /// What the spill file has done and holds; `None` if there is none.
+    /// Counts and sizes of the spill file; `None` if there is none.
     pub fn spill_stats(&self) -> Option<SpillStats> {
         self.shared.filemap.supply.spill.as_ref().map(|spill| spill.stats())
     }
 
-    /// What the disk tier has done and holds; `None` if there is none.
+    /// Counts and sizes of the disk tier; `None` if there is none.
     pub fn disk_stats(&self) -> Option<DiskStats> {
         self.shared.disk.as_ref().map(|disk| disk.stats())
     }
@@ -401,7 +401,7 @@ impl Cache {
         self.shared.disk.as_ref()?.trouble()
     }
 
-    /// What of this cache's memory is shared with viewers.
+    /// The part of this cache's memory that is shared with viewers.
     #[doc(hidden)]
     pub fn share(&self) -> ArenaShare<'_> {
         self.shared.filemap.arena.share()
@@ -428,7 +428,7 @@ impl CacheInner {
         let (supply, arena) = (&filemap.supply, filemap.arena.stats());
         // By itself: the guard in the value of a field lives until all fields have theirs.
         let files = self.table.lock().len() as u64;
-        // Side by side: what comes between two of them would be missing in their difference.
+        // Side by side: an event between two of them would be missing in their difference.
         let (inserted, ahead) = (counters.sum(Count::Inserted), counters.sum(Count::Readahead));
         let will_need = counters.sum(Count::WillNeed);
         let counted = Stats::counted(counters);
@@ -498,7 +498,7 @@ impl Drop for CacheInner {
             // waited for here. Where something is dirty there is a thread already.
             let Err(end) = self.filemap.supply.writeback.close_with(Box::new(end)) else { return };
             if std::thread::Builder::new().name("quinion-end".into()).spawn(end).is_err() {
-                // There is no thread to be had. Requests in flight keep what they need.
+                // There is no thread to be had. Requests in flight keep the memory they need.
                 self.filemap.supply.writeback.start_all();
             }
         } else {

@@ -1,4 +1,4 @@
-//! Open: how a file is opened, and what its handle may do with it.
+//! Open: how a file is opened, and which rights its handle has.
 //!
 //! ```text
 //!   OpenOptions --check--> a backend that reads, or reads and writes --> the file's mapping
@@ -6,9 +6,9 @@
 //!         the first handle that writes gives it its second backend <-------+
 //! ```
 //!
-//! Handles of one file share its pages: what one writes the others read at once, each page whole. They do not share
-//! what is here: whether they write, when writes are durable, what they do to pinned bytes, and which errors they
-//! have been told of.
+//! Handles of one file share its pages: bytes written by one are read at once by the others, each page whole. They do
+//! not share the options here: whether they write, when writes are durable, how they treat pinned bytes, and which
+//! errors have been reported to them.
 
 use crate::error::{Repr, Result};
 use crate::filemap::OnPinned;
@@ -51,7 +51,7 @@ pub enum Durability {
     /// At a sync: [`File::sync_data`](crate::File::sync_data) and its like.
     #[default]
     OnSync,
-    /// When the write returns, as if [`File::sync_range`](crate::File::sync_range) of what it wrote came next
+    /// When the write returns, as if [`File::sync_range`](crate::File::sync_range) of its bytes came next
     /// (`O_DSYNC`).
     Data,
     /// When the write returns, as if [`File::sync_all`](crate::File::sync_all) came next (`O_SYNC`).
@@ -115,7 +115,7 @@ impl OpenOptions {
         self.uncached = uncached;
         self
     }
-    /// What the handle does about pins of what it changes; by default the pinned bytes stay with their pins.
+    /// How changes by the handle treat pinned bytes; by default these stay with their pins.
     pub fn on_pinned(&mut self, on_pinned: OnPinned) -> &mut Self {
         self.on_pinned = on_pinned;
         self

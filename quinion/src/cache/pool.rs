@@ -1,10 +1,10 @@
 //! Pool: a named share of a cache, for a tenant or a kind of data.
 //!
 //! ```text
-//!   cache 1 GiB      [ index: 200 MiB protected | .... | scratch: at most 64 MiB | default: what is left ]
+//!   cache 1 GiB      [ index: 200 MiB protected | .... | scratch: at most 64 MiB | default: the rest ]
 //!
-//!   index.open(a)    what its reads bring is the index's, until it is evicted
-//!   cache.open(a)    the same file: hits what the index brought, and what it brings itself is the default pool's
+//!   index.open(a)    pages that its reads bring are the index's, until they are evicted
+//!   cache.open(a)    the same file: hits the index's pages, and pages that it brings itself are the default pool's
 //! ```
 //!
 //! A folio belongs to the pool of the handle whose read or write brought it; other pools' hits and writes change
@@ -32,14 +32,14 @@ use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
 
 use super::{Cache, CacheInner, File, OpenOptions, OpenRequest};
 
-/// What a pool may have, and should keep.
+/// The limit and the protected minimum of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolOptions {
     /// The most that the pool's pages may take, in bytes, those on their way included: rounded down to whole pages,
     /// at least one smallest folio. `None` is the default: as much as there is.
     pub limit: Option<u64>,
-    /// What others leave to the pool of what it has, in bytes: rounded up to whole pages, at most `limit`, and
+    /// The minimum that other pools leave to this one, in bytes: rounded up to whole pages, at most `limit`, and
     /// together with other pools' at most 15 parts in 16 of the cache's data. The default is 0.
     pub protected: u64,
 }
@@ -67,11 +67,11 @@ impl PoolOptions {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Its name; "default" for what is opened without a pool.
+    /// Its name; "default" for the pool of files opened without one.
     pub name: String,
     /// The most that it may have.
     pub limit_bytes: Option<u64>,
-    /// What others leave to it.
+    /// The protected minimum, which other pools leave to it.
     pub protected_bytes: u64,
     /// Pages that are cached, or on their way.
     pub used_pages: u64,
@@ -234,7 +234,7 @@ impl CacheInner {
 }
 
 impl Pool {
-    /// As [`Cache::open`]; what is read by the file and its clones is this pool's.
+    /// As [`Cache::open`]; pages that the file and its clones read are this pool's.
     ///
     /// # Errors
     /// As [`Cache::open`].
@@ -243,7 +243,7 @@ impl Pool {
             .open_in(path.as_ref(), OpenRequest { options: &OpenOptions::new(), pool: Some(&self.share) })
     }
 
-    /// As [`Cache::open_with`]; what the file and its clones bring into the cache is this pool's.
+    /// As [`Cache::open_with`]; pages that the file and its clones bring into the cache are this pool's.
     ///
     /// # Errors
     /// As [`Cache::open_with`].
@@ -251,7 +251,7 @@ impl Pool {
         self.cache().open_in(path.as_ref(), OpenRequest { options, pool: Some(&self.share) })
     }
 
-    /// As [`Cache::adopt`]; what is read by the file and its clones is this pool's.
+    /// As [`Cache::adopt`]; pages that the file and its clones read are this pool's.
     ///
     /// # Errors
     /// As [`Cache::adopt`].
@@ -260,7 +260,7 @@ impl Pool {
             .adopt_in(descriptor, OpenRequest { options: &OpenOptions::new(), pool: Some(&self.share) })
     }
 
-    /// As [`Cache::adopt_with`]; what the file and its clones bring into the cache is this pool's.
+    /// As [`Cache::adopt_with`]; pages that the file and its clones bring into the cache are this pool's.
     ///
     /// # Errors
     /// As [`Cache::adopt_with`].
@@ -268,7 +268,7 @@ impl Pool {
         self.cache().adopt_in(descriptor, OpenRequest { options, pool: Some(&self.share) })
     }
 
-    /// As [`Cache::open_backend`]; what is read by the file and its clones is this pool's.
+    /// As [`Cache::open_backend`]; pages that the file and its clones read are this pool's.
     ///
     /// # Errors
     /// As [`Cache::open_backend`].
@@ -277,7 +277,7 @@ impl Pool {
             .open_backend_in(backend, OpenRequest { options: &OpenOptions::new(), pool: Some(&self.share) })
     }
 
-    /// As [`Cache::open_backend_with`]; what the file and its clones bring into the cache is this pool's.
+    /// As [`Cache::open_backend_with`]; pages that the file and its clones bring into the cache are this pool's.
     ///
     /// # Errors
     /// As [`Cache::open_backend_with`].
@@ -299,16 +299,16 @@ impl Pool {
         &self.share.name
     }
 
-    /// Its numbers now. Waits for nothing. In a forked child they are what they were at the fork.
+    /// Its numbers now. Waits for nothing. In a forked child they are those at the fork.
     pub fn stats(&self) -> PoolStats {
         self.share.shared.pool_stats(self.share.number, &self.share.name)
     }
 
     /// Changes the pool's limit, in bytes, while it is in use. The excess is evicted now as far as can be, which may
-    /// wait for locks of files; what is pinned or in flight goes when it can, and until then the pool gets nothing.
+    /// wait for locks of files; pages pinned or in flight go when they can, and until then the pool gets nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is below what is protected of the pool, or below
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is below the pool's protected minimum, or below
     /// the cache's smallest folio. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn set_limit(&self, bytes: Option<u64>) -> Result<()> {
         let (shared, number) = (&self.share.shared, self.share.number);
@@ -323,11 +323,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Changes the pool's protected minimum, in bytes. What the pool does not fill yet is not reserved for it.
+    /// Changes the pool's protected minimum, in bytes. A part that the pool does not fill yet is not reserved for it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the
-    /// cache can hold beside other pools' minima. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or the cache cannot
+    /// hold it beside other pools' minima. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn set_protected(&self, bytes: u64) -> Result<()> {
         let (shared, number) = (&self.share.shared, self.share.number);
         self.cache().check_process()?;
@@ -341,7 +341,7 @@ impl Pool {
 }
 
 impl File {
-    /// The name of the pool that is charged for what this handle brings into the cache.
+    /// The name of the pool that is charged for pages that this handle brings into the cache.
     pub fn pool(&self) -> &str {
         self.handle.pool.as_ref().map_or("default", |share| &share.name)
     }

@@ -1,4 +1,4 @@
-//! Residency: what of a file is in the cache, by range.
+//! Residency: which pages of a file are in the cache, by range.
 //!
 //! ```text
 //!   residency(position, len)    how many pages are in which state
@@ -25,9 +25,9 @@ use super::{File, Handle};
 pub struct ResidentRange {
     /// The bytes: whole pages, but for the file's last.
     pub bytes: Range<u64>,
-    /// How many pages they are.
+    /// The number of these pages.
     pub pages: u64,
-    /// What they are to the cache.
+    /// Their state.
     pub state: PageState,
 }
 
@@ -47,7 +47,7 @@ pub struct Residency {
     pub absent_pages: u64,
 }
 
-/// Ranges of a file by what is cached of them, in rising order; made by [`File::residents`].
+/// Ranges of a file, each of pages in one state, in rising order; made by [`File::residents`].
 #[derive(Debug)]
 pub struct ResidentRanges<'f> {
     stretches: StateRanges<'f>,
@@ -77,7 +77,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        // What a hint has fetched has no reader that reaps it.
+        // Fills of a hint have no reader that reaps them.
         mapping.backend().reap(ReapMode::Ready, &mut || false);
         let size = mapping.size();
         let end = PageIndex(pages_of_bytes(position.saturating_add(len).min(size)));

@@ -120,11 +120,11 @@ pub trait ServedFile {
     fn expect_writer(&self, without_lease: Validation);
     /// See [`CoherenceState::drop_before_cut`].
     fn drop_before_cut(&self);
-    /// What all handles of the file know about changes by others.
+    /// The coherence state that all handles of the file share.
     fn coherence_state(&self) -> &Arc<CoherenceState>;
-    /// What viewers do before they believe what is cached, as the record says.
+    /// How viewers validate cached pages before they use them, as the record says.
     fn validation(&self) -> Validation;
-    /// What tells whether the descriptor by which it is read is closed once it is idle; `None` if there is none.
+    /// Tells whether the descriptor by which it is read is closed once it is idle; `None` if there is none.
     fn parked(&self) -> Option<ParkedBackend>;
     /// Whether a part of the file has room on its device and no bytes; `None`: not known.
     fn has_unwritten_extents(&self) -> Option<bool>;

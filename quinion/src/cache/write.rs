@@ -1,4 +1,4 @@
-//! Write: what a program changes a file by.
+//! Write: how a program changes a file.
 //!
 //! ```text
 //!   write_at       bytes -> the cache                       seen by every reader from now on, page by page
@@ -9,7 +9,7 @@
 //! A write goes into the cache and no further: `filemap/write.rs` does it, and write-back (`writeback/`) takes it to
 //! the file. The end of a handle starts that, and the end of the cache waits for it; neither makes it durable.
 //!
-//! **What is guaranteed when.**
+//! **Guarantees, by step.**
 //!
 //! | after | any reader of this cache | other programs | after the machine failed |
 //! |---|---|---|---|
@@ -52,7 +52,7 @@ pub struct WriteOptions {
     /// ended well, unless another reader or writer has used them meanwhile. Pages that were cached before stay. A read
     /// that is under way when the write-back ends gets its bytes, and may come too late to keep its page.
     ///
-    /// It makes nothing durable: that still takes a sync. What could not be written back stays, and the next sync
+    /// It makes nothing durable: that still takes a sync. Pages that could not be written back stay, and the next sync
     /// reports it. Refused by backends that do not support it
     /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     pub uncached: bool,
@@ -173,7 +173,7 @@ impl File {
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end behind byte 2^63 - 1.
     /// [`ErrorKind::Io`](crate::ErrorKind::Io): a page that is overwritten in part cannot be read.
     /// [`ErrorKind::Write`](crate::ErrorKind::Write), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): too much is
-    /// dirty, and what was written before cannot be written back; or the file is a device that ends there.
+    /// dirty, and earlier writes cannot be written back; or the file is a device that ends there.
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory); [`ErrorKind::Busy`](crate::ErrorKind::Busy): see
     /// [`OpenOptions::on_pinned`](crate::OpenOptions::on_pinned); [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     /// Nothing was written then. And, of a handle whose writes are durable, those of [`File::sync_data`]: then the
@@ -208,9 +208,9 @@ impl File {
         Ok(written)
     }
 
-    /// As [`File::write_at`], as a future. The first poll writes what is cached as a whole at once; what has to wait
-    /// (for a page to be read, for memory, for write-back, for a sync of a durable handle) is copied and handed to a
-    /// thread of the cache, and is made even if the future is dropped then. Wait for one write before you begin the
+    /// As [`File::write_at`], as a future. The first poll writes at once if all pages are cached; a write that has to
+    /// wait (for a page to be read, for memory, for write-back, for a sync of a durable handle) is copied and handed to
+    /// a thread of the cache, and is made even if the future is dropped then. Wait for one write before you begin the
     /// next of the same bytes: two that are under way at once are made in any order.
     ///
     /// # Errors
@@ -258,8 +258,8 @@ impl File {
         self.blocking_call(move |file| file.append(&bytes))
     }
 
-    /// As [`File::sync_data`], by a thread of the cache: see [`BlockingCall`]. It covers what was written before this
-    /// call, not what is written before the future is polled.
+    /// As [`File::sync_data`], by a thread of the cache: see [`BlockingCall`]. It covers writes before this call,
+    /// not writes before the future is polled.
     ///
     /// # Errors
     /// As [`File::sync_data`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if no thread can be started.
@@ -355,7 +355,7 @@ impl File {
         }
         let Some(wrote) = wrote else { return };
         for write in writes.iter_mut().filter(|write| matches!(write.answer, Ok(1..))) {
-            // One call is enough if it is Ok. If not, each is told what a sync of its own says now.
+            // One call is enough if it is Ok. If not, each write gets the result of a sync of its own.
             match self
                 .make_durable(options.durability.unwrap_or(self.handle.access.durability), wrote.clone())
             {
@@ -407,7 +407,7 @@ impl File {
     /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly),
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Forked`](crate::ErrorKind::Forked),
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy): as [`File::write_at`].
-    /// [`ErrorKind::Write`](crate::ErrorKind::Write) and its like: the file system refuses; the size is what it was.
+    /// [`ErrorKind::Write`](crate::ErrorKind::Write) and its like: the file system refuses; the size is unchanged.
     pub fn set_len(&self, bytes: u64) -> Result<()> {
         self.check_writes()?;
         check_range(0, bytes)?;
@@ -445,8 +445,8 @@ impl File {
         backend.allocate(position..position + len).map_err(failed)
     }
 
-    /// Makes durable what any handle of this cache wrote to the file before the call, and the size that it needs:
-    /// writes it back, waits for that, and has the system flush its own caches (`fdatasync`). Writes that begin while
+    /// Makes durable all writes to the file by handles of this cache before the call, and the size that they need:
+    /// writes them back, waits for that, and has the system flush its own caches (`fdatasync`). Writes that begin while
     /// it waits do not prolong it.
     ///
     /// # Errors
@@ -467,7 +467,7 @@ impl File {
         self.sync(SyncKind::All, 0..FILE_BYTES_MAX)
     }
 
-    /// As [`File::sync_data`], of what was written to `len` bytes at byte `position`, and perhaps more.
+    /// As [`File::sync_data`], of the `len` bytes at byte `position`, and perhaps more.
     ///
     /// # Errors
     /// As [`File::sync_data`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput).
@@ -476,7 +476,7 @@ impl File {
         self.sync(SyncKind::Data, position..position + len)
     }
 
-    /// Starts writing back what is dirty of the file, and waits for none of it. It makes nothing durable.
+    /// Starts writing back the file's dirty pages, and waits for none of them. It makes nothing durable.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). The next sync reports failures.
@@ -546,7 +546,7 @@ impl<'a, 'b> GatherCursor<'a, 'b> {
     }
 
     /// The next bytes, for byte `position` of the file, so that each page is written once: one piece up to the end of
-    /// a page, or what several pieces have of one page, in `page`. Empty: nothing is left.
+    /// a page, or the parts that several pieces have of one page, in `page`. Empty: nothing is left.
     pub fn next<'p>(&mut self, position: u64, page: &'p mut [u8; PAGE_SIZE]) -> &'p [u8]
     where
         'a: 'p,

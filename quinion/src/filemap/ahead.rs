@@ -1,4 +1,4 @@
-//! Ahead: what became of the pages that were fetched before a read asked for them.
+//! Ahead: the use made of pages that were fetched before a read asked for them.
 //!
 //! ```text
 //!   fetched ahead  =  used  +  wasted  +  unread
@@ -10,7 +10,7 @@
 //! A folio counts with all its pages: one that holds a page that was asked for is not fetched ahead, and one page
 //! that is read makes the others used. Pages that come back soon after their eviction are left out.
 //!
-//! Not an invariant: that a viewer's read is seen at once, or at all: its ring of what it read forgets.
+//! Not an invariant: that a viewer's read is seen at once, or at all: its ring of reads forgets.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,7 @@ use crate::units::Frame;
 
 use super::shared::Filemap;
 
-/// Pages that were fetched before a read asked for them, since the cache was built, by what became of them.
+/// Pages that were fetched before a read asked for them, since the cache was built, by the use made of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadaheadUse {
@@ -58,7 +58,7 @@ impl Filemap {
         self.counters.sum(Count::Readahead).saturating_sub(self.counters.sum(Count::ReadaheadActivated))
     }
 
-    /// What became of them. Looks at one byte for each page of the arena.
+    /// The use made of them. Looks at one byte for each page of the arena.
     pub fn readahead_use(&self) -> ReadaheadUse {
         let (pages, wasted) = (self.readahead_pages(), self.counters.sum(Count::ReadaheadWasted));
         let unread = unread_pages(self.arena.view()).min(pages.saturating_sub(wasted));

@@ -78,7 +78,7 @@ impl BackgroundTask for BackgroundReclaim {
         let filemap = self.filemap.upgrade()?;
         let marks = filemap.supply.watermarks();
         if marks.high > 0 && filemap.grow_ahead() {
-            return Some(GROWN_PAUSE); // what is not grown yet counts as available: there is nothing to evict
+            return Some(GROWN_PAUSE); // pages not grown yet count as available: there is nothing to evict
         }
         // Most wake-ups are for others.
         let is_low = |available: u64| available < marks.low;
@@ -91,7 +91,7 @@ impl BackgroundTask for BackgroundReclaim {
         {
             let pages = (marks.high - available).min(AT_A_TIME) as u32;
             if filemap.supply.reclaim.reclaim_unprotected(pages, LockWait::Wait) == 0 {
-                break; // what is in flight or pinned cannot go; a thread that needs the memory finds that out itself
+                break; // pages in flight or pinned cannot go; a thread that needs the memory finds that out itself
             }
         }
         None

@@ -1,8 +1,8 @@
-//! Deferred shrink: what a resize left is given back later, by the background thread.
+//! Deferred shrink: memory that a resize left is given back later, by the background thread.
 //!
-//! A resize waits for half a second at most. What is pinned, dirty or in flight then goes when it can: this task looks
-//! every tenth of a second as long as something is left, without waiting. A look that finds nothing was ever given back
-//! costs a read of the arena's numbers.
+//! A resize waits for half a second at most. Extents with pinned, dirty or in-flight pages go when they can: this task
+//! looks every tenth of a second as long as something is left, without waiting. As long as nothing was to be given
+//! back, a look costs a read of the arena's numbers.
 //!
 //! Invariant: nothing depends on this task being done; the next resize does the same.
 

@@ -281,7 +281,7 @@ impl<'m> SubmitBatch<'m> {
             AfterSubmit::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills.into_vec()),
             AfterSubmit::Reap(_) | AfterSubmit::Anything => backend.submit(self.fills.into_vec()),
         }
-        // In flight from here on: what invalidation takes out of the tree is filled for those that hold it.
+        // In flight from here on: a folio that invalidation takes out is filled for its holders.
         drop(self.held_off);
         if let Some(fill) = alone {
             backend.fill_here(fill);
@@ -295,7 +295,7 @@ impl<'m> SubmitBatch<'m> {
         self.fills.single().is_some_and(|fill| backend.fills_here(fill.len()))
     }
 
-    /// Ends fills that begin behind the stored end of the file: what is not cached there is zeros. The end is looked
+    /// Ends fills that begin behind the stored end of the file: uncached pages there are zeros. The end is looked
     /// at when the folios are in the tree: a flush of such a page has raised it before the page could leave the tree.
     fn end_behind_device(&mut self) {
         if self.mapping.writeback().writer().is_some() {
@@ -307,7 +307,7 @@ impl<'m> SubmitBatch<'m> {
 
 /// Inserts the missing pages of windows.
 impl SubmitBatch<'_> {
-    /// Inserts what of the window is not cached; it goes to the device with the rest of the batch. May wait for locks
+    /// Inserts the gaps of the window; they go to the device with the rest of the batch. May wait for locks
     /// with [`WaitPolicy::Wait`], and for memory with [`FillUrgency::Asked`], which is not for callers that have
     /// others' fills in the batch already; never for the window's own bytes.
     pub(super) fn insert_window(&mut self, request: &FillRequest) -> FillOutcome {
@@ -329,7 +329,7 @@ impl SubmitBatch<'_> {
         let FillRequest { urgency, wait_policy, .. } = *request;
         let fate = self.fate();
         let Self { filemap, mapping, pool, .. } = *self;
-        // 1 What is not there. Memory is not waited for beside what was asked for: that may have come meanwhile, and
+        // 1 The gaps. Memory is not waited for beside what was asked for: that may have come meanwhile, and
         // its folio may begin before it.
         let (mut gaps, unit) = (self.gaps(window, wait_policy)?, filemap.supply.smallest_of(window));
         if urgency == FillUrgency::Asked {
@@ -447,7 +447,7 @@ impl SubmitBatch<'_> {
         FillOutcome::Submitted(fills)
     }
 
-    /// What of the window no folio covers: never nothing.
+    /// The gaps of the window: pages that no folio covers. Never empty.
     fn gaps(&self, window: Window, wait_policy: WaitPolicy) -> Result<Vec<Gap>, FillOutcome> {
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
         let guard = self.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
@@ -716,9 +716,9 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillCompletion {
-    /// So many bytes, all that the file has: what follows them lies behind the file's size.
+    /// So many bytes, all that the file has: bytes after them lie behind the file's size.
     Before(usize),
-    /// What arrived before something failed.
+    /// The pages that arrived before something failed.
     ReadPages,
 }
 
@@ -816,7 +816,7 @@ mod tests {
     }
 
     /// A window may begin before the page that is asked for, with the folio of that page, and that page may come while
-    /// its reader waits for a lock. What waits for memory then must neither wait for other pages nor fail for the lack
+    /// its reader waits for a lock. A wait for memory then must neither wait for other pages nor fail for the lack
     /// of them.
     #[test]
     fn memory_is_waited_for_only_where_a_page_was_asked_for() {

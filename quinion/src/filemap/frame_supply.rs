@@ -1,7 +1,7 @@
 //! Frame supply: frames for the pages of a window, and a charge of the reader's pool for them.
 //!
 //! ```text
-//!   gaps       (first page, pages) of what is not cached
+//!   gaps       (first page, pages) of uncached ranges
 //!   charge     the pool's, for all of them; at its limit the pool evicts of its own, then the gaps are cut short
 //!   frames     all of them in one hold of the arena's lock
 //!              none or too few: reclaim, then once more
@@ -12,7 +12,7 @@
 //! others while it reclaims. Only the first missing page of a read is worth waiting for memory
 //! ([`FillUrgency::Asked`]): for the end of a fill, a flush or a spill, after which its pages can go.
 //!
-//! **An uncached reader** leaves what others cached. What uncached reads have may take from others an eighth of the
+//! **An uncached reader** spares the pages of others. Uncached pages displace others only up to an eighth of the
 //! cache, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that would be
 //! small is none. But a read that waits gets 64 KiB: pages of uncached reads are evicted for it, then those of others.
 //! A reader that does not wait even for locks gets what there is without evicting.
@@ -26,8 +26,8 @@
 //!     pinned, since a thread may not run for long while it copies. So are, for a charge, dirty pages, which are asked
 //!     to be written, and what others of the pool are charged for and have not inserted yet.
 //!
-//! Not an invariant: that a wait for a flush or a spill is short. What never answers holds up all that are short of
-//! memory. Nor that frames which others have and have not inserted are waited for.
+//! Not an invariant: that a wait for a flush or a spill is short. A device that never answers holds up all threads that
+//! are short of memory. Nor that frames which others have and have not inserted are waited for.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ const STALLS_MAX: u32 = 100;
 const WINDOW_SHARE: u64 = 4;
 /// The most that uncached reads take from others, as 1 / so many of the cache, or of their pool's limit.
 const UNCACHED_SHARE: u64 = 8;
-/// What an uncached reader gets of what it asks for, from any pool.
+/// Pages of its request that an uncached reader gets in any case, from any pool.
 const UNCACHED_LEAST: u32 = 16;
 const STALL: Duration = Duration::from_millis(1);
 
@@ -80,7 +80,7 @@ pub(super) struct FrameRequest<'r> {
     /// Has the order of its folios, and what its stream has passed and can lose.
     pub window: Window,
     pub urgency: FillUrgency,
-    /// What an uncached reader has announced.
+    /// The announced window of an uncached reader.
     pub reservation: Option<&'r Reservation<'r>>,
     /// Whether locks, and with them memory, may be waited for.
     pub locks: LockWait,
@@ -144,7 +144,7 @@ struct ShortageWait<'s> {
     stalls: u32,
     /// Pages that had come in by the last wait.
     inserted: Option<u64>,
-    /// What had ended before the last look, and what of the rest was so then: a thread may pass from one state that
+    /// The state at the last look. The count of completed work was read first: a thread may pass from one state that
     /// counts to the next between two looks at them.
     completed: u64,
     inserted_before: u64,
@@ -161,7 +161,7 @@ struct Shortfall {
     locks: LockWait,
 }
 
-/// What a window of an uncached read lacks.
+/// The gaps of a window of an uncached read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AnnouncedWindow<'g> {
     pub gaps: &'g [Gap],
@@ -426,7 +426,7 @@ impl FrameSupply {
         if has >= least {
             return has;
         }
-        // 2 Of what uncached reads have.
+        // 2 Of uncached reads' pages.
         coming.keep(least);
         self.reclaim.reclaim_uncached(pool, least - has, locks);
         has = take();
@@ -459,7 +459,7 @@ impl FrameSupply {
         (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Takes what frames there are, and reclaims for the rest as long as that brings some. For the first memory is
+    /// Takes the frames there are, and reclaims for the rest as long as that brings some. For the first memory is
     /// waited for, if the urgency says so and `locks` allows it.
     fn alloc_frames_slow(
         &self,

@@ -78,7 +78,7 @@ enum PollBlocked {
 }
 
 impl Filemap {
-    /// Ready with what [`Filemap::read`] would return. Waits for no device and no memory.
+    /// Ready with the result of [`Filemap::read`]. Waits for no device and no memory.
     pub(crate) fn poll_read(
         self: &Arc<Self>,
         poll: PolledRead<'_>,

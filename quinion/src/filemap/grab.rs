@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `mapping/grab.rs` tells how a range is grabbed; this file supplies its frames. A grab waits for memory only as
-//! long as it has no folio locked; after that it takes what is free, and may return a part of the range. So a thread
+//! long as it has no folio locked; after that it takes free frames, and may return a part of the range. So a thread
 //! that waits for memory never blocks others at a folio lock.
 //!
 //! Invariant: a charge, a reservation and frames are taken together; the rest is given back before the round ends.
@@ -34,7 +34,7 @@ use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
 use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
-/// Brings back what is spilled from one page on and before another, for the paths of memory files.
+/// Brings back the spilled pages from one on and before another, for the paths of memory files.
 pub(crate) type SpillIn<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
 
 struct CacheFrames<'f> {

@@ -43,7 +43,7 @@ pub(crate) struct FetchedPages {
 }
 
 impl Filemap {
-    /// Fills what is missing, and waits for none of it; with [`FillUrgency::Asked`] for memory and places.
+    /// Fills missing pages, and waits for none of them; with [`FillUrgency::Asked`] for memory and places.
     ///
     /// # Errors
     /// There is no memory for the first page that is missing.
@@ -67,7 +67,7 @@ impl Filemap {
     }
 
     pub(crate) fn bring(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> FetchedPages {
-        // What waits inside reaps, and a waker runs its owner's code, which may take locks that the caller holds.
+        // A wait reaps, and a waker runs its owner's code, which may take locks that the caller holds.
         let _wakes = DeferredWakes::new();
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();

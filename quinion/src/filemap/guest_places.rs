@@ -84,7 +84,7 @@ impl FrameSupply {
             let mut done = 0;
             while done < pages {
                 let index = first.plus(u64::from(done));
-                // A run is one request, and what lies behind the guest's end has no place.
+                // A run is one request, and pages behind the guest's end have no place.
                 let most = (longest - index.0 % longest).min(end.saturating_sub(index.0));
                 let wanted = most.min(u64::from(pages - done)) as u32 & !(unit.pages() - 1);
                 if wanted == 0 {

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   will_need   range -> pieces -> fill each, wait for none     until all of it, or half the memory, is on its way
-//!   dont_need   range -> pieces -> drop what is not held        whole folios inside the range only,
-//!                                  and what is remembered there
+//!   dont_need   range -> pieces -> drop folios not held         whole folios inside the range only,
+//!                                  and shadow entries there
 //! ```
 //!
 //! A hint costs no reader anything: the locks are released between pieces, no device is waited for, and a hint that
@@ -11,10 +11,10 @@
 //!
 //! Invariants:
 //!  1. The three counts of a [`Prefetch`] add up to the pages of the range that the file has.
-//!  2. A will-need fetches at most half of what the cache, and its pool, can hold, so that it does not evict its own
-//!     pages.
+//!  2. A will-need fetches at most half of the pages that the cache, and its pool, can hold, so that it does not evict
+//!     its own.
 //!  3. A don't-need drops no page outside its range, and none that is pinned, held or being filled.
-//!  4. After a don't-need nothing is remembered of an eviction in its range: a page that comes back there is new.
+//!  4. After a don't-need there is no shadow entry in its range: a page that comes back there is new.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use super::wait_policy::WaitPolicy;
 /// 1 MiB, so that a lock is held for a moment only.
 const PIECE_PAGES: u64 = 256;
 
-/// What became of the pages of a range that will be needed.
+/// The outcome of a prefetch, by pages of the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Prefetch {
@@ -46,7 +46,7 @@ pub struct Prefetch {
 }
 
 impl Filemap {
-    /// Starts reading what is not cached, for `pool`, and waits for none of it.
+    /// Starts reading the pages that are not cached, for `pool`, and waits for none of them.
     pub(crate) fn will_need(
         self: &Arc<Self>,
         pool: PoolNumber,
@@ -99,7 +99,7 @@ impl Filemap {
         let mut at = first;
         loop {
             let mut guard = mapping.lock();
-            // A file may be much longer than what is cached of it.
+            // A file may be much longer than its cached part.
             let Some(next) = guard.next_entry(at, end) else { break };
             at = PageIndex(end.0.min(next.0 + PIECE_PAGES));
             // The folio must lie in the whole range, not in the piece.

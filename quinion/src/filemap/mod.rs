@@ -1,4 +1,4 @@
-//! Filemap: what happens to a request for a file's bytes.
+//! Filemap: the paths of a request for a file's bytes.
 //!
 //! ```text
 //!   read_at

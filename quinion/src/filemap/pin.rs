@@ -11,12 +11,12 @@
 //!   if it is an uncached one, what it met goes when it is unpinned, or when its stream has passed, if that is later
 //! ```
 //!
-//! A pin counts as a read, and as a hit if no folio had to be waited for. What pins keep is bounded, so that readers
+//! A pin counts as a read, and as a hit if no folio had to be waited for. Pinned memory is bounded, so that readers
 //! have memory: a pin that would exceed that fails at once. A folio counts whole, and once.
 //!
 //! Invariants:
-//!  1. What is pinned is one range without a hole, from `position` on.
-//!  2. On an error nothing stays pinned: what was gathered is dropped on the way out.
+//!  1. The pinned bytes are one range without a hole, from `position` on.
+//!  2. On an error nothing stays pinned: the pins gathered are dropped on the way out.
 //!
 //! Not an invariant: that what fits is pinned while others pin too: two that want the last of the share may both be
 //! refused. Nor that the whole range is of one version of the file: each folio is as it was when it was filled.
@@ -39,7 +39,7 @@ use super::wait_policy::WaitPolicy;
 /// Folios that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 512;
 
-/// What [`Filemap::pin`] pins.
+/// A request for [`Filemap::pin`].
 #[derive(Clone, Copy, Debug)]
 pub struct PinRequest {
     /// The first byte.
@@ -133,7 +133,7 @@ impl Filemap {
                 ReadyFolios::One(held) => Some(held),
                 ReadyFolios::None(first) => {
                     hit = false;
-                    // What is fetched now is not pinned yet.
+                    // Pages fetched now are not counted as pinned yet.
                     if self.arena.pinned_pages() >= pages_max {
                         return Err(self.bound().too_much_pinned(rest as u64));
                     }

@@ -55,7 +55,7 @@ use quinion_view::hit::{HitStop, read_hits_into};
 /// A page may be there and gone again each time, or its fill end without it and without an error.
 const SEEKS: u32 = 1000;
 
-/// What readahead may ask: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
+/// Answers for readahead: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
 impl Cached for Mapping {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let max = index.0.min(u64::from(max)) as u32;
@@ -168,7 +168,7 @@ impl Filemap {
         }
     }
 
-    /// As [`Filemap::read_slowly`]: what is ready by now, else the first folio. `None`: of another file than now.
+    /// As [`Filemap::read_slowly`]: the folios ready by now, else the first folio. `None`: of another file than now.
     fn read_held(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
@@ -186,7 +186,7 @@ impl Filemap {
         if to.is_empty() {
             return Ok(Some(0));
         }
-        // 1 What is ready. A read within one page needs no batch.
+        // 1 Ready folios. A read within one page needs no batch.
         let index = PageIndex::of_byte(position);
         let last = PageIndex::of_byte(position + to.len() as u64 - 1);
         let mut first = if stopped == HitStop::Absent { FirstPage::Absent } else { FirstPage::Unknown };
@@ -211,7 +211,7 @@ impl Filemap {
         Ok(shown)
     }
 
-    /// Copies what ready folios hold of `to` and gives them back; only then does readahead go on, which may need
+    /// Copies the bytes of ready folios into `to` and gives them back; only then does readahead go on, which may need
     /// memory. `None` as [`Filemap::read_held`].
     fn read_batch(
         self: &Arc<Self>,
@@ -538,7 +538,7 @@ impl Filemap {
         Ok(changed)
     }
 
-    /// Forgets what is clean of a file and takes its attributes anew. A folio that is dirty in part loses its clean
+    /// Forgets the clean pages of a file and takes its attributes anew. A folio that is dirty in part loses its clean
     /// pages before the attributes are taken: a page that stayed would pass for the file as it is now. Waits for what
     /// is in flight there. Fails if the file cannot be looked at; or as [`Truncation::invalidate`].
     pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
@@ -651,7 +651,7 @@ enum ReadExtent {
     Page,
 }
 
-/// What came of windows that no reader waits for.
+/// The outcome of windows that no reader waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadaheadOutcome {
     Started,
@@ -663,7 +663,7 @@ enum MissOutcome<'m> {
     Again(ReadExtent),
 }
 
-/// Puts into `windows` what to fetch for `miss`: nothing if it has come meanwhile. Returns the readahead that said
+/// Puts into `windows` the pages to fetch for `miss`: nothing if it has come meanwhile. Returns the readahead that said
 /// so, locked, if one was asked.
 fn plan_miss<'r>(
     missed: &MissedRead<'r>,

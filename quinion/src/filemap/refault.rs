@@ -1,4 +1,4 @@
-//! Refault: what it means for a folio that a shadow was in its place.
+//! Refault: the meaning, for a folio, of a shadow in its place.
 //!
 //! The tree tells, folio by folio, which shadow an insertion consumed. If the page left not long ago, the cache was
 //! too small to keep it and should try again:

@@ -4,9 +4,9 @@
 //!   resize   1 bound      in force at once: up to it the cache may grow, above it nothing grows any more
 //!            2 forget     nodes that only remember, down to their share of the new bound
 //!            3 choose     extents to be emptied: no frame of theirs is handed out
-//!            4 evict      what of them can go; what is in flight or held for a moment is waited for,
+//!            4 evict      their folios; those in flight or held for a moment are waited for,
 //!            5 punch      the empty ones          half a second in all;   3 to 5 until none is left
-//!            6 sweep      a moment later: what late readers took there
+//!            6 sweep      a moment later: memory that late readers took there
 //!   later    3 to 6 without waiting, by the background thread, as long as something is left   deferred_shrink.rs
 //!
 //!   guest    1 take       where there is room side by side and within the bound
@@ -14,14 +14,14 @@
 //!                         others as the bound wants; and 1 again
 //! ```
 //!
-//! What is left in the end is **slack**: extents with a page that is pinned, slow to be read or released, or dirty.
+//! The rest in the end is **slack**: extents with a page that is pinned, slow to be read or released, or dirty.
 //! It is reported, and goes when the pins go and the pages have been written.
 //!
 //! Invariants:
 //!  1. A resize returns in bounded time: it waits for no pin, and for all else half a second at most.
 //!  2. Readers go on meanwhile, and find the right bytes.
 //!
-//! Not an invariant: that the least-wanted pages go. Whole extents go, the cheapest first, also what a pool protects.
+//! Not an invariant: that the least-wanted pages go. Whole extents go, the cheapest first, protected pages too.
 //!
 //! Locks: Resize, one at a time; under it mappings' locks, as any reclaim.
 
@@ -56,12 +56,12 @@ pub struct ResizeOutcome {
     pub memory_bytes: u64,
     /// Memory of the machine that the cache has now; above the bound by the slack.
     pub grown_bytes: u64,
-    /// What this call gave back to the machine.
+    /// Memory that this call gave back to the machine.
     pub returned_bytes: u64,
-    /// What is still to be given back: extents of 2 MiB with something in them that is pinned, dirty, being read
+    /// Memory still to be given back: extents of 2 MiB with something in them that is pinned, dirty, being read
     /// into, or held. It goes when that goes, by itself or with the next resize.
     pub slack_bytes: u64,
-    /// What users' pins keep in the whole cache.
+    /// Memory kept by users' pins in the whole cache.
     pub pinned_bytes: u64,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct BoundState {
     pinned_share: PinnedShare,
 }
 
-/// What pins may keep of the bound: `part` bytes of `whole`.
+/// The share of the bound that pins may keep: `part` bytes of `whole`.
 #[derive(Clone, Copy, Debug)]
 struct PinnedShare {
     part: u64,
@@ -94,7 +94,7 @@ impl BoundState {
     }
 }
 
-/// The bound of a cache: how it is changed, and what of it pools and pins may have.
+/// The bound of a cache: how it is changed, and the shares of it that pools and pins may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound<'f> {
     supply: &'f FrameSupply,
@@ -126,7 +126,7 @@ impl Bound<'_> {
     /// reached; waits as a resize. Calls `in_force` before anything is emptied.
     ///
     /// # Errors
-    /// The bound has no room for them beside what pools protect, or beside the least that it must hold.
+    /// The bound has no room for them beside the pools' protected minima, or beside the least that it must hold.
     pub fn reserve_viewers(self, groups: usize, in_force: impl FnOnce()) -> Result<(), ArenaError> {
         let _wakes = DeferredWakes::new();
         let _one = self.state.resizing.lock();
@@ -140,7 +140,7 @@ impl Bound<'_> {
         in_force();
         if more > 0 {
             self.empty_extents(Instant::now() + WAIT_MAX);
-            self.supply.background.wake(); // late readers, and what is left
+            self.supply.background.wake(); // late readers, and the rest
         }
         Ok(())
     }
@@ -208,7 +208,7 @@ impl Bound<'_> {
         if stats.returned_bytes > before {
             pause(GRACE);
         }
-        // Also what earlier resizes gave back: a reader may have been late for them.
+        // Also memory that earlier resizes gave back: a reader may have been late for them.
         let found = if stats.returned_bytes > 0 { self.supply.arena.sweep() } else { 0 };
         if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
             self.supply.background.wake();
@@ -258,7 +258,7 @@ impl Bound<'_> {
         pause(ROUND);
     }
 
-    /// Empties what is left without waiting. Says whether to look again.
+    /// Empties the remaining extents without waiting. Says whether to look again.
     pub fn go_on_resizing(self) -> bool {
         let _one = self.state.resizing.lock();
         if self.supply.arena.excess_extents() > 0 && self.empty_once() == 0 {
@@ -268,7 +268,7 @@ impl Bound<'_> {
         found > 0 || self.supply.arena.excess_extents() > 0
     }
 
-    /// The least bound, in bytes, beside which all that pools protect fits; 0 if nothing is protected.
+    /// The least bound, in bytes, beside which the pools' protected minima fit; 0 if nothing is protected.
     pub fn memory_for_protected(self) -> u64 {
         match self.supply.reclaim.protected() {
             0 => 0,
@@ -281,7 +281,7 @@ impl Bound<'_> {
         self.supply.arena.pages_max() / UNPROTECTED_SHARE * (UNPROTECTED_SHARE - 1)
     }
 
-    /// By the bound in force: a share of what guests leave of it.
+    /// By the bound in force: a share of its part that guests leave.
     pub fn pinned_pages_max(self) -> u64 {
         let PinnedShare { part, whole } = self.state.pinned_share;
         let left =

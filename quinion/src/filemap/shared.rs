@@ -1,7 +1,7 @@
-//! Shared: what the paths of one cache have in common.
+//! Shared: state that the paths of one cache have in common.
 //!
-//! A [`Filemap`] is what all paths need besides a mapping. The read path is its own methods, in files by topic. What
-//! one call needs beside it stands in a type of its own, which lives as long as the call: a write (`WriteCall`), a
+//! A [`Filemap`] is the state that all paths need besides a mapping. The read path is its own methods, in files by
+//! topic. State of one call has a type of its own, which lives as long as the call: a write (`WriteCall`), a
 //! change of a range (`Truncation`), pages that come back from the spill file (`SpillIn`), fills that go to the device
 //! together (`SubmitBatch`). Frames come from the [`FrameSupply`], and [`Bound`] says how much memory there may be.
 //!
@@ -24,7 +24,7 @@ use quinion_view::hit::FileView;
 use super::frame_supply::FrameSupply;
 use super::resize::{Bound, BoundState};
 
-/// What the paths of one cache share.
+/// The state that the paths of one cache share.
 #[derive(Debug)]
 pub struct Filemap {
     pub(crate) arena: Arc<Arena>,

@@ -5,9 +5,9 @@
 //!   ten times if it is tight                            up to what the user said last
 //! ```
 //!
-//! `pressure/` has the numbers and the decision. The cache returns to what the user said when it was built or by the
-//! last resize, which is in force at once, also under pressure. What pools protect is not given back. What is in
-//! flight or pinned at a look goes at a later one.
+//! `pressure/` has the numbers and the decision. The cache returns to the size set when it was built or by the last
+//! resize, which is in force at once, also under pressure. Protected minima of pools are not given back. Pages
+//! in flight or pinned at a look go at a later one.
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};

@@ -15,7 +15,7 @@
 //! A page on its way is not visible: the value stands until the bytes are there. A thread that meets the value
 //! meanwhile comes here, waits for its slots and looks again. A page that cannot be read stays spilled, and only
 //! callers that asked for it see the error; after a failed batch the page is tried alone. Of a plain value a part is
-//! brought back; what is packed comes as a whole.
+//! brought back; a packed folio comes as a whole.
 //!
 //! Invariants:
 //!  1. No lock of the index is held while memory or the device is waited for. (A thread that cuts the file
@@ -50,7 +50,7 @@ use super::wait_policy::WaitPolicy;
 const AROUND: Order = Order(4);
 const BATCH_PAGES: u64 = 64;
 const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
-/// Tries with too few frames for what has to come as a whole; a pause before each.
+/// Tries with too few frames for folios that have to come as a whole; a pause before each.
 const SHORT_MAX: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(1);
 const TRIES: u32 = 1000;

@@ -18,7 +18,7 @@
 //!     or was evicted between the two.
 //!  2. A start waits for no device and no memory, and says nothing of what went wrong: the finish meets it.
 //!
-//! Not an invariant: that every span starts. What finds no memory or no room at the device is filled by the finish.
+//! Not an invariant: that every span starts. One without memory, or room at the device, is filled by the finish.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ use super::uncached::ReadCall;
 use super::wait_policy::WaitPolicy;
 use quinion_view::hit::{HitStop, read_hits_into};
 
-/// In pages: so much is read at once, whatever the largest readahead window is.
+/// In pages: so much is read at once, however large the largest readahead window is.
 const JOINED_PAGES_MAX: u64 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,7 +72,7 @@ impl Span {
 }
 
 impl Filemap {
-    /// Copies what the cache holds, and returns how far that goes. Counts the read if that is all.
+    /// Copies the cached bytes, and returns how far they go. Counts the read if that is all.
     pub(crate) fn look(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, to: &mut [u8]) -> Progress {
         let touch = |grown: GrownView<'_>, frame| call.reader.touch(grown, frame);
         let hits = read_hits_into(self.view_of(call.mapping), position, to, touch);

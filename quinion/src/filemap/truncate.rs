@@ -13,7 +13,7 @@
 //!
 //!   punch            1 to 5, then zero the parts of pages at both ends, then the device, then remove the pages between
 //!   extend           1 and 2, then zero the rest of the old last page, then the device, then the size
-//!   invalidate       1 to 5, then remove; with RemoveFilter::Clean what is dirty stays, and folios are split around it
+//!   invalidate       1 to 5, then remove; with RemoveFilter::Clean dirty pages stay, and folios are split around it
 //! ```
 //!
 //! The order is for readers, who take no lock. *Cut*: the size is stored before any page is freed or zeroed, so a
@@ -25,25 +25,25 @@
 //! begin. So no late flush writes to space that was given back or makes the file longer again (T05, T09): write-back
 //! holds the invalidate lock shared until the backend has its pages.
 //!
-//! **Edges.** What lies on the other side of an edge stays in the cache. A folio that is held for a moment is tried
+//! **Edges.** Pages on the other side of an edge stay in the cache. A folio that is held for a moment is tried
 //! again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index gets copies of its
 //! dirty pages, and the clean ones are read again on demand. A cache with a smallest folio keeps such folios whole:
-//! what of one lies behind the edge is zeroed. What was spilled of a memory file is cut in its slots, or brought
-//! back, if a page of it is to be zeroed in part or it is packed.
+//! the part of one behind the edge is zeroed. Spilled folios of a memory file are cut in their slots, or brought
+//! back, if a page of one is to be zeroed in part or it is packed.
 //!
-//! **A memory file** has no device, so 3 waits for nothing: what lies between the edges is taken out even while a
-//! thread fills it, which keeps it until it is done. A folio that reaches over an edge, and a page that is zeroed in
-//! part, are waited for. What is allocated and has no bytes is split.
+//! **A memory file** has no device, so 3 waits for nothing: folios between the edges are taken out even while a
+//! thread fills them, which keeps them until it is done. A folio that reaches over an edge, and a page that is zeroed
+//! in part, are waited for. Allocated folios without bytes are split.
 //!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
-//!  2. What the file holds outside the range is not changed, and no dirty page of it becomes clean. (T06)
-//!  3. After an error of the device what was dirty is dirty. What was clean and may differ is forgotten.
+//!  2. Data of the file outside the range is not changed, and no dirty page of it becomes clean. (T06)
+//!  3. After an error of the device dirty pages are dirty. Clean pages that may differ are forgotten.
 //!
 //! Not an invariant: that a read of several pages sees a punch whole.
 //!
-//! Locks: Write, Invalidate, then what is below. A device is waited for under both: misses wait, hits go on. Cost: a
-//! walk over what is cached of the range; two splits at most; the backend's call.
+//! Locks: Write, Invalidate, then the locks below. A device is waited for under both: misses wait, hits go on. Cost: a
+//! walk over the cached part of the range; two splits at most; the backend's call.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -70,11 +70,11 @@ const RECLAIM_PAGES: u32 = 64;
 const MEMORY_TRIES: u32 = 100;
 const MEMORY_AGAIN: Duration = Duration::from_millis(1);
 
-/// What a change of this cache's own does with bytes that a user has pinned.
+/// How a change by this cache treats bytes that a user has pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum OnPinned {
-    /// The pinned bytes stay while they are pinned; new reads find what is new.
+    /// The pinned bytes stay while they are pinned; new reads find the new bytes.
     #[default]
     Detach,
     /// Waits so long at most for the pins to go, before anything is changed; then the error is
@@ -136,7 +136,7 @@ impl<'c> Truncation<'c> {
         Self { filemap, mapping }
     }
 
-    /// Cuts the file, or extends it with zeros. Waits for the device, for writers, and for what is in flight there.
+    /// Cuts the file, or extends it with zeros. Waits for the device, for writers, and for requests in flight there.
     ///
     /// # Errors
     /// The backend's, [`ErrorKind::Busy`](crate::ErrorKind::Busy), or no memory for an edge; nothing was changed.
@@ -216,9 +216,9 @@ impl<'c> Truncation<'c> {
         Ok(())
     }
 
-    /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
+    /// Forgets the cached pages that lie wholly in the bytes of `range`, the file's last one counting as
     /// whole; returns how many went. With [`RemoveFilter::Clean`] dirty pages stay, and folios are split around them;
-    /// with [`RemoveFilter::All`] they are lost. Waits for writers, and for what is in flight.
+    /// with [`RemoveFilter::All`] they are lost. Waits for writers, and for requests in flight.
     ///
     /// # Errors
     /// No memory for the copy of what stays of a held folio; or the file could not be made longer, which was left to
@@ -293,7 +293,7 @@ impl<'c> Truncation<'c> {
                 InFlight::Folio(held) => self.wait_for_folio(&held),
             }
         }
-        // What has left the index while it was being written.
+        // Pages that left the index while they were being written.
         self.filemap
             .wait_queue
             .wait(&*flushed_by(self.mapping), &mut || self.mapping.writeback().detached_pages() == 0);
@@ -307,7 +307,7 @@ impl<'c> Truncation<'c> {
 
     // ---- step 5 ---------------------------------------------------------------------------------
 
-    /// No folio reaches over `edge` when this returns. What lies in `unwanted` need not be kept.
+    /// No folio reaches over `edge` when this returns. Pages in `unwanted` need not be kept.
     fn split(self, edge: PageIndex, unwanted: Range<PageIndex>) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
@@ -325,7 +325,7 @@ impl<'c> Truncation<'c> {
         }
     }
 
-    /// Copies what is dirty and not in `unwanted`.
+    /// Copies dirty pages that are not in `unwanted`.
     fn yield_to_pins(self, index: PageIndex, unwanted: Range<PageIndex>) -> Result<(), Error> {
         match self.mapping.try_hold(index) {
             Ok(held) => self.detach(&held, unwanted),
@@ -379,7 +379,7 @@ impl<'c> Truncation<'c> {
         gone
     }
 
-    /// Takes out what is clean of `pages`. Folios with dirty pages are split, as far as there may be smaller ones.
+    /// Takes out the clean ones of `pages`. Folios with dirty pages are split, as far as there may be smaller ones.
     fn remove_clean(self, pages: Range<PageIndex>) -> Result<u64, Error> {
         let mut at = pages.start;
         while let Some(edge) = { self.mapping.lock().next_mixed(at..pages.end) } {
@@ -389,7 +389,7 @@ impl<'c> Truncation<'c> {
         Ok(self.remove(pages, RemoveFilter::Clean))
     }
 
-    /// A punch failed half-way: the file may differ from what is cached and clean.
+    /// A punch failed half-way: the file may differ from clean cached pages.
     fn forget_clean(self, pages: Range<PageIndex>) -> Result<(), Error> {
         let (from, end) = (
             pages.start.align_down(self.filemap.supply.folio_orders.min),

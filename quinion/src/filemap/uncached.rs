@@ -1,4 +1,4 @@
-//! Uncached: reads that leave in the cache what others want, and nothing else.
+//! Uncached: reads that leave in the cache the pages that others want, and no others.
 //!
 //! An uncached read is an ordinary read, but its folios are flagged from birth, and go when it has passed them.
 //!
@@ -72,7 +72,7 @@ use super::wait_policy::WaitPolicy;
 
 /// A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
 pub const TRAILS_MAX: usize = 24;
-/// The pause of a stream before what it left behind goes; at most twice as long.
+/// The pause of a stream before the pages it left behind go; at most twice as long.
 pub const PAUSE: Duration = Duration::from_secs(1);
 /// The most pages that left-overs stay behind their reader, at most 1 part in 64 of the cache; half of it at least,
 /// as pieces may be read out of order.
@@ -160,7 +160,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// What the read has met so far, for a caller that keeps it longer than the read lasts.
+    /// The flagged folios that the read has met so far, for a caller that keeps this longer than the read lasts.
     pub(super) fn met(self) -> Option<(Arc<DropBehindState>, Pages)> {
         let passing = self.passing?;
         let (first, end) = passing.met.get()?;
@@ -172,7 +172,7 @@ impl<'r> Reader<'r> {
 #[derive(Debug)]
 pub struct UncachedRead<'r> {
     behind: &'r Arc<DropBehindState>,
-    /// What covers the flagged folios it has met: the first page, and the one after the last.
+    /// A range that covers the flagged folios it has met: the first page, and the one after the last.
     met: Cell<Option<(PageIndex, PageIndex)>>,
 }
 
@@ -207,7 +207,7 @@ impl Drop for UncachedRead<'_> {
     }
 }
 
-/// What the uncached reads of one handle have made and not dropped yet.
+/// Folios that the uncached reads of one handle have made and not dropped yet.
 #[derive(Debug)]
 pub struct DropBehindState {
     filemap: Arc<Filemap>,
@@ -305,7 +305,7 @@ impl DropBehindState {
     }
 }
 
-/// Whatever was noted after the handle was closed, by a blocking task of a future that was dropped, goes here.
+// Ranges noted after the handle was closed, by a blocking task of a future that was dropped, go here.
 impl Drop for DropBehindState {
     fn drop(&mut self) {
         self.end();
@@ -325,7 +325,7 @@ impl BackgroundTask for DropBehindState {
     }
 }
 
-/// Drops what an uncached read pinned, if the stream has passed it.
+/// Drops the pages that an uncached read pinned, if the stream has passed them.
 impl UnpinObserver for DropBehindState {
     fn unpinned(&self, pages: Pages) {
         let left = self.lock().outside(pages);

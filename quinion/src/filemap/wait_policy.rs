@@ -7,14 +7,14 @@ use crate::sync::LockWait;
 /// How far a read may go for bytes that are not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WaitPolicy {
-    /// It waits for what it needs.
+    /// It waits for everything it needs.
     #[default]
     Wait,
     /// For futures: starts what it can and waits only for locks, whose holders wait for no device or memory.
     Start,
     /// Starts what it can and waits for no device, no memory and no lock.
     Now,
-    /// It takes what is in the cache and starts nothing.
+    /// It takes cached pages and starts nothing.
     CacheOnly,
 }
 

@@ -16,7 +16,7 @@
 //! A page counts as **whole** if no byte of it that the file has is left as it was: it is overwritten, or lies behind
 //! the end. Where the cache has a smallest folio, that is what is whole or not.
 //!
-//! **A memory file** (`shmem/`) is written by the same steps: what is not there is zeros, so every page is whole, put
+//! **A memory file** (`shmem/`) is written by the same steps: missing pages are zeros, so every page is whole, put
 //! together out of sight. Nothing is read or throttled, and write-back is not told: all pages of its folios are dirty
 //! from birth. A folio that was allocated, and has no bytes, is filled under its lock by its first writer. One that
 //! others are filling is waited for holding no lock, because a user's call may take any time.
@@ -37,7 +37,7 @@
 //!
 //! Invariants:
 //!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.
-//!  2. What is inserted here is complete before it is unlocked, and zeros behind the bytes.
+//!  2. A folio that is inserted here is complete before it is unlocked, and zeros behind the bytes.
 //!  3. No page that is overwritten as a whole is read from the device, and no other page but those at the two edges.
 //!  4. No lock but Write is held while the device or memory is waited for.
 //!  5. Only a thread that holds Write exclusively makes the file longer; but if others have cut the file under a
@@ -81,7 +81,7 @@ const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteContext<'a> {
-    /// Reads what is overwritten in part; `None` for a memory file.
+    /// Reads pages that are overwritten in part; `None` for a memory file.
     reader: Option<Reader<'a>>,
     pool: PoolNumber,
     touched: &'a StreamPositions,
@@ -268,7 +268,7 @@ impl Filemap {
             call.end_write(done);
             let why = match outcome {
                 Ok(()) => return Ok((position, done, Ok(()))),
-                // The rest would not follow what is there: others may append as soon as the lock is released.
+                // The rest would not follow the written bytes: others may append as soon as the lock is released.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
                 Err(WriteStop::Pinned(at)) => call.wait_unpinned(at, &mut begun),
                 Err(WriteStop::Filling(index)) => {
@@ -333,7 +333,7 @@ impl WriteCall<'_> {
     fn write_shared_or_alone(mut self, piece: WriteProgress<'_>, done: &mut usize) -> Result<(), Error> {
         let mut begun = None;
         loop {
-            // What waits inside reaps, and a waker runs its owner's code, which may take locks held here.
+            // A wait reaps, and a waker runs its owner's code, which may take locks held here.
             let wakes = DeferredWakes::new();
             let outcome = match self.lock {
                 WriteLockMode::Shared => {
@@ -364,7 +364,7 @@ impl WriteCall<'_> {
         let size = self.mapping.size();
         match self.lock {
             WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
-            // What lies between the old end and the piece becomes the file's.
+            // Bytes between the old end and the piece become the file's.
             WriteLockMode::Alone if size < piece.position => {
                 Truncation::of(self.filemap, self.mapping).zero_behind_end()?
             }
@@ -398,7 +398,7 @@ impl WriteCall<'_> {
 
     // ---- cached ---------------------------------------------------------------------------------
 
-    /// Writes what of `piece` a held folio covers; 0: it has left, or come meanwhile.
+    /// Writes the part of `piece` that a held folio covers; 0: it has left, or come meanwhile.
     #[inline]
     fn write_held(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) -> Result<usize, WriteStop> {
         let inside = (piece.position - held.first().first_byte()) as usize;
@@ -525,7 +525,7 @@ impl WriteCall<'_> {
     /// not there and memory allows.
     fn write_new(self, piece: WriteProgress<'_>, pages: Range<PageIndex>) -> Result<usize, WriteStop> {
         let pool = self.context.pool;
-        // 1 What is not there.
+        // 1 Missing folios.
         let Some(pages) = self.absent_from(pages) else { return Ok(0) };
         let count = (pages.end.0 - pages.start.0) as u32;
         let order = Order::fitting(count).min(self.mapping.backing().folio_order_max());
@@ -665,7 +665,7 @@ impl WriteCall<'_> {
 
     // ---- pinned ---------------------------------------------------------------------------------
 
-    /// Detaches what stays of the folio, if the caller is alone and wants that.
+    /// Detaches the part of the folio that stays, if the caller is alone and wants that.
     #[inline(never)]
     fn write_pinned(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) -> Result<usize, WriteStop> {
         if self.lock == WriteLockMode::Shared || self.context.on_pinned != OnPinned::Detach {

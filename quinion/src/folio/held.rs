@@ -90,7 +90,7 @@ impl<'a> HeldFolio<'a> {
     pub fn drops_behind(&self) -> bool {
         self.stamp.drops_behind()
     }
-    /// What may be done with its page at `index` now: while the folio is filled, its pages become readable one by one.
+    /// Whether its page at `index` may be read now: while the folio is filled, its pages become readable one by one.
     ///
     /// # Panics
     /// If the folio does not cover `index`.
@@ -104,7 +104,7 @@ impl<'a> HeldFolio<'a> {
     pub fn is_attached(&self) -> bool {
         self.descriptor.is_attached(self.stamp)
     }
-    /// What may be done with all of it now.
+    /// Whether all of it may be read now.
     #[inline]
     pub fn is_readable(&self) -> ReadableState {
         self.descriptor.is_readable(self.stamp)

@@ -18,14 +18,14 @@
 //! has the bytes between set to zero, so that the range stays one; what is left around it is set to zero in the end.
 //!
 //! Invariants:
-//!  1. One value is one hold and one lock; both are given back once, on whatever way out.
+//!  1. One value is one hold and one lock; both are given back once, on every way out.
 //!  2. A folio becomes up to date with every byte of it written or zero.
 //!  3. No `&mut [u8]` of a frame exists: readers that came by a stale hint may be looking, and throw it away.
 //!
 //! Not an invariant: that the folio is in the index. It may be taken out at any time; then it is its holders' until
 //! they let it go, and [`FinishOutcome::Left`] says so.
 //!
-//! It wakes no thread: `mapping/grab.rs` wakes the threads that wait for what is unlocked here.
+//! It wakes no thread: `mapping/grab.rs` wakes the threads that wait for a folio unlocked here.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ use crate::units::{Frame, Order, PageIndex};
 use super::held::HeldFolio;
 use quinion_view::folio::copy;
 
-/// What a locked folio was when it was locked.
+/// The state of a folio when it was locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockedState {
     /// It was not there: its locker has inserted it.
@@ -46,7 +46,7 @@ pub enum LockedState {
     Data,
 }
 
-/// What became of a folio whose bytes came.
+/// The outcome of a folio whose bytes have arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FinishOutcome {
     /// It is in the index, and up to date.
@@ -65,7 +65,7 @@ pub struct LockedFolio<'a> {
 }
 
 impl<'a> LockedFolio<'a> {
-    /// Locks what is held; if that cannot be done, says why and gives the hold back to the caller.
+    /// Locks a held folio; if that cannot be done, says why and gives the hold back to the caller.
     pub fn lock(held: HeldFolio<'a>) -> Result<Self, (LockRefused, HeldFolio<'a>)> {
         match held.arena().view().own(held.frame()).try_lock(held.stamp()) {
             Ok(word) => {
@@ -86,7 +86,7 @@ impl<'a> LockedFolio<'a> {
     pub fn held(&self) -> &HeldFolio<'a> {
         self.held.as_ref().expect("it is held until it is given back")
     }
-    /// What it was when it was locked.
+    /// Its state when it was locked.
     pub fn state(&self) -> LockedState {
         self.state
     }
@@ -170,7 +170,7 @@ impl<'a> LockedFolio<'a> {
         self.touch(0..self.order().bytes());
     }
 
-    /// Sets to zero what lies between what is written and `at`, so that the two become one range.
+    /// Sets to zero the bytes between the written range and `at`, so that the two become one range.
     fn reach(&self, at: &Range<usize>) {
         if self.written.is_empty() || at.is_empty() {
             return;

@@ -1,7 +1,7 @@
 //! Folio: a naturally aligned run of 2^order pages, cached together.
 //!
-//! A folio is named by its first frame. What is known of it stands in that
-//! frame's [`Descriptor`](crate::arena::Descriptor); its bytes are the frames themselves and are touched
+//! A folio is named by its first frame. Its state is in that frame's
+//! [`Descriptor`](crate::arena::Descriptor); its bytes are the frames themselves and are touched
 //! only by [`copy`] or by the device.
 //!
 //! ```text

@@ -37,8 +37,8 @@ struct Pins {
     copied: OnceLock<Box<[u8]>>,
 }
 
-/// What is lent where a memory file has no bytes: one of the program's constants. It begins with a page, as the bytes
-/// of files do, so that a device finds chunks aligned alike.
+/// A constant that is lent where a memory file has no bytes. It begins with a page, as the bytes of files do, so that
+/// a device finds chunks aligned alike.
 static ZEROS: Zeros = Zeros([0; 64 << 10]);
 
 #[repr(align(4096))]
@@ -184,11 +184,11 @@ impl Pinned {
         self.pins().after = Some((after, pages));
     }
 
-    /// Adds what `held` has of the file from `position` on, and returns how many bytes that are: at most as many as
+    /// Adds the bytes of `held` from the file's byte `position` on, and returns how many: at most as many as
     /// `left` returns once no thread changes them any more. May wait for a writer.
     pub(crate) fn add(&mut self, held: HeldFolio<'_>, position: u64, left: impl FnOnce() -> usize) -> usize {
         let inside = (position - held.first().first_byte()) as usize;
-        // What comes later may be zeroes behind the file's end, which `left` need not know of.
+        // Pages that become ready later may be zeros behind the file's end, which `left` need not know of.
         let ready = held.ready_bytes(position);
         // SAFETY: `inside` is less than the folio's length.
         let first = unsafe { held.bytes().add(inside) };
@@ -219,7 +219,7 @@ impl Pinned {
         pins.len += len;
     }
 
-    /// Counts what was pinned since the last call; how many pages all pins keep now.
+    /// Counts the pages pinned since the last call; how many pages all pins keep now.
     pub(crate) fn count_pages(&mut self) -> u64 {
         self.pins().count_pages()
     }
@@ -269,8 +269,8 @@ struct FolioPlace {
 
 /// Whole folios of a memory file, pinned: memory of this process that is neither freed nor moved as long as this lives.
 ///
-/// They are the file's: a reader of it sees what is in them. A write to the file finds them pinned, and does what its
-/// handle says ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
+/// They are the file's: its readers see their contents. A write to the file finds them pinned, and acts by its
+/// handle's option ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
 pub struct PinnedFolios {
     pinned: Pinned,
     folios: Vec<FolioPlace>,

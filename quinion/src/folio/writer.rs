@@ -42,7 +42,7 @@ pub struct FolioWriter<'h> {
     held: &'h HeldFolio<'h>,
 }
 
-/// What came of a write.
+/// The outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WriteOutcome {
     /// Bytes written, from the start of the range on; all of it, or up to the start of a page.

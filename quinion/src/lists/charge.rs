@@ -1,4 +1,4 @@
-//! Charge: what each pool has of the memory, to the page.
+//! Charge: the memory that each pool has, to the page.
 //!
 //! ```text
 //!   word of a pool   [ charged, 32 bits | outstanding, 32 bits ]
@@ -34,7 +34,7 @@ pub const UNLIMITED: u64 = u64::MAX;
 
 const CHARGED: u64 = 1 << 32;
 
-/// What one pool is charged for, and how much it may be.
+/// The charge of one pool, and its limit.
 #[derive(Debug)]
 pub(super) struct Account {
     word: AtomicU64,
@@ -79,14 +79,14 @@ impl Account {
         }
     }
 
-    /// Adds to both counts; what they come to is not below 0.
+    /// Adds to both counts; the sums are not below 0.
     pub fn add(&self, charged: i64, outstanding: i64) {
         let sum = (charged as u64).wrapping_mul(CHARGED).wrapping_add(outstanding as u64);
         self.word.fetch_add(sum, Ordering::Relaxed);
     }
 }
 
-/// So many pages of a pool, for folios that will be listed. What of it is not used goes back.
+/// So many pages of a pool, for folios that will be listed. Unused ones go back.
 #[derive(Debug)]
 pub struct Charge<'a> {
     pub(super) lists: &'a Lists,
@@ -114,7 +114,7 @@ impl<'a> Charge<'a> {
         let missing = wanted.saturating_sub(self.pages);
         self.pages += self.lists.account(self.pool).charge(missing, unit);
     }
-    /// Refunds what is beyond `pages` pages.
+    /// Refunds the charge beyond `pages` pages.
     pub fn keep(&mut self, pages: u32) {
         let surplus = i64::from(self.pages.saturating_sub(pages));
         if surplus > 0 {

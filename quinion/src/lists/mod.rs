@@ -22,8 +22,8 @@
 //! A folio can be retired between its insertion (or its relisting) and the list. Only what is live is listed, and what
 //! is to be retired is retired under the lock, or removed after it: so it is either seen dead, or found listed.
 //!
-//! Each **pool** has rings of its own. What it lists and is about to list is its charge (`charge.rs`): a reservation
-//! carries one, for the pages that its entries will weigh.
+//! Each **pool** has rings of its own. The pages that it lists and is about to list are its charge (`charge.rs`): a
+//! reservation carries one, for the pages that its entries will weigh.
 //!
 //! Invariants (asserted by [`Lists::check`] and `Mapping::check`):
 //!  1. Those of `rings.rs` and of `charge.rs`.
@@ -71,7 +71,7 @@ pub struct Lists {
     process: ForkGuard,
 }
 
-/// Room for so many entries, and a charge for their pages. What of it is not used goes back.
+/// Room for so many entries, and a charge for their pages. Unused room and charge go back.
 #[derive(Debug)]
 pub struct ListReservation<'a> {
     lists: &'a Lists,
@@ -81,7 +81,7 @@ pub struct ListReservation<'a> {
 }
 
 impl<'a> ListReservation<'a> {
-    /// The same reservation, with a charge for what is listed by it.
+    /// The same reservation, with a charge for the folios listed by it.
     #[must_use]
     #[inline]
     pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
@@ -95,7 +95,7 @@ impl<'a> ListReservation<'a> {
         self.returned_soon = pages;
         self
     }
-    /// Pages of what is listed by it that came back soon.
+    /// Pages listed by it that came back soon.
     #[inline]
     pub fn returned_soon(&self) -> u64 {
         self.returned_soon
@@ -118,7 +118,7 @@ impl Drop for ListReservation<'_> {
     }
 }
 
-/// Of the frames that there were when the lock was taken. What is listed came by an earlier hold, or is the caller's.
+/// Of the frames that there were when the lock was taken. Listed frames came by an earlier hold, or are the caller's.
 struct ListPositions<'a>(GrownView<'a>);
 
 impl RingStorage for ListPositions<'_> {
@@ -177,11 +177,11 @@ impl Lists {
     pub fn limit(&self, pool: PoolNumber) -> u64 {
         self.account(pool).limit()
     }
-    /// Sets it; what the pool has already it keeps until it is reclaimed.
+    /// Sets it; the pool keeps the pages it has until they are reclaimed.
     pub fn set_limit(&self, pool: PoolNumber, pages: u64) {
         self.account(pool).set_limit(pages);
     }
-    /// Charges `pool` what of `wanted` pages its limit allows, in whole folios of `unit`.
+    /// Charges `pool` as many of `wanted` pages as its limit allows, in whole folios of `unit`.
     pub fn charge(&self, pool: PoolNumber, wanted: u32, unit: Order) -> Charge<'_> {
         Charge::of(self, pool, wanted, unit)
     }
@@ -204,7 +204,7 @@ impl Lists {
         }
     }
 
-    /// A reservation of nothing, to which what is popped of the rings of `pool` adds.
+    /// A reservation of nothing, to which entries popped of the rings of `pool` add.
     pub fn empty_reservation(&self, pool: PoolNumber) -> ListReservation<'_> {
         ListReservation { lists: self, entries: 0, charge: Charge::none(self, pool), returned_soon: 0 }
     }
@@ -263,7 +263,7 @@ impl Lists {
         ListsGuard { free: rings.free_entries(), tally: ChargeDelta::default(), lists: self, grown, rings }
     }
 
-    /// Whether every invariant of the rings holds; what does not, in words. Cost: all entries.
+    /// Whether every invariant of the rings holds; the first that does not, in words. Cost: all entries.
     pub fn check(&self) -> Result<(), String> {
         let (rings, view) = (self.rings.lock(), self.arena.view());
         rings.check(&ListPositions(view.grown()), |frame, order| {
@@ -355,7 +355,7 @@ impl<'a> ListsGuard<'a> {
     }
 
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
-    /// the reservation then, and of its charge the folio's pages. What that does not cover is charged now, whatever
+    /// the reservation then, and of its charge the folio's pages. Pages beyond the charge are charged now, whatever
     /// the limit: a caller that has a limit to keep brings a charge. Returns the pages that it has listed.
     pub fn list(&mut self, frame: Frame, ring: usize, reservation: &mut ListReservation<'_>) -> u64 {
         let word = self.word(frame);
@@ -431,7 +431,7 @@ impl<'a> ListsGuard<'a> {
     #[inline]
     pub fn remove(&mut self, frame: Frame) {
         if self.holds(frame) {
-            self.remove_held(frame); // what reclaim has popped is in none
+            self.remove_held(frame); // folios that reclaim has popped are in none
         }
     }
 
@@ -460,7 +460,7 @@ impl<'a> ListsGuard<'a> {
 }
 
 impl Drop for ListsGuard<'_> {
-    /// What was freed under the lock, dead entries among it, is room for all.
+    /// Entries freed under the lock, dead ones among them, are room for all.
     fn drop(&mut self) {
         self.settle();
         let freed = self.rings.free_entries() - self.free;

@@ -14,7 +14,7 @@
 //!
 //! **Room.** A ring of n occupied entries, living or dead, has n / E + 2 chunks at most, E being a chunk's entries: all
 //! but the first and the last are full. So R rings with as many chunks together as that says for their sum, and 2 R
-//! more, always have a spare one when a tail is full. [`Rings::free_entries`] is what is left of this.
+//! more, always have a spare one when a tail is full. [`Rings::free_entries`] is the rest of this.
 //!
 //! Invariants (asserted by [`Rings::check`]):
 //!  1. A frame has a position exactly while one living entry names it, and the position is that entry's.
@@ -22,7 +22,7 @@
 //!  3. A ring without occupied entries has no chunk.
 //!  4. Dead entries are at most as many as the living ones of their ring and a chunk's worth.
 //!
-//! Not an invariant: what is in a spare chunk, or beyond the ends of a ring.
+//! Not an invariant: the contents of a spare chunk, or of slots beyond the ends of a ring.
 //!
 //! Locks: the caller's. Cost: some steps for each entry that joins, leaves or moves; going round costs a step for each
 //! entry of the ring, at least half of which have died since the last time.
@@ -90,7 +90,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         list.resize(rings, Ring::default());
         Self { rings: list, spare: NIL, spares: 0, chunks: 0, occupied: 0 }
     }
-    /// Adds empty rings, until they are `rings`. Each takes from the room what its two chunks can hold.
+    /// Adds empty rings, until they are `rings`. Each takes from the room as many entries as its two chunks can hold.
     pub fn grow_to(&mut self, rings: usize) {
         self.rings.resize(rings.max(self.rings.len()), Ring::default());
     }
@@ -258,7 +258,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         self.spares += 1;
     }
 
-    /// What is wrong with the rings, if anything, and by `wrong` with a listed frame of this order. Cost: all entries.
+    /// Checks the rings, and by `wrong` each listed frame with its order. Cost: all entries.
     pub fn check(
         &self,
         storage: &impl RingStorage,
@@ -441,7 +441,7 @@ mod tests {
                     prop_assert_eq!(rings.pages(ring), pages);
                 }
             }
-            // What is left is what the twin says, in its order; then all chunks are spare.
+            // The rest is as the twin's, in its order; then all chunks are spare.
             for (ring, queue) in twin.iter_mut().enumerate() {
                 while let Some((frame, order)) = rings.pop(&memory, ring) {
                     prop_assert_eq!(Some((frame.0, order.0)), queue.pop_front());

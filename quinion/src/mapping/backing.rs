@@ -1,4 +1,4 @@
-//! Backing: what stands behind the pages of a mapping, with the state that only that kind of mapping has.
+//! Backing: the store behind the pages of a mapping, with the state that only that kind of mapping has.
 //!
 //! ```text
 //!   File                a page that is not cached is read from the file, and a dirty one is written to it
@@ -17,7 +17,7 @@ use crate::arena::GuestExtents;
 use crate::spill::Spill;
 use crate::units::{Order, PoolNumber};
 
-/// What is behind the pages of a mapping.
+/// The store behind the pages of a mapping.
 #[derive(Debug)]
 pub enum Backing {
     /// A file.
@@ -28,12 +28,12 @@ pub enum Backing {
     Guest(Arc<GuestExtents>),
 }
 
-/// What a memory file has besides its pages.
+/// State of a memory file besides its pages.
 #[derive(Debug)]
 pub struct MemoryBacking {
     pub(super) folio_order_max: Order,
     pub(super) spill: Option<SpillTarget>,
-    /// Pages of values in the tree that stand for what is in the spill file; changed under the tree's lock.
+    /// Pages of values in the tree that stand for pages in the spill file; changed under the tree's lock.
     pub(super) spilled: AtomicU64,
 }
 
@@ -47,7 +47,7 @@ pub struct SpillTarget {
 }
 
 impl Backing {
-    /// Whether it is that of a memory file: what is not in the tree is zeros, and what is there is nowhere else.
+    /// Whether it is that of a memory file: pages not in the tree are zeros, and those in it are nowhere else.
     #[inline]
     pub fn is_memory(&self) -> bool {
         matches!(self, Backing::Memory(_))
@@ -74,7 +74,7 @@ impl Backing {
     pub fn spill(&self) -> Option<&Arc<Spill>> {
         self.spill_target().map(|target| &target.spill)
     }
-    /// The pool that is charged for what comes back from the spill file.
+    /// The pool that is charged for pages that come back from the spill file.
     pub fn spill_pool(&self) -> PoolNumber {
         self.spill_target().map_or(PoolNumber::DEFAULT, |target| target.pool)
     }

@@ -14,7 +14,7 @@
 //!                    4 covers last? it is the last one, and no step is taken past it
 //! ```
 //!
-//! A batch is gathered without a lock. What a slot names is a hint; the descriptor gives the hold only if it is this
+//! A batch is gathered without a lock. A slot's entry is a hint; the descriptor gives the hold only if it is this
 //! mapping's folio and covers the index. The slot is looked at again behind the hold, so that a folio which was taken
 //! out or replaced in between is not handed out: then the walk begins again, at the same index.
 //!
@@ -63,7 +63,7 @@ pub enum BatchEnd {
     Absent,
     /// The folio at the first index is not ready. It is the only one, held, so that it can be waited for.
     FirstNotReady,
-    /// The next folio is not ready. It is left out: take what is there, then come again.
+    /// The next folio is not ready. It is left out: take the batch, then come again.
     NotReady,
     /// The last folio carries the readahead marker. It may cover the last index as well.
     Marked,
@@ -73,30 +73,30 @@ pub enum BatchEnd {
     TooMany,
 }
 
-/// What ends a batch besides a hole and the end of its range.
+/// A condition that ends a batch, besides a hole and the end of its range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopRule {
-    /// A folio that is not ready, and one with the marker: what a reader wants.
+    /// A folio that is not ready, and one with the marker: for readers.
     NotReadyOrMarked,
     /// Nothing: folios are taken as they stand.
     Nothing,
 }
 
-/// What is done behind the folio that covers the last index.
+/// The step after the folio that covers the last index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LastFolioRule {
     /// Nothing.
     Stop,
-    /// One more slot is read and not used; for measurements of what that costs.
+    /// One more slot is read and not used; for measurements of its cost.
     LookPast,
 }
 
-/// How a batch is gathered. Callers name constants of it, so what is not asked for is not compiled.
+/// How a batch is gathered. Callers name constants of it, so unused rules are not compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchRules {
-    /// What ends it early.
+    /// The condition that ends it early.
     pub stops: StopRule,
-    /// What is done at its end.
+    /// The step at its end.
     pub at_end: LastFolioRule,
     /// Folios at most, from 1 to [`BATCH_FOLIOS_MAX`].
     pub folios_max: usize,
@@ -138,8 +138,8 @@ impl<'a> ReadBatch<'a> {
     pub fn pop(&mut self) -> Option<HeldFolio<'a>> {
         self.folios.pop()
     }
-    /// Takes all of them out, in the order of their indices; each hold is the caller's. What the caller
-    /// leaves in the iterator is given back with it.
+    /// Takes all of them out, in the order of their indices; each hold is the caller's. Folios that the caller
+    /// leaves in the iterator are given back with it.
     pub fn drain(&mut self) -> impl Iterator<Item = HeldFolio<'a>> + use<'a> {
         std::mem::take(&mut self.folios).into_iter()
     }
@@ -168,7 +168,7 @@ impl Default for ReadBatch<'_> {
 impl Mapping {
     /// Gathers into `batch` the folios from the one that covers `index` to the one that covers `last`: the
     /// ready ones, up to the first that is not, and up to the first with the readahead marker, which is
-    /// in. If the very first is not ready it is given alone. What the batch held before is given back.
+    /// in. If the very first is not ready it is given alone. The batch's earlier holds are given back.
     ///
     /// Takes no lock and waits for nothing.
     pub fn get_read_batch<'a>(
@@ -236,7 +236,7 @@ impl Mapping {
         }
     }
 
-    /// Holds the folio that covers the walker's index, and says what may be done with it. One that left right behind
+    /// Holds the folio that covers the walker's index, and says whether it may be read. One that left right behind
     /// the hold is noticed by a second look, at the slot and at the descriptor, and sought anew from the root.
     #[inline]
     fn hold_at<S: RacySlots + ?Sized>(

@@ -1,4 +1,4 @@
-//! Check: the invariants of a mapping, compared with what is in the tree, the descriptors and the rings.
+//! Check: the invariants of a mapping, compared with the tree, the descriptors and the rings.
 //!
 //! Property tests call it after every step. It walks the whole tree under its lock, and takes the lists' lock under it.
 
@@ -8,7 +8,7 @@ use crate::xarray::{INDICES_MAX, Kind};
 use super::owner::Mapping;
 
 impl Mapping {
-    /// Whether every invariant holds; what does not, in words. Takes the tree lock.
+    /// Whether every invariant holds; the first that does not, in words. Takes the tree lock.
     pub fn check(&self) -> Result<(), String> {
         let guard = self.lock();
         let nodes = self.nodes();

@@ -67,7 +67,7 @@ const ENTRIES_MAX: usize = 1024;
 /// Of these, listed at a time.
 const ENTRIES_BATCH: usize = 64;
 
-/// What became of pages that were to be marked dirty.
+/// The outcome of marking pages dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MarkOutcome {
     /// They are dirty; so many of them were not before.
@@ -75,7 +75,7 @@ pub enum MarkOutcome {
         /// Pages.
         newly: u32,
     },
-    /// The folio has left the index, or one of them: what was written there is lost with it. The caller writes it anew.
+    /// The folio has left the index, or one of them: bytes written there are lost with it. The caller writes it anew.
     Left,
 }
 
@@ -127,7 +127,7 @@ pub enum WritebackOutcome {
     Failed,
 }
 
-/// What the end of a run's write-back left.
+/// The outcome of a run's write-back.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct WritebackEnd {
     /// Pages that are dirty again because they failed; not those that were changed meanwhile.
@@ -551,7 +551,7 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// What `Mapping::check` asks of what is dirty: flags and marks of each folio, and the counts of all.
+    /// The part of `Mapping::check` about dirty pages: flags and marks of each folio, and the counts of all.
     pub(super) fn check_dirty(&self) -> Result<(), String> {
         let (mapping, nodes) = (self.mapping, self.mapping.nodes());
         let (view, tree) = (mapping.view(), self.xarray(&nodes));

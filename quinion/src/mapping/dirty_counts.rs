@@ -1,7 +1,7 @@
 //! Dirty counts: how many pages of a mapping, and of all mappings of a cache, wait for write-back or are in it.
 //!
 //! They change under the tree lock of their mapping, with the marks of the pages (`dirty.rs`). Write-back control reads
-//! them without a lock: what it reads was so a moment ago.
+//! them without a lock: the counts it reads were so a moment ago.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::units::Millis;
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// How many pages are dirty, and how many under write-back: of one mapping, or of all those of a cache. They change
-/// under tree locks; a thread that has none reads what was so a moment ago.
+/// under tree locks; a thread that has none reads the state of a moment ago.
 #[derive(Debug, Default)]
 pub struct DirtyPages {
     pub(super) dirty: AtomicU64,
@@ -33,7 +33,7 @@ impl DirtyPages {
     pub fn drop_behind(&self) -> u64 {
         self.behind.load(Ordering::Relaxed)
     }
-    /// What is not in the files yet: a page that was changed while it is being written counts twice.
+    /// Pages not in the files yet: a page that was changed while it is being written counts twice.
     pub fn total(&self) -> u64 {
         self.dirty() + self.writeback()
     }
@@ -44,7 +44,7 @@ pub(super) struct DirtyCounts {
     pub(super) own: DirtyPages,
     /// Pages under write-back of folios that have left the index.
     pub(super) detached: AtomicU64,
-    /// When the first of what is dirty became so; [`NEVER`] if nothing is.
+    /// When the oldest dirty page became so; [`NEVER`] if nothing is.
     pub(super) since: AtomicU64,
     pub(super) totals: Arc<DirtyPages>,
 }

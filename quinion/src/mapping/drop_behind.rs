@@ -25,7 +25,7 @@
 //! the retirement finds a folio that is detached, and its holder seeks the page anew.
 //!
 //! Invariants:
-//!  1. What leaves here leaves no shadow, and takes none with it.
+//!  1. A folio that leaves here leaves no shadow, and takes none with it.
 //!  2. A folio that is not flagged is as it was.
 //!  3. No folio is erased that reaches over an edge of the range.
 //!
@@ -55,10 +55,10 @@ pub enum DropReason {
     LeftOver,
 }
 
-/// What became of a range.
+/// The outcome of dropping a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DropBehindOutcome {
-    /// What covers all the flagged folios that should be tried again; `None` if there are none.
+    /// A range that covers the flagged folios that should be tried again; `None` if there are none.
     pub kept: Option<Range<PageIndex>>,
     /// Where the next call should begin; the end of the range if it is done.
     pub next: PageIndex,
@@ -188,7 +188,7 @@ impl DropWalk {
 }
 
 impl Mapping {
-    /// What is done with a flagged folio; see the table at the top. The caller holds the tree lock.
+    /// The decision about a flagged folio; see the table at the top. The caller holds the tree lock.
     fn drop_behind_verdict(&self, frame: Frame, order: Order, leaving: DropReason) -> FolioVerdict {
         let view = self.view();
         let (descriptor, byte) = (view.own(frame), view.referenced(frame).expect("a frame of ours"));
@@ -199,7 +199,7 @@ impl Mapping {
             return FolioVerdict::Leave;
         }
         let word = descriptor.word();
-        // This changes under the tree lock alone, so what is clean here is clean when it is retired.
+        // This changes under the tree lock alone, so a folio that is clean here is clean when it is retired.
         if word.has(Flags::UNWRITTEN) {
             return FolioVerdict::Leave;
         }

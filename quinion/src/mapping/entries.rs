@@ -1,4 +1,4 @@
-//! Entries: what the holder of the tree lock may ask of the index: gaps, entries and folios of a range.
+//! Entries: queries of the index by the holder of the tree lock: gaps, entries and folios of a range.
 //!
 //! All of these are answers about one moment: they hold until the guard is dropped. A page that is spilled counts as
 //! present here, since its bytes are not on the device.
@@ -19,7 +19,7 @@ impl MappingGuard<'_> {
         let mut gap = from.0;
         for (first, entry, order) in self.xarray(&nodes).range(from.0, end.0.saturating_sub(1)) {
             match entry.kind() {
-                Kind::Value(value) if !value.is_spill() => {} // what only remembers is no folio
+                Kind::Value(value) if !value.is_spill() => {} // a shadow is no folio
                 _ if first > gap => return Some((PageIndex(gap), first - gap)),
                 _ => gap = first + (1 << order),
             }
@@ -27,7 +27,7 @@ impl MappingGuard<'_> {
         (gap < end.0).then(|| (PageIndex(gap), end.0 - gap))
     }
 
-    /// The first index at or after `from`, and before `end`, at which there is a folio or what remembers one.
+    /// The first index at or after `from`, and before `end`, at which there is an entry.
     pub fn next_entry(&self, from: PageIndex, end: PageIndex) -> Option<PageIndex> {
         if from >= end {
             return None;

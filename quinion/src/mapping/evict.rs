@@ -30,7 +30,7 @@ use super::owner::{Mapping, MappingGuard};
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
 
-/// What an eviction leaves in the folio's place.
+/// The entry that an eviction leaves in the folio's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Replacement {
     /// Nothing: its nodes go with it, if they hold nothing else.
@@ -47,7 +47,7 @@ impl Mapping {
             return 0;
         }
         byte.store(0, Ordering::Relaxed);
-        // What an uncached read made begins so, read or not.
+        // Folios of uncached reads begin with this byte, read or not.
         let behind = self.view().own(frame).word().has(Flags::DROPBEHIND);
         if behind { 0 } else { u64::from(order.pages()) }
     }
@@ -120,7 +120,7 @@ impl MappingGuard<'_> {
     ) {
         let (mapping, first) = (self.mapping, evicted.len());
         if mapping.backing().places().is_some() {
-            return; // others map what is there
+            return; // others map these pages
         }
         let nodes = mapping.nodes();
         let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
@@ -132,7 +132,7 @@ impl MappingGuard<'_> {
             let descriptor = nodes.grown.own_descriptor(frame);
             let Some(order) = descriptor.try_retire() else { return Revision::Keep };
             evicted.push((frame, order));
-            // What only uncached reads wanted leaves nothing, however it leaves.
+            // A folio that only uncached reads wanted leaves no shadow.
             let word = descriptor.word();
             let remembers = remembers && !word.has(Flags::DROPBEHIND);
             match if remembers { leave(nth, word) } else { Replacement::Nothing } {

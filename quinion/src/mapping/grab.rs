@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The result is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where the
-//! index differs from what the look found; the prefix is kept, what was locked behind it is released, so that the
+//! index differs from what the look found; the prefix is kept, folios locked behind it are released, so that the
 //! locking order below holds, and the next round begins there with a new look. [`GrabEnd`] says where the grab ends.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
@@ -72,7 +72,7 @@ pub const GRAB_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 /// Rounds that gained no page because another thread changed the same place, until the grab gives up.
 const ROUNDS_MAX: u32 = 1000;
 
-/// What the grab does about a folio that another thread has locked.
+/// The grab's treatment of a folio that another thread has locked.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OnLocked {
     /// It is waited for.
@@ -95,9 +95,9 @@ pub enum Dirtying {
 /// How a range is grabbed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grab {
-    /// What new folios are like; each is the largest of its orders that range and frames allow.
+    /// The shape of new folios; each is the largest of its orders that range and frames allow.
     pub shape: FolioShape,
-    /// What is done about locked ones.
+    /// The treatment of locked ones.
     pub on_locked: OnLocked,
     /// When pages become dirty.
     pub dirty: Dirtying,
@@ -124,7 +124,7 @@ pub enum GrabEnd<E> {
     Failed(E),
 }
 
-/// Between which steps of a round a watcher is called: for tests of what may happen there.
+/// Between which steps of a round a watcher is called: for tests of races there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrabStep {
     /// Frames are there, and nothing of this round is locked.
@@ -143,11 +143,11 @@ pub type GrabObserver<'w> = &'w mut dyn FnMut(GrabStep);
 pub enum MemoryWait {
     /// Nothing is locked: it may.
     Wait,
-    /// The caller has folios locked: it takes what there is, or can be made at once.
+    /// The caller has folios locked: it takes frames that are free, or can be made so at once.
     Hurry,
 }
 
-/// What a source has for gaps.
+/// A source's answer to a request for gaps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum GapFrames {
     /// Frames, in the order of the gaps: for a prefix of them, if there are no more.
@@ -156,9 +156,9 @@ pub enum GapFrames {
     LookAgain,
 }
 
-/// Where the frames of a grab come from. In each round it is asked once, and told once what became of them.
+/// Where the frames of a grab come from. In each round it is asked once, and told once of their outcome.
 pub trait FrameSource {
-    /// What keeps it from going on.
+    /// An error of the source.
     type Error;
     /// Frames for `gaps`, of which there is one at least. The caller has no lock of the mapping's
     /// but Write, and perhaps folios of smaller indices.
@@ -181,7 +181,7 @@ pub struct Grabbed<'a> {
     folios: VecDeque<LockedFolio<'a>>,
 }
 
-/// What the end of a [`Grabbed`] found.
+/// The outcome of a [`Grabbed`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Committed {
     /// Pages that have their bytes now, those that had them before among them.
@@ -349,7 +349,7 @@ impl Drop for Grabbed<'_> {
 struct GrabRound<'a> {
     end: PageIndex,
     runs: Vec<FillRun>,
-    /// What was there, locked.
+    /// Folios that were there, locked.
     present: Vec<LockedFolio<'a>>,
     created: Vec<LockedFolio<'a>>,
     stop: Option<RoundEnd>,
@@ -545,7 +545,7 @@ impl Mapping {
         }
     }
 
-    /// Steps 4 and 5. What went in, and what did not.
+    /// Steps 4 and 5. The runs that were inserted, and those that were not.
     fn insert_gaps<'a>(&'a self, how: Grab, round: &mut GrabRound<'a>) -> (Vec<FillRun>, Vec<FillRun>) {
         let runs = std::mem::take(&mut round.runs);
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());

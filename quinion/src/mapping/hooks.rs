@@ -1,7 +1,7 @@
 //! Hooks: steps of the index that a benchmark or a test takes over.
 //!
 //! ```text
-//!   step                        hook                 what it is replaced for
+//!   step                        hook                 simulates
 //!   look up, for a grab         lookup_pages_max     a walk for each page
 //!   take nodes, before a lock   nodes_taken_max      nodes that run out under the lock
 //!   keep nodes, after it        nodes_kept_max       the same, each time
@@ -17,7 +17,7 @@
 //! Invariants:
 //!  1. An index has one set of hooks, or none, from before its first folio until its end.
 //!  2. Without hooks each step costs one test of a pointer. Hits take none of these steps.
-//!  3. What is in the tree after a hook is what the library's own step leaves there, or a shorter prefix of it.
+//!  3. The tree after a hook is as the library's own step leaves it, or has a shorter prefix of that step.
 //!
 //! Not an invariant: that hooks stay as they are. No user has them.
 
@@ -59,13 +59,13 @@ pub trait TreeWalks {
     /// Whether a folio stands on one of `pages` pages from `first` on.
     fn has_folio(&self, first: PageIndex, pages: u64) -> bool;
 
-    /// The order of what stands at `index`, if anything does.
+    /// The order of the entry at `index`, if there is one.
     fn order_at(&self, index: PageIndex) -> Option<Order>;
 }
 
 /// An insertion of runs, with the hold of the lock that was taken for it, and nodes for all of it.
 pub trait RunInsertion {
-    /// What the runs become.
+    /// The shape of the folios that the runs become.
     fn shape(&self) -> FolioShape;
 
     /// The tree, if the lock is held: it is let go where nodes run out for good.

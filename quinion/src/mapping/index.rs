@@ -34,7 +34,7 @@ pub struct FolioIndex {
     /// Spare nodes of the tree; changed under its lock.
     pub(super) stock: SpareNodes,
     shadow_nodes: Arc<ShadowNodes>,
-    /// What takes steps of it over; `None` in a cache that ships.
+    /// Hooks that replace steps of it; `None` in a cache that ships.
     pub(super) hooks: Option<&'static dyn IndexHooks>,
 }
 
@@ -104,7 +104,7 @@ impl FolioIndex {
     pub(super) fn lookup_pages_max(&self) -> u64 {
         self.hooks.map_or(u64::MAX, |hooks| hooks.lookup_pages_max())
     }
-    /// What was counted of its tree so far.
+    /// The counts of its tree so far.
     pub fn tree_counts(&self) -> TreeCounts {
         self.stock.counts()
     }

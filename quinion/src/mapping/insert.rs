@@ -9,7 +9,7 @@
 //!   after it          3 no node? more of them, and on where the prefix ended, from the root
 //! ```
 //!
-//! **Prefix.** What lies before the stop is in the tree; what lies behind it was not touched. A folio's descriptor is
+//! **Prefix.** Folios before the stop are in the tree; those behind it were not touched. A folio's descriptor is
 //! prepared at the one moment when nothing can refuse it any more and no reader can find it yet ([`Slab::placing`]). So
 //! the frames that were not inserted are the caller's exactly as they were.
 //!
@@ -23,7 +23,7 @@
 //!  1. Nothing is allocated from the arena while the tree lock is held, nor waited for.
 //!  2. A frame is the mapping's once it is counted in the result, and the caller's otherwise.
 //!  3. A folio is locked, not up to date and held by its fill before a reader can find it, and so is its marker.
-//!  4. `pages` of the tree grows by exactly what is reported.
+//!  4. `pages` of the tree grows by exactly the reported pages.
 //!
 //! Not an invariant: that a window ends up complete, or in one piece. Between
 //! the look for gaps and the insertion others may have filled some of them.
@@ -67,7 +67,7 @@ impl Mapping {
     }
 
     /// As [`Mapping::add_folio`], with a marker if `shape` has one for it; its orders do not matter. `gap` is
-    /// called each time between two holds of the lock, after nodes ran out: for tests of what may happen there.
+    /// called each time between two holds of the lock, after nodes ran out: for tests of races there.
     pub fn add_folio_watched(
         &self,
         folio: NewFolio,
@@ -208,7 +208,7 @@ impl Mapping {
         Some(guard)
     }
 
-    /// What an insertion can need at most; a hint, since the tree may change before it is locked.
+    /// The most nodes that an insertion can need; a hint, since the tree may change before it is locked.
     fn nodes_needed(&self, index: PageIndex, pages: u64) -> u32 {
         let nodes = self.nodes();
         XArray::<_, NODE_BITS>::new(&nodes, &self.record().root).nodes_needed(index.0, pages)
@@ -307,7 +307,7 @@ impl<'a> MappingGuard<'a> {
         let carried = mapping.index().stock.cut(mapping.arena(), 0);
         drop(self);
         gap();
-        // At least one: what was counted as enough was not.
+        // At least one: the count taken before was too low.
         let needed = mapping.nodes_needed(index, u64::from(pages));
         let nodes = mapping.take_nodes(needed.saturating_sub(carried.count()).max(1), locks);
         if nodes.is_empty() {

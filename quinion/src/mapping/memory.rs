@@ -50,14 +50,14 @@ use super::owner::{Mapping, MappingGuard, NewMapping};
 /// Entries that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 4096;
 
-/// What stands at a page of a memory file.
+/// The entry of a page of a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryEntry {
     /// A folio.
     Folio,
     /// Nothing, from this page on up to that one.
     Hole {
-        /// The first page behind the hole, or the end of what was asked for.
+        /// The first page behind the hole, or the end of the range asked for.
         end: PageIndex,
     },
     /// A value: data that is in the spill file.
@@ -66,12 +66,12 @@ pub enum MemoryEntry {
         first: PageIndex,
         /// How many pages it stands for.
         order: Order,
-        /// What it says of where they are.
+        /// The value, which names their slots.
         value: Value,
     },
 }
 
-/// What a mapping of a memory file is made of.
+/// The parts of a new mapping of a memory file.
 #[derive(Debug)]
 pub struct NewMemoryMapping<'a> {
     /// The arena its record, its nodes and its folios are in.
@@ -111,7 +111,7 @@ impl Mapping {
         Some(mapping.backed(Backing::Memory(MemoryBacking { folio_order_max, spill, spilled })))
     }
 
-    /// Whether it is a memory file: what is not in its tree is zeros, and what is there is nowhere else.
+    /// Whether it is a memory file: pages not in its tree are zeros, and those in it are nowhere else.
     #[inline]
     pub fn is_memory(&self) -> bool {
         self.backing().is_memory()
@@ -140,7 +140,7 @@ impl Mapping {
     }
 }
 
-/// What is sought in a memory file.
+/// The target of a seek in a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SeekTarget {
     /// A page with bytes.
@@ -156,7 +156,7 @@ enum SeekResult {
 }
 
 impl MappingGuard<'_> {
-    /// What stands at `index` of a memory file; of a hole, how far it goes, no further than `end`.
+    /// The entry at `index` of a memory file; of a hole, how far it goes, no further than `end`.
     pub fn at(&self, index: PageIndex, end: PageIndex) -> MemoryEntry {
         debug_assert!(self.mapping.is_memory() && index < end, "a page of a memory file is asked for");
         let nodes = self.mapping.nodes();

@@ -31,7 +31,7 @@
 //!  2. The number of pages counted is the number of pages in the tree.
 //!  3. The record's size is stored before any page beyond it is let go.
 //!  4. The nodes of the tree that hold shadows only are listed as such, and no others.
-//!  5. Bits, flags, marks and counts of what is dirty agree: those of `dirty.rs`.
+//!  5. Bits, flags, marks and counts of dirty pages agree: those of `dirty.rs`.
 //!
 //! Not an invariant: that a folio found without the lock is still there. The descriptor tells.
 //!

@@ -1,4 +1,4 @@
-//! New folio: what is to be inserted into an index, and what becomes of it.
+//! New folio: a request to insert into an index, and its outcome.
 //!
 //! ```text
 //!   run of frames   [------------- 13 pages -------------]        index and frame of its first page
@@ -13,7 +13,7 @@ use crate::backend::FillRun;
 use crate::units::{Frame, Order, Orders, PageIndex};
 use crate::xarray::{RangeStop, Value};
 
-/// What folios are inserted for.
+/// The purpose of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum InsertPurpose {
     /// They are read: the shadows they take the place of are reported.
@@ -34,7 +34,7 @@ pub struct NewFolio {
     pub order: Order,
 }
 
-/// What became of one folio.
+/// The outcome of inserting one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddedFolio {
     /// It is in the tree: locked, not up to date, with its fill's hold.
@@ -55,9 +55,9 @@ pub struct FolioShape {
     pub orders: Orders,
     /// The folio that covers this page carries the readahead marker.
     pub marker: Option<PageIndex>,
-    /// What for.
+    /// Their purpose.
     pub purpose: InsertPurpose,
-    /// What of it was asked for; the rest is fetched ahead.
+    /// The pages that were asked for; the rest are fetched ahead.
     pub wanted: AskedFor,
     /// How long they stay.
     pub fate: FolioLifetime,
@@ -97,7 +97,7 @@ pub enum AskedFor {
 }
 
 impl AskedFor {
-    /// What the referenced byte begins with, of a folio of `pages` pages from `index` on.
+    /// The referenced byte's first value, of a folio of `pages` pages from `index` on.
     #[inline]
     pub(super) fn first_byte(self, index: PageIndex, pages: u32) -> u8 {
         if self.meets(index, pages) { referenced::ASKED } else { referenced::AHEAD }
@@ -132,7 +132,7 @@ impl FolioShape {
     }
 }
 
-/// What became of a run.
+/// The outcome of inserting a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RunOutcome {
     /// Pages inserted, from the start of the run on. The frames of the rest are the caller's.
@@ -141,12 +141,12 @@ pub struct RunOutcome {
     pub stop: RangeStop,
 }
 
-/// What became of the runs of a window.
+/// The outcome of inserting the runs of a window.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AddedRuns {
-    /// What went in, in rising order: locked folios.
+    /// Runs inserted, in rising order: locked folios.
     pub inserted: Vec<FillRun>,
-    /// What did not: the caller's frames.
+    /// Runs not inserted: the caller's frames.
     pub left: Vec<FillRun>,
     /// The last reason for which something was left; [`RangeStop::NoNode`] if nodes could not be had for good.
     pub stop: RangeStop,
@@ -179,7 +179,7 @@ pub fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, O
     })
 }
 
-/// The first `pages` pages of a run, and what follows them.
+/// The first `pages` pages of a run, and the rest.
 pub fn cut(run: FillRun, pages: u32) -> (FillRun, FillRun) {
     let behind = FillRun {
         index: run.index.plus(u64::from(pages)),

@@ -23,7 +23,7 @@
 //! An insertion that ran out carries what is left of the stock with it while it fetches more, so that it comes back
 //! with more than it went with; if there is no more, all of it goes back.
 //!
-//! Not an invariant: that what was counted before the lock is there under it.
+//! Not an invariant: that nodes counted before the lock are there under it.
 //! Another insertion may have used it; then this one runs out, and comes back.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -90,7 +90,7 @@ impl SpareNodes {
         self.first.store(cell.0, Ordering::Relaxed);
         self.count.store(self.count() + 1, Ordering::Relaxed);
     }
-    /// Takes a node. What is in it is arbitrary, its head's words too.
+    /// Takes a node. Its contents are arbitrary, its head's words too.
     fn take(&self, grown: GrownView<'_>) -> Option<CellNumber> {
         let first = CellNumber(self.first.load(Ordering::Relaxed));
         if first.0 == NIL {
@@ -100,7 +100,7 @@ impl SpareNodes {
         self.count.store(self.count() - 1, Ordering::Relaxed);
         Some(first)
     }
-    /// Takes what is more than `keep` off.
+    /// Takes the nodes beyond `keep` off.
     pub fn cut<'a>(&self, arena: &'a Arena, keep: u32) -> Surplus<'a> {
         let mut surplus = Surplus { arena, first: NIL, count: 0 };
         let more = self.count().saturating_sub(keep);
@@ -178,7 +178,7 @@ impl Drop for Surplus<'_> {
 /// The nodes of a mapping's tree, for the holder of its lock: out of the stock, and back into it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nodes<'a> {
-    /// The frames that there were when the lock was taken, in which lies whatever stands in the tree or in stock. So
+    /// The frames that there were when the lock was taken, in which all nodes of the tree and the stock lie. So
     /// numbers are checked against a bound that is loaded once, and again where one is beyond it.
     pub grown: GrownView<'a>,
     pub stock: &'a SpareNodes,

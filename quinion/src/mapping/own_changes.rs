@@ -1,4 +1,4 @@
-//! Own changes: what a mapping knows of its file's times besides the version that its folios were filled from.
+//! Own changes: a mapping's record of its file's times besides the version that its folios were filled from.
 //!
 //! The cache's own flushes change a file's times. Without this they would look like the
 //! writes of another process, for which clean pages are forgotten (`version.rs`).

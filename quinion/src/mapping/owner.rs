@@ -1,4 +1,4 @@
-//! Owner: a mapping as the process that changes it sees it: its index, its locks, and what is behind its pages.
+//! Owner: a mapping as the process that changes it sees it: its index, its locks, and the store behind its pages.
 //!
 //! ```text
 //!   Mapping -- FolioIndex       which folio holds which pages; the tree lock           index.rs
@@ -41,7 +41,7 @@ use super::writeback_state::WritebackState;
 #[derive(Debug)]
 pub struct Mapping {
     index: FolioIndex,
-    /// What its pages are read from. Replaced when a parked file, which had no handles, is opened again.
+    /// The backend that its pages are read from. Replaced when a parked file, which had no handles, is opened again.
     backend: Mutex<Arc<dyn Backend>>,
     writeback: WritebackState,
     /// How often folios were forgotten and the file's size taken anew.
@@ -56,16 +56,16 @@ pub struct Mapping {
     backing: Backing,
 }
 
-/// What a mapping of a file is made of.
+/// The parts of a new mapping of a file.
 #[derive(Debug)]
 pub struct NewMapping<'a> {
     /// The arena its record, its nodes and its folios are in.
     pub arena: &'a Arc<Arena>,
     /// Its number, which no other mapping has.
     pub id: MappingId,
-    /// What its pages are read from.
+    /// The backend that its pages are read from.
     pub backend: Arc<dyn Backend>,
-    /// What `backend` says of the file.
+    /// The file's attributes, by `backend`.
     pub attributes: &'a Attributes,
     /// The process that owns it.
     pub process: ForkGuard,
@@ -186,7 +186,7 @@ impl Mapping {
     pub fn replace_backend(&self, backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
         std::mem::replace(&mut *self.backend.lock().unwrap_or_else(PoisonError::into_inner), backend)
     }
-    /// The way of its content to the file: what is dirty, in flight, or written and not durable.
+    /// The way of its content to the file: pages dirty, in flight, or written and not durable.
     #[inline]
     pub fn writeback(&self) -> &WritebackState {
         &self.writeback
@@ -195,7 +195,7 @@ impl Mapping {
     pub fn identity(&self) -> Identity {
         self.identity
     }
-    /// What is behind its pages.
+    /// The store behind its pages.
     #[inline]
     pub fn backing(&self) -> &Backing {
         &self.backing
@@ -275,7 +275,7 @@ impl Mapping {
     pub fn lock_as(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
         let tree = self.index.tree.lock_as(locks)?;
         self.index.stock.count_lock();
-        let keep = self.index.stock.count(); // what goes out of the tree goes to the arena
+        let keep = self.index.stock.count(); // nodes that leave the tree go to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(self.arena()) })
     }
     /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping,

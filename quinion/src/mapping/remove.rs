@@ -1,4 +1,4 @@
-//! Remove: what is cached of a range of a file goes, on behalf of the caller that takes it out of the file.
+//! Remove: the cached pages of a range of a file go, on behalf of the caller that takes it out of the file.
 //!
 //! ```text
 //!   index    0   1   2   3   4   5   6   7   8   9
@@ -19,7 +19,7 @@
 //! Fills and flushes in flight must end before the file is cut on its device: [`Mapping::find_in_flight`] finds it.
 //!
 //! Invariants:
-//!  1. What leaves here leaves no shadow, and shadows in the range go as well.
+//!  1. A folio that leaves here leaves no shadow, and shadows in the range go as well.
 //!  2. No folio and nothing spilled goes that reaches over an edge of the range.
 //!
 //! Cost: one walk over the range, a way down for each run of neighbours; [`REMOVED_FOLIOS_MAX`] entries for each lock.
@@ -49,7 +49,7 @@ pub enum RemoveFilter {
     Clean,
 }
 
-/// What of a range went in one hold of the lock.
+/// The outcome of removing a range under one hold of the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Removed {
     /// Pages that went.
@@ -68,7 +68,7 @@ pub enum InFlight<'m> {
 }
 
 impl Mapping {
-    /// Takes what lies in `pages` out, hold by hold of the tree lock; how many pages went.
+    /// Takes all entries in `pages` out, hold by hold of the tree lock; how many pages went.
     pub fn remove_range(&self, pages: Range<PageIndex>, what: RemoveFilter) -> u64 {
         let (mut from, mut gone) = (pages.start, 0);
         while from < pages.end {
@@ -155,7 +155,7 @@ impl MappingGuard<'_> {
                 let goes = match entry.kind() {
                     Kind::Folio(frame) => mapping.goes(Frame(frame), what),
                     Kind::Value(value) if value.is_spill() => what == RemoveFilter::All,
-                    _ => continue, // what only remembers goes also if it reaches over an edge
+                    _ => continue, // a shadow goes also if it reaches over an edge
                 };
                 if !(goes && pages.start.0 <= first && behind <= end) {
                     (run.end, then) = (first.max(from), behind);

@@ -1,4 +1,4 @@
-//! Residency: what of a range is cached, told stretch by stretch.
+//! Residency: the states of a range's pages, stretch by stretch.
 //!
 //! ```text
 //!   tree        [---- F ----][ G ]  .  .  [s][s][ H ]      F, G filled   H being filled   s  shadows
@@ -25,7 +25,7 @@ use super::owner::{Mapping, MappingGuard};
 /// Entries of the tree that are looked at under one hold of its lock.
 const ENTRIES_MAX: usize = 256;
 
-/// What a page of a file is to the cache.
+/// The state of a page of a file in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum PageState {
@@ -46,7 +46,7 @@ pub struct StateRange {
     pub first: PageIndex,
     /// How many they are; at least 1.
     pub pages: u64,
-    /// What they are.
+    /// Their state.
     pub state: PageState,
 }
 

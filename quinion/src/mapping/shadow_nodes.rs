@@ -138,7 +138,7 @@ impl ShadowNodes {
         nodes
     }
 
-    /// What is wrong with the list, if anything. Cost: the whole list.
+    /// Checks the list. Cost: the whole list.
     pub fn check(&self) -> Result<(), String> {
         let list = self.list.lock();
         let (mut older, mut count) = (NONE, 0);
@@ -204,7 +204,7 @@ impl ShadowNodes {
     }
 }
 
-/// What is listed was grown before it was, so one look at what is grown will do for a hold of the list's lock.
+/// Listed nodes had grown before they were listed, so one look at the grown part will do for a hold of the list's lock.
 #[inline]
 fn words(grown: GrownView<'_>, node: u32) -> &Head {
     &grown.head(CellNumber(node)).expect("a listed node is a cell").words

@@ -56,7 +56,7 @@ pub struct SpillOut {
     runs: Vec<WritebackRun>,
 }
 
-/// What the end of a folio's way found.
+/// The outcome of spilling a folio out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpillOutEnd {
     /// A value stands in its place.
@@ -67,7 +67,7 @@ pub enum SpillOutEnd {
     Left,
 }
 
-/// What became of folios that were to take the place of values.
+/// The outcome of putting folios back in place of their values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestoreOutcome {
     /// They stand there.

@@ -59,13 +59,13 @@ pub enum SplitOutcome {
     Done,
     /// One does, and is held, being filled, under write-back, or in no ring for a moment: try again.
     Busy,
-    /// What reaches over it is in the spill file, and packed: bring it back first.
+    /// A folio in the spill file reaches over it, and is packed: bring it back first.
     Packed,
     /// There is no cell for the nodes or the places in the rings.
     NoNode,
 }
 
-/// What became of a folio that was to be detached.
+/// The outcome of detaching a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DetachOutcome {
     /// It is out of the index, and so many of its pages are there as copies.

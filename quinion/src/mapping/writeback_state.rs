@@ -61,7 +61,7 @@ pub struct WritebackState {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub struct FlushNumber(u64);
 
-/// What failed, and how often anything did.
+/// The last failure, and the number of failures.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Failures {
     /// Flushes and syncs of this file that failed so far.
@@ -80,7 +80,7 @@ pub struct WritebackCursor {
     pub at: PageIndex,
 }
 
-/// What a sync makes durable.
+/// The part of a file that a sync makes durable.
 #[derive(Clone, Copy, Debug)]
 pub struct SyncRange<'r> {
     /// The data alone, or all that is needed to find it.
@@ -323,7 +323,7 @@ impl WritebackState {
         account.looked = account.looked.max(flushes);
     }
 
-    /// What has failed so far.
+    /// The failures so far.
     pub fn failures(&self) -> Failures {
         self.account().failures
     }

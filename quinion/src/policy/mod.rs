@@ -128,14 +128,14 @@ pub struct ArrivingFolio {
     pub pages: u32,
     /// How it came.
     pub came: FetchOrigin,
-    /// What its shadow says, if it left one.
+    /// The class of the return by its shadow, if it left one.
     pub refault: Option<Refault>,
     /// Pages that came back soon, of it and of those that arrive with it after it: after no more evictions and
     /// activations than one part in [`SOON_PART`] of the pages that are listed in its pool.
     pub returned_soon: u64,
 }
 
-/// What becomes of a folio.
+/// The decision about a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PolicyVerdict {
     /// It leaves.
@@ -163,7 +163,7 @@ pub trait Policy: Send + Debug {
     /// The ring whose oldest folio is scanned next; `None` if all are empty.
     fn next(&mut self, held: &Weights) -> Option<Class>;
 
-    /// What becomes of the oldest folio of `class`, of `pages` pages, which was read `reads` times (0 to
+    /// Decides about the oldest folio of `class`, of `pages` pages, which was read `reads` times (0 to
     /// [`READS_MAX`]) since it was put there. It is still counted in `held`.
     fn decide(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict;
 }

@@ -27,7 +27,7 @@
 
 use crate::units::POOLS_MAX;
 
-/// What one pool has, in pages.
+/// The state of one pool, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PoolPages {
     /// All that it has.
@@ -38,7 +38,7 @@ pub struct PoolPages {
     pub can_give_excess: bool,
     /// By how much it is above its limit.
     pub over: u64,
-    /// What it should keep.
+    /// The protected minimum.
     pub protected: u64,
 }
 

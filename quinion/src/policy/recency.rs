@@ -10,7 +10,7 @@
 //!
 //! `s3fifo.rs` gives Probation the share of its folios that are read again there. That share cannot tell what a larger
 //! Probation would be of use for: where the working set moves on, almost no folio is read again in a hundredth of the
-//! cache, and all of them in nine tenths. What tells is how soon folios come back after they went. So both sides are
+//! cache, and all of them in nine tenths. But it shows in how soon folios come back after they went. So both sides are
 //! asked the same: how many hits would one page more bring? **The floor** is the least share of Probation; it moves by
 //! a small step with each sixteenth of a cache that arrives, towards the side that is worth more.
 //!
@@ -134,7 +134,7 @@ impl Recency {
         self.since_step >= held.total() / STEPS
     }
 
-    /// What has arrived since the last step is counted. Whether enough was seen to move the floor: a cache of pages has
+    /// Counts the arrivals since the last step. Whether enough was seen to move the floor: a cache of pages has
     /// arrived, and half a cache of Main's was scanned.
     pub(super) fn end_step(&mut self, held: &Weights) -> bool {
         self.soon.note(self.since_step, self.soon_since_step, held);

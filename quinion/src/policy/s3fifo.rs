@@ -41,10 +41,10 @@
 //!
 //! Main's folios leave no shadow: that would cost one of a folio that could not be scanned yet, as shadows are bounded.
 //!
-//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon: a loop a
+//! Folios of streams beyond an eighth of the cache leave before all that, also if they come back soon: a loop a
 //! little larger than the cache comes back soon with every page, and would push out of Main what it is about to read.
 //! It stays if it proves itself in the same way; one read more may be that of a second stream, close behind the first.
-//! What an uncached read brought leaves first, and is new like others if another reader has read it meanwhile.
+//! Folios of uncached reads leave first, and are new like others if another reader has read them meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say alone, as ARC's border is (up to 14 points below a fixed
 //! one on these traces: each return of a page that a scan pushed out moves it the wrong way); a share that climbs by
@@ -136,7 +136,7 @@ impl S3Fifo {
     /// As [`S3Fifo::share`], where less than half of Main is read, in a cache of `pages` pages.
     #[cold]
     fn share_beside_idle_main(&self, share: u64, pages: u64) -> u64 {
-        // What a turn lacks of one and a half caches counts as read.
+        // The pages that a turn is short of one and a half caches count as read.
         let lacking = and_a_half(pages).saturating_sub(self.turn.pages());
         let used_twice = 2 * (self.read_on.get() + ONE / pages.max(1) * lacking) / PART;
         if used_twice >= PARTS {

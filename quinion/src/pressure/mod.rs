@@ -63,13 +63,13 @@ impl Pressure {
 /// Memory that is left below a limit. In bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Headroom {
-    /// What can still be had.
+    /// Memory still available.
     pub free: u64,
     /// The limit.
     pub limit: u64,
 }
 
-/// What a look at the system gave.
+/// One sample of the system's memory pressure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PressureSample {
     /// Thousandths of the time since the last look in which some task waited for memory.
@@ -83,11 +83,11 @@ pub struct PressureSample {
 pub struct Sizes {
     /// The bound in force.
     pub bound: u64,
-    /// What it has of the machine's memory.
+    /// Memory taken from the machine.
     pub grown: u64,
     /// The least bound.
     pub min: u64,
-    /// What it is to have where there is no pressure.
+    /// The bound where there is no pressure.
     pub max: u64,
 }
 

@@ -43,7 +43,7 @@ pub struct Group {
     pub stat: PathBuf,
 }
 
-/// What was found there.
+/// One reading of the source's files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SourceReading {
     /// Microseconds in which some task waited for memory, ever.

@@ -11,10 +11,10 @@
 //!
 //! A stream gets a window, then another before it has used up the first: the **marker** sits on a page some way ahead,
 //! and a thread that reads that page starts the next window without waiting for it. Windows grow from a few pages to
-//! the largest. A miss that belongs to no stream reads exactly what was asked.
+//! the largest. A miss that belongs to no stream reads exactly the requested pages.
 //!
 //! Two policies share one interface. `streams` is the default. `kernel_like` draws the windows of Linux, to compare
-//! with. What both share is here: hints, the largest window and how trouble shrinks it, the count of what was done.
+//! with. Both share the code here: hints, the largest window and how trouble shrinks it, and the counts.
 //!
 //! A forward stream of more than 1 MiB, or in its second lap, notes in its windows which pages its reader has passed:
 //! when memory is short, these are evicted first ([`StreamProgress`]).
@@ -53,7 +53,7 @@ use window::WindowLimits;
 /// So many windows in a row without trouble make the largest window grow again.
 const CALM_WINDOWS: u32 = 16;
 
-/// What a handle's user says about its reads to come.
+/// A user's hint about a handle's reads to come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Hint {
@@ -62,14 +62,14 @@ pub enum Hint {
     Normal,
     /// They go forward: windows from the first read on, and twice as large.
     Sequential,
-    /// They go anywhere: exactly what is asked for is read.
+    /// They go anywhere: exactly the requested pages are read.
     Random,
     /// They come once: as [`Hint::Normal`], but forward windows are taken for a stream's from the first on, and
-    /// such a stream makes room for itself of what it has passed, before other streams have to.
+    /// such a stream's own passed pages make room for it, before other streams' do.
     NoReuse,
 }
 
-/// What a handle's reads look like, by its newest ones.
+/// The class of a handle's newest reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Class {
@@ -127,13 +127,13 @@ impl Config {
     }
 }
 
-/// What readahead knows of a handle and did for it.
+/// The state of a handle's readahead, and counts of its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ReadaheadReport {
-    /// What its newest reads look like.
+    /// The class of its newest reads.
     pub class: Class,
-    /// What its user said last.
+    /// The user's last hint.
     pub hint: Hint,
     /// The largest window as things are, in pages.
     pub pages_max: u32,
@@ -144,7 +144,7 @@ pub struct ReadaheadReport {
     /// Pages of these that no reader had asked for. Some may have been in the cache. How many of a handle's were read
     /// is not known, since any handle may read them; for the whole cache it is ([`ReadaheadUse`](crate::ReadaheadUse)).
     pub prefetched_pages: u64,
-    /// Decisions that were exactly what was asked for.
+    /// Decisions for exactly the requested pages.
     pub exact: u64,
     /// Windows that were gone before they were read.
     pub lost_windows: u64,
@@ -199,7 +199,7 @@ pub struct Readahead {
     /// Windows since there was trouble or the largest window grew.
     calm: u32,
     policy: ReadaheadPolicy,
-    /// Of this, only what counts.
+    /// Only its counts are used.
     done: ReadaheadReport,
 }
 
@@ -214,7 +214,7 @@ impl Readahead {
         Self { config, hint, pages_max, calm: 0, policy, done }
     }
 
-    /// What is known of the handle, and was done for it so far. The kernel-like policy says random.
+    /// The state of the handle's readahead, and its counts. The kernel-like policy says random.
     pub fn report(&self) -> ReadaheadReport {
         let class = match &self.policy {
             ReadaheadPolicy::Streams(streams) => streams.class(),
@@ -236,7 +236,7 @@ impl Readahead {
         self.set_hint(self.hint);
     }
 
-    /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
+    /// `asked.index` is wanted and not in the cache. Returns the windows to fetch: the first begins there,
     /// and the reader does not wait for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         let mut windows = Windows::none();
@@ -254,7 +254,7 @@ impl Readahead {
     }
 
     /// The marked folio that begins with page `asked.index` was read: the stream is alive, the next window
-    /// may start. No window if the file ends, or what would be fetched is there.
+    /// may start. No window if the file ends, or its pages are there.
     pub fn on_marker(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         if asked.index.0 >= asked.file_pages {
             return Windows::none();
@@ -279,7 +279,7 @@ impl Readahead {
         }
     }
 
-    /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is what was said about the
+    /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is the advice for the
     /// map. The default treats it like a read of one page; kernel-like, the window lies around the page.
     pub fn on_fault(
         &mut self,

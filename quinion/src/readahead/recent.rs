@@ -70,8 +70,8 @@ impl RecentRequests {
         Self { requests: [Request::NONE; RECENT_MAX], oldest: 0 }
     }
 
-    /// Notes `asked` and says what it looks like; `links_min` requests must touch before that counts. What
-    /// becomes a stream is not noted, and what it grew from is forgotten.
+    /// Notes `asked` and says what it looks like; `links_min` requests must touch before that counts. Requests that
+    /// become a stream are not noted, and those that it grew from are forgotten.
     pub fn note(&mut self, asked: ReadRequest, links_min: u8) -> AccessPattern {
         if let Some((at, pattern)) = self.touching(asked) {
             let request = std::mem::replace(&mut self.requests[at], Request::NONE);

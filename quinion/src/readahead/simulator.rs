@@ -2,8 +2,8 @@
 //!
 //! A set of folios, some of them marked. A read goes page by page: a missing page is a miss, a marked folio is met
 //! once, and windows are filled at once by the rules of the real fill: largest folios that alignment allows, nothing
-//! over what is there, the marker on a folio that is new. What happened is written down as `start+pages(marker pages
-//! from the end)`.
+//! over what is there, the marker on a folio that is new. Events are written down as `start+pages(marker pages from the
+//! end)`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

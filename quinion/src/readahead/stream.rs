@@ -131,7 +131,7 @@ impl Stream {
         is_long && self.origin <= index && index <= self.seen
     }
 
-    /// What its reader has passed, if it is long, or in its second lap, or was said to be a stream.
+    /// The pages its reader has passed, if it is long, or in its second lap, or was said to be a stream.
     pub fn passed(&self, limits: &WindowLimits) -> Option<StreamProgress> {
         let is_said = matches!(limits.hint, Hint::Sequential | Hint::NoReuse);
         let is_shown = self.edge.0.saturating_sub(self.origin.0) >= LONG_PAGES_MIN || self.laps > 0;

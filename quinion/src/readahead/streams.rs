@@ -40,7 +40,7 @@ pub(super) struct Streams {
     randoms: u32,
     class: Class,
     lost: u64,
-    /// What lay before it in the newest windows was asked for.
+    /// The end of the requested pages in the newest windows.
     wanted_end: PageIndex,
 }
 
@@ -51,7 +51,7 @@ impl Streams {
         Self { table, recent: RecentRequests::new(), clock: 0, randoms: 0, class, lost: 0, wanted_end }
     }
 
-    /// What the newest decision took the handle's requests for.
+    /// The class of the handle's requests, by the newest decision.
     pub fn class(&self) -> Class {
         self.class
     }

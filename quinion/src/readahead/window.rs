@@ -64,7 +64,7 @@ const WINDOWS_MAX: usize = 9;
 #[derive(Clone, Debug)]
 pub struct Windows {
     list: ArrayVec<Window, WINDOWS_MAX>,
-    /// What was asked for: from the first of these to before the other.
+    /// The requested pages: the first, and the one after the last.
     wanted: (PageIndex, PageIndex),
 }
 
@@ -131,8 +131,8 @@ impl std::ops::Deref for Windows {
     }
 }
 
-/// What a decision may ask about the cache. The answers are hints: pages come and go meanwhile, and a wrong one costs a
-/// read or two, never wrong data. Asked seldom, and cheaply answered: the first page looked at ends most questions.
+/// The questions about the cache that a decision may ask. Answers are hints: pages come and go meanwhile, and a wrong
+/// one costs a read or two, never wrong data. Asked seldom, and cheap: the first page looked at ends most questions.
 pub trait Cached {
     /// How many pages right before `index` are cached without a gap; looks at no more than `max`.
     fn cached_before(&self, index: PageIndex, max: u32) -> u32;

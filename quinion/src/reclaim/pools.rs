@@ -72,20 +72,20 @@ impl State {
     }
 }
 
-/// What was counted of a pool. In pages.
+/// Limits and counts of a pool, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PoolCounts {
     /// The most it may be charged for; [`UNLIMITED`] if it has no limit.
     pub limit: u64,
-    /// What others leave to it.
+    /// The minimum that other pools leave to it.
     pub protected: u64,
-    /// What it is charged for now: in its rings, or on its way there.
+    /// The present charge: pages in its rings, or on their way there.
     pub charged: u64,
-    /// What was put into its rings.
+    /// Pages put into its rings.
     pub inserted: u64,
-    /// What was evicted out of them.
+    /// Pages evicted from them.
     pub evicted: u64,
-    /// Of what was inserted, what had been evicted and came back to its shadow.
+    /// Pages of `inserted` that had been evicted before and found their shadow entry.
     pub refaulted: u64,
 }
 
@@ -136,7 +136,7 @@ impl Reclaim {
         }
     }
 
-    /// What a pool is called.
+    /// The name of a pool.
     pub fn pool_name(&self, pool: PoolNumber) -> Arc<str> {
         Arc::clone(&self.state(pool).name.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -151,7 +151,7 @@ impl Reclaim {
         (1..begun).map(|pool| self.lists.charged(PoolNumber(pool))).sum()
     }
 
-    /// What all pools together are to keep, in pages.
+    /// The sum of all pools' protected minima, in pages.
     pub fn protected(&self) -> u64 {
         self.pools.iter().map(|state| state.protected.load(Ordering::Relaxed)).sum()
     }
@@ -219,7 +219,7 @@ impl Reclaim {
         weights(lists, pool).total().saturating_sub(self.protected_of(lists, pool))
     }
 
-    /// What is kept counts first.
+    /// The rest of the protected minimum beside the kept pages, which count first.
     fn protected_of(&self, lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
         let protected = self.state(pool).protected.load(Ordering::Relaxed);
         protected.saturating_sub(kept(lists, pool))

@@ -12,7 +12,7 @@
 //!
 //! Invariants:
 //!  1. Pages are grabbed a few at a time ([`GRABBED_PAGES_MAX`]); each few are let go before the next are wanted.
-//!  2. What lies behind the end of the file is not grabbed.
+//!  2. Pages behind the end of the file are not grabbed.
 //!
 //! Not an invariant: that a range is had as a whole at one moment. Nor that a grab of pages that were spilled waits for
 //! nothing: they are brought back first.
@@ -62,7 +62,7 @@ impl Shmem {
         grabbed
     }
 
-    /// Gives memory to all of `range`, in bytes, that has none: it reads as zeros as before. What there is stays.
+    /// Gives memory to all of `range`, in bytes, that has none: it reads as zeros as before. Existing pages stay.
     ///
     /// # Errors
     /// There is no memory for the rest; what was given before stays given.

@@ -32,7 +32,7 @@ impl Shmem {
     }
 
     /// Makes the bytes from `position` to `end` zeros, and gives back the memory of the folios and parts of folios that
-    /// lie there. What lies behind the end of the file is left out.
+    /// lie there. Bytes behind the end of the file are left out.
     ///
     /// # Errors
     /// As [`Shmem::set_len`].

@@ -15,7 +15,7 @@
 //! ranges, and pins it whole; `populate.rs` fills many bytes at once; `read.rs` is the path of a read that was no hit;
 //! `pin.rs` pins bytes; `holes.rs` cuts, punches and seeks; `deferred_release.rs` frees a file's memory with it.
 //!
-//! What memory files have is not reclaimed, so a cache can be full of them. Then a thread that wants more gets an
+//! Pages of memory files are not reclaimed, so a cache can be full of them. Then a thread that wants more gets an
 //! error, and nothing is lost. If the cache has a spill file, cold folios of memory files that allow it go there, and
 //! come back for a caller that wants them (`filemap/spill_in.rs`).
 //!

@@ -49,7 +49,7 @@ pub struct PopulateSlice<'s> {
     /// The position in the file of the next byte.
     at: u64,
     end: u64,
-    /// What could not be put in place, because users have pinned it.
+    /// Bytes that could not be put in place, because users have pinned it.
     aside: Vec<(u64, Vec<u8>)>,
 }
 
@@ -78,7 +78,7 @@ impl PopulateSlice<'_> {
         len
     }
 
-    /// What users have pinned is kept for later, as `keep` has it; a folio that has left the index is skipped.
+    /// Bytes for pinned pages are kept for later, as `keep` has them; folios that have left the index are skipped.
     fn put_with(
         &mut self,
         len: usize,
@@ -112,7 +112,7 @@ impl Write for PopulateSlice<'_> {
     }
 }
 
-/// What came of one slice.
+/// The outcome of one slice.
 struct Populated {
     bytes: u64,
     /// Whether these are all that the slice takes.

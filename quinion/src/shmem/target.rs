@@ -28,7 +28,7 @@ pub(crate) struct OneBuffer<'b> {
 }
 
 impl<'b> OneBuffer<'b> {
-    /// What of `bytes` lies from `at` on.
+    /// The rest of `bytes` from `at` on.
     pub fn from(bytes: &'b mut [u8], at: usize) -> Self {
         Self { bytes, at }
     }

@@ -303,7 +303,7 @@ fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
     std::thread::scope(|scope| {
         let reader = scope.spawn(read);
         let pinner = scope.spawn(|| bytes_of(&stage.pin(BYTES, 3 * PAGE_SIZE)));
-        // What is ready can be read meanwhile, and the reader that goes further has it before it waits.
+        // Ready pages can be read meanwhile, and the reader that goes further has them before it waits.
         assert_eq!(stage.read(0, 2 * PAGE_SIZE), [1; 2 * PAGE_SIZE]);
         let begun = Instant::now();
         while copied.load(Relaxed) < 2 * PAGE_SIZE && begun.elapsed() < LONG {
@@ -353,7 +353,7 @@ fn t08_a_waiter_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| stage.read(4 * BYTES, 4 * PAGE_SIZE));
         let writer = scope.spawn(|| stage.write(5 * BYTES, &[3; 10]));
-        // What is being filled does not keep a punch of all of it waiting.
+        // A folio that is being filled does not keep a punch of all of it waiting.
         stage.punch(4 * BYTES, 8 * BYTES);
         let completed = stage.shmem.filemap.arena.view().own(run.frame).complete();
         if let FillEnd::Detached(crate::arena::PutOutcome::Last(order)) = completed {

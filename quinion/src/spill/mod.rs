@@ -21,7 +21,7 @@
 //!  2. Pages that one thread has under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that
 //!     is alone. (A thread that begins at the same moment as others does not see theirs.)
 //!  3. The end of each folio that was handed over is reported once, whether it succeeded or not.
-//!  4. What could not be written takes no slot.
+//!  4. A folio that could not be written takes no slot.
 //!
 //! Not an invariant: that the bytes of a folio hold still while they are written. If they do not, its writer has made
 //! it dirty, it stays in memory, and its slots are given back unread.
@@ -105,7 +105,7 @@ pub enum SpillRefused {
     /// It would be too small, or too large.
     #[error("a spill file of {bytes} bytes was asked for, and it can have 4096 to {max}", max = BYTES_MAX)]
     Size {
-        /// What was asked for.
+        /// The requested size.
         bytes: u64,
     },
 }
@@ -133,7 +133,7 @@ impl fmt::Display for SpillTrouble {
     }
 }
 
-/// What a spill file has done and holds.
+/// Counts and sizes of a spill file.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct SpillStats {
@@ -153,7 +153,7 @@ pub struct SpillStats {
     pub read_errors: u64,
 }
 
-/// What is known of a slot that is taken: 32 bits of checksum, and, of the first of a packed folio, its bytes.
+/// The record of a taken slot: 32 bits of checksum, and, of the first of a packed folio, its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct SlotRecord(u64);
 
@@ -255,7 +255,7 @@ impl Spill {
         }))
     }
 
-    /// What it is read and written by: for threads that wait.
+    /// The backend that it is read and written by: for threads that wait.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
@@ -303,7 +303,7 @@ impl Spill {
         }
     }
 
-    /// What it has done and holds.
+    /// Its counts and sizes.
     pub fn stats(&self) -> SpillStats {
         let (slots, taken) = {
             let store = self.store();
@@ -340,7 +340,7 @@ impl Spill {
         self.spilled_in.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// What `value` stands for is not needed any more, and no tree names it. A reader of it may go on.
+    /// Frees the slots of `value`, which no tree names any more. A reader of them may go on.
     pub fn free(&self, value: Value) {
         let mut store = self.store();
         let slots = store.slots_of(value);
@@ -382,7 +382,7 @@ impl Spill {
         });
     }
 
-    /// What is wrong, if anything, given the values of all trees: each has its slots, and no other slot is
+    /// Checks the slots, given the values of all trees: each has its slots, and no other slot is
     /// taken. If something changed while the values were gathered, less is checked. Cost: all slots.
     pub fn check(&self, values: impl IntoIterator<Item = Value>) -> Result<(), String> {
         let changes = || (self.under_way(), self.stats());

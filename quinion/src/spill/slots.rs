@@ -9,7 +9,7 @@
 //! Pages that are spilled together should lie together, so that one run writes them, and one reads them. So a search
 //! begins where the last one ended, and wraps once: the next fit. Runs need no alignment.
 //!
-//! What is freed while a thread reads it must not become another folio's before: [`Slots::begin_read`] marks it.
+//! A slot freed while a thread reads it must not become another folio's before: [`Slots::begin_read`] marks it.
 //!
 //! Invariants (asserted by [`Slots::check`]):
 //!  1. No slot is taken twice, or freed twice.
@@ -147,7 +147,7 @@ impl Slots {
         self.condemned
     }
 
-    /// What is wrong, if anything. Cost: a step for each 64 slots.
+    /// Checks the counts. Cost: a step for each 64 slots.
     pub fn check(&self) -> Result<(), String> {
         let counted: u32 = self.words.iter().map(|word| word.count_ones()).sum();
         if counted != self.taken || self.taken > self.slots {

@@ -76,7 +76,7 @@ struct OutgoingFolio {
     spill: Arc<Spill>,
     value: Value,
     sink: Arc<dyn SpillSink>,
-    /// What is written, if that is not the frames.
+    /// The bytes to write, if they are not in the frames.
     _packed: Option<Buffer>,
 }
 

@@ -4,10 +4,10 @@
 //! and store. [`Counters::sum`] adds the shards up. A shard is a thread's as long as the thread lives; when more
 //! threads than shards count at a time, the rest share the last one and count there by an atomic addition.
 //!
-//! The sums are exact once the counting threads are still; while they run, a
-//! sum may miss what is being counted at that moment, never more.
+//! The sums are exact once the counting threads are still; while they run, a sum may miss the events of that moment,
+//! and never counts too many.
 //!
-//! What is counted, and what a cache shows of it, is declared in one list (`table.rs`).
+//! The counters, and the numbers that a cache shows, are declared in one list (`table.rs`).
 
 use std::cell::Cell;
 use std::sync::Mutex;

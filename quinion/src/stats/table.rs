@@ -46,7 +46,7 @@ pub struct StatDescription {
     pub name: &'static str,
     /// Whether it has been rising since the cache was built; else it says how something is now.
     pub is_count: bool,
-    /// What it is: the first sentence of the field's documentation, which stands alone and has no links.
+    /// The first sentence of the field's documentation, which stands alone and has no links.
     pub help: &'static str,
 }
 
@@ -61,7 +61,7 @@ macro_rules! stats {
         -
         $($(#[doc = $own_doc:literal])* $own:ident,)*
     ) => {
-        /// What threads count; the place of a number in a shard.
+        /// An event that threads count; its number is its place in a shard.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(usize)]
         pub enum Count {
@@ -80,7 +80,7 @@ macro_rules! stats {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $doc])* pub $name: u64,)*
-            /// How files are read now, "io_uring" or "threads"; before the first is opened, what is going to be tried.
+            /// How files are read now, "io_uring" or "threads"; before the first is opened, the one to be tried first.
             pub mechanism: &'static str,
         }
 
@@ -90,7 +90,7 @@ macro_rules! stats {
                 [$((stringify!($name), self.$name)),*]
             }
 
-            /// What each of [`Stats::numbers`] is, in the same order.
+            /// Descriptions of [`Stats::numbers`], in the same order.
             pub fn describe() -> [StatDescription; [$(stringify!($name)),*].len()] {
                 [$(StatDescription {
                     name: stringify!($name),
@@ -104,8 +104,8 @@ macro_rules! stats {
                 Stats { $($($name: counters.sum(Count::$event),)?)* ..Stats::default() }
             }
 
-            /// What happened since `earlier`, a snapshot of the same cache: counts are differences, and numbers that
-            /// say how something is now (sizes, pages cached, requests in flight) are those of `self`.
+            /// The change since `earlier`, a snapshot of the same cache: counts are differences; gauges (sizes, pages
+            /// cached, requests in flight) are those of `self`.
             #[must_use]
             pub fn since(&self, earlier: &Stats) -> Stats {
                 Stats {
@@ -117,7 +117,7 @@ macro_rules! stats {
     };
 }
 
-// The first sentence of each is what monitors show: it names what is counted, without "of these" and without links.
+// Monitors show the first sentence of each: it names the counted thing, without "of these" and without links.
 stats! {
     /// The bound in force.
     gauge memory_bytes,
@@ -179,7 +179,7 @@ stats! {
     event sync_errors = SyncErrors,
     /// Syncs of backends; one may serve several calls.
     event device_syncs = DeviceSyncs,
-    /// Syncs of backends that failed. What they were to make durable is written anew, as far as it is cached.
+    /// Syncs of backends that failed. Pages that they were to make durable are written again, if still cached.
     event device_sync_errors = DeviceSyncErrors,
     /// Pages that may be lost: written and not durable when a backend's sync failed, and not cached any more then.
     event lost_pages = LostPages,
@@ -201,7 +201,7 @@ stats! {
     /// need them. Refaults of pages that were evicted not long before are not among them: that it is wanted was known.
     count readahead_pages,
     /// Pages of `readahead_pages` that left before they were read: evicted, dropped, forgotten because their file
-    /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) says what became of the others.
+    /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) counts the others.
     event readahead_wasted_pages = ReadaheadWasted,
     /// Pages evicted to make room.
     event evicted_pages = Evicted,
@@ -231,8 +231,8 @@ stats! {
     event activated_pages = Activated,
     /// Windows read with a page of `activated_pages` that had come back before: the working set does not fit.
     event workingset_windows = WorkingsetWindows,
-    /// Microseconds that readers waited for the windows of `workingset_windows`: time lost for want of memory. What
-    /// futures wait is not counted.
+    /// Microseconds that readers waited for the windows of `workingset_windows`: time lost for want of memory. Waits
+    /// of futures are not counted.
     event memory_stall_us = MemoryStall,
     /// Memory of index nodes that hold nothing but shadow entries, of `index_bytes`.
     gauge shadow_bytes,
@@ -265,9 +265,9 @@ impl Stats {
         (answered > 0).then(|| self.hits as f64 / answered as f64)
     }
 
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
-    /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
-    /// these is what is cached: exactly so when the cache is not used meanwhile and nothing is in flight.
+    /// Pages that have left the cache, for any reason: evicted, dropped, dropped behind, invalidated, failed,
+    /// undelivered and forgotten ones together. `inserted_pages` less these is the number of cached pages: exactly
+    /// so when the cache is not used meanwhile and nothing is in flight.
     pub fn removed_pages(&self) -> u64 {
         let for_memory =
             self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;

@@ -29,7 +29,7 @@ mod seen {
     use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult, WaitTimeoutResult};
     use std::time::Duration;
 
-    /// What a lock orders, once more.
+    /// A lock's happens-before edges, repeated by an atomic that ThreadSanitizer sees.
     #[derive(Debug, Default)]
     struct Edge(AtomicU32);
 

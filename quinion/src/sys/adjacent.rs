@@ -32,7 +32,7 @@ const PIECE_BYTES_MIN: usize = 64 << 10;
 
 /// Pieces of memory, mapped once more in their order.
 pub struct AdjacentMapping {
-    /// What was reserved, which is longer than the bytes.
+    /// The reserved addresses, which are more than the bytes.
     reservation: (*mut c_void, usize),
     first: *const u8,
     len: usize,

@@ -65,7 +65,7 @@ pub fn write_back(file: BorrowedFd<'_>, position: u64, len: u64) -> io::Result<(
     }
 }
 
-/// What the kernel's page cache holds of a file, in pages.
+/// Pages of a file in the kernel's page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KernelHolds {
     /// Pages in memory.
@@ -74,7 +74,7 @@ pub struct KernelHolds {
     pub unwritten: u64,
 }
 
-/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not report it (before
+/// Pages of the first `bytes` bytes of `file` in the kernel's page cache. Where the kernel does not report them (before
 /// 6.5, or a file of another user), some pages are read without waiting, and the rest is taken to be as they are.
 ///
 /// # Errors

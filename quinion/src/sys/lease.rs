@@ -57,7 +57,7 @@ pub struct LeaseSignal {
     _on_this_thread: PhantomData<*const ()>,
 }
 
-/// What ended a wait.
+/// The reason why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitEnd {
     /// The lease by this descriptor is to be given up, or was when this was sent.
@@ -109,7 +109,7 @@ impl LeaseSignal {
             let (set, told, at_most) = (&raw const set, &raw mut told, &raw const at_most);
             libc::syscall(libc::SYS_rt_sigtimedwait, set, told, at_most, size_of::<Signals>())
         };
-        // What a lease sends is said to be from a descriptor; what a process sends is not.
+        // A lease's signal carries a descriptor; a process's does not.
         let is_of_a_lease = signal == c_long::from(SIGNAL) && told.code > 0 && told.code != SI_KERNEL;
         if is_of_a_lease { WaitEnd::For(told.descriptor) } else { WaitEnd::ForNothing }
     }

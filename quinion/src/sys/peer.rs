@@ -107,7 +107,7 @@ mod tests {
     }
 
     /// 1. A process ends, and another one gets its number.
-    /// 2. What waits for the first keeps the second waiting: it is taken for the same.
+    /// 2. A thread that waits for the first is kept waiting by the second: it is taken for the same.
     #[test]
     fn a_process_that_has_anothers_number_has_another_name() {
         let started = || std::process::Command::new("sleep").arg("100").spawn().expect("sleep starts");

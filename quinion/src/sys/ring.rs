@@ -50,7 +50,7 @@ pub enum CompletionWait {
 /// How one request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// What the request was pushed with.
+    /// The key that the request was pushed with.
     pub key: u64,
     /// Bytes read or written, or the negated error number.
     pub result: i32,
@@ -65,7 +65,7 @@ pub struct Request {
     pub buffer: Buffer,
     /// How many bytes, at most `i32::MAX`.
     pub len: u32,
-    /// What [`Completion::key`] will say.
+    /// The key for [`Completion::key`].
     pub key: u64,
 }
 
@@ -89,7 +89,7 @@ pub enum RingRefused {
     NoRead,
 }
 
-/// What the kernel is told of.
+/// Entries of the queue to be submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entries {
     /// How many entries of the queue.

@@ -62,7 +62,7 @@ impl DirtyLimits {
     }
 }
 
-/// What the background sees of one file.
+/// The dirty state of one file, as the background task sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileDirtyState {
     /// Since when something is dirty, if anything is.
@@ -90,7 +90,7 @@ pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, scope: Flush
     !is_paused && (scope == FlushScope::All || is_old || seen.is_asked)
 }
 
-/// What a writer sees that may have to wait.
+/// The state that decides whether a writer has to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WriterState {
     /// Pages that are not in the files.
@@ -109,7 +109,7 @@ pub struct WriterState {
     pub failed: bool,
 }
 
-/// What it does.
+/// The decision for a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThrottleVerdict {
     /// It goes on.
@@ -122,7 +122,7 @@ pub enum ThrottleVerdict {
     Stuck,
 }
 
-/// What a writer does above the throttle; see the head of this file.
+/// Decides how a writer is throttled; see the head of this file.
 pub fn throttle_verdict(limits: &DirtyLimits, waiting: &WriterState, wait_max: Duration) -> ThrottleVerdict {
     let small = limits.throttle / (SMALL_PART * waiting.files.max(1));
     let fits = waiting.unwritten <= limits.ceiling;
@@ -250,7 +250,7 @@ mod tests {
         limits: DirtyLimits,
         unwritten: u64,
         written: u64,
-        /// What each has dirtied; what it asks for, since which count of written pages, with which share, how long.
+        /// Of each: pages dirtied; pages it asks for, since which count of written pages, its share, how long.
         writers: Vec<(u64, u64, u64, u64, Duration)>,
     }
 

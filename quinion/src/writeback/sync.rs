@@ -74,8 +74,8 @@ impl Writeback {
     /// what `cursor`'s handle has to be told. Waits for the device; the caller holds no lock of the index.
     ///
     /// # Errors
-    /// Something of this file failed since the call began, or failed before and this handle was not told. What
-    /// failed is dirty still, and the next call tries again.
+    /// Something of this file failed since the call began, or failed before and this handle was not told. Pages that
+    /// failed are dirty still, and the next call tries again.
     pub fn sync(
         &self,
         mapping: &Arc<Mapping>,
@@ -268,7 +268,7 @@ impl Writeback {
         lost
     }
 
-    /// What was flushed and is not durable is dirty again. Returns the pages of it that are not cached any more.
+    /// Marks flushed pages dirty again that are not durable. Returns how many of them are not cached any more.
     #[cold]
     fn dirty_again(
         &self,

@@ -24,7 +24,7 @@ use super::mark::Mark;
 use super::tree::{Slab, XArray, is_shadow};
 use quinion_view::xarray::{Entry, Kind, Root};
 
-/// What a node must agree with, as found below it.
+/// The marks and counts that a node must agree with, as found below it.
 struct Sum {
     marks: u8,
     nodes: u32,

@@ -10,7 +10,7 @@ use quinion_view::xarray::{Entry, Kind, Root, Value};
 /// Entries that are located together before the first of them is revised.
 const LOCATED_MAX: usize = 64;
 
-/// What became of a compare-exchange.
+/// The outcome of a compare-exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExchangeOutcome {
     /// The expected entry was there; the new one is now.
@@ -19,7 +19,7 @@ pub enum ExchangeOutcome {
     Found(Entry),
 }
 
-/// What is to become of an entry.
+/// The change to make to an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Revision {
     /// It stays.
@@ -30,7 +30,7 @@ pub enum Revision {
     Replace(Value),
 }
 
-/// What became of a node that held shadows only.
+/// The outcome of forgetting a node that held shadows only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ForgetOutcome {
     /// Its shadows are gone, and the node is given back.
@@ -158,7 +158,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         located
     }
 
-    /// What eviction leaves: puts a value in place of what covers `index`, of the same order; returns what was there.
+    /// For eviction: puts a value in place of the entry that covers `index`, of the same order; returns that entry.
     ///
     /// # Panics
     /// If nothing covers `index`, or something of another order.

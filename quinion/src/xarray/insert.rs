@@ -24,7 +24,7 @@ use super::tree::{INDICES_MAX, Slab, SlotHome, SlotRef, XArray, is_shadow};
 use crate::sync::{Mutant, mutant};
 use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 
-/// What became of an insertion.
+/// The outcome of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inserted {
     /// It is in the tree.
@@ -39,7 +39,7 @@ pub enum Inserted {
     NoNode,
 }
 
-/// What became of a batch.
+/// The outcome of a batch of insertions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AddedRange {
     /// Folios inserted: the first so many of the batch. The rest is still the caller's.
@@ -69,7 +69,7 @@ pub enum RangeStop {
     NoNode,
 }
 
-/// What became of a store.
+/// The outcome of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
     /// It is in the tree.
@@ -80,7 +80,7 @@ pub enum Stored {
     NoNode,
 }
 
-/// What became of a store over a range.
+/// The outcome of a store over a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredRange {
     /// Pages from the start of the range on that the value covers now.
@@ -89,7 +89,7 @@ pub struct StoredRange {
     pub stop: RangeStop,
 }
 
-/// What became of a split.
+/// The outcome of a split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
     /// It is done, or there was no need.

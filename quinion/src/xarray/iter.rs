@@ -235,7 +235,7 @@ pub struct Range<'t, 'a, S: Slab, const BITS: u32> {
     front: Cursor<'a>,
     /// Made when the first entry is asked for from the back.
     back: Option<Cursor<'a>>,
-    /// What is left: `from..=to`, nothing if `from` is larger.
+    /// The rest of the range: `from..=to`, nothing if `from` is larger.
     from: u64,
     to: u64,
 }

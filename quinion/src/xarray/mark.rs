@@ -3,7 +3,7 @@
 //! A node keeps a word of each mark for its slots, and an entry's ancestors carry a mark as long as one below them
 //! does; `marking.rs` sets them, finds by them and takes them off.
 
-/// One of the three marks. What they mean is the user's.
+/// One of the three marks. Their meaning is the user's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mark {

@@ -22,7 +22,7 @@ use crate::sync::{Mutant, mutant, ordering};
 use super::mark::Mark;
 use quinion_view::xarray::Entry;
 
-/// What the tree's writers keep of a node: eight words, of which the allocator of nodes may use the last
+/// A node's state for the tree's writers: eight words, of which the allocator of nodes may use the last
 /// three ([`ALLOCATOR_WORD`] and on) as it likes.
 pub type Head = [AtomicU64; 8];
 
@@ -42,7 +42,7 @@ pub(super) struct State<'a>(pub &'a Head);
 #[derive(Clone, Copy)]
 pub(super) struct Slots<'a>(pub &'a [AtomicU32]);
 
-/// What needs one of the two halves takes that one alone: to find a half is to check a number.
+/// Code that needs one of the two halves takes that one alone: to find a half is to check a number.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a> {
     state: State<'a>,
@@ -95,7 +95,7 @@ impl<'a> Node<'a> {
 }
 
 impl Slots<'_> {
-    /// What stands in `slot`, for a writer: no other thread stores.
+    /// The entry in `slot`, for a writer: no other thread stores.
     #[inline]
     pub fn get(self, slot: u32) -> Entry {
         Entry::from_bits(self.0[slot as usize].load(Ordering::Relaxed))

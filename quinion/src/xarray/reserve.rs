@@ -1,8 +1,8 @@
 //! Reserve: nodes taken before the lock, so that nothing runs out under it.
 //!
 //! A reserve is a slab in front of a slab: a tree made over it takes from the
-//! reserve first. How much to take says [`XArray::nodes_needed`](super::XArray::nodes_needed). What is left
-//! over goes back when the reserve is dropped, best after the lock is.
+//! reserve first. [`XArray::nodes_needed`](super::XArray::nodes_needed) says how many to take. Nodes left
+//! over go back when the reserve is dropped, best after the lock is.
 //!
 //! The nodes form a list through their first slots; a reserve is two words.
 

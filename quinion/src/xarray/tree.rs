@@ -97,7 +97,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         self.root().entry.is_empty()
     }
 
-    /// What covers `index`: a folio, a value or nothing; never a node.
+    /// The entry that covers `index`: a folio, a value or nothing; never a node.
     #[inline]
     pub fn load(&self, index: u64) -> Entry {
         self.leaf_entry(index).map_or(Entry::EMPTY, |(_, entry)| entry)
@@ -109,7 +109,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         (!entry.is_empty()).then(|| self.order_of(entry))
     }
 
-    /// What covers `index`: its first index, the entry, its order.
+    /// The entry that covers `index`: its first index, the entry, its order.
     pub fn entry_at(&self, index: u64) -> Option<(u64, Entry, u8)> {
         let entry = self.load(index);
         (!entry.is_empty()).then(|| self.canonical(index, entry))

@@ -888,7 +888,7 @@ fn pages_of_more_viewers_are_taken_from_the_bound_as_long_as_it_has_room() {
     arena.check().unwrap();
 }
 
-/// 1. The last groups have no viewers any more. What was set aside for them is taken from the cache for ever, or is
+/// 1. The last groups have no viewers any more. Memory set aside for them is taken from the cache for ever, or is
 ///    given back while their pages keep their memory.
 /// 2. A group is made again: its viewers have the pages of those before them.
 #[test]

@@ -296,7 +296,7 @@ struct Outcome {
     counted: [u64; 6],
 }
 
-/// What stays in memory after some reading and evicting, and what was counted.
+/// The ranges in memory after some reading and evicting, and the counters.
 fn outcome_of(copies: Copies) -> Outcome {
     let (disk, options) = SlowDisk::new(64);
     let builder = Cache::builder().memory(16 * MIB).background_reclaim(false).readahead(0);

@@ -34,10 +34,9 @@
 //! is seen is weighted when it is seen, so that nothing is rescaled when the rate falls.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use crate::sync::lock::Mutex;
 use crate::units::{MappingId, PAGE_SIZE, PageIndex};
 
 /// Pages that are followed at a time.

@@ -4,7 +4,6 @@
 //! assertions check that at each [`RankedMutex::lock`], and a violation panics with both names. The ranks are the lock
 //! order that ARCHITECTURE.md prints.
 
-pub mod lock;
 mod panics;
 
 pub use panics::contained;
@@ -26,7 +25,7 @@ mod ranked {
     use std::ops::{Deref, DerefMut};
     use std::sync::{PoisonError, TryLockError};
 
-    use super::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+    use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     /// The place of a lock in the lock order; a thread takes locks of rising rank only.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

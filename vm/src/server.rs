@@ -67,7 +67,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,6 @@ use rustix::time::{
 
 use quinion::error::{Error, Result};
 use quinion::internals::sync::contained;
-use quinion::internals::sync::lock::{Mutex, MutexGuard};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::sys::{descriptors_max, signal};
 use quinion::{Cache, File, Image};

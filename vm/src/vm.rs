@@ -47,12 +47,11 @@
 
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::uffd::{CopyResult, CopyStop, Fault, FaultKind, MESSAGES_MAX, Message, MessageBuffer, Uffd};
 use quinion::Pinned;
-use quinion::internals::sync::lock::Mutex;
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Error, ErrorKind, File, Image, ReadOptions};
 

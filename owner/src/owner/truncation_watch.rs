@@ -29,7 +29,7 @@
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -37,7 +37,6 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 use quinion::internals::serving::CoherenceState;
 use quinion::internals::sync::contained;
-use quinion::internals::sync::lock::{Mutex, MutexGuard};
 use quinion::internals::sys::fork::ForkGuard;
 
 const WATCHES_OF_USER: &str = "/proc/sys/fs/inotify/max_user_watches";

@@ -23,11 +23,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinion::internals::sync::contained;
-use quinion::internals::sync::lock::{Condvar, Mutex, MutexGuard};
 use quinion::internals::sys::peer::ProcessName;
 
 /// Tasks that wait before the queues are full, if this process may have so many descriptors open twice over.

@@ -53,7 +53,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
@@ -65,7 +65,6 @@ use super::segment::{FileBacking, PageSize, Sharing, create_sized, seal};
 use super::shrink::{EmptyingCost, is_pinned};
 use super::stock::FrameStock;
 use crate::sync::LockWait;
-use crate::sync::lock::Mutex;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE, PageIndex};
 use quinion_view::arena::before_bytes;
 

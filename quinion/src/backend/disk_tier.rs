@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStats, DiskStore};
 
@@ -52,7 +52,6 @@ use super::{
     SyncKind, ThreadPool, WaitQueue,
 };
 use crate::arena::Arena;
-use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
 /// Threads that read from the disk: as many requests as a disk likes to have at a time, in part.

@@ -25,9 +25,8 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::sync::lock::Mutex;
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
 const ZERO_BYTES: usize = 256 << 10;

@@ -8,11 +8,10 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Attributes, Backend, Fill, Flush, FlushError, Identity, SyncKind, Version};
-use crate::sync::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// [`Identity::device`] of memory files: no device has this number.
 const DEVICE: u64 = u64::MAX;

@@ -20,7 +20,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::work::Work;
@@ -28,7 +28,6 @@ use super::{
     Attributes, Backend, ContentKey, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only, zero_by,
 };
 use crate::sync::contained;
-use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
 /// Bytes of a user's source that are read or written at a time, by way of a buffer of the thread.

@@ -25,9 +25,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, PoisonError};
-
-use crate::sync::lock::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::deferred_wakes::{BlockingWait, WakeCondition};
 use super::waker_registry::{PageKey, WakerRegistry};

@@ -33,12 +33,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::deferred_wakes::Waiter;
 use super::{Backend, ReapMode};
 use crate::sync::contained;
-use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::{MappingId, PageIndex};
 
 /// Something that may block, done by the poller.

@@ -20,7 +20,7 @@
 //! Not an invariant: that what is owed is ever copied.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use quinion_disk::{DiskError, DiskOptions, DiskStats, DiskStore};
@@ -28,7 +28,6 @@ use quinion_disk::{DiskError, DiskOptions, DiskStats, DiskStore};
 use crate::arena::Arena;
 use crate::backend::{Backend, CopyOutcome, DiskTier, TierParts, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread};
-use crate::sync::lock::Mutex;
 
 /// A fast disk has written some MiB by then, less than it buffers.
 const PAUSE_MIN: Duration = Duration::from_millis(2);

@@ -6,11 +6,10 @@
 //!
 //! Invariant: nothing depends on this task being done; the next resize does the same.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::background::BackgroundTask;
-use crate::sync::lock::Mutex;
 
 use super::shared::Filemap;
 

@@ -50,7 +50,7 @@
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::arena::{FillEnd, Gap, PutOutcome, View};
 use crate::backend::{Backend, DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
@@ -62,7 +62,6 @@ use crate::mapping::{
 use crate::policy;
 use crate::readahead::Window;
 use crate::stats::Count;
-use crate::sync::lock::Mutex;
 use crate::sync::{LockWait, RankedReadGuard};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::RangeStop;

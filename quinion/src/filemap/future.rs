@@ -17,7 +17,7 @@
 //!  2. A page that did not come is sought by a task, which finds out why: no future polls for ever.
 //!  3. Bytes that were read before an error are returned; the error comes with the next read.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
 use crate::arena::NotReady;
@@ -26,7 +26,6 @@ use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
 use crate::sync::LockWait;
 use crate::sync::contained;
-use crate::sync::lock::Mutex;
 use crate::units::PageIndex;
 
 use super::read::ReadProgress;

@@ -9,12 +9,11 @@
 //! resize, which is in force at once, also under pressure. Protected minima of pools are not given back. Pages
 //! in flight or pinned at a look go at a later one.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::background::BackgroundTask;
 use crate::pressure::{Pressure, PressureSample, PressureSource, Sizes, SourceReading, target_size};
-use crate::sync::lock::Mutex;
 
 use super::shared::Filemap;
 

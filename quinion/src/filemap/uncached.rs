@@ -53,7 +53,7 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::arena::{Flags, GrownView};
@@ -61,7 +61,6 @@ use crate::background::BackgroundTask;
 use crate::folio::UnpinObserver;
 use crate::mapping::{DropReason, Mapping};
 use crate::readahead::Readahead;
-use crate::sync::lock::{Mutex, MutexGuard};
 use crate::sync::{LockWait, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, Order, PageIndex, PoolNumber};

@@ -4,7 +4,7 @@
 //! writes of another process, for which clean pages are forgotten (`version.rs`).
 
 use crate::backend::Version;
-use crate::sync::lock::Mutex;
+use std::sync::Mutex;
 
 #[derive(Debug, Default)]
 pub(super) struct OwnChanges(pub Mutex<ObservedVersion>);

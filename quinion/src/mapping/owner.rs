@@ -16,7 +16,7 @@
 //! invalidation may make it larger at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::arena::{Arena, GuestExtents, HoldRefused, Record, Validation, View};
 use crate::backend::{Attributes, Backend, Identity, Version, lock_and_wake};
@@ -24,7 +24,6 @@ use crate::folio::HeldFolio;
 use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, ShadowNodes};
 use crate::stats::{Count, Counters};
-use crate::sync::lock::Mutex;
 use crate::sync::{LockWait, Rank, RankedGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
 use crate::units::{MappingId, PageIndex, pages_of_bytes};

@@ -23,10 +23,9 @@
 //!
 //! Locks: its own, and below it that of the device's account. A look calls the file system, with no lock held.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
 use crate::backend::{Attributes, Version};
-use crate::sync::lock::MutexGuard;
 
 use super::own_changes::ObservedVersion;
 use super::owner::Mapping;

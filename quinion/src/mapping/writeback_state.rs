@@ -26,12 +26,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorSequence;
-use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::{Millis, PageIndex};
 
 use super::dirty_counts::{DirtyCounts, DirtyPages, NEVER};

@@ -18,12 +18,11 @@
 //! are listed under its number, are scanned like all others, and move when the number is used again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::arena::{Descriptor, Flags};
 use crate::lists::UNLIMITED;
 use crate::policy::{NewPolicy, PoolPages, PoolTurn};
-use crate::sync::lock::Mutex;
 use crate::units::{POOLS_MAX, PoolNumber};
 use crate::workingset::WorkingSet;
 

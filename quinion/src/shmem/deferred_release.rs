@@ -21,14 +21,13 @@
 //!
 //! Cost: nothing where no memory file may spill; else, at the end of each, a look at a count.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::backend::ReapMode;
 use crate::background::BackgroundTask;
 use crate::filemap::Filemap;
 use crate::mapping::Mapping;
-use crate::sync::lock::{Mutex, MutexGuard};
 
 /// From one look to the next at first.
 const SOON: Duration = Duration::from_millis(1);

@@ -37,13 +37,12 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{Mode, OFlags, open, unlink};
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Creation, Engine, InitialContent, WaitQueue, WriteOptions};
-use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::{Order, PAGE_SIZE};
 use crate::xarray::{PAYLOADS_MAX, Value};
 

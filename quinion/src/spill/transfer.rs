@@ -19,11 +19,10 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Fill, FillRun, FillSink, Flush, FlushError, FlushRun, FlushSink, WaitQueue};
 use crate::folio::copy;
-use crate::sync::lock::Mutex;
 use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Value;
 

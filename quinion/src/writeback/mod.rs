@@ -60,7 +60,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
@@ -68,7 +68,6 @@ use crate::backend::{Backend, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread, ThreadExit};
 use crate::mapping::{DirtyPages, Mapping};
 use crate::stats::Counters;
-use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::Millis;
 
 pub mod plan;

@@ -32,11 +32,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use quinion::backend::{Attributes, Fill, Flush, Identity, Version};
-use quinion::internals::sync::lock::{Mutex, MutexGuard};
 
 /// Bytes that a device writes whole or not at all.
 pub const SECTOR: usize = 512;

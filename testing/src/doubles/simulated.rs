@@ -21,13 +21,12 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quinion::backend::{
     Attributes, Backend, Fill, Flush, FlushError, Identity, MemoryFile, ReapMode, ReapOutcome, SyncKind,
     Version, WaitQueue,
 };
-use quinion::internals::sync::lock::{Mutex, MutexGuard};
 use quinion::internals::units::PAGE_SIZE;
 
 use super::crash::{Chance, CrashDisk};

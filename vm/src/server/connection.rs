@@ -9,7 +9,7 @@
 //! No lock is held while a stage is worked on: it is taken out of its place, and put back.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::event::epoll::EventData;
@@ -18,7 +18,6 @@ use crate::peer::Peer;
 use crate::stats::RestoreCounters;
 use crate::uffd::Uffd;
 use crate::vm::Vm;
-use quinion::internals::sync::lock::{Mutex, MutexGuard};
 
 pub(super) struct Connection {
     pub(super) number: u64,

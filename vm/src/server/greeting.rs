@@ -12,7 +12,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -27,7 +27,6 @@ use crate::peer::{Handshake, Peer, drain, has_one_ended, say, wait_for};
 use crate::vm::{Source, Vm};
 use crate::{Event, PeerError};
 use quinion::internals::sync::contained;
-use quinion::internals::sync::lock::Mutex;
 use quinion::internals::sys::signal;
 use quinion::internals::units::PAGE_SIZE;
 

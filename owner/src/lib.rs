@@ -7,8 +7,8 @@
 //!     miss, open, close: a request ------> Service: a socket, a page for each viewer, workers
 //! ```
 //!
-//! A viewer maps the cache's memory for reading and walks its index as the owner's own threads do. What it cannot do
-//! itself, it asks for. The viewer's side is in `quinion-view`, which needs no standard library.
+//! A viewer maps the cache's memory for reading and walks its index as the owner's own threads do. For everything
+//! else it sends a request. The viewer's side is in `quinion-view`, which needs no standard library.
 //!
 //! **To share a cache, use `quinion-service`**, or the command `quinion run`: both stand on this crate. Public here is
 //! what a [`quinion::Cache`] is shown as; sockets and requests are internals, of which no version promises anything.
@@ -20,8 +20,8 @@
 //! | `serve` | the socket, viewers and their requests: what an owner is asked, and by whom |
 //! | `owner` | a [`quinion::Cache`] that answers: which files are served, and what guarantees their bytes |
 //!
-//! Which files may be served is in [`ServeRules`]. What has a name and no descriptor, such as an object of a store, is
-//! opened by a [`NameOpener`].
+//! [`ServeRules`] says which files may be served. Things with a name and no descriptor, such as an object of a store,
+//! are opened by a [`NameOpener`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

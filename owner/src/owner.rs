@@ -132,7 +132,7 @@ impl CacheOwner {
         self
     }
 
-    /// What viewers have open and pinned now.
+    /// Counts of what viewers have open and pinned now.
     pub fn attachments(&self) -> AttachmentCounts {
         self.files.counts()
     }
@@ -174,7 +174,7 @@ impl CacheOwner {
         &self.cache
     }
 
-    /// What was left to the kernel because memory is too small.
+    /// Files left to the kernel because memory is too small.
     pub fn shortage(&self) -> Shortage {
         self.admission.shortage.report()
     }

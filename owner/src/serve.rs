@@ -51,8 +51,8 @@
 //! which its viewers put into their pages, and sums of its own. A dead viewer's sums move from its page to its viewer
 //! slot under that slot's lock, so a thread that adds up counts them once.
 //!
-//! This file has the beginning and the end of a service. What its threads share are parts, each of which owns its
-//! fields and its locks:
+//! This file has the beginning and the end of a service. The state that its threads share is split into parts, each
+//! of which owns its fields and its locks:
 //!
 //! | part | what |
 //! |---|---|
@@ -151,8 +151,8 @@ pub const LISTEN_MAX: i32 = 128;
 const _: () =
     assert!(ENDED == OWNER_ENDED, "the mark that the kernel makes is the one that viewers look for");
 
-/// What the threads of a service share. Each part owns its fields and its locks, and is told of no other that it does
-/// not hold.
+/// State that the threads of a service share. Each part owns its fields and its locks, and knows only the parts that
+/// it holds.
 struct Shared {
     owner: Arc<dyn Owner>,
     examiner: Option<SyscallAuditor>,
@@ -197,18 +197,18 @@ impl fmt::Debug for ServiceOptions {
     }
 }
 
-/// What a process needs to become a viewer, besides the arena's token.
+/// The descriptors, number and token by which a process becomes a viewer.
 #[derive(Debug)]
 pub struct Admission {
     /// The arena, for reading.
     pub arena: OwnedFd,
-    /// What all viewers see, for reading.
+    /// The control page that all viewers see, for reading.
     pub control: OwnedFd,
     /// The page of this viewer alone.
     pub page: OwnedFd,
     /// Its number.
     pub viewer: usize,
-    /// What both files say.
+    /// The number that both files carry.
     pub token: u64,
 }
 
@@ -325,7 +325,7 @@ impl Service {
         self.shared.listener.add_plan(plan)
     }
 
-    /// What viewers did so far.
+    /// Totals of all viewers so far.
     pub fn totals(&self) -> ViewerTotals {
         self.shared.viewers.totals(|_| true)
     }
@@ -340,8 +340,8 @@ impl Service {
         self.shared.viewers.begin_run()
     }
 
-    /// What viewers of that run did so far, as they say themselves; nothing of one that has ended. What they read is
-    /// noted first, so that the owner's numbers agree.
+    /// Totals that viewers of that run have reported so far; nothing of one that has ended. Their rings are drained
+    /// first, so that the owner's numbers agree.
     pub fn totals_of(&self, run: u64) -> ViewerTotals {
         self.shared.viewers.drain_rings();
         self.shared.viewers.totals(|counted_for| counted_for == run)

@@ -1,7 +1,7 @@
 //! Viewer, with the standard library: the viewer of [`quinion_view::viewer`], and how a program becomes one.
 //!
-//! What a viewer is and does is there, without the standard library, because the object that `quinion run` puts into
-//! programs links it. Here stands [`connect()`], for programs that know the library.
+//! The viewer itself is there, without the standard library, because the object that `quinion run` puts into programs
+//! links it. Here stands [`connect()`], for programs that know the library.
 
 mod connect;
 

@@ -39,7 +39,7 @@ pub(super) const TOO_SMALL: &str = "--memory is too small for all files that are
 pub(super) struct OpenRequest<'a> {
     /// The descriptor's name in `/proc`.
     pub(super) path: &'a str,
-    /// What the viewer calls the file.
+    /// The viewer's name for the file.
     pub(super) name: &'a Path,
     pub(super) id: FileId,
 }
@@ -50,7 +50,7 @@ pub(super) struct FileAdmission {
     pub(super) shortage: MemoryShortage,
     pub(super) truncations: TruncationWatcher,
     watched: RankedMutex<WatchedFiles>,
-    /// What was done about changes by others, by file.
+    /// How each file is validated against changes by others.
     modes: RankedMutex<BTreeMap<FileId, FileMode>>,
 }
 

@@ -25,7 +25,7 @@ use quinion::internals::serving::ServedFile;
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::units::{FileId, MappingId};
 
-/// What viewers have open and pinned: see [`CacheOwner::attachments`](crate::CacheOwner::attachments).
+/// Counts of open files and pins: see [`CacheOwner::attachments`](crate::CacheOwner::attachments).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct AttachmentCounts {

@@ -1,7 +1,7 @@
 //! Background copies: which files are left to the kernel, and for how long.
 //!
-//! Taking a file over costs a request, and a copy of all that is read. What is read once the kernel reads as fast,
-//! and random reads faster: a miss waits for another thread. Repeated reads are what this cache serves better. So the
+//! Taking a file over costs a request, and a copy of all that is read. The kernel serves a single sequential read as
+//! fast, and random reads faster: a miss waits for another thread. This cache serves repeated reads better. So the
 //! kernel serves a file until it holds it, and then until it has served so much that a copy does not matter; then the
 //! whole file is copied, while no read waits:
 //!
@@ -22,10 +22,10 @@
 //! a large file twice, so that is copied at once, if the kernel holds it.
 //!
 //! A file that waits to be copied, or is being copied, is held open, perhaps after its viewer has closed it: for some
-//! seconds at most ([`HELD_MAX`]), and until a program wants to unmount something, or to be alone with it. What was
-//! copied stays cached, and the rest is copied when the file is asked for again.
+//! seconds at most ([`HELD_MAX`]), and until a program wants to unmount something, or to be alone with it. Pages
+//! copied so far stay cached, and the rest is copied when the file is asked for again.
 //!
-//! What is known of a file (by device and inode) may be forgotten at any time; then it is looked at again.
+//! The state of a file (by device and inode) may be forgotten at any time; then it is looked at again.
 //!
 //! Invariants:
 //!  1. No lock is held while the kernel is asked for anything.
@@ -229,7 +229,7 @@ impl BackgroundCopies {
         if known == Some(CopyState::TakenOver) {
             return None;
         }
-        // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
+        // 2 What does the kernel hold? If that cannot be found out, attaching the file will report why.
         let (file, bytes) = look(descriptor, id)?;
         if known == Some(CopyState::Requested) {
             return Some(KernelCredit { credit: bytes, short: None });

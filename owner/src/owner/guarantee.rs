@@ -34,7 +34,7 @@ use quinion::internals::arena::Validation;
 use quinion::internals::arena::file_systems::FileSystem;
 use quinion::internals::units::FileId;
 
-/// What serves a file where the owner has no lease on it.
+/// How a file is served on which the owner has no lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum WithoutLease {
@@ -50,7 +50,7 @@ pub enum WithoutLease {
 /// Which viewers' files are served, and by what.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServeRules {
-    /// What is done where there is no lease.
+    /// How files without a lease are served.
     pub coherence: WithoutLease,
     /// Folders below which no file ever changes, as this process sees them, links resolved.
     pub immutable: Vec<PathBuf>,

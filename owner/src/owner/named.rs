@@ -39,7 +39,7 @@ pub trait NameOpener: Send + Sync + fmt::Debug {
 pub trait NamedObject: Send + Sync + fmt::Debug {
     /// The cache's file.
     fn file(&self) -> &File;
-    /// What the viewer is told of it.
+    /// The text that the viewer is sent with it.
     fn text(&self) -> String;
     /// A viewer is about to wait for up to `len` bytes at `position`: what is missing may be asked for in one plan.
     fn announce(&self, position: u64, len: u64);

@@ -17,7 +17,7 @@ use quinion::internals::units::FileId;
 /// Windows without an attach, five minutes, after which files are not refused any more.
 const IDLE_WINDOWS_MAX: u32 = 600;
 
-/// What was left to the kernel because memory is too small; all 0 if nothing was.
+/// Files left to the kernel because memory is too small; all 0 if there were none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shortage {
     /// Files.

@@ -98,7 +98,7 @@ fn a_truncation_while_a_file_is_being_attached_is_noticed() {
 
 /// 1. Two viewers attach a file, and one of them lets go of it.
 /// 2. A process that tells nothing cuts it, and the kernel tells no lease.
-/// 3. What was cached is trusted no more. The next viewer that attaches it finds it watched again.
+/// 3. The cached pages are trusted no more. The next viewer that attaches it finds it watched again.
 #[test]
 fn a_cut_that_no_viewer_tells_of_is_heard() {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

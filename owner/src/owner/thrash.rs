@@ -88,7 +88,7 @@ pub(super) fn choose(mut files: Vec<Candidate>, capacity: u64) -> Vec<Candidate>
     files
 }
 
-/// What a memory of `bound` bytes holds beside the cache's own notes and what it keeps free.
+/// Bytes of files that a memory of `bound` bytes holds, besides the cache's metadata and its free reserve.
 pub(super) fn capacity_of(bound: u64) -> u64 {
     bound.saturating_sub(OWN) / 9 * 8
 }
@@ -99,7 +99,7 @@ pub fn memory_for(bytes: u64) -> u64 {
 }
 
 const MIB: u64 = 1 << 20;
-/// What the cache needs however little it holds.
+/// Memory that the cache needs however little it holds.
 const OWN: u64 = 4 * MIB;
 
 #[cfg(test)]

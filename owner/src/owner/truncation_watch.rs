@@ -196,8 +196,8 @@ impl WatchTable {
 }
 
 impl TruncationWatch {
-    /// `state` is told of truncations from here on, and keeps the watch. What was read may be older than a truncation
-    /// since the watch began.
+    /// `state` is told of truncations from here on, and keeps the watch. Data read before may be older than a
+    /// truncation since the watch began.
     pub(super) fn arm(self, state: &Arc<CoherenceState>) -> SinceWatched {
         let (shared, number) = (Arc::clone(&self.shared), self.number);
         // First: a notice that comes now finds no entry for it, and a later one finds `state` in the entry.

@@ -42,7 +42,7 @@ impl Shared {
         let name = ProcessName::of(number, &alive);
         let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
         let _groups = self.groups.lock(); // from here on, so that one process gets one slot
-        // What it had before it became another program is given back.
+        // The process's handles and pins from before its `exec` are given back.
         for viewer in self.viewers.present().filter(|&viewer| self.viewers.process(viewer) == number) {
             let mut viewer_slot = self.viewers.slot(viewer).lock();
             if viewer_slot.has_pins_of(number) {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Nothing of the viewer's process is read before a descriptor is taken. A file counts as attached before the owner
-//! attaches it, so that a process that opens it for writing meanwhile says so. What may hang in `close` is closed in
-//! the queue of its file system. Handles go back in `handles.rs`.
+//! attaches it, so that a process that opens it for writing meanwhile says so. A descriptor whose `close` may hang is
+//! closed in the queue of its file system. Handles go back in `handles.rs`.
 
 use std::os::fd::{AsFd, OwnedFd};
 

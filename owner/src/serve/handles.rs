@@ -1,6 +1,6 @@
 //! Handles: which viewer has which of the owner's handles, and how a handle goes back.
 //!
-//! What may hang in `close` is closed in the queue of its file system.
+//! A descriptor whose `close` may hang is closed in the queue of its file system.
 //!
 //! Invariant: each handle is in the list of one viewer slot, or was taken out of it once, by the thread that detaches
 //! it. No lock is held while the owner is called.

@@ -5,7 +5,7 @@
 //! has the number of a descriptor's mount, and `/proc/PID/mountinfo` the type of each mount's file system. So what
 //! another process offers is taken only if its type there may be served.
 //!
-//! What lies on a mount in no table (of pipes, sockets, memfds, and what was unmounted lazily) is not taken.
+//! A descriptor on a mount in no table (pipes, sockets, memfds, lazily unmounted file systems) is not taken.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,7 +22,7 @@ pub struct Mount {
     pub id: u64,
     /// Its file system's device, as `stat` has it of most files there (btrfs says others).
     pub device: u64,
-    /// What is known of its type.
+    /// Its type, as far as it is known.
     pub system: FileSystem,
     /// An overlay's files change past it, but the file systems below answer for it.
     pub is_overlay: bool,

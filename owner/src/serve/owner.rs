@@ -51,7 +51,7 @@ pub enum AttachReason {
     CreditSpent,
 }
 
-/// What a viewer is about to open a file for.
+/// The change that a viewer is about to open a file for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriterAccess {
     /// To write to it, which breaks a lease.
@@ -80,12 +80,12 @@ pub struct FileMode {
     pub why: String,
 }
 
-/// What was opened by a name.
+/// A file or object that was opened by its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamedAttachment {
     /// As a file that was attached.
     pub attached: Attached,
-    /// What it counts as; its device is what [`Owner::device_of_name`] said.
+    /// Its identity; the device is the one that [`Owner::device_of_name`] gave.
     pub id: FileId,
     /// For the viewer: [`NAME_TEXT_MAX`](crate::viewer::handshake::NAME_TEXT_MAX) bytes at most.
     pub text: String,
@@ -100,7 +100,7 @@ pub struct NameRefusal {
     pub text: String,
 }
 
-/// What a cache does for its viewers. Called by several threads at a time; every call may wait. A handle that arrives
+/// A cache, as its viewers use it. Called by several threads at a time; every call may wait. A handle that arrives
 /// was given by `attach` and not detached yet, except that `detach` may come while another call with it is under way.
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
@@ -227,7 +227,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn touched(&self, frame: Frame);
 }
 
-/// What the service does for an [`Owner`] that prepares files.
+/// The service, as an [`Owner`] that prepares files sees it.
 pub trait ServiceHandle {
     /// Whether to go on.
     fn goes_on(&self) -> bool;

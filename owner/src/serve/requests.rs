@@ -35,7 +35,7 @@ impl Shared {
     }
 
     pub(super) fn do_job(&self, job: &ViewerJob) {
-        // What it has read since it last asked is known before room is made for more.
+        // The viewer's reads since its last request are noted before room is made for more.
         self.viewers.drain_ring(job.viewer);
         let result = contained(|| self.answer(job)).unwrap_or(Err(Errno::IO));
         let request = &self.viewers.page(job.viewer).requests[job.request_slot];

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use quinion::internals::arena::control::{Counter, Patching, Reason, ViewerPage};
 
-/// What all viewers did, dead ones included, as they say themselves.
+/// Totals of all viewers, dead ones included, as they report them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ViewerTotals {
     /// Processes that attached.

@@ -23,11 +23,11 @@ pub(super) struct ViewerSlot {
     /// How far its ring of what it read was looked at.
     pub(super) tail: u32,
     pub(super) busy: u32,
-    /// What a worker is at for each slot; not what the page says.
+    /// The job that a worker does for each request slot, whatever the page says.
     pub(super) jobs: [Option<RunningJob>; REQUEST_SLOTS],
     /// Waits in vain for its workers.
     pub(super) delays: u32,
-    /// What it has sent and not asked for, by ticket.
+    /// Offers that were sent and not requested yet, by ticket.
     pub(super) offers: HashMap<u32, Offer>,
     pub(super) pins: HashMap<u64, PinnedRange>,
     pub(super) last_ticket: u32,

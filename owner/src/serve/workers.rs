@@ -2,13 +2,13 @@
 //!
 //! A request can take as long as a file system takes, and one that hangs (a network that is gone, a FUSE daemon that
 //! sleeps) would take all workers. So if [`AT_WORK_MAX`] work on one file system and none has come back for
-//! [`STUCK_MIN`], another request is refused at once: its viewer reads by the kernel. What the owner must be told of
-//! a file (it is cut; a program watches it) waits in the queue of that file system (`Shared::do_job_or_defer`), as a
+//! [`STUCK_MIN`], another request is refused at once: its viewer reads by the kernel. Notices about a file (it is
+//! cut; a program watches it) wait in the queue of that file system (`Shared::do_job_or_defer`), as a
 //! handle does that is taken back. The requests of one viewer are bounded in the same way (`Shared::take`). While all
 //! workers are busy, another is started with each heartbeat, up to [`WORKERS_MAX`].
 //!
-//! What a worker asks of a process itself (its descriptor, its memory map) can hang, too: the kernel takes locks that
-//! the process can hold in an `exec` or a page fault. A request of a process that keeps [`PROBES_STUCK_MAX`] waiting
+//! Queries about a process itself (its descriptors, its memory map) can hang, too: the kernel takes locks that the
+//! process can hold in an `exec` or a page fault. A request of a process that keeps [`PROBES_STUCK_MAX`] waiting
 //! is refused, and so is every one while half of the workers wait so.
 //!
 //! A sleeping worker waits for the futexes of the first group's viewers of that moment, and for the doorbells of the
@@ -39,7 +39,7 @@ pub(super) const END_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum WorkKey {
     Files(u64),
-    /// What a viewer says of a file on this device, which may be closed for it; the number is what it says.
+    /// Viewers' notices about a file on this device, the number given by the viewer; a file may be closed for one.
     Notices(u64),
     Closes,
 }

@@ -19,7 +19,7 @@ use std::ffi::{c_long, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What the kernel adds to a futex whose owner ended: its FUTEX_OWNER_DIED.
+/// The bit that the kernel sets in a futex whose owner ended: its FUTEX_OWNER_DIED.
 pub const ENDED: u32 = 0x4000_0000;
 
 /// The kernel's `struct robust_list`: the next entry, at last the head again.
@@ -42,7 +42,7 @@ struct List {
 /// While it is there, the word is marked if the process, or the thread that made this, ends; and when it is dropped.
 pub struct DeathNotice<'a> {
     word: &'a AtomicU32,
-    /// What the kernel walks: it does not move.
+    /// The list that the kernel walks: it does not move.
     list: *mut List,
     before: *const c_void,
     _on_this_thread: PhantomData<*const ()>,

@@ -10,8 +10,8 @@
 //! once. Its status file stays open, and is that process's and no other's, however numbers are used again; so it can
 //! be compared again later, when its credentials may have changed.
 //!
-//! What is compared is the process's first thread. A program whose threads have credentials of their own, by system
-//! calls past the C library, is not seen here.
+//! Only the process's first thread is compared. A program whose threads have credentials of their own, by system
+//! calls past the C library, is not detected.
 
 use std::fs::File;
 use std::io::{self, Read};

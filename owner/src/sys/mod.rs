@@ -1,7 +1,7 @@
 //! Sys: what serving other processes asks of the system, besides what the library has (`sys` of `quinion`).
 //!
 //! A process that views a cache shares memory with the owner. So the owner has to know whose that process is, and the
-//! process has to learn that the owner is gone, however it went. What a process sends may be a file whose close hangs.
+//! process has to learn that the owner is gone, even if it was killed. Closing a file that a process sent may hang.
 //!
 //! | file | what |
 //! |---|---|

@@ -37,16 +37,16 @@ const IDLE_MAX: usize = 2;
 /// How long each of them waits.
 const IDLE_TIME: Duration = Duration::from_millis(500);
 
-/// What a queue waits for.
+/// The process or device whose calls a queue runs one by one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QueueKey {
-    /// What this process has sent.
+    /// Descriptors that this process has sent.
     Sender(ProcessName),
-    /// What the kernel is asked about this process.
+    /// Queries to the kernel about this process.
     Process(ProcessName),
     /// Files of the file system on this device.
     Device(u64),
-    /// What is looked at from time to time, and may close files of several file systems.
+    /// Periodic checks, which may close files of several file systems.
     Background,
 }
 
@@ -138,7 +138,7 @@ impl SerialQueues {
 
     /// Closes a descriptor whose close may wait for `key`.
     pub fn close(&self, key: QueueKey, descriptor: OwnedFd) {
-        // What never runs never closes: better than to wait here.
+        // A task that never runs must not close the descriptor, which could block here: it is leaked.
         let descriptor = ManuallyDrop::new(descriptor);
         self.spawn(key, move || drop(ManuallyDrop::into_inner(descriptor)));
     }

@@ -110,12 +110,12 @@ pub struct SentName {
 }
 
 impl SentName {
-    /// What the request names it by.
+    /// The number by which the request names it.
     pub fn ticket(&self) -> u32 {
         self.ticket
     }
 
-    /// What the owner says of the name, once the request was answered: an error number or 0, and a text. Waits.
+    /// The owner's reply to the name, once the request was answered: an error number or 0, and a text. Waits.
     ///
     /// # Errors
     /// Nothing came, or no such message.

@@ -114,7 +114,7 @@ impl FileDevice {
             // Then space is found, or not, when it is written.
             Err(Errno::OPNOTSUPP) => Ok(()),
             Err(Errno::NOSPC) => {
-                // What was taken of it is given back.
+                // Give back the part of the space that was taken.
                 let _ = ftruncate(&self.file, before.len().min(bytes));
                 Err(DiskError::NoSpace { path: path.to_owned(), bytes })
             }
@@ -163,7 +163,7 @@ fn lock(file: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// What another user can write would be given out as the store's own.
+/// Refuses a file that another user can write: its bytes would be given out as the store's own.
 fn check_private(file: &OwnedFd, path: &Path) -> Result<(), DiskError> {
     let found = fstat(file).map_err(|e| failed("look at", path, e.into()))?;
     let is_file = found.st_mode & libc_mode::KIND == libc_mode::REGULAR;

@@ -16,7 +16,7 @@ pub enum DiskError {
     /// It would be too small, or too large.
     #[error("a disk tier of {bytes} bytes was asked for, and it can have {BYTES_MIN} to {BYTES_MAX}")]
     Size {
-        /// What was asked for.
+        /// The size asked for.
         bytes: u64,
     },
     /// Another process has it open.
@@ -45,13 +45,13 @@ pub enum DiskError {
     NoSpace {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The size asked for.
         bytes: u64,
     },
     /// The system refused something.
     #[error("cannot {action} the disk tier's file {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed, as a verb phrase.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -62,7 +62,7 @@ pub enum DiskError {
     /// A device of the caller's own refused something.
     #[error("cannot {action} the disk tier's device: {source}")]
     Device {
-        /// What was tried.
+        /// The operation that failed, as a verb phrase.
         action: &'static str,
         /// Why.
         #[source]
@@ -70,7 +70,7 @@ pub enum DiskError {
     },
 }
 
-/// Why a store is left alone: its disk failed. What it held is read from the store behind.
+/// Why a store is not used any more: its disk failed. Its contents are read from the store behind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiskTrouble {
     pub(crate) action: &'static str,

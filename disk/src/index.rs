@@ -140,7 +140,7 @@ impl Index {
         read
     }
 
-    /// What is wrong with it, if anything. Cost: all extents.
+    /// Checks its invariants, and says which is broken. Cost: all extents.
     pub fn check(&self) -> Result<(), String> {
         let (mut extents, mut pages) = (0, 0);
         for (key, content) in &self.contents {

@@ -18,7 +18,7 @@ pub struct DiskOptions {
     pub folder: PathBuf,
     /// The size of the file in bytes, 16 MiB to 64 TiB; rounded down to MiB. The space is taken at once.
     pub bytes: u64,
-    /// Memory for segments that are being filled or written, in bytes: 3 MiB at least. What finds no room is not put.
+    /// Memory for segments that are being filled or written, in bytes: 3 MiB at least. Without room nothing is put.
     pub buffer_bytes: usize,
 }
 

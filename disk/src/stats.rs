@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a store has done since it was opened, and what it holds.
+/// Counts of a store's operations since it was opened, and of its contents.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct DiskStats {

@@ -181,7 +181,7 @@ impl DiskStore {
     }
 
     /// Reads pages of a content, all of them or none: `sink` is given neighbouring bytes, each with its distance from
-    /// the first byte. What was given before an error is right. Blocks for the disk.
+    /// the first byte. Bytes given before an error are right. Blocks for the disk.
     ///
     /// # Errors
     /// See [`Missed`].
@@ -227,7 +227,7 @@ impl DiskStore {
         self.shared.trouble.get()
     }
 
-    /// What it has done and holds.
+    /// Its operations so far and its contents.
     pub fn stats(&self) -> DiskStats {
         self.shared.counters.read(lock(&self.shared.index).totals())
     }
@@ -247,10 +247,10 @@ impl DiskStore {
         }
     }
 
-    /// What is wrong with its index, if anything.
+    /// Checks its index.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The broken invariant, in words.
     pub fn check(&self) -> Result<(), String> {
         lock(&self.shared.index).check()
     }
@@ -414,7 +414,7 @@ fn read_table(device: &dyn Device, store: u64, segment: u32, buffer: &mut Aligne
     Table::decode(store, &buffer.bytes()[..len])
 }
 
-/// What becomes of pages that were read, and lie where a segment is written.
+/// How pages are treated that were read, and lie where a segment is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Survivors {
     /// They move on, to the open segment.
@@ -498,9 +498,9 @@ impl Writer {
     }
 
     /// Writes the open segment as well, and then what was kept of its place: that opens another segment, whose place is
-    /// forgotten whole and written with as much as there is. What was read there is not kept, since it would open one
-    /// more, and so on round the ring: an end would forget most of a full store. What others put meanwhile keeps
-    /// nothing either.
+    /// forgotten whole and written with as much as there is. Pages read there are not kept, since they would open one
+    /// more, and so on round the ring: an end would forget most of a full store. Segments that others fill
+    /// meanwhile keep none either.
     fn write_all(&mut self) {
         lock(&self.shared.staging).seal();
         self.write_sealed(Survivors::PutAgain);

@@ -33,7 +33,7 @@ use serde::Deserialize;
 
 use crate::price::Price;
 
-/// What a configuration file may say.
+/// A configuration file.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -47,7 +47,7 @@ pub struct Config {
     pub disk: Option<Disk>,
     /// Where monitors are answered.
     pub metrics: Option<SocketAddr>,
-    /// What stores ask for GETs and bytes.
+    /// The stores' prices of GETs and bytes.
     pub price: Option<Price>,
     /// The stores.
     #[serde(default, rename = "store")]
@@ -68,7 +68,7 @@ pub struct Disk {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreConfig {
-    /// What its URLs begin with, such as `s3://bucket`.
+    /// The prefix of its URLs, such as `s3://bucket`.
     pub prefix: String,
     /// Where it answers, if that is not the provider's own place.
     pub endpoint: Option<String>,

@@ -1,8 +1,8 @@
 //! Reload: another configuration for a server that runs.
 //!
-//! Stores are added and removed, and memory is resized up to its size at the server's start. What cannot change while
-//! clients read (name, disk tier, monitors' address) is named by the event, and waits for a restart. Credentials are in
-//! the environment, which is that of the start.
+//! Stores are added and removed, and memory is resized up to its size at the server's start. Settings that cannot
+//! change while clients read (name, disk tier, monitors' address) are reported, and wait for a restart. Credentials
+//! are in the environment, which is that of the start.
 //!
 //! Invariant: a configuration that is not understood, or has a store that cannot be opened, changes nothing.
 
@@ -40,7 +40,7 @@ impl Reload {
     }
 
     fn change(&mut self, new: Config, server: &Server) -> Result<Changes, String> {
-        // 1. What can fail: all stores, also those that stay, since two may have one prefix.
+        // 1. The steps that can fail: all stores, also those that stay, since two may have one prefix.
         let at_restart = Changes::between(&self.start, &new).at_restart;
         let changes = Changes { at_restart, ..Changes::between(&self.now, &new) };
         stores::check_prefixes(&new.stores)?;

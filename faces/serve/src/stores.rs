@@ -9,7 +9,7 @@
 //!
 //! A local file needs no store: clients open it themselves, with their own rights.
 //!
-//! What comes after the bucket in a prefix is a folder there, beyond which clients cannot read.
+//! A path after the bucket in a prefix is a folder there, outside which clients cannot read.
 
 use std::sync::Arc;
 

@@ -161,7 +161,7 @@ enum Failure {
     Output(io::Error),
 }
 
-/// What opens objects.
+/// The server or cache that opens objects.
 enum Opener {
     Server(Client),
     /// A cache of this process.

@@ -208,7 +208,7 @@ impl RawCache {
         waiter.start(number, move || opener.open(&url, freshness.as_deref()).map(RawFile::into_answer))
     }
 
-    /// What the cache has done, and has.
+    /// Statistics of the cache.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (opener, dict) = (self.opener()?, PyDict::new(py));
         let (stats, fetched) = (opener.cache.stats(), opener.fetched());

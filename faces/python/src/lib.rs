@@ -23,7 +23,7 @@ mod server;
 
 use pyo3::prelude::*;
 
-/// What Python imports as `quinion._quinion`.
+/// The module that Python imports as `quinion._quinion`.
 #[pymodule]
 mod _quinion {
     #[pymodule_export]

@@ -7,7 +7,7 @@
 //! are mapped a second time, side by side ([`Pinned::mapped`]); short ones are copied, and not pinned any more.
 //!
 //! Invariants:
-//!  1. What is lent does not move or change while a view of it exists, and is read-only.
+//!  1. Lent bytes do not move or change while a view of them exists, and are read-only.
 //!  2. A forked child is lent nothing anew. A view that it has from its parent must not be read there: the memory is
 //!     not mapped in the child. The guide says so to users.
 #![allow(unsafe_code, reason = "the buffer protocol is pointers")]

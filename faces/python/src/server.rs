@@ -75,7 +75,7 @@ impl Server {
         Ok(Self { name, process: std::process::id(), running: Mutex::new(Some(server)) })
     }
 
-    /// What the server has done, and has.
+    /// Statistics of the server.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (stats, dict) = (self.numbers()?, PyDict::new(py));
         dict.set_item("clients", stats.clients)?;

@@ -203,9 +203,9 @@ impl PartRead<'_> {
     }
 }
 
-/// What a look at a file's times told.
+/// The result of a look at a file's times.
 enum TimesCheck {
-    /// What is cached is the file's.
+    /// The cached bytes are the file's.
     Right,
     /// It was changed so lately that its times are not conclusive, or a change is not ruled out.
     Young,

@@ -35,7 +35,7 @@ pub fn leave_domain() {
         stop(Reason::Domain);
     }
     let _inside = Inside::count();
-    // What it takes may be forbidden; and it has been done then.
+    // The system calls for it may be forbidden; it has been done before, then.
     if IS_CONFINED.load(Ordering::Relaxed) && viewer_memory::is_covered() {
         return;
     }
@@ -86,7 +86,7 @@ fn wait_for_others(millis: u32) {
 /// Before a limit of addresses, or a lock of all memory: gives all descriptors back, and the addresses of the cache, so
 /// that neither counts them.
 ///
-/// A read may be under way, in another thread, or in this one under a handler that calls this. What it copies is thrown
+/// A read may be under way, in another thread, or in this one under a handler that calls this. Its copy is thrown
 /// away, as its descriptor has gone back. Its faults find zeros ([`viewer_memory::fix_up_fault`]). So while a thread
 /// blocks that signal, the addresses stay, with zeros there; that is looked at for a short time. Two things stay for
 /// threads in which the library holds it back: the arena's first page, which says that there is no owner, and the
@@ -100,7 +100,7 @@ pub fn give_addresses_back() {
         stop_with(Reason::Limited, Actions::Stay);
     }
     let _inside = Inside::count();
-    // What it takes may be forbidden.
+    // The system calls for it may be forbidden.
     if IS_CONFINED.load(Ordering::Relaxed) || !viewer_memory::is_held() {
         return;
     }

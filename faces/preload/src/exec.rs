@@ -1,8 +1,8 @@
 //! Exec: the calls by which this process becomes another program.
 //!
-//! The new program inherits what is not closed, with the kernel's offsets. So they are put right first, as before a
-//! fork. What another thread opens until the kernel has ended it is inherited too, so the call counts as a fork under
-//! way (`forks.rs`): no descriptor gets a private offset meanwhile. A failed call takes the count back.
+//! The new program inherits the descriptors that are not closed, with the kernel's offsets. So these are put right
+//! first, as before a fork. Another thread may open more until the kernel has ended it, so the call counts as a fork
+//! under way (`forks.rs`): no descriptor gets a private offset meanwhile. A failed call takes the count back.
 //!
 //! The forms with a list put the arguments from registers before those on the stack, where they make the other forms'
 //! array:

@@ -256,12 +256,12 @@ impl Action {
         action
     }
 
-    /// What the kernel is to have in its place, if the program sets it; `None` if it cannot be.
+    /// The action that the kernel is to have in its place, if the program sets it; `None` if it cannot be.
     pub fn told_if_set(&self) -> Option<Self> {
         self.told(SA_RESTORER)
     }
 
-    /// What the kernel is to have in its place; `None` if it cannot be.
+    /// The action that the kernel is to have in its place; `None` if it cannot be.
     fn told(&self, restorer: u32) -> Option<Self> {
         let handler = entry_for(self.handler, self.flags & !SA_RESTORER | restorer)?;
         Some(Self { handler, flags: reported_flags(self.handler, self.flags), ..*self })
@@ -270,7 +270,7 @@ impl Action {
     pub fn heard(&self) -> Self {
         let Some(entry) = entry_at(self.handler) else { return *self };
         let flags = entry.flags.load(Ordering::Relaxed);
-        // What was never set has no way back either.
+        // A restorer that was never set is not reported either.
         let restorer = if flags & SA_RESTORER != 0 { self.restorer } else { 0 };
         let handler = entry.handler.load(Ordering::Relaxed);
         Self { handler, flags: self.flags & !OURS | flags, restorer, ..*self }

@@ -82,7 +82,7 @@ fn is_known_by_number() -> bool {
 
 pub struct Joined {
     pub viewer: Viewer,
-    /// What goes when the process is no viewer any more.
+    /// Mappings that go when the process is no viewer any more.
     pub memory: ViewerMappings,
     /// The plan for the C library, mapped.
     pub plan: Option<Mapped>,

@@ -1,7 +1,7 @@
 //! Loading: code that comes into a process while it is served: by `dlopen`, or by a loader of the program's own.
 //!
-//! Every offset goes back to the kernel before such code may run, since it may enter the kernel by itself. What the
-//! owner says of it is in `audit.rs`.
+//! Every offset goes back to the kernel before such code may run, since it may enter the kernel by itself. `audit.rs`
+//! has the owner's verdict on it.
 //!
 //! `dlopen` looks at its caller (for the folders to search), so a wrapper that called it would change what it does. It
 //! is entered by a jump, and comes back by way of a `ret` in its caller's own page of code to the library, and from

@@ -1,7 +1,7 @@
 //! Opened: the calls that make descriptors.
 //!
-//! Opening for reading only makes a candidate. What can write as well keeps its offset with the kernel, so only
-//! positional reads may be served. Before an open that may write, the owner is told if it has the file (`written.rs`).
+//! Opening for reading only makes a candidate. A descriptor that can write keeps its offset with the kernel: only
+//! positional reads may be served. An open that may write is told to an owner that has the file (`written.rs`).
 //!
 //! A duplicate shares its offset, and a descriptor from a message may: positional reads of them are served still.
 
@@ -58,7 +58,7 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
     }
 }
 
-/// What a stream's mode asks for, as far as it may change the file.
+/// Notes an open by a stream's mode, as far as it may change the file.
 fn before_stream(path: *const c_char, mode: *const c_char) {
     /// The C library reads no more of it.
     const MODE_MAX: usize = 7;
@@ -67,7 +67,7 @@ fn before_stream(path: *const c_char, mode: *const c_char) {
     }
     let mut letters = [0; MODE_MAX];
     for (at, letter) in letters.chunks_mut(1).enumerate() {
-        // What cannot be read is a fault in the C library, if it looks so far.
+        // A mode that cannot be read is a fault in the C library, if it looks so far.
         if !faults::read(mode as usize + at, letter) || letter[0] == 0 {
             break;
         }

@@ -219,7 +219,7 @@ fn leave(fd: usize, reason: Reason) {
 }
 
 extern "C" fn io_controlled(fd: usize, command: usize) {
-    /// What terminals are asked, and what does not touch the offset: isatty, the window's size, close-on-exec.
+    /// Requests of terminals, and others that do not touch the offset: isatty, the window's size, close-on-exec.
     const HARMLESS: [usize; 5] = [0x5401, 0x5413, 0x5450, 0x5451, 0x5421];
     if !HARMLESS.contains(&(command & 0xffff_ffff)) {
         share(fd, Reason::Passed);

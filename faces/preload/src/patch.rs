@@ -200,7 +200,7 @@ fn build_id(mut notes: &[u8]) -> Option<&[u8]> {
 
 // ---- deciding, filling, diverting -----------------------------------------------------------------------------
 
-/// What is to be done for each entry: its wrapper, if its bytes are as planned and no other object stands in front.
+/// The step for each entry: its wrapper, if its bytes are as planned and no other object stands in front.
 fn steps(plan: &Plan<'_>, library: &Library) -> Result<[Step; ENTRIES_MAX], Patching> {
     let mut steps = [Step { wrapped: None }; ENTRIES_MAX];
     for (step, entry) in steps.iter_mut().zip(plan.entries) {

@@ -54,7 +54,7 @@ pub struct Fix {
     pub end: u8,
     /// Zeros.
     pub rest: u16,
-    /// What is meant, relative to where the library is loaded.
+    /// The target address, relative to where the library is loaded.
     pub target: u32,
 }
 
@@ -80,7 +80,7 @@ pub struct Entry {
     pub original: [u8; ORIGINAL_MAX],
     /// The same instructions for another place.
     pub moved: [u8; MOVED_MAX],
-    /// What is to be filled in there.
+    /// Displacements to be filled in there.
     pub fixes: [Fix; FIXES_MAX],
 }
 

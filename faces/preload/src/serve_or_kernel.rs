@@ -129,8 +129,8 @@ fn whose_turn(fd: c_int, word: FdWord) -> Reader {
     }
 }
 
-/// The first read of a candidate: how much of it the kernel is to read before the owner is asked. What is no file with
-/// content is found out by the thread that asks.
+/// The first read of a candidate: how much of it the kernel is to read before the owner is asked. The thread that
+/// asks finds out whether it is a file with content.
 fn look_at(fd: c_int, word: FdWord) -> Reader {
     let attach_policy = process::attach_policy();
     if attach_policy.large_bytes == 0 || attach_policy.credit_bytes == 0 {

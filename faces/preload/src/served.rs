@@ -341,8 +341,8 @@ fn does_kernel_accept(fd: c_int, mode: ServeMode, flags: c_int) -> bool {
     table::accepts(fd, word, mode, || kernel::accepts_flags(fd, flags))
 }
 
-/// What is made of a hint. Random reads get no readahead anyway, since that goes by what is done; and some programs
-/// announce random reads for each file, and then read it from end to end (RocksDB).
+/// The hint that the owner is given. Random reads get no readahead anyway, since that goes by the reads themselves;
+/// and some programs announce random reads for each file, and then read it from end to end (RocksDB).
 fn advice_to_pass_on(advice: Advice) -> Advice {
     if advice == Advice::Random { Advice::Normal } else { advice }
 }

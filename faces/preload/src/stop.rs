@@ -15,7 +15,7 @@ use quinion_view::arena::control::Reason;
 use crate::process::{self, CHILD, Inside, LEFT, SERVING, STOPPING, busy, is_on, mode, note_stopped, switch};
 use crate::{deferred_detach, deferred_handles, descriptors, faults, kernel};
 
-/// What becomes of the two signals' actions when a process is served no more.
+/// Whether the program's actions for the two signals are restored when a process is served no more.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Actions {
     Back,

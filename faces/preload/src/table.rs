@@ -40,7 +40,7 @@ struct File {
     touched: AtomicU64,
     /// The page, plus one, of the last read refused for want of it, of which the owner was told.
     refused: AtomicU64,
-    /// What the program said of how it will read, plus one, for when it is attached. It alone changes in any state; a
+    /// The program's advice on how it will read, plus one, for when it is attached. It alone changes in any state; a
     /// race costs speed.
     advice: AtomicU64,
     device: AtomicU64,
@@ -80,7 +80,7 @@ static FILES: [File; DESCRIPTORS] = [const {
     }
 }; DESCRIPTORS];
 
-/// What the kernel is known to answer to reads with flags: two bits a mode, whether it is known and what; above, the
+/// The kernel's known answers to reads with flags: two bits a mode, whether it is known and what; above, the
 /// low bits of the handle of which that is so.
 static ACCEPTS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
@@ -235,8 +235,8 @@ pub fn charge(fd: i32, from: FdWord, bytes: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.charge(from, bytes))
 }
 
-/// In a forked child, by its only thread that looks: its parent has all it inherited, too. What other threads of the
-/// parent were in the middle of they finish there, and the offset is the kernel's by then.
+/// In a forked child, by its only thread that looks: its parent has all it inherited, too. Operations that other
+/// threads of the parent had begun finish there, and the offset is the kernel's by then.
 pub fn settle_child() {
     let end = END.load(Ordering::Relaxed) as usize;
     WORDS.iter().take(end).for_each(FdCell::inherit);

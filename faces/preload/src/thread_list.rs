@@ -47,8 +47,8 @@ impl ThreadList {
 /// How often threads are listed at most.
 pub const LISTS_MAX: u32 = 8;
 
-/// What a complete list says, made by `list` and compared with the number of threads that `count` gives. If either
-/// fails, sleeping threads block the signal.
+/// The verdict of a complete list, made by `list` and compared with the number of threads that `count` gives. If
+/// either fails, sleeping threads block the signal.
 pub fn blocked_by(
     mut list: impl FnMut() -> Option<ThreadList>,
     mut count: impl FnMut() -> Option<u64>,

@@ -13,7 +13,7 @@
 //! One thread at a time changes them ([`take_memory`]), with its signals held back.
 //!
 //! Invariants:
-//!  1. What is written in [`MEMORY`] is of the process in [`MEMORY_OF`], and of no other.
+//!  1. [`MEMORY`] is of the process in [`MEMORY_OF`], and of no other.
 //!  2. A forked child has no mapping of its parent's; what it has in these places is its own.
 //!
 //! Not an invariant: that a fault is [fixed up](fix_up_fault) by a thread that is counted: a hit may fault long after
@@ -70,7 +70,7 @@ pub fn is_held() -> bool {
     MEMORY_OF.load(Ordering::Relaxed) != 0
 }
 
-/// What was given last. Only if [`MEMORY_OF`] has said that there is some.
+/// The mappings that were given last. Only if [`MEMORY_OF`] has said that there are some.
 fn memory() -> [Mapped; 2] {
     // SAFETY: the thread that said that there is some has written it before.
     let ViewerMappings(memory) = unsafe { (*MEMORY.0.get()).assume_init() };
@@ -143,7 +143,7 @@ pub fn inherit_zeros(is_unsettled: impl FnOnce() -> bool) {
 }
 
 /// In a forked child, by its only thread that looks: it has not inherited the memory. A read that the fork interrupted,
-/// in a handler, goes on later. What it looks at with its signals held back, or stores to, has to be there;
+/// in a handler, goes on later. Memory that it looks at with its signals held back, or stores to, has to be there;
 /// [`fix_up_fault`] answers its other reads. `is_held_back`: the fault would not reach the library.
 pub fn settle_child(is_held_back: bool) {
     if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {

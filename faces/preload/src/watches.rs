@@ -29,8 +29,8 @@ pub extern "C" fn unmounts() {
     }
 }
 
-/// What the kernel tells of the owner's opens and reads, and not of those that are served: reads, opens, and closes of
-/// what was not open for writing. These bits mean the same to both kinds of watches.
+/// Events that the kernel reports of the owner's opens and reads, and not of those that are served: reads, opens, and
+/// closes of files that were not open for writing. These bits mean the same to both kinds of watches.
 const ACCESSES: usize = 1 | 0x10 | 0x20;
 
 /// Before a watch of a file, or of a folder's files, by inotify.

@@ -161,7 +161,7 @@ pub fn before_removal(at: c_int, path: usize) {
 
 const ATTACHING_NANOS_MAX: i64 = 1_000_000_000;
 
-/// `fd` is about to be mapped, shared. What can be written can become writable memory at any time.
+/// `fd` is about to be mapped, shared. If it can write, the mapping can become writable at any time.
 pub fn maps(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let can_write = kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0);

@@ -1,7 +1,7 @@
 //! Identity: the numbers and rights of the calling process and thread, what `/proc` says of them, waiting and ending.
 //!
 //! The numbers are asked for anew each time: in a child of `vfork` they are the child's, though its memory is its
-//! parent's. What `/proc` says is the view of the name space in which that was mounted.
+//! parent's. `/proc` shows the view of the name space in which it was mounted.
 
 use quinion_view::viewer::sys::{call, result};
 
@@ -34,7 +34,7 @@ pub fn digits_in_proc(to: &mut [u8; 16]) -> usize {
 /// Bytes read of a process's status: up to what it says of filters, behind lists (groups, processors) that may be long.
 pub const STATUS_MAX: usize = 16384;
 
-/// What `/proc` says of this process. `None` if that cannot be read, or not all of it.
+/// The text of this process's `/proc` status. `None` if that cannot be read, or not all of it.
 pub fn status(to: &mut [u8; STATUS_MAX]) -> Option<&[u8]> {
     let fd = open(b"/proc/self/status\0", 0).ok()?;
     let mut len = 0;
@@ -66,7 +66,7 @@ pub fn are_addresses_limited() -> bool {
 /// After a few turns it sleeps: a thread of a real-time class that only yields never lets one of a lower class or
 /// priority run on the same processor.
 pub fn wait(turn: u32) {
-    /// What is waited for takes a few system calls: on another processor it is over before that.
+    /// A wait is for a few system calls: on another processor it is over before that.
     const YIELDS: u32 = 16;
     const NANOS: i64 = 50_000;
     if turn < YIELDS {

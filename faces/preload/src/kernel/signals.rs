@@ -20,7 +20,7 @@ pub struct SignalAction {
     pub flags: u64,
     /// The way back from the handler.
     pub restorer: usize,
-    /// What is held back meanwhile.
+    /// Signals that are held back meanwhile.
     pub mask: u64,
 }
 

@@ -140,7 +140,7 @@ pub fn send_hello(
     let part = [hello.as_ptr() as usize, hello.len()];
     let mut message = MessageHeader::of(&part);
     if descriptor.is_some() {
-        // What one descriptor takes, as the kernel aligns it.
+        // The length of one descriptor's message, as the kernel aligns it.
         (message.control, message.control_len) = (&raw const control as usize, HEADER_BYTES + 8);
     }
     // SAFETY: the kernel reads so many bytes, which are there.

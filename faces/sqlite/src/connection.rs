@@ -35,7 +35,7 @@ const READ_LOCKS: c_int = 3;
 const FIXING_LOCKS: u8 = 1 << READ_LOCKS | 1 << CHECKPOINT_LOCK;
 /// Reads of a part of a page, a property that this VFS has not: whole pages are cached. (Since SQLite 3.48.)
 const IOCAP_SUBPAGE_READ: c_int = 0x8000;
-/// What SQLite's pager reads to see whether its own cache is right still: place and length.
+/// Bytes that SQLite's pager reads to see whether its own cache is right still: place and length.
 const CHANGE_AT: i64 = 24;
 const CHANGE_BYTES: usize = 16;
 
@@ -49,7 +49,7 @@ pub struct MainFile {
 /// Bytes before SQLite's own file.
 pub const REAL_AT: usize = size_of::<MainFile>().next_multiple_of(16);
 
-/// What this library knows of a connection.
+/// State of a connection.
 struct Connection {
     real: NonNull<sqlite3_file>,
     database: Arc<Database>,
@@ -69,7 +69,7 @@ struct Connection {
     read_locks: u8,
     /// Rights to write that it has by locks of the wal-index: the first locks, as bits.
     write_locks: u8,
-    /// What the last transaction that asked for pages got.
+    /// The answer to the last transaction that asked for pages.
     last: Answer,
     /// Reads that were served and are not yet counted by the database, whose counter all threads share.
     served: u64,
@@ -263,8 +263,8 @@ impl Connection {
     fn unlocking(&mut self, level: c_int) {
         if self.lock == SQLITE_LOCK_EXCLUSIVE && level < self.lock {
             self.header = None;
-            // If there is a write-ahead log, others change the file without its change counter. What is not committed
-            // is rolled back, by others if it was not here, and the change counter may be in use again then.
+            // If there is a write-ahead log, others change the file without its change counter. An uncommitted
+            // transaction is rolled back, perhaps by others, and the change counter may be in use again then.
             let is_uncommitted = std::mem::take(&mut self.is_uncommitted);
             let stamp = self.header_stamp().filter(|stamp| stamp.is_rollback() && !is_uncommitted);
             self.database.end_writes(stamp, self.times());

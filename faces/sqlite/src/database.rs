@@ -22,8 +22,8 @@
 //! and when own writes end.
 //!
 //! Invariants:
-//!  1. What is in the present generation is what the file has, except for pages that are being written, which no
-//!     transaction may read (see `stamp.rs`).
+//!  1. A page of the present generation is as in the file, unless it is being written, in which case no transaction
+//!     may read it (see `stamp.rs`).
 //!  2. A page is cached whole, by one read of exactly this page, by a transaction that may read it.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -18,7 +18,7 @@
 //! replacement policy. All but reads of whole pages goes to SQLite's own VFS as it is: locks, journals, the write-ahead
 //! log, syncs. So other processes may use the same databases at the same time, with this VFS or without.
 //!
-//! What was cached is right as long as SQLite's own page cache would be; `stamp.rs` says why, and `database.rs` how.
+//! Cached pages are right as long as SQLite's own page cache would be; `stamp.rs` says why, and `database.rs` how.
 //!
 //! Not here: pages of less than 4 KiB, which are read past the cache; memory maps (`PRAGMA mmap_size` is 0).
 

@@ -16,12 +16,13 @@
 //!
 //! *Write-ahead log.* The file is written by checkpoints alone. A reader takes a page from the file only if the page
 //! has no frame in the log behind `nBackfill`, as that was when its transaction began; and a checkpoint copies frames
-//! behind `nBackfill` alone. So no page is written that a reader takes from the file while its transaction lasts. What
-//! a later transaction takes from the file and an earlier one did not has been copied meanwhile, and `nBackfill` or the
-//! salts, which are new with each restart of the log, tell so (<https://www.sqlite.org/walformat.html>, sections 2.3
-//! and 2.4). Both are set when the copy is done; `nBackfillAttempted`, which is set before, is compared too. A reader
-//! reads `nBackfill` after it has its lock, so the stamp is taken later still, when it first reads a page: a stamp of
-//! before would let it use pages of before the copy.
+//! behind `nBackfill` alone. So no page is written that a reader takes from the file while its transaction lasts. If
+//! a later transaction takes a page from the file and an earlier one did not, it has been copied meanwhile, and
+//! `nBackfill` or the salts, which are new with each restart of the log, tell so
+//! (<https://www.sqlite.org/walformat.html>, sections 2.3 and 2.4). Both are set when the copy is done;
+//! `nBackfillAttempted`, which is set before, is compared too. A reader reads `nBackfill` after it has its lock, so
+//! the stamp is taken later still, when it first reads a page: a stamp of before would let it use pages of before the
+//! copy.
 //!
 //! The words are of one moment. A process that restarts the log writes the second copy of the header, the first, and
 //! then zero to `nBackfill`. New salts with the old `nBackfill` would be a stamp that the new log has once more; old
@@ -144,7 +145,7 @@ impl WalIndex {
     }
 }
 
-/// What the two bytes of a page's size mean, of a size that is cached.
+/// The page size that its two bytes in the header mean, if pages of that size are cached.
 fn page_bytes(written: u16) -> Option<u32> {
     let bytes = if written == 1 { PAGE_LARGEST } else { written.into() };
     (bytes.is_power_of_two() && bytes >= PAGE_LEAST).then_some(bytes)

@@ -37,7 +37,7 @@ pub enum VfsRole {
 /// # Errors
 /// SQLite has no VFS of its own, or refuses this one, in words.
 pub fn register(role: VfsRole) -> Result<(), String> {
-    // SAFETY: SQLite is there, since it calls this. What it knows stays.
+    // SAFETY: SQLite is loaded, since it calls this. A registered VFS stays registered.
     unsafe {
         let ours = sqlite3_vfs_find(NAME.as_ptr());
         if !ours.is_null() {

@@ -16,7 +16,7 @@
 //! Invariants:
 //!  1. Nothing but results goes to standard output; in JSON, nothing but rows.
 //!  2. A run that is interrupted leaves no file: those of the experiments have no name, or are swept away.
-//!  3. What could not be measured is said on standard error, with what would help.
+//!  3. A case that could not be measured is reported on standard error, with a remedy.
 
 mod experiments;
 mod fixtures;
@@ -102,7 +102,7 @@ struct Arguments {
     /// Run a program by a cache without some of its mechanisms.
     #[arg(long, hide = true, value_name = "CHOICES", requires = "program")]
     tuned: Option<String>,
-    /// What that cache may use, in bytes.
+    /// Memory that the cache may use, in bytes.
     #[arg(long, hide = true, requires = "tuned")]
     memory: Option<u64>,
     /// Which experiments; all if not given.

@@ -338,7 +338,7 @@ fn memory_stands_beside_every_peer_in_every_case() {
         for peer in peers {
             let row = rows.iter().find(|[e, c, p, _]| e == experiment && c.contains(case) && p == peer);
             let row = row.unwrap_or_else(|| panic!("no {peer} beside {case} in\n{lines}{wrong}"));
-            // What this machine does not have (large pages, mounts, page faults without root) is reported.
+            // Peers that this machine does not have (large pages, mounts, page faults without root) are reported.
             let name = format!("`{peer}`");
             let is_said = wrong.lines().any(|line| line.contains("not measured: ") && line.contains(&name));
             assert!((row[3] == "null") == is_said, "{row:?}, {wrong}");

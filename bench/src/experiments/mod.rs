@@ -141,7 +141,7 @@ pub const JOBS: [Job; 7] = [
     (programs::JOB, programs::work),
 ];
 
-/// What the command line says of single experiments.
+/// Options of single experiments.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(id = "experiments-options")]
 pub struct Options {

@@ -89,7 +89,7 @@ const WARM_GOAL: f64 = 1.1;
 const REPEAT: usize = 2;
 
 const REPEAT_SHORT: usize = 3;
-/// What a process of db_bench needs beside both caches: threads, iterators and the tables' indexes.
+/// Memory of a db_bench process beside both caches: threads, iterators and the tables' indexes.
 const PROGRAM_BYTES: u64 = 192 << 20;
 
 /// How long a thread waits for the owner before it reads by itself, in milliseconds. 32 threads on few processors keep

@@ -68,7 +68,7 @@ pub struct Curve {
     pub kind: Kind,
 }
 
-/// What Quinion's line stands beside.
+/// The kind of a curve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Ours,
@@ -88,7 +88,7 @@ impl Curve {
         Self { name: name.to_owned(), seconds: Vec::new(), values, kind }
     }
 
-    /// What is drawn of it.
+    /// The points that are drawn of it.
     pub fn points(&self, scale: Scale) -> Vec<(f64, f64)> {
         let place = |at: usize| match self.seconds.as_slice() {
             [] => Some(at as f64),

@@ -35,7 +35,7 @@ use super::Unmeasured;
 
 const PREFIX: &str = "quinion-bench-";
 pub const GROUP_FILE: &str = "cgroup.procs";
-/// What the sweeper reads before the pipe ends, if no measured program runs any more.
+/// Text that the sweeper reads before the pipe ends, if no measured program runs any more.
 const ORDERLY: &[u8] = b"done";
 /// Consecutive checks that have to find the folder absent, after a disorderly end.
 const LOOKS: u32 = 10;

@@ -1,7 +1,7 @@
 //! Machine: what a figure depends on besides the code.
 //!
 //! Quinion's version, the time, kernel, processor, memory, the file system and the device below it, whether there are
-//! large pages, the compiler, and how busy the machine was. What cannot be determined is unknown, and no error.
+//! large pages, the compiler, and how busy the machine was. An undetermined property is unknown, and no error.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -67,7 +67,7 @@ use verdict::Estimator;
 pub enum Extent {
     /// Seconds for an experiment, and an order of magnitude.
     Quick,
-    /// What is worth recording.
+    /// As much as a recorded run takes.
     Full,
 }
 

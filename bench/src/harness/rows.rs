@@ -32,12 +32,12 @@ use quinion_run::report::{Form, Report, Value, digits};
 
 use super::verdict::{Estimator, Steadiness};
 
-/// What Quinion stands beside.
+/// The kind of an alternative that Quinion is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerKind {
     /// Another way to the same end: to be behind it is to lose.
     Peer,
-    /// What nothing can be better than, or nothing.
+    /// A limit that nothing can be better than, or no comparison at all.
     Bound,
 }
 
@@ -145,8 +145,8 @@ impl Row {
         self.steadiness != Some(Steadiness::NotSteady)
     }
 
-    /// Whether the peer was better in three repetitions of four: a median below 1 alone may be noise. What is printed
-    /// as 1.00 is level.
+    /// Whether the peer was better in three repetitions of four: a median below 1 alone may be noise. A ratio that is
+    /// printed as 1.00 is level.
     fn is_behind(&self) -> bool {
         const LEVEL: f64 = 0.995;
         let high = self.spread.map_or(self.ratio, |[_, high]| Some(high));
@@ -173,7 +173,7 @@ impl Row {
     }
 }
 
-/// What is said of a row that is not steady.
+/// The note on a row that is not steady.
 pub const NOT_STEADY: &str = "not steady";
 const HEADINGS: [&str; 7] = ["case", "metric", "quinion", "peer", "ratio [quartiles]", "goal", ""];
 
@@ -224,7 +224,7 @@ pub fn losses(rows: &[Row]) -> String {
     text
 }
 
-/// What is not steady, and so neither won nor lost, in a few words a line; empty if nothing.
+/// The rows that are not steady, and so neither won nor lost, in a few words a line; empty if none.
 pub fn unsteady(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows.iter().filter(|row| !row.is_steady()) {

@@ -43,7 +43,7 @@ pub fn process_cpu_ns() -> f64 {
     clock_ns(ClockId::ProcessCPUTime)
 }
 
-/// What `work` costs on this thread.
+/// The cost of `work` on this thread.
 pub fn alone(work: impl FnOnce()) -> Spent {
     let (start, cpu) = (Instant::now(), thread_cpu_ns());
     work();
@@ -56,7 +56,7 @@ struct Part {
     cpu_ns: f64,
 }
 
-/// What `work` costs in `rounds` rounds of `threads` threads at once, each of which is given its number.
+/// The cost of `work` in `rounds` rounds of `threads` threads at once, each of which is given its number.
 /// After each round `undo` makes place for the next one; that is not timed.
 pub fn together(
     threads: usize,

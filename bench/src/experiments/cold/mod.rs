@@ -46,7 +46,7 @@ use target::Target;
 const DISK: &str = "device (disk)";
 const PROCESS: &str = "device (process)";
 const CACHE: &str = "device (cache)";
-/// What every alternative should read from the device: the bytes asked for, once.
+/// The ideal of every alternative: the bytes asked for are read from the device, once.
 const ASKED: &str = "bytes asked for";
 /// Printed as 1.00: the file's metadata is read too.
 const PROCESS_GOAL: f64 = 0.995;

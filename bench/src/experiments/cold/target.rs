@@ -1,7 +1,7 @@
 //! Target: the file that is read cold, and the cost of reading it.
 //!
-//! The clock and the counters run from opening the file to dropping everything that was built to read it. What makes
-//! the file cold happens before, and does not count. The peak of memory covers the same time (`limit`).
+//! The clock and the counters run from opening the file to dropping everything that was built to read it. The file is
+//! made cold before, which does not count. The peak of memory covers the same time (`limit`).
 
 use std::fs::File as KernelFile;
 use std::path::PathBuf;

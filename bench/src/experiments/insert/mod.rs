@@ -80,7 +80,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 /// How many threads the model has, and the batch that stands beside one at a time.
 const MODEL_THREADS: [usize; 3] = [4, 8, 32];
 const BATCH: usize = 32;
-/// What pages are copied from in the model's work: more than a processor keeps.
+/// The source that pages are copied from in the model's work: more than a processor's cache holds.
 const COPIED_BYTES: usize = 128 << 20;
 
 fn modelled(load: Load, threads: usize) -> Case {

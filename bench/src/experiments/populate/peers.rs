@@ -45,9 +45,9 @@ pub enum Way {
     /// By the kernel, for a caller that would have waited: so many bytes at a time.
     Uffd(usize),
     UffdOfSnap(usize),
-    /// What is filled already is mapped, so many bytes at a time.
+    /// Pages that are filled already are mapped, so many bytes at a time.
     Continue(usize),
-    /// What is filled already is read, or written, through a private mapping; or read through a shared one.
+    /// Pages that are filled already are read, or written, through a private mapping; or read through a shared one.
     ReadPrivate,
     WritePrivate,
     ReadShared,

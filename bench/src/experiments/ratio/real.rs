@@ -19,7 +19,7 @@ use super::trace::Trace;
 use crate::fixtures::pages::{Pages, word_of};
 use crate::harness::Unmeasured;
 
-/// What a cache needs beside its data: so many hundredths of it, and so many bytes.
+/// Memory that a cache needs beside its data: so many hundredths of it, and so many bytes.
 const OVERHEAD_HUNDREDTHS: u64 = 4;
 const OVERHEAD_BYTES: u64 = 4 << 20;
 

@@ -102,7 +102,7 @@ enum Format {
     Lis,
 }
 
-/// What the name of a file says of the trace in it.
+/// The trace in a file, as far as the file's name tells.
 struct TraceFile {
     name: String,
     format: Format,

@@ -93,7 +93,7 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     }
 }
 
-/// What fills a clone's page table before it is touched.
+/// Pages that are put into a clone's page table before it is touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ahead {
     Nothing,

@@ -29,7 +29,7 @@ pub fn touch_all(region: &Region) -> Result<(), Unmeasured> {
     expect(wrong.fold(0, |all, one| all | one))
 }
 
-/// What of its memory a guest reads, page by page.
+/// The part of its memory that a guest reads, page by page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Touched {
     All,

@@ -27,7 +27,7 @@ pub use clones::{JOB, work};
 /// A full run's repetitions: fewer than three say nothing of how steady they are.
 const REPEAT: usize = 3;
 
-/// What of a snapshot file is in memory when it begins: nothing, or all.
+/// The part of a snapshot file that is in memory when it begins: nothing, or all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Before {
     Cold,

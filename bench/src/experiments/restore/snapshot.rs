@@ -109,7 +109,7 @@ fn bytes(settings: &Settings) -> u64 {
     pick(settings, 8 << 20, 256 << 20, 1 << 30)
 }
 
-/// What is in memory, and what of the snapshot the guest wants.
+/// The part of the snapshot that is in memory, and the part that the guest wants.
 #[derive(Clone, Copy)]
 struct Situation {
     before: Before,

@@ -70,7 +70,7 @@ const METRICS: [Metric; 10] = [
     Metric::cost(P50, "us"),
     Metric::cost(P99, "us"),
 ];
-/// What every alternative should give: each byte read once, and all of the hot file still cached.
+/// The ideal of every alternative: each byte read once, and all of the hot file still cached.
 const WANTED: &str = "wanted";
 
 /// The least ratios wanted: three quarters of the CPU time of buffered reads (pinned, a tenth), 0.4 of that of

@@ -129,7 +129,7 @@ impl Verdict {
 }
 
 fn verdict(claim: &Claim, row: Option<&RecordedRow>) -> Verdict {
-    /// What is printed as 1.00 is level.
+    /// A ratio that is printed as 1.00 is level.
     const LEVEL: f64 = 1.005;
     let Some((row, ratio)) = row.and_then(|row| Some((row, row.ratio?))) else { return Verdict::NotMeasured };
     match claim.ratio {

@@ -20,7 +20,7 @@
 //! [`ObjectFile`]: crate::ObjectFile
 //!
 //! Invariants:
-//!  1. What it says of itself never changes: another version is another backend, with another identity.
+//!  1. Its identity and attributes never change: another version is another backend, with another identity.
 //!  2. It holds nothing of the cache, which holds it.
 
 use std::collections::VecDeque;

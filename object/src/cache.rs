@@ -13,7 +13,7 @@
 //! a version that the cache has let go of is forgotten here as well.
 //!
 //! Invariants:
-//!  1. What a backend keeps alive (the threads that fetch, what is known) keeps no cache alive.
+//!  1. The parts that a backend keeps alive (the threads that fetch, the metadata) keep no cache alive.
 //!  2. Whichever version an open takes, all bytes of its handle are of that one: each GET has the condition.
 
 use std::collections::{HashMap, HashSet};
@@ -208,8 +208,8 @@ impl ObjectCache {
         self.shared.known.note_writes();
     }
 
-    /// Reads by `store` from now on, as `options` say: the same store with other credentials, by another client or with
-    /// other limits. It fetches what is open as well, but for what is under way. What is cached stays, and so do the
+    /// Reads by `store` from now on, as `options` say: the same store with other credentials, by another client or
+    /// with other limits. Open files fetch by it as well, except for GETs under way. Cached pages stay, and so do the
     /// numbers of [`ObjectCache::stats`].
     ///
     /// # Errors
@@ -289,7 +289,7 @@ impl ObjectCache {
         let (attributes, end) = (result.attributes.clone(), result.range.end);
         let file = self.open_known(result.meta.clone())?;
         let _answered = file.answered(Some(result));
-        // What cannot be started now is fetched when it is read.
+        // A prefetch that cannot be started now is left to the read.
         let _ = file.prefetch(0..end);
         Ok((file, attributes))
     }
@@ -324,8 +324,8 @@ impl ObjectCache {
         self.shared.note(path, StoreAnswer { answer, question })
     }
 
-    /// Opens a version by an earlier answer. What has failed of it is not asked for again at once, since the store said
-    /// nothing new.
+    /// Opens a version by an earlier answer. A range that has failed is not asked for again at once, since the store
+    /// said nothing new.
     fn open_fresh(
         &self,
         KnownVersion { meta, attributes }: KnownVersion,
@@ -379,7 +379,7 @@ impl ObjectCache {
         &self.shared.cache
     }
 
-    /// What was fetched from the store so far.
+    /// Counts of fetches from the store so far.
     pub fn stats(&self) -> FetchStats {
         self.fetcher().counters.sum()
     }

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use object_store::path::Path;
 
-/// What this crate's calls return.
+/// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong with an object.
+/// An error of an object.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,7 +29,7 @@ pub enum Error {
     Open {
         /// Which object.
         path: Path,
-        /// What the store said.
+        /// The store's error.
         source: object_store::Error,
     },
     /// The object was replaced or deleted since it was opened.
@@ -43,7 +43,7 @@ pub enum Error {
     TooLarge {
         /// Which object.
         path: Path,
-        /// What the store says.
+        /// The size that the store reports.
         size: u64,
     },
     /// The range is not one of the object's.
@@ -54,9 +54,9 @@ pub enum Error {
     Range {
         /// Which object.
         path: Path,
-        /// What was asked for.
+        /// The range asked for.
         range: Range<u64>,
-        /// What there is.
+        /// The object's size.
         size: u64,
     },
     /// The cache could not do it: it has no page to read into, or belongs to another process.
@@ -64,7 +64,7 @@ pub enum Error {
     Cache {
         /// Which object.
         path: Path,
-        /// What the cache said.
+        /// The cache's error.
         source: quinion::Error,
     },
     /// The threads that fetch are gone: this is a fork of the process that has them.
@@ -118,7 +118,7 @@ struct FetchReport {
     failure: FetchFailure,
 }
 
-/// What the last GET of a fetch met.
+/// The failure of the last GET of a fetch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FetchFailure {
@@ -127,7 +127,7 @@ pub enum FetchFailure {
     Changed {
         /// The version that was opened.
         known: String,
-        /// What the store has.
+        /// The version that the store has.
         found: String,
     },
     /// The object is there no more.
@@ -194,7 +194,7 @@ impl FetchError {
     pub fn attempts(&self) -> u32 {
         self.0.attempts
     }
-    /// What the last of them met.
+    /// The failure of the last of them.
     pub fn failure(&self) -> &FetchFailure {
         &self.0.failure
     }

@@ -11,8 +11,8 @@
 //!   attempt  GET with a condition --> its answer is of this version? --> chunks --> fills, page by page
 //! ```
 //!
-//! A fill is told of its pages as they come, so a reader waits for its page only. What came before a failure is kept,
-//! and not asked for again.
+//! A fill is told of its pages as they come, so a reader waits for its page only. Bytes that came before a failure
+//! are kept, and not asked for again.
 //!
 //! The threads that do this are a runtime of the crate's own: the library has none, and a caller's may be blocked by
 //! that same caller's wait. None of them waits for a fill.
@@ -67,7 +67,7 @@ pub(crate) struct Fetcher {
     process: u32,
 }
 
-/// What is under way keeps the fetcher that it began with.
+/// The fetcher of new fetches. A fetch under way keeps the one that it began with.
 #[derive(Debug)]
 pub(crate) struct FetcherSlot(RwLock<Arc<Fetcher>>);
 
@@ -319,7 +319,7 @@ impl Fetcher {
                 timeout(stall_max, body.next()).await.map_err(|_| FetchFailure::Stalled(stall_max))?;
             let Some(chunk) = chunk else { break };
             let mut chunk = chunk.map_err(|error| of_store(meta, error))?;
-            // What comes behind the range that the answer announced belongs to no request.
+            // Bytes behind the range that the answer announced belong to no request.
             chunk.truncate(usize::try_from(end - delivery.at).unwrap_or(usize::MAX));
             self.last_byte.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
             add(&self.counters.bytes, chunk.len() as u64);

@@ -7,9 +7,9 @@
 //!   .._async               the same; a hit at once, else the GETs are started, and no thread waits for them
 //! ```
 //!
-//! Readahead is the cache's. What it cannot know is done here first: a small object comes whole; a first read of the
-//! last bytes brings the footer that they tell of; a long read, or many ranges, are one plan, under a plug, of few GETs
-//! side by side; and with each of long reads that follow each other, the next is asked for.
+//! Readahead is the cache's. This file knows more of objects: a small one comes whole; a first read of the last bytes
+//! brings the footer that they tell of; a long read, or many ranges, are one plan, under a plug, of few GETs side by
+//! side; and with each of long reads that follow each other, the next is asked for.
 //!
 //! Invariant: what is announced is a hint. A read that finds it not fulfilled fetches for itself.
 
@@ -76,7 +76,7 @@ impl ObjectFile {
         Self { inner: Arc::new(inner) }
     }
 
-    /// What the store said of it when it was opened.
+    /// The store's metadata of it when it was opened.
     pub fn meta(&self) -> &ObjectMeta {
         &self.inner.meta
     }
@@ -141,7 +141,7 @@ impl ObjectFile {
         }
     }
 
-    /// The bytes of each of `ranges`, which lie inside the object, in any order, and may overlap. What is not cached is
+    /// The bytes of each of `ranges`, which lie inside the object, in any order, and may overlap. Missing ranges are
     /// asked for together: ranges close to each other by one GET, the others side by side.
     ///
     /// # Errors
@@ -228,7 +228,7 @@ impl ObjectFile {
         self.inner.ahead_max
     }
 
-    /// What an error means that the cache has told of this object's [`file`](ObjectFile::file).
+    /// The meaning of an error that the cache has returned for this object's [`file`](ObjectFile::file).
     pub fn error_of(&self, error: quinion::Error) -> Error {
         self.failed(error)
     }
@@ -253,7 +253,7 @@ impl ObjectFile {
             self.inner.is_begun.store(true, Ordering::Relaxed);
             let (fetcher, len) = (self.inner.fetcher.get(), self.len());
             let options = &fetcher.options;
-            // What cannot be started now is fetched by the read.
+            // A prefetch that cannot be started now is left to the read.
             if len <= options.whole_max {
                 let _ = self.prefetch(0..len);
             } else if range.start < len && len - range.start <= options.fill_min.min(options.tail_max) {
@@ -432,7 +432,7 @@ mod tests {
         let bytes =
             receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("it is not kept waiting");
         assert!(bytes.len() == 1_800_000 && bytes.iter().all(|&byte| byte == 7));
-        // What this thread asks for is kept, also when another guard of it ends before.
+        // This thread's fills are kept back, also when another guard of it ends before.
         let before = objects.stats().gets;
         file.prefetch(2 << 20..3 << 20).expect("it is started");
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -62,7 +62,7 @@ pub use options::{Freshness, Options};
 pub use stats::FetchStats;
 pub use store::{CachedStore, cached, cached_with};
 
-/// What Quinion's other packages use of this one. It changes without notice.
+/// Internals for Quinion's other packages. They change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::bare::{exactly, get as bare_get, get_ranges as bare_get_ranges};

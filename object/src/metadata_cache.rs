@@ -47,12 +47,12 @@ struct Entry<H> {
     asked: Instant,
 }
 
-/// What a store has told of an object.
+/// A store's answer about an object.
 #[derive(Clone, Debug)]
 pub struct KnownVersion {
     /// Which version it is.
     pub meta: ObjectMeta,
-    /// What was told with it.
+    /// The attributes that came with it.
     pub attributes: Attributes,
 }
 
@@ -241,7 +241,7 @@ pub struct Upload<S: NoteWrites> {
     pub upload: Box<dyn MultipartUpload>,
     /// Of which object.
     pub path: Path,
-    /// What is told of it.
+    /// State that is told of the write.
     pub shared: Arc<S>,
 }
 

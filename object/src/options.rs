@@ -63,8 +63,8 @@ impl Options {
     pub fn new() -> Self {
         Self::default()
     }
-    /// What names the store: `ObjectCache`s over one [`quinion::Cache`] whose stores have the same name share what is
-    /// cached. Put into it all that tells contents and rights apart: the endpoint, the bucket, and whose credentials
+    /// The name of the store: `ObjectCache`s over one [`quinion::Cache`] whose stores have the same name share cached
+    /// pages. Put into it all that tells contents and rights apart: the endpoint, the bucket, and whose credentials
     /// are used. Without a name an `ObjectCache` shares with its own clones only.
     #[must_use]
     pub fn store_name(mut self, name: impl Into<String>) -> Self {
@@ -89,7 +89,7 @@ impl Options {
         self
     }
     /// The largest GET, in bytes; at least 1 MiB, the longest run that the cache fills in one piece. The default is 8
-    /// MiB. What is longer is fetched by several GETs side by side.
+    /// MiB. A longer range is fetched by several GETs side by side.
     #[must_use]
     pub fn request_max(mut self, bytes: u64) -> Self {
         self.request_max = bytes;
@@ -222,10 +222,10 @@ pub enum Freshness {
     /// store.
     #[default]
     Always,
-    /// A HEAD serves the calls of this time after it. What is written through this `CachedStore` is seen at once.
+    /// A HEAD serves the calls of this time after it. Writes through this `CachedStore` are seen at once.
     For(Duration),
-    /// One HEAD, for stores whose objects are never replaced (tables of Iceberg, Delta or Lance). What is written
-    /// through this `CachedStore` is seen at once. An object that was forgotten among 4,096 others is asked for again.
+    /// One HEAD, for stores whose objects are never replaced (tables of Iceberg, Delta or Lance). Writes through this
+    /// `CachedStore` are seen at once. An object that was forgotten among 4,096 others is asked for again.
     Immutable,
 }
 

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Pure: ranges in, groups out. A request costs as much as the bytes that come in the time to its first byte, so a
-//! short gap is fetched and thrown away. What is longer than the largest request is cut where a range begins: those go
-//! side by side.
+//! short gap is fetched and thrown away. A group longer than the largest request is cut where a range begins: the
+//! parts go side by side.
 //!
 //! Invariants:
 //!  1. Every range is in one group, and the groups are in order.

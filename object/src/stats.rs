@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::first_byte::FirstByteTimes;
 
-/// What an [`ObjectCache`](crate::ObjectCache) has fetched so far.
+/// Counts of an [`ObjectCache`](crate::ObjectCache)'s fetches so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FetchStats {

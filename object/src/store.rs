@@ -9,9 +9,9 @@
 //!   get of a version by its id                        the bare store
 //! ```
 //!
-//! What is **known** of an object is its open handle and its attributes. [`Freshness`] says how long; by default not at
-//! all: each call asks, and its conditions go to the store with the question. What a HEAD tells is kept by the rules of
-//! `metadata_cache.rs`; the call itself may use it.
+//! An object's **known** state is its open handle and its attributes. [`Freshness`] says for how long; by default not
+//! at all: each call asks, and its conditions go to the store with the question. The answer to a HEAD is kept by the
+//! rules of `metadata_cache.rs`; the call itself may use it.
 //!
 //! Extensions of a request go with the HEAD; the GETs behind it carry none, since many callers may wait for one.
 //!
@@ -198,7 +198,7 @@ struct Reading {
 impl Reading {
     fn new(shared: &Arc<Shared>, file: ObjectFile, range: Range<u64>) -> Self {
         let len = range.end - range.start;
-        // What is short is left to the cache's readahead, which then sees each miss.
+        // A short range is left to the cache's readahead, which then sees each miss.
         let asked = match len > PART_BYTES {
             true => file.announce_long(range.clone(), Self::ahead(&file)),
             false => range.end,

@@ -66,11 +66,11 @@ pub struct Symbol<'a> {
     pub bytes: u64,
     /// Whether the file offers it; otherwise it asks for it.
     pub is_defined: bool,
-    /// What kind of thing it names.
+    /// Its kind.
     pub kind: SymbolKind,
 }
 
-/// What a symbol names.
+/// The kind of a symbol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SymbolKind {
     /// A function.
@@ -241,7 +241,7 @@ impl Elf {
         ends.max().map_or(0, |end| end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX))
     }
 
-    /// What is loaded, in the order of the file.
+    /// The segments that are loaded, in the order of the file.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }

@@ -17,7 +17,7 @@
 //! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if it
 //! is not larger than a quarter of the cache's bound, or 128 MiB if that is less; at most 256 MiB are taken so beside
 //! the bound. One on a file system whose reads may never end is taken for the worst, unread: see
-//! [`super::syscall_scan`]. A process that finds another object being read waits for a bounded time. What is known is
+//! [`super::syscall_scan`]. A process that finds another object being read waits for a bounded time. Verdicts are
 //! kept from one run to the next (`plan_cache.rs`).
 
 use std::collections::HashMap;
@@ -581,7 +581,7 @@ mod tests {
 
     /// 1. A process loads another C library than the one before which the wrappers stand, or parts of the same again.
     /// 2. It has a C library's name, and is taken for the one.
-    /// 3. What is called by way of it is not seen.
+    /// 3. Calls by way of it are not seen.
     #[test]
     fn a_second_c_library_is_foreign() {
         let folder = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@
 //! Files stay cached when no program has them open, until there are too many or their memory is needed. Each open
 //! checks the file again, so one that was changed between two runs is read anew.
 //!
-//! What a crash leaves, and why it breaks no later run:
+//! The remains of a crash, and why they break no later run:
 //!
 //! | killed | what is left | the next that comes |
 //! |---|---|---|
@@ -75,7 +75,7 @@ const KILLED_MAX: u32 = 4;
 /// How long an owner may take to end before it is killed: its cache has no data that is not in files.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 
-/// What a kept cache is called.
+/// The name of a kept cache.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Name(String);
 
@@ -274,8 +274,8 @@ impl JoinedCache {
         &self.name
     }
 
-    /// What the run did so far, with the `files` that are read most; if the cache was stopped meanwhile, what it did
-    /// until then. `None` if it has ended without an answer.
+    /// The run's numbers so far, with the `files` that are read most; if the cache was stopped meanwhile, those until
+    /// then. `None` if it has ended without an answer.
     pub fn numbers(&mut self, files: usize) -> io::Result<Option<Numbers>> {
         let Some(answer) = self.line.ask(&numbers::question(files))? else { return Ok(None) };
         Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
@@ -424,7 +424,7 @@ impl Status {
         }
     }
 
-    /// What another version does not send is 0.
+    /// Numbers that another version does not send are 0.
     fn of(message: &Message) -> Self {
         let number = |name| message.number_of(name).unwrap_or(0);
         Self {

@@ -10,7 +10,7 @@
 //! The command is the program's parent and nothing else to it: the program has its terminal, descriptors and process
 //! group, gets the signals that are meant for it, and its status becomes the command's. Nothing of the program is
 //! changed on a disk: the object is a file in a folder of the user's that no other user can write (`object.rs`,
-//! `user_folder.rs`). What was found out about files is kept for the next run (`plan_cache.rs`).
+//! `user_folder.rs`). Plans and verdicts about files are kept for the next run (`plan_cache.rs`).
 //!
 //! With `--keep` the owner is another process, which stays for the next run (`keep.rs`).
 //!
@@ -91,7 +91,7 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// What is wrong with the options, as far as that can be known before the start.
+    /// Checks the options, as far as that can be done before the start.
     fn check(&self) -> io::Result<()> {
         let file = self.report.and(self.report_file.as_deref());
         file.map_or(Ok(()), run_report::can_be_written)
@@ -540,7 +540,7 @@ impl Session {
         self.owner.arena().stats()
     }
 
-    /// What viewers did so far.
+    /// Totals of all viewers so far.
     pub fn totals(&self) -> ViewerTotals {
         self.service.totals()
     }

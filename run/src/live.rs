@@ -50,11 +50,11 @@ pub const PERIOD: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct RunSample {
-    /// What the viewers did so far.
+    /// Totals of the viewers so far.
     pub totals: ViewerTotals,
     /// The arena.
     pub stats: ArenaStats,
-    /// What the owner did so far.
+    /// The owner's numbers so far.
     pub owner: OwnerNumbers,
     /// The files that are read most, hottest first.
     pub hottest: Vec<Hot>,

@@ -7,10 +7,10 @@
 //!                                     `--> left: composed      `--> left: too short, jumped into, ...
 //! ```
 //!
-//! A function is patched by a jump over its first instructions. These have to work at another address, so what they say
-//! relative to their own is written down as a *fix* for the object to fill in. What cannot be moved with certainty is
-//! left alone: then only calls by name are served, as without a plan. The object checks the library's build-id and the
-//! very bytes, so a plan made of the wrong file does nothing.
+//! A function is patched by a jump over its first instructions. These have to work at another address, so each
+//! distance from their own is written down as a *fix* for the object to fill in. A function that cannot be
+//! moved with certainty is left alone: then only calls by name are served, as without a plan. The object checks the
+//! library's build-id and the very bytes, so a plan made of the wrong file does nothing.
 //!
 //! Some functions are essential: they make, move and release descriptors inside the C library. If one of them cannot be
 //! patched, there is no plan at all: a stream's descriptor might be served whose end the object does not see.
@@ -19,7 +19,7 @@
 //!  1. Nothing but straight instructions, one jump or a conditional one, and system calls is moved: no call, whose
 //!     return address would lie in the object.
 //!  2. No branch that can be seen, and no other symbol, leads between the bytes that are replaced.
-//!  3. What is planned depends on the two files alone.
+//!  3. A plan depends on the two files alone.
 //!
 //! Cost: one read of the library (2 MB) and one pass over its code, some milliseconds, once for each library: see
 //! `planned`. The decoder is the crate `iced-x86`.
@@ -536,8 +536,8 @@ fn jumped_into<'a>(
     found
 }
 
-/// What would be a call, a jump or a conditional jump over four bytes of distance if an instruction ended there: the
-/// offset of the byte before the distance, and the distance.
+/// Bytes that would be a call, a jump or a conditional jump over four bytes of distance if an instruction ended
+/// there: the offset of the byte before the distance, and the distance.
 fn jumps(code: &[u8]) -> impl Iterator<Item = (usize, i32)> {
     const CALL: u8 = 0xe8;
     const IF: u8 = 0x0f;

@@ -26,7 +26,7 @@ pub struct Planned {
     pub bytes: Vec<u8>,
     /// By how many names functions are patched.
     pub functions: u64,
-    /// What is left alone, and why.
+    /// The functions that are not patched, and why.
     pub left: Vec<String>,
 }
 

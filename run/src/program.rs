@@ -4,7 +4,7 @@
 //! set-uid program ignores it, and a program of another machine or C library would only complain. A script is
 //! classified by its interpreter; one that is run by `env NAME`, by the program NAME.
 //!
-//! What would keep it from being started at all is checked here too, before anything is set up for it.
+//! Obstacles to starting it at all are found here too, before anything is set up for it.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::{CANNOT_START, NOT_FOUND, open_files};
 
-/// What kind of program it is.
+/// The kind of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Dynamically linked, by a linker that loads the interposer.
@@ -81,9 +81,9 @@ fn linker_of_file(path: &Path) -> Option<PathBuf> {
 pub struct Obstacle {
     /// The status of the process that was to start it.
     pub status: i32,
-    /// What is wrong.
+    /// The error.
     pub wrong: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Cow<'static, str>,
 }
 
@@ -110,8 +110,8 @@ impl Obstacle {
     }
 }
 
-/// What keeps `program`, a name and its arguments, from being started, as far as that is seen before. The process that
-/// tries reports the rest.
+/// The reason why `program`, a name and its arguments, cannot be started, as far as that is seen before. The process
+/// that tries reports the rest.
 pub fn obstacle(program: &[OsString]) -> Option<Obstacle> {
     let name = program.first()?;
     let Some(path) = find(name) else {

@@ -26,7 +26,7 @@ pub enum Form {
     Json,
 }
 
-/// What one line of a report says.
+/// The value of one line of a report.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
     /// So many of something.

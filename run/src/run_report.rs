@@ -70,7 +70,7 @@ pub struct OwnerNumbers {
     pub activated_pages: u64,
     /// Windows with a page that had come back before.
     pub workingset_windows: u64,
-    /// What was left to the kernel because memory is too small.
+    /// Files left to the kernel because memory is too small.
     pub shortage: Shortage,
 }
 
@@ -121,7 +121,7 @@ impl OwnerNumbers {
     }
 }
 
-/// What a run in a kept cache knows besides.
+/// Further numbers of a run in a kept cache.
 #[derive(Clone, Copy, Debug)]
 pub struct KeptRunNumbers<'a> {
     /// The cache's name.
@@ -148,15 +148,15 @@ pub struct RunReport<'a> {
     pub program: &'a [OsString],
     /// How it ended.
     pub ended: RunEnd,
-    /// What was known of the program before its start.
+    /// The program's kind, as found before its start.
     pub kind: &'a Kind,
     /// How calls reached the interposer.
     pub intercept: &'a Interception,
-    /// What the viewers did.
+    /// Totals of the viewers.
     pub totals: ViewerTotals,
     /// The arena at the end.
     pub stats: ArenaStats,
-    /// What the owner did.
+    /// The owner's numbers.
     pub owner: OwnerNumbers,
     /// How it detected changes of files by others.
     pub modes: Vec<FileMode>,
@@ -168,7 +168,7 @@ pub struct RunReport<'a> {
 const STDOUT: &str = "-";
 
 /// Checks whether a report can be written to `path`, as far as that is seen before the program starts: afterwards its
-/// status must not be lost. What is no plain file is not touched until then.
+/// status must not be lost. A path that is no plain file is not touched until then.
 pub fn can_be_written(path: &Path) -> io::Result<()> {
     if path == Path::new(STDOUT) {
         return Ok(());

@@ -26,7 +26,7 @@ pub enum Size {
 pub enum SizeError {
     /// It does not begin with a number; the text.
     NoNumber(String),
-    /// What follows the number is not a unit; the unit.
+    /// The text after the number, which is not a unit.
     Unit(String),
     /// It is more than a cache could ever have; the text.
     TooLarge(String),

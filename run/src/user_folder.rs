@@ -109,7 +109,7 @@ fn is_ours_alone(stat: &Stat) -> bool {
         && Permissions::from_mode(stat.st_mode).mode() & 0o077 == 0
 }
 
-/// What is done about a folder that is not there.
+/// Whether a missing folder is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IfMissing {
     Make,

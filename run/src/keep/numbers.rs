@@ -25,12 +25,12 @@ const HOTTEST: &str = "hottest";
 /// In place of a hot file's bytes when no program has it open.
 const CLOSED: &str = "closed";
 
-/// What the report of a run in a kept cache is made of.
+/// Numbers for the report of a run in a kept cache.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Numbers {
-    /// What the run's viewers did.
+    /// Totals of the run's viewers.
     pub totals: ViewerTotals,
-    /// What the cache did since the run began.
+    /// The cache's numbers since the run began.
     pub owner: OwnerNumbers,
     /// The memory, with the fields that a report shows.
     pub stats: ArenaStats,

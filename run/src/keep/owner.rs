@@ -69,12 +69,12 @@ const LOOK_OFTEN: Duration = Duration::from_millis(20);
 /// The unit in which a cache has its memory.
 const EXTENT: u64 = quinion::internals::units::EXTENT_SIZE as u64;
 
-/// What a process that stays was started with.
+/// Start options of a process that stays.
 #[derive(Clone, Debug)]
 pub struct KeepOptions {
     /// Where its lock and its socket are.
     pub folder: PathBuf,
-    /// What the cache is called.
+    /// The cache's name.
     pub name: Name,
     /// How long it stays unused.
     pub idle: Idle,
@@ -86,7 +86,7 @@ pub struct KeepOptions {
 
 /// The cache that is kept.
 pub struct Cache {
-    /// What it is for its viewers.
+    /// Its owner, as viewers see it.
     pub owner: Arc<dyn Owner>,
     /// How its own numbers are asked for.
     pub numbers: Box<dyn AskedNumbers>,
@@ -252,7 +252,7 @@ struct ControlSocket {
     plans: Vec<(Vec<u8>, u32)>,
 }
 
-/// What a turn has found to do.
+/// Events that a turn has to handle.
 #[derive(Default)]
 struct Ready {
     signal: bool,

@@ -37,7 +37,7 @@ pub(super) fn painted(buffer: &Buffer, top: u16, colours: Colours) -> Vec<u8> {
 }
 
 fn paint_row(out: &mut String, cells: &[Cell], colours: Colours) {
-    // What follows the last cell that shows anything is cleared and not written.
+    // Blank cells at the end are cleared and not written.
     let end = cells.iter().rposition(|cell| cell.symbol() != " ").map_or(0, |last| last + 1);
     let (mut look, mut skip) = (look_of(&Cell::EMPTY, colours), 0);
     for cell in &cells[..end] {

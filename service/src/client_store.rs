@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A client's requests block. They are asked on threads of the store's own, so that no thread of the caller's runtime
-//! waits, whichever runtime that is. What is cached and short is copied without them.
+//! waits, whichever runtime that is. Short reads of cached bytes are copied without them.
 //!
-//! What is **known** of an object is its open handle; [`Freshness`] says how long, by default not at all. It is kept
+//! An object's **known** state is its open handle; [`Freshness`] says for how long, by default not at all. It is kept
 //! and forgotten by the rules of `quinion_object`'s `metadata_cache.rs`.
 //!
 //! When the server has ended, reads go on at the one that listens in its place. Without one, or when it cannot be
@@ -71,7 +71,7 @@ pub fn cached(store: Arc<dyn ObjectStore>, client: Client, prefix: &str) -> Resu
     ClientStore::builder(store, client, prefix).build()
 }
 
-/// What reads do when the server has ended.
+/// How reads go on when the server has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Failover {
@@ -100,7 +100,7 @@ impl ClientStoreBuilder {
         self
     }
 
-    /// What reads do when the server has ended. By default they are errors.
+    /// How reads go on when the server has ended. By default they are errors.
     #[must_use]
     pub fn failover(mut self, failover: Failover) -> Self {
         self.failover = failover;
@@ -117,8 +117,8 @@ impl ClientStoreBuilder {
             Failover::Error => client,
             Failover::Direct => client.with_reconnect_timeout(Duration::ZERO), // the store given is there at once
         };
-        // What is known is kept here: with what the server keeps besides, it would be twice as old, and a write through
-        // this store would not be seen.
+        // Open handles are kept here alone: with the server's freshness on top they would be twice as old, and a
+        // write through this store would not be seen.
         let client = client.with_freshness(Freshness::Always);
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
@@ -449,7 +449,7 @@ impl Reading {
         Ok(part)
     }
 
-    /// What follows an error: the rest by the store given, if that is wanted and sure to be of this version.
+    /// The stream after an error: the rest by the store given, if that is wanted and sure to be of this version.
     async fn rest_after(self, error: Error) -> BoxStream<'static, StoreResult<Bytes>> {
         let path = &self.meta.location;
         self.shared.forget(path);

@@ -9,9 +9,8 @@
 //! A request is repeated until it is answered, or the deadline has passed. A busy server (all slots in use, a store
 //! that keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
 //!
-//! What is **given back** (handles, pins) is told in order, by drops, which must not wait for a server that stands
-//! still: so only the first that finds no room waits, for a second. The rest is told with what is given back or asked
-//! next.
+//! Handles and pins are **given back** in order, by drops, which must not wait for a server that stands still: so
+//! only the first that finds no room waits, for a second. The rest is told with what is given back or asked next.
 //!
 //! Invariants:
 //!  1. Nothing here is touched in a forked child: its memory is not there.

@@ -9,10 +9,10 @@ use std::io;
 use quinion_owner::internals::viewer::RequestError;
 use quinion_owner::internals::viewer::sys::Errno;
 
-/// What this crate's calls return.
+/// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What kind of failure it is.
+/// The kind of an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -40,14 +40,14 @@ pub enum ErrorKind {
     Other,
 }
 
-/// What went wrong: of which name, and what to do.
+/// An error: of which name, and what to do.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     text: String,
     source: Option<io::Error>,
     errno: Option<i32>,
-    /// What to do, said behind the source.
+    /// The remedy, said behind the source.
     hint: Option<&'static str>,
 }
 
@@ -75,7 +75,7 @@ impl Error {
         self.errno
     }
 
-    /// What kind of failure it is.
+    /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

@@ -166,8 +166,8 @@ impl ClientFile {
         }
     }
 
-    /// Reads up to `buffer.len()` bytes at byte `offset`, and returns how many: fewer only at the end. What is cached
-    /// is copied without a system call.
+    /// Reads up to `buffer.len()` bytes at byte `offset`, and returns how many: fewer only at the end. Cached bytes
+    /// are copied without a system call.
     ///
     /// # Errors
     /// [`ErrorKind::Changed`], [`ErrorKind::Fetch`], [`ErrorKind::OwnerDead`], [`ErrorKind::TimedOut`],
@@ -215,7 +215,7 @@ impl ClientFile {
         Err(Error::new(ErrorKind::EndOfFile, text))
     }
 
-    /// Fills all buffers. What is missing is asked for together, so that its fetches are under way side by side.
+    /// Fills all buffers. Missing ranges are asked for together, so that their fetches are under way side by side.
     ///
     /// # Errors
     /// As [`ClientFile::read_exact_at`], of the first range that failed; buffers may have been written to.
@@ -293,8 +293,8 @@ impl ClientFile {
         Ok(is_whole)
     }
 
-    /// Asks for what of a range is not cached, and waits for nothing. What cannot be started, as when many requests of
-    /// this process are open, is fetched when it is read. Of a local file it is the server's readahead.
+    /// Asks for the part of a range that is not cached, and waits for nothing. If no fetch can be started (many
+    /// requests of this process are open), the read fetches. Of a local file it is the server's readahead.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].

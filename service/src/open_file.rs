@@ -83,7 +83,7 @@ impl OpenFile {
         }))
     }
 
-    /// What `read` makes of the object at the server that is there now, after `dead`: the error of a read that has
+    /// The result of `read` of the object at the server that is there now, after `dead`: the error of a read that has
     /// found its server gone. Not of an object without a name for its version, nor in a forked child.
     /// # Errors
     /// `dead`, or a later one like it: there is no server in time. [`ErrorKind::Changed`]; those of an open and of

@@ -105,7 +105,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// What a server has done, and has.
+/// Statistics of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ServerStats {
@@ -121,7 +121,7 @@ pub struct ServerStats {
     pub bytes: u64,
     /// Of the reads, those that had to ask.
     pub asked: u64,
-    /// What was fetched, by the stores' prefixes.
+    /// Fetches, by the stores' prefixes.
     pub fetches: Vec<(String, FetchStats)>,
     /// How soon the stores' answers began, by the prefixes of those that gave enough of them.
     pub first_bytes: Vec<(String, FirstByte)>,
@@ -143,7 +143,7 @@ impl Server {
         self.owner.cache()
     }
 
-    /// What it has done, and has.
+    /// Statistics of the server.
     pub fn stats(&self) -> ServerStats {
         let (totals, attachments) = (self.service.totals(), self.owner.attachments());
         ServerStats {
@@ -176,8 +176,8 @@ impl Server {
         set.map(drop).map_err(|why| Error::new(ErrorKind::Start, format!("cannot add a store: {why}")))
     }
 
-    /// Takes a store away: clients can open nothing there from now on. What they have open they read on, by that store.
-    /// Whether there was one of that prefix.
+    /// Takes a store away: clients can open nothing there any more, and read on what they have open, by that store.
+    /// store. Whether there was one of that prefix.
     pub fn remove_store(&self, prefix: &str) -> bool {
         self.stores.remove(prefix)
     }
@@ -188,8 +188,8 @@ impl Server {
         self.listening.is_reachable()
     }
 
-    /// Stops serving: clients' reads of objects fail from now on, and the kernel reads local files. What they have
-    /// pinned stays in the memory of this process.
+    /// Stops serving: clients' reads of objects fail from now on, and the kernel reads local files. Their pinned
+    /// bytes stay in the memory of this process.
     pub fn stop(self) {
         drop(self);
     }

@@ -76,7 +76,7 @@ pub struct Socket {
 
 impl Socket {
     /// Listens under a name, or at a path, if it has a slash. The folder is made, if there is none, and must be this
-    /// user's alone. What a server that has ended left there is removed.
+    /// user's alone. Files that an ended server has left there are removed.
     ///
     /// # Errors
     /// [`ErrorKind::Start`]: another server listens there; the folder is not this user's alone; the system refuses.
@@ -279,7 +279,7 @@ impl Listening {
         if is_there.ok() != Some(id_of(&lock.metadata()?)) {
             return Err(io::Error::other("the lock file was removed meanwhile; start the server again"));
         }
-        // What is in it is of a server before; see `Socket::replaceable`.
+        // Its content is of a server before; see `Socket::replaceable`.
         lock.set_len(0)?;
         (&lock).seek(io::SeekFrom::Start(0))?;
         Ok(Self { path: path.into(), lock, own: None, process: ForkGuard::new() })

@@ -13,7 +13,7 @@
 //! first bytes; `\nfreshness 30`, how old what the server knows of the object may be. A URL has no line break, so
 //! that no other name looks so. A line that is not understood is an error.
 //!
-//! What a client is told of an object are lines, each a word and a value.
+//! A client is told of an object in lines, each a word and a value.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,7 +104,7 @@ impl Stores {
         Ok(old.is_some())
     }
 
-    /// Whether there was a store of that prefix. What is open stays open.
+    /// Whether there was a store of that prefix. Open objects stay open.
     pub(crate) fn remove(&self, prefix: &str) -> bool {
         let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
         let place = stores.iter().position(|store| store.prefix == trimmed(prefix));

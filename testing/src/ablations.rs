@@ -10,7 +10,7 @@
 //! The benchmark compares the cache with these; the tests of the library show that each leaves the same tree as the
 //! mechanism that it replaces, and make shortages of nodes with the last.
 //!
-//! Invariant: an ablation differs from the library in cost alone. What a reader sees is the same.
+//! Invariant: an ablation differs from the library in cost alone. A reader sees the same.
 
 use quinion::backend::FillRun;
 use quinion::internals::hooks::with_index_hooks;

@@ -38,7 +38,7 @@ struct Mapping {
 #[derive(Debug, Default)]
 struct State {
     mappings: HashMap<u64, Mapping>,
-    /// What is cached, in the order of insertion: handle, page, frame.
+    /// The cached pages, in the order of insertion: handle, page, frame.
     queue: VecDeque<(u64, u64, Frame)>,
     next: u64,
 }
@@ -61,7 +61,7 @@ pub struct NaiveOwner {
     /// How long a fill takes, in milliseconds.
     pub fill_millis: AtomicU64,
     pub attach_millis: AtomicU64,
-    /// What is done with files on this device hangs; 0 for none.
+    /// Calls on files on this device hang; 0 for none.
     pub hung_device: AtomicU64,
     /// Whether it panics when it attaches, fills or unpins; 0 for not.
     pub panics: AtomicU64,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use quinion::internals::xarray::{Entry, Head, RacySlots, Root, ShadowOnly, Slab, Steps, XArray, walk};
 
-/// What becomes of a node that comes back.
+/// Whether a node that comes back is handed out again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reuse {
     /// It is filled with rubbish and handed out again, the last one first.
@@ -160,7 +160,7 @@ impl<const BITS: u32> Forest<BITS> {
     pub fn tree(&self) -> XArray<'_, TestNodes, BITS> {
         XArray::new(&self.nodes, &self.root)
     }
-    /// What a reader without the lock finds.
+    /// The entry that a reader without the lock finds.
     pub fn walk(&self, index: u64) -> Entry {
         // Acquire, partner: the tree's store of its root.
         let root = Root::from_bits(self.root.load(std::sync::atomic::Ordering::Acquire));

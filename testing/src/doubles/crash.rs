@@ -14,7 +14,7 @@
 //!
 //! So between two syncs writes come apart at sectors, are reordered and left out. The file's size and its holes
 //! are the file system's, which keeps a journal: of them, and only of them, a state has those before some point
-//! of the log and none after it. What the journal has cut off does not come back.
+//! of the log and none after it. Bytes that the journal has cut off do not come back.
 //!
 //! **A sync that fails** is as on Linux. Bytes that were not durable by then may be, or not, for good: a later sync
 //! that succeeds says nothing of them, unless they were written again. And some of them are lost at once: reading gives
@@ -22,7 +22,7 @@
 //! succeeds makes sizes and holes durable, whatever failed before.
 //!
 //! Invariants:
-//!  1. What completed before a sync that succeeded is in every later state, or what was written over it.
+//!  1. A change that completed before a successful sync is in every later state, or a later change over it.
 //!  2. A state holds nothing that was never there: each sector is as it was after some event.
 //!  3. Equal logs and equal seeds give equal states.
 //!
@@ -39,7 +39,7 @@ use quinion::backend::{Attributes, Fill, Flush, Identity, Version};
 
 /// Bytes that a device writes whole or not at all.
 pub const SECTOR: usize = 512;
-/// What [`Identity::device`] of these disks is.
+/// The [`Identity::device`] of these disks.
 const DEVICE: u64 = u64::MAX - 2;
 
 static LAST_INODE: AtomicU64 = AtomicU64::new(0);
@@ -57,7 +57,7 @@ struct State {
     changes: i64,
 }
 
-/// What was done to a [`CrashDisk`], in the order in which it was done.
+/// The events of a [`CrashDisk`], in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CrashLog {
     start: Vec<u8>,
@@ -94,7 +94,7 @@ impl CrashDisk {
         self.lock().log.clone()
     }
 
-    /// What reading all of it gives now.
+    /// The file's content as a reader sees it now.
     pub fn content(&self) -> Vec<u8> {
         self.lock().replay.content()
     }
@@ -140,7 +140,7 @@ impl CrashDisk {
         self.note(Event::SyncFailed(seed));
     }
 
-    /// What the file is now: its identity, times and size.
+    /// The file's identity, times and size now.
     pub fn attributes(&self) -> Attributes {
         let state = self.lock();
         let changes = state.changes;
@@ -174,7 +174,7 @@ impl CrashLog {
         self.events.is_empty()
     }
 
-    /// What reading all of the file gave after the first `events` events.
+    /// The file's content as a reader saw it after the first `events` events.
     ///
     /// # Panics
     /// If there are not so many.
@@ -216,7 +216,7 @@ impl CrashLog {
     }
 }
 
-/// What something was after each event that changed it, and which of that a crash may leave.
+/// The values of something after each event that changed it, and which of them a crash may leave.
 struct History<T> {
     /// Each with the number of the event, from 1; 0 is the start.
     was: Vec<(usize, T)>,
@@ -256,7 +256,7 @@ struct Sector {
 }
 
 struct Replay {
-    /// What reading gives, in whole sectors; zero behind the end.
+    /// Bytes that a read gives, in whole sectors; zero behind the end.
     now: Vec<u8>,
     size: History<u64>,
     sectors: BTreeMap<usize, Sector>,
@@ -358,7 +358,7 @@ impl Replay {
                 continue;
             }
             history.bytes.failed = event;
-            // What the file system has cut off stays so while the machine is up.
+            // Bytes that the file system has cut off stay so while the machine is up.
             let lowest =
                 history.cuts.last().map_or(0, |&cut| history.bytes.newest_at(cut)).max(history.bytes.lowest);
             if chance.below(2) == 0 {

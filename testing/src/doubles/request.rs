@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use quinion::backend::{Backend, Fill, FillRun, FillSink, WaitQueue};
 use quinion::internals::units::{Frame, PAGE_SIZE, PageIndex};
 
-/// What memory holds before a fill.
+/// The byte that fills memory before a fill.
 pub const UNTOUCHED: u8 = 0xa5;
 
 /// A fill's memory and its end.

@@ -31,12 +31,12 @@ use quinion::internals::units::PAGE_SIZE;
 
 use super::crash::{Chance, CrashDisk};
 
-/// What [`Identity::device`] of generated content is.
+/// The [`Identity::device`] of generated content.
 const DEVICE: u64 = u64::MAX - 1;
-/// What a part that failed leaves behind.
+/// The byte that a failed part leaves behind.
 const RUBBISH: u8 = 0xbd;
 
-/// What goes wrong, and how often. The default is nothing, held until reaped, in the order of submission.
+/// Faults of fills, and how often. The default is none: fills are held until reaped, in the order of submission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
     /// The seed of all chance.
@@ -69,8 +69,8 @@ impl Default for Faults {
     }
 }
 
-/// What goes wrong with writes, and how often. The default is nothing. Delays, their sequence and where flushes
-/// complete are those of [`Faults`].
+/// Faults of writes, and how often. The default is none. Delays, their sequence and where flushes complete are those
+/// of [`Faults`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WriteFaults {
     /// How many of 1000 flushes fail with `EIO`.

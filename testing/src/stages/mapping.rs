@@ -112,7 +112,7 @@ impl Stage {
     pub fn dump(&self) -> String {
         self.tree(|tree| tree.dump())
     }
-    /// What a reader without the lock finds.
+    /// The entry that a reader without the lock finds.
     pub fn walk(&self, index: u64) -> Entry {
         let record = self.arena.view().record(self.mapping.index().cell()).unwrap();
         find(&self.arena.view().grown(), record, page(index))

@@ -16,7 +16,7 @@ use quinion::backend::{Backend, Fill, FillRun, FillSink, Flush, FlushError, Flus
 use quinion::internals::units::{Frame, PageIndex};
 
 pub const PAGE: usize = 4096;
-/// What no file here holds, and no flush may bring.
+/// A byte that no file here holds, and no flush may bring.
 pub const POISON: u8 = 0xa5;
 
 /// The memory and the end of a fill or a flush.

@@ -40,7 +40,7 @@ const HANDLES: usize = 2;
 const PINS_MAX: usize = 4;
 /// The longest that is compared at a time.
 const PIECE: usize = 1 << 20;
-/// What a buffer holds before it is read into.
+/// The byte that fills a buffer before it is read into.
 const POISON: u8 = 0xa5;
 
 /// Where an operation is.
@@ -83,7 +83,7 @@ pub enum Syncing {
     WriteBack,
 }
 
-/// What can be done to a file. Positions need not lie in it, nor below [`FILE_MAX`]: each is made to fit.
+/// An operation on a file. Positions need not lie in it, nor below [`FILE_MAX`]: each is made to fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     Read {
@@ -208,7 +208,7 @@ pub struct Pair {
     twin: fs::File,
     size: u64,
     generation: u32,
-    /// What was changed since the last sync of everything.
+    /// Ranges that were changed since the last sync of everything.
     changed: Vec<Range<u64>>,
 }
 
@@ -251,7 +251,7 @@ pub fn content(generation: u32, position: u64, len: usize) -> Vec<u8> {
     bytes[skip..skip + len].to_vec()
 }
 
-/// What the 8 bytes around a byte say of themselves.
+/// The position and generation that the 8 bytes around a byte tell.
 fn portrait(bytes: &[u8], start: u64, byte: u64) -> String {
     let aligned = byte / 8 * 8;
     let word = aligned.checked_sub(start).and_then(|at| bytes.get(at as usize..at as usize + 8));
@@ -287,7 +287,7 @@ pub fn compare(what: &str, start: u64, is: &[u8], should: &[u8]) -> CheckResult 
     ))
 }
 
-/// What the kernel gives of a file from `position` on.
+/// The bytes that the kernel reads of a file from `position` on.
 pub fn kernel_read(file: &fs::File, position: u64, len: usize) -> Result<Vec<u8>, String> {
     let mut bytes = vec![POISON; len];
     let mut done = 0;
@@ -595,8 +595,8 @@ impl Pair {
         Ok(())
     }
 
-    /// What the kernel reads of the cache's file is what it reads of the twin. Behind the end of the cache's file zeros
-    /// are expected: a sync of a range makes the file no longer than the range's bytes do.
+    /// Checks that the kernel reads the same of the cache's file and of the twin. Behind the end of the cache's file
+    /// zeros are expected: a sync of a range makes the file no longer than the range's bytes do.
     fn compare_on_disk(&self, range: Range<u64>) -> CheckResult {
         let mut at = range.start;
         while at < range.end {

@@ -40,7 +40,7 @@ const HANDLES: usize = 2;
 const PINS_MAX: usize = 4;
 /// The longest that is compared at a time.
 const PIECE: usize = 1 << 20;
-/// What a buffer holds before it is read into.
+/// The byte that fills a buffer before it is read into.
 const POISON: u8 = 0xa5;
 
 /// Where an operation is.
@@ -59,7 +59,7 @@ pub enum How {
     Vectored,
 }
 
-/// What can be done to a file. Positions need not lie in it, nor below [`FILE_MAX`]: each is made to fit.
+/// An operation on a file. Positions need not lie in it, nor below [`FILE_MAX`]: each is made to fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     Read {

@@ -90,14 +90,14 @@ impl Twin {
     }
 }
 
-/// What an entry may take the place of: shadows alone, or whatever is no larger and begins no earlier.
+/// Entries that a new one may replace: shadows alone, or all that are no larger and begin no earlier.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Replaces {
     Shadows,
     AnyEntry,
 }
 
-/// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is made to fit.
+/// An operation on a tree. Indices need not be aligned, nor ranges end inside the tree: each is made to fit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     Insert {

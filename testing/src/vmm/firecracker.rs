@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Neither is part of this repository: `$FIRECRACKER_BIN` names the monitor, `$FIRECRACKER_GUEST` the guest, an ELF
-//! file that Firecracker boots. What the guest has to do:
+//! file that Firecracker boots. The guest's contract:
 //!
 //! | where | what |
 //! |---|---|
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// Where the guest looks for its order, in its memory and in the file of it.
 pub const ORDER: u64 = 0x18_0000;
-/// What the guest has written there when it is ready.
+/// The word that the guest has written there when it is ready.
 const MAGIC: u64 = 0x3164_6c75_6763_6674;
 /// Where the pages begin that the guest verifies.
 const PATTERN: u64 = 2 << 20;
@@ -103,7 +103,7 @@ fn named(name: &str) -> Result<PathBuf, String> {
     if path.is_file() { Ok(path) } else { Err(format!("${name}: there is no {}", path.display())) }
 }
 
-/// What a machine has.
+/// The configuration of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub mib: u64,
@@ -166,7 +166,7 @@ pub enum Mode {
     Balloon = b'L' as isize,
 }
 
-/// What the guest does with a page.
+/// A guest's operation on a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Verifies each word.
@@ -177,7 +177,7 @@ pub enum Op {
     Write = 2,
 }
 
-/// What the guest is to do when it is restored.
+/// The guest's work after its restore.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     pub mode: Mode,
@@ -202,7 +202,7 @@ impl Order {
     }
 }
 
-/// What gives a restored machine its memory.
+/// The source of a restored machine's memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Backend<'a> {
     /// The kernel: the file is mapped.

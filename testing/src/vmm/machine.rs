@@ -58,7 +58,7 @@ const SET_TASK_ADDRESS: libc::c_ulong = 0xae47;
 const EXIT_IO: u32 = 2;
 const EXIT_HALT: u32 = 5;
 
-/// What a guest is asked to do.
+/// A guest's work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
     Sum { first: u64, pages: u64 },

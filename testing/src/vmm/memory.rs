@@ -58,13 +58,13 @@ pub struct Memory {
     image: Image,
     pub regions: Vec<Region>,
     states: Vec<AtomicU8>,
-    /// What was written over the head of a page; 0: nothing.
+    /// The number written over the head of a page; 0: none.
     written: Vec<AtomicU64>,
     /// A file into which the kernel reads a page for a probe.
     probe: Mutex<OwnedFd>,
 }
 
-/// What a mapping is of.
+/// The object that is mapped.
 pub enum Of<'f> {
     Anonymous,
     Shared(&'f OwnedFd),

@@ -46,7 +46,7 @@ const REFUSED: &str = "refused: ";
 /// A monitor that has not answered by now hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// What guest memory is made of.
+/// The kind of a guest's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Backing {
     /// As Firecracker has it. Faults are MISSING.

@@ -22,7 +22,7 @@ use super::kernel::{self, Event, Userfault};
 use super::memory::Region;
 use super::{Image, PAGE};
 
-/// What a server may have wrong.
+/// A bug of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrong {
     Nothing,
@@ -30,9 +30,9 @@ pub enum Wrong {
     Byte(u64),
     /// Each page is its neighbour.
     Neighbour,
-    /// What was removed comes back.
+    /// A removed page comes back.
     Removed,
-    /// What was removed comes back beside what is asked for.
+    /// A removed page comes back beside the one asked for.
     RemovedBeside,
 }
 

@@ -3,7 +3,7 @@
 //! Chance follows a seed: the faults are the same in each run, though not their requests, since requests that are under
 //! way side by side come in any order.
 
-/// What goes wrong with a GET.
+/// A fault of a GET.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// It is answered with this status; 503 is a `SlowDown`, and that and 429 have a `Retry-After`.
@@ -93,7 +93,7 @@ impl Drawing {
         (self.state >> 11) % end.max(1)
     }
 
-    /// What the next request meets.
+    /// The fault of the next request.
     pub(crate) fn next(&mut self) -> Option<Fault> {
         if self.below(1000) >= self.plan.per_mille.into() {
             return None;

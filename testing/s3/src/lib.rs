@@ -10,9 +10,8 @@
 //!                                      objects.rs  objects in memory; their conditions
 //! ```
 //!
-//! The protocol is the crate `s3s`'s, so the server was not written by the authors of the tests. What `s3s` would never
-//! do is added around it: faults of networks and stores. They come from a script (the next GETs, one after the other),
-//! or from a seed.
+//! The protocol is the crate `s3s`'s, so the server was not written by the authors of the tests. Faults of networks
+//! and stores are added around it. They come from a script (the next GETs, one after the other), or from a seed.
 //!
 //! An object's bytes follow from a version and a position ([`byte`]), so that a test can check each byte it reads, and
 //! its version. Versions of one object only rise.

@@ -38,7 +38,7 @@ use crate::fault::{Drawing, Fault, FaultPlan, KINDS};
 use crate::objects::Objects;
 
 const PIECE: usize = 64 << 10;
-/// What comes before a connection breaks is sent before it does.
+/// The pause before a connection breaks, so that the bytes before the break are sent.
 const BREAK_PAUSE: Duration = Duration::from_millis(3);
 
 /// Requests that have come, by kind.
@@ -54,7 +54,7 @@ pub struct Requests {
     pub writes: u64,
 }
 
-/// What the server is told and tells.
+/// Settings and counts of the server.
 #[derive(Debug, Default)]
 pub struct Control {
     objects: Objects,
@@ -105,7 +105,7 @@ impl Control {
     pub fn version(&self, key: &str) -> Option<u32> {
         self.objects.version(key)
     }
-    /// What goes wrong with the next GETs, one after the other.
+    /// Sets the faults of the next GETs, one after the other.
     pub fn trouble(&self, faults: impl IntoIterator<Item = Fault>) {
         lock(&self.script).extend(faults);
     }
@@ -191,7 +191,7 @@ impl Control {
 /// The server; it ends when it is dropped.
 #[derive(Debug)]
 pub struct Server {
-    /// What it is told and tells.
+    /// Its settings and counts.
     pub control: Arc<Control>,
     address: std::net::SocketAddr,
     runtime: Option<tokio::runtime::Runtime>,

@@ -45,9 +45,9 @@
 //! the number, not to one opening, and stays until they end: a call that began before the number was closed and opened
 //! anew may be executed on the new description.
 //!
-//! The **generation** tells one opening of a number, and one attachment of an opening, from the next. What the
-//! descriptor is attached to changes only while the state is Moving and the generation is a new one; so a
-//! compare-exchange that succeeds, or [`FdCell::is_still`], proves that it did not change.
+//! The **generation** tells one opening of a number, and one attachment of an opening, from the next. The attachment
+//! of a descriptor changes only while the state is Moving and the generation is a new one; so a compare-exchange that
+//! succeeds, or [`FdCell::is_still`], proves that it did not change.
 //!
 //! # Rules
 //!
@@ -96,7 +96,7 @@ pub enum CreditGiver {
     Owner,
 }
 
-/// What a descriptor is; the head of this file has the table.
+/// The state of a descriptor; the head of this file has the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum State {
@@ -332,7 +332,7 @@ impl FdCell {
     }
 }
 
-/// What the protocol needs of the kernel and of the process, for one descriptor.
+/// The kernel and the process, as the protocol needs them for one descriptor.
 pub trait Process {
     /// Signals are held back until this is dropped.
     type SignalsHeld;
@@ -348,7 +348,7 @@ pub trait Process {
     fn handle(&self) -> u64;
 }
 
-/// What came of [`Fd::open_for_reading`].
+/// The result of [`Fd::open_for_reading`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Opened {
     /// The handle to give back: the number was attached, so it was closed by means that were not seen.

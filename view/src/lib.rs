@@ -35,7 +35,7 @@ compile_error!("quinion-view is for 64-bit Linux: it asks by futexes, and maps a
 // Numbers and atomics.
 pub mod units;
 pub mod sync;
-// What lies in shared memory.
+// The layout of shared memory.
 #[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
 pub mod arena;
 #[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]

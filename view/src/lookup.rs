@@ -21,7 +21,7 @@ impl RacySlots for GrownView<'_> {
     }
 }
 
-/// What stands at `index` in the tree of `record`; a hint, to be held against its descriptor.
+/// The entry at `index` in the tree of `record`; a hint, to be held against its descriptor.
 #[inline]
 pub fn find(grown: &GrownView<'_>, record: &Record, index: PageIndex) -> Entry {
     walk::<_, NODE_BITS>(grown, load_root(&record.root), index.0)

@@ -203,7 +203,7 @@ impl fmt::Debug for PoolNumber {
 pub struct MappingId(pub u32);
 
 impl MappingId {
-    /// What a descriptor carries that belongs to no mapping.
+    /// The id in a descriptor that belongs to no mapping.
     pub const NONE: MappingId = MappingId(0);
 }
 

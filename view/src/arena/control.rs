@@ -50,7 +50,7 @@ pub const COMMON_BYTES: usize = size_of::<Control>();
 /// Entries of a viewer's ring of large files that it opened; older ones are overwritten.
 pub const OPENED_ENTRIES: usize = 64;
 
-/// What the owner tells all viewers. Only the owner writes it.
+/// The owner's state that all viewers see. Only the owner writes it.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Control {
@@ -145,7 +145,7 @@ fn hash_of(id: FileId) -> u64 {
 
 const OPENINGS_COUNT: u64 = 0xff;
 
-/// What a viewer notes in [`ViewerPage::opened`]; never 0.
+/// The hash of a file's opening that a viewer notes in [`ViewerPage::opened`]; never 0.
 #[inline]
 pub fn opening_of(id: FileId) -> u64 {
     hash_of(id) & !OPENINGS_COUNT | 1
@@ -178,7 +178,7 @@ impl AttachPolicy {
     /// The most that one read counts for: the kernel's fixed cost matters for small reads only.
     pub const READ_BYTES_MAX: u64 = 16 << 10;
 
-    /// What a read of `len` bytes takes of a credit, in bytes.
+    /// The credit that a read of `len` bytes takes, in bytes.
     #[inline]
     pub const fn worth(len: u64) -> u64 {
         if len < Self::READ_BYTES_MAX { len } else { Self::READ_BYTES_MAX }
@@ -323,7 +323,7 @@ impl ControlView {
         self.groups[group].store(base.as_ptr(), Ordering::Release);
     }
 
-    /// What all viewers see.
+    /// The state that all viewers see.
     #[inline]
     pub fn control(&self) -> &Control {
         // SAFETY: the first pages are mapped and aligned, and all of them are atomics.
@@ -341,7 +341,7 @@ impl ControlView {
     }
 }
 
-/// What the owner tells all viewers, and the viewer's own page.
+/// The owner's state for all viewers, and the viewer's own page.
 #[derive(Debug)]
 pub struct ViewerControl {
     common: NonNull<Control>,
@@ -378,7 +378,7 @@ impl ViewerControl {
         }
     }
 
-    /// What all viewers see. It may be read, and no more.
+    /// The state that all viewers see, read-only.
     #[inline]
     pub fn control(&self) -> &Control {
         // SAFETY: it is mapped and aligned, and all of it is atomics.
@@ -393,7 +393,7 @@ impl ViewerControl {
     }
 }
 
-/// What one viewing process and the owner share.
+/// Memory that one viewing process shares with the owner.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ViewerPage {
@@ -431,13 +431,13 @@ pub struct Request {
     pub state: AtomicU32,
     /// One of [`Operation`].
     pub operation: AtomicU32,
-    /// What is asked; see [`Operation`].
+    /// The operation's arguments; see [`Operation`].
     pub arguments: [AtomicU64; 3],
     /// 0, or the error number of what went wrong.
     pub error: AtomicU32,
     /// 1 once the viewer sleeps on `state`, or is about to.
     pub sleeper: AtomicU32,
-    /// What is answered; see [`Operation`].
+    /// The operation's answers; see [`Operation`].
     pub answers: [AtomicU64; 2],
 }
 
@@ -472,8 +472,8 @@ pub const TO_BE_SENT: i32 = 107;
 /// pages only until it has read them; it then says [`Advice::Passed`].
 pub const UNCACHED: u64 = 1 << 63;
 
-/// What an [`Operation::Hint`] says of a handle, or of a range of its file. The numbers are part of the layout; all but
-/// the last are those of `posix_fadvise`.
+/// Advice of an [`Operation::Hint`] on a handle, or on a range of its file. The numbers are part of the layout; all
+/// but the last are those of `posix_fadvise`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Advice {
@@ -521,7 +521,7 @@ impl Advice {
     }
 }
 
-/// What a viewer can ask. The numbers are part of the layout.
+/// A viewer's request. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Operation {
@@ -554,7 +554,7 @@ pub enum Operation {
     /// Close that file, unless a viewer has it open, before it is removed, so that its space is freed. Arguments: the
     /// device, the inode.
     Removes = 12,
-    /// What the program says of how it will read. Arguments: the handle, the position in bytes,
+    /// The program's advice on how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,
     /// Check whether code that the viewer's process has loaded enters the kernel by itself. Answers: a
@@ -571,7 +571,7 @@ pub enum Operation {
     Unpin = 15,
 }
 
-/// What the objects that a process has loaded do besides calling the C library. The numbers are part of the layout.
+/// Whether objects in a process enter the kernel past the C library. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u64)]
 pub enum SyscallAudit {
@@ -608,7 +608,7 @@ pub enum Counter {
     FirstPatching = 32,
 }
 
-/// What came of patching the C library of a viewer's process; counted at [`Counter::FirstPatching`] plus this.
+/// The outcome of patching the C library of a viewer's process; counted at [`Counter::FirstPatching`] plus this.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Patching {

@@ -126,7 +126,7 @@ impl Flags {
     pub const DIRTY: u64 = 1 << 9;
     /// A page of the folio is being written to the file.
     pub const WRITEBACK: u64 = 1 << 10;
-    /// What keeps a folio in the index until its bytes are in the file.
+    /// The flags that keep a folio in the index until its bytes are in the file.
     pub const UNWRITTEN: u64 = Self::DIRTY | Self::WRITEBACK;
 }
 
@@ -191,7 +191,7 @@ impl core::fmt::Debug for DescriptorWord {
     }
 }
 
-/// What a reader found at its first look at a folio, to check after its copy: the stamp of an optimistic read.
+/// A reader's first look at a folio, to check after its copy: the stamp of an optimistic read.
 #[derive(Clone, Copy, Debug)]
 pub struct FolioStamp {
     word: DescriptorWord,
@@ -259,7 +259,7 @@ pub enum LockRefused {
     Left,
 }
 
-/// What a holder finds.
+/// Whether the holder of a folio may read it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadableState {
     /// The bytes are there, and stay while the hold is kept.
@@ -283,7 +283,7 @@ pub enum HoldRefused {
     TooMany,
 }
 
-/// What became of a folio that was asked to leave the index.
+/// The outcome of taking a folio out of the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RetireOutcome {
     /// It has no holders: its frames are the caller's to free.
@@ -292,7 +292,7 @@ pub enum RetireOutcome {
     Held,
 }
 
-/// What a holder must do after giving its hold back.
+/// A holder's duty after it has given its hold back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutOutcome {
     /// Nothing.
@@ -301,7 +301,7 @@ pub enum PutOutcome {
     Last(Order),
 }
 
-/// What the end of a fill found.
+/// Whether a folio was still in the index when its fill ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FillEnd {
     /// The folio is still in the index.
@@ -327,7 +327,7 @@ fn before_reuse(step: Mutant) {
     }
 }
 
-/// What is known of one frame; 32 bytes, in the arena.
+/// The state of one frame; 32 bytes, in the arena.
 #[repr(C, align(32))]
 #[derive(Debug)]
 pub struct Descriptor {
@@ -421,7 +421,7 @@ impl Descriptor {
         let order = ordering(Mutant::WrittenAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = DescriptorWord(self.word.load(order));
         let stamp = self.check(word, mapping, index)?;
-        // What was written once stays so: this is another folio of the same pages.
+        // A written folio stays written: this is another folio of the same pages.
         if word.is_written() { Ok(stamp) } else { Err(NotReady::Mismatch) }
     }
 
@@ -691,7 +691,7 @@ impl Descriptor {
         }
     }
 
-    /// What the holder of a folio may do with all of it now.
+    /// Whether the holder of a folio may read all of it now.
     #[inline]
     pub fn is_readable(&self, stamp: FolioStamp) -> ReadableState {
         self.is_page_readable(stamp, || false)
@@ -1001,8 +1001,8 @@ impl Descriptor {
         }
     }
 
-    /// What is wrong with this descriptor as the head of an indexed folio, if anything. The caller holds the tree lock
-    /// of `mapping`, and keeps pins from changing meanwhile.
+    /// Checks this descriptor as the head of an indexed folio. The caller holds the tree lock of `mapping`, and keeps
+    /// pins from changing meanwhile.
     pub fn check_folio(
         &self,
         frame: Frame,
@@ -1110,7 +1110,7 @@ mod tests {
         assert!(d.begin_read(FILE, PageIndex(0)).is_err());
     }
 
-    /// What becomes of a folio that the device does not deliver: out of the tree, then unlocked.
+    /// Fails a folio that the device does not deliver: out of the tree, then unlocked.
     fn fail(d: &Descriptor) -> PutOutcome {
         assert_eq!(d.retire(), RetireOutcome::Held, "a fill has a hold");
         match d.complete_empty() {

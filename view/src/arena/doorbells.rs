@@ -34,7 +34,7 @@ pub struct Doorbells<const WORDS: usize> {
     rings: AtomicU32,
 }
 
-/// What a worker finds when it looks at a viewer whose doorbell was up.
+/// A worker's result of a look at a viewer whose doorbell was up.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<Q> {
     /// The request that it takes.
@@ -127,7 +127,7 @@ impl<const WORDS: usize> Doorbells<WORDS> {
     }
 }
 
-/// What a watcher knows of one viewer.
+/// A watcher's state of one viewer.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct WatchedViewers {
     /// Whose the viewer slot was when its doorbell was put up last, and the number of the futex then.

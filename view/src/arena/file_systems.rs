@@ -8,7 +8,7 @@
 //! Overlayfs is not local here: its lower files can be changed past it, and a lease on the file in front does not
 //! notice. FUSE and network file systems are not: their files change elsewhere, and their reads may never end.
 
-/// What is known of a file system.
+/// The kind of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileSystem {
     /// Its files are answers, made anew at each read. They are never served.
@@ -17,7 +17,7 @@ pub enum FileSystem {
     ReadOnly,
     /// Its files change through this kernel alone, and a read lease keeps others from changing them.
     Local,
-    /// Nothing.
+    /// Nothing is known of it.
     Other,
 }
 

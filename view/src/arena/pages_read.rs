@@ -25,7 +25,7 @@
 //! A fill that ends well in one piece sets no bit. Bits that were set stay until the frames are freed: clearing them
 //! earlier would take a page from a holder that was just told that it is there.
 //!
-//! A frame has many lives, and a reader without a hold means one of them. What it sees of the others:
+//! A frame has many lives, and a reader without a hold means one of them. Bits of the other lives, as it sees them:
 //!
 //! ```text
 //!   a life before     bit set .. cleared | freed .. prepare: Release -----------> first look: word, Acquire, then bits

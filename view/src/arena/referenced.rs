@@ -23,7 +23,7 @@
 //! Invariant: an unread byte is that of a frame that heads a folio of some tree, or did until a moment ago.
 //!
 //! Not an invariant: that each read is seen. A touch may be lost to another, to a scan's store or in a viewer's ring,
-//! and a late reader may touch the byte of the next folio. What is derived from these bytes is a statistic.
+//! and a late reader may touch the byte of the next folio. Numbers derived from these bytes are statistics.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -78,7 +78,7 @@ pub fn touch(byte: &AtomicU8) {
     }
 }
 
-/// What a read leaves of a byte.
+/// The byte's value after a read.
 #[inline]
 pub fn after_read(byte: u8) -> u8 {
     if is_first(byte) { 0 } else { (byte & READS).saturating_add(1).min(READS_MAX) }
@@ -92,7 +92,7 @@ pub fn expect_reader(byte: &AtomicU8) {
     }
 }
 
-/// What a scan finds.
+/// A scan's result for a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReferenceState {
     /// Its reader is still to come: it is spared, and its byte is this now.
@@ -101,7 +101,7 @@ pub enum ReferenceState {
     Reads(u8),
 }
 
-/// What a byte says to a scan.
+/// The meaning of a byte to a scan.
 #[inline]
 pub fn found(byte: u8) -> ReferenceState {
     if byte & FRESH != 0 {

@@ -56,7 +56,7 @@ impl CellNumber {
     }
 }
 
-/// What the tree's writers know of a node, in words of their own; readers never look here.
+/// The writers' state of a node, in words of their own; readers never look here.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct NodeHead {
@@ -96,8 +96,8 @@ pub struct Record {
 
 const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 
-/// What a viewer has to do before it uses what is cached of a file. A viewer looks at it before each read; the owner
-/// makes what is cached the file's before it says more than it said.
+/// The check that a viewer makes before it uses cached pages of a file. A viewer looks at it before each read; the
+/// owner brings the cached pages up to date before it makes this stronger.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum Validation {

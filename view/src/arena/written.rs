@@ -48,7 +48,7 @@
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::{Mutant, mutant, ordering};
 
-/// What a reader saw of a page's sequence: no writer was in it.
+/// A page's sequence as a reader saw it, with no writer in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SequenceSnapshot(u32);
 

@@ -1,8 +1,7 @@
 //! Folio: the bytes of a folio, a naturally aligned run of 2^order pages that is cached together.
 //!
-//! A folio is named by its first frame. What is known of it stands in that frame's
-//! [`Descriptor`](crate::arena::Descriptor); its bytes are the frames themselves and are touched only by [`copy`] or by
-//! the device.
+//! A folio is named by its first frame. Its state stands in that frame's [`Descriptor`](crate::arena::Descriptor); its
+//! bytes are the frames themselves and are touched only by [`copy`] or by the device.
 //!
 //! ```text
 //!   slot in the index --hint--> Descriptor { word, mapping, index } --same number--> 4 KiB of bytes
@@ -16,7 +15,7 @@
 //! stale slot or a recycled node, the descriptor says whose bytes these are, before and after the copy. A folio that is
 //! written in place is read page by page ([`written`]).
 //!
-//! What holds, locks, pins and writes folios is `folio` of crate `quinion`, with the invariants of both.
+//! `folio` of crate `quinion` holds, locks, pins and writes folios, and has the invariants of both.
 
 pub mod copy;
 #[cfg(not(quinion_model))]

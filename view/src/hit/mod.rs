@@ -38,7 +38,7 @@ pub use locate::{locate, resident};
 /// How often a reader tries again when a folio changed under its copy.
 const TRIES: u32 = 3;
 
-/// What a run of hits gave.
+/// The result of a run of hits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hits {
     /// Bytes copied, from the start of the range on.
@@ -76,7 +76,7 @@ pub enum HitStop {
 /// A file as a reader sees it: the view, the cell of its record, and the mapping that the record has to be of.
 #[derive(Clone, Copy, Debug)]
 pub struct FileView<'a> {
-    /// What is mapped of the arena.
+    /// The mapped arena.
     pub view: &'a View,
     /// The cell of the file's record.
     pub cell: CellNumber,
@@ -161,7 +161,7 @@ struct FoundFile<'a> {
     id: MappingId,
 }
 
-/// What the short way through the commonest hit found.
+/// The result of the short way through the commonest hit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageHit {
     /// All of the range was copied, and its folio carries no marker.

@@ -79,7 +79,7 @@ impl JoinRequest {
     }
 }
 
-/// What comes with a descriptor that a viewer sends.
+/// The message that comes with a descriptor that a viewer sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DescriptorOffer {
     /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
@@ -108,7 +108,7 @@ impl DescriptorOffer {
     }
 }
 
-/// What stands before a name that a viewer sends.
+/// The head of a message with a name that a viewer sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NameOffer {
     /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).

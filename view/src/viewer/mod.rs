@@ -1,7 +1,7 @@
 //! Viewer: a reader in another process than the owner's.
 //!
-//! A viewer maps the arena read-only and hits by the very code of the owner's threads. What it cannot do itself, it
-//! asks for, through a page of its own in the control file.
+//! A viewer maps the arena read-only and hits by the very code of the owner's threads. For everything else it sends
+//! requests, through a page of its own in the control file.
 //!
 //! ```text
 //!   arena (read-only)                      a page of its own (read-write)
@@ -103,7 +103,7 @@ pub enum RequestError {
 /// A file as a viewer knows it: the owner's answer to [`Operation::Attach`].
 #[derive(Clone, Copy, Debug)]
 pub struct ViewedFile<'a> {
-    /// What the owner calls this attachment.
+    /// The owner's handle of this attachment.
     pub handle: u64,
     /// Where the file's record is.
     pub cell: CellNumber,
@@ -117,7 +117,7 @@ pub struct ViewedFile<'a> {
     pub touched: &'a AtomicU64,
 }
 
-/// What the first look of a read gave.
+/// The result of a read's first look.
 #[derive(Debug)]
 pub struct Hit {
     bytes: usize,
@@ -133,7 +133,7 @@ impl Hit {
     }
 }
 
-/// What a read gave.
+/// The result of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadOutcome {
     /// Bytes copied, from the start of the range on.
@@ -256,7 +256,7 @@ impl Viewer {
     pub fn openings_before(&self, id: FileId) -> u64 {
         let (page, hash) = (self.page(), opening_of(id));
         let known = self.control.control().openings(id);
-        // What the owner has not added up yet. It may do so between the two looks: then some count twice.
+        // Openings that the owner has not added up yet. It may do so between the two looks: then some count twice.
         let (head, tail) =
             (page.opened_head.load(Ordering::Relaxed), page.opened_tail.load(Ordering::Relaxed));
         let pending = head.wrapping_sub(tail).min(OPENED_ENTRIES as u32);
@@ -267,8 +267,8 @@ impl Viewer {
         (known + ours as u64).min(255)
     }
 
-    /// What has to be done before the next read of `file` trusts what is cached. A change during that read does not
-    /// matter.
+    /// The validation that is due before the next read of `file` trusts cached pages. A change during that read does
+    /// not matter.
     #[inline]
     pub fn validation(&self, file: &ViewedFile<'_>) -> Validation {
         if self.arena.owner_has_ended() {
@@ -359,8 +359,8 @@ impl Viewer {
         }
     }
 
-    /// [`Viewer::read`] of what is in the cache only, without waiting: `None` if its first byte is not. What is copied
-    /// may end before `len` with [`ReadEnd::Full`], where the next byte is not in the cache.
+    /// [`Viewer::read`] of cached bytes only, without waiting: `None` if the first byte is not cached. The copy may
+    /// end before `len` with [`ReadEnd::Full`], where the next byte is not in the cache.
     ///
     /// # Safety
     /// That of [`Viewer::read`].

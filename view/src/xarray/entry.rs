@@ -13,7 +13,7 @@
 
 use core::fmt;
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Entry(u32);
 

@@ -27,7 +27,7 @@ use crate::sync::{Mutant, mutant, ordering};
 
 use super::entry::{Entry, Kind, Root};
 
-/// What a walk needs of the allocator of the nodes: the slots of a node whose number may be stale.
+/// The nodes' allocator, as a walk needs it: the slots of a node whose number may be stale.
 pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;
@@ -115,7 +115,7 @@ fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, in
     Descent { entry, slot: place, leaf: None }
 }
 
-/// What a walker found at its index; a hint.
+/// The entry at a walker's index, and where it was found; a hint.
 #[derive(Clone, Copy, Debug)]
 pub struct WalkResult<'a> {
     /// The entry.
@@ -151,7 +151,7 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Finder<'a, S, BITS> {
         self.leaf = None;
     }
 
-    /// What stands at `index`. One slot read if it is in the leaf of the last look.
+    /// The entry at `index`. One slot read if it is in the leaf of the last look.
     #[inline]
     pub fn find(&mut self, index: u64) -> WalkResult<'a> {
         let base = index >> BITS;
@@ -220,7 +220,7 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
         self.finder.reset();
     }
 
-    /// What stands at its index; see [`Finder::find`].
+    /// The entry at its index; see [`Finder::find`].
     #[inline]
     pub fn load(&mut self) -> WalkResult<'a> {
         self.finder.find(self.index)
@@ -269,7 +269,7 @@ impl<'a, const BITS: u32> Steps<'a, BITS> {
         }
     }
 
-    /// What was found: a hint, once the walk has ended.
+    /// The entry found: a hint, once the walk has ended.
     #[inline]
     pub fn entry(&self) -> Entry {
         self.entry

@@ -347,14 +347,14 @@ impl Recorder {
         }
     }
 
-    /// What was noted so far.
+    /// The record so far.
     pub fn record(&self) -> FaultRecord {
         self.record.clone()
     }
 }
 
-/// What a record says of a page's content. Four lanes take the page's words in turn, each by a step of multiplication
-/// and rotation, so that a processor works on all four at once.
+/// The digest of a page's content in a record. Four lanes take the page's words in turn, each by a step of
+/// multiplication and rotation, so that a processor works on all four at once.
 pub fn digest(page: &[u8]) -> u16 {
     let mut lanes = [1_u64, 2, 3, 4].map(|lane| lane.wrapping_mul(FNV_BASIS));
     for words in page.chunks_exact(32) {

@@ -70,7 +70,7 @@
 //! and [`pages::PIECES_MAX`]. Also forks of a VM, messages read at a time, and pins, by a run for each worker.
 //!
 //! Invariants:
-//!  1. What a peer does harms no other: it alone is closed or given up.
+//!  1. A peer's acts harm no other: it alone is closed or given up.
 //!  2. No lock of this module is held while a file is read, a VM is answered, or an observer is called.
 //!  3. A page is supplied from the snapshot once at most, and never after it was given back.
 //!  4. No memory of a VM is ever mapped here: nothing that a VM or its snapshot does can raise SIGBUS in this process.
@@ -109,7 +109,7 @@ pub use stats::{RestoreCounters, RestoreStats};
 use message::BadMessage;
 use pages::TooManyPieces;
 
-/// What is done with the process of a VM that cannot be served any more.
+/// Treatment of the process of a VM that cannot be served any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnFailure {
     /// It is killed: better no VM than one that reads zeros where its memory was. That is the process that connected,
@@ -120,7 +120,7 @@ pub enum OnFailure {
     Leave,
 }
 
-/// What of the snapshot is supplied to each VM before it asks.
+/// Pages of the snapshot that are supplied to each VM before it asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fill {
     /// Nothing but what lies around and behind its faults.
@@ -142,11 +142,11 @@ pub struct RestoreOptions {
     /// given up and are dying. A VM that connects when there are so many waits until one ends, or is refused if all are
     /// VMs; of the refused, up to four more may be dying.
     pub vms_max: usize,
-    /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB. The
-    /// page that is waited for comes first. A VM that walks through its memory gets up to 2 MiB more each time; while a
+    /// The longest answer to one fault, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB. The page
+    /// that is waited for comes first. A VM that walks through its memory gets up to 2 MiB more each time; while a
     /// record is made each page is answered alone.
     pub run_bytes: u64,
-    /// What is done with a VM that cannot be served.
+    /// Treatment of a VM that cannot be served.
     pub on_failure: OnFailure,
     /// How long a peer may take to send its message; 1 millisecond to 1 day. If not set, 10 seconds.
     pub greeting: Duration,
@@ -164,7 +164,7 @@ pub struct RestoreOptions {
     /// fault waits. Pages that hold something else now are left out. With [`RestoreOptions::record`] the new record
     /// goes on from this one, if it is of the same image.
     pub replay: Option<FaultRecord>,
-    /// What VMs get before they ask.
+    /// Pages that VMs get before they ask.
     pub fill: Fill,
     /// Whether VMMs may map the image, by the dialect of [`message`]. It takes the snapshot's size of the cache's
     /// memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
@@ -353,7 +353,7 @@ pub enum Event {
         vm: u64,
         /// Its process, 0 if that is not known.
         process: u32,
-        /// What was done for it.
+        /// Counts of the work done for it.
         numbers: Box<RestoreCounters>,
     },
     /// A VM was still there when the server ended.

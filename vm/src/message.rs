@@ -29,7 +29,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 pub const REGIONS_MAX: usize = 64;
 /// The most descriptors that may come with a message.
 pub const DESCRIPTORS_MAX: usize = 4;
-/// What a VM's memory is mapped by: pages, or those of hugetlbfs.
+/// Sizes of the pages by which a VM's memory is mapped: base pages, or those of hugetlbfs.
 const UNITS: [u64; 2] = [PAGE_SIZE as u64, 2 << 20];
 /// The version of the messages about the image.
 pub const VERSION: u64 = 1;
@@ -43,7 +43,7 @@ pub struct Region {
     pub size: u64,
     /// Where it begins in the snapshot, in bytes.
     pub offset: u64,
-    /// What it is mapped by, in bytes.
+    /// The size of the pages by which it is mapped, in bytes.
     pub page_size: Option<u64>,
     /// As `page_size`, in bytes too.
     pub page_size_kib: Option<u64>,
@@ -55,7 +55,7 @@ struct Request {
     want: String,
 }
 
-/// What the bytes so far say.
+/// The meaning of the bytes so far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ParseStep {
     /// Nothing yet; more has to come.
@@ -66,7 +66,7 @@ pub enum ParseStep {
     WantsImage,
 }
 
-/// What is wrong with what a peer said.
+/// An error in a peer's message.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each is said by its message")]
 #[non_exhaustive]
@@ -314,7 +314,7 @@ mod tests {
                 region(cut(base), cut(size), cut(offset))
             };
             let regions: Vec<_> = numbers.iter().map(region).collect();
-            // What is accepted lies in the image and does not overlap; `Pages::new` asserts the rest.
+            // Accepted regions lie in the image and do not overlap; `Pages::new` asserts the rest.
             if let Ok(pages) = check(&regions, image_bytes.min(1 << 30)) {
                 prop_assert!(pages.bytes() <= image_bytes);
             }

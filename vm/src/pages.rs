@@ -14,9 +14,9 @@
 //! Pure: numbers in, a decision out. A **unit** is what the VM's memory is mapped by, a page of 4 KiB or of 2 MiB, and
 //! two bits say what it is: a GiB of 4 KiB pages takes 64 KiB.
 //!
-//! **Removed for good.** What was given back never becomes absent again: the image's bytes must not come back. A page
-//! that is present and faults is treated so too. Either two processors touched one page, or a thread gave memory back
-//! without asking to have that told (`UFFD_FEATURE_EVENT_REMOVE`), and expects zeros as well.
+//! **Removed for good.** A page that was given back never becomes absent again: the image's bytes must not come back.
+//! A page that is present and faults is treated so too. Either two processors touched one page, or a thread gave
+//! memory back without asking to have that told (`UFFD_FEATURE_EVENT_REMOVE`), and expects zeros as well.
 //!
 //! **Out of order.** The kernel hands out faults before the events that came earlier. So all events that can be read
 //! are noted before any fault is answered, and an answer that the kernel refuses because there are events again is
@@ -34,7 +34,7 @@ use std::ops::Range;
 /// How many pieces a VM's regions may be cut into by unmapping and moving.
 pub const PIECES_MAX: usize = 1024;
 
-/// What is known of a page.
+/// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum State {
@@ -46,7 +46,7 @@ pub enum State {
     Removed = 2,
 }
 
-/// What a fault needs.
+/// The answer that a fault needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageNeed {
     /// So many bytes of the image, from `offset` on, at `address`.
@@ -182,7 +182,7 @@ impl Pages {
         pages
     }
 
-    /// What the memory is mapped by, in bytes.
+    /// The size of the pages by which the memory is mapped, in bytes.
     pub fn unit(&self) -> u64 {
         self.unit
     }
@@ -198,7 +198,7 @@ impl Pages {
         (address < region.end(self.unit)).then(|| (number, ((address - region.base) / self.unit) as usize))
     }
 
-    /// What a fault at `address` needs, `run_bytes` at a time: a power of two.
+    /// The answer that a fault at `address` needs, `run_bytes` at a time: a power of two.
     pub fn need(&self, address: u64, run_bytes: u64) -> PageNeed {
         let Some((number, at)) = self.find(address) else { return PageNeed::Nowhere };
         let (region, unit) = (&self.regions[number], self.unit);
@@ -224,7 +224,7 @@ impl Pages {
         }
     }
 
-    /// What of `bytes` bytes of the image at `offset` is absent somewhere, one stretch at a time.
+    /// The absent parts of `bytes` bytes of the image at `offset`, in all regions.
     pub fn absent_in(&self, offset: u64, bytes: u64) -> Vec<ImagePart> {
         let mut found = Vec::new();
         for region in &self.regions {
@@ -234,7 +234,7 @@ impl Pages {
         found
     }
 
-    /// What of these addresses is absent, one stretch at a time.
+    /// The absent parts of these addresses.
     pub fn absent_at(&self, addresses: &Range<u64>) -> Vec<ImagePart> {
         let mut found = Vec::new();
         for region in &self.regions {
@@ -244,7 +244,7 @@ impl Pages {
         found
     }
 
-    /// What is absent of `bytes`, counted from where the region begins; it may end behind the region.
+    /// Finds the absent parts of `bytes`, counted from where the region begins; it may end behind the region.
     fn absent_of(&self, region: &Region, bytes: Range<u64>, found: &mut Vec<ImagePart>) {
         let unit = self.unit;
         let end = (bytes.end.div_ceil(unit) as usize).min(region.states.len);
@@ -314,7 +314,7 @@ impl Pages {
             regions.extend(before.into_iter().chain(after));
             moved.extend(inside.map(|piece| Region { base: piece.base - from + to, ..piece }));
         }
-        // What was mapped there before is no more.
+        // The mappings that were there before are gone.
         let mut cleared = Vec::with_capacity(regions.len() + moved.len());
         for region in &regions {
             let (before, _, after) = self.cut(region, &target);

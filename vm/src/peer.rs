@@ -9,7 +9,7 @@
 //! **A receipt may wait.** The close of a peer's descriptor (a file of a file system that hangs, a socket that lingers)
 //! may wait for as long as its maker likes; so may `recvmsg`, which drops in the calling thread what finds no room, and
 //! the close of a socket in which one lies unread. Therefore only the thread of that connection receives, drains and
-//! closes here; see [`server`](super::server). What a descriptor is, `/proc` says, which asks no file system.
+//! closes here; see [`server`](super::server). A descriptor's kind is read from `/proc`, which asks no file system.
 //!
 //! The process is the one that **connected**. If it connected on behalf of a VMM, that VMM's own end is noticed when
 //! the kernel reports it in answer to a fault.

@@ -127,7 +127,7 @@ impl ReplayCursor {
         self.warm = self.warm.max(self.piece);
     }
 
-    /// What is to be read now, so that `bytes_max` bytes are on their way at most, or one piece.
+    /// The ranges to be read now, so that `bytes_max` bytes are on their way at most, or one piece.
     pub(super) fn warm(&mut self, replay: &Replay, bytes_max: u64) -> Vec<Range<u64>> {
         let mut reads = Vec::new();
         while self.has_more(replay)

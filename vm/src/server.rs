@@ -49,7 +49,7 @@
 //!
 //! A panic while something is done for one peer ends that peer and no other.
 //!
-//! This file has the state that all threads share, its beginning and end, and how workers wait. What they do for a
+//! This file has the state that all threads share, its beginning and end, and how workers wait. Their work for a
 //! connection (`connection.rs`) is in `greeting.rs`, `turns.rs` and `ends.rs`; `socket.rs` makes the socket.
 //!
 //! Invariants:
@@ -311,7 +311,7 @@ impl Server {
         self.shared.snapshot.identity()
     }
 
-    /// What was done so far. In a forked child all numbers are 0.
+    /// Statistics so far. In a forked child all numbers are 0.
     pub fn stats(&self) -> RestoreStats {
         if self.process.is_forked() { RestoreStats::default() } else { self.shared.stats() }
     }

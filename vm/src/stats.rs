@@ -6,8 +6,8 @@
 //!   latency   from the moment that a fault was read to its answer: what the kernel and the processor add is not in it
 //! ```
 //!
-//! How much of what was supplied ahead was used is not known: a page that is there makes no fault. What was asked for
-//! before the record came to it is the demand.
+//! How much of the pages supplied ahead was used is not known: a page that is there makes no fault. Faults on pages
+//! that the record had not come to count as demand.
 //!
 //! Invariant: the names in the text for Prometheus are a promise, as those of a report are.
 
@@ -15,7 +15,7 @@ use std::fmt::{self, Write};
 
 use super::latency::Latency;
 
-/// What was done for VMs, in numbers that add up.
+/// Counts of the work done for VMs; they add up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RestoreCounters {
     /// Faults that were answered.
@@ -64,7 +64,7 @@ impl RestoreCounters {
     }
 }
 
-/// What a server did since it began.
+/// Statistics of a server since it began.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RestoreStats {
@@ -82,7 +82,7 @@ pub struct RestoreStats {
     pub image_bytes: u64,
     /// Bytes that the cache read from devices since the server began, for others too.
     pub device_bytes: u64,
-    /// What was done for all VMs.
+    /// Counts for all VMs.
     pub numbers: RestoreCounters,
 }
 

@@ -30,12 +30,12 @@ pub(super) const WINDOW_BYTES_MAX: u64 = 2 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Stream {
-    /// What was answered or promised last, in bytes of the image.
+    /// The range answered or promised last, in bytes of the image.
     last: (u64, u64),
     window: u64,
     /// Up to where its bytes are being read.
     read: u64,
-    /// What it was promised so far, in bytes: none as long as it has made no step.
+    /// Bytes promised to it so far: none as long as it has made no step.
     walked: u64,
     met: u64,
 }
@@ -43,9 +43,9 @@ struct Stream {
 /// A stream has gone on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct StreamStep {
-    /// What is to be supplied now.
+    /// The range to be supplied now.
     pub(super) window: Range<u64>,
-    /// What is to be read now, for this window and those behind it; perhaps nothing.
+    /// The range to be read now, for this window and those behind it; perhaps empty.
     pub(super) reads: Range<u64>,
 }
 
@@ -62,8 +62,8 @@ impl Streams {
         self.is_walk
     }
 
-    /// A fault at byte `offset` of the image is answered with `answer`, which has it. What should be supplied behind
-    /// that: nothing, or a window that ends at `image_bytes` at most. Reads go on behind it by as much as the stream
+    /// A fault at byte `offset` of the image is answered with `answer`, which has it. Returns the window to be
+    /// supplied behind that, if any; it ends at `image_bytes` at most. Reads go on behind it by as much as the stream
     /// has walked, `reach_bytes` at most, and by the window at least.
     pub(super) fn fault(
         &mut self,

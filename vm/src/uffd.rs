@@ -63,7 +63,7 @@ pub enum Modes {
     MissingAndMinor,
 }
 
-/// What was asked for and what came.
+/// The result of a call that supplies pages.
 #[derive(Debug)]
 pub struct CopyResult {
     /// Bytes from the range's beginning that are supplied now.
@@ -72,7 +72,7 @@ pub struct CopyResult {
     pub stop: Option<CopyStop>,
 }
 
-/// What ended a call before its end; about the first page that was not supplied.
+/// The reason why a call ended early; about the first page that was not supplied.
 #[derive(Debug)]
 pub enum CopyStop {
     /// The page is there.
@@ -87,7 +87,7 @@ pub enum CopyStop {
     Failed(io::Error),
 }
 
-/// What a userfaultfd says.
+/// A message of a userfaultfd.
 #[derive(Debug)]
 pub enum Message {
     /// A thread has touched a page, and sleeps.
@@ -116,7 +116,7 @@ pub enum Message {
 pub struct Fault {
     /// The address, not rounded.
     pub address: u64,
-    /// What kind of touch it was.
+    /// The kind of the touch.
     pub kind: FaultKind,
 }
 
@@ -265,7 +265,7 @@ impl Uffd {
         unsafe { self.control(UFFDIO_REGISTER, &mut words) }
     }
 
-    /// Has missing and minor faults told in a range of the process that handed the descriptor over for it. What is
+    /// Has missing and minor faults told in a range of the process that handed the descriptor over for it. A range
     /// registered for both already, and perhaps for more, stays as it is.
     ///
     /// # Errors
@@ -395,7 +395,7 @@ impl Uffd {
     }
 }
 
-/// What a call did whose range has `len` bytes, if the kernel says `told` and `error`.
+/// The result of a call whose range has `len` bytes, if the kernel says `told` and `error`.
 fn moved(len: u64, told: i64, error: Option<io::Error>) -> CopyResult {
     let Some(error) = error else { return CopyResult { bytes: len, stop: None } };
     let Ok(bytes @ 1..) = u64::try_from(told) else {

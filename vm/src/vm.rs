@@ -71,7 +71,7 @@ const READS_MAX: usize = 16;
 const WAITING_MAX: usize = 1 << 16;
 /// A VM's address spaces: its own, and those of its forks that live.
 pub(super) const SPACES_MAX: usize = 8;
-/// What is supplied unasked between two looks at what is asked for, in bytes.
+/// Bytes that are supplied ahead between two looks for faults.
 const AHEAD_BYTES: u64 = 128 << 10;
 /// The same, when the VM waits for just that. A fault of anything else waits for such a step once.
 const AHEAD_BYTES_MAX: u64 = 512 << 10;
@@ -82,7 +82,7 @@ const AHEAD_RUNS: usize = 64;
 const WARM_BYTES: u64 = 8 << 20;
 /// Windows of streams, and neighbours that had not come, that wait to be supplied. Older ones are left to their faults.
 const WINDOWS_MAX: usize = 8;
-/// What of the image is one neighbourhood, and how much of it is absent at most when the rest is supplied unasked.
+/// The size of a neighbourhood in the image, and how much of it is absent at most when the rest is supplied ahead.
 const CROWD_BYTES: u64 = 2 << 20;
 const CROWD_ABSENT_MAX: u64 = CROWD_BYTES / 2;
 /// How often what is supplied unasked may be found absent before it is waited for.
@@ -95,7 +95,7 @@ const SHORTAGES_MAX: u32 = 5000;
 const NO_PAGE: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// What is mapped at a time, where it is resident anyway, in bytes.
+/// Bytes that are mapped at a time, where they are resident anyway.
 const MAPPED_BYTES: u64 = 512 << 10;
 
 #[derive(Debug)]
@@ -159,7 +159,7 @@ pub(super) struct Vm {
     inbox: MessageBuffer,
     streams: Streams,
     windows: VecDeque<Range<u64>>,
-    /// What one step supplies unasked.
+    /// Bytes that one step supplies ahead.
     ahead_bytes: u64,
     replayed: ReplayCursor,
     /// Up to where the image was filled, and read for that.
@@ -238,7 +238,7 @@ impl Space {
 }
 
 impl Vm {
-    /// What is done for it is counted in `numbers`, which others may look at.
+    /// The work done for it is counted in `numbers`, which others may look at.
     pub(super) fn new(
         uffd: Uffd,
         pages: Pages,
@@ -387,7 +387,7 @@ impl Vm {
                 };
                 match answer {
                     FaultAnswer::Given | FaultAnswer::Stray => {}
-                    // What is left of it, a fault will ask for.
+                    // The rest is left to a fault.
                     FaultAnswer::Again | FaultAnswer::Short => return Ok(()),
                     FaultAnswer::Over => {
                         self.spaces[at].is_over = true;
@@ -626,8 +626,8 @@ impl Vm {
         }
     }
 
-    /// What a fault in an absent run is answered with: the run; or its page alone, if the replayed record names it. The
-    /// record names what will be wanted around it, too.
+    /// The answer to a fault in an absent run: the run; or its page alone, if the replayed record names it. The
+    /// record names the pages that will be wanted around it, too.
     fn run_of(&self, run: ImagePart, page: u64, unit: u64, common: &VmShared<'_>) -> ImagePart {
         let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
         let is_named = |replay: &Replay| self.replayed.has_more(replay) && replay.names(alone.offset);
@@ -979,7 +979,7 @@ impl Vm {
             }
         };
         Ok(match answer {
-            // What could not be supplied is absent still; a thread that wants it will get the error.
+            // Pages that could not be supplied are absent still; a thread that wants one will get the error.
             FaultAnswer::Given | FaultAnswer::Stray => (AheadStep::Done, behind),
             // The events first.
             FaultAnswer::Again => (AheadStep::Done, part.offset),

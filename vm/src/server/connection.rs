@@ -91,7 +91,7 @@ impl Connection {
         (&self.peer, self.socket.as_fd())
     }
 
-    /// What it is, for the calling worker; `None`, and the event is noted, if another thread has it.
+    /// Takes its state for the calling worker; `None`, and the event is noted, if another thread has it.
     pub(super) fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {

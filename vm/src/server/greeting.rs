@@ -108,8 +108,8 @@ impl Shared {
         }
     }
 
-    /// Accepts a peer and gets to know it, on its thread, at the end of the queue. What is wrong, if it cannot be
-    /// received from.
+    /// Accepts a peer and gets to know it, on its thread, at the end of the queue. Returns the error as well, if it
+    /// cannot be received from.
     fn accept_pending(&self) -> Option<(Arc<Connection>, Option<PeerError>)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let met = match rustix::net::accept_with(&self.listener, flags) {

@@ -87,7 +87,7 @@ pub(super) fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, 
 }
 
 /// The file of the socket that was just bound at `path`, by a descriptor that can neither read nor write, and its
-/// number. What is changed is what this descriptor is of, and no link is followed.
+/// number. Changes are made by this descriptor, and no link is followed.
 fn file_of_socket(path: &Path) -> io::Result<(OwnedFd, u64)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty())?;

@@ -123,7 +123,7 @@ impl QuietVm {
         self.ahead_bytes() - before
     }
 
-    /// Supplies all windows of streams. What the largest step was.
+    /// Supplies all windows of streams, and returns the largest step.
     fn steps(&mut self) -> u64 {
         let mut largest = 0;
         while !self.vm.windows.is_empty() {
@@ -175,7 +175,7 @@ fn steps_are_large_while_the_vm_walks_into_them() {
 }
 
 type Other = (&'static str, fn(&mut QuietVm, u64));
-/// What a VM may ask for beside its walk; the second argument is far from that.
+/// Requests of a VM beside its walk; the second argument is far from that.
 const OTHERS: [Other; 5] = [
     ("a page elsewhere", |vm, far| vm.touched(far)),
     ("a page that is there", |vm, _| vm.touched(0)),

@@ -146,9 +146,9 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
-/// What a page declares: the item, what belongs to it, and which traits it implements.
+/// The declarations of a page: the item, its members, and the traits that it implements.
 fn lines_of(page: &str) -> Vec<String> {
-    // What every type has follows these.
+    // Implementations that every type has follow these.
     let ends = ["id=\"synthetic-implementations-list\"", "id=\"blanket-implementations-list\""];
     let end = ends.iter().filter_map(|end| page.find(end)).min().unwrap_or(page.len());
     let page = &page[..end];

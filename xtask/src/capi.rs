@@ -26,7 +26,7 @@ mod manual;
 /// Of the workspace, as the soname has it: releases 0.x promise nothing to each other.
 const RELEASE: &str = "0.1.0";
 const SONAME: &str = "libquinion.so.0.1";
-/// What Rust's standard library takes from the system.
+/// Libraries of the system that Rust's standard library is linked with.
 const SYSTEM_LIBRARIES: &[&str] = &["-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"];
 
 pub fn step() -> Step {

@@ -40,7 +40,7 @@ const LIBRARIES: [&str; 7] = [
     "quinion-vm",
 ];
 
-/// What users install and has a bill of materials: its workspace, folder and package.
+/// Packages that users install, which have a bill of materials: workspace, folder and package.
 const INSTALLED: [[&str; 3]; 7] = [
     ["Cargo.toml", "faces/cli", "quinion-cli"],
     ["Cargo.toml", "faces/serve", "quinion-serve"],

@@ -76,7 +76,7 @@ fn look_page() -> String {
     )
 }
 
-/// What chromium sees in each frame on a screen of that kind.
+/// Each frame as chromium shows it on a screen of that kind.
 fn seen(scheme: u32) -> Result<Vec<FrameView>, Failure> {
     let mut chromium = Command::new("chromium");
     chromium.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]);

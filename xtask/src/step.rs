@@ -20,7 +20,7 @@ pub enum Action {
     Expect(Command, String),
     Call(fn() -> Result<(), Failure>),
     Skip(String),
-    /// What it needs could not be prepared.
+    /// Its prerequisites could not be prepared.
     Fail(Failure),
 }
 
@@ -58,7 +58,7 @@ pub enum OnFailure {
     GoOn,
 }
 
-/// What becomes of folders that no later step uses.
+/// Whether folders that no later step uses are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BuildFiles {
     Keep,
@@ -107,7 +107,7 @@ impl Count {
         self.failed += other.failed;
     }
 
-    /// What a line of a test runner's output adds: `test result: ok. 12 passed; 0 failed; ..`.
+    /// The counts in a line of a test runner's output: `test result: ok. 12 passed; 0 failed; ..`.
     fn of_line(line: &str) -> Self {
         let Some(result) = line.strip_prefix("test result: ") else { return Self::default() };
         let number_before = |word: &str| {
@@ -163,7 +163,7 @@ pub fn run_all(steps: Vec<Step>, on_failure: OnFailure, build_files: BuildFiles)
     summarize(&lines, planned, total)
 }
 
-/// What cannot be removed costs room on the disk, and fails no run.
+/// A folder that cannot be removed costs room on the disk, and fails no run.
 fn remove(folder: &Path) {
     match fs::remove_dir_all(folder) {
         Ok(()) => println!("   removed {}, which no later step uses", folder.display()),

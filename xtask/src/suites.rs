@@ -57,7 +57,7 @@ const SQLITE_FILES: &str = "\
     backup_malloc journal1 journal2 journal3 mmap1 mmap2 mmap3 mmap4 exclusive exclusive2 io shared \
     shared2 shared3 sharedlock incrvacuum incrvacuum2 tempdb atomic atomic2 multiplex zerodamage bigfile";
 
-/// What differs and may: the suite, the command, what its tests' names begin with, and why.
+/// Accepted differences: the suite, the command, the prefixes of its tests' names, and why.
 const EXPLAINED: [(&str, &str, &[&str], &str); 1] = [(
     "ltp",
     "readahead02",
@@ -323,7 +323,7 @@ fn results(said: &str) -> Results {
         } else if let Some((name, number)) = ltp_count(line) {
             insert(&format!("summary {name}"), number);
         } else if let Some((name, words)) = line.rsplit_once(" ... ") {
-            // What a test prints itself may stand between its name and its result.
+            // The test's own output may stand between its name and its result.
             unsaid.take().into_iter().for_each(|name| insert(name, "(said otherwise)"));
             match unittest_verdict(words) {
                 Some(result) => insert(name, result),

@@ -55,7 +55,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
     Err(Failure::new(format!("{command:?} ended with {}: {told}", output.status)))
 }
 
-/// The time of the last commit, in seconds since 1970. What is built has that time, so that the same tree gives the
+/// The time of the last commit, in seconds since 1970. Built files have that time, so that the same tree gives the
 /// same bytes.
 pub fn commit_time() -> Result<String, Failure> {
     let time = output(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repository()))?;

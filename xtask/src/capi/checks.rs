@@ -21,7 +21,7 @@ use crate::tools::{cargo, is_installed, target_folder};
 const MORE_INSTRUCTIONS_MAX: i64 = 95;
 const SEEDS: u32 = 6;
 const OPERATIONS: u32 = 3000;
-/// What each example prints of a file of one page.
+/// The output of each example for a file of one page.
 const EXPECTED: &str = "4096 bytes, 0 hits\n4096 bytes, 1 hits\n";
 
 struct Installed<'a> {

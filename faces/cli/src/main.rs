@@ -327,7 +327,7 @@ fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> Result<RunEnd, Strin
     quinion_run::run_kept(options, wanted).map_err(|error| error.to_string())
 }
 
-/// The process of a kept cache. What is wrong was said to the run that started it.
+/// The process of a kept cache. Errors were reported to the run that started it.
 fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let KeepArguments { folder, name, memory, idle, attach, rules } = arguments;
     let (attach_word, rule_words) = (attach.word().to_owned(), rules.words());

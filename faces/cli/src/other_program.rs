@@ -18,7 +18,7 @@ use quinion_cli::output::{EXIT_FAILED, complain};
 
 const SCHEMES: [&str; 9] = ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https"];
 
-/// What a verb hands on, as it stands.
+/// Arguments that a verb hands on, as they stand.
 #[derive(clap::Args, Debug)]
 #[command(disable_help_flag = true)]
 pub struct Arguments {

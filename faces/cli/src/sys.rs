@@ -23,7 +23,7 @@ use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// What the kernel keeps of a file.
+/// The kernel's cached pages of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Residency {
     /// Pages of 4 KiB in memory.
@@ -34,7 +34,7 @@ pub struct Residency {
     pub method: &'static str,
 }
 
-/// What the kernel keeps of the first `bytes` bytes of `file`.
+/// The kernel's cached pages of the first `bytes` bytes of `file`.
 pub fn residency(file: &File, bytes: u64) -> io::Result<Residency> {
     cachestat(file).or_else(|_| mincore(file, bytes))
 }

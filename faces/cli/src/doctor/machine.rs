@@ -135,7 +135,7 @@ fn open_kvm() -> io::Result<()> {
     OpenOptions::new().read(true).write(true).open("/dev/kvm").map(drop)
 }
 
-/// What the file system of a folder can do, tried with a file that has no name.
+/// Capabilities of a folder's file system, tried with a file that has no name.
 fn folder(path: &Path) -> Report {
     let mut report = Report::new();
     report.add("folder", "folder", Value::Text(path.display().to_string()));

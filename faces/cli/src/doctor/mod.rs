@@ -10,8 +10,8 @@
 //! In JSON the parts come behind `"schema":1`, as in the reports of `run` and `keeps`. Keys stay; new ones may be
 //! added.
 //!
-//! What can be tried is tried, and nothing of a trial is left behind. The program is never run: its file and the files
-//! of its libraries are read. What it loads while it runs is not known here; `run` checks that when it happens.
+//! Features are tried where possible, and nothing of a trial is left behind. The program is never run: its file and
+//! the files of its libraries are read. Code that it loads while it runs is not known here; `run` checks it then.
 //!
 //! | exit code | means |
 //! |---|---|
@@ -92,8 +92,8 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// What is wrong with a folder that was named, if nothing can be tried there by any user; that its file system or its
-/// rights refuse a trial is a finding.
+/// Why nothing can be tried in a named folder by any user, if so; that its file system or its rights refuse a trial
+/// is a finding.
 fn wrong_folder(folder: &Path) -> Option<String> {
     match folder.metadata() {
         Ok(found) if found.is_dir() => None,

@@ -98,7 +98,7 @@ fn is_unreadable(path: &Path) -> bool {
     File::open(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
-/// What is wrong with the last of a chain, which cannot be examined.
+/// Why the last of a chain cannot be examined.
 fn wrong_with(chain: &[PathBuf]) -> String {
     let mut start = [0; 4];
     let read = chain.last().map(|path| File::open(path)?.read_exact(&mut start));
@@ -202,7 +202,7 @@ impl ProgramInspection {
         }
     }
 
-    /// What `run` will do, will not do, and what can be done about that.
+    /// The verdict: what `run` will do, will not do, and what can be done about that.
     pub fn verdict(&self) -> Report {
         let (mut will, mut will_not, mut advice) = (Vec::new(), Vec::new(), Vec::new());
         match &self.linked {

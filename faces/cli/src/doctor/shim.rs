@@ -22,7 +22,7 @@ const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "busybox"];
 /// A longer script is a program of its own.
 const SCRIPT_BYTES_MAX: u64 = 64 << 10;
 
-/// What a shell's script becomes at its end.
+/// The program that a shell's script becomes at its end.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Becomes {
     Program(OsString),
@@ -30,7 +30,7 @@ pub enum Becomes {
     Unknown,
 }
 
-/// What the first of a [chain](quinion_run::chain_of) becomes; `None` if it becomes no other program.
+/// The program that the first of a [chain](quinion_run::chain_of) becomes; `None` if none.
 pub fn becomes(chain: &[PathBuf]) -> Option<Becomes> {
     let (script, shell) = (chain.first()?, chain.last()?.file_name()?.to_str()?);
     if chain.len() < 2 || !SHELLS.contains(&shell) {

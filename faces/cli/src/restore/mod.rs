@@ -103,7 +103,7 @@ pub struct Arguments {
     /// copy of it; of another one, pages that differ are ignored.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     replay: Option<PathBuf>,
-    /// What VMs get before they ask.
+    /// Memory that VMs get before they ask for it.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     fill: FillChoice,
     /// Numbers for Prometheus: a file, written every second, or an address to ask over HTTP, such as 127.0.0.1:9100
@@ -114,7 +114,7 @@ pub struct Arguments {
     /// it, and all of that counts at once.
     #[arg(long)]
     minor: bool,
-    /// What is done with a VM that cannot be served any more.
+    /// Treatment of a VM that cannot be served any more.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     on_failure: Failure,
     /// Threads that answer; one for each processor and four at most if not given.

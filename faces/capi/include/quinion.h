@@ -198,7 +198,7 @@ typedef struct qn_pin qn_pin;
 typedef struct qn_pool qn_pool;
 
 /**
- * What a cache is to be. All zero but the size are the defaults. What texts point to is copied.
+ * Options of a cache. All zero but the size are the defaults. Texts are copied.
  */
 typedef struct qn_cache_options {
   /**
@@ -249,7 +249,7 @@ typedef struct qn_cache_options {
 } qn_cache_options;
 
 /**
- * What a pool is to be. All zero but the size are the defaults.
+ * Options of a pool. All zero but the size are the defaults.
  */
 typedef struct qn_pool_options {
   /**
@@ -261,7 +261,7 @@ typedef struct qn_pool_options {
    */
   uint64_t limit;
   /**
-   * What of its memory is not evicted for files of other pools, in bytes. 0: nothing.
+   * Bytes of its memory that are not evicted for files of other pools. 0: none.
    */
   uint64_t protected_bytes;
 } qn_pool_options;
@@ -283,7 +283,7 @@ typedef struct qn_pool_usage {
    */
   uint64_t protected_bytes;
   /**
-   * What its files take now, in bytes.
+   * Bytes that its files take now.
    */
   uint64_t used_bytes;
   /**
@@ -379,7 +379,7 @@ typedef struct qn_run {
 } qn_run;
 
 /**
- * What a memory file is to be. All zero but the size are the defaults.
+ * Options of a memory file. All zero but the size are the defaults.
  */
 typedef struct qn_memory_file_options {
   /**
@@ -391,7 +391,7 @@ typedef struct qn_memory_file_options {
    */
   uint64_t length;
   /**
-   * What messages call it, in UTF-8, or NULL. It is copied.
+   * Its name in messages, in UTF-8, or NULL. It is copied.
    */
   const char *name;
   /**
@@ -410,7 +410,7 @@ typedef struct qn_memory_file_options {
 } qn_memory_file_options;
 
 /**
- * What a backend's bytes are at one moment.
+ * Attributes of a backend's bytes at one moment.
  */
 typedef struct qn_attributes {
   /**
@@ -456,7 +456,7 @@ typedef struct qn_backend {
    */
   int (*attributes)(void *context, struct qn_attributes *attributes);
   /**
-   * Writes up to length bytes at byte offset, and returns how many, not 0. What lies behind the end makes the file
+   * Writes up to length bytes at byte offset, and returns how many, not 0. Bytes behind the end make the file
    * longer, with zeros between. NULL: the file is read only; then sync and truncate are NULL, too.
    */
   int64_t (*write)(void *context, const void *buffer, size_t length, uint64_t offset);
@@ -512,7 +512,7 @@ typedef struct qn_stats {
    */
   uint64_t memory_bytes;
   /**
-   * What of it is in use, in bytes.
+   * Bytes of it in use.
    */
   uint64_t used_bytes;
   /**
@@ -520,7 +520,7 @@ typedef struct qn_stats {
    */
   uint64_t cached_bytes;
   /**
-   * What pins keep, folios counted whole, in bytes.
+   * Bytes kept by pins, folios counted whole.
    */
   uint64_t pinned_bytes;
   /**
@@ -590,7 +590,7 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * What went wrong in the last call of this thread that failed: what was asked, what is wrong, what to do.
+ * The message of the last call of this thread that failed: what was asked, what is wrong, what to do.
  *
  * Never NULL; "" before the first failure. The text is the library's, in UTF-8, and stays until the next call of this
  * thread that fails. A call that succeeds does not change it. Does not block.
@@ -665,7 +665,7 @@ int qn_pool_add(const struct qn_cache *cache,
                 struct qn_pool **pool);
 
 /**
- * Changes a pool's limit, in bytes; 0 takes it away. What is above it is evicted. May wait for locks.
+ * Changes a pool's limit, in bytes; 0 takes it away. Pages above it are evicted. May wait for locks.
  *
  * Errors: -EINVAL, -ECHILD.
  */
@@ -719,7 +719,7 @@ int qn_open_fd(const struct qn_cache *cache,
                struct qn_file **file);
 
 /**
- * Gives a file's handle back. What was written stays in the cache, and is written to the file in the background.
+ * Gives a file's handle back. Written bytes stay in the cache, and are written to the file in the background.
  *
  * It does not make anything durable: call qn_sync() before, and look at what it returns. Pins of the file stay. May
  * block for locks, and for the device if a memory file has a spill file. No call may use the handle after it.
@@ -758,7 +758,7 @@ int64_t qn_pread_with(const struct qn_file *file,
 
 /**
  * Writes length bytes at byte offset, and returns how many: fewer only if something went wrong after some of them.
- * What lies behind the end makes the file longer, with zeros between.
+ * Bytes behind the end make the file longer, with zeros between.
  *
  * The bytes are in the cache then, for all its readers; qn_sync() makes them durable. May block: for memory, for the
  * page that is written in part, and a little while too much is dirty. buffer may be NULL if length is 0.

@@ -31,7 +31,7 @@ use crate::cache::qn_cache;
 use crate::ffi::{Failure, ffi_call, guarded};
 use crate::file::{OpenRequest, QN_SYNC_ALL, QN_SYNC_DATA, qn_file, qn_open_options};
 
-/// What a backend's bytes are at one moment.
+/// Attributes of a backend's bytes at one moment.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct qn_attributes {
@@ -74,7 +74,7 @@ pub struct qn_backend {
     /// Says what the bytes are: fills *attributes, whose size is set.
     pub attributes:
         Option<unsafe extern "C-unwind" fn(context: *mut c_void, attributes: *mut qn_attributes) -> c_int>,
-    /// Writes up to length bytes at byte offset, and returns how many, not 0. What lies behind the end makes the file
+    /// Writes up to length bytes at byte offset, and returns how many, not 0. Bytes behind the end make the file
     /// longer, with zeros between. NULL: the file is read only; then sync and truncate are NULL, too.
     pub write: Option<
         unsafe extern "C-unwind" fn(
@@ -146,7 +146,7 @@ impl fmt::Debug for Callbacks {
     }
 }
 
-/// What a function returned, as a count of at most `most` bytes.
+/// The value that a function returned, as a count of at most `most` bytes.
 fn counted(answer: i64, most: usize, name: &str) -> io::Result<usize> {
     match usize::try_from(answer) {
         Ok(bytes) if bytes <= most => Ok(bytes),

@@ -37,7 +37,7 @@ pub const QN_CACHE_THREADS: u32 = 2;
 /// qn_cache_options.readahead: read no page that was not asked for.
 pub const QN_NO_READAHEAD: u64 = u64::MAX;
 
-/// What a cache is to be. All zero but the size are the defaults. What texts point to is copied.
+/// Options of a cache. All zero but the size are the defaults. Texts are copied.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct qn_cache_options {

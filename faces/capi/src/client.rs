@@ -1,7 +1,7 @@
 //! Client: the files and objects of a server, whose cache several processes share.
 //!
-//! A URL is opened by the server, with its stores and credentials; a path by this process. What the server has is
-//! copied, or pinned, out of memory that both map. The files are read only.
+//! A URL is opened by the server, with its stores and credentials; a path by this process. Bytes of the server's
+//! cache are copied, or pinned, out of memory that both map. The files are read only.
 
 use std::ffi::{c_char, c_int};
 

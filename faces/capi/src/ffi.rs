@@ -148,7 +148,7 @@ fn tell(failure: Failure) -> i32 {
     errno
 }
 
-/// What went wrong in the last call of this thread that failed: what was asked, what is wrong, what to do.
+/// The message of the last call of this thread that failed: what was asked, what is wrong, what to do.
 ///
 /// Never NULL; "" before the first failure. The text is the library's, in UTF-8, and stays until the next call of this
 /// thread that fails. A call that succeeds does not change it. Does not block.

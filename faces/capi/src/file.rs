@@ -219,7 +219,7 @@ pub unsafe extern "C" fn qn_open_fd(
     })
 }
 
-/// Gives a file's handle back. What was written stays in the cache, and is written to the file in the background.
+/// Gives a file's handle back. Written bytes stay in the cache, and are written to the file in the background.
 ///
 /// It does not make anything durable: call qn_sync() before, and look at what it returns. Pins of the file stay. May
 /// block for locks, and for the device if a memory file has a spill file. No call may use the handle after it.
@@ -336,7 +336,7 @@ pub unsafe extern "C" fn qn_pread_with(
 const READ_ONLY: (&str, &str) = ("writes", "write through the file's own store or file system");
 
 /// Writes length bytes at byte offset, and returns how many: fewer only if something went wrong after some of them.
-/// What lies behind the end makes the file longer, with zeros between.
+/// Bytes behind the end make the file longer, with zeros between.
 ///
 /// The bytes are in the cache then, for all its readers; qn_sync() makes them durable. May block: for memory, for the
 /// page that is written in part, and a little while too much is dirty. buffer may be NULL if length is 0.

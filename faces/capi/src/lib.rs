@@ -18,8 +18,8 @@
 //!  4. A handle that was made before a fork is not freed in the child: locks in it may be held by threads that the
 //!     child does not have.
 //!
-//! What every function relies on, and what its caller promises: a pointer that is not NULL points to what the header
-//! says; a handle was not closed, and is not closed while a call uses it; buffers are not used by others meanwhile.
+//! Every function relies on its caller for this: a pointer that is not NULL points to what the header says; a handle
+//! was not closed, and is not closed while a call uses it; buffers are not used by others meanwhile.
 //! These cannot be checked. The SAFETY comments call them the caller's contract.
 #![allow(unsafe_code, reason = "C passes pointers")]
 #![allow(non_camel_case_types, reason = "these are C's names")]

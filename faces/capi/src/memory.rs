@@ -16,7 +16,7 @@ use crate::pool::qn_pool;
 /// qn_memory_file_options.flags: its pages do not go to the cache's spill file.
 pub const QN_MEMORY_UNEVICTABLE: u32 = 1;
 
-/// What a memory file is to be. All zero but the size are the defaults.
+/// Options of a memory file. All zero but the size are the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct qn_memory_file_options {
@@ -24,7 +24,7 @@ pub struct qn_memory_file_options {
     pub size: usize,
     /// Its length in bytes at first, all of it a hole.
     pub length: u64,
-    /// What messages call it, in UTF-8, or NULL. It is copied.
+    /// Its name in messages, in UTF-8, or NULL. It is copied.
     pub name: *const c_char,
     /// The pool that its pages belong to, and whose cache is used then; NULL: the default pool of the cache.
     pub pool: *const qn_pool,

@@ -25,7 +25,7 @@ impl Handle for qn_pool {
     }
 }
 
-/// What a pool is to be. All zero but the size are the defaults.
+/// Options of a pool. All zero but the size are the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct qn_pool_options {
@@ -33,7 +33,7 @@ pub struct qn_pool_options {
     pub size: usize,
     /// The most memory that its files may take, in bytes. 0: as much as the cache has.
     pub limit: u64,
-    /// What of its memory is not evicted for files of other pools, in bytes. 0: nothing.
+    /// Bytes of its memory that are not evicted for files of other pools. 0: none.
     pub protected_bytes: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct qn_pool_usage {
     pub limit: u64,
     /// The protected minimum in force, in bytes.
     pub protected_bytes: u64,
-    /// What its files take now, in bytes.
+    /// Bytes that its files take now.
     pub used_bytes: u64,
     /// Pages of 4096 bytes that were put into the cache for it.
     pub inserted_pages: u64,
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn qn_pool_add(
     })
 }
 
-/// Changes a pool's limit, in bytes; 0 takes it away. What is above it is evicted. May wait for locks.
+/// Changes a pool's limit, in bytes; 0 takes it away. Pages above it are evicted. May wait for locks.
 ///
 /// Errors: -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]

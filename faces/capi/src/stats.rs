@@ -21,11 +21,11 @@ pub struct qn_stats {
     pub size: usize,
     /// The bound in force, in bytes.
     pub memory_bytes: u64,
-    /// What of it is in use, in bytes.
+    /// Bytes of it in use.
     pub used_bytes: u64,
     /// Bytes of pages in the cache now.
     pub cached_bytes: u64,
-    /// What pins keep, folios counted whole, in bytes.
+    /// Bytes kept by pins, folios counted whole.
     pub pinned_bytes: u64,
     /// Bytes of pages that were written here and are not in their files yet.
     pub dirty_bytes: u64,

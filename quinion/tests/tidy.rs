@@ -300,7 +300,7 @@ const PACKAGES: [Package; 19] = [
     Package { root: "faces/python/src/", known: Ratchet { many: 4, tuples: 5, headless: 4 } },
     Package { root: "faces/preload/src/", known: Ratchet { many: 7, tuples: 0, headless: 35 } },
     Package { root: "faces/sqlite/src/", known: Ratchet { many: 2, tuples: 1, headless: 9 } },
-    Package { root: "bench/src/", known: Ratchet { many: 23, tuples: 3, headless: 33 } },
+    Package { root: "bench/src/", known: Ratchet { many: 0, tuples: 0, headless: 33 } },
     Package { root: "object/src/", known: Ratchet { many: 3, tuples: 2, headless: 37 } },
     Package { root: "run/src/", known: Ratchet { many: 6, tuples: 0, headless: 40 } },
     Package { root: "service/src/", known: Ratchet { many: 4, tuples: 1, headless: 25 } },

@@ -24,7 +24,7 @@ use quinion::{Cache, ErrorKind, ReadOptions};
 use quinion_testing::content::{Dice, page_content};
 use quinion_testing::device::Device;
 use quinion_testing::doubles::{FailureCount, Faults, SimulatedBackend};
-use quinion_testing::stages::parts::{ALL, Parts, Rig, land};
+use quinion_testing::stages::parts::{Parts, Rig, RigOptions, land};
 
 const PAGE: u64 = 4096;
 
@@ -34,10 +34,15 @@ fn pin_of(position: u64, len: usize) -> PinRequest {
     PinRequest { position, len, wait_policy: WaitPolicy::Wait, process: ForkGuard::new() }
 }
 
+/// A rig whose handle asks for folios of one order.
+fn folios_of(order: Order, device: Arc<Parts>) -> Rig {
+    Rig::new(device, RigOptions { handle: Orders { min: order, max: order }, ..RigOptions::default() })
+}
+
 #[test]
 fn each_order_is_made_for_a_handle_that_asks_for_it() {
     for order in (0..=9).map(Order) {
-        let rig = Rig::new(64 << 20, Parts::new(2000, 64), ALL, 0, Orders { min: order, max: order });
+        let rig = folios_of(order, Parts::new(2000, 64));
         rig.read(700, 1);
         let first = PageIndex(700).align_down(order).0;
         assert_eq!(rig.device.requests(), [(first, order.pages())], "one request, and no page more");
@@ -51,7 +56,7 @@ fn each_order_is_made_for_a_handle_that_asks_for_it() {
 
 #[test]
 fn a_handles_smallest_folio_goes_around_what_others_cached() {
-    let rig = Rig::new(64 << 20, Parts::new(2000, 64), ALL, 0, Orders { min: Order(4), max: Order(4) });
+    let rig = folios_of(Order(4), Parts::new(2000, 64));
     let plain = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(0)));
     let mut page = [0; PAGE as usize];
     let call = Reader::plain(&plain).call(&rig.mapping, WaitPolicy::Wait);
@@ -114,7 +119,7 @@ fn memory_in_pieces_makes_smaller_folios_and_all_of_them() {
 /// A window of 512 pages over the end of the file, of which 3 are the file's, where there is memory for 4.
 #[test]
 fn nothing_is_evicted_for_pages_behind_the_end_of_the_file() {
-    let rig = Rig::new(64 << 20, Parts::new(1024 + 3, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    let rig = folios_of(Order(9), Parts::new(1024 + 3, 64));
     rig.read(0, 1);
     let mut taken: Vec<_> = std::iter::from_fn(|| rig.arena.alloc(Order(2))).collect();
     rig.arena.free(taken.pop().unwrap(), Order(2));
@@ -144,7 +149,7 @@ fn a_cache_chooses_its_largest_folio_by_its_memory() {
 
 #[test]
 fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
-    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    let rig = folios_of(Order(9), Parts::new(512, 64));
     rig.device.keep();
     thread::scope(|scope| {
         let first = scope.spawn(|| rig.try_read(0, 1).unwrap());
@@ -174,7 +179,7 @@ fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
 
 #[test]
 fn a_reader_that_must_not_wait_gets_the_pages_already_read() {
-    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    let rig = folios_of(Order(9), Parts::new(512, 64));
     rig.device.keep();
     let now = |page: u64| {
         let mut byte = [0];
@@ -194,7 +199,7 @@ fn a_reader_that_must_not_wait_gets_the_pages_already_read() {
 
 #[test]
 fn a_failed_page_fails_its_own_reader_only() {
-    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    let rig = folios_of(Order(9), Parts::new(512, 64));
     rig.device.keep();
     thread::scope(|scope| {
         let good = scope.spawn(|| rig.try_read(70, 1));
@@ -238,7 +243,7 @@ fn folios_already_read_of_a_failed_request_stay() {
 
 #[test]
 fn pages_already_read_are_not_overwritten_when_the_file_was_truncated() {
-    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    let rig = folios_of(Order(9), Parts::new(512, 64));
     rig.device.keep();
     thread::scope(|scope| {
         let reader = scope.spawn(|| rig.try_read(200, 1).unwrap());

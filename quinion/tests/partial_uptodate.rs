@@ -27,14 +27,14 @@ use quinion_owner::internals::serve::{Attached, Caching, Owner, Service, file_id
 use quinion_owner::internals::viewer::sys::Errno;
 use quinion_owner::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 use quinion_testing::content::Dice;
-use quinion_testing::stages::parts::{ALL, Parts, Rig, land};
+use quinion_testing::stages::parts::{Parts, Rig, RigOptions, land};
 
 const PAGE: u64 = 4096;
 const LARGEST: Orders = Orders { min: Order(9), max: Order(9) };
 
 /// A cache of one file that is read in folios of 512 pages, without readahead.
 fn rig(pages: u64, part_pages: u64) -> Rig {
-    Rig::new(64 << 20, Parts::new(pages, part_pages), ALL, 0, LARGEST)
+    Rig::new(Parts::new(pages, part_pages), RigOptions { handle: LARGEST, ..RigOptions::default() })
 }
 
 /// The result of a reader without holds at `page`, checked.
@@ -127,7 +127,10 @@ fn a_reader_without_a_hold_reads_the_pages_read_so_far_and_not_one_more() {
 #[test]
 fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_after() {
     for order in [Order(0), Order(1)] {
-        let rig = Rig::new(64 << 20, Parts::new(4, 4), Orders { min: order, max: order }, 0, ALL);
+        let rig = Rig::new(
+            Parts::new(4, 4),
+            RigOptions { orders: Orders { min: order, max: order }, ..RigOptions::default() },
+        );
         let next = u64::from(order.pages());
         rig.read(0, next);
         rig.device.keep();
@@ -161,7 +164,8 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
 #[test]
 fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {
     let pair = Orders { min: Order(1), max: Order(1) };
-    let rig = Rig::new(16 << 20, Parts::new(2, 1), pair, 0, ALL);
+    let rig =
+        Rig::new(Parts::new(2, 1), RigOptions { memory: 16 << 20, orders: pair, ..RigOptions::default() });
     rig.device.keep();
     for round in 0..4000 {
         thread::scope(|scope| {
@@ -241,7 +245,7 @@ fn no_page_read_is_shown_behind_the_end_that_its_fill_found() {
 /// a lost window.
 #[test]
 fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_planned_once() {
-    let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
+    let rig = Rig::large(Parts::new(4096, 64), 64);
     let other = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
     thread::scope(|scope| {
         let held_readahead = rig.readahead.lock();
@@ -272,7 +276,7 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_planned_once() {
 fn a_page_that_eight_miss_at_a_time_is_planned_once() {
     const READERS: u32 = 8;
     const ROUNDS: u32 = 300;
-    let rig = Rig::new(64 << 20, Parts::new(1 << 20, 64), ALL, 64, ALL);
+    let rig = Rig::large(Parts::new(1 << 20, 64), 64);
     rig.readahead.lock().set_hint(Hint::Random); // each decision is of one page and has nothing to do with others
     let start = Barrier::new(READERS as usize);
     thread::scope(|scope| {
@@ -428,7 +432,8 @@ fn storm(seed: u64) -> u64 {
     let device = Parts::new(PAGES, 16);
     let mut dice = Dice::new(seed);
     (0..6).for_each(|_| device.spoil(dice.below(PAGES)));
-    let rig = Arc::new(Rig::new(24 << 20, device, ALL, 256, ALL));
+    let rig =
+        Arc::new(Rig::new(device, RigOptions { memory: 24 << 20, window: 256, ..RigOptions::default() }));
     let owner = Arc::new(OneFile { rig: Arc::clone(&rig), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
     let viewer = PartViewer::new(&service);

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use quinion::internals::policy::{DEFAULT_POLICY, FetchOrigin};
 use quinion_testing::twins::rings::{Rings, activates_what_comes_back, lost_to_a_scan, makes_room};
 
-fn rings() -> Rings {
-    Rings::new(DEFAULT_POLICY)
+fn rings(pages_max: usize) -> Rings {
+    Rings::new(DEFAULT_POLICY, pages_max as u64)
 }
 
 /// W04: a scan of twice the cache's size evicts no page that was read four times before it.
@@ -24,11 +24,11 @@ fn w04_pages_that_a_scan_pushed_out_are_activated_when_they_come_back() {
 
 #[test]
 fn a_stream_takes_an_eighth_and_then_goes_before_anything_else_does() {
-    let mut cache = rings();
-    (0..100).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
-    (1000..1010).for_each(|page| cache.read(page, 1, FetchOrigin::Stream, 100));
+    let mut cache = rings(100);
+    (0..100).for_each(|page| cache.read(page, 1, FetchOrigin::Asked));
+    (1000..1010).for_each(|page| cache.read(page, 1, FetchOrigin::Stream));
     let before: Vec<u32> = (0..100).filter(|page| cache.has(*page)).collect();
-    (1010..5000).for_each(|page| cache.read(page, 1, FetchOrigin::Stream, 100));
+    (1010..5000).for_each(|page| cache.read(page, 1, FetchOrigin::Stream));
     let left = before.iter().filter(|page| cache.has(**page)).count();
     assert!(before.len() >= 90 && left >= 86, "{left} of {before:?}");
 }
@@ -62,16 +62,16 @@ fn hits_later(mut cache: Rings, caches: usize, phase: &[u32]) -> usize {
     let mut hits = 0;
     for (at, page) in phase.iter().enumerate().take((caches + 4) * PHASE_CACHE) {
         hits += usize::from(at >= caches * PHASE_CACHE && cache.has(*page));
-        cache.read(*page, 1, FetchOrigin::Asked, PHASE_CACHE as u64);
+        cache.read(*page, 1, FetchOrigin::Asked);
     }
     hits
 }
 
 /// Of the hits of a policy that has seen no other phase, the part that one has after another phase.
 fn after_a_change(before: &[u32], caches: usize, after: &[u32]) -> f64 {
-    let mut cache = rings();
-    before.iter().for_each(|page| cache.read(*page, 1, FetchOrigin::Asked, PHASE_CACHE as u64));
-    let alone = hits_later(rings(), caches, after);
+    let mut cache = rings(PHASE_CACHE);
+    before.iter().for_each(|page| cache.read(*page, 1, FetchOrigin::Asked));
+    let alone = hits_later(rings(PHASE_CACHE), caches, after);
     assert!(alone > PHASE_CACHE / 2, "{alone} hits");
     hits_later(cache, caches, after) as f64 / alone as f64
 }
@@ -105,7 +105,7 @@ fn hits_at_the_end(cache: &mut Rings, phase: &[u32]) -> usize {
     let (mut hits, last) = (0, 10 * PHASE_CACHE);
     for (at, page) in phase.iter().enumerate() {
         hits += usize::from(phase.len() - at <= last && cache.has(*page));
-        cache.read(*page, 1, FetchOrigin::Asked, PHASE_CACHE as u64);
+        cache.read(*page, 1, FetchOrigin::Asked);
     }
     hits * 100 / last
 }
@@ -114,7 +114,7 @@ fn hits_at_the_end(cache: &mut Rings, phase: &[u32]) -> usize {
 /// 2 Another loop that fits comes back from further away than a share of Main's turn, as that was.
 #[test]
 fn a_loop_that_fits_is_kept_after_another_one() {
-    let mut cache = rings();
+    let mut cache = rings(PHASE_CACHE);
     let beside_a_scan = shuffled_loop(0, 180, 20);
     let both = beside_a_scan.iter().zip(100_000..).flat_map(|(page, scanned)| [*page, scanned]);
     hits_at_the_end(&mut cache, &both.collect::<Vec<_>>());
@@ -128,7 +128,7 @@ fn a_loop_that_fits_is_kept_after_another_one() {
 #[test]
 fn a_loop_after_a_moving_window_is_kept_in_part() {
     for (window, pages, wanted) in [(400, 220, 50), (400, 300, 35), (800, 240, 45), (200, 600, 15)] {
-        let mut cache = rings();
+        let mut cache = rings(PHASE_CACHE);
         let mut state = 1_u32;
         let moving: Vec<u32> = (0..20 * PHASE_CACHE as u32)
             .map(|at| {

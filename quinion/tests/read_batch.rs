@@ -563,7 +563,7 @@ fn churn(stage: &Stage, stop: &AtomicBool) {
                 standing.remove(&at);
             }
         }
-        if free && let Some(frame) = stage.add_generation(first, order, State::Ready, generation) {
+        if free && let Some(frame) = stage.add_generation(first, order, generation) {
             standing.insert(first, (frame, order));
         }
     }

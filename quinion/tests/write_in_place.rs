@@ -296,7 +296,7 @@ fn first_writes(read: impl Fn(&Stage, &mut [u8]) -> usize + Sync) {
             if reader.is_finished() {
                 break;
             }
-            frame = stage.add_generation(0, 4, State::Ready, generation * 2 + 1).unwrap();
+            frame = stage.add_generation(0, 4, generation * 2 + 1).unwrap();
         }
     });
     stage.check();
@@ -472,7 +472,7 @@ impl Storm {
         let frame = self.stage.mapping.try_hold(PageIndex(first)).unwrap().frame();
         let evicted = self.stage.evict(first, frame);
         if evicted {
-            self.stage.add_generation(first, order, State::Ready, generation).expect("it was there");
+            self.stage.add_generation(first, order, generation).expect("it was there");
             self.finish(first, 1 << order, generation);
         }
         evicted

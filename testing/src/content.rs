@@ -96,7 +96,7 @@ fn check_piece(piece: &[u8], file: u32, position: u64, generation: u32) -> Resul
     let right = Place::of(file, position).line(generation);
     match piece.iter().zip(&right[inside..]).position(|(is, should)| is != should) {
         None => Ok(()),
-        Some(byte) => Err(complaint(piece, file, position, byte, Some(generation))),
+        Some(byte) => Err(complaint(Piece { bytes: piece, file, position }, byte, Some(generation))),
     }
 }
 
@@ -108,7 +108,7 @@ fn shred(part: &[u8], file: u32, position: u64) -> Result<(), String> {
         let place = Place::of(file, at);
         let told = matches!(inside, 0..4 | 8..16 | 16..20);
         if told && *is != place.line(0)[inside] {
-            return Err(complaint(part, file, position, byte, None));
+            return Err(complaint(Piece { bytes: part, file, position }, byte, None));
         }
     }
     Ok(())
@@ -180,12 +180,21 @@ impl Place {
     }
 }
 
+/// The bytes at a position of a file.
+#[derive(Clone, Copy)]
+struct Piece<'p> {
+    bytes: &'p [u8],
+    file: u32,
+    position: u64,
+}
+
 #[cold]
-fn complaint(piece: &[u8], file: u32, position: u64, byte: usize, generation: Option<u32>) -> String {
+fn complaint(piece: Piece<'_>, byte: usize, generation: Option<u32>) -> String {
+    let Piece { bytes, file, position } = piece;
     let at = position + byte as u64;
     let of = generation.map_or("any generation".into(), |generation| format!("generation {generation}"));
     let right = format!("file {file} page {} {of}", at / PAGE as u64);
-    format!("byte {at} is not of {right}: {}", portrait(piece, position))
+    format!("byte {at} is not of {right}: {}", portrait(bytes, position))
 }
 
 /// A description of a line, if it is whole and undamaged.

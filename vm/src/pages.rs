@@ -80,6 +80,13 @@ pub struct ImagePart {
     pub bytes: u64,
 }
 
+impl ImagePart {
+    /// The page of it at `address`, which has `unit` bytes.
+    pub(crate) fn page(self, address: u64, unit: u64) -> Self {
+        Self { address, offset: self.offset + (address - self.address), bytes: unit }
+    }
+}
+
 /// Its regions are in more than [`PIECES_MAX`] pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the VM has cut its memory into more than {PIECES_MAX} pieces; let it unmap and move larger ones")]

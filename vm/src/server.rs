@@ -196,6 +196,15 @@ impl Drop for ClosedOnOwnThread {
     }
 }
 
+/// A snapshot that is open in the cache.
+struct OpenSnapshot {
+    snapshot: Snapshot,
+    /// The image that VMMs map.
+    image: Option<Image>,
+    /// The bytes that the cache had read from devices before it was opened.
+    device_bytes_before: u64,
+}
+
 fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: duration.subsec_nanos().into() }
 }
@@ -214,7 +223,7 @@ impl Server {
         let path = snapshot;
         let snapshot = Snapshot::open(cache, path)?;
         let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
-        Self::start_of(cache, device_bytes_before, (snapshot, image), socket, options)
+        Self::start_of(cache, OpenSnapshot { snapshot, image, device_bytes_before }, socket, options)
     }
 
     /// As [`Server::start`], with a snapshot that is open in `cache` already, also one of your own backend. A change of
@@ -231,16 +240,16 @@ impl Server {
         }
         let device_bytes_before = cache.stats().device_bytes;
         let snapshot = Snapshot::of(file.clone(), None)?;
-        Self::start_of(cache, device_bytes_before, (snapshot, None), socket, options)
+        Self::start_of(cache, OpenSnapshot { snapshot, image: None, device_bytes_before }, socket, options)
     }
 
     fn start_of(
         cache: &Cache,
-        device_bytes_before: u64,
-        (snapshot, image): (Snapshot, Option<Image>),
+        open: OpenSnapshot,
         socket: &Path,
         mut options: RestoreOptions,
     ) -> Result<Self> {
+        let OpenSnapshot { snapshot, image, device_bytes_before } = open;
         let identity = snapshot.identity();
         let record = options.replay.take();
         let recorder = options.record.then(|| match &record {

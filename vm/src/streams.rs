@@ -40,6 +40,15 @@ struct Stream {
     met: u64,
 }
 
+/// How far a stream may run ahead of the VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ReadaheadLimits {
+    /// Where the image ends.
+    pub(super) image_bytes: u64,
+    /// How far behind a window reads go on.
+    pub(super) reach_bytes: u64,
+}
+
 /// A stream has gone on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct StreamStep {
@@ -69,9 +78,9 @@ impl Streams {
         &mut self,
         offset: u64,
         answer: Range<u64>,
-        image_bytes: u64,
-        reach_bytes: u64,
+        limits: ReadaheadLimits,
     ) -> Option<StreamStep> {
+        let ReadaheadLimits { image_bytes, reach_bytes } = limits;
         self.faults += 1;
         let slack = answer.end - answer.start;
         let is_inside = |stream: &&mut Stream| (stream.last.0..stream.last.1).contains(&offset);
@@ -113,8 +122,12 @@ mod tests {
 
     const REACH: u64 = 14 << 20;
 
+    fn limits(image_bytes: u64) -> ReadaheadLimits {
+        ReadaheadLimits { image_bytes, reach_bytes: REACH }
+    }
+
     fn window(streams: &mut Streams, offset: u64, image: u64) -> Option<Range<u64>> {
-        streams.fault(offset, answer(offset), image, REACH).map(|step| step.window)
+        streams.fault(offset, answer(offset), limits(image)).map(|step| step.window)
     }
 
     fn answer(offset: u64) -> Range<u64> {
@@ -175,7 +188,7 @@ mod tests {
         let (mut streams, image) = (Streams::default(), 64 << 20);
         let (mut at, mut read, mut ahead) = (0, 0, Vec::new());
         while at < image {
-            let step = streams.fault(at, answer(at), image, REACH);
+            let step = streams.fault(at, answer(at), limits(image));
             at = step.as_ref().map_or(answer(at).end, |step| step.window.end);
             let Some(StreamStep { reads, .. }) = step else { continue };
             assert!(reads.start == read || ahead.is_empty(), "{reads:?}, and {read} was read");
@@ -196,7 +209,7 @@ mod tests {
             for (to, how) in faults {
                 at = if how == 0 { to * RUN % image } else { at };
                 let answer = at..(at + RUN).min(image);
-                if let Some(StreamStep { window, reads }) = streams.fault(at, answer.clone(), image, REACH) {
+                if let Some(StreamStep { window, reads }) = streams.fault(at, answer.clone(), limits(image)) {
                     prop_assert!(answer.end <= reads.start && reads.start <= reads.end);
                     prop_assert!(window.end <= reads.end && reads.end <= image.max(window.end));
                     prop_assert!(reads.end - reads.start <= WINDOW_BYTES_MAX + REACH + RUN);

@@ -282,7 +282,7 @@ impl Uffd {
     pub fn copy(&self, to: u64, from: &[u8]) -> CopyResult {
         let mut words = [to, from.as_ptr().addr() as u64, from.len() as u64, 0, 0];
         // SAFETY: the kernel reads and writes these 40 bytes, and reads those of `from`.
-        self.moved(from.len() as u64, 4, &mut words, |words| unsafe { self.control(UFFDIO_COPY, words) })
+        moved_by(from.len() as u64, &mut words, |words| unsafe { self.control(UFFDIO_COPY, words) })
     }
 
     /// Gives pages zeros, and wakes the threads that wait for them.
@@ -304,19 +304,7 @@ impl Uffd {
         let len = range.end - range.start;
         let mut words = [range.start, len, 0, 0];
         // SAFETY: the kernel reads and writes these 32 bytes.
-        self.moved(len, 3, &mut words, |words| unsafe { self.control(call, words) })
-    }
-
-    /// `told`: which of `words` the kernel sets to how far it came.
-    fn moved<const N: usize>(
-        &self,
-        len: u64,
-        told: usize,
-        words: &mut [u64; N],
-        call: impl FnOnce(&mut [u64; N]) -> io::Result<()>,
-    ) -> CopyResult {
-        let result = call(words);
-        moved(len, words[told].cast_signed(), result.err())
+        moved_by(len, &mut words, |words| unsafe { self.control(call, words) })
     }
 
     /// Lets threads continue that were stopped writing to pages.
@@ -393,6 +381,16 @@ impl Uffd {
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), call as _, words.as_mut_ptr()) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
+}
+
+/// Runs `call`, whose range has `len` bytes, and which sets the last of `words` to how far it came.
+fn moved_by<const N: usize>(
+    len: u64,
+    words: &mut [u64; N],
+    call: impl FnOnce(&mut [u64; N]) -> io::Result<()>,
+) -> CopyResult {
+    let result = call(words);
+    moved(len, words[N - 1].cast_signed(), result.err())
 }
 
 /// The result of a call whose range has `len` bytes, if the kernel says `told` and `error`.

@@ -60,7 +60,7 @@ use super::pages::{ImagePart, PageNeed, Pages};
 use super::replay::{Replay, ReplayCursor};
 use super::snapshot::Snapshot;
 use super::stats::RestoreCounters;
-use super::streams::{StreamStep, Streams, WINDOW_BYTES_MAX};
+use super::streams::{ReadaheadLimits, StreamStep, Streams, WINDOW_BYTES_MAX};
 use super::{Event, Fill, PeerError};
 
 /// Rounds in one turn, so that other VMs have theirs.
@@ -231,9 +231,87 @@ enum SupplyReason {
     Ahead,
 }
 
+/// A page that a thread waits for.
+#[derive(Clone, Copy, Debug)]
+struct FaultedPage {
+    /// The space.
+    at: usize,
+    /// Its address.
+    page: u64,
+}
+
+/// A part of the image that is to be supplied.
+#[derive(Clone, Copy, Debug)]
+struct SupplyRequest {
+    /// The space.
+    at: usize,
+    part: ImagePart,
+    /// The address of the page that a thread waits for, or [`NO_PAGE`].
+    page: u64,
+    reason: SupplyReason,
+}
+
+impl SupplyRequest {
+    fn demand(fault: FaultedPage, part: ImagePart) -> Self {
+        Self { at: fault.at, part, page: fault.page, reason: SupplyReason::Demand }
+    }
+
+    /// Of what lies around a page that was answered.
+    fn beside(at: usize, part: ImagePart) -> Self {
+        Self { at, part, page: NO_PAGE, reason: SupplyReason::Demand }
+    }
+
+    /// Unasked, in the space that the VM began with.
+    fn ahead(part: ImagePart) -> Self {
+        Self { at: 0, part, page: NO_PAGE, reason: SupplyReason::Ahead }
+    }
+}
+
+/// Pages whose bytes were compared with a replayed record.
+#[derive(Clone, Copy, Debug)]
+struct ComparedPages {
+    compared: u64,
+    differing: u64,
+}
+
 impl Space {
     fn new(uffd: Uffd, pages: Pages) -> Self {
         Self { uffd, is_watched: false, pages, waiting: VecDeque::new(), beside: Vec::new(), is_over: false }
+    }
+
+    /// Supplies `range` by `call`, past pages that are there already; wakes a thread that waits for `page` in any case.
+    fn give(
+        &mut self,
+        range: Range<u64>,
+        page: u64,
+        call: impl Fn(&Uffd, Range<u64>) -> CopyResult,
+    ) -> Result<FaultAnswer, PeerError> {
+        let (unit, end) = (self.pages.unit(), range.end);
+        let (mut from, mut step, mut answer) = (range.start, end - range.start, FaultAnswer::Given);
+        while from < end {
+            let CopyResult { bytes, stop } = call(&self.uffd, from..end.min(from + step));
+            match stop {
+                None => self.pages.supplied(from..from + bytes),
+                Some(CopyStop::Present) => {
+                    if from == page {
+                        let _ = self.uffd.wake(page..page + unit);
+                    }
+                    self.pages.supplied(from..from + unit);
+                }
+                // A range that reaches over the end of a mapping is nowhere as a whole: page by page, then.
+                Some(CopyStop::Nowhere) if step > unit => {
+                    step = unit;
+                    continue;
+                }
+                Some(CopyStop::Nowhere) if from == page => answer = FaultAnswer::Stray,
+                Some(CopyStop::Nowhere) => {}
+                Some(CopyStop::Changing) => return Ok(FaultAnswer::Again),
+                Some(CopyStop::Over) => return Ok(FaultAnswer::Over),
+                Some(CopyStop::Failed(source)) => return Err(PeerError::Kernel { address: from, source }),
+            }
+            from += if bytes > 0 { bytes } else { unit };
+        }
+        Ok(answer)
     }
 }
 
@@ -376,8 +454,8 @@ impl Vm {
         for addresses in std::mem::take(&mut self.spaces[at].beside) {
             for part in self.spaces[at].pages.absent_at(&addresses) {
                 let answer = match self.ready(part, common)? {
-                    Some(bytes) => self.supply(at, part, bytes, NO_PAGE, SupplyReason::Demand)?,
-                    None if self.is_mapped() => self.map(at, part, NO_PAGE, SupplyReason::Demand)?,
+                    Some(bytes) => self.supply(SupplyRequest::beside(at, part), bytes)?,
+                    None if self.is_mapped() => self.map(SupplyRequest::beside(at, part))?,
                     None if at == 0 => {
                         self.want_window(part.offset..part.offset + part.bytes);
                         continue;
@@ -412,7 +490,8 @@ impl Vm {
 
     /// A fault was answered in a run of the image that was absent: what lies around its page comes next, and, if the VM
     /// walks there, what lies behind it.
-    fn note_answer(&mut self, at: usize, page: u64, run: ImagePart, common: &VmShared<'_>) {
+    fn note_answer(&mut self, fault: FaultedPage, run: ImagePart, common: &VmShared<'_>) {
+        let FaultedPage { at, page } = fault;
         if common.recorder.is_some() {
             return;
         }
@@ -426,7 +505,8 @@ impl Vm {
         let offset = run.offset + (page - run.address);
         let image_bytes = common.snapshot.identity().bytes / unit * unit;
         let answer = run.offset..run.offset + run.bytes;
-        let step = self.streams.fault(offset, answer, image_bytes, common.reach_bytes);
+        let limits = ReadaheadLimits { image_bytes, reach_bytes: common.reach_bytes };
+        let step = self.streams.fault(offset, answer, limits);
         if self.streams.is_walk() || self.is_planned(offset, common) {
             self.ahead_bytes = AHEAD_BYTES_MAX;
         }
@@ -610,17 +690,17 @@ impl Vm {
         }
         if fault.kind == FaultKind::Minor {
             // The page is in a file of the VM's own, and so its bytes are, too.
-            return self.give(at, page, unit, page, |uffd, range| uffd.resume(range));
+            return self.spaces[at].give(page..page + unit, page, Uffd::resume);
         }
         match self.spaces[at].pages.need(fault.address, common.run_bytes) {
             PageNeed::Supply(run) => {
-                let run = self.run_of(run, page, unit, common);
-                self.supply_demand(at, run, page, common)
+                let run = self.run_of(run, run.page(page, unit), common);
+                self.supply_demand(FaultedPage { at, page }, run, common)
             }
-            PageNeed::Zeros { address, bytes } => self.zeros(at, address, bytes, page),
+            PageNeed::Zeros { address, bytes } => self.zeros(at, address..address + bytes, page),
             PageNeed::Look { address, bytes } => {
                 self.count(|numbers| numbers.faults_present += 1);
-                self.zeros(at, address, bytes, page)
+                self.zeros(at, address..address + bytes, page)
             }
             PageNeed::Nowhere => Ok(FaultAnswer::Stray),
         }
@@ -628,22 +708,20 @@ impl Vm {
 
     /// The answer to a fault in an absent run: the run; or its page alone, if the replayed record names it. The
     /// record names the pages that will be wanted around it, too.
-    fn run_of(&self, run: ImagePart, page: u64, unit: u64, common: &VmShared<'_>) -> ImagePart {
-        let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
+    fn run_of(&self, run: ImagePart, alone: ImagePart, common: &VmShared<'_>) -> ImagePart {
         let is_named = |replay: &Replay| self.replayed.has_more(replay) && replay.names(alone.offset);
         if common.replayed().is_some_and(is_named) { alone } else { run }
     }
 
-    /// Supplies the page at `page` of a run that is absent; the rest of the run comes after all that is asked for.
+    /// Supplies the page of a run that is absent; the rest of the run comes after all that is asked for.
     fn supply_demand(
         &mut self,
-        at: usize,
+        fault: FaultedPage,
         run: ImagePart,
-        page: u64,
         common: &VmShared<'_>,
     ) -> Result<FaultAnswer, PeerError> {
-        let unit = self.spaces[at].pages.unit();
-        let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
+        let FaultedPage { at, page } = fault;
+        let alone = run.page(page, self.spaces[at].pages.unit());
         let bytes = match self.ready(alone, common)? {
             Some(bytes) => bytes,
             None => {
@@ -659,9 +737,9 @@ impl Vm {
             }
         };
         common.note(alone.offset, bytes.chunks());
-        let answer = self.supply(at, alone, bytes, page, SupplyReason::Demand)?;
+        let answer = self.supply(SupplyRequest::demand(fault, alone), bytes)?;
         if answer == FaultAnswer::Given {
-            self.note_answer(at, page, run, common);
+            self.note_answer(fault, run, common);
         }
         Ok(answer)
     }
@@ -696,15 +774,8 @@ impl Vm {
         Ok(self.pin(part, ReadOptions::new().cached_only(true), common)?.ok().map(SnapshotBytes::Pinned))
     }
 
-    fn supply(
-        &mut self,
-        at: usize,
-        stretch: ImagePart,
-        bytes: SnapshotBytes,
-        page: u64,
-        why: SupplyReason,
-    ) -> Result<FaultAnswer, PeerError> {
-        let answer = self.supply_chunks(at, stretch, bytes.chunks(), page, why);
+    fn supply(&mut self, request: SupplyRequest, bytes: SnapshotBytes) -> Result<FaultAnswer, PeerError> {
+        let answer = self.supply_chunks(request, bytes.chunks());
         self.recycle(bytes);
         answer
     }
@@ -717,24 +788,22 @@ impl Vm {
 
     fn supply_chunks<'b>(
         &mut self,
-        at: usize,
-        stretch: ImagePart,
+        request: SupplyRequest,
         chunks: impl Iterator<Item = &'b [u8]>,
-        page: u64,
-        why: SupplyReason,
     ) -> Result<FaultAnswer, PeerError> {
+        let SupplyRequest { at, part, page, reason } = request;
         let unit = self.spaces[at].pages.unit();
-        let (mut address, mut found) = (stretch.address, FaultAnswer::Given);
+        let (mut address, mut found) = (part.address, FaultAnswer::Given);
         for piece in whole_units(chunks, unit as usize) {
             let piece: &[u8] = &piece;
             for part in same_kind(piece, unit as usize) {
                 let (from, is_zero) = part;
                 let bytes = from.len() as u64;
                 let answer = if is_zero {
-                    self.zeros(at, address, bytes, page)?
+                    self.zeros(at, address..address + bytes, page)?
                 } else {
                     let begin = address;
-                    self.give(at, begin, bytes, page, |uffd, range| {
+                    self.spaces[at].give(begin..begin + bytes, page, |uffd, range| {
                         let inside = (range.start - begin) as usize..(range.end - begin) as usize;
                         uffd.copy(range.start, &from[inside])
                     })?
@@ -745,7 +814,7 @@ impl Vm {
                     _ => return Ok(answer),
                 }
                 address += bytes;
-                self.count(|numbers| match why {
+                self.count(|numbers| match reason {
                     SupplyReason::Demand => numbers.demand_bytes += bytes,
                     SupplyReason::Ahead => numbers.ahead_bytes += bytes,
                 });
@@ -754,54 +823,16 @@ impl Vm {
         Ok(found)
     }
 
-    fn zeros(&mut self, at: usize, address: u64, bytes: u64, page: u64) -> Result<FaultAnswer, PeerError> {
-        let unit = self.spaces[at].pages.unit();
-        self.count(|numbers| numbers.zero_bytes += bytes);
+    fn zeros(&mut self, at: usize, range: Range<u64>, page: u64) -> Result<FaultAnswer, PeerError> {
+        self.count(|numbers| numbers.zero_bytes += range.end - range.start);
+        let space = &mut self.spaces[at];
+        let unit = space.pages.unit();
         if unit == PAGE {
-            return self.give(at, address, bytes, page, |uffd, range| uffd.zero(range));
+            return space.give(range, page, Uffd::zero);
         }
         // Large pages have no page of zeros to share.
         let zeros = vec![0; unit as usize];
-        self.give(at, address, bytes, page, |uffd, range| uffd.copy(range.start, &zeros))
-    }
-
-    /// Supplies `bytes` bytes at `address` by `call`, past pages that are there already; wakes a thread that waits for
-    /// `page` in any case.
-    fn give(
-        &mut self,
-        at: usize,
-        address: u64,
-        bytes: u64,
-        page: u64,
-        call: impl Fn(&Uffd, Range<u64>) -> CopyResult,
-    ) -> Result<FaultAnswer, PeerError> {
-        let (space, end) = (&mut self.spaces[at], address + bytes);
-        let unit = space.pages.unit();
-        let (mut from, mut step, mut answer) = (address, bytes, FaultAnswer::Given);
-        while from < end {
-            let CopyResult { bytes, stop } = call(&space.uffd, from..end.min(from + step));
-            match stop {
-                None => space.pages.supplied(from..from + bytes),
-                Some(CopyStop::Present) => {
-                    if from == page {
-                        let _ = space.uffd.wake(page..page + unit);
-                    }
-                    space.pages.supplied(from..from + unit);
-                }
-                // A range that reaches over the end of a mapping is nowhere as a whole: page by page, then.
-                Some(CopyStop::Nowhere) if step > unit => {
-                    step = unit;
-                    continue;
-                }
-                Some(CopyStop::Nowhere) if from == page => answer = FaultAnswer::Stray,
-                Some(CopyStop::Nowhere) => {}
-                Some(CopyStop::Changing) => return Ok(FaultAnswer::Again),
-                Some(CopyStop::Over) => return Ok(FaultAnswer::Over),
-                Some(CopyStop::Failed(source)) => return Err(PeerError::Kernel { address: from, source }),
-            }
-            from += if bytes > 0 { bytes } else { unit };
-        }
-        Ok(answer)
+        space.give(range, page, |uffd, range| uffd.copy(range.start, &zeros))
     }
 
     fn map_fault(
@@ -818,7 +849,7 @@ impl Vm {
             // It was mapped. It was given back without an event, or another thread was faster.
             PageNeed::Look { address, bytes } | PageNeed::Zeros { address, bytes } => {
                 self.count(|numbers| numbers.faults_present += 1);
-                return self.give(at, address, bytes, page, |uffd, range| uffd.resume(range));
+                return self.spaces[at].give(address..address + bytes, page, Uffd::resume);
             }
             PageNeed::Nowhere => return Ok(FaultAnswer::Stray),
         };
@@ -826,14 +857,14 @@ impl Vm {
             PageNeed::Supply(wide) if common.recorder.is_none() && self.is_resident(wide) => wide,
             _ => run,
         };
-        let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
+        let (fault, alone) = (FaultedPage { at, page }, run.page(page, unit));
         if run != alone && !self.is_resident(run) {
             self.start_read(run.offset, run.bytes);
         }
-        let answer = self.map(at, alone, page, SupplyReason::Demand)?;
+        let answer = self.map(SupplyRequest::demand(fault, alone))?;
         if answer == FaultAnswer::Given {
             self.note_mapped(alone, common)?;
-            self.note_answer(at, page, wide, common);
+            self.note_answer(fault, wide, common);
         }
         Ok(answer)
     }
@@ -852,16 +883,11 @@ impl Vm {
         Ok(())
     }
 
-    fn map(
-        &mut self,
-        at: usize,
-        stretch: ImagePart,
-        page: u64,
-        why: SupplyReason,
-    ) -> Result<FaultAnswer, PeerError> {
+    fn map(&mut self, request: SupplyRequest) -> Result<FaultAnswer, PeerError> {
+        let SupplyRequest { at, part, page, reason } = request;
         let Source::Mapped(image) = &self.source else { unreachable!("what is copied is not mapped") };
         let image = image.clone();
-        let ImagePart { address, offset, bytes } = stretch;
+        let ImagePart { address, offset, bytes } = part;
         let (mut there, mut failed): (Vec<Range<u64>>, Option<Error>) = (Vec::new(), None);
         let wanted = page.wrapping_sub(address).wrapping_add(offset);
         let asked = image.ensure_each(offset..offset + bytes, |range, came| {
@@ -878,17 +904,15 @@ impl Vm {
         }
         let mut found = FaultAnswer::Given;
         for range in &there {
-            let len = range.end - range.start;
-            match self
-                .give(at, range.start - offset + address, len, page, |uffd, range| uffd.resume(range))?
-            {
+            let (len, start) = (range.end - range.start, range.start - offset + address);
+            match self.spaces[at].give(start..start + len, page, Uffd::resume)? {
                 FaultAnswer::Given => {}
                 FaultAnswer::Stray => found = FaultAnswer::Stray,
                 other => return Ok(other),
             }
             self.count(|numbers| {
                 numbers.mapped_bytes += len;
-                match why {
+                match reason {
                     SupplyReason::Demand => numbers.demand_bytes += len,
                     SupplyReason::Ahead => numbers.ahead_bytes += len,
                 }
@@ -907,7 +931,7 @@ impl Vm {
 
     fn poison(&mut self, at: usize, stretch: ImagePart, source: Error) -> Result<FaultAnswer, PeerError> {
         let ImagePart { address, offset, bytes } = stretch;
-        let poisoned = self.give(at, address, bytes, address, |uffd, range| uffd.poison(range));
+        let poisoned = self.spaces[at].give(address..address + bytes, address, Uffd::poison);
         match poisoned {
             Err(PeerError::Kernel { source: poison, .. }) => {
                 Err(PeerError::Unreadable { offset, source, poison })
@@ -967,13 +991,13 @@ impl Vm {
         }
         let behind = part.offset + part.bytes;
         let answer = if self.is_mapped() {
-            self.map(0, part, NO_PAGE, SupplyReason::Ahead)?
+            self.map(SupplyRequest::ahead(part))?
         } else if let Some(bytes) = ready {
             self.absences = 0;
-            self.supply(0, part, bytes, NO_PAGE, SupplyReason::Ahead)?
+            self.supply(SupplyRequest::ahead(part), bytes)?
         } else {
             match self.ready_ahead(part, common)? {
-                Ready::Yes(bytes) => self.supply(0, part, bytes, NO_PAGE, SupplyReason::Ahead)?,
+                Ready::Yes(bytes) => self.supply(SupplyRequest::ahead(part), bytes)?,
                 Ready::Later => return Ok((AheadStep::Later, part.offset)),
                 Ready::Never => return Ok((AheadStep::Done, behind)),
             }
@@ -1082,17 +1106,18 @@ impl Vm {
             // Unchanged ones are supplied, and come again with no retry; the others are counted when the run has been
             // passed.
             let unchanged = of_before().count();
-            self.note_compared(replay, unchanged as u64, 0, common);
+            let counted = ComparedPages { compared: unchanged as u64, differing: 0 };
+            self.note_compared(replay, counted, common);
             stale += (same.len() - unchanged) as u64;
             for same in same_parts(part, &same, self.spaces[0].pages.unit()) {
                 let answer = if self.is_mapped() {
-                    self.map(0, same, NO_PAGE, SupplyReason::Ahead)?
+                    self.map(SupplyRequest::ahead(same))?
                 } else if same == part {
                     // All of them, as a rule.
-                    self.supply_chunks(0, part, bytes.chunks(), NO_PAGE, SupplyReason::Ahead)?
+                    self.supply_chunks(SupplyRequest::ahead(part), bytes.chunks())?
                 } else {
                     match self.ready(same, common)? {
-                        Some(bytes) => self.supply(0, same, bytes, NO_PAGE, SupplyReason::Ahead)?,
+                        Some(bytes) => self.supply(SupplyRequest::ahead(same), bytes)?,
                         None => FaultAnswer::Stray,
                     }
                 };
@@ -1104,7 +1129,7 @@ impl Vm {
             }
             self.recycle(bytes);
         }
-        self.note_compared(replay, stale, stale, common);
+        self.note_compared(replay, ComparedPages { compared: stale, differing: stale }, common);
         Ok(found)
     }
 
@@ -1143,7 +1168,8 @@ impl Vm {
         Ok(None)
     }
 
-    fn note_compared(&self, replay: &Replay, compared: u64, differing: u64, common: &VmShared<'_>) {
+    fn note_compared(&self, replay: &Replay, pages: ComparedPages, common: &VmShared<'_>) {
+        let ComparedPages { compared, differing } = pages;
         self.count(|numbers| numbers.stale_bytes += differing * PAGE);
         if let Some((differing, compared)) = replay.note(compared, differing) {
             (common.tell)(&Event::ReplayStale { differing, compared });

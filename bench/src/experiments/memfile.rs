@@ -218,7 +218,7 @@ fn case(files: &Shared<Files>, kind: Kind, size: &Size) -> Case {
     let (files, bytes, goal) = (files.clone(), size.bytes, size.goal(kind));
     let case = Case::new(format!("{}, {}", size.name, kind.name()), &METRICS, move || {
         let files = files.get()?;
-        let of = |name, read| alternative(&files, name, kind, bytes, read);
+        let of = |name, read| alternative(&files, name, SequentialReads { kind, bytes }, read);
         let mut ways = vec![of(OURS, ours), of(OURS_PAGES, ours_pages), of(PINNED, pinned)];
         ways.extend([of(TMPFS, tmpfs), of(TMPFS_HUGE, tmpfs_huge)]);
         match kind {
@@ -228,51 +228,63 @@ fn case(files: &Shared<Files>, kind: Kind, size: &Size) -> Case {
         Ok(ways)
     });
     let case = case
-        .compare("cpu", OURS, TMPFS, goal)
-        .compare("cpu", OURS, TMPFS_HUGE, goal)
-        .compare("cpu", OURS_PAGES, TMPFS, goal)
-        .compare("cpu", OURS_PAGES, TMPFS_HUGE, None)
-        .compare("cpu", PINNED, TMPFS_HUGE, None);
+        .compare("cpu", OURS, TMPFS)
+        .goal(goal)
+        .compare("cpu", OURS, TMPFS_HUGE)
+        .goal(goal)
+        .compare("cpu", OURS_PAGES, TMPFS)
+        .goal(goal)
+        .compare("cpu", OURS_PAGES, TMPFS_HUGE)
+        .compare("cpu", PINNED, TMPFS_HUGE);
     match kind {
         Kind::Data => {
-            let case = case.compare("cpu", OURS, CACHED, None).compare("cpu", OURS, MAPPED, None);
-            case.bound("cpu", OURS, COPY, None)
+            let case = case.compare("cpu", OURS, CACHED).compare("cpu", OURS, MAPPED);
+            case.bound("cpu", OURS, COPY)
         }
-        Kind::Preallocated | Kind::Holes => case.bound("cpu", OURS, CLEAR, None),
+        Kind::Preallocated | Kind::Holes => case.bound("cpu", OURS, CLEAR),
     }
 }
 
-fn alternative(files: &Rc<Files>, name: &'static str, kind: Kind, bytes: usize, read: Read) -> Alternative {
+/// Reads of a whole file of one kind, each of `bytes` bytes.
+#[derive(Clone, Copy, Debug)]
+struct SequentialReads {
+    kind: Kind,
+    bytes: usize,
+}
+
+fn alternative(files: &Rc<Files>, name: &'static str, reads: SequentialReads, read: Read) -> Alternative {
     let files = Rc::clone(files);
-    let run = move |_| read_all(&files, kind, bytes, |buffer, position| read(&files, kind, buffer, position));
+    let run = move |_| reads.run(&files, |buffer, position| read(&files, reads.kind, buffer, position));
     Alternative::new(name, run).excused(METRICS.len())
 }
 
-fn read_all(
-    files: &Files,
-    kind: Kind,
-    bytes: usize,
-    mut read: impl FnMut(&mut [u8], u64) -> Result<(), Unmeasured>,
-) -> Result<Vec<f64>, Unmeasured> {
-    let mut buffer = HugeMemory::new(bytes)?;
-    // The buffer is written first, so that no read is the first to touch it; and bytes that are not read show.
-    buffer.fill(0xa5);
-    let mut ended: Result<(), Unmeasured> = Ok(());
-    let spent = alone(|| {
-        ended = (0..files.bytes).step_by(bytes).try_for_each(|position| {
-            read(&mut buffer, position)?;
-            black_box(&mut buffer[..]);
-            Ok(())
+impl SequentialReads {
+    fn run(
+        self,
+        files: &Files,
+        mut read: impl FnMut(&mut [u8], u64) -> Result<(), Unmeasured>,
+    ) -> Result<Vec<f64>, Unmeasured> {
+        let Self { kind, bytes } = self;
+        let mut buffer = HugeMemory::new(bytes)?;
+        // The buffer is written first, so that no read is the first to touch it; and bytes that are not read show.
+        buffer.fill(0xa5);
+        let mut ended: Result<(), Unmeasured> = Ok(());
+        let spent = alone(|| {
+            ended = (0..files.bytes).step_by(bytes).try_for_each(|position| {
+                read(&mut buffer, position)?;
+                black_box(&mut buffer[..]);
+                Ok(())
+            });
         });
-    });
-    ended?;
-    let last = files.bytes - bytes as u64;
-    let is_right = match kind {
-        Kind::Data => is_from(&buffer, last),
-        Kind::Preallocated | Kind::Holes => buffer[..8] == [0; 8],
-    };
-    if !is_right {
-        return Err(Unmeasured::Failed(format!("what was read is not what stands at {last}")));
+        ended?;
+        let last = files.bytes - bytes as u64;
+        let is_right = match kind {
+            Kind::Data => is_from(&buffer, last),
+            Kind::Preallocated | Kind::Holes => buffer[..8] == [0; 8],
+        };
+        if !is_right {
+            return Err(Unmeasured::Failed(format!("what was read is not what stands at {last}")));
+        }
+        Ok(vec![spent.cpu_ns / (files.bytes / bytes as u64) as f64])
     }
-    Ok(vec![spent.cpu_ns / (files.bytes / bytes as u64) as f64])
 }

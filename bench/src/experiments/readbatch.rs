@@ -60,7 +60,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 
 fn counted((name, ours, peer, goal): Pair) -> Case {
     let case = Case::new(name, &COUNTS, move || Ok(vec![counting(ours), counting(peer)]));
-    case.once().compare("instructions", ours, peer, goal).compare("branches", ours, peer, goal)
+    case.once().compare("instructions", ours, peer).goal(goal).compare("branches", ours, peer).goal(goal)
 }
 
 fn counting(name: &'static str) -> Alternative {
@@ -72,7 +72,7 @@ fn counting(name: &'static str) -> Alternative {
 
 fn timed((name, ours, peer, _): Pair, rounds: u64) -> Case {
     let case = Case::new(name, &TIMES, move || Ok(vec![timing(ours, rounds)?, timing(peer, rounds)?]));
-    case.compare("time", ours, peer, None)
+    case.compare("time", ours, peer)
 }
 
 fn timing(name: &'static str, rounds: u64) -> Result<Alternative, Unmeasured> {

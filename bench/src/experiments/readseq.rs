@@ -140,13 +140,9 @@ fn cold(databases: &Shared<Databases>, readers: Readers) -> Case {
         let of = |name, run: Run| databases.alternative(name, move |databases| run(databases, readers));
         Ok(vec![of(OURS, Databases::ours_cold), of(KERNEL, Databases::kernel_cold)])
     });
-    let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(COLD_GOAL)).compare(
-        P99,
-        OURS,
-        KERNEL,
-        Some(COLD_P99_GOAL),
-    );
-    let case = rows(case, KERNEL).compare(MEMORY, OURS, KERNEL, None).compare(DEVICE, OURS, KERNEL, None);
+    let case =
+        case.compare(THROUGHPUT, OURS, KERNEL).goal(COLD_GOAL).compare(P99, OURS, KERNEL).goal(COLD_P99_GOAL);
+    let case = rows(case, KERNEL).compare(MEMORY, OURS, KERNEL).compare(DEVICE, OURS, KERNEL);
     case.without_warm_up().usually(REPEAT)
 }
 
@@ -165,8 +161,8 @@ fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orde
     [ONE_BY_ONE, KERNEL]
         .into_iter()
         .fold(case, |case, peer| {
-            let case = case.compare(THROUGHPUT, OURS, peer, None).compare(P99, OURS, peer, None);
-            rows(case, peer).compare(DEVICE, OURS, peer, None)
+            let case = case.compare(THROUGHPUT, OURS, peer).compare(P99, OURS, peer);
+            rows(case, peer).compare(DEVICE, OURS, peer)
         })
         .without_warm_up()
         .usually(REPEAT_SHORT)
@@ -175,12 +171,28 @@ fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orde
 const BATCHED: &str = "insertion=batched";
 const SINGLY: &str = "insertion=one-by-one";
 
-const COUNTED_STREAMS: [(&str, &str, &str); 2] = [
-    ("stream of 8 KiB, order 0", "8 KiB read, batched, order 0", "8 KiB read, one by one, order 0"),
-    ("stream of 8 KiB, default orders", "8 KiB read, batched", "8 KiB read, one by one"),
+/// The same stream by two snippets.
+struct CountedStream {
+    name: &'static str,
+    batched: &'static str,
+    singly: &'static str,
+}
+
+const COUNTED_STREAMS: [CountedStream; 2] = [
+    CountedStream {
+        name: "stream of 8 KiB, order 0",
+        batched: "8 KiB read, batched, order 0",
+        singly: "8 KiB read, one by one, order 0",
+    },
+    CountedStream {
+        name: "stream of 8 KiB, default orders",
+        batched: "8 KiB read, batched",
+        singly: "8 KiB read, one by one",
+    },
 ];
 
-fn counted((name, batched, singly): (&'static str, &'static str, &'static str)) -> Case {
+fn counted(stream: CountedStream) -> Case {
+    let CountedStream { name, batched, singly } = stream;
     let case = Case::new(name, &COUNTED, move || {
         let of = |name: &'static str| {
             let snippet = Snippet::of(name).expect("the names above are those of snippets");
@@ -191,7 +203,7 @@ fn counted((name, batched, singly): (&'static str, &'static str, &'static str)) 
         };
         Ok(vec![of(batched), of(singly)])
     });
-    COUNTED.iter().fold(case.once(), |case, metric| case.compare(metric.name, batched, singly, None))
+    COUNTED.iter().fold(case.once(), |case, metric| case.compare(metric.name, batched, singly))
 }
 
 fn warm(databases: &Shared<Databases>, readers: Readers) -> Case {
@@ -201,12 +213,12 @@ fn warm(databases: &Shared<Databases>, readers: Readers) -> Case {
         let of = |name, run: Run| databases.alternative(name, move |databases| run(databases, readers));
         Ok(vec![of(OURS, Databases::ours_warm), of(KERNEL, Databases::kernel_warm)])
     });
-    let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(WARM_GOAL)).compare(P99, OURS, KERNEL, None);
+    let case = case.compare(THROUGHPUT, OURS, KERNEL).goal(WARM_GOAL).compare(P99, OURS, KERNEL);
     rows(case, KERNEL).told(MEMORY, OURS).without_warm_up().usually(REPEAT)
 }
 
 fn rows(case: Case, peer: &'static str) -> Case {
-    ["P50", "P75", P999, "cpu"].into_iter().fold(case, |case, metric| case.compare(metric, OURS, peer, None))
+    ["P50", "P75", P999, "cpu"].into_iter().fold(case, |case, metric| case.compare(metric, OURS, peer))
 }
 
 struct Databases {

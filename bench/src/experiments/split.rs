@@ -35,7 +35,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
         let load = Load { folio, shadow, shadows, rounds };
         let name = format!("order {folio} into a shadow of order {shadow}");
         let case = Case::new(name, &METRICS, move || prepare(load));
-        METRICS.iter().fold(case, |case, metric| case.compare(metric.name, SINGLE, NAIVE, None))
+        METRICS.iter().fold(case, |case, metric| case.compare(metric.name, SINGLE, NAIVE))
     };
     PAIRS.into_iter().map(case).collect()
 }
@@ -62,7 +62,14 @@ impl Load {
 }
 
 type Tree<'n> = XArray<'n, Nodes<'n>>;
-type Insert = fn(&mut Tree<'_>, &Nodes<'_>, u64, u8, u32);
+type Insert = fn(&mut Tree<'_>, &Nodes<'_>, NewFolio);
+
+#[derive(Clone, Copy)]
+struct NewFolio {
+    index: u64,
+    order: u8,
+    folio: u32,
+}
 
 fn prepare(load: Load) -> Result<Vec<Alternative>, Unmeasured> {
     let index = Rc::new(Index::new(load.folio, 128 << 20)?);
@@ -83,7 +90,8 @@ fn run(index: &Index, load: Load, insert: Insert) -> Vec<f64> {
         let mut tree = index.tree(&nodes, &lock);
         let round = alone(|| {
             for n in 0..load.shadows {
-                insert(&mut tree, &nodes, load.place(n), load.folio, made_up(n as usize));
+                let new = NewFolio { index: load.place(n), order: load.folio, folio: made_up(n as usize) };
+                insert(&mut tree, &nodes, new);
             }
         });
         spent.elapsed_ns += round.elapsed_ns;
@@ -95,17 +103,19 @@ fn run(index: &Index, load: Load, insert: Insert) -> Vec<f64> {
     vec![time, cpu, descents as f64 / insertions as f64]
 }
 
-fn single_walk(tree: &mut Tree<'_>, _nodes: &Nodes<'_>, index: u64, order: u8, folio: u32) {
+fn single_walk(tree: &mut Tree<'_>, _nodes: &Nodes<'_>, new: NewFolio) {
+    let NewFolio { index, order, folio } = new;
     let inserted = tree.insert(index, order, folio);
     assert!(matches!(inserted, Inserted::Done { shadow: Some(_) }), "{inserted:?} at {index}");
 }
 
-fn three_walks(tree: &mut Tree<'_>, nodes: &Nodes<'_>, index: u64, order: u8, folio: u32) {
+fn three_walks(tree: &mut Tree<'_>, nodes: &Nodes<'_>, new: NewFolio) {
+    let NewFolio { index, order, .. } = new;
     nodes.descended(); // the range counts none
     let mut there = tree.range(index, index + (1 << order) - 1);
     assert!(!there.any(|(_, entry, _)| matches!(entry.kind(), Kind::Folio(_))), "a folio at {index}");
     black_box(tree.order_at(index).expect("there is a shadow"));
-    single_walk(tree, nodes, index, order, folio);
+    single_walk(tree, nodes, new);
 }
 
 #[cfg(test)]

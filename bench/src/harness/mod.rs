@@ -312,56 +312,40 @@ impl Case {
         Self { repeat_max: 1, ..self.without_warm_up() }
     }
 
-    /// A row: `metric` of `ours` beside that of `peer`, with the least ratio that is wanted.
-    pub fn compare(
-        self,
-        metric: &'static str,
-        ours: &'static str,
-        peer: &'static str,
-        goal: Option<f64>,
-    ) -> Self {
-        self.row(metric, ours, Some(peer), PeerKind::Peer, goal)
+    /// A row: `metric` of `ours` beside that of `peer`.
+    pub fn compare(self, metric: &'static str, ours: &'static str, peer: &'static str) -> Self {
+        self.row(Comparison::new(metric, ours, Some(peer), PeerKind::Peer))
     }
 
-    /// A row in which Quinion's, a gain, may be at most `behind_max` of its unit behind `peer`. The goal that the row
-    /// shows is the ratio that this amounts to.
-    pub fn within(
-        self,
-        metric: &'static str,
-        ours: &'static str,
-        peer: &'static str,
-        behind_max: f64,
-    ) -> Self {
-        let mut case = self.compare(metric, ours, peer, None);
-        case.comparisons.last_mut().expect("one was put there").behind_max = Some(behind_max);
-        case
+    /// A row beside a bound, which nothing can beat: to be slower is no loss, unless by more than a goal.
+    pub fn bound(self, metric: &'static str, ours: &'static str, bound: &'static str) -> Self {
+        self.row(Comparison::new(metric, ours, Some(bound), PeerKind::Bound))
     }
 
-    /// A row beside a bound, which nothing can beat: to be slower is no loss, unless by more than `goal`.
-    pub fn bound(
-        self,
-        metric: &'static str,
-        ours: &'static str,
-        bound: &'static str,
-        goal: Option<f64>,
-    ) -> Self {
-        self.row(metric, ours, Some(bound), PeerKind::Bound, goal)
+    /// The least ratio that is wanted of the last row; `None`: it has no goal.
+    pub fn goal(mut self, ratio: impl Into<Option<f64>>) -> Self {
+        self.last_row().goal = ratio.into();
+        self
+    }
+
+    /// In the last row Quinion's, a gain, may be at most `behind_max` of its unit behind the peer's. The goal that the
+    /// row shows is the ratio that this amounts to.
+    pub fn behind_at_most(mut self, behind_max: f64) -> Self {
+        self.last_row().behind_max = Some(behind_max);
+        self
+    }
+
+    fn last_row(&mut self) -> &mut Comparison {
+        self.comparisons.last_mut().expect("a goal follows its row")
     }
 
     /// A row without a peer: `metric` of `of`, and the series of its last run if it has one.
     pub fn told(self, metric: &'static str, of: &'static str) -> Self {
-        self.row(metric, of, None, PeerKind::Bound, None)
+        self.row(Comparison::new(metric, of, None, PeerKind::Bound))
     }
 
-    fn row(
-        mut self,
-        metric: &'static str,
-        ours: &'static str,
-        peer: Option<&'static str>,
-        standing: PeerKind,
-        goal: Option<f64>,
-    ) -> Self {
-        self.comparisons.push(Comparison { metric, ours, peer, standing, goal, behind_max: None });
+    fn row(mut self, row: Comparison) -> Self {
+        self.comparisons.push(row);
         self
     }
 
@@ -494,6 +478,10 @@ fn run_all(
 }
 
 impl Comparison {
+    fn new(metric: &'static str, ours: &'static str, peer: Option<&'static str>, standing: PeerKind) -> Self {
+        Self { metric, ours, peer, standing, goal: None, behind_max: None }
+    }
+
     fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], estimator: Estimator) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
@@ -600,7 +588,7 @@ mod tests {
             Ok(vec![noting("a"), noting("b"), noting("c")])
         });
         let mut passes = 0;
-        let rows = case.compare("time", "a", "b", None).measure("e", &settings(3), || passes += 1);
+        let rows = case.compare("time", "a", "b").measure("e", &settings(3), || passes += 1);
         assert_eq!(*seen.borrow(), "abcbaccabacb");
         assert_eq!(passes, 4);
         assert_eq!(rows.expect("it runs").0[0].quinion, Some(1.0));
@@ -620,7 +608,7 @@ mod tests {
             let fixed = |name, values: [f64; 2]| Alternative::new(name, move |_| Ok(values.to_vec()));
             Ok(vec![fixed("ours", [2.0, 6.0]), fixed("peer", [8.0, 3.0])])
         });
-        let case = case.compare("time", "ours", "peer", Some(4.0)).compare("rate", "ours", "peer", Some(2.5));
+        let case = case.compare("time", "ours", "peer").goal(4.0).compare("rate", "ours", "peer").goal(2.5);
         let (rows, _) = case.measure("e", &settings(3), || {}).expect("it runs");
         let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.met, row.peer)).collect();
         assert_eq!(told, [(Some(4.0), Some(true), Some(8.0)), (Some(2.0), Some(false), Some(3.0))]);
@@ -633,7 +621,11 @@ mod tests {
                 let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
                 Ok(vec![fixed("ours", ours), fixed("peer", 40.0), fixed("nothing", 0.0)])
             });
-            let case = case.within("rate", "ours", "peer", 1.0).within("rate", "ours", "nothing", 1.0);
+            let case = case
+                .compare("rate", "ours", "peer")
+                .behind_at_most(1.0)
+                .compare("rate", "ours", "nothing")
+                .behind_at_most(1.0);
             let (rows, _) = case.measure("e", &settings(1), || {}).expect("it runs");
             rows.iter().map(|row| (row.goal, row.met)).collect::<Vec<_>>()
         };
@@ -665,7 +657,7 @@ mod tests {
                 let peer = Alternative::new("peer", move |_| Err(why.clone())).excused(1);
                 Ok(vec![Alternative::new("ours", |_| Ok(vec![2.0])), peer])
             });
-            case.compare("time", "ours", "peer", None).measure("e", &settings(2), || {})
+            case.compare("time", "ours", "peer").measure("e", &settings(2), || {})
         };
         let (rows, excuses) = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
         assert_eq!((rows[0].quinion, rows[0].peer), (Some(2.0), None));
@@ -683,7 +675,7 @@ mod tests {
                 Alternative::new("ours", |repetition| Ok(vec![if repetition == 2 { 9.0 } else { 2.0 }]));
             Ok(vec![ours, Alternative::new("peer", sometimes).excused(1)])
         });
-        let case = case.compare("time", "ours", "peer", None);
+        let case = case.compare("time", "ours", "peer");
         let (rows, excuses) = case.measure("e", &settings(2), || {}).expect("it runs");
         assert_eq!((rows[0].quinion, rows[0].peer, rows[0].ratio), (Some(5.5), Some(6.0), Some(3.0)));
         assert_eq!((excuses.len(), excuses[0].missed, excuses[0].repetitions), (1, 1, 2));
@@ -705,7 +697,7 @@ mod tests {
             let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
             Ok(vec![fixed("ours", 2.0), fixed("peer", f64::NAN)])
         });
-        let rows = case.compare("time", "ours", "peer", Some(1.0)).measure("e", &settings(2), || {});
+        let rows = case.compare("time", "ours", "peer").goal(1.0).measure("e", &settings(2), || {});
         let row = &rows.expect("it runs").0[0];
         assert_eq!((row.quinion, row.peer, row.ratio, row.met), (Some(2.0), None, None, None));
     }
@@ -722,7 +714,7 @@ mod tests {
             };
             Ok(vec![numbered(of("ours", ours)), numbered(of("peer", peer))])
         });
-        let case = change(case.compare("time", "ours", "peer", Some(1.5)));
+        let case = change(case.compare("time", "ours", "peer").goal(1.5));
         case.measure("e", &settings(3), || {}).expect("it runs").0.remove(0)
     }
 

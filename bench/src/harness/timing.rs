@@ -64,41 +64,58 @@ pub fn together(
     work: impl Fn(usize) + Sync,
     undo: impl Fn(usize) + Sync,
 ) -> Spent {
-    together_ready(threads, rounds, |thread| thread, |thread| work(*thread), |thread| undo(*thread))
+    let rounds = Rounds { threads, rounds };
+    rounds.run(|thread| thread, |thread| work(*thread), |thread| undo(*thread))
 }
 
-/// The same with what `ready` makes of each thread's number, before the first round and not timed.
+/// The same in one round, with what `ready` makes of each thread's number before it, not timed.
 pub fn together_ready<S>(
     threads: usize,
-    rounds: usize,
     ready: impl Fn(usize) -> S + Sync,
     work: impl Fn(&mut S) + Sync,
     undo: impl Fn(&mut S) + Sync,
 ) -> Spent {
-    let barrier = Barrier::new(threads);
-    let part = |state: &mut S| {
-        barrier.wait();
-        let (start, cpu) = (Instant::now(), thread_cpu_ns());
-        work(state);
-        let part = Part { start, cpu_ns: thread_cpu_ns() - cpu, end: Instant::now() };
-        barrier.wait();
-        undo(state);
-        part
-    };
-    let all_rounds = |thread: usize| {
-        let mut state = ready(thread);
-        (0..rounds).map(|_| part(&mut state)).collect::<Vec<_>>()
-    };
-    let parts: Vec<Vec<Part>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|thread| {
-                let all_rounds = &all_rounds;
-                scope.spawn(move || all_rounds(thread))
-            })
-            .collect();
-        workers.into_iter().map(|worker| worker.join().expect("no worker panics")).collect()
-    });
-    (0..rounds).map(|round| spent(parts.iter().map(|parts| &parts[round]))).fold(Spent::default(), add)
+    Rounds { threads, rounds: 1 }.run(ready, work, undo)
+}
+
+struct Rounds {
+    threads: usize,
+    rounds: usize,
+}
+
+impl Rounds {
+    fn run<S>(
+        self,
+        ready: impl Fn(usize) -> S + Sync,
+        work: impl Fn(&mut S) + Sync,
+        undo: impl Fn(&mut S) + Sync,
+    ) -> Spent {
+        let Self { threads, rounds } = self;
+        let barrier = Barrier::new(threads);
+        let part = |state: &mut S| {
+            barrier.wait();
+            let (start, cpu) = (Instant::now(), thread_cpu_ns());
+            work(state);
+            let part = Part { start, cpu_ns: thread_cpu_ns() - cpu, end: Instant::now() };
+            barrier.wait();
+            undo(state);
+            part
+        };
+        let all_rounds = |thread: usize| {
+            let mut state = ready(thread);
+            (0..rounds).map(|_| part(&mut state)).collect::<Vec<_>>()
+        };
+        let parts: Vec<Vec<Part>> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads)
+                .map(|thread| {
+                    let all_rounds = &all_rounds;
+                    scope.spawn(move || all_rounds(thread))
+                })
+                .collect();
+            workers.into_iter().map(|worker| worker.join().expect("no worker panics")).collect()
+        });
+        (0..rounds).map(|round| spent(parts.iter().map(|parts| &parts[round]))).fold(Spent::default(), add)
+    }
 }
 
 fn spent<'a>(parts: impl Iterator<Item = &'a Part> + Clone) -> Spent {

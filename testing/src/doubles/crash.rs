@@ -264,10 +264,12 @@ struct Replay {
     journal: BTreeSet<usize>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    Write,
-    FileSystem,
+/// A change of bytes.
+#[derive(Clone, Copy)]
+enum Change<'b> {
+    Written(&'b [u8]),
+    /// The file system zeroes them.
+    Zeroed,
 }
 
 impl Replay {
@@ -295,11 +297,11 @@ impl Replay {
             Event::Write { position, bytes } => {
                 let at = *position as usize;
                 self.reach(number, at + bytes.len());
-                self.change(number, By::Write, at..at + bytes.len(), |now| now.copy_from_slice(bytes));
+                self.change(number, at..at + bytes.len(), Change::Written(bytes));
             }
             Event::SetSize(bytes) => {
                 let (before, size) = (self.size() as usize, *bytes as usize);
-                self.change(number, By::FileSystem, size..before, |now| now.fill(0));
+                self.change(number, size..before, Change::Zeroed);
                 self.size.set(number, *bytes);
                 self.now.resize(size.next_multiple_of(SECTOR).max(self.now.len()), 0);
                 self.journal.insert(number);
@@ -307,7 +309,7 @@ impl Replay {
             Event::Punch(range) => {
                 let within = |byte: u64| byte.min(self.size()) as usize;
                 let range = within(range.start)..within(range.end);
-                self.change(number, By::FileSystem, range, |now| now.fill(0));
+                self.change(number, range, Change::Zeroed);
                 self.journal.insert(number);
             }
             Event::Synced(range) => {
@@ -332,7 +334,7 @@ impl Replay {
     }
 
     /// Changes bytes, and notes the new state of the sectors around them.
-    fn change(&mut self, event: usize, by: By, range: Range<usize>, change: impl FnOnce(&mut [u8])) {
+    fn change(&mut self, event: usize, range: Range<usize>, change: Change<'_>) {
         if range.is_empty() {
             return;
         }
@@ -342,10 +344,13 @@ impl Replay {
             let new = || Sector { bytes: History::new(before), cuts: Vec::new() };
             self.sectors.entry(sector).or_insert_with(new);
         }
-        change(&mut self.now[range]);
+        match change {
+            Change::Written(bytes) => self.now[range].copy_from_slice(bytes),
+            Change::Zeroed => self.now[range].fill(0),
+        }
         for (&sector, history) in self.sectors.range_mut(sectors) {
             history.bytes.set(event, sector_of(&self.now, sector));
-            if by == By::FileSystem {
+            if matches!(change, Change::Zeroed) {
                 history.cuts.push(event);
             }
         }

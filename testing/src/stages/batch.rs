@@ -69,6 +69,13 @@ impl Default for Stage {
     }
 }
 
+struct NewFolio {
+    first: u64,
+    order: u8,
+    state: State,
+    generation: u32,
+}
+
 impl Stage {
     pub fn new() -> Self {
         Self::with(|_, mapping| mapping)
@@ -87,11 +94,16 @@ impl Stage {
 
     /// Inserts a folio of generation 1, and returns its first frame.
     pub fn add(&self, first: u64, order: u8, state: State) -> Frame {
-        self.add_generation(first, order, state, 1).expect("there is room for it")
+        self.insert(NewFolio { first, order, state, generation: 1 }).expect("there is room for it")
     }
 
-    /// Inserts a folio if one is free and nothing is in its way.
-    pub fn add_generation(&self, first: u64, order: u8, state: State, generation: u32) -> Option<Frame> {
+    /// Inserts a folio that is ready, if one is free and nothing is in its way.
+    pub fn add_generation(&self, first: u64, order: u8, generation: u32) -> Option<Frame> {
+        self.insert(NewFolio { first, order, state: State::Ready, generation })
+    }
+
+    fn insert(&self, new: NewFolio) -> Option<Frame> {
+        let NewFolio { first, order, state, generation } = new;
         let (index, pages) = (PageIndex(first), 1u32 << order);
         let run = self.arena.alloc_run(pages, LockWait::Wait)?;
         if run.pages < pages {

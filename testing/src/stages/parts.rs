@@ -132,9 +132,28 @@ pub struct Rig {
     pub readahead: RankedMutex<Readahead>,
 }
 
+/// How a rig caches.
+#[derive(Clone, Copy, Debug)]
+pub struct RigOptions {
+    pub memory: u64,
+    /// The orders of folios.
+    pub orders: Orders,
+    /// Pages that a readahead window has at most.
+    pub window: u32,
+    /// The orders that the handle asks for.
+    pub handle: Orders,
+}
+
+impl Default for RigOptions {
+    /// 64 MiB for folios of all orders, without readahead.
+    fn default() -> Self {
+        Self { memory: 64 << 20, orders: ALL, window: 0, handle: ALL }
+    }
+}
+
 impl Rig {
-    /// Folios of these orders, windows of at most `window` pages, and the options of the handle.
-    pub fn new(memory: u64, device: Arc<Parts>, orders: Orders, window: u32, handle: Orders) -> Self {
+    pub fn new(device: Arc<Parts>, options: RigOptions) -> Self {
+        let RigOptions { memory, orders, window, handle } = options;
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let wait_queue = Arc::new(WaitQueue::new());
         let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders));
@@ -154,7 +173,7 @@ impl Rig {
     }
 
     pub fn large(device: Arc<Parts>, window: u32) -> Self {
-        Self::new(64 << 20, device, ALL, window, ALL)
+        Self::new(device, RigOptions { window, ..RigOptions::default() })
     }
 
     /// Reads `pages` pages from `first` on, as far as one call goes, and checks them; returns how many bytes.

@@ -373,10 +373,10 @@ impl Pair {
     /// Does it to both.
     pub fn step(&mut self, op: &Op) -> CheckResult {
         match *op {
-            Op::Read { by, at, len, how } => self.read(by, at, len, how)?,
+            Op::Read { by, at, len, how } => self.read(by, self.range(at, len), how)?,
             Op::Pin { by, at, len } => self.pin(by, at, len)?,
             Op::Unpin { nth } => self.unpin(nth)?,
-            Op::Write { by, at, len, how } => self.write(by, at, len, how)?,
+            Op::Write { by, at, len, how } => self.write(by, self.range(at, len), how)?,
             Op::Append { by, len } => self.append(by, len)?,
             Op::SetLen { by, to } => self.set_len(by, to)?,
             Op::Punch { by, at, len } => self.punch(by, at, len)?,
@@ -409,8 +409,7 @@ impl Pair {
         Ok(())
     }
 
-    fn read(&mut self, by: u8, at: At, len: u32, how: Reading) -> CheckResult {
-        let range = self.range(at, len);
+    fn read(&mut self, by: u8, range: Range<u64>, how: Reading) -> CheckResult {
         match how {
             Reading::Plain => self.read_with(self.file(by), range, ReadOptions::new()),
             Reading::Uncached => self.read_with(self.file(by), range, ReadOptions::new().uncached(true)),
@@ -486,8 +485,7 @@ impl Pair {
         Ok(())
     }
 
-    fn write(&mut self, by: u8, at: At, len: u32, how: Writing) -> CheckResult {
-        let range = self.range(at, len);
+    fn write(&mut self, by: u8, range: Range<u64>, how: Writing) -> CheckResult {
         let len = (range.end - range.start) as usize;
         if how == Writing::Batch {
             return self.write_batch(by, range);

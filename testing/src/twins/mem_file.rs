@@ -228,15 +228,15 @@ impl MemPair {
     /// Does it to both.
     pub fn step(&mut self, op: &Op) -> CheckResult {
         match *op {
-            Op::Read { by, at, len, how } => self.read(by, at, len, how)?,
+            Op::Read { by, at, len, how } => self.read(by, self.range(at, len), how)?,
             Op::Pin { by, at, len } => self.pin(by, at, len)?,
             Op::Unpin { nth } => self.unpin(nth)?,
-            Op::Write { by, at, len, how } => self.write(by, at, len, how)?,
+            Op::Write { by, at, len, how } => self.write(by, self.range(at, len), how)?,
             Op::Append { by, len } => self.append(by, len)?,
             Op::SetLen { by, to } => self.set_len(by, to)?,
             Op::Punch { by, at, len } => self.punch(by, at, len)?,
             Op::Preallocate { by, at, len } => self.preallocate(by, at, len)?,
-            Op::Populate { by, at, len, step } => self.populate(by, at, len, step)?,
+            Op::Populate { by, at, len, step } => self.populate(by, self.inside(at, len), step)?,
             Op::Seek { by, at } => self.seek(by, self.position(at))?,
             Op::Reclone { by } => {
                 let other = self.file(by ^ 1).clone();
@@ -257,8 +257,7 @@ impl MemPair {
         self.twin.write_all_at(&[POISON], byte).expect("it is as long");
     }
 
-    fn read(&self, by: u8, at: At, len: u32, how: How) -> CheckResult {
-        let range = self.range(at, len);
+    fn read(&self, by: u8, range: Range<u64>, how: How) -> CheckResult {
         let should = kernel_read(&self.twin, range.start, (range.end - range.start) as usize)?;
         let mut is = vec![POISON; (range.end - range.start) as usize];
         let done = match how {
@@ -306,8 +305,7 @@ impl MemPair {
         if self.pins.iter().all(is_same) { Ok(()) } else { Err("what is pinned has changed".to_owned()) }
     }
 
-    fn write(&mut self, by: u8, at: At, len: u32, how: How) -> CheckResult {
-        let range = self.range(at, len);
+    fn write(&mut self, by: u8, range: Range<u64>, how: How) -> CheckResult {
         let bytes = self.next_content(range.start, (range.end - range.start) as usize);
         let mut done = 0;
         loop {
@@ -421,8 +419,7 @@ impl MemPair {
         self.check_pins()
     }
 
-    fn populate(&mut self, by: u8, at: At, len: u32, step: u16) -> CheckResult {
-        let range = self.inside(at, len);
+    fn populate(&mut self, by: u8, range: Range<u64>, step: u16) -> CheckResult {
         let bytes = self.next_content(range.start, (range.end - range.start) as usize);
         let step = usize::from(step).max(1);
         let came = self.file(by).populate_with(range.clone(), |slice| {

@@ -28,14 +28,17 @@ struct Folio {
 pub struct Rings {
     policy: Box<dyn Policy>,
     rings: [VecDeque<Folio>; CLASSES],
+    pages_max: u64,
     evicted: u64,
     /// The age of each page that left a shadow.
     shadows: HashMap<u32, u64>,
 }
 
 impl Rings {
-    pub fn new(policy: NewPolicy) -> Self {
-        Self { policy: policy(), rings: Default::default(), evicted: 0, shadows: HashMap::new() }
+    /// One of `pages_max` pages.
+    pub fn new(policy: NewPolicy, pages_max: u64) -> Self {
+        let (rings, shadows) = (Default::default(), HashMap::new());
+        Self { policy: policy(), rings, pages_max, evicted: 0, shadows }
     }
 
     fn held(&self) -> Weights {
@@ -66,17 +69,17 @@ impl Rings {
         }
     }
 
-    /// Scans until `pages` pages fit into a cache of `pages_max`; returns the number of scans.
-    fn make_room(&mut self, pages: u32, pages_max: u64) -> u32 {
+    /// Scans until `pages` pages fit into the cache; returns the number of scans.
+    fn make_room(&mut self, pages: u32) -> u32 {
         let mut turns = 0;
-        while self.held().total() + u64::from(pages) > pages_max {
+        while self.held().total() + u64::from(pages) > self.pages_max {
             self.turn();
             turns += 1;
         }
         turns
     }
 
-    pub fn read(&mut self, page: u32, pages: u32, came: FetchOrigin, pages_max: u64) {
+    pub fn read(&mut self, page: u32, pages: u32, came: FetchOrigin) {
         if let Some(folio) = self.rings.iter_mut().flatten().find(|folio| folio.page == page) {
             folio.reads = (folio.reads + 1).min(READS_MAX);
             folio.scans = 0;
@@ -84,10 +87,10 @@ impl Rings {
         }
         let (folios, reach) =
             (self.rings.iter().map(VecDeque::len).sum::<usize>(), self.policy.reach(&self.held()));
-        let turns = self.make_room(pages, pages_max);
+        let turns = self.make_room(pages);
         assert!(turns as usize <= folios * SCANS_MAX as usize, "{turns} turns for {folios} folios");
         let distance = self.shadows.remove(&page).map(|left| self.evicted - left);
-        let is_soon = distance.is_some_and(|far| far <= pages_max / SOON_PART);
+        let is_soon = distance.is_some_and(|far| far <= self.pages_max / SOON_PART);
         let returned_soon = if is_soon { u64::from(pages) } else { 0 };
         let refault = distance.map(|far| if far <= reach { Refault::Recent } else { Refault::Old });
         let held = self.held();
@@ -106,33 +109,33 @@ impl Rings {
 
 /// Of 30 pages that were read four times, those that a scan of twice the cache's size evicts.
 pub fn lost_to_a_scan(policy: NewPolicy) -> Vec<u32> {
-    let mut cache = Rings::new(policy);
+    let mut cache = Rings::new(policy, 100);
     for _ in 0..4 {
-        (0..30).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
+        (0..30).for_each(|page| cache.read(page, 1, FetchOrigin::Asked));
     }
-    (1000..1200).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
+    (1000..1200).for_each(|page| cache.read(page, 1, FetchOrigin::Asked));
     (0..30).filter(|page| !cache.has(*page)).collect()
 }
 
 /// Whether a page that a scan has evicted is in Main when it was read again soon after.
 pub fn activates_what_comes_back(policy: NewPolicy) -> bool {
-    let mut cache = Rings::new(policy);
+    let mut cache = Rings::new(policy, 100);
     // Half of the cache has proved itself: two lists measure a distance by that half.
     for _ in 0..4 {
-        (0..50).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
+        (0..50).for_each(|page| cache.read(page, 1, FetchOrigin::Asked));
     }
-    (100..200).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
+    (100..200).for_each(|page| cache.read(page, 1, FetchOrigin::Asked));
     let back = (100..200).rfind(|page| !cache.has(*page)).expect("not all of the scan fits");
-    cache.read(back, 1, FetchOrigin::Asked, 100);
+    cache.read(back, 1, FetchOrigin::Asked);
     cache.has_in(Class::Main, back)
 }
 
 /// Reads (page, order, how it comes) through a cache of `pages_max` pages, and then empties it. The bounds are asserted
 /// where a ring is named and a folio scanned.
 pub fn makes_room(policy: NewPolicy, pages_max: u64, reads: &[(u32, u32, FetchOrigin)]) {
-    let mut cache = Rings::new(policy);
+    let mut cache = Rings::new(policy, pages_max);
     for (page, order, came) in reads {
-        cache.read(*page, 1 << order, *came, pages_max);
+        cache.read(*page, 1 << order, *came);
         assert!(cache.held().total() <= pages_max);
     }
     let held = cache.held().total();

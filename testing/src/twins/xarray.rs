@@ -12,6 +12,7 @@
 //! have become finer.
 
 use std::collections::BTreeMap;
+use std::ops::{Range, RangeInclusive};
 
 use crate::nodes::{Forest, Reuse, TestNodes, folio};
 use quinion::internals::xarray::{
@@ -69,7 +70,8 @@ impl Twin {
         }
         self.split(index & !((1 << piece) - 1), index, target);
     }
-    fn place(&mut self, index: u64, order: u8, entry: Entry, replaces: Replaces) -> Outcome {
+    fn place(&mut self, slot: Slot, entry: Entry, replaces: Replaces) -> Outcome {
+        let Slot { index, order } = slot;
         let end = index + (1 << order);
         for (first, found, found_order) in self.meeting(index, end) {
             if !is_shadow(found) && (replaces == Replaces::Shadows || found_order > order || first < index) {
@@ -87,6 +89,27 @@ impl Twin {
         }
         self.entries.insert(index, (entry, order, 0));
         Outcome::Done(displaced)
+    }
+}
+
+/// Gives a mark to the entries that have another one, to `max` of them at most.
+#[derive(Clone, Copy)]
+struct MarkCopy {
+    have: u8,
+    give: u8,
+    max: usize,
+}
+
+/// The aligned place of one entry.
+#[derive(Clone, Copy)]
+struct Slot {
+    index: u64,
+    order: u8,
+}
+
+impl Slot {
+    fn around(at: u64, order: u8) -> Self {
+        Self { index: align(at, order), order }
     }
 }
 
@@ -256,10 +279,12 @@ impl<const BITS: u32> Pair<BITS> {
             Op::Budget { nodes } => self.budget = Some(nodes),
             Op::Insert { at, order } => self.insert(at, order, budget),
             Op::InsertRange { at, ref orders } => self.insert_range(at, orders, budget),
-            Op::Store { at, order, what } => self.store(at, order, what, budget),
+            Op::Store { at, order, what } => self.store(Slot::around(at, order), what, budget),
             Op::Erase { at } => self.erase(at),
             Op::EraseRange { at, pages } => self.erase_range(at, pages),
-            Op::StoreRange { at, pages, spill } => self.store_range(at, pages, spill, budget),
+            Op::StoreRange { at, pages, spill } => {
+                self.store_range(at..(at + pages).min(LAST + 1), spill, budget)
+            }
             Op::Replace { at, spill } => self.replace(at, spill),
             Op::Revise { at, step, ref fates } => self.revise(at, step, fates),
             Op::Exchange { at, hit, to } => self.exchange(at, hit, to),
@@ -267,17 +292,21 @@ impl<const BITS: u32> Pair<BITS> {
             Op::Unmark { at, mark } => self.unmark(at, mark),
             Op::Split { at } => self.split(at, budget),
             Op::Remark { at, give, take } => self.remark(at, give, take),
-            Op::MarkMarked { at, pages, have, give, max } => self.mark_marked(at, pages, have, give, max),
+            Op::MarkMarked { at, pages, have, give, max } => {
+                let to = at.saturating_add(pages).min(LAST);
+                self.mark_marked(at..=to, MarkCopy { have, give, max });
+            }
             Op::Forget { which } => self.forget(which),
             Op::Look { at, pages } => self.look(at, pages),
         }
     }
 
     fn insert(&mut self, at: u64, order: u8, budget: u64) {
-        let at = align(at, order);
+        let slot = Slot::around(at, order);
+        let at = slot.index;
         let folio = self.new_folio(order);
         let refused = matches!(
-            self.twin.clone().place(at, order, Entry::folio(folio), Replaces::Shadows),
+            self.twin.clone().place(slot, Entry::folio(folio), Replaces::Shadows),
             Outcome::Present(_)
         );
         let before = refused.then(|| self.tree().dump_nodes());
@@ -286,15 +315,14 @@ impl<const BITS: u32> Pair<BITS> {
             Inserted::NoNode => self.take_over_finer_shadows(),
             Inserted::Present(entry) => {
                 assert_eq!(before, Some(self.tree().dump_nodes()), "A02: a refusal changed the tree");
-                let Outcome::Present(want) =
-                    self.twin.place(at, order, Entry::folio(folio), Replaces::Shadows)
+                let Outcome::Present(want) = self.twin.place(slot, Entry::folio(folio), Replaces::Shadows)
                 else {
                     panic!("{entry:?} was in the way of nothing");
                 };
                 assert_eq!(entry, want);
             }
             Inserted::Done { shadow } => {
-                let Outcome::Done(gone) = self.twin.place(at, order, Entry::folio(folio), Replaces::Shadows)
+                let Outcome::Done(gone) = self.twin.place(slot, Entry::folio(folio), Replaces::Shadows)
                 else {
                     panic!("it went over something");
                 };
@@ -303,8 +331,8 @@ impl<const BITS: u32> Pair<BITS> {
         }
     }
 
-    fn store(&mut self, at: u64, order: u8, what: u8, budget: u64) {
-        let at = align(at, order);
+    fn store(&mut self, slot: Slot, what: u8, budget: u64) {
+        let Slot { index: at, order } = slot;
         let entry = match what {
             0..=1 => Entry::folio(self.new_folio(order)),
             2..=4 => Entry::value(self.new_shadow(order)),
@@ -318,7 +346,7 @@ impl<const BITS: u32> Pair<BITS> {
             self.take_over_finer_shadows();
             return;
         }
-        match (got, self.twin.place(at, order, entry, Replaces::AnyEntry)) {
+        match (got, self.twin.place(slot, entry, Replaces::AnyEntry)) {
             (Stored::Done, Outcome::Done(want)) => assert_eq!(gone, want),
             (Stored::Present(got), Outcome::Present(want)) => assert_eq!(got, want),
             (got, _) => panic!("a store said {got:?}"),
@@ -483,8 +511,8 @@ impl<const BITS: u32> Pair<BITS> {
         }
     }
 
-    fn mark_marked(&mut self, at: u64, pages: u64, have: u8, give: u8, max: usize) {
-        let to = at.saturating_add(pages).min(LAST);
+    fn mark_marked(&mut self, range: RangeInclusive<u64>, copy: MarkCopy) {
+        let ((at, to), MarkCopy { have, give, max }) = (range.into_inner(), copy);
         let next = self.tree().mark_marked(at, to, mark_of(have), mark_of(give), max);
         let has = |entry: &(Entry, u8, u8)| entry.2 >> have & 1 != 0;
         let meets = |first: u64, order: u8| first <= to && first + (1 << order) > at;
@@ -526,7 +554,8 @@ impl<const BITS: u32> Pair<BITS> {
         assert!(allocs(self) - before <= u64::from(needed), "the reserve would have been too small");
         let (mut want_seen, mut next) = (Vec::new(), at);
         for (k, &(order, folio)) in batch[..got.added].iter().enumerate() {
-            let Outcome::Done(gone) = self.twin.place(next, order, Entry::folio(folio), Replaces::Shadows)
+            let Outcome::Done(gone) =
+                self.twin.place(Slot { index: next, order }, Entry::folio(folio), Replaces::Shadows)
             else {
                 panic!("folio {k} went over something");
             };
@@ -541,7 +570,7 @@ impl<const BITS: u32> Pair<BITS> {
             RangeStop::Present(entry) => {
                 let (order, folio) = batch[got.added];
                 let Outcome::Present(want) =
-                    self.twin.place(next, order, Entry::folio(folio), Replaces::Shadows)
+                    self.twin.place(Slot { index: next, order }, Entry::folio(folio), Replaces::Shadows)
                 else {
                     panic!("{entry:?} was in the way of nothing");
                 };
@@ -550,8 +579,8 @@ impl<const BITS: u32> Pair<BITS> {
         }
     }
 
-    fn store_range(&mut self, at: u64, pages: u64, spill: bool, budget: u64) {
-        let (value, end) = (self.new_value(0, spill), (at + pages).min(LAST + 1));
+    fn store_range(&mut self, range: Range<u64>, spill: bool, budget: u64) {
+        let (value, Range { start: at, end }) = (self.new_value(0, spill), range);
         let mut gone = Vec::new();
         let got = self.forest.with_budget(budget, |tree| {
             tree.store_range(at, end, value, |first, entry, order| gone.push((first, entry, order)))
@@ -562,7 +591,11 @@ impl<const BITS: u32> Pair<BITS> {
             if next == at + got.pages && got.stop == RangeStop::NoNode {
                 break;
             }
-            match self.twin.place(next, order, Entry::value(value.with_order(order)), Replaces::AnyEntry) {
+            match self.twin.place(
+                Slot { index: next, order },
+                Entry::value(value.with_order(order)),
+                Replaces::AnyEntry,
+            ) {
                 Outcome::Done(more) => want_removed.extend(more),
                 Outcome::Present(entry) => {
                     assert_eq!(got.stop, RangeStop::Present(entry));

@@ -164,7 +164,14 @@ impl Memory {
         match (before, after) {
             (before, after) if before == after && before != REMOVING => {
                 let expected = self.holds(page, before);
-                if found == expected { Ok(()) } else { Err(self.wrong(page, before, &expected, &found)) }
+                match expected.iter().zip(&found).position(|(a, b)| a != b) {
+                    None => Ok(()),
+                    Some(at) => {
+                        let state = if before == ZERO { "zeros" } else { "the image's" };
+                        let is = self.portrait(page, &found);
+                        Err(format!("page {page} has to be {state} and differs at byte {at}; it is {is}"))
+                    }
+                }
             }
             _ => {
                 let (zeros, image) = ([0; PAGE], self.image.page(page));
@@ -181,17 +188,15 @@ impl Memory {
         }
     }
 
-    fn wrong(&self, page: u64, state: u8, expected: &[u8; PAGE], found: &[u8; PAGE]) -> String {
-        let at = expected.iter().zip(found).position(|(a, b)| a != b).expect("they differ");
-        let is = match found.iter().all(|&byte| byte == 0) {
+    /// Describes the bytes that were found at a page.
+    fn portrait(&self, page: u64, found: &[u8; PAGE]) -> String {
+        match found.iter().all(|&byte| byte == 0) {
             true => "all zeros".to_owned(),
             false => match verify(found, self.image.number, page * PAGE as u64) {
                 Ok(()) => "the image's bytes".to_owned(),
                 Err(why) => why,
             },
-        };
-        let state = if state == ZERO { "zeros" } else { "the image's" };
-        format!("page {page} has to be {state} and differs at byte {at}; it is {is}")
+        }
     }
 
     /// Has the kernel read a page: it returns an error where a program gets a signal.

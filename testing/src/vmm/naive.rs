@@ -58,7 +58,7 @@ impl Naive {
         let is_over = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
             let is_over = is_over.clone();
-            move || serve(&listener, image, wrong, &is_over)
+            move || serve(&listener, FaultyImage { image, wrong }, &is_over)
         });
         Self { is_over, thread: Some(thread) }
     }
@@ -79,7 +79,14 @@ impl Drop for Naive {
     }
 }
 
-fn serve(listener: &UnixListener, image: Image, wrong: Wrong, is_over: &AtomicBool) -> u64 {
+/// An image, and what its server has wrong.
+#[derive(Clone, Copy)]
+struct FaultyImage {
+    image: Image,
+    wrong: Wrong,
+}
+
+fn serve(listener: &UnixListener, image: FaultyImage, is_over: &AtomicBool) -> u64 {
     let mut served: Vec<Served> = Vec::new();
     let mut faults = 0;
     while !is_over.load(Ordering::Relaxed) {
@@ -91,7 +98,7 @@ fn serve(listener: &UnixListener, image: Image, wrong: Wrong, is_over: &AtomicBo
             served.extend(greet(stream));
         }
         let mut born = Vec::new();
-        served.retain_mut(|one| one.turn(image, wrong, &mut faults, &mut born).is_ok());
+        served.retain_mut(|one| one.turn(image, &mut faults, &mut born).is_ok());
         served.extend(born);
     }
     faults
@@ -114,7 +121,7 @@ fn greet(stream: UnixStream) -> Option<Served> {
 }
 
 impl Served {
-    fn turn(&mut self, image: Image, wrong: Wrong, faults: &mut u64, born: &mut Vec<Self>) -> io::Result<()> {
+    fn turn(&mut self, image: FaultyImage, faults: &mut u64, born: &mut Vec<Self>) -> io::Result<()> {
         while let Some(event) = self.userfault.next()? {
             match event {
                 Event::Fault { address, is_minor } => {
@@ -132,7 +139,7 @@ impl Served {
         for (address, is_minor) in waiting {
             let answered = match is_minor {
                 true => self.userfault.go_on(address, PAGE as u64),
-                false => self.answer(address, image, wrong),
+                false => self.answer(address, image),
             };
             match answered {
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
@@ -149,7 +156,7 @@ impl Served {
         Ok(())
     }
 
-    fn answer(&self, address: u64, image: Image, wrong: Wrong) -> io::Result<()> {
+    fn answer(&self, address: u64, FaultyImage { image, wrong }: FaultyImage) -> io::Result<()> {
         if self.removed.contains(&address) && wrong != Wrong::Removed {
             return self.userfault.zero(address, PAGE as u64);
         }

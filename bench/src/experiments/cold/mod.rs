@@ -62,5 +62,5 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 }
 
 fn device_rows(case: Case, ours: &'static str) -> Case {
-    case.compare(PROCESS, ours, ASKED, Some(PROCESS_GOAL)).compare(CACHE, ours, ASKED, Some(CACHE_GOAL))
+    case.compare(PROCESS, ours, ASKED).goal(PROCESS_GOAL).compare(CACHE, ours, ASKED).goal(CACHE_GOAL)
 }

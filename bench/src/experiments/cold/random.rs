@@ -44,12 +44,12 @@ pub fn case(source: &Shared<Target>, settings: &Settings) -> Case {
     });
     let case = case
         .without_warm_up()
-        .bound("rate", FUTURES, RAW, None)
-        .bound("cpu", FUTURES, RAW, None)
-        .compare("rate", FUTURES, PREAD, None)
-        .compare("cpu", FUTURES, PREAD, None)
-        .bound("rate", READ_AT, PREAD, None)
-        .bound("cpu", READ_AT, PREAD, None);
+        .bound("rate", FUTURES, RAW)
+        .bound("cpu", FUTURES, RAW)
+        .compare("rate", FUTURES, PREAD)
+        .compare("cpu", FUTURES, PREAD)
+        .bound("rate", READ_AT, PREAD)
+        .bound("cpu", READ_AT, PREAD);
     [FUTURES, READ_AT].into_iter().fold(case, device_rows)
 }
 

@@ -66,26 +66,27 @@ pub fn case(source: &Shared<Target>) -> Case {
     });
     [(READ_SMALL, KERNEL_SMALL), (READ_LARGE, KERNEL_LARGE), (PIN, KERNEL_LARGE)]
         .into_iter()
-        .fold(case.without_warm_up(), rows)
-        .compare("throughput", READ_LARGE, MMAP, None)
-        .compare("cpu", READ_LARGE, MMAP, None)
-        .compare("throughput", PIN, MMAP, None)
-        .compare("cpu", PIN, MMAP, None)
+        .fold(case.without_warm_up(), |case, (ours, kernel)| rows(case, ours, kernel))
+        .compare("throughput", READ_LARGE, MMAP)
+        .compare("cpu", READ_LARGE, MMAP)
+        .compare("throughput", PIN, MMAP)
+        .compare("cpu", PIN, MMAP)
 }
 
-fn rows(case: Case, (ours, kernel): (&'static str, &'static str)) -> Case {
-    let case = beside(case, ours, kernel)
-        .bound("throughput", ours, RAW, Some(RAW_GOAL))
-        .bound("cpu", ours, RAW, None);
+fn rows(case: Case, ours: &'static str, kernel: &'static str) -> Case {
+    let case =
+        beside(case, ours, kernel).bound("throughput", ours, RAW).goal(RAW_GOAL).bound("cpu", ours, RAW);
     device_rows(case, ours)
 }
 
 fn beside(case: Case, ours: &'static str, kernel: &'static str) -> Case {
-    case.compare("throughput", ours, kernel, Some(THROUGHPUT_GOAL))
-        .compare("cpu", ours, kernel, Some(CPU_GOAL))
-        .compare(CPU_ALL, ours, kernel, None)
-        .compare(MEMORY, ours, kernel, None)
-        .compare(DISK, ours, kernel, None)
+    case.compare("throughput", ours, kernel)
+        .goal(THROUGHPUT_GOAL)
+        .compare("cpu", ours, kernel)
+        .goal(CPU_GOAL)
+        .compare(CPU_ALL, ours, kernel)
+        .compare(MEMORY, ours, kernel)
+        .compare(DISK, ours, kernel)
 }
 
 pub fn commands(source: &Shared<Target>) -> Case {
@@ -95,12 +96,9 @@ pub fn commands(source: &Shared<Target>) -> Case {
         let of = |name, run: Run| alternative(&target, name, sys::children_cpu_ns, run);
         Ok(vec![of("quinion cat", quinion_cat), of("cat", kernel_cat), asked()])
     });
-    beside(case.without_warm_up(), "quinion cat", "cat").compare(
-        PROCESS,
-        "quinion cat",
-        ASKED,
-        Some(super::PROCESS_GOAL),
-    )
+    beside(case.without_warm_up(), "quinion cat", "cat")
+        .compare(PROCESS, "quinion cat", ASKED)
+        .goal(super::PROCESS_GOAL)
 }
 
 fn alternative(target: &Rc<Target>, name: &'static str, cpu_ns: fn() -> f64, run: Run) -> Alternative {

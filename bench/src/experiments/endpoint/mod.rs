@@ -84,6 +84,6 @@ fn case(servers: &Shared<Servers>, name: &str, client: Client, shape: Gets) -> C
         Ok(vec![of(ASKING, At::Asking), of(IMMUTABLE, At::Immutable), of(PEER, At::Store)])
     });
     [ASKING, IMMUTABLE].into_iter().fold(case.usually(REPEAT).at_least(REPEAT), |case, ours| {
-        case.compare(THROUGHPUT, ours, PEER, Some(GOAL)).compare(CPU, ours, PEER, None)
+        case.compare(THROUGHPUT, ours, PEER).goal(GOAL).compare(CPU, ours, PEER)
     })
 }

@@ -94,10 +94,10 @@ fn case(load: Load) -> Case {
         Ok(ways)
     });
     let beside = |case: Case, (peer, goal): (&'static str, f64)| {
-        case.compare("cpu", OURS, peer, Some(goal)).compare("time", OURS, peer, None)
+        case.compare("cpu", OURS, peer).goal(goal).compare("time", OURS, peer)
     };
     let peers = NAMES.into_iter().zip(GOALS).filter(|_| ARE_BUILT);
-    peers.fold(case, beside).bound("cpu", OURS, BARE, None).bound("time", OURS, BARE, None)
+    peers.fold(case, beside).bound("cpu", OURS, BARE).bound("time", OURS, BARE)
 }
 
 #[cfg(feature = "peers")]
@@ -139,7 +139,7 @@ fn alternative<S: Subject + 'static>(
         let work = |(thread, hand): &mut (u64, S::Handle<'_>)| {
             (first..first + pages).for_each(|n| S::insert(hand, load.page(*thread, n)));
         };
-        let spent = together_ready(load.threads as usize, 1, ready, work, |_| {});
+        let spent = together_ready(load.threads as usize, ready, work, |_| {});
         let all = (pages * load.threads) as f64;
         let each = vec![(process_cpu_ns() - cpu) / all, spent.elapsed_ns / all];
         if subject.has_evicted() {

@@ -68,10 +68,11 @@ pub fn case(settings: &Settings) -> Case {
         let others = [of(VIEWER, Ground::by_view), of(BY_RUN, Ground::by_run), kernel];
         Ok([of(OWN, Ground::own)].into_iter().chain(others).collect())
     });
-    case.compare("cpu", VIEWER, OWN, Some(GOAL))
-        .compare("cpu", VIEWER, PREAD, None)
-        .compare("cpu", BY_RUN, OWN, None)
-        .compare("cpu", BY_RUN, PREAD, None)
+    case.compare("cpu", VIEWER, OWN)
+        .goal(GOAL)
+        .compare("cpu", VIEWER, PREAD)
+        .compare("cpu", BY_RUN, OWN)
+        .compare("cpu", BY_RUN, PREAD)
 }
 
 /// A file that no process writes to, so that the owner may serve it, and its handle in the cache.

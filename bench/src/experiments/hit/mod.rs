@@ -33,7 +33,7 @@ use quinion::{BatchRead, Cache, File, Pinned};
 
 use crate::fixtures::caches::check_warm;
 use crate::fixtures::pages::PAGE;
-use crate::fixtures::places::Places;
+use crate::fixtures::places::{Places, ThreadRun};
 use crate::fixtures::scratch::{Scratch, is_from};
 use crate::fixtures::shared::Shared;
 use crate::harness::machine::check_memory;
@@ -177,20 +177,22 @@ fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
     let case = Case::new(load.name, &METRICS, move || Ok(ways(&files.get()?, load)));
     let case = case
-        .compare("cpu", ORDER_0, PREAD, load.goals[0])
-        .compare("cpu", ORDER_9, PREAD, load.goals[1])
-        .bound("cpu", ORDER_9, COPY, None);
+        .compare("cpu", ORDER_0, PREAD)
+        .goal(load.goals[0])
+        .compare("cpu", ORDER_9, PREAD)
+        .goal(load.goals[1])
+        .bound("cpu", ORDER_9, COPY);
     let case = match load.is_far() {
-        true => case.compare("cpu", PINNED, MMAP, Some(PINNED_GOAL)).bound("cpu", PINNED, COPY, None),
+        true => case.compare("cpu", PINNED, MMAP).goal(PINNED_GOAL).bound("cpu", PINNED, COPY),
         false => case,
     };
-    let case = if load.threads == 1 { case } else { case.compare("cpu", ORDER_0, PREAD_SHARED, None) };
+    let case = if load.threads == 1 { case } else { case.compare("cpu", ORDER_0, PREAD_SHARED) };
     BATCHES.iter().fold(case, |case, batch| {
-        let case = case.compare("cpu", batch.name, batch.peer, None);
-        let case = case.compare("cpu", batch.name, batch.single, None);
+        let case = case.compare("cpu", batch.name, batch.peer);
+        let case = case.compare("cpu", batch.name, batch.single);
         match load.batch_goal() {
-            Some(goal) => case.bound("cpu", batch.name, COPY, Some(goal)),
-            None if batch.reads == BATCH_MAX => case.bound("cpu", batch.name, COPY_AROUND, None),
+            Some(goal) => case.bound("cpu", batch.name, COPY).goal(goal),
+            None if batch.reads == BATCH_MAX => case.bound("cpu", batch.name, COPY_AROUND),
             None => case,
         }
     })
@@ -223,7 +225,7 @@ fn beside_one(files: &Shared<Files>, load: Load) -> Case {
         let of = |name, load| alternative(&files, name, load, Way::Single(order_0));
         Ok(vec![of(TWO, load), of("1 thread", alone)])
     });
-    case.compare("cpu", TWO, "1 thread", goal)
+    case.compare("cpu", TWO, "1 thread").goal(goal)
 }
 
 struct Files {
@@ -342,8 +344,8 @@ fn alternative(files: &Rc<Files>, name: &'static str, load: Load, way: Way) -> A
     let files = Rc::clone(files);
     Alternative::new(name, move |repetition| {
         let files: &Files = &files;
-        let ready = |thread| Reader::new(files, load, way, thread, repetition);
-        let spent = together_ready(load.threads, 1, ready, Reader::read_all, |_| {});
+        let ready = |thread| Reader::new(files, load, way, ThreadRun { thread, repetition });
+        let spent = together_ready(load.threads, ready, Reader::read_all, |_| {});
         Ok(vec![spent.cpu_ns / (load.threads * load.reads) as f64])
     })
 }
@@ -361,11 +363,10 @@ struct Reader<'f> {
 
 impl<'f> Reader<'f> {
     /// With buffers that have been written to, so that no read is the first that touches one.
-    fn new(files: &'f Files, load: Load, way: Way, thread: usize, repetition: u64) -> Self {
+    fn new(files: &'f Files, load: Load, way: Way, run: ThreadRun) -> Self {
         let memory = vec![1; load.bytes * way.buffers() + PAGE];
         let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
-        let places = Places(repetition * 77 + thread as u64 + 1);
-        Self { files, load, way, thread, places, memory, start }
+        Self { files, load, way, thread: run.thread, places: run.places(), memory, start }
     }
 
     fn read_all(&mut self) {

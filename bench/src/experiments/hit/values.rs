@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::{Aligned, Files, METRICS};
 use crate::fixtures::pages::{PAGE, shuffled};
-use crate::fixtures::places::{Places, Zipf};
+use crate::fixtures::places::{Places, ThreadRun, Zipf};
 use crate::fixtures::scratch::is_from;
 #[cfg(feature = "peers")]
 use crate::fixtures::scratch::word_at;
@@ -66,19 +66,19 @@ fn case(files: &Shared<Files>, peers: &Shared<Peers>, load: Load) -> Case {
     let case = Case::new(load.name, &METRICS, move || {
         let (files, peers) = (files.get()?, peers.get()?);
         let pages = files.bytes / PAGE as u64;
-        let asked = Rc::new(PageSequence { pages, zipf: load.is_zipf.then(|| Zipf::new(pages, EXPONENT)) });
+        let asked = Rc::new(PageSequence::new(pages, load));
         let of = |(name, copy)| {
             let (files, peers, asked) = (Rc::clone(&files), Rc::clone(&peers), Rc::clone(&asked));
             Alternative::new(name, move |repetition| {
                 let held = CachedPages { files: &files, peers: &peers };
-                cpu_ns(&held, &asked, load, copy, repetition)
+                cpu_ns(&held, &asked, copy, repetition)
             })
         };
         Ok([(OURS, ours as CopyPage), (COPY, bare_copy)].into_iter().chain(Peers::all()).map(of).collect())
     });
     let peers = NAMES.into_iter().zip(GOALS).filter(|_| ARE_BUILT);
-    let case = peers.fold(case, |case, (peer, goal)| case.compare("cpu", OURS, peer, Some(goal)));
-    case.bound("cpu", OURS, COPY, Some(COPY_GOAL))
+    let case = peers.fold(case, |case, (peer, goal)| case.compare("cpu", OURS, peer).goal(goal));
+    case.bound("cpu", OURS, COPY).goal(COPY_GOAL)
 }
 
 struct CachedPages<'h> {
@@ -157,16 +157,21 @@ impl Peers {
 struct PageSequence {
     pages: u64,
     zipf: Option<Zipf>,
+    load: Load,
 }
 
 impl PageSequence {
-    fn draw(&self, places: &mut Places, reads: usize) -> Vec<u64> {
+    fn new(pages: u64, load: Load) -> Self {
+        Self { pages, zipf: load.is_zipf.then(|| Zipf::new(pages, EXPONENT)), load }
+    }
+
+    fn draw(&self, places: &mut Places) -> Vec<u64> {
         let bits = self.pages.ilog2();
         let one = |_| match &self.zipf {
             Some(zipf) => shuffled(zipf.next(places), bits),
             None => places.next(self.pages),
         };
-        (0..reads).map(one).collect()
+        (0..self.load.reads).map(one).collect()
     }
 }
 
@@ -179,13 +184,13 @@ struct Reader {
 fn cpu_ns(
     held: &CachedPages<'_>,
     asked: &PageSequence,
-    load: Load,
     copy: CopyPage,
     repetition: u64,
 ) -> Result<Vec<f64>, Unmeasured> {
+    let load = asked.load;
     let ready = |thread| {
-        let mut places = Places(repetition * 77 + thread as u64 + 1);
-        Reader { pages: asked.draw(&mut places, load.reads), page: Box::new(Aligned([1; PAGE])), right: 0 }
+        let mut places = ThreadRun { thread, repetition }.places();
+        Reader { pages: asked.draw(&mut places), page: Box::new(Aligned([1; PAGE])), right: 0 }
     };
     let read_all = |Reader { pages, page, right }: &mut Reader| {
         for &number in &*pages {
@@ -197,7 +202,7 @@ fn cpu_ns(
     let count = |reader: &mut Reader| {
         right.fetch_add(reader.right, Relaxed);
     };
-    let spent = together_ready(load.threads, 1, ready, read_all, count);
+    let spent = together_ready(load.threads, ready, read_all, count);
     let all = load.threads * load.reads;
     match right.into_inner() {
         right if right == all => Ok(vec![spent.cpu_ns / all as f64]),

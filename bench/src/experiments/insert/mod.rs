@@ -97,7 +97,7 @@ fn modelled(load: Load, threads: usize) -> Case {
         };
         Ok(vec![of(SINGLE, 1), of(BATCHES[1].0, BATCH)])
     });
-    case.compare("time (model)", BATCHES[1].0, SINGLE, None)
+    case.compare("time (model)", BATCHES[1].0, SINGLE)
 }
 
 fn measured(alone: &dyn Subject, load: Load, batch: usize, from: &[u8]) -> Round {
@@ -149,9 +149,9 @@ fn case(level: Level, load: Load, goal: Option<f64>) -> Case {
         move || Ok(alternatives(&subject(level, load)?, load, batches))
     });
     for (name, batch) in batches {
-        case = case.compare("time", name, SINGLE, goal.filter(|_| batch == 32));
+        case = case.compare("time", name, SINGLE).goal(goal.filter(|_| batch == 32));
     }
-    case.compare("cpu", "batches of 32", SINGLE, None)
+    case.compare("cpu", "batches of 32", SINGLE)
 }
 
 fn fits(batch: usize, order: u8) -> bool {

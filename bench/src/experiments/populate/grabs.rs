@@ -84,7 +84,7 @@ fn case(files: &Shared<Files>, name: &'static str, done: Done) -> Case {
         Ok((0..WAYS.len()).map(|way| alternative(&files, way, done)).collect())
     });
     let rows = |case: Case, (ours, goal)| {
-        case.compare("cpu", ours, SINGLE, goal).compare("locks", ours, SINGLE, None)
+        case.compare("cpu", ours, SINGLE).goal(goal).compare("locks", ours, SINGLE)
     };
     [(BATCHED, goal), (LOOKUP, None)].into_iter().fold(case, rows)
 }

@@ -64,14 +64,14 @@ fn with_goals(settings: &Settings, stage: &Shared<Stage>) -> Case {
         ours.into_iter().chain(peers(stage, |peer| NAMED.contains(&peer.name))).collect()
     });
     let case = GOALS.into_iter().fold(case.at_least(REPEAT), |case, (ours, goal)| {
-        case.compare("time", ours, BEST, Some(goal)).compare("time", ours, UFFD_COPY, Some(COPY_GOAL))
+        case.compare("time", ours, BEST).goal(goal).compare("time", ours, UFFD_COPY).goal(COPY_GOAL)
     });
-    case.compare("time", ours::TWO, BEST_BY_TWO, None)
-        .compare("time", ours::ONE, BEST_BY_TWO, None)
-        .compare("cpu", ours::ONE, BEST, None)
-        .compare("cpu", ours::TWO, BEST, None)
-        .compare("cpu", ours::GROWN, BEST, None)
-        .compare("cpu", ours::WRITE, BEST, None)
+    case.compare("time", ours::TWO, BEST_BY_TWO)
+        .compare("time", ours::ONE, BEST_BY_TWO)
+        .compare("cpu", ours::ONE, BEST)
+        .compare("cpu", ours::TWO, BEST)
+        .compare("cpu", ours::GROWN, BEST)
+        .compare("cpu", ours::WRITE, BEST)
 }
 
 fn rest(settings: &Settings, stage: &Shared<Stage>) -> Case {
@@ -82,8 +82,8 @@ fn rest(settings: &Settings, stage: &Shared<Stage>) -> Case {
     let others = PEERS.iter().filter(|peer| !NAMED.contains(&peer.name));
     // Peers that only map filled memory copy nothing: they show how much of the work the copy is.
     others.fold(case.usually(REPEAT_REST), |case, peer| match peer.copies() {
-        true => case.compare("time", ours::ONE, peer.name, None),
-        false => case.bound("time", ours::ONE, peer.name, None),
+        true => case.compare("time", ours::ONE, peer.name),
+        false => case.bound("time", ours::ONE, peer.name),
     })
 }
 

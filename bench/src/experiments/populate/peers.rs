@@ -15,6 +15,7 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use crate::fixtures::pages::PAGE;
@@ -127,7 +128,7 @@ impl Stage {
         }
         let memfd = Store::memfd();
         let snap = memfd.file(bytes)?;
-        write(&snap, &source, 0, bytes, STEP)?;
+        write(&snap, &source, 0..bytes, STEP)?;
         Ok(Self { bytes, source, snap, memfd, huge: Store::huge(), hugetlb: Store::hugetlb() })
     }
 
@@ -185,7 +186,7 @@ impl Stage {
         let share = self.bytes / threads as u64;
         let part = |thread: usize| {
             let from = thread as u64 * share;
-            write(&file, &self.source, from, from + share, chunk).expect("there is memory for it");
+            write(&file, &self.source, from..from + share, chunk).expect("there is memory for it");
         };
         let spent = match threads {
             1 => alone(|| part(0)),
@@ -294,8 +295,8 @@ pub fn timed(work: impl FnOnce() -> io::Result<()>) -> Result<Spent, Unmeasured>
     Ok(spent)
 }
 
-fn write(file: &File, source: &[u8], from: u64, to: u64, chunk: usize) -> io::Result<()> {
-    for at in (from..to).step_by(chunk) {
+fn write(file: &File, source: &[u8], range: Range<u64>, chunk: usize) -> io::Result<()> {
+    for at in range.step_by(chunk) {
         let start = at as usize % SOURCE_BYTES;
         file.write_all_at(&source[start..start + chunk], at)?;
     }

@@ -167,14 +167,14 @@ fn case(data: &Shared<Data>, program: &'static Program, state: State) -> Case {
     let case = match program.says {
         OutputCheck::Output => case,
         OutputCheck::Fio | OutputCheck::DbBench(_) => {
-            case.compare(OPERATIONS, OURS, KERNEL, Some(program.goal(state)))
+            case.compare(OPERATIONS, OURS, KERNEL).goal(program.goal(state))
         }
     };
     // A program that does nothing shows the cost of a start, not of a program's reads.
     let time_goal = Some(NOT_WORSE).filter(|_| program.name != list::NOTHING);
-    let case = case.compare(TIME, OURS, KERNEL, time_goal).compare(CPU, OURS, KERNEL, None);
+    let case = case.compare(TIME, OURS, KERNEL).goal(time_goal).compare(CPU, OURS, KERNEL);
     let case = match state {
-        State::Cold => case.compare(MEMORY, OURS, KERNEL, None).compare(DEVICE, OURS, KERNEL, None),
+        State::Cold => case.compare(MEMORY, OURS, KERNEL).compare(DEVICE, OURS, KERNEL),
         State::Warm | State::Resident => case.told(MEMORY, OURS),
     };
     case.told(SERVED, OURS).without_warm_up().usually(program.repeat)

@@ -165,21 +165,25 @@ fn of_family(family: Family) -> Vec<Case> {
             let trace = read.get_or_init(|| Rc::new(family.trace()));
             Ok(all_policies(trace, pages, FetchOrigin::Asked))
         });
-        beside_others(case.once().compare(RATIO, OURS, LINUX, None).compare(RATIO, OURS, S3_FIFO, None))
+        beside_others(case.once().compare(RATIO, OURS, LINUX).compare(RATIO, OURS, S3_FIFO))
     };
     family.caches.iter().map(at).collect()
 }
 
 fn compared(case: Case) -> Case {
-    let case =
-        case.once().compare(RATIO, OURS, LINUX, Some(1.0)).within(RATIO, OURS, S3_FIFO, POINTS_BEHIND_MAX);
+    let case = case
+        .once()
+        .compare(RATIO, OURS, LINUX)
+        .goal(1.0)
+        .compare(RATIO, OURS, S3_FIFO)
+        .behind_at_most(POINTS_BEHIND_MAX);
     beside_others(case)
 }
 
 fn beside_others(case: Case) -> Case {
     let others = ["two lists", "FIFO", "LRU", "ARC", "LIRS", "SIEVE", "W-TinyLFU"];
-    let case = others.into_iter().fold(case, |case, other| case.compare(RATIO, OURS, other, None));
-    case.bound(RATIO, OURS, OPTIMUM, None)
+    let case = others.into_iter().fold(case, |case, other| case.compare(RATIO, OURS, other));
+    case.bound(RATIO, OURS, OPTIMUM)
 }
 
 /// Quinion and all others, with `pages` pages each. Only Quinion's policy is told how pages were fetched (`came`).
@@ -260,7 +264,7 @@ fn confirmed_by_a_cache(
         });
         Ok(vec![real, simulated])
     });
-    case.once().within(RATIO, REAL, SIMULATED, POINTS_BEHIND_MAX)
+    case.once().compare(RATIO, REAL, SIMULATED).behind_at_most(POINTS_BEHIND_MAX)
 }
 
 #[cfg(test)]

@@ -64,9 +64,9 @@ pub fn case(settings: &Settings) -> Case {
         _ => None,
     };
     let rows = |case: Case, (ours, peer)| {
-        METRICS
-            .iter()
-            .fold(case, |case, metric| case.compare(metric.name, ours, peer, goal(metric.name, ours, peer)))
+        METRICS.iter().fold(case, |case, metric| {
+            case.compare(metric.name, ours, peer).goal(goal(metric.name, ours, peer))
+        })
     };
     let pairs = [(IMAGE, COPY), (IMAGE, MAP_PRIVATE), (IMAGE_CONTINUE, COPY), (IMAGE_CONTINUE, MAP_PRIVATE)];
     pairs.into_iter().fold(case, rows).usually(REPEAT).without_warm_up()

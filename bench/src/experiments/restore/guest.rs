@@ -66,35 +66,41 @@ pub enum Touch {
     Write,
 }
 
-/// Touches `count` places that lie scattered, each in its own stretch of `stretch` bytes, and returns how many
-/// microseconds each of them took. A word that is read is the one that `content` has there.
-pub fn touch_scattered(
-    region: &mut Region,
-    stretch: usize,
-    count: usize,
-    touch: Touch,
-    content: Content,
-) -> Result<Vec<f64>, Unmeasured> {
-    let bits = (region.len() / stretch).ilog2();
-    let count = count.min(1 << bits);
-    let (mut taken, mut wrong) = (Vec::with_capacity(count), 0);
-    for nth in 0..count as u64 {
-        let at = shuffled(nth, bits) as usize * stretch;
-        let start = Instant::now();
-        match touch {
-            Touch::Read => {
-                let word = region.word(at);
-                taken.push(start.elapsed().as_nanos() as f64 / 1e3);
-                wrong |= word ^ content.word(at);
-            }
-            Touch::Write => {
-                region.set_word(at, 1);
-                taken.push(start.elapsed().as_nanos() as f64 / 1e3);
+/// Touches of `count` places that lie scattered, each in its own stretch of `stretch` bytes. A word that is read is the
+/// one that `content` has there.
+#[derive(Clone, Copy, Debug)]
+pub struct ScatteredTouches {
+    pub stretch: usize,
+    pub count: usize,
+    pub touch: Touch,
+    pub content: Content,
+}
+
+impl ScatteredTouches {
+    /// Touches the places of `region`, and returns how many microseconds each of them took.
+    pub fn run(self, region: &mut Region) -> Result<Vec<f64>, Unmeasured> {
+        let Self { stretch, count, touch, content } = self;
+        let bits = (region.len() / stretch).ilog2();
+        let count = count.min(1 << bits);
+        let (mut taken, mut wrong) = (Vec::with_capacity(count), 0);
+        for nth in 0..count as u64 {
+            let at = shuffled(nth, bits) as usize * stretch;
+            let start = Instant::now();
+            match touch {
+                Touch::Read => {
+                    let word = region.word(at);
+                    taken.push(start.elapsed().as_nanos() as f64 / 1e3);
+                    wrong |= word ^ content.word(at);
+                }
+                Touch::Write => {
+                    region.set_word(at, 1);
+                    taken.push(start.elapsed().as_nanos() as f64 / 1e3);
+                }
             }
         }
+        expect(wrong)?;
+        Ok(taken)
     }
-    expect(wrong)?;
-    Ok(taken)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -24,7 +24,7 @@ pub struct Host {
     /// such a file are dropped with its last handle.
     warm: OnceCell<(Cache, File)>,
     /// A server whose image is fully resident.
-    resident: OnceCell<(Server, PathBuf)>,
+    resident: OnceCell<RunningServer>,
     folder: ScratchFolder,
 }
 
@@ -69,22 +69,9 @@ impl Host {
         Ok(self.warm.get_or_init(|| (cache, file)).0.clone())
     }
 
-    /// Runs a server over `cache` with these options until a guest that `guest` made has done its work. Returns the
-    /// guest's result, and the record if the options ask for one.
-    pub fn serve<T>(
-        &self,
-        cache: &Cache,
-        options: RestoreOptions,
-        guest: NewGuest,
-        work: impl FnOnce(&mut Region) -> Result<T, Unmeasured>,
-    ) -> Result<(T, Option<FaultRecord>), Unmeasured> {
-        let (server, socket) = self.start(cache, options, "socket")?;
-        let mut guest = guest(&socket, self.len())?;
-        let done = work(&mut guest.region)?;
-        drop(guest);
-        let record = server.record();
-        server.stop();
-        Ok((done, record))
+    /// Starts a server over `cache` with these options, for one guest.
+    pub fn start(&self, cache: &Cache, options: RestoreOptions) -> Result<RunningServer, Unmeasured> {
+        self.start_at("socket", cache, options)
     }
 
     /// Maps the resident image of a server into a new guest; another guest has touched all of it before. The first call
@@ -95,23 +82,52 @@ impl Host {
         work: impl FnOnce(&mut Region) -> Result<T, Unmeasured>,
     ) -> Result<T, Unmeasured> {
         if self.resident.get().is_none() {
-            let (server, socket) = self.start(&self.cache()?, options, "resident")?;
-            touch_all(&Guest::mapped(&socket, self.len())?.region)?;
-            self.resident.get_or_init(|| (server, socket));
+            let resident = self.start_at("resident", &self.cache()?, options)?;
+            touch_all(&resident.guest(Guest::mapped)?.region)?;
+            self.resident.get_or_init(|| resident);
         }
-        let (_, socket) = self.resident.get().expect("it was just made");
-        work(&mut Guest::mapped(socket, self.len())?.region)
+        let resident = self.resident.get().expect("it was just made");
+        work(&mut resident.guest(Guest::mapped)?.region)
     }
 
-    fn start(
+    fn start_at(
         &self,
+        name: &str,
         cache: &Cache,
         mut options: RestoreOptions,
-        name: &str,
-    ) -> Result<(Server, PathBuf), Unmeasured> {
+    ) -> Result<RunningServer, Unmeasured> {
         // The guest is this process.
         options.on_failure = OnFailure::Leave;
         let socket = self.folder.path().join(name);
-        Ok((Server::start(cache, &self.scratch.path(), &socket, options)?, socket))
+        let server = Server::start(cache, &self.scratch.path(), &socket, options)?;
+        Ok(RunningServer { server, socket, bytes: self.len() })
+    }
+}
+
+/// A page-fault server of a host's snapshot.
+pub struct RunningServer {
+    server: Server,
+    socket: PathBuf,
+    bytes: usize,
+}
+
+impl RunningServer {
+    fn guest(&self, guest: NewGuest) -> Result<Guest, Unmeasured> {
+        guest(&self.socket, self.bytes)
+    }
+
+    /// Runs the server until a guest that `guest` makes has done its work. Returns the guest's result, and the record
+    /// if the options ask for one.
+    pub fn run<T>(
+        self,
+        guest: NewGuest,
+        work: impl FnOnce(&mut Region) -> Result<T, Unmeasured>,
+    ) -> Result<(T, Option<FaultRecord>), Unmeasured> {
+        let mut guest = self.guest(guest)?;
+        let done = work(&mut guest.region)?;
+        drop(guest);
+        let record = self.server.record();
+        self.server.stop();
+        Ok((done, record))
     }
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use quinion_vm::RestoreOptions;
 
-use super::guest::{Content, Touch, handled, touch_scattered};
+use super::guest::{Content, ScatteredTouches, Touch, handled};
 use super::host::{Host, handing_out_the_image};
 use super::vmm::Guest;
 use super::{REPEAT, pick};
@@ -58,6 +58,12 @@ const MAPPED_BYTES: usize = 512 << 10;
 const SOURCE_BYTES: usize = 2 << 20;
 
 impl Stage {
+    /// Reads of pages here and there in a region that has the snapshot.
+    fn reads(&self) -> ScatteredTouches {
+        let (touch, content) = (Touch::Read, Content::Snapshot);
+        ScatteredTouches { stretch: PAGE, count: self.faults, touch, content }
+    }
+
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = pick(settings, 8 << 20, 128 << 20, 2 << 30);
         check_memory(4 * bytes + (512 << 20))?;
@@ -79,11 +85,10 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
         let all = OURS.iter().chain(&PEERS);
         Ok(all.map(|(name, run)| alternative(&stage, name, *run)).collect())
     });
-    let beside =
-        |case: Case, ours, peer| case.compare("p50", ours, peer, None).compare("p99", ours, peer, None);
+    let beside = |case: Case, ours, peer| case.compare("p50", ours, peer).compare("p99", ours, peer);
     // The simplest handler has a goal.
     let goal = Some(1.0);
-    let case = case.compare("p50", SERVER, COPY, goal).compare("p99", SERVER, COPY, goal);
+    let case = case.compare("p50", SERVER, COPY).goal(goal).compare("p99", SERVER, COPY).goal(goal);
     let case = PEERS[1..].iter().fold(case, |case, (peer, _)| beside(case, SERVER, peer));
     let case = beside(beside(case, SERVER_MAPPED, CONTINUE), SERVER_MAPPED, COPY);
     vec![beside(case, SERVER_RUN, COPY).usually(REPEAT)]
@@ -128,43 +133,31 @@ fn told(taken: &[f64]) -> Vec<f64> {
 fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
     let (cache, mut options) = (stage.host.warm_cache()?, RestoreOptions::new());
     options.run_bytes = run as u64;
-    let touch =
-        |region: &mut Region| touch_scattered(region, run, stage.faults, Touch::Read, Content::Snapshot);
-    Ok(stage.host.serve(&cache, options, Guest::copied, touch)?.0)
+    let touches = ScatteredTouches { stretch: run, ..stage.reads() };
+    Ok(stage.host.start(&cache, options)?.run(Guest::copied, |region| touches.run(region))?.0)
 }
 
 /// The same by an image that is fully resident: so all around a fault is mapped with it.
 fn mapped(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
-    stage.host.serve_resident(handing_out_the_image(), |region| {
-        touch_scattered(region, MAPPED_BYTES, stage.faults, Touch::Read, Content::Snapshot)
-    })
+    let touches = ScatteredTouches { stretch: MAPPED_BYTES, ..stage.reads() };
+    stage.host.serve_resident(handing_out_the_image(), |region| touches.run(region))
 }
 
 fn copied(stage: &Stage, mut region: Region, waiting: Waiting) -> Result<Vec<f64>, Unmeasured> {
     let uffd = faults_of(&region, Absent::Missing)?;
     let source: &[u8] = &stage.source;
     let page = |at: usize| &source[at % SOURCE_BYTES..][..PAGE];
-    let content = Content::Repeated(SOURCE_BYTES);
-    handled(
-        &uffd,
-        waiting,
-        |uffd, at| uffd.copy(at, page(at)),
-        || touch_scattered(&mut region, PAGE, stage.faults, Touch::Read, content),
-    )
+    let touches = ScatteredTouches { content: Content::Repeated(SOURCE_BYTES), ..stage.reads() };
+    handled(&uffd, waiting, |uffd, at| uffd.copy(at, page(at)), || touches.run(&mut region))
 }
 
 fn continued(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
     let mut region = Region::private(&stage.snap, stage.bytes)?;
     let uffd = faults_of(&region, Absent::Minor)?;
-    handled(
-        &uffd,
-        Waiting::Asleep,
-        |uffd, at| uffd.map(at, PAGE),
-        || touch_scattered(&mut region, PAGE, stage.faults, Touch::Read, Content::Snapshot),
-    )
+    handled(&uffd, Waiting::Asleep, |uffd, at| uffd.map(at, PAGE), || stage.reads().run(&mut region))
 }
 
 fn touched(stage: &Stage, mut region: Region, touch: Touch) -> Result<Vec<f64>, Unmeasured> {
     region.read_anywhere();
-    touch_scattered(&mut region, PAGE, stage.faults, touch, Content::Snapshot)
+    ScatteredTouches { touch, ..stage.reads() }.run(&mut region)
 }

@@ -32,8 +32,10 @@ use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 const METRICS: [Metric; 2] = [Metric::cost("time", "s"), Metric::cost("cpu", "s")];
 const BATCHED: &str = "batched";
 const SINGLE: &str = "one by one";
-const WAYS: [(&str, Option<&'static dyn IndexHooks>); 2] =
-    [(BATCHED, None), (SINGLE, OneByOne::GRABS_AND_LOOKUPS)];
+const WAYS: [Insertion; 2] = [
+    Insertion { name: BATCHED, hooks: None },
+    Insertion { name: SINGLE, hooks: OneByOne::GRABS_AND_LOOKUPS },
+];
 const REPEAT: usize = 3;
 const STEP: usize = 2 << 20;
 
@@ -43,6 +45,13 @@ const CASES: [(&str, u8, Before); 4] = [
     ("populated warm, folios of 4 KiB", 0, Before::Warm),
     ("populated warm, folios of 2 MiB", 9, Before::Warm),
 ];
+
+/// How folios come into the index of a cache.
+#[derive(Clone, Copy)]
+struct Insertion {
+    name: &'static str,
+    hooks: Option<&'static dyn IndexHooks>,
+}
 
 struct Snapshot {
     scratch: Scratch,
@@ -65,24 +74,19 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
         let snapshot = snapshot.clone();
         let case = Case::new(format!("snapshot file of {mib} MiB, {name}"), &METRICS, move || {
             let snapshot = snapshot.get()?;
-            Ok(WAYS.map(|way| alternative(&snapshot, way, order, before)).into())
+            Ok(WAYS.map(|insertion| alternative(&snapshot, insertion, order, before)).into())
         });
-        let case = case.compare("time", BATCHED, SINGLE, None).compare("cpu", BATCHED, SINGLE, None);
+        let case = case.compare("time", BATCHED, SINGLE).compare("cpu", BATCHED, SINGLE);
         // A run that starts with the file cached needs a run before it that cached it.
         if before == Before::Cold { case.without_warm_up() } else { case }.usually(REPEAT)
     };
     CASES.into_iter().map(case).collect()
 }
 
-fn alternative(
-    snapshot: &Rc<Snapshot>,
-    (name, hooks): (&'static str, Option<&'static dyn IndexHooks>),
-    order: u8,
-    before: Before,
-) -> Alternative {
+fn alternative(snapshot: &Rc<Snapshot>, insertion: Insertion, order: u8, before: Before) -> Alternative {
     let (snapshot, warm) = (Rc::clone(snapshot), OnceCell::new());
-    Alternative::new(name, move |_| {
-        let cache = || cache(2 * snapshot.scratch.bytes(), order, hooks);
+    Alternative::new(insertion.name, move |_| {
+        let cache = || cache(2 * snapshot.scratch.bytes(), order, insertion.hooks);
         if before == Before::Warm {
             if warm.get().is_none() {
                 let _ = warm.set(snapshot.warmed(cache()?)?);

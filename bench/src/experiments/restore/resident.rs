@@ -39,14 +39,28 @@ struct Unit {
 }
 
 const UNITS: [Unit; 3] = [
-    unit(4 << 10, "image, CONTINUE 4K", "UFFDIO_COPY 4K", "memfd, CONTINUE 4K", 2.5),
-    unit(64 << 10, "image, CONTINUE 64K", "UFFDIO_COPY 64K", "memfd, CONTINUE 64K", 4.0),
-    unit(2 << 20, "image, CONTINUE 2M", "UFFDIO_COPY 2M", "memfd, CONTINUE 2M", 4.0),
+    Unit {
+        bytes: 4 << 10,
+        ours: "image, CONTINUE 4K",
+        copy: "UFFDIO_COPY 4K",
+        memfd: "memfd, CONTINUE 4K",
+        goal: 2.5,
+    },
+    Unit {
+        bytes: 64 << 10,
+        ours: "image, CONTINUE 64K",
+        copy: "UFFDIO_COPY 64K",
+        memfd: "memfd, CONTINUE 64K",
+        goal: 4.0,
+    },
+    Unit {
+        bytes: 2 << 20,
+        ours: "image, CONTINUE 2M",
+        copy: "UFFDIO_COPY 2M",
+        memfd: "memfd, CONTINUE 2M",
+        goal: 4.0,
+    },
 ];
-
-const fn unit(bytes: usize, ours: &'static str, copy: &'static str, memfd: &'static str, goal: f64) -> Unit {
-    Unit { bytes, ours, copy, memfd, goal }
-}
 
 const MAP_PRIVATE: &str = "MAP_PRIVATE of a cached file";
 
@@ -101,9 +115,9 @@ pub fn case(settings: &Settings) -> Case {
         Ok(units.chain([of(IMAGE, map_image, 0), of(MAP_PRIVATE, map_private, 0)]).collect())
     });
     let rows = |case: Case, unit: &Unit| {
-        case.compare("time", unit.ours, unit.copy, Some(unit.goal)).bound("time", unit.ours, unit.memfd, None)
+        case.compare("time", unit.ours, unit.copy).goal(unit.goal).bound("time", unit.ours, unit.memfd)
     };
-    UNITS.iter().fold(case, rows).usually(REPEAT).compare("touch", IMAGE, MAP_PRIVATE, None)
+    UNITS.iter().fold(case, rows).usually(REPEAT).compare("touch", IMAGE, MAP_PRIVATE)
 }
 
 type Run = fn(&Resident, usize) -> Result<(Spent, Region), Unmeasured>;

@@ -139,14 +139,15 @@ pub fn cases(settings: &Settings) -> [Case; 4] {
         let case = ours
             .iter()
             .filter(|_| has_bound)
-            .fold(case, |case, (ours, _)| case.bound("time", ours, RAW, None))
-            .compare("time", REPLAYED, COPY, Some(1.0));
+            .fold(case, |case, (ours, _)| case.bound("time", ours, RAW))
+            .compare("time", REPLAYED, COPY)
+            .goal(1.0);
         let pairs = ours.iter().flat_map(|(ours, _)| peers.iter().map(|(peer, _)| (*ours, *peer)));
         pairs.fold(case.usually(REPEAT).without_warm_up(), |case, (ours, peer)| {
             let goal = goal(situation, ours).filter(|_| peer == MAP_PRIVATE);
-            let case = case.compare("time", ours, peer, goal).compare("cpu", ours, peer, None);
+            let case = case.compare("time", ours, peer).goal(goal).compare("cpu", ours, peer);
             let is_cold = situation.before == Before::Cold;
-            if is_cold { case.compare(DEVICE, ours, peer, None) } else { case }
+            if is_cold { case.compare(DEVICE, ours, peer) } else { case }
         })
     })
 }
@@ -190,7 +191,8 @@ fn served(
         Before::Cold => snapshot.host.cache()?,
         Before::Warm => snapshot.host.warm_cache()?,
     };
-    let ((), record) = snapshot.host.serve(&cache, options, guest, |region| touched.touch(region))?;
+    let server = snapshot.host.start(&cache, options)?;
+    let ((), record) = server.run(guest, |region| touched.touch(region))?;
     Ok(record)
 }
 

@@ -174,16 +174,15 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
     });
     let ours = Way::Ours.name();
     let beside = |case: Case, (way, cpu): (Way, Option<f64>)| {
-        let case = case.compare(THROUGHPUT, ours, way.name(), None).compare(CPU_ALL, ours, way.name(), cpu);
+        let case = case.compare(THROUGHPUT, ours, way.name()).compare(CPU_ALL, ours, way.name()).goal(cpu);
         let even = (way == Way::Direct).then_some(EVEN_GOAL);
-        let case =
-            case.compare("cpu (process)", ours, way.name(), None).compare(EVEN, ours, way.name(), even);
-        let case = case.compare(DEVICE, ours, way.name(), None);
-        let case = if situation.hot == Hot::Never { case } else { case.compare(HOT, ours, way.name(), None) };
+        let case = case.compare("cpu (process)", ours, way.name()).compare(EVEN, ours, way.name()).goal(even);
+        let case = case.compare(DEVICE, ours, way.name());
+        let case = if situation.hot == Hot::Never { case } else { case.compare(HOT, ours, way.name()) };
         if situation.hot != Hot::Meanwhile {
             return case;
         }
-        case.compare(P50, ours, way.name(), None).compare(P99, ours, way.name(), None)
+        case.compare(P50, ours, way.name()).compare(P99, ours, way.name())
     };
     let peers = [
         (Way::Buffered, Some(BUFFERED_CPU_GOAL)),
@@ -191,9 +190,9 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
         (Way::Direct, None),
     ];
     let case = peers.into_iter().fold(case.without_warm_up().usually(REPEAT), beside);
-    let case = case.compare(CACHE, ours, WANTED, Some(DEVICE_GOAL));
+    let case = case.compare(CACHE, ours, WANTED).goal(DEVICE_GOAL);
     let case =
-        if situation.hot == Hot::Never { case } else { case.compare(HOT, ours, WANTED, Some(HOT_GOAL)) };
+        if situation.hot == Hot::Never { case } else { case.compare(HOT, ours, WANTED).goal(HOT_GOAL) };
     let case = pinned_rows(case);
     let case = if situation.has_plain() { plain_rows(case) } else { case };
     Way::ALL
@@ -204,19 +203,19 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
 
 fn pinned_rows(case: Case) -> Case {
     let (pinned, buffered, direct) = (Way::Pinned.name(), Way::Buffered.name(), Way::Direct.name());
-    case.compare(THROUGHPUT, pinned, buffered, None)
-        .compare(CPU_ALL, pinned, buffered, Some(PINNED_CPU_GOAL))
-        .compare("cpu (process)", pinned, buffered, None)
-        .bound(THROUGHPUT, pinned, direct, None)
-        .bound(CPU_ALL, pinned, direct, None)
-        .compare(CACHE, pinned, WANTED, Some(DEVICE_GOAL))
+    case.compare(THROUGHPUT, pinned, buffered)
+        .compare(CPU_ALL, pinned, buffered)
+        .goal(PINNED_CPU_GOAL)
+        .compare("cpu (process)", pinned, buffered)
+        .bound(THROUGHPUT, pinned, direct)
+        .bound(CPU_ALL, pinned, direct)
+        .compare(CACHE, pinned, WANTED)
+        .goal(DEVICE_GOAL)
 }
 
 fn plain_rows(case: Case) -> Case {
     let (ours, plain) = (Way::Ours.name(), Way::Plain.name());
-    [THROUGHPUT, CPU_ALL, CACHE, HOT]
-        .into_iter()
-        .fold(case, |case, metric| case.compare(metric, ours, plain, None))
+    [THROUGHPUT, CPU_ALL, CACHE, HOT].into_iter().fold(case, |case, metric| case.compare(metric, ours, plain))
 }
 
 fn wanted() -> Alternative {
@@ -278,8 +277,7 @@ impl Files {
         let (bytes, hot) = (settings.pick(128 << 20, 4 << 30), settings.pick(16 << 20, 256 << 20));
         let stream = Scratch::new(&settings.folder, bytes)?;
         let hot = Some(Scratch::new(&settings.folder, hot)?);
-        let (paths, drops) = (vec![stream.path()], Drops::of(settings));
-        Ok(Self::of(settings, Place::Device { stream, drops }, paths, bytes, hot))
+        Ok(Self::of(settings, Place::Device { stream, drops: Drops::of(settings) }, hot))
     }
 
     /// The same, while one process holds all memory that the machine has beside the limit.
@@ -300,11 +298,14 @@ impl Files {
 
     fn in_memory(settings: &Settings) -> Result<Self, Unmeasured> {
         let disk = Disk::new(settings, 32, settings.pick(8 << 20, 256 << 20))?;
-        let (paths, each) = (disk.paths().collect(), disk.bytes());
-        Ok(Self::of(settings, Place::Memory(disk), paths, each, None))
+        Ok(Self::of(settings, Place::Memory(disk), None))
     }
 
-    fn of(settings: &Settings, place: Place, stream: Vec<PathBuf>, each: u64, hot: Option<Scratch>) -> Self {
+    fn of(settings: &Settings, place: Place, hot: Option<Scratch>) -> Self {
+        let (stream, each) = match &place {
+            Place::Device { stream, .. } => (vec![stream.path()], stream.bytes()),
+            Place::Memory(disk) => (disk.paths().collect(), disk.bytes()),
+        };
         let (limit, interval_ms) = (settings.pick(64 << 20, 1 << 30), settings.pick(20, 100));
         Self { place, stream, each, hot, limit, held: None, interval_ms, depth: settings.pick(8, 32) }
     }

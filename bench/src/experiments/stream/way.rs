@@ -4,6 +4,7 @@
 
 use std::fs::File as KernelFile;
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -71,20 +72,20 @@ impl Streams {
         Ok(Self { way, cache, block, depth })
     }
 
-    pub fn read(&self, path: &Path, start: u64, end: u64, seen: impl Fn(u64)) -> Result<(), Unmeasured> {
+    pub fn read(&self, path: &Path, range: Range<u64>, seen: impl Fn(u64)) -> Result<(), Unmeasured> {
         let mut look = FirstWords::default();
         match self.way {
             Way::Ours | Way::Plain => {
                 let file = self.opened(path)?;
                 let read = |buffer: &mut [u8], at| Ok(file.read_at(buffer, at)?);
-                self.in_blocks(start, end, read, |bytes, at| {
+                self.in_blocks(range.clone(), read, |bytes, at| {
                     look.at(bytes, at);
                     seen(bytes.len() as u64);
                 })?;
             }
             Way::Pinned => {
                 let file = self.opened(path)?;
-                let mut at = start;
+                let Range { start: mut at, end } = range;
                 while at < end {
                     let pinned = file.pin(at, self.block.min((end - at) as usize))?;
                     for chunk in pinned.chunks() {
@@ -101,7 +102,7 @@ impl Streams {
                 let file = KernelFile::open(path)?;
                 let flags = if self.way == Way::DontCache { DONTCACHE } else { ReadWriteFlags::empty() };
                 let read = |buffer: &mut [u8], at| kernel_read(&file, buffer, at, flags);
-                self.in_blocks(start, end, read, |bytes, at| {
+                self.in_blocks(range.clone(), read, |bytes, at| {
                     look.at(bytes, at);
                     seen(bytes.len() as u64);
                 })?;
@@ -110,7 +111,7 @@ impl Streams {
                 let flags = OFlags::DIRECT.bits() as i32;
                 let file = KernelFile::options().read(true).custom_flags(flags).open(path)?;
                 let raw = RawReader::new(&file, DIRECT_BYTES, self.depth).map_err(no_ring)?;
-                let mut places = (start..end).step_by(DIRECT_BYTES);
+                let mut places = range.clone().step_by(DIRECT_BYTES);
                 raw.read_all(
                     || places.next(),
                     |bytes, at| {
@@ -120,7 +121,7 @@ impl Streams {
                 )?;
             }
         }
-        look.expect(end - start)
+        look.expect(range.end - range.start)
     }
 
     /// The file for one of Quinion's ways: uncached, but for a plain stream.
@@ -132,12 +133,12 @@ impl Streams {
 
     fn in_blocks(
         &self,
-        start: u64,
-        end: u64,
+        range: Range<u64>,
         read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
         mut seen: impl FnMut(&[u8], u64),
     ) -> Result<(), Unmeasured> {
-        let (mut buffer, mut at) = (HugeMemory::new(self.block)?, start);
+        let Range { start: mut at, end } = range;
+        let mut buffer = HugeMemory::new(self.block)?;
         while at < end {
             let wanted = self.block.min((end - at) as usize);
             let bytes = read(&mut buffer[..wanted], at)?;

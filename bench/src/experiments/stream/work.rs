@@ -10,6 +10,7 @@
 //! Only 3 is measured.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -44,14 +45,13 @@ pub fn file_key(number: u64) -> String {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Part {
     file: usize,
-    start: u64,
-    end: u64,
+    range: Range<u64>,
 }
 
 /// The parts of each job: the files in turn, and a file that is alone in as many parts as there are jobs.
 fn parts(files: usize, each: u64, jobs: u64) -> Vec<Vec<Part>> {
     let pieces = if files == 1 { jobs } else { 1 };
-    let part = |file, piece| Part { file, start: each / pieces * piece, end: each / pieces * (piece + 1) };
+    let part = |file, piece| Part { file, range: each / pieces * piece..each / pieces * (piece + 1) };
     let all = (0..files).flat_map(|file| (0..pieces).map(move |piece| part(file, piece)));
     let mut parts = vec![Vec::new(); jobs as usize];
     all.enumerate().for_each(|(number, part)| parts[number % jobs as usize].push(part));
@@ -73,7 +73,8 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let meanwhile = hot.as_ref().filter(|_| task.number("hot-meanwhile") == Ok(1));
     let parts = parts(files.len(), task.number("each")?, task.number("jobs")?);
     let interval = Duration::from_millis(task.number("interval-ms")?);
-    let answer = stream(&streams, &files, &parts, interval, meanwhile)?;
+    let run = StreamRun { streams: &streams, files: &files, parts: &parts, interval, hot: meanwhile };
+    let answer = run.measure()?;
     let Some(hot) = hot else { return Ok(answer) };
     Ok(answer.with(HOT_KEPT, [hot.kept()? as f64 / hot.len()? as f64]))
 }
@@ -92,42 +93,51 @@ fn read_all(hot: &HotFile) -> Result<(), Unmeasured> {
     Ok(())
 }
 
-fn stream(
-    streams: &Streams,
-    files: &[PathBuf],
-    parts: &[Vec<Part>],
+/// A measurement of all jobs.
+struct StreamRun<'r> {
+    streams: &'r Streams,
+    files: &'r [PathBuf],
+    /// Those of each job.
+    parts: &'r [Vec<Part>],
+    /// Between two values of the series.
     interval: Duration,
-    meanwhile: Option<&HotFile>,
-) -> Result<Answer, Unmeasured> {
-    let (far, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let by_cache = || streams.cache.as_ref().map(|cache| cache.stats().device_bytes as f64);
-    let job = |parts: &[Part]| {
-        let seen = |bytes| {
-            far.fetch_add(bytes, Ordering::Relaxed);
+    /// The file that is read here and there meanwhile.
+    hot: Option<&'r HotFile>,
+}
+
+impl StreamRun<'_> {
+    fn measure(&self) -> Result<Answer, Unmeasured> {
+        let Self { streams, files, parts, interval, hot } = *self;
+        let (far, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let by_cache = || streams.cache.as_ref().map(|cache| cache.stats().device_bytes as f64);
+        let job = |parts: &[Part]| {
+            let seen = |bytes| {
+                far.fetch_add(bytes, Ordering::Relaxed);
+            };
+            parts.iter().try_for_each(|part| streams.read(&files[part.file], part.range.clone(), seen))
         };
-        parts.iter().try_for_each(|part| streams.read(&files[part.file], part.start, part.end, seen))
-    };
-    let job = &job;
-    thread::scope(|scope| {
-        let noting = scope.spawn(|| note(&far, &is_over, interval));
-        let hot = meanwhile.map(|hot| scope.spawn(|| read_hot(hot, &is_over)));
-        let (before, meter) = (by_cache(), Meter::start());
-        let jobs: Vec<_> = parts.iter().map(|parts| scope.spawn(move || job(parts))).collect();
-        let ended: Vec<_> = jobs.into_iter().map(|job| job.join().expect("it does not panic")).collect();
-        let answer = meter.stop();
-        is_over.store(true, Ordering::Relaxed);
-        noting.thread().unpark();
-        let read = by_cache().zip(before).map(|(after, before)| after - before);
-        let (seconds, series): (Vec<_>, Vec<_>) =
-            noting.join().expect("it does not panic").into_iter().unzip();
-        let answer = answer.with(SERIES, series).with(SERIES_SECONDS, seconds);
-        let answer = answer.with(FROM_DEVICE_BY_CACHE, read.map_or(Vec::new(), |bytes| vec![bytes]));
-        let waits = hot.map(|hot| hot.join().expect("it does not panic")).transpose()?;
-        ended.into_iter().collect::<Result<(), Unmeasured>>()?;
-        let Some(waits) = waits else { return Ok(answer) };
-        let percentiles = [0.5, 0.99].map(|share| percentile(&waits, share));
-        Ok(answer.with(HOT_P50, [percentiles[0]]).with(HOT_P99, [percentiles[1]]))
-    })
+        let job = &job;
+        thread::scope(|scope| {
+            let noting = scope.spawn(|| note(&far, &is_over, interval));
+            let hot = hot.map(|hot| scope.spawn(|| read_hot(hot, &is_over)));
+            let (before, meter) = (by_cache(), Meter::start());
+            let jobs: Vec<_> = parts.iter().map(|parts| scope.spawn(move || job(parts))).collect();
+            let ended: Vec<_> = jobs.into_iter().map(|job| job.join().expect("it does not panic")).collect();
+            let answer = meter.stop();
+            is_over.store(true, Ordering::Relaxed);
+            noting.thread().unpark();
+            let read = by_cache().zip(before).map(|(after, before)| after - before);
+            let (seconds, series): (Vec<_>, Vec<_>) =
+                noting.join().expect("it does not panic").into_iter().unzip();
+            let answer = answer.with(SERIES, series).with(SERIES_SECONDS, seconds);
+            let answer = answer.with(FROM_DEVICE_BY_CACHE, read.map_or(Vec::new(), |bytes| vec![bytes]));
+            let waits = hot.map(|hot| hot.join().expect("it does not panic")).transpose()?;
+            ended.into_iter().collect::<Result<(), Unmeasured>>()?;
+            let Some(waits) = waits else { return Ok(answer) };
+            let percentiles = [0.5, 0.99].map(|share| percentile(&waits, share));
+            Ok(answer.with(HOT_P50, [percentiles[0]]).with(HOT_P99, [percentiles[1]]))
+        })
+    }
 }
 
 /// The end in seconds, and the MB/s, of each whole interval until it is over.
@@ -178,7 +188,7 @@ mod tests {
 
     #[test]
     fn parts_are_all_of_it_and_each_job_has_as_many() {
-        let part = |file, start, end| Part { file, start, end };
+        let part = |file, start, end| Part { file, range: start..end };
         assert_eq!(parts(1, 80, 1), [[part(0, 0, 80)]]);
         assert_eq!(parts(1, 80, 4).concat(), [0, 20, 40, 60].map(|start| part(0, start, start + 20)));
         let many = parts(32, 8, 2);

@@ -85,21 +85,23 @@ fn rates(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
     let case = of(disk, times, load, [OURS, MMAP, PREAD]);
     [MMAP, PREAD]
         .into_iter()
-        .fold(case, |case, peer| case.compare("rate", OURS, peer, None).compare(DEVICE, OURS, peer, None))
+        .fold(case, |case, peer| case.compare("rate", OURS, peer).compare(DEVICE, OURS, peer))
 }
 
 fn case(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
     let case = of(disk, times, load, [OURS, PINNED, MMAP, PREAD, DIRECT, NAIVE]);
     let case = case
-        .compare("rate", OURS, MMAP, Some(MMAP_GOAL))
-        .compare("rate", PINNED, MMAP, Some(PINNED_GOAL))
-        .compare("rate", OURS, PREAD, Some(PREAD_GOAL))
-        .compare("rate", OURS, DIRECT, None)
-        .compare("rate", OURS, NAIVE, None)
-        .compare("cpu", OURS, NAIVE, None)
-        .compare("cpu (process)", OURS, NAIVE, None);
-    let beside =
-        |case: Case, metric| case.compare(metric, OURS, MMAP, None).compare(metric, OURS, PREAD, None);
+        .compare("rate", OURS, MMAP)
+        .goal(MMAP_GOAL)
+        .compare("rate", PINNED, MMAP)
+        .goal(PINNED_GOAL)
+        .compare("rate", OURS, PREAD)
+        .goal(PREAD_GOAL)
+        .compare("rate", OURS, DIRECT)
+        .compare("rate", OURS, NAIVE)
+        .compare("cpu", OURS, NAIVE)
+        .compare("cpu (process)", OURS, NAIVE);
+    let beside = |case: Case, metric| case.compare(metric, OURS, MMAP).compare(metric, OURS, PREAD);
     METRICS[1..].iter().map(|metric| metric.name).fold(case, beside)
 }
 

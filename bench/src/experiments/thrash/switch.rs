@@ -61,9 +61,9 @@ pub fn case(settings: &Settings) -> Case {
         };
         Ok(vec![of(SINGLE), of(NAIVE)])
     });
-    case.compare("time", SINGLE, NAIVE, None)
-        .compare("cpu", SINGLE, NAIVE, None)
-        .compare("descents", SINGLE, NAIVE, None)
+    case.compare("time", SINGLE, NAIVE)
+        .compare("cpu", SINGLE, NAIVE)
+        .compare("descents", SINGLE, NAIVE)
         .told("splits", SINGLE)
         .told("splits", NAIVE)
         .told("shadows found", SINGLE)

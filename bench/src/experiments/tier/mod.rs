@@ -153,7 +153,7 @@ fn case(
         Ok([OURS].into_iter().chain(PEERS).map(|name| tiers.alternative(name, work.clone())).collect())
     });
     PEERS.into_iter().fold(case.usually(REPEAT).at_least(REPEAT), |case, peer| {
-        case.compare(THROUGHPUT, OURS, peer, Some(THROUGHPUT_GOAL)).compare(CPU, OURS, peer, Some(CPU_GOAL))
+        case.compare(THROUGHPUT, OURS, peer).goal(THROUGHPUT_GOAL).compare(CPU, OURS, peer).goal(CPU_GOAL)
     })
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::{MEMORY_OF_CHANGED, Source, Written};
 use crate::fixtures::pages::{PAGE, shuffled};
-use crate::fixtures::places::Places;
+use crate::fixtures::places::ThreadRun;
 use crate::fixtures::shared::Shared;
 use crate::harness::machine::check_memory;
 use crate::harness::timing::together_ready;
@@ -41,6 +41,8 @@ struct Load {
     places: Sequence,
     before: Before,
     threads: usize,
+    /// By how much writes anywhere are divided in a quick run.
+    fewer: usize,
     goal: Option<f64>,
 }
 
@@ -57,7 +59,7 @@ const LOADS: [Load; 7] = [
 ];
 
 const fn load(name: &'static str, bytes: usize, places: Sequence, before: Before) -> Load {
-    Load { name, bytes, places, before, threads: 1, goal: None }
+    Load { name, bytes, places, before, threads: 1, fewer: 1, goal: None }
 }
 
 impl Load {
@@ -90,14 +92,14 @@ type FileOf = fn(&Files) -> &Written;
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let fewer = settings.pick(8, 1);
-    LOADS.iter().map(|load| case(&files, *load, fewer)).collect()
+    LOADS.map(|load| case(&files, Load { fewer, ..load })).into()
 }
 
-fn case(files: &Shared<Files>, load: Load, fewer: usize) -> Case {
+fn case(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
     let prepare = move || {
         let files = files.get()?;
-        let of = |name, of: FileOf| alternative(&files, name, of, load, fewer);
+        let of = |name, of: FileOf| alternative(&files, name, of, load);
         Ok(vec![
             of(KERNEL, |files| &files.kernel),
             of(ORDER_0, |files| &files.order_0),
@@ -105,21 +107,23 @@ fn case(files: &Shared<Files>, load: Load, fewer: usize) -> Case {
         ])
     };
     Case::new(load.name, &METRICS, prepare)
-        .compare("cpu", ORDER_0, KERNEL, load.goal)
-        .compare("cpu", ORDER_9, KERNEL, load.goal)
+        .compare("cpu", ORDER_0, KERNEL)
+        .goal(load.goal)
+        .compare("cpu", ORDER_9, KERNEL)
+        .goal(load.goal)
 }
 
-fn alternative(files: &Rc<Files>, name: &'static str, of: FileOf, load: Load, fewer: usize) -> Alternative {
+fn alternative(files: &Rc<Files>, name: &'static str, of: FileOf, load: Load) -> Alternative {
     let files = Rc::clone(files);
     Alternative::new(name, move |repetition| {
         let written = of(&files);
         prepare(written, load.before)?;
         let writes = match load.places {
-            Sequence::Anywhere => 200_000 / fewer / load.threads,
+            Sequence::Anywhere => 200_000 / load.fewer / load.threads,
             Sequence::InOrder | Sequence::EachOnce => (written.bytes / load.bytes as u64) as usize,
         };
-        let ready = |thread| Writer::new(written, load, thread, repetition, writes);
-        let spent = together_ready(load.threads, 1, ready, Writer::write_all, |writer| writer.check());
+        let ready = |thread| Writer::new(written, load, ThreadRun { thread, repetition }, writes);
+        let spent = together_ready(load.threads, ready, Writer::write_all, |writer| writer.check());
         Ok(vec![spent.cpu_ns / (load.threads * writes) as f64])
     })
 }
@@ -146,37 +150,36 @@ fn prepare(written: &Written, before: Before) -> Result<(), Unmeasured> {
 struct Writer<'w> {
     written: &'w Written,
     load: Load,
-    thread: usize,
-    repetition: u64,
+    run: ThreadRun,
     writes: usize,
     source: Source,
     last: u64,
 }
 
 impl<'w> Writer<'w> {
-    fn new(written: &'w Written, load: Load, thread: usize, repetition: u64, writes: usize) -> Self {
-        Self { written, load, thread, repetition, writes, source: Source::new(load.bytes), last: 0 }
+    fn new(written: &'w Written, load: Load, run: ThreadRun, writes: usize) -> Self {
+        Self { written, load, run, writes, source: Source::new(load.bytes), last: 0 }
     }
 
     fn write_all(&mut self) {
-        let Self { written, load, thread, repetition, writes, source, last } = self;
+        let Self { written, load, run, writes, source, last } = self;
+        let ThreadRun { thread, repetition } = *run;
         let (steps, bits) = (written.bytes / load.bytes as u64, (written.bytes / PAGE as u64).ilog2());
         // Threads write in halves of their own, so that each finds what it wrote.
-        let (share, mut places) =
-            (steps / load.threads as u64, Places(*repetition * 77 + *thread as u64 + 1));
+        let (share, mut places) = (steps / load.threads as u64, run.places());
         let mut next = |nth: u64| match load.places {
             Sequence::InOrder => nth,
             Sequence::EachOnce => shuffled(nth, bits),
-            Sequence::Anywhere => *thread as u64 * share + places.next(share),
+            Sequence::Anywhere => thread as u64 * share + places.next(share),
         };
         for nth in 0..*writes as u64 {
             *last = next(nth) * load.bytes as u64;
-            written.target.write(*thread, source.of(*last, *repetition), *last);
+            written.target.write(thread, source.of(*last, repetition), *last);
         }
     }
 
     fn check(&mut self) {
-        let bytes = self.source.of(self.last, self.repetition);
+        let bytes = self.source.of(self.last, self.run.repetition);
         self.written.target.check(self.last, bytes).expect("it was just written");
     }
 }

@@ -32,6 +32,8 @@ const ORDER: u8 = 9;
 struct Files {
     ours: Written,
     kernel: Written,
+    /// How long each alternative writes.
+    time: Duration,
 }
 
 impl Files {
@@ -39,16 +41,17 @@ impl Files {
         let bytes = settings.pick(8 << 20, 64 << 20);
         check_memory(bytes * (MEMORY_OF_CHANGED + 2) + (256 << 20))?;
         let folder = &settings.folder;
-        Ok(Self { ours: Written::ours(folder, bytes, ORDER)?, kernel: Written::kernel(folder, bytes)? })
+        let (ours, kernel) = (Written::ours(folder, bytes, ORDER)?, Written::kernel(folder, bytes)?);
+        let time = settings.pick(Duration::from_millis(200), Duration::from_secs(2));
+        Ok(Self { ours, kernel, time })
     }
 }
 
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
-    let time = settings.pick(Duration::from_millis(200), Duration::from_secs(2));
     let prepare = move || {
         let files = files.get()?;
-        let of = |name, of: FileOf, load| alternative(&files, name, of, load, time);
+        let of = |name, of: FileOf, load| alternative(&files, name, of, load);
         Ok(vec![
             of(IDLE, |files| &files.ours, ConcurrentLoad::Nothing),
             of(BUSY, |files| &files.ours, ConcurrentLoad::Syncs),
@@ -57,11 +60,12 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
         ])
     };
     let case = Case::new("4 KiB over cached pages", &METRICS, prepare)
-        .compare("p99.9", BUSY, IDLE, Some(GOAL))
-        .compare("p99.9", BUSY, KERNEL_BUSY, None)
-        .compare("p99.9", IDLE, KERNEL_IDLE, None)
-        .compare("p50", BUSY, KERNEL_BUSY, None)
-        .compare("p50", IDLE, KERNEL_IDLE, None);
+        .compare("p99.9", BUSY, IDLE)
+        .goal(GOAL)
+        .compare("p99.9", BUSY, KERNEL_BUSY)
+        .compare("p99.9", IDLE, KERNEL_IDLE)
+        .compare("p50", BUSY, KERNEL_BUSY)
+        .compare("p50", IDLE, KERNEL_IDLE);
     vec![case]
 }
 
@@ -73,13 +77,7 @@ enum ConcurrentLoad {
     Syncs,
 }
 
-fn alternative(
-    files: &Rc<Files>,
-    name: &'static str,
-    of: FileOf,
-    load: ConcurrentLoad,
-    time: Duration,
-) -> Alternative {
+fn alternative(files: &Rc<Files>, name: &'static str, of: FileOf, load: ConcurrentLoad) -> Alternative {
     let files = Rc::clone(files);
     let taken = RefCell::new(Vec::new());
     Alternative::new(name, move |repetition| {
@@ -99,7 +97,7 @@ fn alternative(
                 Ok(syncs)
             };
             let other = (load == ConcurrentLoad::Syncs).then(|| scope.spawn(syncs));
-            write_timed(written, repetition, time, &mut taken);
+            write_timed(written, repetition, files.time, &mut taken);
             stop.store(true, Ordering::Relaxed);
             other.map_or(Ok(0), |other| other.join().expect("it does not panic"))
         })?;

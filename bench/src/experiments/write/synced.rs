@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::fs::File as KernelFile;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use quinion::{Cache, Durability, File, OpenOptions};
@@ -38,24 +38,25 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 }
 
 fn case(settings: &Settings, name: &str, bytes: usize) -> Case {
-    let (folder, appends) = (settings.folder.clone(), settings.pick(20, 300));
+    let (folder, count) = (settings.folder.clone(), settings.pick(20, 300));
     let prepare = move || {
-        let ours = |name, durable| ours(&folder, name, bytes, appends, durable);
-        let kernel = |name, durable| kernel(&folder, name, bytes, appends, durable);
+        let appends = Appends { folder, bytes, count };
         Ok(vec![
-            kernel(KERNEL, Durable::BySync)?,
-            ours(OURS, Durable::BySync)?,
-            kernel(KERNEL_DURABLE, Durable::ByWrite)?,
-            ours(OURS_DURABLE, Durable::ByWrite)?,
+            appends.kernel(KERNEL, Durable::BySync)?,
+            appends.ours(OURS, Durable::BySync)?,
+            appends.kernel(KERNEL_DURABLE, Durable::ByWrite)?,
+            appends.ours(OURS_DURABLE, Durable::ByWrite)?,
         ])
     };
     Case::new(format!("appends of {name}, each synced"), &METRICS, prepare)
-        .compare("time", OURS, KERNEL, Some(GOAL))
-        .compare("cpu", OURS, KERNEL, None)
-        .compare(DEVICE, OURS, KERNEL, None)
-        .compare("time", OURS_DURABLE, KERNEL_DURABLE, Some(GOAL))
-        .compare("cpu", OURS_DURABLE, KERNEL_DURABLE, None)
-        .compare(DEVICE, OURS_DURABLE, KERNEL_DURABLE, None)
+        .compare("time", OURS, KERNEL)
+        .goal(GOAL)
+        .compare("cpu", OURS, KERNEL)
+        .compare(DEVICE, OURS, KERNEL)
+        .compare("time", OURS_DURABLE, KERNEL_DURABLE)
+        .goal(GOAL)
+        .compare("cpu", OURS_DURABLE, KERNEL_DURABLE)
+        .compare(DEVICE, OURS_DURABLE, KERNEL_DURABLE)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,70 +65,66 @@ enum Durable {
     ByWrite,
 }
 
-fn timed(
-    folder: &Path,
+/// `count` appends of `bytes` bytes to a new file in `folder`.
+#[derive(Clone)]
+struct Appends {
+    folder: PathBuf,
     bytes: usize,
-    appends: usize,
-    mut append: impl FnMut(u64) -> Result<(), Unmeasured>,
-) -> Result<Vec<f64>, Unmeasured> {
-    let written = device_written(folder);
-    let (start, cpu) = (Instant::now(), process_cpu_ns());
-    for nth in 0..appends as u64 {
-        append(nth)?;
-    }
-    let (elapsed, cpu) = (start.elapsed().as_nanos() as f64, process_cpu_ns() - cpu);
-    let written = passed(written, device_written(folder));
-    let each = |ns: f64| ns / 1000.0 / appends as f64;
-    Ok(vec![each(elapsed), each(cpu), written / (bytes * appends) as f64])
+    count: usize,
 }
 
-fn ours(
-    folder: &Path,
-    name: &'static str,
-    bytes: usize,
-    appends: usize,
-    durable: Durable,
-) -> Result<Alternative, Unmeasured> {
-    let scratch = Scratch::new(folder, 0)?;
-    let cache = Cache::builder().memory(64 << 20).build()?;
-    let durability = if durable == Durable::BySync { Durability::OnSync } else { Durability::Data };
-    let mut options = OpenOptions::new();
-    options.write(true).durability(durability);
-    let file: File = cache.open_with(scratch.path(), &options)?;
-    let mut source = Source::new(bytes);
-    let (end, folder) = (Cell::new(0), folder.to_owned());
-    Ok(Alternative::new(name, move |repetition| {
-        let _alive = &scratch;
-        let told = timed(&folder, bytes, appends, |_| {
-            end.set(file.append(source.of(end.get(), repetition))? + bytes as u64);
-            if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }
-        })?;
-        let dirty = file.dirty_bytes()?;
-        if dirty > 0 {
-            return Err(Unmeasured::Failed(format!("{dirty} bytes are not written after a sync")));
+impl Appends {
+    fn timed(&self, mut append: impl FnMut(u64) -> Result<(), Unmeasured>) -> Result<Vec<f64>, Unmeasured> {
+        let Self { folder, bytes, count } = self;
+        let written = device_written(folder);
+        let (start, cpu) = (Instant::now(), process_cpu_ns());
+        for nth in 0..*count as u64 {
+            append(nth)?;
         }
-        Ok(told)
-    }))
-}
+        let (elapsed, cpu) = (start.elapsed().as_nanos() as f64, process_cpu_ns() - cpu);
+        let written = passed(written, device_written(folder));
+        let each = |ns: f64| ns / 1000.0 / *count as f64;
+        Ok(vec![each(elapsed), each(cpu), written / (bytes * count) as f64])
+    }
 
-fn kernel(
-    folder: &Path,
-    name: &'static str,
-    bytes: usize,
-    appends: usize,
-    durable: Durable,
-) -> Result<Alternative, Unmeasured> {
-    let scratch = Scratch::new(folder, 0)?;
-    let flags = if durable == Durable::BySync { 0 } else { libc::O_DSYNC };
-    let file = KernelFile::options().write(true).custom_flags(flags).open(scratch.path())?;
-    let mut source = Source::new(bytes);
-    let (end, folder) = (Cell::new(0), folder.to_owned());
-    Ok(Alternative::new(name, move |repetition| {
-        let _alive = &scratch;
-        timed(&folder, bytes, appends, |_| {
-            file.write_all_at(source.of(end.get(), repetition), end.get())?;
-            end.set(end.get() + bytes as u64);
-            if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }
-        })
-    }))
+    fn ours(&self, name: &'static str, durable: Durable) -> Result<Alternative, Unmeasured> {
+        let (appends, bytes) = (self.clone(), self.bytes);
+        let scratch = Scratch::new(&self.folder, 0)?;
+        let cache = Cache::builder().memory(64 << 20).build()?;
+        let durability = if durable == Durable::BySync { Durability::OnSync } else { Durability::Data };
+        let mut options = OpenOptions::new();
+        options.write(true).durability(durability);
+        let file: File = cache.open_with(scratch.path(), &options)?;
+        let mut source = Source::new(bytes);
+        let end = Cell::new(0);
+        Ok(Alternative::new(name, move |repetition| {
+            let _alive = &scratch;
+            let told = appends.timed(|_| {
+                end.set(file.append(source.of(end.get(), repetition))? + bytes as u64);
+                if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }
+            })?;
+            let dirty = file.dirty_bytes()?;
+            if dirty > 0 {
+                return Err(Unmeasured::Failed(format!("{dirty} bytes are not written after a sync")));
+            }
+            Ok(told)
+        }))
+    }
+
+    fn kernel(&self, name: &'static str, durable: Durable) -> Result<Alternative, Unmeasured> {
+        let (appends, bytes) = (self.clone(), self.bytes);
+        let scratch = Scratch::new(&self.folder, 0)?;
+        let flags = if durable == Durable::BySync { 0 } else { libc::O_DSYNC };
+        let file = KernelFile::options().write(true).custom_flags(flags).open(scratch.path())?;
+        let mut source = Source::new(bytes);
+        let end = Cell::new(0);
+        Ok(Alternative::new(name, move |repetition| {
+            let _alive = &scratch;
+            appends.timed(|_| {
+                file.write_all_at(source.of(end.get(), repetition), end.get())?;
+                end.set(end.get() + bytes as u64);
+                if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }
+            })
+        }))
+    }
 }

@@ -37,6 +37,7 @@ use std::task::{Context, Poll};
 use crate::backend::SyncKind;
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Truncation, UncachedRead, WriteContext};
+use crate::mapping::writeback_state::SyncRange;
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
@@ -505,8 +506,9 @@ impl File {
         self.check_process()?;
         let Handle { shared, mapping, cursor, .. } = &*self.handle;
         let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
+        let range = SyncRange { kind, pages: &pages };
         let failed = |failed| Repr::Sync { source: Box::new(failed) }.into();
-        shared.filemap.supply.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
+        shared.filemap.supply.writeback.sync(mapping, range, cursor).map_err(failed)
     }
 
     fn make_durable(&self, durability: Durability, range: Range<u64>) -> Result<()> {

@@ -344,8 +344,7 @@ impl MemFile {
 
     #[inline(never)]
     fn write_slowly(&self, bytes: &[u8], position: u64) -> Result<usize> {
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let written = shared.shmem.write(mapping, self.write_context(), position, bytes);
+        let written = self.handle.shared.shmem.write(self.write_context(), position, bytes);
         written.map_err(|error| self.explain(error))
     }
 
@@ -389,8 +388,7 @@ impl MemFile {
         if bytes.is_empty() {
             return Ok(self.len());
         }
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let appended = shared.shmem.append(mapping, self.write_context(), bytes);
+        let appended = self.handle.shared.shmem.append(self.write_context(), bytes);
         let (position, _, outcome) = appended.map_err(|error| self.explain(error))?;
         outcome.map(|()| position).map_err(|error| self.explain(error))
     }
@@ -487,7 +485,8 @@ impl MemFile {
     }
 
     pub(super) fn write_context(&self) -> WriteContext<'_> {
-        WriteContext::of_memory(self.pool_number(), &self.touched, self.handle.on_pinned)
+        let MemHandle { mapping, on_pinned, .. } = &*self.handle;
+        WriteContext::of_memory(mapping, self.pool_number(), &self.touched, *on_pinned)
     }
 
     pub(super) fn explain(&self, error: Error) -> Error {

@@ -46,8 +46,7 @@ impl MemFile {
         mut source: impl FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> Result<u64> {
         let range = self.inside(range)?;
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let came = shared.shmem.populate(mapping, self.write_context(), range, &mut source);
+        let came = self.handle.shared.shmem.populate(self.write_context(), range, &mut source);
         came.map_err(|error| self.explain(error))
     }
 
@@ -57,8 +56,7 @@ impl MemFile {
     /// As there; `reader`'s, if it gave none.
     pub fn populate_from_reader(&self, range: Range<u64>, mut reader: impl Read) -> Result<u64> {
         let range = self.inside(range)?;
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let came = shared.shmem.populate_from_reader(mapping, self.write_context(), range, &mut reader);
+        let came = self.handle.shared.shmem.populate_from_reader(self.write_context(), range, &mut reader);
         came.map_err(|error| self.explain(error))
     }
 

@@ -111,8 +111,8 @@ impl Stage {
     }
 
     fn write_to(&self, mapping: &Arc<Mapping>, position: u64, bytes: &[u8]) {
-        let writer = WriteContext::of_memory(PoolNumber::DEFAULT, &self.touched, OnPinned::Detach);
-        assert_eq!(self.shmem.write(mapping, writer, position, bytes).unwrap(), bytes.len());
+        let writer = WriteContext::of_memory(mapping, PoolNumber::DEFAULT, &self.touched, OnPinned::Detach);
+        assert_eq!(self.shmem.write(writer, position, bytes).unwrap(), bytes.len());
     }
     fn write(&self, position: u64, bytes: &[u8]) {
         self.write_to(&self.mapping, position, bytes);
@@ -553,8 +553,9 @@ fn on_its_way() -> (Stage, Arc<Spill>) {
 #[test]
 fn a_folio_populated_on_its_way_to_the_spill_file_stays() {
     let (stage, spill) = on_its_way();
-    let writer = WriteContext::of_memory(PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
-    let put = stage.shmem.populate(&stage.mapping, writer, 3 * BYTES..5 * BYTES, &mut |slice| {
+    let writer =
+        WriteContext::of_memory(&stage.mapping, PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
+    let put = stage.shmem.populate(writer, 3 * BYTES..5 * BYTES, &mut |slice| {
         assert_eq!(slice.put(&[2; 2 * PAGE_SIZE]), 2 * PAGE_SIZE);
         Ok(())
     });

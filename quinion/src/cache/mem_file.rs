@@ -419,7 +419,7 @@ impl MemFile {
         self.check_process()?;
         check_range(position, len)?;
         let MemHandle { shared, mapping, on_pinned, .. } = &*self.handle;
-        let punched = shared.shmem.punch(mapping, (position, position + len), *on_pinned);
+        let punched = shared.shmem.punch(mapping, position..position + len, *on_pinned);
         punched.map_err(|error| self.explain(error))
     }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::folio::PinnedFolios;
-use crate::shmem::{PopulateSlice, Shmem};
+use crate::shmem::{FolioPinRequest, PopulateSlice, Shmem};
 
 use super::File;
 use super::mem_file::{MemFile, MemHandle};
@@ -99,7 +99,9 @@ impl MemFile {
     pub fn pin_folios(&self, range: Range<u64>, max: usize) -> Result<PinnedFolios> {
         let range = self.inside(range)?;
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        let pinned = shared.shmem.pin_folios(mapping, self.pool_number(), range, max, shared.process);
+        let (pool, process) = (self.pool_number(), shared.process);
+        let request = FolioPinRequest { range, folios_max: max, pool, process };
+        let pinned = shared.shmem.pin_folios(mapping, request);
         pinned.map_err(|error| self.explain(error))
     }
 

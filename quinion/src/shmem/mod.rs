@@ -48,6 +48,7 @@ mod read;
 mod target;
 
 use deferred_release::EndedFiles;
+pub(crate) use grab::FolioPinRequest;
 pub use populate::PopulateSlice;
 pub(crate) use target::{BufferList, OneBuffer, Target};
 

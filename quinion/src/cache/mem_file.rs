@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{FileView, HitStop, OnPinned, StreamPositions, WriteContext, read_hits_into};
+use crate::filemap::{FileView, HitStop, Hits, OnPinned, StreamPositions, WriteContext, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
 use crate::shmem::{BufferList, NewMemory, OneBuffer, Target};
@@ -234,18 +234,20 @@ impl MemFile {
         }
         let len = buffer.len();
         let touched = &self.touched;
-        let touch = move |grown: GrownView<'_>, frame| touched.note(grown, frame, position, len);
+        let touch =
+            move |grown: GrownView<'_>, frame| touched.note(grown, frame, position..position + len as u64);
         let file = FileView { view: &self.view, cell: self.cell, id: self.id };
         let hits = read_hits_into(file, position, buffer, touch);
         if hits.stopped == HitStop::Full {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
-        self.read_slowly(buffer, position, hits.bytes, hits.stopped)
+        self.read_slowly(buffer, position, hits)
     }
 
     #[inline(never)]
-    fn read_slowly(&self, buffer: &mut [u8], position: u64, done: usize, why: HitStop) -> Result<usize> {
+    fn read_slowly(&self, buffer: &mut [u8], position: u64, hits: Hits) -> Result<usize> {
+        let (done, why) = (hits.bytes, hits.stopped);
         let bytes = match why {
             // Such a read is over, though the file be longer by now.
             HitStop::EndOfFile(_) if done > 0 => done,

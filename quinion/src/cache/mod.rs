@@ -83,6 +83,7 @@ pub use builder::Builder;
 use coherence::CoherenceState;
 pub use coherence::{Coherence, CoherenceInForce};
 use disk_copies::DiskCopies;
+use file::PositionedRead;
 pub use file::{File, ReadOptions};
 use file_table::{FileTable, LOOKED_AT};
 pub use future::{PinFuture, ReadFuture};

@@ -204,6 +204,15 @@ impl<'b> WriteProgress<'b> {
     }
 }
 
+/// The part of a folio that was just written, and is to be marked.
+#[derive(Clone, Debug)]
+struct WrittenPart {
+    pages: Range<PageIndex>,
+    /// The position in the file, in bytes, behind the last of it.
+    end: u64,
+    wants: CachePolicy,
+}
+
 impl Filemap {
     /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when
     /// it was done. It needs no throttle, and waits only for another writer's copy of a page.
@@ -233,9 +242,11 @@ impl Filemap {
             Ok(mut page) => page.copy_in(at, bytes),
             Err(_) => return false,
         }
-        let marked = mapping.is_page_dirty(&held, index)
-            || self.mark_slowly(mapping, &held, index..index.plus(1), end, CachePolicy::Bytes);
-        touched.note(self.arena.view().grown(), held.frame(), position, bytes.len());
+        let marked = mapping.is_page_dirty(&held, index) || {
+            let written = WrittenPart { pages: index..index.plus(1), end, wants: CachePolicy::Bytes };
+            self.mark_slowly(mapping, &held, written)
+        };
+        touched.note(self.arena.view().grown(), held.frame(), position..end);
         marked
     }
 
@@ -318,9 +329,7 @@ impl Filemap {
         &self,
         mapping: &Arc<Mapping>,
         held: &HeldFolio<'_>,
-        pages: Range<PageIndex>,
-        end: u64,
-        wants: CachePolicy,
+        WrittenPart { pages, end, wants }: WrittenPart,
     ) -> bool {
         let now = self.supply.writeback.now();
         let mut tree = mapping.lock();
@@ -465,7 +474,8 @@ impl WriteCall<'_> {
         if !grows && wants == CachePolicy::Bytes && self.context.mapping.is_dirty(held, start..end) {
             return true;
         }
-        self.filemap.mark_slowly(self.context.mapping, held, start..end, piece.position + bytes as u64, wants)
+        let written = WrittenPart { pages: start..end, end: piece.position + bytes as u64, wants };
+        self.filemap.mark_slowly(self.context.mapping, held, written)
     }
 
     /// A write is a use of the folio; an uncached one is not.
@@ -473,7 +483,7 @@ impl WriteCall<'_> {
     fn touch_written(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
         if !self.context.is_uncached() {
             let grown = self.filemap.arena.view().grown();
-            self.context.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
+            self.context.touched.note(grown, held.frame(), piece.position..piece.end());
         }
     }
 

@@ -102,16 +102,25 @@ pub struct ImageMemory {
 /// Is told the outcome for pages: in rising order, each page once. It may say that it is enough.
 pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
 
+/// The source of an image.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Reads it.
+    pub backend: Arc<dyn Backend>,
+    /// Its name in errors.
+    pub name: Arc<str>,
+}
+
 impl ImageMemory {
-    /// An image of the file behind `backend`, called `name` in errors, and known to reclaim under the unique
-    /// number `id`. Nothing is read yet. Waits a moment if the file was just written.
+    /// An image of a snapshot, known to reclaim under the unique number `id`. Nothing is read yet. Waits a moment if
+    /// the file was just written.
     ///
     /// # Errors
     /// The file is empty, cannot be looked at, or is being written; there is no room for it; no cell for its record.
     pub fn new(
         filemap: &Arc<Filemap>,
         id: MappingId,
-        (backend, name): (Arc<dyn Backend>, Arc<str>),
+        Snapshot { backend, name }: Snapshot,
         process: ForkGuard,
     ) -> Result<Self, Error> {
         let opened = settled(&*backend, &name)?;

@@ -290,7 +290,7 @@ struct Package {
 
 /// The packages, with their recorded counts, to be lowered when one falls.
 const PACKAGES: [Package; 19] = [
-    Package { root: "quinion/src/", known: Ratchet { many: 112, tuples: 4, headless: 0 } },
+    Package { root: "quinion/src/", known: Ratchet { many: 69, tuples: 0, headless: 0 } },
     Package { root: "owner/src/", known: Ratchet { many: 4, tuples: 3, headless: 0 } },
     Package { root: "disk/src/", known: Ratchet { many: 1, tuples: 1, headless: 0 } },
     Package { root: "faces/capi/src/", known: Ratchet { many: 1, tuples: 0, headless: 0 } },

@@ -16,6 +16,7 @@ use quinion::backend::{
 };
 use quinion::internals::filemap::Truncation;
 use quinion::internals::mapping::FolioLifetime;
+use quinion::internals::mapping::writeback_state::SyncRange;
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::stats::Count;
 use quinion::internals::sync::{Rank, RankedMutex};
@@ -32,6 +33,7 @@ const EIO: i32 = libc::EIO;
 const ENOSPC: i32 = libc::ENOSPC;
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: u64 = PAGE_SIZE as u64;
+const EVERYTHING: SyncRange<'static> = SyncRange { kind: SyncKind::Data, pages: &ALL };
 
 fn by_hand() -> WritebackOptions {
     WritebackOptions::new().background_share(80).throttle_share(80).expire(LONG).interval(LONG).wait_max(LONG)
@@ -258,7 +260,7 @@ fn pages_that_left_the_cache_before_the_sync_failed_are_reported_lost() {
     assert_eq!(file.evict_all(), 16);
     file.write(8..12, 2);
     device.fail_sync(0, EIO);
-    let failed = stage.writeback.sync(&file.mapping, ALL, SyncKind::Data, &handle).unwrap_err();
+    let failed = stage.writeback.sync(&file.mapping, EVERYTHING, &handle).unwrap_err();
     assert_eq!((failed.error.raw_os_error(), failed.lost_pages), (Some(EIO), 12));
     assert!(failed.to_string().contains("write them again"), "{failed}");
     assert_eq!(stage.filemap.count(Count::LostPages), 12);
@@ -883,17 +885,15 @@ proptest! {
                     known[at as usize..(at + len) as usize].iter_mut().for_each(|page| page.now = generation);
                 }
                 Step::Sync(handle) => {
-                    let synced =
-                        stage.writeback.sync(&file.mapping, ALL, SyncKind::Data, &handles[handle]);
+                    let synced = stage.writeback.sync(&file.mapping, EVERYTHING, &handles[handle]);
                     match synced {
                         Ok(()) => known.iter_mut().for_each(|page| page.synced = page.now),
                         Err(failed) => lost |= failed.lost_pages > 0,
                     }
                 }
                 Step::SyncRange(at, len) => {
-                    let synced = stage.writeback.sync(
-                        &file.mapping, pages(at..at + len), SyncKind::Data, &handles[0],
-                    );
+                    let range = SyncRange { kind: SyncKind::Data, pages: &pages(at..at + len) };
+                    let synced = stage.writeback.sync(&file.mapping, range, &handles[0]);
                     match synced {
                         Ok(()) => known[at as usize..(at + len) as usize]
                             .iter_mut()

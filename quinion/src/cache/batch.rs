@@ -27,7 +27,7 @@ use crate::error::{Error, Repr, Result};
 use crate::filemap::{BatchedRead, GROUP_MAX, PendingRead, Progress, ReadProgress, Span, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
 
-use super::{Cache, File, ReadOptions};
+use super::{Cache, File, PositionedRead, ReadOptions};
 
 /// One read of a batch, and its result once it was made.
 pub struct BatchRead<'b> {
@@ -130,8 +130,8 @@ impl Future for BatchReadFuture<'_, '_> {
         let mut is_pending = false;
         for (read, progress) in reads.iter_mut().zip(progress) {
             let Some(under_way) = progress else { continue };
-            let position = read.position();
-            match file.poll_read(under_way, read.buffer(), (position, ReadOptions::default()), context) {
+            let asked = PositionedRead { position: read.position(), options: ReadOptions::default() };
+            match file.poll_read(under_way, read.buffer(), asked, context) {
                 Poll::Pending => is_pending = true,
                 Poll::Ready(result) => {
                     read.answer(result);

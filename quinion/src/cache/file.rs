@@ -87,6 +87,14 @@ impl ReadOptions {
     }
 }
 
+/// A read call, but for the buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PositionedRead {
+    /// The first byte of the file that it wants.
+    pub position: u64,
+    pub options: ReadOptions,
+}
+
 /// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
 ///
 /// It lends no descriptor (`AsFd`): reads and writes by one would bypass the cache. In place of a descriptor there are
@@ -192,13 +200,16 @@ impl File {
         }
         let len = buffer.len();
         let touched = &self.touched;
-        let touch = move |grown: GrownView<'_>, frame| touched.note(grown, frame, position, len);
+        let touch =
+            move |grown: GrownView<'_>, frame| touched.note(grown, frame, position..position + len as u64);
         match read_page_into(self.view_in(self.looks_in()), position, buffer, touch) {
             PageHit::Read => {
                 self.counters.add_hit(len as u64);
                 Ok(len)
             }
-            PageHit::Absent => self.read_slowly(buffer, position, options, Hits::none(HitStop::Absent)),
+            PageHit::Absent => {
+                self.read_slowly(buffer, PositionedRead { position, options }, Hits::none(HitStop::Absent))
+            }
             PageHit::Unclear => self.read_folios(buffer, position, options),
         }
     }
@@ -206,13 +217,14 @@ impl File {
     #[inline(never)]
     fn read_folios(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let (touched, len) = (&self.touched, buffer.len());
-        let touch = move |grown: GrownView<'_>, frame| touched.note(grown, frame, position, len);
+        let touch =
+            move |grown: GrownView<'_>, frame| touched.note(grown, frame, position..position + len as u64);
         let hits = read_folios_into(self.view_in(self.looks_in()), position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
-        self.read_slowly(buffer, position, options, hits)
+        self.read_slowly(buffer, PositionedRead { position, options }, hits)
     }
 
     #[inline(always)]
@@ -221,36 +233,32 @@ impl File {
     }
 
     #[cold]
-    fn read_slowly(
-        &self,
-        buffer: &mut [u8],
-        position: u64,
-        options: ReadOptions,
-        hits: Hits,
-    ) -> Result<usize> {
+    fn read_slowly(&self, buffer: &mut [u8], read: PositionedRead, hits: Hits) -> Result<usize> {
         match self.looks_in() {
-            UNCACHED => return self.read_uncached(buffer, position, options),
-            WATCHED => return self.read_watched(buffer, position, options),
+            UNCACHED => return self.read_uncached(buffer, read.position, read.options),
+            WATCHED => return self.read_watched(buffer, read),
             FOLLOWED => self.assure()?,
             _ => {}
         }
-        self.end_read(buffer, position, options, hits)
+        self.end_read(buffer, read, hits)
     }
 
-    fn read_watched(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+    fn read_watched(&self, buffer: &mut [u8], read: PositionedRead) -> Result<usize> {
         self.assure()?;
-        let len = buffer.len();
-        let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
+        let (position, len) = (read.position, buffer.len());
+        let touch =
+            |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position..position + len as u64);
         let file = self.view_in(self.handle.mapping.index().cell());
         let hits = read_hits_into(file, position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
-        self.end_read(buffer, position, options, hits)
+        self.end_read(buffer, read, hits)
     }
 
-    fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
+    fn end_read(&self, buffer: &mut [u8], read: PositionedRead, hits: Hits) -> Result<usize> {
+        let PositionedRead { position, options } = read;
         let (filemap, call) = (&self.handle.shared.filemap, self.call(None, options.wait_policy()));
         // The copied bytes are done, and counted at their folios; only the rest is read again.
         if let Some(page) = hits.marker {
@@ -382,9 +390,10 @@ impl File {
         &self,
         progress: &mut PendingRead,
         buffer: &mut [u8],
-        (position, options): (u64, ReadOptions),
+        read: PositionedRead,
         context: &Context<'_>,
     ) -> Poll<Result<usize>> {
+        let PositionedRead { position, options } = read;
         if self.process.is_forked() {
             return Poll::Ready(Err(Repr::Forked.into()));
         }
@@ -442,7 +451,8 @@ impl File {
     /// As [`File::pin`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not all of the range can be had
     /// within the options. Nothing stays pinned then.
     pub fn pin_with(&self, position: u64, len: usize, options: ReadOptions) -> Result<Pinned> {
-        self.pin_by((options, options.wait_policy()), position, len)
+        let (wait_policy, process) = (options.wait_policy(), self.process);
+        self.pin_by(options, PinRequest { position, len, wait_policy, process })
     }
 
     /// As [`File::pin`], as a future for any runtime. Nothing happens before the first poll, which asks the device
@@ -454,21 +464,17 @@ impl File {
         PinFuture::new(self, position, len)
     }
 
-    pub(super) fn pin_by(
-        &self,
-        (options, wait_policy): (ReadOptions, WaitPolicy),
-        position: u64,
-        len: usize,
-    ) -> Result<Pinned> {
+    /// As [`File::pin_with`]; the request says how long is waited, and not the options.
+    pub(super) fn pin_by(&self, options: ReadOptions, request: PinRequest) -> Result<Pinned> {
         let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
         self.assure()?;
-        let position = position.min(FILE_BYTES_MAX);
+        let position = request.position.min(FILE_BYTES_MAX);
         let passing = self.passing_with(options)?;
         let reader = self.reader(passing.as_ref());
-        let request = PinRequest { position, len, wait_policy, process: shared.process };
+        let request = PinRequest { position, ..request };
         let pinned = shared.filemap.pin(mapping, reader, request)?;
         self.note_read(position, pinned.len());
         Ok(pinned)

@@ -14,11 +14,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use crate::error::Result;
-use crate::filemap::{PendingRead, WaitPolicy};
+use crate::filemap::{PendingRead, PinRequest, WaitPolicy};
 use crate::folio::Pinned;
 
 use super::blocking::BlockingCall;
-use super::{File, ReadOptions};
+use super::{File, PositionedRead, ReadOptions};
 
 /// A read that is under way or has not begun; see [`File::read_at_async`]. Polled after it is ready, it reads again.
 #[derive(Debug)]
@@ -26,14 +26,13 @@ use super::{File, ReadOptions};
 pub struct ReadFuture<'a> {
     file: &'a File,
     buffer: &'a mut [u8],
-    position: u64,
-    options: ReadOptions,
+    read: PositionedRead,
     progress: PendingRead,
 }
 
 impl<'a> ReadFuture<'a> {
     pub(super) fn new(file: &'a File, buffer: &'a mut [u8], position: u64, options: ReadOptions) -> Self {
-        Self { file, buffer, position, options, progress: PendingRead::default() }
+        Self { file, buffer, read: PositionedRead { position, options }, progress: PendingRead::default() }
     }
 }
 
@@ -41,8 +40,8 @@ impl Future for ReadFuture<'_> {
     type Output = Result<usize>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { file, buffer, position, options, progress } = self.get_mut();
-        file.poll_read(progress, buffer, (*position, *options), context)
+        let Self { file, buffer, read, progress } = self.get_mut();
+        file.poll_read(progress, buffer, *read, context)
     }
 }
 
@@ -55,8 +54,8 @@ pub(crate) struct PagePresence {
 impl PagePresence {
     /// Ready with whether the file has that byte.
     pub fn poll(&mut self, file: &File, position: u64, context: &Context<'_>) -> Poll<Result<bool>> {
-        let options = ReadOptions::default();
-        let read = ready!(file.poll_read(&mut self.progress, &mut self.byte, (position, options), context));
+        let read = PositionedRead { position, options: ReadOptions::default() };
+        let read = ready!(file.poll_read(&mut self.progress, &mut self.byte, read, context));
         Poll::Ready(read.map(|bytes| bytes > 0))
     }
 }
@@ -103,7 +102,9 @@ impl<'a> PinFuture<'a> {
             self.state = PinState::HandedOver(call);
             return None;
         }
-        match file.pin_by((ReadOptions::default(), WaitPolicy::Start), position, len) {
+        let (wait_policy, process) = (WaitPolicy::Start, file.process);
+        let request = PinRequest { position, len, wait_policy, process };
+        match file.pin_by(ReadOptions::default(), request) {
             Ok(pinned) if pinned.is_empty() && len > 0 && self.tries == 1 => {
                 // Behind the end, as far as is known: a read finds out whether that is so.
                 self.state = PinState::Waiting(position, PagePresence::default());

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use crate::backend::{Attributes, Backend};
 use crate::error::{Error, Repr, Result};
-use crate::guest::{GuestSlice, ImageMemory, MachineMemory};
+use crate::guest::{GuestSlice, ImageMemory, MachineMemory, Snapshot};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::kernel_cache::use_kernel_cache_if_warm;
@@ -124,7 +124,8 @@ impl Image {
         backend.attach(&shared.filemap.wait_queue);
         // The number is taken when the mapping is made known, which may come late: room is made before.
         let id = shared.table.lock().next_id(&shared.filemap);
-        let frozen = ImageMemory::new(&shared.filemap, id, (backend, Arc::from(name)), shared.process)?;
+        let snapshot = Snapshot { backend, name: Arc::from(name) };
+        let frozen = ImageMemory::new(&shared.filemap, id, snapshot, shared.process)?;
         Ok(Self { frozen: Arc::new(frozen), shared: Arc::clone(shared) })
     }
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{FileView, HitStop, OnPinned, StreamPositions, WriteContext, read_hits_into};
+use crate::filemap::{FileView, HitStop, Hits, OnPinned, StreamPositions, WriteContext, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
 use crate::shmem::{BufferList, NewMemory, OneBuffer, Target};
@@ -234,18 +234,20 @@ impl MemFile {
         }
         let len = buffer.len();
         let touched = &self.touched;
-        let touch = move |grown: GrownView<'_>, frame| touched.note(grown, frame, position, len);
+        let touch =
+            move |grown: GrownView<'_>, frame| touched.note(grown, frame, position..position + len as u64);
         let file = FileView { view: &self.view, cell: self.cell, id: self.id };
         let hits = read_hits_into(file, position, buffer, touch);
         if hits.stopped == HitStop::Full {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
-        self.read_slowly(buffer, position, hits.bytes, hits.stopped)
+        self.read_slowly(buffer, position, hits)
     }
 
     #[inline(never)]
-    fn read_slowly(&self, buffer: &mut [u8], position: u64, done: usize, why: HitStop) -> Result<usize> {
+    fn read_slowly(&self, buffer: &mut [u8], position: u64, hits: Hits) -> Result<usize> {
+        let (done, why) = (hits.bytes, hits.stopped);
         let bytes = match why {
             // Such a read is over, though the file be longer by now.
             HitStop::EndOfFile(_) if done > 0 => done,
@@ -344,8 +346,7 @@ impl MemFile {
 
     #[inline(never)]
     fn write_slowly(&self, bytes: &[u8], position: u64) -> Result<usize> {
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let written = shared.shmem.write(mapping, self.write_context(), position, bytes);
+        let written = self.handle.shared.shmem.write(self.write_context(), position, bytes);
         written.map_err(|error| self.explain(error))
     }
 
@@ -389,8 +390,7 @@ impl MemFile {
         if bytes.is_empty() {
             return Ok(self.len());
         }
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let appended = shared.shmem.append(mapping, self.write_context(), bytes);
+        let appended = self.handle.shared.shmem.append(self.write_context(), bytes);
         let (position, _, outcome) = appended.map_err(|error| self.explain(error))?;
         outcome.map(|()| position).map_err(|error| self.explain(error))
     }
@@ -421,7 +421,7 @@ impl MemFile {
         self.check_process()?;
         check_range(position, len)?;
         let MemHandle { shared, mapping, on_pinned, .. } = &*self.handle;
-        let punched = shared.shmem.punch(mapping, (position, position + len), *on_pinned);
+        let punched = shared.shmem.punch(mapping, position..position + len, *on_pinned);
         punched.map_err(|error| self.explain(error))
     }
 
@@ -487,7 +487,8 @@ impl MemFile {
     }
 
     pub(super) fn write_context(&self) -> WriteContext<'_> {
-        WriteContext::of_memory(self.pool_number(), &self.touched, self.handle.on_pinned)
+        let MemHandle { mapping, on_pinned, .. } = &*self.handle;
+        WriteContext::of_memory(mapping, self.pool_number(), &self.touched, *on_pinned)
     }
 
     pub(super) fn explain(&self, error: Error) -> Error {

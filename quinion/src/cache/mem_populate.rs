@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::folio::PinnedFolios;
-use crate::shmem::{PopulateSlice, Shmem};
+use crate::shmem::{FolioPinRequest, PopulateSlice, Shmem};
 
 use super::File;
 use super::mem_file::{MemFile, MemHandle};
@@ -46,8 +46,7 @@ impl MemFile {
         mut source: impl FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> Result<u64> {
         let range = self.inside(range)?;
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let came = shared.shmem.populate(mapping, self.write_context(), range, &mut source);
+        let came = self.handle.shared.shmem.populate(self.write_context(), range, &mut source);
         came.map_err(|error| self.explain(error))
     }
 
@@ -57,8 +56,7 @@ impl MemFile {
     /// As there; `reader`'s, if it gave none.
     pub fn populate_from_reader(&self, range: Range<u64>, mut reader: impl Read) -> Result<u64> {
         let range = self.inside(range)?;
-        let MemHandle { shared, mapping, .. } = &*self.handle;
-        let came = shared.shmem.populate_from_reader(mapping, self.write_context(), range, &mut reader);
+        let came = self.handle.shared.shmem.populate_from_reader(self.write_context(), range, &mut reader);
         came.map_err(|error| self.explain(error))
     }
 
@@ -101,7 +99,9 @@ impl MemFile {
     pub fn pin_folios(&self, range: Range<u64>, max: usize) -> Result<PinnedFolios> {
         let range = self.inside(range)?;
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        let pinned = shared.shmem.pin_folios(mapping, self.pool_number(), range, max, shared.process);
+        let (pool, process) = (self.pool_number(), shared.process);
+        let request = FolioPinRequest { range, folios_max: max, pool, process };
+        let pinned = shared.shmem.pin_folios(mapping, request);
         pinned.map_err(|error| self.explain(error))
     }
 

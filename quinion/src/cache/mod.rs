@@ -37,6 +37,7 @@ use crate::errseq::ErrorCursor;
 use crate::filemap::{BackgroundReclaim, DeferredShrink, Filemap, Shrinker};
 use crate::lease::Leases;
 use crate::mapping::Mapping;
+use crate::mapping::writeback_state::SyncRange;
 use crate::readahead::Config;
 use crate::reclaim::NODE_BYTES;
 use crate::shmem::Shmem;
@@ -82,6 +83,7 @@ pub use builder::Builder;
 use coherence::CoherenceState;
 pub use coherence::{Coherence, CoherenceInForce};
 use disk_copies::DiskCopies;
+use file::PositionedRead;
 pub use file::{File, ReadOptions};
 use file_table::{FileTable, LOOKED_AT};
 pub use future::{PinFuture, ReadFuture};
@@ -318,7 +320,8 @@ impl Cache {
         let synced = written.map(|mapping| {
             let cursor = mapping.writeback().errors().sample();
             let pages = PageIndex(0)..PageIndex(INDICES_MAX);
-            let synced = self.shared.filemap.supply.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
+            let range = SyncRange { kind: SyncKind::All, pages: &pages };
+            let synced = self.shared.filemap.supply.writeback.sync(&mapping, range, &cursor);
             synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
         });
         // All are tried before the first error is returned.

@@ -37,6 +37,7 @@ use std::task::{Context, Poll};
 use crate::backend::SyncKind;
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Truncation, UncachedRead, WriteContext};
+use crate::mapping::writeback_state::SyncRange;
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
@@ -288,9 +289,9 @@ impl File {
 
     #[inline(never)]
     fn write_slowly(&self, bytes: &[u8], position: u64, plain: bool) -> Result<usize> {
-        let Handle { shared, mapping, .. } = &*self.handle;
+        let shared = &self.handle.shared;
         let passing = if plain { None } else { Some(self.passing()?) };
-        shared.filemap.write(mapping, self.write_context(passing.as_ref()), position, bytes)
+        shared.filemap.write(self.write_context(passing.as_ref()), position, bytes)
     }
 
     /// Writes all of `bytes` at byte `position`.
@@ -391,10 +392,10 @@ impl File {
         if bytes.is_empty() {
             return Ok((self.len(), 0, Ok(())));
         }
-        let Handle { shared, mapping, access, .. } = &*self.handle;
+        let Handle { shared, access, .. } = &*self.handle;
         let passing = if options.uncached | self.is_uncached() { Some(self.passing()?) } else { None };
         let (position, written, outcome) =
-            shared.filemap.append(mapping, self.write_context(passing.as_ref()), bytes)?;
+            shared.filemap.append(self.write_context(passing.as_ref()), bytes)?;
         let durability = options.durability.unwrap_or(access.durability);
         self.make_durable(durability, position..position + written as u64)?;
         Ok((position, written, outcome))
@@ -505,8 +506,9 @@ impl File {
         self.check_process()?;
         let Handle { shared, mapping, cursor, .. } = &*self.handle;
         let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
+        let range = SyncRange { kind, pages: &pages };
         let failed = |failed| Repr::Sync { source: Box::new(failed) }.into();
-        shared.filemap.supply.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
+        shared.filemap.supply.writeback.sync(mapping, range, cursor).map_err(failed)
     }
 
     fn make_durable(&self, durability: Durability, range: Range<u64>) -> Result<()> {
@@ -519,7 +521,8 @@ impl File {
     }
 
     fn write_context<'a>(&'a self, passing: Option<&'a UncachedRead<'a>>) -> WriteContext<'a> {
-        WriteContext::new(self.reader(passing), &self.touched, self.handle.access.on_pinned)
+        let Handle { mapping, access, .. } = &*self.handle;
+        WriteContext::new(mapping, self.reader(passing), &self.touched, access.on_pinned)
     }
 
     #[inline]

@@ -83,7 +83,8 @@ fn hold_ready<'m>(
 }
 
 /// Bytes that the file had before they were held, when so many renewals of it had been seen.
-struct AskedBytes {
+struct AskedBytes<'p> {
+    call: &'p ReadCall<'p>,
     bytes: Range<u64>,
     renewals: u64,
 }
@@ -146,10 +147,10 @@ impl Filemap {
             };
             // 2 to 5
             let end = position.saturating_add(len as u64).min(size);
-            let asked = AskedBytes { bytes: position..end, renewals };
+            let asked = AskedBytes { call, bytes: position..end, renewals };
             let marked = match one {
-                Some(held) => self.pin_folio(call, &mut pinned, held, &asked).marked,
-                None => self.pin_batch(call, &mut pinned, &mut batch, &asked),
+                Some(held) => self.pin_folio(&asked, &mut pinned, held).marked,
+                None => self.pin_batch(&asked, &mut pinned, &mut batch),
             };
             if let Some(page) = marked {
                 self.advance(call, page);
@@ -184,14 +185,13 @@ impl Filemap {
     /// Returns the first page of the one with the marker.
     fn pin_batch(
         &self,
-        call: &ReadCall<'_>,
+        asked: &AskedBytes<'_>,
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'_>,
-        asked: &AskedBytes,
     ) -> Option<PageIndex> {
         let mut marked = None;
         for held in batch.drain() {
-            let step = self.pin_folio(call, pinned, held, asked);
+            let step = self.pin_folio(asked, pinned, held);
             marked = step.marked.or(marked);
             if !step.is_whole {
                 break; // what follows does not lie behind what there is
@@ -203,11 +203,11 @@ impl Filemap {
     #[inline]
     fn pin_folio(
         &self,
-        &ReadCall { mapping, reader, .. }: &ReadCall<'_>,
+        AskedBytes { call, bytes: asked, renewals }: &AskedBytes<'_>,
         pinned: &mut Pinned,
         held: HeldFolio<'_>,
-        AskedBytes { bytes: asked, renewals }: &AskedBytes,
     ) -> PinStep {
+        let &&ReadCall { mapping, reader, .. } = call;
         let marked = held.has_marker().then(|| held.first());
         let at = asked.start + pinned.len() as u64;
         let left = || {

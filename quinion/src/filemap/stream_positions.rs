@@ -15,6 +15,7 @@
 //! Not an invariant: that two threads have two places. Threads that share one of the eight forget each other's reads,
 //! as do more than seven scans in turn, and then a read may count that should not.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::{GrownView, referenced};
@@ -36,27 +37,28 @@ struct ReadPosition {
 }
 
 impl StreamPositions {
+    /// The folio that `frame` heads was met by a call that reads or writes the bytes `read` of the file.
     #[inline]
-    pub(crate) fn note(&self, grown: GrownView<'_>, frame: Frame, position: u64, len: usize) {
+    pub(crate) fn note(&self, grown: GrownView<'_>, frame: Frame, read: Range<u64>) {
         if let Some(byte) = grown.referenced(frame)
             && !referenced::is_saturated(byte.load(Ordering::Relaxed))
         {
-            self.count_at(grown, frame, position, len);
+            self.count_at(grown, frame, read);
         }
     }
 
     /// Out of line: a hit most often has nothing to note.
     #[inline(never)]
-    fn count_at(&self, grown: GrownView<'_>, frame: Frame, position: u64, len: usize) {
+    fn count_at(&self, grown: GrownView<'_>, frame: Frame, read: Range<u64>) {
         let first = grown.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
         if let Some(byte) = grown.referenced(frame) {
-            self.count(byte, first, position, position + len as u64);
+            self.count(byte, first, read);
         }
     }
 
-    fn count(&self, byte: &AtomicU8, first: u64, position: u64, end: u64) {
+    fn count(&self, byte: &AtomicU8, first: u64, read: Range<u64>) {
         let found = byte.load(Ordering::Relaxed);
-        let goes_on = self.remember(position, end) && first < position;
+        let goes_on = self.remember(read.start, read.end) && first < read.start;
         if !goes_on || referenced::is_first(found) {
             byte.store(referenced::after_read(found), Ordering::Relaxed);
         }
@@ -93,7 +95,7 @@ mod tests {
         let touched = StreamPositions::default();
         let bytes = [AtomicU8::new(referenced::ASKED), AtomicU8::new(0)];
         let read = |folio: usize, position: u64, len: u64| {
-            touched.count(&bytes[folio], folio as u64 * 100, position, position + len);
+            touched.count(&bytes[folio], folio as u64 * 100, position..position + len);
             bytes[folio].load(Ordering::Relaxed)
         };
         assert_eq!([read(0, 0, 30), read(0, 30, 30), read(0, 60, 40)], [0, 0, 0]);

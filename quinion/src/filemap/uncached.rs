@@ -155,7 +155,7 @@ impl<'r> Reader<'r> {
     /// mapping's lock is busy and `locks` forbids to wait.
     pub fn end_drop_behind(self, position: u64, bytes: usize, locks: LockWait) {
         if let Some(passing) = self.passing {
-            passing.behind.end_drop_behind(passing.take_merged(), position, bytes, locks);
+            passing.behind.end_drop_behind(passing.take_merged(), position..position + bytes as u64, locks);
         }
     }
 
@@ -234,18 +234,18 @@ impl DropBehindState {
         self.note(&pages, RangeReason::Made);
     }
 
-    /// Step 8 of a read: `bytes` bytes from byte `position` on were read, and `met` are flagged folios among them.
-    fn end_drop_behind(&self, met: Option<Pages>, position: u64, bytes: usize, locks: LockWait) {
+    /// Step 8 of a read: the bytes `read` of the file were read, and `met` are flagged folios among them.
+    fn end_drop_behind(&self, met: Option<Pages>, read: Range<u64>, locks: LockWait) {
         let mut trails = self.lock();
         if let Some(met) = met {
             trails.note(&met, RangeReason::Met);
         }
         // The last folio may reach over the file's end.
-        let end = position + bytes as u64;
-        let end = if end >= self.mapping.size() { end.next_multiple_of(FOLIO_BYTES_MAX) } else { end };
-        let passed = match bytes {
-            0 => None,
-            _ => trails.pass(position..end, |index| self.mapping.index().find_behind(index)),
+        let is_last = read.end >= self.mapping.size();
+        let end = if is_last { read.end.next_multiple_of(FOLIO_BYTES_MAX) } else { read.end };
+        let passed = match read.is_empty() {
+            true => None,
+            false => trails.pass(read.start..end, |index| self.mapping.index().find_behind(index)),
         };
         let left = std::mem::take(&mut trails.leaving);
         let watch = trails.wants_watch();

@@ -81,6 +81,8 @@ const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteContext<'a> {
+    /// The file that is written.
+    mapping: &'a Arc<Mapping>,
     /// Reads pages that are overwritten in part; `None` for a memory file.
     reader: Option<Reader<'a>>,
     pool: PoolNumber,
@@ -89,11 +91,25 @@ pub(crate) struct WriteContext<'a> {
 }
 
 impl<'a> WriteContext<'a> {
-    pub fn new(reader: Reader<'a>, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
-        Self { reader: Some(reader), pool: reader.pool(), touched, on_pinned }
+    pub fn new(
+        mapping: &'a Arc<Mapping>,
+        reader: Reader<'a>,
+        touched: &'a StreamPositions,
+        on_pinned: OnPinned,
+    ) -> Self {
+        Self { mapping, reader: Some(reader), pool: reader.pool(), touched, on_pinned }
     }
-    pub fn of_memory(pool: PoolNumber, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
-        Self { reader: None, pool, touched, on_pinned }
+    pub fn of_memory(
+        mapping: &'a Arc<Mapping>,
+        pool: PoolNumber,
+        touched: &'a StreamPositions,
+        on_pinned: OnPinned,
+    ) -> Self {
+        Self { mapping, reader: None, pool, touched, on_pinned }
+    }
+
+    pub fn mapping(self) -> &'a Arc<Mapping> {
+        self.mapping
     }
 
     pub fn pool(self) -> PoolNumber {
@@ -128,7 +144,6 @@ enum WriteLockMode {
 #[derive(Clone, Copy, Debug)]
 struct WriteCall<'c> {
     filemap: &'c Arc<Filemap>,
-    mapping: &'c Arc<Mapping>,
     context: WriteContext<'c>,
     lock: WriteLockMode,
 }
@@ -189,6 +204,15 @@ impl<'b> WriteProgress<'b> {
     }
 }
 
+/// The part of a folio that was just written, and is to be marked.
+#[derive(Clone, Debug)]
+struct WrittenPart {
+    pages: Range<PageIndex>,
+    /// The position in the file, in bytes, behind the last of it.
+    end: u64,
+    wants: CachePolicy,
+}
+
 impl Filemap {
     /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when
     /// it was done. It needs no throttle, and waits only for another writer's copy of a page.
@@ -218,26 +242,28 @@ impl Filemap {
             Ok(mut page) => page.copy_in(at, bytes),
             Err(_) => return false,
         }
-        let marked = mapping.is_page_dirty(&held, index)
-            || self.mark_slowly(mapping, &held, index..index.plus(1), end, CachePolicy::Bytes);
-        touched.note(self.arena.view().grown(), held.frame(), position, bytes.len());
+        let marked = mapping.is_page_dirty(&held, index) || {
+            let written = WrittenPart { pages: index..index.plus(1), end, wants: CachePolicy::Bytes };
+            self.mark_slowly(mapping, &held, written)
+        };
+        touched.note(self.arena.view().grown(), held.frame(), position..end);
         marked
     }
 
     /// Returns how many bytes were written, at least one if there is no error.
     pub(crate) fn write(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
         context: WriteContext<'_>,
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
+        let mapping = context.mapping;
         let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
         // 0
         self.throttle(mapping, piece)?;
         let mut done = 0;
         let lock = if piece.end() <= mapping.size() { WriteLockMode::Shared } else { WriteLockMode::Alone };
-        let call = WriteCall { filemap: self, mapping, context, lock };
+        let call = WriteCall { filemap: self, context, lock };
         let outcome = call.write_shared_or_alone(piece, &mut done);
         call.end_write(done);
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
@@ -246,10 +272,10 @@ impl Filemap {
     /// Writes `bytes` where the file ends. Returns where that was, how many, and why not all; an error if none was.
     pub(crate) fn append(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
         context: WriteContext<'_>,
         bytes: &[u8],
     ) -> Result<(u64, usize, Result<(), Error>), Error> {
+        let mapping = context.mapping;
         self.throttle(mapping, WriteProgress { position: mapping.size(), bytes })?;
         let (mut done, mut begun) = (0, None);
         loop {
@@ -261,7 +287,7 @@ impl Filemap {
                 return Err(too_large(position));
             }
             let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
-            let call = WriteCall { filemap: self, mapping, context, lock: WriteLockMode::Alone };
+            let call = WriteCall { filemap: self, context, lock: WriteLockMode::Alone };
             let outcome = call.write_pieces(piece, &mut done);
             drop(alone);
             drop(wakes);
@@ -303,9 +329,7 @@ impl Filemap {
         &self,
         mapping: &Arc<Mapping>,
         held: &HeldFolio<'_>,
-        pages: Range<PageIndex>,
-        end: u64,
-        wants: CachePolicy,
+        WrittenPart { pages, end, wants }: WrittenPart,
     ) -> bool {
         let now = self.supply.writeback.now();
         let mut tree = mapping.lock();
@@ -337,11 +361,11 @@ impl WriteCall<'_> {
             let wakes = DeferredWakes::new();
             let outcome = match self.lock {
                 WriteLockMode::Shared => {
-                    let _with_others = self.mapping.write_shared();
+                    let _with_others = self.context.mapping.write_shared();
                     self.write_pieces(piece, done)
                 }
                 WriteLockMode::Alone => {
-                    let _alone = self.mapping.write_alone();
+                    let _alone = self.context.mapping.write_alone();
                     self.write_pieces(piece, done)
                 }
             };
@@ -361,19 +385,19 @@ impl WriteCall<'_> {
 
     /// 2: writes the rest after `done` bytes, and advances that.
     fn write_pieces(self, piece: WriteProgress<'_>, done: &mut usize) -> Result<(), WriteStop> {
-        let size = self.mapping.size();
+        let size = self.context.mapping.size();
         match self.lock {
             WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
             // Bytes between the old end and the piece become the file's.
             WriteLockMode::Alone if size < piece.position => {
-                Truncation::of(self.filemap, self.mapping).zero_behind_end()?
+                Truncation::of(self.filemap, self.context.mapping).zero_behind_end()?
             }
             _ => {}
         }
         let mut tries = 0;
         while *done < piece.bytes.len() {
             let rest = piece.behind(*done);
-            let written = match self.mapping.try_hold(PageIndex::of_byte(rest.position)) {
+            let written = match self.context.mapping.try_hold(PageIndex::of_byte(rest.position)) {
                 Ok(held) => self.write_held(&held, rest)?,
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(_) => self.write_absent(rest)?,
@@ -392,7 +416,7 @@ impl WriteCall<'_> {
     fn end_write(self, done: usize) {
         if done > 0 && self.context.is_uncached() {
             // Soon, and not at once, so that many small ones go to the device together.
-            self.filemap.supply.writeback.kick(self.mapping);
+            self.filemap.supply.writeback.kick(self.context.mapping);
         }
     }
 
@@ -419,7 +443,9 @@ impl WriteCall<'_> {
             Some(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => {
                 Ok(self.fill_allocated(held, piece))
             }
-            Some(WriteRefused::Filling) if self.mapping.is_memory() => Err(WriteStop::Filling(held.first())),
+            Some(WriteRefused::Filling) if self.context.mapping.is_memory() => {
+                Err(WriteStop::Filling(held.first()))
+            }
             Some(WriteRefused::Filling) => {
                 self.wait_filled(held.first());
                 Ok(0)
@@ -430,10 +456,10 @@ impl WriteCall<'_> {
     }
 
     fn wait_filled(self, index: PageIndex) {
-        if let Ok(held) = self.mapping.try_hold(index) {
+        if let Ok(held) = self.context.mapping.try_hold(index) {
             self.filemap
                 .wait_queue
-                .wait(&*self.mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
+                .wait(&*self.context.mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
         }
     }
 
@@ -442,12 +468,14 @@ impl WriteCall<'_> {
     #[inline]
     fn mark(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>, bytes: usize) -> bool {
         let Range { start, end } = piece.pages(bytes);
-        let grows = self.lock == WriteLockMode::Alone && piece.position + bytes as u64 > self.mapping.size();
+        let grows =
+            self.lock == WriteLockMode::Alone && piece.position + bytes as u64 > self.context.mapping.size();
         let wants = if held.drops_behind() { self.context.wants() } else { CachePolicy::Bytes };
-        if !grows && wants == CachePolicy::Bytes && self.mapping.is_dirty(held, start..end) {
+        if !grows && wants == CachePolicy::Bytes && self.context.mapping.is_dirty(held, start..end) {
             return true;
         }
-        self.filemap.mark_slowly(self.mapping, held, start..end, piece.position + bytes as u64, wants)
+        let written = WrittenPart { pages: start..end, end: piece.position + bytes as u64, wants };
+        self.filemap.mark_slowly(self.context.mapping, held, written)
     }
 
     /// A write is a use of the folio; an uncached one is not.
@@ -455,7 +483,7 @@ impl WriteCall<'_> {
     fn touch_written(self, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
         if !self.context.is_uncached() {
             let grown = self.filemap.arena.view().grown();
-            self.context.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
+            self.context.touched.note(grown, held.frame(), piece.position..piece.end());
         }
     }
 
@@ -473,7 +501,7 @@ impl WriteCall<'_> {
         self.put_bytes(run, piece);
         let end = run.index.plus(u64::from(run.pages)).first_byte().min(piece.end());
         // It was dirty before. The write lock keeps it in the index.
-        self.mapping.lock().grow_size(end);
+        self.context.mapping.lock().grow_size(end);
         self.unlock_new(run);
         (end - piece.position) as usize
     }
@@ -484,10 +512,12 @@ impl WriteCall<'_> {
     #[inline(never)]
     fn write_absent(self, piece: WriteProgress<'_>) -> Result<usize, WriteStop> {
         let index = PageIndex::of_byte(piece.position);
-        if self.mapping.is_memory() && SpillIn::of(self.filemap, self.mapping).is_spilled(index) {
+        if self.context.mapping.is_memory()
+            && SpillIn::of(self.filemap, self.context.mapping).is_spilled(index)
+        {
             // The write lock keeps the file from being cut. Overwritten pages are restored, too: rare.
             let end = PageIndex(pages_of_bytes(piece.end()));
-            SpillIn::of(self.filemap, self.mapping).bring(index..end, TruncateExclusion::ByCaller)?;
+            SpillIn::of(self.filemap, self.context.mapping).bring(index..end, TruncateExclusion::ByCaller)?;
             return Ok(0);
         }
         let pages = self.whole_pages(piece);
@@ -498,7 +528,7 @@ impl WriteCall<'_> {
         let first =
             PageIndex::of_byte(piece.position).align_down(self.filemap.supply.folio_orders.min).first_byte();
         let Some(reader) = self.context.reader else { return Ok(0) }; // a memory file's pages are all whole
-        match self.filemap.hold_page(self.mapping, reader, first)? {
+        match self.filemap.hold_page(self.context.mapping, reader, first)? {
             Some(held) => self.write_held(&held, piece),
             // Others have made the file shorter, past the cache.
             None => Err(WriteStop::Grows),
@@ -510,7 +540,7 @@ impl WriteCall<'_> {
     fn whole_pages(self, piece: WriteProgress<'_>) -> Range<PageIndex> {
         let unit = self.filemap.supply.folio_orders.min;
         // Missing pages of a memory file are zeros, as behind the end.
-        let size = if self.mapping.is_memory() { 0 } else { self.mapping.size() };
+        let size = if self.context.mapping.is_memory() { 0 } else { self.context.mapping.size() };
         let first = PageIndex::of_byte(piece.position).align_down(unit);
         let is_whole = first.first_byte() == piece.position || first.first_byte() >= size;
         let end = match piece.end() {
@@ -528,11 +558,12 @@ impl WriteCall<'_> {
         // 1 Missing folios.
         let Some(pages) = self.absent_from(pages) else { return Ok(0) };
         let count = (pages.end.0 - pages.start.0) as u32;
-        let order = Order::fitting(count).min(self.mapping.backing().folio_order_max());
+        let order = Order::fitting(count).min(self.context.mapping.backing().folio_order_max());
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge and frames, as a read would have them.
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
-        let request = FrameRequest { mapping: self.mapping, pool, window, urgency, reservation, locks };
+        let request =
+            FrameRequest { mapping: self.context.mapping, pool, window, urgency, reservation, locks };
         let SuppliedFrames { charge, runs } =
             match self.filemap.supply.take(&request, vec![Gap { first: pages.start, pages: count }]) {
                 Ok(supplied) => supplied,
@@ -541,7 +572,7 @@ impl WriteCall<'_> {
                 Err(_) => return Err(self.filemap.no_memory(piece.position).into()),
             };
         let Some(list_entries) =
-            self.filemap.supply.reserve_list_entries(self.mapping, &runs, WaitPolicy::Wait)
+            self.filemap.supply.reserve_list_entries(self.context.mapping, &runs, WaitPolicy::Wait)
         else {
             self.filemap.supply.free_runs(&runs);
             let again = self.filemap.supply.make_nodes(pool);
@@ -550,7 +581,7 @@ impl WriteCall<'_> {
         // 3 The bytes, before a reader can see them.
         runs.iter().for_each(|&run| self.put_bytes(run, piece));
         // 4 Into the tree and the rings, and unlocked, while invalidations are held off.
-        let held_off = self.mapping.hold_off_invalidation();
+        let held_off = self.context.mapping.hold_off_invalidation();
         let shape = FolioShape {
             orders: self.filemap.supply.orders_for(window),
             marker: None,
@@ -558,12 +589,12 @@ impl WriteCall<'_> {
             wanted: AskedFor::All,
             fate: self.context.fate(),
         };
-        let added = self.mapping.add_window(&runs, shape, LockWait::Wait, &mut |_, _| {});
+        let added = self.context.mapping.add_window(&runs, shape, LockWait::Wait, &mut |_, _| {});
         let added = added.expect("a lock that is waited for is had");
         self.filemap.supply.free_runs(&added.left);
         let end = self.mark_new(piece, &added.inserted);
         self.filemap.supply.list_new(
-            self.mapping,
+            self.context.mapping,
             &added.inserted,
             window,
             shape,
@@ -587,7 +618,7 @@ impl WriteCall<'_> {
         if pages.end.0 - pages.start.0 == u64::from(self.filemap.supply.folio_orders.min.pages()) {
             return Some(pages); // if another thread was first, the insertion finds out
         }
-        let (first, count) = self.mapping.lock().next_gap(pages.start, pages.end)?;
+        let (first, count) = self.context.mapping.lock().next_gap(pages.start, pages.end)?;
         (first == pages.start).then(|| first..first.plus(count))
     }
 
@@ -614,13 +645,13 @@ impl WriteCall<'_> {
         let (now, changed) = (self.filemap.supply.writeback.now(), piece.pages(piece.bytes.len()));
         let begin = changed.start.align_down(self.filemap.supply.folio_orders.min);
         let mut end = begin;
-        let mut tree = self.mapping.lock();
+        let mut tree = self.context.mapping.lock();
         for &run in runs {
             for (page, order) in folios_in(self.filemap.arena.view(), run) {
                 let first = run.index.plus(u64::from(page));
                 let folio = NewFolio { index: first, frame: run.frame.plus(page), order };
                 let behind = first.plus(u64::from(order.pages()));
-                let pages = match self.mapping.is_memory() {
+                let pages = match self.context.mapping.is_memory() {
                     true => first..behind, // the zeros beside them are nowhere else, either
                     false => first.max(changed.start)..behind.min(changed.end),
                 };
@@ -633,8 +664,8 @@ impl WriteCall<'_> {
             tree.grow_size(end.first_byte().min(piece.end()));
         }
         drop(tree);
-        if !self.mapping.is_memory() {
-            self.filemap.supply.writeback.note_dirty(self.mapping);
+        if !self.context.mapping.is_memory() {
+            self.filemap.supply.writeback.note_dirty(self.context.mapping);
         }
         end
     }
@@ -646,7 +677,7 @@ impl WriteCall<'_> {
         pages: Range<PageIndex>,
         now: Millis,
     ) -> bool {
-        let held = HeldFolio::take(&self.filemap.arena, folio.frame, self.mapping.id(), folio.index);
+        let held = HeldFolio::take(&self.filemap.arena, folio.frame, self.context.mapping.id(), folio.index);
         held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != MarkOutcome::Left)
     }
 
@@ -660,7 +691,7 @@ impl WriteCall<'_> {
         }
         self.filemap
             .wait_queue
-            .wake_filled(PageKey { mapping: self.mapping.id(), page: run.index }, run.pages);
+            .wake_filled(PageKey { mapping: self.context.mapping.id(), page: run.index }, run.pages);
     }
 
     // ---- pinned ---------------------------------------------------------------------------------
@@ -671,7 +702,7 @@ impl WriteCall<'_> {
         if self.lock == WriteLockMode::Shared || self.context.on_pinned != OnPinned::Detach {
             return Err(WriteStop::Pinned(piece.position));
         }
-        Truncation::of(self.filemap, self.mapping).detach_copy(held)?;
+        Truncation::of(self.filemap, self.context.mapping).detach_copy(held)?;
         Ok(0)
     }
 
@@ -679,7 +710,7 @@ impl WriteCall<'_> {
     fn wait_unpinned(self, position: u64, begun: &mut Option<Instant>) -> Result<(), Error> {
         let OnPinned::Wait(wait_policy) = self.context.on_pinned else { return Ok(()) };
         let begun = *begun.get_or_insert_with(Instant::now);
-        while let Ok(held) = self.mapping.try_hold(PageIndex::of_byte(position)) {
+        while let Ok(held) = self.context.mapping.try_hold(PageIndex::of_byte(position)) {
             if !self.filemap.arena.view().own(held.frame()).is_pinned() {
                 return Ok(());
             }

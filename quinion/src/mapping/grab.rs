@@ -361,6 +361,15 @@ enum RoundEnd {
     NoNode,
 }
 
+/// A grab under way.
+struct GrabCall<'g, 'a, S> {
+    mapping: &'a Mapping,
+    wait_queue: &'a WaitQueue,
+    how: Grab,
+    source: &'g mut S,
+    watch: GrabObserver<'g>,
+}
+
 impl Mapping {
     /// Finds or creates folios for `pages`, in whole folios of the smallest order, and locks them. Waits for folio
     /// locks as `how` says, and for memory as `source` does; the caller has no lock of the mapping's but Write.
@@ -375,6 +384,7 @@ impl Mapping {
         let unit = how.shape.orders.min;
         let (mut at, end) = (pages.start.align_down(unit), pages.end.align_up(unit));
         let mut grabbed = Grabbed::none(self, wait_queue, how.dirty);
+        let mut call = GrabCall { mapping: self, wait_queue, how, source, watch };
         let mut fruitless = 0;
         while at < end {
             let limit = end.min(self.grab_limit(unit));
@@ -382,7 +392,7 @@ impl Mapping {
                 return (grabbed, GrabEnd::Size);
             }
             let behind = at.align_down(Order::MAX).plus(GRAB_PAGES_MAX);
-            if let Err(stopped) = self.grab_round(&mut grabbed, at..limit.min(behind), how, source, watch) {
+            if let Err(stopped) = call.round(&mut grabbed, at..limit.min(behind)) {
                 return (grabbed, stopped);
             }
             let now = grabbed.end().unwrap_or(at);
@@ -402,21 +412,16 @@ impl Mapping {
     fn grab_limit(&self, unit: Order) -> PageIndex {
         PageIndex(self.size_pages()).align_up(unit)
     }
+}
 
-    fn grab_round<'a, S: FrameSource>(
-        &'a self,
-        grabbed: &mut Grabbed<'a>,
-        pages: Range<PageIndex>,
-        how: Grab,
-        source: &mut S,
-        watch: GrabObserver<'_>,
-    ) -> Result<(), GrabEnd<S::Error>> {
+impl<'a, S: FrameSource> GrabCall<'_, 'a, S> {
+    fn round(&mut self, grabbed: &mut Grabbed<'a>, pages: Range<PageIndex>) -> Result<(), GrabEnd<S::Error>> {
         // 1
         let GapScan { gaps, end } = self.look_for_gaps(pages.clone());
         if end == pages.start {
             // Memory is waited for to bring it back, and the device.
             return match grabbed.is_empty() {
-                true => source.spill_in(end, pages.end).map_err(GrabEnd::Failed),
+                true => self.source.spill_in(end, pages.end).map_err(GrabEnd::Failed),
                 false => Err(GrabEnd::Spilled),
             };
         }
@@ -425,29 +430,29 @@ impl Mapping {
             GrabRound { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };
         if !gaps.is_empty() {
             let memory = if grabbed.is_empty() { MemoryWait::Wait } else { MemoryWait::Hurry };
-            round.runs = match source.take(&gaps, memory).map_err(GrabEnd::Failed)? {
+            round.runs = match self.source.take(&gaps, memory).map_err(GrabEnd::Failed)? {
                 GapFrames::Runs(runs) => runs,
                 GapFrames::LookAgain => return Ok(()),
             };
             round.end = end.min(first_without_frame(&gaps, &round.runs).unwrap_or(end));
             if round.end == pages.start {
-                source.settle(&[], &round.runs);
+                self.source.settle(&[], &round.runs);
                 return Err(GrabEnd::NoFrames);
             }
         }
         let framed = round.end;
-        watch(GrabStep::Framed);
+        (self.watch)(GrabStep::Framed);
         // 3
-        self.lock_present(grabbed.wait_queue, pages.start, how, &mut round);
-        watch(GrabStep::Locked);
+        self.lock_present(pages.start, &mut round);
+        (self.watch)(GrabStep::Locked);
         // 4, 5
-        let (inserted, left) = self.insert_gaps(how, &mut round);
-        source.settle(&inserted, &left);
-        watch(GrabStep::Inserted);
+        let (inserted, left) = self.insert_gaps(&mut round);
+        self.source.settle(&inserted, &left);
+        (self.watch)(GrabStep::Inserted);
         let got = self.keep_prefix(grabbed, &mut round, pages.start);
         match round.stop {
             Some(RoundEnd::Locked) if got == round.end => Err(GrabEnd::Locked),
-            Some(RoundEnd::NoNode) if got == pages.start && !source.make_nodes() => Err(GrabEnd::NoNode),
+            Some(RoundEnd::NoNode) if got == pages.start && !self.source.make_nodes() => Err(GrabEnd::NoNode),
             _ if framed < end && got >= framed => Err(GrabEnd::NoFrames),
             _ => Ok(()),
         }
@@ -455,10 +460,11 @@ impl Mapping {
 
     /// Step 1, up to the first page that is spilled.
     fn look_for_gaps(&self, pages: Range<PageIndex>) -> GapScan {
-        let grown = self.view().grown();
-        let mut finder = finder(&grown, self.record());
+        let mapping = self.mapping;
+        let grown = mapping.view().grown();
+        let mut finder = finder(&grown, mapping.record());
         let (mut gaps, mut at): (Vec<Gap>, _) = (Vec::new(), pages.start);
-        let (mut walked, together) = (at.0, self.index().lookup_pages_max());
+        let (mut walked, together) = (at.0, mapping.index().lookup_pages_max());
         while at < pages.end {
             if at.0 - walked >= together {
                 finder.reset();
@@ -466,8 +472,8 @@ impl Mapping {
             }
             match finder.find(at.0).entry.kind() {
                 Kind::Folio(frame) => {
-                    let folio = self.view().descriptor(Frame(frame));
-                    let stamp = folio.and_then(|folio| folio.identify(self.id(), at).ok());
+                    let folio = mapping.view().descriptor(Frame(frame));
+                    let stamp = folio.and_then(|folio| folio.identify(mapping.id(), at).ok());
                     // One that is on its way out or in is met again in step 3.
                     at = stamp.map_or(at.plus(1), |it| it.first.plus(u64::from(it.order().pages())));
                 }
@@ -485,16 +491,10 @@ impl Mapping {
     }
 
     /// Step 3. The round ends before the first page without a folio, or with one that is locked and not waited for.
-    fn lock_present<'a>(
-        &'a self,
-        wait_queue: &WaitQueue,
-        from: PageIndex,
-        how: Grab,
-        round: &mut GrabRound<'a>,
-    ) {
+    fn lock_present(&self, from: PageIndex, round: &mut GrabRound<'a>) {
         let GrabRound { end, runs, present, stop, .. } = round;
         let (mut at, mut runs) = (from, runs.iter().peekable());
-        let (mut batch, together) = (ReadBatch::new(), self.index().lookup_pages_max());
+        let (mut batch, together) = (ReadBatch::new(), self.mapping.index().lookup_pages_max());
         while at < *end {
             if let Some(run) = runs.next_if(|run| run.index <= at) {
                 at = run.index.plus(u64::from(run.pages));
@@ -502,12 +502,12 @@ impl Mapping {
             }
             let behind = runs.peek().map_or(*end, |run| run.index.min(*end));
             let last = (behind.0 - 1).min(at.0.saturating_add(together - 1));
-            self.get_folios_contig(at, PageIndex(last), &mut batch);
+            self.mapping.get_folios_contig(at, PageIndex(last), &mut batch);
             if batch.is_empty() {
                 *end = at; // it has left since the look
             }
             for held in batch.drain() {
-                match self.lock_folio(wait_queue, held, how.on_locked) {
+                match self.lock_folio(held) {
                     Ok(locked) => {
                         at = locked.end();
                         present.push(locked);
@@ -525,19 +525,15 @@ impl Mapping {
         }
     }
 
-    fn lock_folio<'a>(
-        &'a self,
-        wait_queue: &WaitQueue,
-        mut held: HeldFolio<'a>,
-        on_locked: OnLocked,
-    ) -> Result<LockedFolio<'a>, LockRefused> {
+    fn lock_folio(&self, mut held: HeldFolio<'a>) -> Result<LockedFolio<'a>, LockRefused> {
         loop {
             match LockedFolio::lock(held) {
                 // If it has left since it is not kept; a thread that waits for it is woken at the end of the round.
                 Ok(locked) => return Ok(locked),
-                Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
-                    let descriptor = self.view().own(it.frame());
-                    wait_queue.wait(&*self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));
+                Err((LockRefused::Locked, it)) if self.how.on_locked == OnLocked::Wait => {
+                    let descriptor = self.mapping.view().own(it.frame());
+                    self.wait_queue
+                        .wait(&*self.mapping.backend(), &mut || !descriptor.word().has(Flags::LOCKED));
                     held = it;
                 }
                 Err((refused, _)) => return Err(refused),
@@ -546,18 +542,18 @@ impl Mapping {
     }
 
     /// Steps 4 and 5. The runs that were inserted, and those that were not.
-    fn insert_gaps<'a>(&'a self, how: Grab, round: &mut GrabRound<'a>) -> (Vec<FillRun>, Vec<FillRun>) {
+    fn insert_gaps(&self, round: &mut GrabRound<'a>) -> (Vec<FillRun>, Vec<FillRun>) {
         let runs = std::mem::take(&mut round.runs);
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
         let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
-        let mut guard = self.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait);
+        let mut guard = self.mapping.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait);
         // A file that has become shorter gets nothing behind its end; the thread that cuts it takes out what is there.
-        round.end = round.end.min(self.grab_limit(how.shape.orders.min));
+        round.end = round.end.min(self.mapping.grab_limit(self.how.shape.orders.min));
         let mut conflict = None;
         for run in runs {
             let (wanted, beyond) = cut_before(run, round.end);
             let added = match conflict {
-                None => self.insert_run(&mut guard, wanted, how, &mut round.created),
+                None => self.insert_run(&mut guard, wanted, &mut round.created),
                 Some(_) => RunOutcome { pages: 0, stop: RangeStop::All },
             };
             let (went, rest) = cut(wanted, added.pages);
@@ -574,31 +570,31 @@ impl Mapping {
 
     /// Inserts a prefix of a run, and adds its folios to `created`: locked, and the caller's. Those that are born dirty
     /// are marked under the hold of the lock in which they go in. Waits for locks, and ignores shadows.
-    fn insert_run<'a>(
-        &'a self,
+    fn insert_run(
+        &self,
         guard: &mut Option<MappingGuard<'a>>,
         run: FillRun,
-        how: Grab,
         created: &mut Vec<LockedFolio<'a>>,
     ) -> RunOutcome {
+        let (mapping, how) = (self.mapping, self.how);
         let inserted = &mut |tree: &mut MappingGuard<'_>, run: FillRun| {
             if let Dirtying::Born(now) = how.dirty {
                 tree.mark_run_dirty(run, now);
             }
             let mut page = 0;
             while page < run.pages {
-                let folio = LockedFolio::of_new(self.arena(), run.frame.plus(page));
+                let folio = LockedFolio::of_new(mapping.arena(), run.frame.plus(page));
                 page += folio.order().pages();
                 created.push(folio);
             }
         };
         let (shape, locks, consumed, gap) = (how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
-        self.add_run(guard, run, &mut Insertion { shape, locks, consumed, inserted, gap })
+        mapping.add_run(guard, run, &mut Insertion { shape, locks, consumed, inserted, gap })
     }
 
     /// Adds to `grabbed` what of a round follows it without a gap and is in the index. Returns the page behind.
-    fn keep_prefix<'a>(
-        &'a self,
+    fn keep_prefix(
+        &self,
         grabbed: &mut Grabbed<'a>,
         round: &mut GrabRound<'a>,
         from: PageIndex,
@@ -615,7 +611,7 @@ impl Mapping {
         let kept = all.iter().take_while(follows).count();
         let rest = all.split_off(kept);
         grabbed.folios.extend(all);
-        let mut surplus = Grabbed::none(self, grabbed.wait_queue, grabbed.dirty);
+        let mut surplus = Grabbed::none(self.mapping, self.wait_queue, self.how.dirty);
         surplus.folios.extend(rest);
         drop(surplus);
         end

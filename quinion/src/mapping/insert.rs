@@ -33,6 +33,7 @@
 //! of the tree, and the lock is a value instead of a flag.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::arena::{CellNumber, Flags, referenced};
@@ -83,7 +84,9 @@ impl Mapping {
                 hooks.before_folio(&held, folio);
             }
             match held.add_folio(folio, shape) {
-                AddedFolio::NoNode => guard = held.refill(folio.index, pages, locks, gap),
+                AddedFolio::NoNode => {
+                    guard = held.refill(folio.index..folio.index.plus(u64::from(pages)), locks, gap)
+                }
                 done => return done,
             }
         }
@@ -295,11 +298,11 @@ impl<'a> MappingGuard<'a> {
         RunOutcome { pages: added.pages as u32, stop: added.stop }
     }
 
-    /// `None` if there are no nodes, or the lock is busy; the nodes there were have gone back then.
+    /// Takes nodes for folios over the pages `missing`, without the lock meanwhile. `None` if there are no nodes, or
+    /// the lock is busy; the nodes there were have gone back then.
     fn refill(
         self,
-        index: PageIndex,
-        pages: u32,
+        missing: Range<PageIndex>,
         locks: LockWait,
         gap: &mut dyn FnMut(),
     ) -> Option<MappingGuard<'a>> {
@@ -308,7 +311,7 @@ impl<'a> MappingGuard<'a> {
         drop(self);
         gap();
         // At least one: the count taken before was too low.
-        let needed = mapping.nodes_needed(index, u64::from(pages));
+        let needed = mapping.nodes_needed(missing.start, missing.end.0 - missing.start.0);
         let nodes = mapping.take_nodes(needed.saturating_sub(carried.count()).max(1), locks);
         if nodes.is_empty() {
             return None;
@@ -350,7 +353,7 @@ impl Insertion<'_> {
                 *guard = Some(held);
                 return RunOutcome { pages: done, ..added };
             }
-            *guard = held.refill(rest.index, rest.pages, self.locks, self.gap);
+            *guard = held.refill(rest.index..end_of(&rest), self.locks, self.gap);
         }
         RunOutcome { pages: done, stop: RangeStop::NoNode }
     }

@@ -88,6 +88,24 @@ pub struct SyncRange<'r> {
     pub pages: &'r Range<PageIndex>,
 }
 
+/// A sync that has the turn of its file: [`WritebackState::end_sync`] gives that back.
+#[derive(Debug)]
+pub struct BegunSync<'r> {
+    /// The pages that it makes durable, and with what beside them.
+    pub range: SyncRange<'r>,
+    /// The pages that were flushed and are not durable before it has gone well, as [`Commit::Own`] has them.
+    pub taken: PageRanges,
+}
+
+/// The outcome of a flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlushResult {
+    /// So many of its pages are in the file, from its first on, as [`WritebackState::valid_pages`] said.
+    pub written: u32,
+    /// Why the others are not; `None` if all are, or a sync has failed meanwhile.
+    pub errno: Option<i32>,
+}
+
 /// How a request to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Commit {
@@ -252,10 +270,10 @@ impl WritebackState {
         if number.0 < self.account().tainted { 0 } else { written }
     }
 
-    /// The flush has ended, at `now`: `written` pages of it are in the file, as `valid_pages` said; the others are
-    /// dirty again, if there are any because of an error of this number, or `None`: because of a sync that failed. The
-    /// caller has the tree lock since it asked, and a thread that waits is to be woken when it has let that go.
-    pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
+    /// The flush has ended, at `now`; pages of it that are not in the file are dirty again. The caller has the tree
+    /// lock since it asked for [`WritebackState::valid_pages`], and a thread that waits is to be woken when it has let
+    /// that go.
+    pub fn end_flush(&self, number: FlushNumber, FlushResult { written, errno }: FlushResult, now: Millis) {
         let mut account = self.account();
         let pages = account.under_way.end(number.0);
         account.ended += 1;
@@ -406,8 +424,7 @@ impl WritebackState {
     /// that have to be dirty again: all that are not durable. Those that a flush has under way follow when it ends.
     pub fn end_sync(
         &self,
-        SyncRange { kind, pages }: SyncRange<'_>,
-        taken: PageRanges,
+        BegunSync { range: SyncRange { kind, pages }, taken }: BegunSync<'_>,
         failed: Option<i32>,
         now: Millis,
     ) -> PageRanges {
@@ -472,10 +489,17 @@ mod tests {
         PageIndex(start)..PageIndex(end)
     }
 
+    fn well(written: u32) -> FlushResult {
+        FlushResult { written, errno: None }
+    }
+    fn failed(written: u32) -> FlushResult {
+        FlushResult { written, errno: Some(EIO) }
+    }
+
     fn written(state: &WritebackState, range: Range<PageIndex>) {
         let number = state.begin_flush(range);
         let pages = state.valid_pages(number, pages_in(number, state));
-        state.end_flush(number, pages, None, Millis(0));
+        state.end_flush(number, well(pages), Millis(0));
     }
 
     fn pages_in(number: FlushNumber, state: &WritebackState) -> u32 {
@@ -497,9 +521,9 @@ mod tests {
         let before = Some(now);
         assert!(state.is_under_way(&pages(3, 5), before) && !state.is_under_way(&pages(4, 8), before));
         assert!(state.is_under_way(&pages(4, 8), None) && !state.is_under_way(&pages(8, 9), None));
-        state.end_flush(first, 4, None, Millis(0));
+        state.end_flush(first, well(4), Millis(0));
         assert!(!state.is_under_way(&pages(0, 100), before));
-        state.end_flush(second, 4, None, Millis(0));
+        state.end_flush(second, well(4), Millis(0));
         assert!(!state.is_under_way(&pages(0, 100), None));
         assert_eq!((state.all_ended(), state.quiet()), (Some(2), None));
         state.note_look(2);
@@ -535,10 +559,10 @@ mod tests {
         };
         assert_eq!(all(&taken), [pages(0, 3)]);
         written(&state, pages(10, 12)); // while it fails
-        let again = state.end_sync(data(&pages(0, 3)), taken, Some(EIO), Millis(0));
+        let again = state.end_sync(BegunSync { range: data(&pages(0, 3)), taken }, Some(EIO), Millis(0));
         assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
         assert_eq!(state.valid_pages(under_way, 1), 0, "who knows what became of it");
-        state.end_flush(under_way, 0, None, Millis(0));
+        state.end_flush(under_way, well(0), Millis(0));
         let later = state.begin_flush(pages(20, 21));
         assert_eq!(state.valid_pages(later, 1), 1);
         assert_eq!(state.failures(), Failures { count: 1, errno: EIO });
@@ -553,7 +577,7 @@ mod tests {
                 panic!("it is my turn")
             };
             assert_eq!(state.begin_sync(SyncRange { kind, pages: range }, seen), Commit::Wait);
-            state.end_sync(SyncRange { kind, pages: range }, taken, None, Millis(0));
+            state.end_sync(BegunSync { range: SyncRange { kind, pages: range }, taken }, None, Millis(0));
         };
         let early = state.syncs_begun();
         sync(SyncKind::Data, &range, early);
@@ -564,7 +588,9 @@ mod tests {
             matches!(state.begin_sync(everything(&range), seen), Commit::Own(_)),
             "it was not of this kind"
         );
-        state.end_sync(everything(&pages(0, 50)), PageRanges::new(), None, Millis(0));
+        let half = pages(0, 50);
+        let begun = BegunSync { range: everything(&half), taken: PageRanges::new() };
+        state.end_sync(begun, None, Millis(0));
         assert_eq!(state.begin_sync(data(&pages(0, 50)), seen), Commit::Shared);
         assert!(matches!(state.begin_sync(data(&range), seen), Commit::Own(_)), "nor of all of it");
     }
@@ -574,7 +600,7 @@ mod tests {
         let state = WritebackState::default();
         let number = state.begin_flush(pages(5, 9));
         assert_eq!(state.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
-        state.end_flush(number, state.valid_pages(number, 3), Some(EIO), Millis(0));
+        state.end_flush(number, failed(state.valid_pages(number, 3)), Millis(0));
         let Commit::Own(taken) = state.begin_sync(data(&pages(0, 100)), 0) else { panic!() };
         assert_eq!((all(&taken), state.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
     }
@@ -605,15 +631,15 @@ mod tests {
         let state = WritebackState::default();
         let fail = |range| {
             let number = state.begin_flush(range);
-            state.end_flush(number, 0, Some(EIO), Millis(1000));
+            state.end_flush(number, failed(0), Millis(1000));
         };
         let together = [state.begin_flush(pages(0, 1)), state.begin_flush(pages(1, 2))];
-        let well = state.begin_flush(pages(2, 3));
+        let went_well = state.begin_flush(pages(2, 3));
         for number in together {
-            state.end_flush(number, 0, Some(EIO), Millis(1000));
+            state.end_flush(number, failed(0), Millis(1000));
         }
         assert_eq!(state.paused_until(), Some(Millis(2000)), "two that failed together are one failure");
-        state.end_flush(well, 1, None, Millis(1000));
+        state.end_flush(went_well, well(1), Millis(1000));
         assert_eq!(state.failing(), Some(EIO), "it began before");
         fail(pages(0, 1));
         assert_eq!(state.paused_until(), Some(Millis(3000)));

@@ -22,7 +22,7 @@
 use crate::units::{Order, PageIndex};
 
 use super::Hint;
-use super::window::{Cached, ReadRequest, Window, WindowLimits, Windows, clamp, first_size, next_size};
+use super::window::{Access, ReadRequest, Window, WindowLimits, Windows, clamp, first_size, next_size};
 
 /// A forced read goes to the device in pieces of so many pages: 2 MiB.
 const FORCED_PIECE_PAGES: u32 = 512;
@@ -52,7 +52,8 @@ impl KernelLike {
         self.previous = PageIndex::of_byte(position).0;
     }
 
-    pub fn on_miss(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
+    pub fn on_miss(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, cached } = *access;
         if limits.pages_max == 0 {
             return forced(limits, ReadRequest { pages: 1, ..asked });
         }
@@ -66,7 +67,8 @@ impl KernelLike {
         if index.0 == 0 || asked.pages > max || follows {
             let size = first_size(asked.pages, max);
             let ahead = if size > asked.pages { size - asked.pages } else { size / 2 };
-            return self.start_stream(limits, index, size, ahead, asked.file_pages);
+            self.begin_stream(index, size, ahead);
+            return self.window(access);
         }
         let run = cached.cached_before(index, max);
         if run <= asked.pages {
@@ -75,10 +77,12 @@ impl KernelLike {
         // A run that reaches back to the file's start counts twice.
         let run = if u64::from(run) == index.0 { run.saturating_mul(2) } else { run };
         let size = run.saturating_add(asked.pages).min(max);
-        self.start_stream(limits, index, size, 1, asked.file_pages)
+        self.begin_stream(index, size, 1);
+        self.window(access)
     }
 
-    pub fn on_marker(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
+    pub fn on_marker(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, cached } = *access;
         if limits.pages_max == 0 {
             return Windows::none();
         }
@@ -96,24 +100,26 @@ impl KernelLike {
         self.order = (self.order + 2).min(order_max);
         self.trim_end();
         self.async_pages = self.size;
-        self.window(limits, asked.file_pages)
+        self.window(access)
     }
 
     /// A page fault missed page `asked.index`; `asked.pages` is of no account.
-    pub fn on_fault(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
+    pub fn on_fault(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, .. } = *access;
         let max = limits.pages_max;
         if limits.hint == Hint::Random || max == 0 {
             return exact(limits, ReadRequest { pages: 1, ..asked });
         }
         if limits.hint == Hint::Sequential {
-            return self.on_miss(limits, ReadRequest { pages: max, ..asked }, cached);
+            return self.on_miss(&Access { asked: ReadRequest { pages: max, ..asked }, ..*access });
         }
         self.fault_misses = (self.fault_misses + 1).min(FAULT_MISSES_MAX);
         if self.fault_misses > FAULT_MISSES_LIMIT {
             return exact(limits, ReadRequest { pages: 1, ..asked });
         }
         let start = PageIndex(asked.index.0.saturating_sub(u64::from(max / 2)));
-        self.start_stream(limits, start, max, max / 4, asked.file_pages)
+        self.begin_stream(start, max, max / 4);
+        self.window(access)
     }
 
     pub fn on_fault_hit(&mut self) {
@@ -125,16 +131,8 @@ impl KernelLike {
         index.0 <= expected && expected - index.0 < 1 << self.order
     }
 
-    fn start_stream(
-        &mut self,
-        limits: &WindowLimits,
-        start: PageIndex,
-        size: u32,
-        async_pages: u32,
-        file_pages: u64,
-    ) -> Windows {
+    fn begin_stream(&mut self, start: PageIndex, size: u32, async_pages: u32) {
         (self.start, self.size, self.async_pages, self.order) = (start, size, async_pages, 0);
-        self.window(limits, file_pages)
     }
 
     fn trim_end(&mut self) {
@@ -145,7 +143,8 @@ impl KernelLike {
         }
     }
 
-    fn window(&mut self, limits: &WindowLimits, file_pages: u64) -> Windows {
+    fn window(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked: ReadRequest { file_pages, .. }, .. } = *access;
         let pages = clamp(self.start, self.size, file_pages);
         if pages == 0 {
             return Windows::none();

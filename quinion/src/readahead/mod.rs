@@ -40,7 +40,7 @@ mod simulator;
 #[cfg(test)]
 mod tests;
 
-pub use window::{Cached, NothingCached, ReadRequest, StreamProgress, Window, Windows};
+pub use window::{Cached, NothingCached, PageFault, ReadRequest, StreamProgress, Window, Windows};
 
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ use crate::units::{Order, Orders, PageIndex};
 
 use kernel_like::KernelLike;
 use streams::Streams;
-use window::WindowLimits;
+use window::{Access, WindowLimits};
 
 /// So many windows in a row without trouble make the largest window grow again.
 const CALM_WINDOWS: u32 = 16;
@@ -176,16 +176,10 @@ enum ReadaheadPolicy {
 }
 
 impl ReadaheadPolicy {
-    fn on_miss(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-        windows: &mut Windows,
-    ) {
+    fn on_miss(&mut self, access: &Access<'_>, windows: &mut Windows) {
         match self {
-            ReadaheadPolicy::Streams(streams) => streams.on_miss(limits, asked, cached, windows),
-            ReadaheadPolicy::KernelLike(kernel) => *windows = kernel.on_miss(limits, asked, cached),
+            ReadaheadPolicy::Streams(streams) => streams.on_miss(access, windows),
+            ReadaheadPolicy::KernelLike(kernel) => *windows = kernel.on_miss(access),
         }
     }
 }
@@ -248,7 +242,8 @@ impl Readahead {
     pub fn on_miss_into(&mut self, asked: ReadRequest, cached: &dyn Cached, windows: &mut Windows) {
         if asked.index.0 < asked.file_pages {
             let (limits, clamped) = (self.limits(), asked.clamped());
-            self.policy.on_miss(&limits, clamped, cached, windows);
+            let access = Access { limits: &limits, asked: clamped, cached };
+            self.policy.on_miss(&access, windows);
             self.note(windows, clamped.index..clamped.end());
         }
     }
@@ -260,9 +255,10 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
+        let access = Access { limits: &limits, asked: clamped, cached };
         let mut windows = match &mut self.policy {
-            ReadaheadPolicy::Streams(streams) => streams.on_marker(&limits, clamped, cached),
-            ReadaheadPolicy::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
+            ReadaheadPolicy::Streams(streams) => streams.on_marker(&access),
+            ReadaheadPolicy::KernelLike(kernel) => kernel.on_marker(&access),
         };
         let wanted_end = match &self.policy {
             ReadaheadPolicy::Streams(streams) => streams.wanted_end(),
@@ -279,24 +275,20 @@ impl Readahead {
         }
     }
 
-    /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is the advice for the
-    /// map. The default treats it like a read of one page; kernel-like, the window lies around the page.
-    pub fn on_fault(
-        &mut self,
-        index: PageIndex,
-        hint: Hint,
-        file_pages: u64,
-        cached: &dyn Cached,
-    ) -> Windows {
+    /// A page fault missed. The default treats it like a read of one page; kernel-like, the window lies around the
+    /// page.
+    pub fn on_fault(&mut self, fault: PageFault, cached: &dyn Cached) -> Windows {
+        let PageFault { index, file_pages, hint } = fault;
         if index.0 >= file_pages {
             return Windows::none();
         }
         let (limits, asked) =
             (WindowLimits { hint, ..self.limits() }, ReadRequest { index, pages: 1, file_pages });
+        let access = Access { limits: &limits, asked, cached };
         let mut windows = Windows::none();
         match &mut self.policy {
-            ReadaheadPolicy::Streams(streams) => streams.on_miss(&limits, asked, cached, &mut windows),
-            ReadaheadPolicy::KernelLike(kernel) => windows = kernel.on_fault(&limits, asked, cached),
+            ReadaheadPolicy::Streams(streams) => streams.on_miss(&access, &mut windows),
+            ReadaheadPolicy::KernelLike(kernel) => windows = kernel.on_fault(&access),
         }
         self.note(&mut windows, index..asked.end());
         windows

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::units::{Order, PageIndex};
 
-use super::{Cached, Config, Hint, ReadRequest, Readahead, Window, Windows};
+use super::{Cached, Config, Hint, PageFault, ReadRequest, Readahead, Window, Windows};
 
 /// The pages that are cached: each with the first page of its folio.
 #[derive(Default)]
@@ -93,7 +93,8 @@ impl Simulator {
         if self.pages.folio_of.contains_key(&page) {
             self.state.on_fault_hit();
         } else {
-            let windows = self.state.on_fault(PageIndex(page), hint, self.file_pages, &self.pages);
+            let fault = PageFault { index: PageIndex(page), file_pages: self.file_pages, hint };
+            let windows = self.state.on_fault(fault, &self.pages);
             self.misses.push(page);
             self.fill(&windows);
         }

@@ -25,7 +25,7 @@ use crate::units::{Order, PageIndex};
 
 use super::Hint;
 use super::window::{
-    Cached, ReadRequest, StreamProgress, Window, WindowLimits, Windows, clamp, first_size, next_size,
+    Access, ReadRequest, StreamProgress, Window, WindowLimits, Windows, clamp, first_size, next_size,
 };
 
 pub(super) const PAGES_MIN: u32 = 4;
@@ -155,13 +155,12 @@ impl Stream {
     }
 
     /// Whether a miss of `asked` is the stream's reader at the end of what was fetched.
-    pub fn continues(&self, asked: ReadRequest, limits: &WindowLimits, cached: &dyn Cached) -> bool {
+    pub fn continues(&self, access: &Access<'_>) -> bool {
+        let Access { limits, asked, .. } = *access;
         let index = asked.index;
         match self.way {
             Direction::Forward if index == self.edge => true,
-            Direction::Forward => {
-                index > self.edge && index < self.until && self.reaches_over(index, limits, cached)
-            }
+            Direction::Forward => index > self.edge && index < self.until && self.reaches_over(access),
             _ if asked.pages > piece_pages(limits) => false,
             Direction::Backward => index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen,
             Direction::Strided { .. } => {
@@ -177,8 +176,9 @@ impl Stream {
         self.way == Direction::Forward && !self.is_long_request() && self.marker.is_none() && near
     }
 
-    /// Whether there is nothing but cached pages between the end of the stream and `index`.
-    fn reaches_over(&self, index: PageIndex, limits: &WindowLimits, cached: &dyn Cached) -> bool {
+    /// Whether there is nothing but cached pages between the end of the stream and the access.
+    fn reaches_over(&self, access: &Access<'_>) -> bool {
+        let Access { limits, asked: ReadRequest { index, .. }, cached } = *access;
         let between = index.0 - self.edge.0;
         let looks = between.min(u64::from(ISLAND_LOOKS_MAX)) as u32;
         between <= u64::from(limits.pages_max) * 2 && cached.cached_before(index, looks) >= looks
@@ -193,7 +193,8 @@ impl Stream {
     }
 
     /// Its reader missed a page: the windows, of which the first begins there.
-    pub fn after_miss(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
+    pub fn after_miss(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, .. } = *access;
         if self.is_complete() {
             self.until = NO_END;
             self.size = ramp_start(asked.pages, limits);
@@ -204,21 +205,17 @@ impl Stream {
         (self.marker, self.asked_pages) = (None, asked.pages);
         self.order = self.order.max(asked_order(asked.pages, limits));
         let mut windows = match self.way {
-            Direction::Forward => self.forward_after_miss(limits, asked, cached),
-            Direction::Backward => self.backward_after_miss(limits, asked, cached),
-            Direction::Strided { .. } => self.strided_after_miss(limits, asked, cached),
+            Direction::Forward => self.forward_after_miss(access),
+            Direction::Backward => self.backward_after_miss(access),
+            Direction::Strided { .. } => self.strided_after_miss(access),
         };
         windows.set_stream(self.passed(limits));
         windows
     }
 
     /// Its reader met the marker: the windows that come next, none of them asked for.
-    pub fn after_marker(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
+    pub fn after_marker(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, .. } = *access;
         self.marker = None;
         self.seen = match self.way {
             // At the end of the request, or of the folio, that was met.
@@ -228,11 +225,11 @@ impl Stream {
         self.grow(limits);
         self.order = Order((self.order.0 + ORDER_STEP).min(limits.order_max.0)).max(limits.order_min);
         let mut windows = match self.way {
-            Direction::Forward => self.forward_after_marker(limits, asked.file_pages, cached),
-            Direction::Backward => self.push_before_all(limits, cached),
+            Direction::Forward => self.forward_after_marker(access),
+            Direction::Backward => self.push_before_all(access),
             Direction::Strided { .. } => {
                 let mut windows = Windows::none();
-                self.push_pieces(&mut windows, limits, asked.file_pages, cached);
+                self.push_pieces(&mut windows, access);
                 windows
             }
         };
@@ -272,12 +269,8 @@ impl Stream {
         (self.seen, self.edge) = (at, at);
     }
 
-    fn forward_after_miss(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
+    fn forward_after_miss(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, cached } = *access;
         let bound = self.until.0.min(asked.file_pages);
         let wanted = self.size.max(asked.pages.min(piece_pages(limits)));
         let window =
@@ -292,13 +285,9 @@ impl Stream {
         Windows::one(Window { marker: self.marker, ..window })
     }
 
-    fn forward_after_marker(
-        &mut self,
-        limits: &WindowLimits,
-        file_pages: u64,
-        cached: &dyn Cached,
-    ) -> Windows {
-        let bound = self.until.0.min(file_pages);
+    fn forward_after_marker(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, cached } = *access;
+        let bound = self.until.0.min(asked.file_pages);
         let looks = clamp(self.edge, piece_pages(limits), bound);
         let Some(start) = cached.next_missing(self.edge, looks) else { return Windows::none() };
         let order = self.window_order();
@@ -318,28 +307,25 @@ impl Stream {
         self.order.min(Order::fitting((self.size / 2).max(1)))
     }
 
-    fn backward_after_miss(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
+    fn backward_after_miss(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, .. } = *access;
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
         (self.seen, self.edge) = (asked.end(), asked.index);
         // Room for the next request at least.
         let ahead = self.size.saturating_sub(asked.pages).max(asked.pages).min(limits.pages_max);
-        self.push_before(&mut windows, ahead, limits, cached);
+        self.push_before(&mut windows, ahead, access);
         windows
     }
 
-    fn push_before_all(&mut self, limits: &WindowLimits, cached: &dyn Cached) -> Windows {
+    fn push_before_all(&mut self, access: &Access<'_>) -> Windows {
         let mut windows = Windows::none();
-        self.push_before(&mut windows, self.size, limits, cached);
+        self.push_before(&mut windows, self.size, access);
         windows
     }
 
-    fn push_before(&mut self, windows: &mut Windows, pages: u32, limits: &WindowLimits, cached: &dyn Cached) {
+    fn push_before(&mut self, windows: &mut Windows, pages: u32, access: &Access<'_>) {
+        let Access { limits, cached, .. } = *access;
         let over = cached.cached_before(self.edge, limits.pages_max);
         let end = PageIndex(self.edge.0.saturating_sub(u64::from(over)));
         if over >= limits.pages_max || end.0 == 0 {
@@ -363,30 +349,21 @@ impl Stream {
         windows.push(Window { marker: self.marker, order, ..Window::exact(start, pages) });
     }
 
-    fn strided_after_miss(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
+    fn strided_after_miss(&mut self, access: &Access<'_>) -> Windows {
+        let asked = access.asked;
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
         if let Direction::Strided { next, distance, pages } = &mut self.way {
             *next = asked.index.0 as i64 + *distance;
             *pages = asked.pages.max(*pages).min(distance.unsigned_abs().min(u64::from(u32::MAX)) as u32);
         }
-        self.push_pieces(&mut windows, limits, asked.file_pages, cached);
+        self.push_pieces(&mut windows, access);
         windows
     }
 
     /// The next pieces, as many as the size says and the largest window allows; the first carries the marker.
-    fn push_pieces(
-        &mut self,
-        windows: &mut Windows,
-        limits: &WindowLimits,
-        file_pages: u64,
-        cached: &dyn Cached,
-    ) {
+    fn push_pieces(&mut self, windows: &mut Windows, access: &Access<'_>) {
+        let Access { limits, asked: ReadRequest { file_pages, .. }, cached } = *access;
         let Direction::Strided { mut next, distance, pages } = self.way else { return };
         let inside = |next: i64| u64::try_from(next).is_ok_and(|next| next < file_pages);
         let (first, mut count) = (windows.len(), self.size.min((limits.pages_max / pages).max(1)));

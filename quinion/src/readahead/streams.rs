@@ -21,7 +21,7 @@ use crate::units::PageIndex;
 
 use super::recent::{AccessPattern, RecentRequests};
 use super::stream::{Direction, Stream, asked_order, piece_pages};
-use super::window::{Cached, ReadRequest, Window, WindowLimits, Windows};
+use super::window::{Access, ReadRequest, Window, Windows};
 use super::{Class, Hint};
 
 pub(super) const STREAMS_MAX: usize = 8;
@@ -66,80 +66,71 @@ impl Streams {
     }
 
     /// Puts into `windows`, which is empty, what to fetch.
-    pub fn on_miss(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-        windows: &mut Windows,
-    ) {
+    pub fn on_miss(&mut self, access: &Access<'_>, windows: &mut Windows) {
         self.clock += 1;
-        self.wanted_end = asked.end();
-        match self.windows_of_stream(limits, asked, cached) {
+        self.wanted_end = access.asked.end();
+        match self.windows_of_stream(access) {
             Some(found) => *windows = found,
             // 6 What was asked for, and one window is all that is written then.
-            None => windows.push(self.exact(limits, asked)),
+            None => windows.push(self.exact(access)),
         }
     }
 
-    fn windows_of_stream(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Option<Windows> {
+    fn windows_of_stream(&mut self, access: &Access<'_>) -> Option<Windows> {
+        let Access { limits, asked, .. } = *access;
         let streams =
             if limits.pages_max == 0 || limits.hint == Hint::Random { Follow::Requests } else { Follow::All };
         // 1 A stream expects it.
-        if let Some(at) = self.expecting(streams, limits, asked, cached) {
-            return Some(self.go_on(at, limits, asked, cached));
+        if let Some(at) = self.expecting(streams, access) {
+            return Some(self.go_on(at, access));
         }
         if streams == Follow::Requests {
-            return self.in_pieces(limits, asked, cached);
+            return self.in_pieces(access);
         }
         // 2, 3 It goes with requests before it.
         let links_min = if self.randoms >= RANDOM_TOUCH_LIMIT { 2 } else { 1 };
         let short = asked.pages <= piece_pages(limits);
         let pattern = if short { self.recent.note(asked, links_min) } else { AccessPattern::None };
         match pattern {
-            AccessPattern::Forward(origin) => return Some(self.resume(origin, limits, asked, cached)),
+            AccessPattern::Forward(origin) => return Some(self.resume(origin, access)),
             AccessPattern::Backward => {
                 let stream = Stream::begin(Direction::Backward, asked.end(), asked, limits);
-                return Some(self.start(stream, limits, asked, cached));
+                return Some(self.start(stream, access));
             }
             AccessPattern::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
                 let way = Direction::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
                 let stream = Stream::begin(way, asked.index, asked, limits);
-                return Some(self.start(stream, limits, asked, cached));
+                return Some(self.start(stream, access));
             }
             AccessPattern::Strided(_) | AccessPattern::None => {}
         }
         // 4 A stream began there.
         if let Some(at) = self.known(|stream| stream.begins_again(asked.index)) {
-            return Some(self.lap(at, limits, asked, cached));
+            return Some(self.lap(at, access));
         }
         // 5 Nothing but the place speaks for a stream.
-        if self.looks_like_a_start(limits, asked, cached) {
-            return Some(self.resume(asked.index, limits, asked, cached));
+        if self.looks_like_a_start(access) {
+            return Some(self.resume(asked.index, access));
         }
-        self.in_pieces(limits, asked, cached)
+        self.in_pieces(access)
     }
 
-    pub fn on_marker(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
+    pub fn on_marker(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, .. } = *access;
         self.clock += 1;
         self.wanted_end = PageIndex(0);
         if let Some(at) = self.known(|stream| stream.has_marker_on(asked.index)) {
             let stream = self.table[at].as_mut().expect("it was just found");
             stream.used = self.clock;
             self.wanted_end = stream.wanted_end();
-            let windows = stream.after_marker(limits, asked, cached);
+            let windows = stream.after_marker(access);
             self.recognise(at);
             return windows;
         }
         if limits.pages_max == 0 || limits.hint == Hint::Random {
             return Windows::none();
         }
-        self.strange_marker(limits, asked, cached)
+        self.strange_marker(access)
     }
 
     /// Nothing could be fetched for the miss at `index`.
@@ -148,7 +139,8 @@ impl Streams {
     }
 
     /// A marker of no stream of this handle: another handle's, or of a stream that was forgotten.
-    fn strange_marker(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
+    fn strange_marker(&mut self, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, cached } = *access;
         let next = asked.index.plus(1);
         let looks = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
         let Some(gap) = cached.next_missing(next, looks) else { return Windows::none() };
@@ -159,98 +151,68 @@ impl Streams {
             self.insert(Stream::begin(Direction::Forward, gap, from_gap, limits))
         });
         let stream = self.table[at].as_mut().expect("it was just found or inserted");
-        let windows = stream.after_marker(limits, asked, cached);
+        let windows = stream.after_marker(access);
         self.recognise(at);
         windows
     }
 
-    fn expecting(
-        &self,
-        follow: Follow,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Option<usize> {
+    fn expecting(&self, follow: Follow, access: &Access<'_>) -> Option<usize> {
         // A stream that ends just here before one that has to reach.
-        let ends_here = |stream: &Stream| follow == Follow::All && stream.ends_at(asked.index);
+        let ends_here = |stream: &Stream| follow == Follow::All && stream.ends_at(access.asked.index);
         self.known(ends_here).or_else(|| {
             self.known(|stream| match follow {
-                Follow::All => stream.continues(asked, limits, cached),
+                Follow::All => stream.continues(access),
                 Follow::Requests => {
-                    stream.is_long_request()
-                        && !stream.is_complete()
-                        && stream.continues(asked, limits, cached)
+                    stream.is_long_request() && !stream.is_complete() && stream.continues(access)
                 }
             })
         })
     }
 
-    fn go_on(
-        &mut self,
-        at: usize,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
-        self.table[at].iter_mut().for_each(|stream| stream.grow(limits));
-        self.proceed(at, limits, asked, cached)
+    fn go_on(&mut self, at: usize, access: &Access<'_>) -> Windows {
+        self.table[at].iter_mut().for_each(|stream| stream.grow(access.limits));
+        self.proceed(at, access)
     }
 
-    fn start(
-        &mut self,
-        mut stream: Stream,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
-        let windows = stream.after_miss(limits, asked, cached);
+    fn start(&mut self, mut stream: Stream, access: &Access<'_>) -> Windows {
+        let windows = stream.after_miss(access);
         let at = self.insert(stream);
         self.recognise(at);
         windows
     }
 
     /// A forward stream from here on: one that had fetched or read these pages, or was lost just before; or a new one.
-    fn resume(
-        &mut self,
-        origin: PageIndex,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
+    fn resume(&mut self, origin: PageIndex, access: &Access<'_>) -> Windows {
+        let Access { limits, asked, .. } = *access;
         if let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) {
             self.lost += 1;
             self.table[at].iter_mut().for_each(|stream| stream.shrink(asked.index, limits));
-            return self.proceed(at, limits, asked, cached);
+            return self.proceed(at, access);
         }
         if let Some(at) = self.known(|stream| stream.has_been_at(asked.index)) {
-            return self.lap(at, limits, asked, cached);
+            return self.lap(at, access);
         }
         if let Some(at) = self.known(|stream| stream.was_lost_near(asked.index, limits)) {
-            return self.proceed(at, limits, asked, cached);
+            return self.proceed(at, access);
         }
-        self.start(Stream::begin(Direction::Forward, origin, asked, limits), limits, asked, cached)
+        self.start(Stream::begin(Direction::Forward, origin, asked, limits), access)
     }
 
-    fn lap(&mut self, at: usize, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
-        self.table[at].iter_mut().for_each(|stream| stream.begin_again(asked.index));
-        self.proceed(at, limits, asked, cached)
+    fn lap(&mut self, at: usize, access: &Access<'_>) -> Windows {
+        self.table[at].iter_mut().for_each(|stream| stream.begin_again(access.asked.index));
+        self.proceed(at, access)
     }
 
-    fn proceed(
-        &mut self,
-        at: usize,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Windows {
+    fn proceed(&mut self, at: usize, access: &Access<'_>) -> Windows {
         let stream = self.table[at].as_mut().expect("a known stream is in the table");
         stream.used = self.clock;
-        let windows = stream.after_miss(limits, asked, cached);
+        let windows = stream.after_miss(access);
         self.recognise(at);
         windows
     }
 
-    fn looks_like_a_start(&self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> bool {
+    fn looks_like_a_start(&self, access: &Access<'_>) -> bool {
+        let Access { limits, asked, cached } = *access;
         if limits.hint == Hint::Sequential || (self.clock == 1 && asked.index.0 == 0) {
             return true;
         }
@@ -260,25 +222,22 @@ impl Streams {
             && cached.cached_before(asked.index, looks) >= looks
     }
 
-    fn in_pieces(
-        &mut self,
-        limits: &WindowLimits,
-        asked: ReadRequest,
-        cached: &dyn Cached,
-    ) -> Option<Windows> {
+    fn in_pieces(&mut self, access: &Access<'_>) -> Option<Windows> {
+        let Access { limits, asked, .. } = *access;
         self.randoms = self.randoms.saturating_add(1);
         if self.randoms > 1 {
             self.class = Class::Random;
         }
         (asked.pages > piece_pages(limits)).then(|| {
             let mut stream = Stream::long_request(asked, limits);
-            let windows = stream.after_miss(limits, asked, cached);
+            let windows = stream.after_miss(access);
             self.insert(stream);
             windows
         })
     }
 
-    fn exact(&self, limits: &WindowLimits, asked: ReadRequest) -> Window {
+    fn exact(&self, access: &Access<'_>) -> Window {
+        let Access { limits, asked, .. } = *access;
         Window { order: asked_order(asked.pages, limits), ..Window::exact(asked.index, asked.pages) }
     }
 

@@ -176,6 +176,17 @@ impl ReadRequest {
     }
 }
 
+/// A page fault that missed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageFault {
+    /// The page that is missing.
+    pub index: PageIndex,
+    /// How many pages the file has.
+    pub file_pages: u64,
+    /// The hint that was given for the map.
+    pub hint: super::Hint,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowLimits {
     /// The largest window, in pages; 0 if nothing is to be read that was not asked for.
@@ -184,6 +195,15 @@ pub(super) struct WindowLimits {
     pub order_min: Order,
     pub order_max: Order,
     pub hint: super::Hint,
+}
+
+/// An access that a policy answers with windows: a miss, or the read of a marked folio.
+#[derive(Clone, Copy)]
+pub(super) struct Access<'a> {
+    pub limits: &'a WindowLimits,
+    /// Clamped to the file.
+    pub asked: ReadRequest,
+    pub cached: &'a dyn Cached,
 }
 
 /// Room for two to four of a stream's reads, of `asked` pages each.

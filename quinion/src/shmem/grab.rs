@@ -33,6 +33,19 @@ use super::Shmem;
 
 pub(super) const GRABBED_PAGES_MAX: u64 = GRAB_PAGES_MAX;
 
+/// Folios of a memory file that are to be pinned.
+#[derive(Clone, Debug)]
+pub(crate) struct FolioPinRequest {
+    /// The bytes that they hold, from the first on, as far as the file goes.
+    pub range: Range<u64>,
+    /// So many folios at most.
+    pub folios_max: usize,
+    /// The pool that is charged for those that are created.
+    pub pool: PoolNumber,
+    /// The process that pins.
+    pub process: ForkGuard,
+}
+
 impl Shmem {
     /// Folios for the pages that `range` has in bytes, a few of them from its beginning on; none if the file ends
     /// before. Waits for a caller that has folios of it locked, for memory, and for what is spilled.
@@ -82,8 +95,7 @@ impl Shmem {
         Ok(())
     }
 
-    /// Pins the folios that hold `range`, in bytes, from its beginning on, as many as it has and `max` at most; those
-    /// that were not there are created, and what has no bytes has zeros.
+    /// Pins the folios that `request` asks for; those that were not there are created, and what has no bytes has zeros.
     ///
     /// # Errors
     /// There is no memory for all of them, pins would keep more than they may, or a folio has all the holds that it can
@@ -91,20 +103,18 @@ impl Shmem {
     pub(crate) fn pin_folios(
         &self,
         mapping: &Arc<Mapping>,
-        pool: PoolNumber,
-        range: Range<u64>,
-        max: usize,
-        process: ForkGuard,
+        request: FolioPinRequest,
     ) -> Result<PinnedFolios, Error> {
+        let FolioPinRequest { range, folios_max, pool, process } = request;
         let filemap = &self.filemap;
         let mut pinned = PinnedFolios::new(Pinned::new(Arc::clone(&filemap.arena), process), range.start);
         let mut at = range.start;
-        while at < range.end && pinned.len() < max {
+        while at < range.end && pinned.len() < folios_max {
             let mut grabbed = self.grab_some(mapping, pool, at..range.end)?;
             if grabbed.is_empty() {
                 break;
             }
-            grabbed.truncate(max - pinned.len());
+            grabbed.truncate(folios_max - pinned.len());
             for folio in grabbed.folios_mut() {
                 if folio.state() == LockedState::Data {
                     folio.touch_all(); // a thread that gets the address may store there

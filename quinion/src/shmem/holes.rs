@@ -8,6 +8,7 @@
 //! although it takes memory, and neither is what lies behind the end. A folio is data as a whole, so a hole
 //! may be smaller than what was not written.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Error;
@@ -31,7 +32,7 @@ impl Shmem {
         Truncation::of(&self.filemap, mapping).cut(bytes, on_pinned)
     }
 
-    /// Makes the bytes from `position` to `end` zeros, and gives back the memory of the folios and parts of folios that
+    /// Makes the bytes of `range` zeros, and gives back the memory of the folios and parts of folios that
     /// lie there. Bytes behind the end of the file are left out.
     ///
     /// # Errors
@@ -39,10 +40,10 @@ impl Shmem {
     pub(crate) fn punch(
         &self,
         mapping: &Arc<Mapping>,
-        (position, end): (u64, u64),
+        range: Range<u64>,
         on_pinned: OnPinned,
     ) -> Result<(), Error> {
-        Truncation::of(&self.filemap, mapping).punch(position..end, on_pinned)
+        Truncation::of(&self.filemap, mapping).punch(range, on_pinned)
     }
 
     /// The first byte from `position` on that lies in data, or in a hole; the end of the file counts as a hole. `None`:

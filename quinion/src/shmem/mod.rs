@@ -48,6 +48,7 @@ mod read;
 mod target;
 
 use deferred_release::EndedFiles;
+pub(crate) use grab::FolioPinRequest;
 pub use populate::PopulateSlice;
 pub(crate) use target::{BufferList, OneBuffer, Target};
 
@@ -115,23 +116,22 @@ impl Shmem {
     /// There is no memory, or the pages are pinned and the call does not detach them.
     pub(crate) fn write(
         &self,
-        mapping: &Arc<Mapping>,
         writer: WriteContext<'_>,
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
-        if bytes.len() >= GRABBED_WRITE_MIN && self.is_hole_inside(mapping, position, bytes.len()) {
+        if bytes.len() >= GRABBED_WRITE_MIN && self.is_hole_inside(writer.mapping(), position, bytes.len()) {
             let end = position + bytes.len() as u64;
             let mut put = |slice: &mut PopulateSlice<'_>| {
                 slice.put(&bytes[(slice.position() - position) as usize..]);
                 Ok(())
             };
-            let written = self.populate(mapping, writer, position..end, &mut put)?;
+            let written = self.populate(writer, position..end, &mut put)?;
             if written > 0 {
                 return Ok(written as usize);
             }
         }
-        self.filemap.write(mapping, writer, position, bytes)
+        self.filemap.write(writer, position, bytes)
     }
 
     /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one without spills.
@@ -147,11 +147,10 @@ impl Shmem {
     /// As [`Shmem::write`], if none was written.
     pub(crate) fn append(
         &self,
-        mapping: &Arc<Mapping>,
         writer: WriteContext<'_>,
         bytes: &[u8],
     ) -> Result<(u64, usize, Result<(), Error>), Error> {
-        self.filemap.append(mapping, writer, bytes)
+        self.filemap.append(writer, bytes)
     }
 }
 

@@ -52,7 +52,7 @@ impl Shmem {
                 if end == BatchEnd::TooMany {
                     return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into());
                 }
-                let hole = self.hole_at(mapping, at, want)?;
+                let hole = self.hole_at(mapping, at..at + want as u64)?;
                 pinned.add_zeros(hole.min(mapping.size().saturating_sub(at) as usize));
                 continue;
             }

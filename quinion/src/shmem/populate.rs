@@ -28,13 +28,12 @@
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::arena::WriteRefused;
 use crate::error::{Error, Repr};
 use crate::filemap::WriteContext;
 use crate::folio::LockedFolio;
-use crate::mapping::{Grabbed, Mapping};
+use crate::mapping::Grabbed;
 
 use super::Shmem;
 
@@ -134,15 +133,13 @@ impl Shmem {
     /// The source's, or that there is no memory, if no byte came.
     pub(crate) fn populate(
         &self,
-        mapping: &Arc<Mapping>,
         writer: WriteContext<'_>,
         range: Range<u64>,
         source: &mut dyn FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> Result<u64, Error> {
         let mut at = range.start;
         while at < range.end {
-            let Populated { bytes, is_whole, outcome } =
-                self.populate_some(mapping, writer, at..range.end, source);
+            let Populated { bytes, is_whole, outcome } = self.populate_some(writer, at..range.end, source);
             at += bytes;
             match outcome {
                 Err(error) if at == range.start => return Err(error),
@@ -157,13 +154,12 @@ impl Shmem {
     /// Steps 1 to 5 for one slice.
     fn populate_some(
         &self,
-        mapping: &Arc<Mapping>,
         writer: WriteContext<'_>,
         range: Range<u64>,
         source: &mut dyn FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> Populated {
         // 1
-        let grabbed = match self.grab_some(mapping, writer.pool(), range.clone()) {
+        let grabbed = match self.grab_some(writer.mapping(), writer.pool(), range.clone()) {
             Ok(grabbed) => grabbed,
             Err(error) => return Populated::nothing(Err(error)),
         };
@@ -180,7 +176,7 @@ impl Shmem {
             let len = (range.end - at) as usize;
             Error::from(Repr::Populate { position: at, len, source })
         });
-        match self.put_aside(mapping, writer, aside) {
+        match self.put_aside(writer, aside) {
             Ok(()) => Populated { bytes: at - range.start, is_whole: at == end, outcome },
             Err((position, error)) => {
                 Populated { bytes: position - range.start, is_whole: false, outcome: Err(error) }
@@ -189,20 +185,15 @@ impl Shmem {
     }
 
     /// Writes what could not be put in place. If that fails, where.
-    fn put_aside(
-        &self,
-        mapping: &Arc<Mapping>,
-        writer: WriteContext<'_>,
-        aside: Vec<(u64, Vec<u8>)>,
-    ) -> Result<(), (u64, Error)> {
+    fn put_aside(&self, writer: WriteContext<'_>, aside: Vec<(u64, Vec<u8>)>) -> Result<(), (u64, Error)> {
         for (position, bytes) in aside {
             let mut done = 0;
             while done < bytes.len() {
                 let at = position + done as u64;
-                if at >= mapping.size() {
+                if at >= writer.mapping().size() {
                     break; // cut off meanwhile: a populate makes no file longer
                 }
-                let written = self.filemap.write(mapping, writer, at, &bytes[done..]);
+                let written = self.filemap.write(writer, at, &bytes[done..]);
                 done += written.map_err(|error| (at, error))?;
             }
         }
@@ -212,13 +203,12 @@ impl Shmem {
     /// As [`Shmem::populate`], with what `reader` gives, through a buffer.
     pub(crate) fn populate_from_reader(
         &self,
-        mapping: &Arc<Mapping>,
         writer: WriteContext<'_>,
         range: Range<u64>,
         reader: &mut dyn Read,
     ) -> Result<u64, Error> {
         let mut buffer = vec![0; BUFFER_BYTES];
-        self.populate(mapping, writer, range, &mut |slice| {
+        self.populate(writer, range, &mut |slice| {
             while slice.left() > 0 {
                 let wanted = slice.left().min(buffer.len());
                 match reader.read(&mut buffer[..wanted]) {

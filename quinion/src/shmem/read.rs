@@ -21,6 +21,7 @@
 //! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
 //! The common read is a hit and does not come here.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arena::{HOLDS_MAX, HoldRefused, ReadableState};
@@ -61,12 +62,13 @@ impl Shmem {
             if want == 0 {
                 return Ok(done);
             }
+            let wanted = at..at + want as u64;
             let step = if is_absent {
-                self.read_hole(mapping, at, want, target)
+                self.read_hole(mapping, wanted, target)
             } else if want <= PAGE_SIZE {
-                self.read_single(mapping, at, want, target)
+                self.read_single(mapping, wanted, target)
             } else {
-                self.read_batch(mapping, at, want, target)
+                self.read_batch(mapping, wanted, target)
             };
             let read = match step {
                 Ok(ReadStep::Read(bytes)) => bytes,
@@ -91,16 +93,15 @@ impl Shmem {
     fn read_single(
         &self,
         mapping: &Arc<Mapping>,
-        at: u64,
-        want: usize,
+        wanted: Range<u64>,
         target: &mut impl Target,
     ) -> Result<ReadStep, Error> {
-        let held = match mapping.try_hold(PageIndex::of_byte(at)) {
+        let held = match mapping.try_hold(PageIndex::of_byte(wanted.start)) {
             Ok(held) => held,
             Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
             Err(_) => return Ok(ReadStep::Absent),
         };
-        let read = self.read_held(&held, at, want, target);
+        let read = self.read_held(&held, wanted, target);
         if read == 0 {
             self.wait_filled(mapping, &held);
         }
@@ -110,16 +111,15 @@ impl Shmem {
     fn read_batch(
         &self,
         mapping: &Arc<Mapping>,
-        at: u64,
-        want: usize,
+        wanted: Range<u64>,
         target: &mut impl Target,
     ) -> Result<ReadStep, Error> {
         let mut batch = ReadBatch::new();
-        let (first, last) = (PageIndex::of_byte(at), PageIndex::of_byte(at + want as u64 - 1));
+        let (first, last) = (PageIndex::of_byte(wanted.start), PageIndex::of_byte(wanted.end - 1));
         let end = mapping.get_folios_contig(first, last, &mut batch);
         let mut done = 0;
         for held in batch.iter() {
-            match self.read_held(held, at + done as u64, want - done, target) {
+            match self.read_held(held, wanted.start + done as u64..wanted.end, target) {
                 0 => break,
                 bytes => done += bytes,
             }
@@ -135,11 +135,11 @@ impl Shmem {
     }
 
     /// 0: it is being filled, or has left since it was held.
-    fn read_held(&self, held: &HeldFolio<'_>, at: u64, want: usize, target: &mut impl Target) -> usize {
+    fn read_held(&self, held: &HeldFolio<'_>, wanted: Range<u64>, target: &mut impl Target) -> usize {
         let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
-        let bytes = (behind - at).min(want as u64) as usize;
+        let bytes = (behind.min(wanted.end) - wanted.start) as usize;
         match held.is_readable() {
-            ReadableState::Yes => copy_out(held, at, bytes, target),
+            ReadableState::Yes => copy_out(held, wanted.start, bytes, target),
             ReadableState::Zeros => target.zero(bytes),
             ReadableState::NotYet | ReadableState::Never => return 0,
         }
@@ -150,21 +150,20 @@ impl Shmem {
     fn read_hole(
         &self,
         mapping: &Arc<Mapping>,
-        at: u64,
-        want: usize,
+        wanted: Range<u64>,
         target: &mut impl Target,
     ) -> Result<ReadStep, Error> {
-        let bytes = self.hole_at(mapping, at, want)?;
+        let bytes = self.hole_at(mapping, wanted)?;
         target.zero(bytes);
         Ok(ReadStep::Read(bytes))
     }
 
     /// 0: there is a folio, or is now. Spilled pages are restored.
-    pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, at: u64, want: usize) -> Result<usize, Error> {
-        let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
+    pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, wanted: Range<u64>) -> Result<usize, Error> {
+        let (index, end) = (PageIndex::of_byte(wanted.start), PageIndex(pages_of_bytes(wanted.end)));
         let found = mapping.lock().at(index, end);
         match found {
-            MemoryEntry::Hole { end } => Ok((end.first_byte() - at).min(want as u64) as usize),
+            MemoryEntry::Hole { end } => Ok((end.first_byte().min(wanted.end) - wanted.start) as usize),
             MemoryEntry::Folio => Ok(0),
             MemoryEntry::Spilled { .. } => {
                 SpillIn::of(&self.filemap, mapping).bring(index..end, TruncateExclusion::No).map(|()| 0)

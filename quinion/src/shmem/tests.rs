@@ -21,7 +21,7 @@ use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
 use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::{NewMemory, OneBuffer, Shmem, Target};
+use super::{FolioPinRequest, NewMemory, OneBuffer, Shmem, Target};
 
 const BYTES: u64 = PAGE_SIZE as u64;
 const LONG: Duration = Duration::from_secs(60);
@@ -111,8 +111,8 @@ impl Stage {
     }
 
     fn write_to(&self, mapping: &Arc<Mapping>, position: u64, bytes: &[u8]) {
-        let writer = WriteContext::of_memory(PoolNumber::DEFAULT, &self.touched, OnPinned::Detach);
-        assert_eq!(self.shmem.write(mapping, writer, position, bytes).unwrap(), bytes.len());
+        let writer = WriteContext::of_memory(mapping, PoolNumber::DEFAULT, &self.touched, OnPinned::Detach);
+        assert_eq!(self.shmem.write(writer, position, bytes).unwrap(), bytes.len());
     }
     fn write(&self, position: u64, bytes: &[u8]) {
         self.write_to(&self.mapping, position, bytes);
@@ -128,7 +128,7 @@ impl Stage {
         self.shmem.pin(&self.mapping, position, len, ForkGuard::new()).unwrap()
     }
     fn punch(&self, position: u64, end: u64) {
-        self.shmem.punch(&self.mapping, (position, end), OnPinned::Detach).unwrap();
+        self.shmem.punch(&self.mapping, position..end, OnPinned::Detach).unwrap();
     }
     fn pages(&self) -> (u64, u64) {
         let MemoryPages { data, allocated, spilled } = self.mapping.memory_pages();
@@ -553,8 +553,9 @@ fn on_its_way() -> (Stage, Arc<Spill>) {
 #[test]
 fn a_folio_populated_on_its_way_to_the_spill_file_stays() {
     let (stage, spill) = on_its_way();
-    let writer = WriteContext::of_memory(PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
-    let put = stage.shmem.populate(&stage.mapping, writer, 3 * BYTES..5 * BYTES, &mut |slice| {
+    let writer =
+        WriteContext::of_memory(&stage.mapping, PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
+    let put = stage.shmem.populate(writer, 3 * BYTES..5 * BYTES, &mut |slice| {
         assert_eq!(slice.put(&[2; 2 * PAGE_SIZE]), 2 * PAGE_SIZE);
         Ok(())
     });
@@ -570,8 +571,9 @@ fn a_folio_populated_on_its_way_to_the_spill_file_stays() {
 #[test]
 fn a_folio_with_an_address_on_its_way_to_the_spill_file_stays() {
     let (stage, spill) = on_its_way();
-    let folios =
-        stage.shmem.pin_folios(&stage.mapping, PoolNumber::DEFAULT, 0..BYTES, 9, ForkGuard::new()).unwrap();
+    let (pool, process) = (PoolNumber::DEFAULT, ForkGuard::new());
+    let request = FolioPinRequest { range: 0..BYTES, folios_max: 9, pool, process };
+    let folios = stage.shmem.pin_folios(&stage.mapping, request).unwrap();
     assert_eq!(folios.len(), 1);
     drop(folios); // a thread may have stored there
     spill.drain();

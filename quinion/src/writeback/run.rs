@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::{DeferredWakes, Flush, FlushError, FlushRun, FlushSink};
-use crate::mapping::writeback_state::FlushNumber;
+use crate::mapping::writeback_state::{FlushNumber, FlushResult};
 use crate::mapping::{DropReason, Mapping, TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use crate::stats::Count;
 use crate::sync::LockWait;
@@ -177,7 +177,7 @@ impl FlushSink for FlushInFlight {
             mapping.writeback().raise_size_on_device(self.run.index.first_byte() + bytes as u64);
         }
         let behind = self.settle(&mut guard, written, now);
-        state.end_flush(self.number, written, errno, now);
+        state.end_flush(self.number, FlushResult { written, errno }, now);
         drop(guard);
         if let Some(behind) = behind {
             mapping.drop_behind(behind, DropReason::Passed, LockWait::Wait);

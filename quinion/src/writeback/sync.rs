@@ -35,10 +35,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use crate::backend::{Backend, SyncKind};
+use crate::backend::Backend;
 use crate::errseq::ErrorCursor;
-use crate::mapping::page_ranges::PageRanges;
-use crate::mapping::writeback_state::{Commit, Failures, FlushNumber, SyncRange};
+use crate::mapping::writeback_state::{BegunSync, Commit, Failures, FlushNumber, SyncRange};
 use crate::mapping::{Mapping, TakeEnd, TakeFilter};
 use crate::stats::Count;
 use crate::sync::LockWait;
@@ -62,6 +61,13 @@ pub struct SyncFailed {
     pub lost_pages: u64,
 }
 
+/// The file of a sync, and the backend that writes it.
+#[derive(Clone, Copy)]
+struct WrittenFile<'s> {
+    mapping: &'s Arc<Mapping>,
+    writer: &'s dyn Backend,
+}
+
 fn lost_words(pages: u64) -> String {
     match pages {
         0 => String::new(),
@@ -70,7 +76,7 @@ fn lost_words(pages: u64) -> String {
 }
 
 impl Writeback {
-    /// Writes what is dirty of `pages`, waits for that and for what is under way there, and makes it durable. Tells
+    /// Writes what is dirty of `range`, waits for that and for what is under way there, and makes it durable. Tells
     /// what `cursor`'s handle has to be told. Waits for the device; the caller holds no lock of the index.
     ///
     /// # Errors
@@ -79,8 +85,7 @@ impl Writeback {
     pub fn sync(
         &self,
         mapping: &Arc<Mapping>,
-        pages: Range<PageIndex>,
-        kind: SyncKind,
+        range: SyncRange<'_>,
         cursor: &ErrorCursor,
     ) -> Result<(), SyncFailed> {
         self.counters.add(Count::Syncs, 1);
@@ -88,15 +93,16 @@ impl Writeback {
         let before = state.failures();
         // 1 to 4
         if let Some(writer) = mapping.writeback().writer() {
+            let file = WrittenFile { mapping, writer: &**writer };
             loop {
                 let voided = state.flushes_voided();
-                self.write_tagged(mapping, &**writer, pages.clone());
+                self.write_tagged(file, range.pages.clone());
                 if state.flushes_voided() == voided || state.failures() != before {
                     break;
                 }
             }
-            lost_pages = self.make_durable(mapping, &**writer, &pages, kind);
-        } else if let Err(error) = mapping.backend().sync_others(kind) {
+            lost_pages = self.make_durable(file, range);
+        } else if let Err(error) = mapping.backend().sync_others(range.kind) {
             // This cache does not write it; what other processes wrote is to be durable, too.
             self.counters.add(Count::SyncErrors, 1);
             return Err(SyncFailed { error, lost_pages });
@@ -125,7 +131,7 @@ impl Writeback {
     pub fn write_out(&self, mapping: &Arc<Mapping>) -> io::Result<()> {
         let before = mapping.writeback().failures();
         if let Some(writer) = mapping.writeback().writer() {
-            self.write_tagged(mapping, &**writer, whole_file());
+            self.write_tagged(WrittenFile { mapping, writer: &**writer }, whole_file());
         }
         match failed_since(before, mapping.writeback().failures()) {
             None => Ok(()),
@@ -171,7 +177,8 @@ impl Writeback {
         }
     }
 
-    fn write_tagged(&self, mapping: &Arc<Mapping>, writer: &dyn Backend, pages: Range<PageIndex>) {
+    fn write_tagged(&self, file: WrittenFile<'_>, pages: Range<PageIndex>) {
+        let WrittenFile { mapping, writer } = file;
         let state = mapping.writeback();
         let end = pages.end.min(PageIndex(pages_of_bytes(mapping.size())));
         let mut at = pages.start;
@@ -181,20 +188,20 @@ impl Writeback {
         let tagged = state.next_flush();
         let mut at = pages.start;
         loop {
-            self.wait_for_capacity(mapping, writer);
+            self.wait_for_capacity(file);
             let (which, pages_max) = (TakeFilter::ToWrite, (UNDER_WAY_MAX / 2) as u32);
             let request = FlushRequest { pages: at..end, which, pages_max, locks: LockWait::Wait };
             match self.write_some(mapping, request) {
                 TakeEnd::Done => break,
                 TakeEnd::More(next) => at = next,
-                TakeEnd::Busy(page) => at = self.pass(mapping, writer, page, tagged),
+                TakeEnd::Busy(page) => at = self.pass(file, page, tagged),
             }
         }
         let begun = Some(state.next_flush());
         self.wait_queue.wait(writer, &mut || !state.is_under_way(&pages, begun));
     }
 
-    fn wait_for_capacity(&self, mapping: &Mapping, writer: &dyn Backend) {
+    fn wait_for_capacity(&self, WrittenFile { mapping, writer }: WrittenFile<'_>) {
         let under_way = || mapping.writeback().dirty_pages().writeback();
         if under_way() > UNDER_WAY_MAX / 2 {
             self.wait_queue.wait(writer, &mut || under_way() <= UNDER_WAY_MAX / 2);
@@ -202,64 +209,46 @@ impl Writeback {
     }
 
     /// The page is under way: where to go on. Its flush is waited for if it began before the tags were set.
-    fn pass(
-        &self,
-        mapping: &Mapping,
-        writer: &dyn Backend,
-        page: PageIndex,
-        tagged: FlushNumber,
-    ) -> PageIndex {
-        let state = mapping.writeback();
+    fn pass(&self, file: WrittenFile<'_>, page: PageIndex, tagged: FlushNumber) -> PageIndex {
+        let state = file.mapping.writeback();
         match state.flush_at(page) {
             None => page,
             Some((number, end)) if number >= tagged => end,
             Some((number, _)) => {
                 let is_over = || state.flush_at(page).is_none_or(|(other, _)| other != number);
-                self.wait_queue.wait(writer, &mut || is_over());
+                self.wait_queue.wait(file.writer, &mut || is_over());
                 page
             }
         }
     }
 
     /// Step 4. Returns how many pages this cache has lost by a sync that failed.
-    fn make_durable(
-        &self,
-        mapping: &Arc<Mapping>,
-        writer: &dyn Backend,
-        pages: &Range<PageIndex>,
-        kind: SyncKind,
-    ) -> u64 {
-        let (state, range) = (mapping.writeback(), SyncRange { kind, pages });
+    fn make_durable(&self, file: WrittenFile<'_>, range: SyncRange<'_>) -> u64 {
+        let state = file.mapping.writeback();
         let seen = state.syncs_begun();
         loop {
             match state.begin_sync(range, seen) {
                 Commit::Shared => return 0,
                 Commit::Wait => self.wait_queue.sleep(&mut || !state.is_syncing()),
-                Commit::Own(taken) => return self.sync_device(mapping, writer, range, taken),
+                Commit::Own(taken) => return self.sync_device(file, BegunSync { range, taken }),
             }
         }
     }
 
     /// Returns what is lost, if that failed.
-    fn sync_device(
-        &self,
-        mapping: &Arc<Mapping>,
-        writer: &dyn Backend,
-        range: SyncRange<'_>,
-        taken: PageRanges,
-    ) -> u64 {
-        let SyncRange { kind, pages } = range;
+    fn sync_device(&self, file: WrittenFile<'_>, begun: BegunSync<'_>) -> u64 {
+        let (WrittenFile { mapping, writer }, SyncRange { kind, pages }) = (file, begun.range);
         let bytes = pages.start.first_byte()..pages.end.0.saturating_mul(crate::units::PAGE_SIZE as u64);
         self.counters.add(Count::DeviceSyncs, 1);
         // A backend is foreign code. If it panics it has made nothing durable, and does not keep the turn.
         let outcome = catch_unwind(AssertUnwindSafe(|| writer.sync(kind, bytes)));
         let lost = match &outcome {
             Ok(Ok(())) => {
-                mapping.writeback().end_sync(range, taken, None, self.now());
+                mapping.writeback().end_sync(begun, None, self.now());
                 0
             }
-            Ok(Err(error)) => self.dirty_again(mapping, range, taken, errno_of(error)),
-            Err(_) => self.dirty_again(mapping, range, taken, UNNAMED),
+            Ok(Err(error)) => self.dirty_again(mapping, begun, errno_of(error)),
+            Err(_) => self.dirty_again(mapping, begun, UNNAMED),
         };
         self.wait_queue.wake();
         if let Err(panic) = outcome {
@@ -270,17 +259,11 @@ impl Writeback {
 
     /// Marks flushed pages dirty again that are not durable. Returns how many of them are not cached any more.
     #[cold]
-    fn dirty_again(
-        &self,
-        mapping: &Arc<Mapping>,
-        range: SyncRange<'_>,
-        taken: PageRanges,
-        errno: i32,
-    ) -> u64 {
+    fn dirty_again(&self, mapping: &Arc<Mapping>, begun: BegunSync<'_>, errno: i32) -> u64 {
         let now = self.now();
         let mut guard = mapping.lock();
         // Under one hold of the lock: no flush ends between the two as if it were good.
-        let again = mapping.writeback().end_sync(range, taken, Some(errno), now);
+        let again = mapping.writeback().end_sync(begun, Some(errno), now);
         let end = PageIndex(pages_of_bytes(mapping.size()));
         let inside = |range: Range<PageIndex>| range.start..range.end.min(end);
         let mut lost = 0;

@@ -18,6 +18,7 @@ use quinion::backend::{
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::Filemap;
 use quinion::internals::folio::copy;
+use quinion::internals::mapping::writeback_state::SyncRange;
 use quinion::internals::mapping::{
     AddedFolio, FolioLifetime, FolioShape, InsertPurpose, Mapping, MarkOutcome, NewFolio, NewMapping,
 };
@@ -166,7 +167,8 @@ impl Opened<'_> {
         range: Range<PageIndex>,
         handle: &quinion::internals::errseq::ErrorCursor,
     ) -> Result<(), i32> {
-        let synced = self.stage.writeback.sync(&self.mapping, range, SyncKind::Data, handle);
+        let range = SyncRange { kind: SyncKind::Data, pages: &range };
+        let synced = self.stage.writeback.sync(&self.mapping, range, handle);
         synced.map_err(|failed| failed.error.raw_os_error().unwrap())
     }
     pub fn handle(&self) -> quinion::internals::errseq::ErrorCursor {

@@ -53,7 +53,7 @@ impl Counters {
         counter.fetch_add(more, Ordering::Relaxed);
     }
 
-    pub fn read(&self, (extents, pages): (u64, u64)) -> DiskStats {
+    pub fn read(&self, extents: u64, pages: u64) -> DiskStats {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DiskStats {
             pages,

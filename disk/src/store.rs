@@ -229,7 +229,8 @@ impl DiskStore {
 
     /// Its operations so far and its contents.
     pub fn stats(&self) -> DiskStats {
-        self.shared.counters.read(lock(&self.shared.index).totals())
+        let (extents, pages) = lock(&self.shared.index).totals();
+        self.shared.counters.read(extents, pages)
     }
 
     /// Writes what is in memory, and syncs. Blocks for the disk. [`DiskStore::trouble`] says whether it could. In a

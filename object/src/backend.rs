@@ -35,7 +35,7 @@ use object_store::{GetResult, ObjectMeta};
 use quinion::backend::{Attributes, Backend, ContentKey, Fill};
 
 use crate::error::FetchError;
-use crate::fetch::{Fetcher, FetcherSlot};
+use crate::fetch::{FetchJob, Fetcher, FetcherSlot};
 use crate::metadata_cache::{KnownVersion, MetadataCache};
 use crate::plan::{JoinLimits, join};
 use crate::stats::add;
@@ -239,7 +239,7 @@ impl ObjectBackend {
                 }
                 failed.push_back(FailedRange { range, until: Instant::now() + pause, error });
             };
-            fetcher.run(&meta, fills, answered, note).await;
+            fetcher.run(FetchJob { meta: &meta, fills, answered }, note).await;
         });
     }
 }

@@ -33,7 +33,7 @@ use quinion::{Cache, Coherence, OpenOptions};
 use crate::backend::ObjectBackend;
 use crate::error::{Error, Result};
 use crate::fetch::{Fetcher, FetcherSlot, wait_for};
-use crate::file::ObjectFile;
+use crate::file::{ObjectFile, OpenedObject};
 use crate::first_byte::FirstByte;
 use crate::metadata_cache::{KnownVersion, MetadataCache, Question};
 use crate::options::{Freshness, Options};
@@ -366,7 +366,8 @@ impl ObjectCache {
         let file = file.map_err(failed)?;
         let least = fetcher.options.fill_order();
         file.set_folio_orders(least, Order::MAX.0).map_err(failed)?;
-        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(slot), self.ahead_max()))
+        let opened = OpenedObject { file, meta: Arc::clone(&meta), backend, fetcher: Arc::clone(slot) };
+        Ok(ObjectFile::new(opened, self.ahead_max()))
     }
 
     /// The most that it is worth asking for ahead of a reader, in bytes: more could be evicted before it is read.

@@ -110,12 +110,12 @@ fn fetch_error_of(error: &quinion::Error) -> Option<FetchError> {
 pub struct FetchError(Arc<FetchReport>);
 
 #[derive(Debug)]
-struct FetchReport {
-    path: Path,
-    range: Range<u64>,
-    attempts: u32,
-    elapsed: Duration,
-    failure: FetchFailure,
+pub(crate) struct FetchReport {
+    pub(crate) path: Path,
+    pub(crate) range: Range<u64>,
+    pub(crate) attempts: u32,
+    pub(crate) elapsed: Duration,
+    pub(crate) failure: FetchFailure,
 }
 
 /// The failure of the last GET of a fetch.
@@ -173,14 +173,8 @@ impl FetchFailure {
 }
 
 impl FetchError {
-    pub(crate) fn new(
-        path: Path,
-        range: Range<u64>,
-        attempts: u32,
-        elapsed: Duration,
-        failure: FetchFailure,
-    ) -> Self {
-        Self(Arc::new(FetchReport { path, range, attempts, elapsed, failure }))
+    pub(crate) fn new(report: FetchReport) -> Self {
+        Self(Arc::new(report))
     }
     /// Which object.
     pub fn path(&self) -> &Path {

@@ -44,7 +44,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::error::{Error, FetchError, FetchFailure, Result};
+use crate::error::{Error, FetchError, FetchFailure, FetchReport, Result};
 use crate::options::Options;
 use crate::retry::{Backoff, is_transient};
 use crate::stats::{Counters, add};
@@ -101,6 +101,15 @@ impl Drop for Fetcher {
     }
 }
 
+/// Fills of an object that are to be fetched.
+pub(crate) struct FetchJob<'m> {
+    pub(crate) meta: &'m ObjectMeta,
+    /// Sorted, and inside the object.
+    pub(crate) fills: Vec<Fill>,
+    /// The answer to the first GET, if it was made before.
+    pub(crate) answered: Option<GetResult>,
+}
+
 impl Fetcher {
     /// `options` are checked. It goes on counting in `counters`.
     pub(crate) fn new(
@@ -143,7 +152,8 @@ impl Fetcher {
         options: &GetOptions,
     ) -> std::result::Result<GetResult, StoreError> {
         let deadline = Instant::now() + self.options.deadline;
-        let mut backoff = Backoff::new(self.options.backoff);
+        let (first, longest) = self.options.backoff;
+        let mut backoff = Backoff::new(first, longest);
         let mut attempts = 1;
         loop {
             add(&self.counters.heads, 1);
@@ -186,20 +196,15 @@ impl Fetcher {
         }
     }
 
-    /// Fetches `fills`, which are sorted and lie inside the object of `meta`, by one GET after another until all are
-    /// complete, or none may follow. The first may have been `answered` before. `on_failure` is told of the error
-    /// before their readers are.
-    pub(crate) async fn run(
-        &self,
-        meta: &ObjectMeta,
-        fills: Vec<Fill>,
-        mut answered: Option<GetResult>,
-        on_failure: impl FnOnce(FetchError) + Send,
-    ) {
+    /// Completes the fills of `job` by one GET after another, or until none may follow. `on_failure` is told of the
+    /// error before their readers are.
+    pub(crate) async fn run(&self, job: FetchJob<'_>, on_failure: impl FnOnce(FetchError) + Send) {
+        let FetchJob { meta, fills, mut answered } = job;
         let begun = Instant::now();
         let mut deadline = begun + self.options.deadline;
         let mut delivery = Delivery::new(fills, meta.size);
-        let mut backoff = Backoff::new(self.options.backoff);
+        let (first, longest) = self.options.backoff;
+        let mut backoff = Backoff::new(first, longest);
         let (mut attempts, mut in_vain) = (0, 0);
         let mut failure = FetchFailure::Deadline;
         loop {
@@ -231,8 +236,8 @@ impl Fetcher {
             add(&self.counters.retries, 1);
             sleep(pause).await;
         }
-        let error =
-            FetchError::new(meta.location.clone(), delivery.rest(), attempts, begun.elapsed(), failure);
+        let (path, range, elapsed) = (meta.location.clone(), delivery.rest(), begun.elapsed());
+        let error = FetchError::new(FetchReport { path, range, attempts, elapsed, failure });
         add(&self.counters.failures, 1);
         add(&self.counters.changes, u64::from(error.is_change()));
         on_failure(error.clone());

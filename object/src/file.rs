@@ -36,6 +36,14 @@ pub struct ObjectFile {
     inner: Arc<Inner>,
 }
 
+/// A version of an object that the cache has opened.
+pub(crate) struct OpenedObject {
+    pub(crate) file: File,
+    pub(crate) meta: Arc<ObjectMeta>,
+    pub(crate) backend: Arc<ObjectBackend>,
+    pub(crate) fetcher: Arc<FetcherSlot>,
+}
+
 #[derive(Debug)]
 struct Inner {
     file: File,
@@ -63,13 +71,8 @@ fn nowait() -> ReadOptions {
 }
 
 impl ObjectFile {
-    pub(crate) fn new(
-        file: File,
-        meta: Arc<ObjectMeta>,
-        backend: Arc<ObjectBackend>,
-        fetcher: Arc<FetcherSlot>,
-        ahead_max: u64,
-    ) -> Self {
+    pub(crate) fn new(opened: OpenedObject, ahead_max: u64) -> Self {
+        let OpenedObject { file, meta, backend, fetcher } = opened;
         let (is_begun, long_end) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
         let asked_end = AtomicU64::new(0);
         let inner = Inner { file, meta, backend, fetcher, is_begun, long_end, asked_end, ahead_max };

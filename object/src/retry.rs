@@ -38,7 +38,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    pub(crate) fn new((first, longest): (Duration, Duration)) -> Self {
+    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, next: first.min(longest) }
     }
     pub(crate) fn reset(&mut self) {
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_half_of_each_is_random() {
-        let mut backoff = Backoff::new((Duration::from_millis(100), Duration::from_millis(1000)));
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_millis(1000));
         let mut drawn = Vec::new();
         for full in [100, 200, 400, 800, 1000, 1000] {
             let pause = backoff.pause();

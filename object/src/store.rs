@@ -260,7 +260,8 @@ impl CachedStore {
 
     async fn answer(
         &self,
-        (object, answered): (KnownObject, Option<GetResult>),
+        object: KnownObject,
+        answered: Option<GetResult>,
         options: &GetOptions,
     ) -> StoreResult<GetResult> {
         let KnownObject { file, attributes, .. } = object;
@@ -313,11 +314,11 @@ impl ObjectStore for CachedStore {
             return bare::get(&*self.shared.bare(), path, options).await;
         }
         for _ in 0..CHANGES_MAX {
-            let object = match self.shared.look(path, &options).await {
+            let (object, answered) = match self.shared.look(path, &options).await {
                 Err(Error::TooLarge { .. }) => break,
                 object => object?,
             };
-            match self.answer(object, &options).await {
+            match self.answer(object, answered, &options).await {
                 Err(error) if is_replaced(&error) => self.shared.forget(path),
                 answer => return answer,
             }

@@ -63,7 +63,7 @@ mod still_open;
 use admission::{ALL_FILES, FileAdmission, OpenRequest, TOO_SMALL, WATCHED};
 pub use attached_files::AttachmentCounts;
 use attached_files::{AttachedFiles, Attachment};
-use background_copy::{BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
+use background_copy::{AttachAttempt, BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
 use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
 pub use hot_files::HotFile;
@@ -441,7 +441,7 @@ impl Owner for CacheOwner {
         let bound = self.cache.arena().bound();
         let budget = CopyBudget { file: bound / background_copy::FILES_MIN, all: thrash::capacity_of(bound) };
         let attached = || self.files.candidates().into_iter().map(|(id, file)| (id, file.bytes)).collect();
-        let left = copies.kernel_credit(file, id, reason, budget, attached)?;
+        let left = copies.kernel_credit(AttachAttempt { descriptor: file, id, reason }, budget, attached)?;
         if let Some(bytes) = left.short {
             self.note_shortage(ShortageEntry { id, bytes, decision: Decision::NotCopied });
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());

@@ -298,7 +298,8 @@ impl Service {
         service.shared.start_worker()?;
         service.threads.push(spawn(
             &service.shared,
-            ("quinion-events", &service.ends),
+            "quinion-events",
+            &service.ends,
             Shared::run_event_loop,
         )?);
         Ok(service)
@@ -401,7 +402,8 @@ impl Service {
 
 fn spawn(
     shared: &Arc<Shared>,
-    (name, ends): (&str, &ThreadEnds),
+    name: &str,
+    ends: &ThreadEnds,
     life: impl FnOnce(&Arc<Shared>) + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     let (shared, counted) = (Arc::clone(shared), ends.begin());

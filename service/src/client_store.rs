@@ -296,7 +296,7 @@ impl Shared {
         let payload = if options.head || range.is_empty() {
             stream::empty().boxed()
         } else {
-            let mut reading = Reading::new(self, (file, meta.clone()), range.clone());
+            let mut reading = Reading::new(self, KnownObject { file, meta: meta.clone() }, range.clone());
             match reading.part().await {
                 Ok(first) => reading.into_stream(first),
                 Err(error) => return self.after(path, error),
@@ -428,7 +428,8 @@ struct Reading {
 }
 
 impl Reading {
-    fn new(shared: &Arc<Shared>, (file, meta): (ClientFile, ObjectMeta), range: Range<u64>) -> Self {
+    fn new(shared: &Arc<Shared>, object: KnownObject, range: Range<u64>) -> Self {
+        let KnownObject { file, meta } = object;
         let part_max = if range.end - range.start <= WHOLE_PART_MAX { WHOLE_PART_MAX } else { PART_BYTES };
         let (at, end) = (range.start, range.end);
         Self { shared: Arc::clone(shared), file, meta, at, end, asked: at, part_max }

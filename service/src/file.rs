@@ -182,12 +182,13 @@ impl ClientFile {
         match (&self.inner.source, &self.inner.viewed) {
             (Source::Object(metadata), Some(viewed)) => {
                 let len = metadata.size.saturating_sub(offset).min(buffer.len() as u64) as usize;
-                self.read_object(viewer, viewed, &mut buffer[..len], offset)
+                self.read_object(ServedFile { viewer, viewed }, &mut buffer[..len], offset)
             }
             (Source::Local(file), viewed) => {
                 let viewed = viewed.as_ref().filter(|viewed| is_valid(viewer, viewed));
-                let done = viewed.map_or(0, |viewed| self.read_served(viewer, viewed, buffer, offset));
-                self.read_by_kernel(file, buffer, offset, done)
+                let served = viewed.map(|viewed| ServedFile { viewer, viewed });
+                let done = served.map_or(0, |served| self.read_served(served, buffer, offset));
+                Ok(done + self.read_by_kernel(file, &mut buffer[done..], offset + done as u64)?)
             }
             (Source::Object(_), None) => unreachable!("an object that is open has a handle"),
         }
@@ -343,7 +344,8 @@ impl ClientFile {
 
     /// `buffer` lies within the object.
     #[inline]
-    fn read_object(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
+    fn read_object(&self, served: ServedFile<'_>, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let ServedFile { viewer, viewed } = served;
         if !is_valid(viewer, viewed) {
             return Err(Error::owner_dead(self.name()));
         }
@@ -352,11 +354,12 @@ impl ClientFile {
             note(viewer, buffer.len(), 0);
             return Ok(buffer.len());
         }
-        self.read_asking(viewer, viewed, buffer, offset)
+        self.read_asking(served, buffer, offset)
     }
 
     #[cold]
-    fn read_asking(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
+    fn read_asking(&self, served: ServedFile<'_>, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let ServedFile { viewer, viewed } = served;
         let (file, mut done, mut asked, mut fruitless) = (viewed.file(), 0, 0, 0);
         let mut retry = RetryDeadline::new(DEADLINE);
         while done < buffer.len() {
@@ -386,7 +389,8 @@ impl ClientFile {
     }
 
     /// Copies what the server has of a local file, and asks for the rest; how much was copied.
-    fn read_served(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> usize {
+    fn read_served(&self, served: ServedFile<'_>, buffer: &mut [u8], offset: u64) -> usize {
+        let ServedFile { viewer, viewed } = served;
         let (file, mut done, mut asked) = (viewed.file(), 0, 0);
         while done < buffer.len() && asked <= FRUITLESS_MAX {
             let at = offset + done as u64;
@@ -410,7 +414,8 @@ impl ClientFile {
         done
     }
 
-    fn read_by_kernel(&self, file: &File, buffer: &mut [u8], offset: u64, mut done: usize) -> Result<usize> {
+    fn read_by_kernel(&self, file: &File, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let mut done = 0;
         while done < buffer.len() {
             match file.read_at(&mut buffer[done..], offset + done as u64) {
                 Ok(0) => break,
@@ -424,6 +429,13 @@ impl ClientFile {
         }
         Ok(done)
     }
+}
+
+/// A file that the server has open, and by what its pages are viewed.
+#[derive(Clone, Copy)]
+struct ServedFile<'f> {
+    viewer: &'f Viewer,
+    viewed: &'f Viewed,
 }
 
 /// In order; ranges that overlap or touch are one.

@@ -216,10 +216,8 @@ fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
     };
     let mut buckets = BTreeMap::new();
     for (opened, config) in opened.into_iter().zip(&configs) {
-        let upstream::Opened { name, upstream, store, store_name } = opened;
         let freshness = config.freshness.unwrap_or_default().0;
-        let cached = read_by.bucket(&name, Arc::new(store), store_name, freshness)?;
-        buckets.insert(name, Bucket { upstream, cached });
+        buckets.insert(opened.name.clone(), read_by.bucket(opened, freshness)?);
     }
     Ok(buckets)
 }
@@ -241,26 +239,23 @@ enum ReadBy {
 }
 
 impl ReadBy {
-    fn bucket(
-        &self,
-        name: &str,
-        store: Arc<object_store::aws::AmazonS3>,
-        store_name: String,
-        freshness: Freshness,
-    ) -> Result<Cached, String> {
-        match self {
+    fn bucket(&self, opened: upstream::Opened, freshness: Freshness) -> Result<Bucket, String> {
+        let upstream::Opened { name, upstream, store, store_name } = opened;
+        let store = Arc::new(store);
+        let cached = match self {
             Self::Cache(cache) => {
                 let options = Options::new().store_name(store_name);
                 let objects =
                     ObjectCache::new(cache.clone(), store, options).map_err(|error| error.to_string())?;
-                Ok(Cached::Own(cached_with(objects, freshness)))
+                Cached::Own(cached_with(objects, freshness))
             }
             Self::Server(client) => {
                 let builder = ClientStore::builder(store, client.clone(), format!("s3://{name}"));
                 let store = builder.freshness(freshness).build().map_err(|error| error.to_string())?;
-                Ok(Cached::Served(store))
+                Cached::Served(store)
             }
-        }
+        };
+        Ok(Bucket { upstream, cached })
     }
 }
 

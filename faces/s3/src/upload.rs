@@ -65,7 +65,7 @@ fn hasher(trailer: &str) -> Option<ChecksumHasher> {
 
 struct Upload {
     body: Body,
-    trailer: Option<(Trailer, ChecksumHasher)>,
+    trailer: Option<HashedTrailer>,
     /// The last piece.
     held: Option<Bytes>,
     fault: Fault,
@@ -77,15 +77,15 @@ impl Upload {
             match self.body.next().await {
                 Some(Ok(bytes)) if bytes.is_empty() => {}
                 Some(Ok(bytes)) => {
-                    if let Some((_, hasher)) = &mut self.trailer {
-                        hasher.update(&bytes);
+                    if let Some(trailer) = &mut self.trailer {
+                        trailer.hasher.update(&bytes);
                     }
                     if let Some(before) = self.held.replace(bytes) {
                         return Some(Ok(before));
                     }
                 }
                 Some(Err(error)) => return Some(Err(self.fault.set(error_of(&*error)))),
-                None => match self.trailer.take().map(check) {
+                None => match self.trailer.take().map(HashedTrailer::check) {
                     Some(Err(error)) => return Some(Err(self.fault.set(error))),
                     Some(Ok(())) | None => return self.held.take().map(Ok),
                 },
@@ -94,15 +94,29 @@ impl Upload {
     }
 }
 
-fn check((Trailer { name, values }, hasher): (Trailer, ChecksumHasher)) -> S3Result<()> {
-    let told = values.take().and_then(|values| Some(values.get(&name)?.to_str().ok()?.trim().to_owned()));
-    let is = hasher.finalize();
-    let all =
-        [is.checksum_crc32, is.checksum_crc32c, is.checksum_crc64nvme, is.checksum_sha1, is.checksum_sha256];
-    match (told, all.into_iter().flatten().next()) {
-        (Some(told), Some(is)) if told == is => Ok(()),
-        (None, _) => Err(s3_error!(InvalidRequest, "The trailer {name} is missing.")),
-        _ => Err(s3_error!(BadDigest, "The body is not what {name} says.")),
+/// A trailer, and the checksum of what came before it.
+struct HashedTrailer {
+    trailer: Trailer,
+    hasher: ChecksumHasher,
+}
+
+impl HashedTrailer {
+    fn check(self) -> S3Result<()> {
+        let Self { trailer: Trailer { name, values }, hasher } = self;
+        let told = values.take().and_then(|values| Some(values.get(&name)?.to_str().ok()?.trim().to_owned()));
+        let is = hasher.finalize();
+        let all = [
+            is.checksum_crc32,
+            is.checksum_crc32c,
+            is.checksum_crc64nvme,
+            is.checksum_sha1,
+            is.checksum_sha256,
+        ];
+        match (told, all.into_iter().flatten().next()) {
+            (Some(told), Some(is)) if told == is => Ok(()),
+            (None, _) => Err(s3_error!(InvalidRequest, "The trailer {name} is missing.")),
+            _ => Err(s3_error!(BadDigest, "The body is not what {name} says.")),
+        }
     }
 }
 
@@ -123,7 +137,8 @@ pub fn checked(
     trailer: Option<Trailer>,
     fault: Fault,
 ) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
-    let trailer = trailer.and_then(|trailer| hasher(&trailer.name).map(|hasher| (trailer, hasher)));
+    let trailer =
+        trailer.and_then(|trailer| hasher(&trailer.name).map(|hasher| HashedTrailer { trailer, hasher }));
     let upload = Upload { body, trailer, held: None, fault };
     stream::unfold(Some(upload), |upload| async move {
         let mut upload = upload?;

@@ -69,6 +69,15 @@ impl fmt::Debug for Upstream {
     }
 }
 
+/// The part of a request that is signed.
+#[derive(Clone, Copy)]
+struct RequestHead<'r> {
+    method: &'r Method,
+    url: &'r str,
+    /// The client's.
+    headers: &'r HeaderMap,
+}
+
 pub struct Opened {
     pub name: String,
     /// For requests of clients.
@@ -156,7 +165,8 @@ impl Upstream {
     pub async fn ask(&self, request: Request<'_>) -> S3Result<S3Response<Body>> {
         let Request { method, key, query, headers, body, answer } = request;
         let url = self.url(key, query)?;
-        let headers = self.signed(&method, &url, headers, body.is_some()).await?;
+        let head = RequestHead { method: &method, url: &url, headers };
+        let headers = self.signed(head, body.is_some()).await?;
         let is_head = method == Method::HEAD;
         let mut asked = self.http.request(method, url).headers(headers);
         if let Some((body, len)) = body {
@@ -208,13 +218,8 @@ impl Upstream {
     }
 
     /// The headers of the request to the store, from those of the client's.
-    async fn signed(
-        &self,
-        method: &Method,
-        url: &str,
-        headers: &HeaderMap,
-        has_body: bool,
-    ) -> S3Result<HeaderMap> {
+    async fn signed(&self, head: RequestHead<'_>, has_body: bool) -> S3Result<HeaderMap> {
+        let RequestHead { method, url, headers } = head;
         let passed =
             headers.iter().filter(|(name, _)| is_passed_on(name)).map(|(n, v)| (n.clone(), v.clone()));
         let mut passed: HeaderMap = passed.collect();
@@ -409,7 +414,10 @@ mod tests {
         ] {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        let signed = upstream().signed(&Method::PUT, "http://h:1/b/k", &headers, true).await.unwrap();
+        let signed = {
+            let head = RequestHead { method: &Method::PUT, url: "http://h:1/b/k", headers: &headers };
+            upstream().signed(head, true).await.unwrap()
+        };
         let value = |name| signed.get(name).map(|value: &HeaderValue| value.to_str().unwrap());
         assert!(value("authorization").unwrap().contains("Credential=own-key/"));
         assert_eq!((value("cookie"), value("x-amz-security-token")), (None, None));

@@ -61,17 +61,29 @@ pub struct Savings {
     pub saved_bytes: u64,
 }
 
+/// Requests, and the bytes of their answers.
+#[derive(Clone, Copy, Debug)]
+struct Traffic {
+    requests: u64,
+    bytes: u64,
+}
+
 impl Savings {
     /// By a server's counts.
     pub fn of(stats: &ServerStats) -> Self {
         let sum = |of: fn(&quinion_object::FetchStats) -> u64| stats.fetches.iter().map(|(_, f)| of(f)).sum();
-        Self::between((stats.reads, stats.bytes), (sum(|fetches| fetches.gets), sum(|fetches| fetches.bytes)))
+        let read = Traffic { requests: stats.reads, bytes: stats.bytes };
+        let sent = Traffic { requests: sum(|fetches| fetches.gets), bytes: sum(|fetches| fetches.bytes) };
+        Self::between(read, sent)
     }
 
-    fn between((reads, read_bytes): (u64, u64), (sent_gets, sent_bytes): (u64, u64)) -> Self {
-        let (saved_gets, saved_bytes) =
-            (reads.saturating_sub(sent_gets), read_bytes.saturating_sub(sent_bytes));
-        Self { sent_gets, sent_bytes, saved_gets, saved_bytes }
+    fn between(read: Traffic, sent: Traffic) -> Self {
+        Self {
+            sent_gets: sent.requests,
+            sent_bytes: sent.bytes,
+            saved_gets: read.requests.saturating_sub(sent.requests),
+            saved_bytes: read.bytes.saturating_sub(sent.bytes),
+        }
     }
 }
 
@@ -79,13 +91,17 @@ impl Savings {
 mod tests {
     use super::*;
 
+    fn traffic(requests: u64, bytes: u64) -> Traffic {
+        Traffic { requests, bytes }
+    }
+
     #[test]
     fn reads_beyond_the_gets_that_were_sent_are_saved() {
-        let savings = Savings::between((10_000, 5_000_000_000), (1_000, 2_000_000_000));
+        let savings = Savings::between(traffic(10_000, 5_000_000_000), traffic(1_000, 2_000_000_000));
         assert_eq!((savings.saved_gets, savings.saved_bytes), (9_000, 3_000_000_000));
         let price = Price { gets_1000: Amount(0.5), gigabyte: Amount(2.0) };
         assert_eq!(price.of(savings.saved_gets, savings.saved_bytes), 10.5);
-        assert_eq!(Savings::between((1, 1), (2, 2)).saved_gets, 0);
+        assert_eq!(Savings::between(traffic(1, 1), traffic(2, 2)).saved_gets, 0);
     }
 
     #[test]

@@ -152,6 +152,15 @@ pub(super) struct CopyBudget {
     pub(super) all: u64,
 }
 
+/// A viewer wants a file attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttachAttempt<'d> {
+    /// The viewer's.
+    pub(super) descriptor: BorrowedFd<'d>,
+    pub(super) id: FileId,
+    pub(super) reason: AttachReason,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelCredit {
     /// Bytes that the kernel is to read before it is asked for again.
@@ -214,16 +223,15 @@ impl BackgroundCopies {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()), cache }
     }
 
-    /// Bytes that the kernel is to read of the file `id`, behind a viewer's `descriptor`, before it is asked for
-    /// again; `None`: it is taken over now. `attached`: bytes of all attached files.
+    /// Bytes that the kernel is to read of the file before it is asked for again; `None`: it is taken over now.
+    /// `attached`: bytes of all attached files.
     pub(super) fn kernel_credit(
         &self,
-        descriptor: BorrowedFd<'_>,
-        id: FileId,
-        reason: AttachReason,
+        attempt: AttachAttempt<'_>,
         budget: CopyBudget,
         attached: impl FnOnce() -> HashMap<FileId, u64>,
     ) -> Option<KernelCredit> {
+        let AttachAttempt { descriptor, id, reason } = attempt;
         // 1 What is known?
         let known = self.state.lock().known.get(&id).copied();
         if known == Some(CopyState::TakenOver) {

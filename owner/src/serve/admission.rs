@@ -92,7 +92,7 @@ impl Shared {
         if group > 0 && self.viewers.slots.is_unwatched(group) {
             let watch = move |shared: &Arc<Self>| shared.wakeups.watch(group);
             let watcher =
-                spawn(self, ("quinion-watcher", self.workers.ends()), watch).map_err(|_| Errno::AGAIN);
+                spawn(self, "quinion-watcher", self.workers.ends(), watch).map_err(|_| Errno::AGAIN);
             self.workers.add_watcher(watcher.inspect_err(|_| self.viewers.slots.unwatch(group))?);
         }
         self.viewers.slots.add(group);

@@ -206,20 +206,26 @@ impl Listener {
             let (shared, key) = (Arc::clone(shared), connection.process_key());
             self.queues.spawn(key, move || shared.listener.welcome(&connection, hello, &shared));
         } else if let Some(offer) = DescriptorOffer::of(message.bytes()).filter(|_| message.has_descriptors) {
-            self.accept_offer((offer.version, offer.token), Offer { connection, name: None }, shared);
+            let known = self.check_token(offer.version, offer.token);
+            self.accept_offer(known, Offer { connection, name: None }, shared);
         } else if let Some((offer, name)) =
             NameOffer::of(message.bytes()).filter(|_| !message.has_descriptors)
         {
             let kept = Offer { connection, name: Some(name.into()) };
-            self.accept_offer((offer.version, offer.token), kept, shared);
+            self.accept_offer(self.check_token(offer.version, offer.token), kept, shared);
         }
         None
     }
 
-    /// A descriptor or a name is kept for the worker that opens the file; the viewer gets a ticket for it.
-    fn accept_offer(&self, (version, token): (u32, u64), offer: Offer, shared: &Shared) {
-        let is_ours = version == LAYOUT_VERSION && token == self.token;
-        let sender = if is_ours { caller(&offer.connection) } else { Err(Errno::PROTO) };
+    /// Whether a viewer of this cache says so.
+    fn check_token(&self, version: u32, token: u64) -> Result<(), Errno> {
+        if version == LAYOUT_VERSION && token == self.token { Ok(()) } else { Err(Errno::PROTO) }
+    }
+
+    /// A descriptor or a name is kept for the worker that opens the file; the viewer gets a ticket for it. `known`:
+    /// what [`Self::check_token`] says of the viewer.
+    fn accept_offer(&self, known: Result<(), Errno>, offer: Offer, shared: &Shared) {
+        let sender = known.and_then(|()| caller(&offer.connection));
         // The number is that process's while it is there.
         let number =
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });

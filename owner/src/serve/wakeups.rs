@@ -139,7 +139,7 @@ impl Wakeups {
 
 impl Shared {
     pub(super) fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
-        self.workers.add(spawn(self, ("quinion-worker", self.workers.ends()), Self::answer_viewers)?);
+        self.workers.add(spawn(self, "quinion-worker", self.workers.ends(), Self::answer_viewers)?);
         Ok(())
     }
 

@@ -53,6 +53,20 @@ impl WorkKey {
     }
 }
 
+/// The workers at one key.
+#[derive(Clone, Copy, Debug)]
+struct AtWork {
+    count: usize,
+    /// When one began alone or came back last.
+    progress: Instant,
+}
+
+impl AtWork {
+    fn are_stuck(self, key: WorkKey, now: Instant) -> bool {
+        self.count >= key.at_work_max() && now.saturating_duration_since(self.progress) >= STUCK_MIN
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Workers {
     threads: RankedMutex<Vec<JoinHandle<()>>>,
@@ -62,8 +76,7 @@ pub(super) struct Workers {
     resting: AtomicUsize,
     /// The wake-up count when the last viewer joined, and how many sleep since then.
     listeners: RankedMutex<(u32, usize)>,
-    /// How many work at each, and when one began alone or came back last.
-    at_work: RankedMutex<HashMap<WorkKey, (usize, Instant)>>,
+    at_work: RankedMutex<HashMap<WorkKey, AtWork>>,
     probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
 
@@ -164,17 +177,17 @@ impl Workers {
 
     fn enter_at(&self, key: WorkKey, now: Instant) -> Option<BusyWorker<'_>> {
         let mut at_work = self.at_work.lock();
-        let known = at_work.entry(key).or_insert((0, now));
-        if are_stuck(key, *known, now) {
+        let known = at_work.entry(key).or_insert(AtWork { count: 0, progress: now });
+        if known.are_stuck(key, now) {
             return None;
         }
-        known.0 += 1;
+        known.count += 1;
         Some(BusyWorker { workers: self, key })
     }
 
     /// As many are at work as may be, and none of them comes back.
     pub(super) fn is_stuck(&self, key: WorkKey) -> bool {
-        self.at_work.lock().get(&key).is_some_and(|&known| are_stuck(key, known, Instant::now()))
+        self.at_work.lock().get(&key).is_some_and(|known| known.are_stuck(key, Instant::now()))
     }
 
     /// `None`: that process, or all together, keep too many waiting.
@@ -198,10 +211,6 @@ impl Workers {
         let threads = std::mem::take(&mut *self.threads.lock());
         self.ends.join_within(END_MAX, threads);
     }
-}
-
-fn are_stuck(key: WorkKey, (count, progress): (usize, Instant), now: Instant) -> bool {
-    count >= key.at_work_max() && now.saturating_duration_since(progress) >= STUCK_MIN
 }
 
 #[derive(Clone, Debug, Default)]
@@ -241,7 +250,9 @@ impl Drop for BusyWorker<'_> {
     fn drop(&mut self) {
         let mut at_work = self.workers.at_work.lock();
         match at_work.get_mut(&self.key) {
-            Some((count, progress)) if *count > 1 => (*count, *progress) = (*count - 1, Instant::now()),
+            Some(known) if known.count > 1 => {
+                *known = AtWork { count: known.count - 1, progress: Instant::now() };
+            }
             _ => drop(at_work.remove(&self.key)),
         }
     }

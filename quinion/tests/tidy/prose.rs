@@ -98,23 +98,33 @@ pub fn check_comments(text: &str) -> Vec<Fault> {
 }
 
 /// Sentences of comments that begin with "What" and ask nothing: a clause stands where a noun should.
-pub fn headless(text: &str) -> usize {
-    let mut sentences = vec![String::new()];
-    for line in text.lines() {
+pub fn headless(text: &str) -> Vec<Fault> {
+    let none = || (0, String::new());
+    let mut sentences = vec![none()];
+    for (at, line) in text.lines().enumerate() {
         let comment = line.trim_start().strip_prefix("//").or_else(|| Some(line.split_once(" // ")?.1));
         let Some(comment) = comment.map(|comment| comment.trim_start_matches(['/', '!']).trim()) else {
-            sentences.push(String::new());
+            sentences.push(none());
             continue;
         };
         for word in comment.split_whitespace() {
             let last = sentences.last_mut().expect("there is one always");
-            last.extend([word, " "]);
+            if last.1.is_empty() {
+                last.0 = at + 1;
+            }
+            last.1.extend([word, " "]);
             if word.trim_end_matches(['*', ')', '`', '"', '_']).ends_with(['.', '!', '?']) {
-                sentences.push(String::new());
+                sentences.push(none());
             }
         }
     }
-    sentences.iter().filter(|sentence| sentence.starts_with("What ") && !sentence.ends_with("? ")).count()
+    sentences.retain(|(_, sentence)| sentence.starts_with("What ") && !sentence.ends_with("? "));
+    let fault = |(line, sentence): (usize, String)| Fault {
+        line,
+        wrong: format!("a clause stands where a noun should: `{}`", sentence.trim_end()),
+        remedy: "name the page, range, request or error that is meant",
+    };
+    sentences.into_iter().map(fault).collect()
 }
 
 pub fn check_document(text: &str) -> Vec<Fault> {

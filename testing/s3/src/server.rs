@@ -346,24 +346,24 @@ impl Exchange {
                 bytes = [&bytes[..], &vec![b'?'; more][..]].concat().into();
                 head.headers.insert(CONTENT_LENGTH, bytes.len().into());
             }
-            let body = self.shaped(bytes, fault, key, &mut head.headers);
+            if let Some(Fault::Short(len)) = fault {
+                bytes.truncate(len);
+                head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+            }
+            let body = self.shaped(bytes, fault, key);
             return Response::from_parts(head, body);
         }
         Response::from_parts(head, whole(bytes))
     }
 
     /// The body of a GET that meets `fault`.
-    fn shaped(&self, bytes: Bytes, fault: Option<Fault>, key: String, headers: &mut HeaderMap) -> Body {
+    fn shaped(&self, bytes: Bytes, fault: Option<Fault>, key: String) -> Body {
         let until = |len: usize| bytes.slice(..len.min(bytes.len()));
         let shape = |bytes, ending| Shape { bytes, ending, change: None };
         let shape = match fault {
             Some(Fault::Cut(len)) => shape(until(len), Ending::Closed),
             Some(Fault::Reset(len)) => shape(until(len), Ending::Reset),
             Some(Fault::Stall(len)) => shape(until(len), Ending::Stalled),
-            Some(Fault::Short(len)) => {
-                headers.insert(CONTENT_LENGTH, until(len).len().into());
-                shape(until(len), Ending::Whole)
-            }
             Some(Fault::ChangedAfter(len)) => {
                 self.control.change_if_there(&key);
                 shape(until(len), Ending::Closed)

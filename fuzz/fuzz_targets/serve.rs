@@ -171,8 +171,8 @@ impl Owner for CheckedOwner {
     fn writer_opened(&self, id: FileId, access: WriterAccess) {
         self.owner.writer_opened(id, access);
     }
-    fn let_go(&self, id: FileId) {
-        self.owner.let_go(id);
+    fn revoke(&self, id: FileId) {
+        self.owner.revoke(id);
     }
     fn release_idle(&self) {
         self.owner.release_idle();

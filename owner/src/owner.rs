@@ -202,7 +202,7 @@ impl CacheOwner {
         }
     }
 
-    fn let_go_for(&self, id: FileId, why: &str) {
+    fn revoke_for(&self, id: FileId, why: &str) {
         let gone = self.take_from_viewers(id, why);
         self.close_for_good(id, gone);
     }
@@ -212,7 +212,7 @@ impl CacheOwner {
         self.files.revoke();
         let gone = self.files.remove_file(id);
         if let Some(known) = gone.first() {
-            known.file.drop_before_cut(); // a viewer that looks from here on finds that it may trust nothing
+            known.file.invalidate_for_cut(); // a viewer that looks from here on finds that it may trust nothing
             self.admission.note_unserved(id, &known.path, why);
         }
         gone
@@ -245,7 +245,7 @@ impl CacheOwner {
             // First, so that a viewer that attaches it from here on is refused; see `FileAdmission::admit`.
             self.note_shortage(ShortageEntry { id, bytes, decision: Decision::Refused });
             if let Some(file) = self.files.with_id(id) {
-                file.drop_before_cut(); // a viewer that looks from here on finds that it may trust nothing
+                file.invalidate_for_cut(); // a viewer that looks from here on finds that it may trust nothing
             }
         }
     }
@@ -295,7 +295,7 @@ impl CacheOwner {
         match self.files.insert_if_unrevoked(attachment, revocations) {
             Some(handle) => Ok((handle, file)),
             None => {
-                file.drop_before_cut();
+                file.invalidate_for_cut();
                 Err(Errno::TXTBSY)
             }
         }
@@ -370,15 +370,15 @@ impl Owner for CacheOwner {
         let Some(file) = file else { return };
         match access {
             WriterAccess::Write => file.expect_writer(self.admission.rules.without_lease()),
-            WriterAccess::Truncate => file.drop_before_cut(),
+            WriterAccess::Truncate => file.invalidate_for_cut(),
         }
     }
 
-    fn let_go(&self, id: FileId) {
+    fn revoke(&self, id: FileId) {
         if id.device & NAMED_DEVICE != 0 {
             return; // no program has a lease on an object
         }
-        self.let_go_for(id, "a program wants a lease on it");
+        self.revoke_for(id, "a program wants a lease on it");
     }
 
     fn watched(&self, id: FileId) {
@@ -388,7 +388,7 @@ impl Owner for CacheOwner {
         // First, so that a viewer that attaches it from here on is refused; see `FileAdmission::admit`.
         self.admission.add_watched(id);
         if id != ALL_FILES {
-            return self.let_go_for(id, WATCHED);
+            return self.revoke_for(id, WATCHED);
         }
         let mut files = self.files.ids();
         files.retain(|id| id.device & NAMED_DEVICE == 0); // no program watches an object of a store

@@ -217,7 +217,7 @@ impl Owner for NaiveOwner {
         self.removed.lock().unwrap().push(id);
     }
 
-    fn let_go(&self, id: FileId) {
+    fn revoke(&self, id: FileId) {
         self.wait_while_hung(id.device);
     }
 

@@ -147,7 +147,7 @@ impl FileAdmission {
         // Watched first, leased then: whatever cuts it from here on, the lease ends with the notice.
         if let Some(watch) = watch {
             if watch.arm(file.coherence_state()) == SinceWatched::Truncated {
-                file.drop_before_cut();
+                file.invalidate_for_cut();
                 return Err(Errno::TXTBSY);
             }
             file.coherence_state().enter_watched().map_err(|error| errno(&error))?;
@@ -167,9 +167,9 @@ impl FileAdmission {
         let OpenRequest { name, id, .. } = *request;
         let (validation, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
         // After it was admitted: the thread that leaves it to the kernel records that before it resets the record.
-        self.refuse_watched(request).inspect_err(|_| file.drop_before_cut())?;
+        self.refuse_watched(request).inspect_err(|_| file.invalidate_for_cut())?;
         if self.shortage.is_refused(id) {
-            file.drop_before_cut();
+            file.invalidate_for_cut();
             self.note_unserved(id, name, TOO_SMALL);
             return Err(Errno(libc::ENOMEM));
         }

@@ -191,7 +191,7 @@ impl AttachedFiles {
         object.announce(position, len as u64);
         let pinned = known.file.pin(position, len).map_err(|error| object.errno(error))?;
         // Else its viewer would find another folio there: it asks again when all has come.
-        if !known.file.stands_in_index(&pinned) {
+        if !known.file.is_indexed(&pinned) {
             return Err(Errno::AGAIN);
         }
         let bytes = pinned.len() as u64;

@@ -240,7 +240,7 @@ fn no_viewer_believes_a_lease_when_nothing_watches_the_file() {
         sleep(Duration::from_millis(5));
     };
     let (id, first) = attach();
-    owner.let_go(id);
+    owner.revoke(id);
     assert_eq!(program.validation(), Validation::Kernel);
     let (_, other) = attach();
     program.read_exact_at(&mut [0; 100_000], 0).expect("it can be read");

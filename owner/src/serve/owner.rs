@@ -149,12 +149,12 @@ pub trait Owner: Send + Sync + fmt::Debug {
         let _ = (id, access);
     }
     /// A viewer wants to be alone with that file: when this returns the owner has closed it, and no viewer has it.
-    fn let_go(&self, id: FileId) {
+    fn revoke(&self, id: FileId) {
         let _ = id;
     }
-    /// A viewer is about to watch that file, or any if both are 0: as `let_go`, and it is not attached any more.
+    /// A viewer is about to watch that file, or any if both are 0: as `revoke`, and it is not attached any more.
     fn watched(&self, id: FileId) {
-        self.let_go(id);
+        self.revoke(id);
     }
     /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has.
     fn release_idle(&self) {}

@@ -145,17 +145,17 @@ impl Shared {
                 self.close_idle(FileId { device: first, inode: second });
                 Ok([0, 0])
             }
-            LET_GO => self.let_go_for_viewer(job),
+            LET_GO => self.revoke_for_viewer(job),
             _ => Err(Errno::INVAL),
         }
     }
 
     /// A viewer wants to be alone with a file, or is about to watch it.
-    fn let_go_for_viewer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
+    fn revoke_for_viewer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         let [device, inode, watches] = job.arguments;
         let id = FileId { device, inode };
         if watches == 0 {
-            self.owner.let_go(id);
+            self.owner.revoke(id);
         } else {
             self.owner.watched(id);
         }

@@ -345,7 +345,7 @@ impl CoherenceState {
     }
 
     /// A viewer cuts the file in a way that breaks no lease: no reader gets the pages cached before when this returns.
-    pub fn drop_before_cut(&self) {
+    pub fn invalidate_for_cut(&self) {
         let mut state = self.state.lock();
         self.end(&mut state);
         state.left = None;

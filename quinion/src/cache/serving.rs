@@ -107,7 +107,7 @@ pub trait ServedFile {
     /// Whether it can be read uncached.
     fn can_drop_behind(&self) -> bool;
     /// Whether viewers find what is pinned in the index as long as it is pinned; of a file that never changes.
-    fn stands_in_index(&self, pinned: &Pinned) -> bool;
+    fn is_indexed(&self, pinned: &Pinned) -> bool;
     /// Reads by the kernel's page cache from now on.
     fn read_by_kernels_cache(&self);
 
@@ -118,8 +118,8 @@ pub trait ServedFile {
     fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)>;
     /// See [`CoherenceState::expect_writer`].
     fn expect_writer(&self, without_lease: Validation);
-    /// See [`CoherenceState::drop_before_cut`].
-    fn drop_before_cut(&self);
+    /// See [`CoherenceState::invalidate_for_cut`].
+    fn invalidate_for_cut(&self);
     /// The coherence state that all handles of the file share.
     fn coherence_state(&self) -> &Arc<CoherenceState>;
     /// How viewers validate cached pages before they use them, as the record says.
@@ -166,9 +166,9 @@ impl ServedFile for File {
     fn can_drop_behind(&self) -> bool {
         self.handle.mapping.backend().can_drop_behind()
     }
-    fn stands_in_index(&self, pinned: &Pinned) -> bool {
+    fn is_indexed(&self, pinned: &Pinned) -> bool {
         let Handle { shared, mapping, .. } = &*self.handle;
-        shared.filemap.stands_in_index(mapping, pinned)
+        shared.filemap.is_indexed(mapping, pinned)
     }
     fn read_by_kernels_cache(&self) {
         self.handle.mapping.backend().read_by_kernels_cache();
@@ -180,8 +180,8 @@ impl ServedFile for File {
     fn expect_writer(&self, without_lease: Validation) {
         self.handle.watch.expect_writer(without_lease);
     }
-    fn drop_before_cut(&self) {
-        self.handle.watch.drop_before_cut();
+    fn invalidate_for_cut(&self) {
+        self.handle.watch.invalidate_for_cut();
     }
     fn coherence_state(&self) -> &Arc<CoherenceState> {
         &self.handle.watch

@@ -169,7 +169,7 @@ impl Filemap {
 
     /// Whether each pinned folio is in the index with all of its pages read: if the file never changes, readers find
     /// it there as long as it is pinned. A folio being filled, or dropped before it was pinned, may have left.
-    pub fn stands_in_index(&self, mapping: &Mapping, pinned: &Pinned) -> bool {
+    pub fn is_indexed(&self, mapping: &Mapping, pinned: &Pinned) -> bool {
         pinned.frames().chunks(LOOKED_AT_MAX).all(|frames| {
             // Folios leave the index, and are checked for pins before that, under this lock.
             let _tree = mapping.lock();

@@ -82,7 +82,7 @@ impl Mapping {
     }
 
     /// As [`Mapping::retire_all`]; frees those without holders, and empties the list of them.
-    fn let_go(&self, folios: &mut Vec<(Frame, Order)>) -> u64 {
+    fn retire_and_free(&self, folios: &mut Vec<(Frame, Order)>) -> u64 {
         let mut free = Vec::with_capacity(folios.len());
         let unread = self.retire_all(folios, |frame, order, retired| match retired {
             RetireOutcome::Free => free.push((frame, order)),
@@ -241,12 +241,12 @@ impl MappingGuard<'_> {
                 folios.push((Frame(frame), Order(order)));
                 pages += u64::from(Order(order).pages());
                 if folios.len() == FREE_BATCH {
-                    unread += self.mapping.let_go(&mut folios);
+                    unread += self.mapping.retire_and_free(&mut folios);
                 }
             });
             from = tree.next(end, INDICES_MAX - 1).map_or(end, |(first, _, order)| first + (1 << order));
         }
-        unread += self.mapping.let_go(&mut folios);
+        unread += self.mapping.retire_and_free(&mut folios);
         self.mapping.count(Count::ReadaheadWasted, unread);
         self.tree.pages -= pages;
         pages

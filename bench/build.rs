@@ -39,7 +39,12 @@ fn commit() -> Option<String> {
     if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }
-    println!("cargo::rerun-if-changed=src");
+    // The code that is measured.
+    for watched in
+        ["quinion", "view", "owner", "disk", "vm", "run", "faces/cli", "faces/preload", "testing", "bench"]
+    {
+        println!("cargo::rerun-if-changed={}", top.join(watched).join("src").display());
+    }
     git(&["describe", "--always", "--dirty=, changed", "--abbrev=12", "--exclude=*"])
 }
 

@@ -1187,12 +1187,18 @@ mod a_rule_can_fail {
     }
 
     #[test]
-    fn parameters_tuples_and_headless_sentences_are_counted() {
-        let text = "//! What waits, sleeps. What is it? It is\n//! what it is.\n\
-                    fn f(a: (u8, u8), b: u8, c: u8, d: u8) {}\n\
+    fn long_lists_of_parameters_and_tuples_are_counted() {
+        let text = "fn f(a: (u8, u8), b: u8, c: u8, d: u8) {}\n\
                     fn g(&self, a: u8, b: u8, c: u8, d: u8) {}";
         let sources = [Source::new("p/src/a.rs", text), Source::new("p/src/b.rs", text)];
         assert_eq!(measure(sources.iter()), Ratchet { many: 2, tuples: 2 });
+    }
+
+    #[test]
+    fn sentences_that_name_nothing_are_seen() {
+        let text =
+            "//! One. What waits,\n//! sleeps. What is it? It is\n//! what it is.\nlet a = 1; // What b is.";
+        expect(check_headless_what(&Source::new("p/src/a.rs", text)), &[(1, "noun"), (4, "noun")]);
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Server {
     }
 
     /// Takes a store away: clients can open nothing there any more, and read on what they have open, by that store.
-    /// store. Whether there was one of that prefix.
+    /// Returns whether there was one of that prefix.
     pub fn remove_store(&self, prefix: &str) -> bool {
         self.stores.remove(prefix)
     }

@@ -309,8 +309,7 @@ fn tsan_host() -> Result<String, String> {
         return Err(format!("this compiler has no ThreadSanitizer for {host}"));
     }
     let sources = Path::new(&root).join("lib/rustlib/src/rust/library/Cargo.toml");
-    let fetched = || Command::new("rustup").args(["component", "add", "rust-src"]).status().is_ok();
-    if !sources.exists() && (!fetched() || !sources.exists()) {
+    if !sources.exists() {
         return Err(
             "the sources of the standard library are missing; `rustup component add rust-src`".to_owned()
         );

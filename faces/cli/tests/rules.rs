@@ -115,8 +115,8 @@ impl Owner for Hesitant {
     fn writer_opened(&self, id: FileId, access: WriterAccess) {
         self.owner.writer_opened(id, access);
     }
-    fn let_go(&self, id: FileId) {
-        self.owner.let_go(id);
+    fn revoke(&self, id: FileId) {
+        self.owner.revoke(id);
     }
     fn fill(&self, handle: u64, position: u64, len: u64, caching: Caching) -> Result<(), Errno> {
         self.owner.fill(handle, position, len, caching)

@@ -18,6 +18,8 @@ pub fn why(error: &RequestError) -> Reason {
         RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,
         RequestError::Errno(error) if *error == Errno::BUSY.0 => Reason::Watched,
         RequestError::Errno(error) if *error == Errno::OPNOTSUPP.0 => Reason::Unguaranteed,
+        // The service ended before the answer.
+        RequestError::Errno(error) if *error == Errno::SRCH.0 => Reason::NoOwner,
         RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
         RequestError::OwnerDead | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,
     }

@@ -187,6 +187,12 @@ impl PendingFills {
         self.first.as_ref().filter(|_| self.more.is_empty())
     }
 
+    fn reserve(&mut self, fills: usize) {
+        if fills > 1 {
+            self.more.reserve(fills);
+        }
+    }
+
     fn push(&mut self, fill: Fill) {
         match self.first {
             None => self.first = Some(fill),
@@ -492,6 +498,7 @@ impl SubmitBatch<'_> {
 
     fn add_fills(&mut self, fills: &Arc<WindowFills>, runs: &[FillRun]) {
         self.filemap.supply.fills_begin(self.pool, runs.len() as u64);
+        self.fills.reserve(runs.len());
         for &run in runs {
             let bytes = self.filemap.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");

@@ -7,15 +7,17 @@
 //! D06, D07 and D14 to D16 are about dirty folios: the mapping's part is in `dirty.rs`, with D08, of a folio that is
 //! dropped while others hold it. D16 after a split is in `split_folio.rs`.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use quinion::backend::{Attributes, Backend, Fill};
-use quinion::{BatchRead, Cache, ErrorKind, File, Hint, OpenOptions, PoolOptions, ReadOptions};
+use quinion::backend::{Attributes, Backend, Fill, MemoryFile};
+use quinion::{BatchRead, Cache, ErrorKind, File, Hint, OpenOptions, PageState, PoolOptions, ReadOptions};
 use quinion_testing::block_on::block_on;
 use quinion_testing::device::{Device, content, verify};
 
@@ -940,6 +942,253 @@ fn d11_many_streams_in_a_full_cache_take_an_eighth_of_it() {
         // Beyond the eighth, each may take what it asks for, if all that the others have is on its way.
         let (after, most) = (kept.cached_pages(), before / 8 + STREAMS * 16);
         assert!(before - after <= most, "{before} pages before, {after} after, {limit:?}");
+        cache.check().unwrap();
+    }
+}
+
+/// 1. An uncached write inserts its folios, locked; another thread takes them for write-back.
+/// 2. The device is faster than the writer: the write-back ends while they are locked, and leaves them to the writer.
+/// 3. The writer unlocks them, and they stay.
+#[test]
+fn folios_that_are_written_back_before_they_are_unlocked_go() {
+    const WRITES: u64 = 3000;
+    let cache = cache(0, 4);
+    let memory = Arc::new(MemoryFile::new(Vec::new()));
+    let file = open_to_write(&cache, &memory);
+    file.set_uncached(true).unwrap();
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(Ordering::Relaxed) {
+                file.write_back().unwrap();
+            }
+        });
+        for nth in 0..WRITES {
+            file.write_at(&[nth as u8; 64 << 10], nth << 16).unwrap();
+        }
+        has_ended.store(true, Ordering::Relaxed);
+    });
+    file.sync_data().unwrap();
+    let began = Instant::now();
+    while file.cached_pages() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{} pages are left", file.cached_pages());
+        thread::yield_now();
+    }
+    let mut page = [0; 4096];
+    for nth in 0..WRITES {
+        file.read_at(&mut page, nth << 16).unwrap();
+        assert_eq!(page, [nth as u8; 4096]);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum MixedOp {
+    Read {
+        at: u64,
+        len: usize,
+        uncached: bool,
+    },
+    Write {
+        at: u64,
+        len: usize,
+        uncached: bool,
+    },
+    Pin {
+        at: u64,
+        len: usize,
+    },
+    Sync,
+    WriteBack,
+    SetLen {
+        bytes: u64,
+    },
+    /// What is clean and whole in the range is evicted.
+    Evict {
+        at: u64,
+        len: usize,
+    },
+    Reopen,
+}
+
+fn mixed_ops() -> impl Strategy<Value = (usize, MixedOp)> {
+    let range = || {
+        let aligned = (0..TWIN_PAGES, 1..20usize).prop_map(|(page, pages)| (page * PAGE, pages * 4096));
+        prop_oneof![aligned, (0..TWIN_PAGES * PAGE, 1..30_000usize)]
+    };
+    let op = prop_oneof![
+        6 => (range(), any::<bool>()).prop_map(|((at, len), uncached)| MixedOp::Read { at, len, uncached }),
+        4 => (range(), any::<bool>()).prop_map(|((at, len), uncached)| MixedOp::Write { at, len, uncached }),
+        1 => range().prop_map(|(at, len)| MixedOp::Pin { at, len }),
+        1 => Just(MixedOp::Sync),
+        1 => Just(MixedOp::WriteBack),
+        1 => (0..TWIN_PAGES * PAGE).prop_map(|bytes| MixedOp::SetLen { bytes }),
+        1 => range().prop_map(|(at, len)| MixedOp::Evict { at, len }),
+        1 => Just(MixedOp::Reopen),
+    ];
+    (0..2usize, op)
+}
+
+/// The cached pages, found without a read: a reader wants what it reads.
+fn resident(file: &File) -> BTreeSet<u64> {
+    let ranges = file.residents(0, u64::MAX).unwrap().filter(|range| range.state == PageState::Cached);
+    ranges.flat_map(|range| range.bytes.start / PAGE..range.bytes.end.div_ceil(PAGE)).collect()
+}
+
+fn open_to_write(cache: &Cache, memory: &Arc<MemoryFile>) -> File {
+    let writes = OpenOptions::new().write(true).to_owned();
+    cache.open_backend_with(Arc::clone(memory) as _, &writes).unwrap()
+}
+
+/// A file, its two handles, its bytes, and which of its pages have to be cached, and may be.
+struct Mixed {
+    memory: Arc<MemoryFile>,
+    plain: File,
+    stream: Option<File>,
+    bytes: Vec<u8>,
+    must: BTreeSet<u64>,
+    may: BTreeSet<u64>,
+    /// Of uncached writes whose drop may be still to come: it may meet a plain read half way, which keeps nothing then.
+    passing: BTreeSet<u64>,
+    order: u8,
+}
+
+impl Mixed {
+    fn new(cache: &Cache, order: u8) -> Self {
+        let bytes: Vec<u8> = (0..TWIN_PAGES * PAGE - 1000).map(|at| (at / 7 + at / PAGE) as u8).collect();
+        let memory = Arc::new(MemoryFile::new(bytes.clone()));
+        let plain = open_to_write(cache, &memory);
+        plain.advise(Hint::Random).unwrap(); // what it reads is what it wants
+        let mut mixed = Self {
+            memory,
+            plain,
+            stream: None,
+            bytes,
+            must: BTreeSet::new(),
+            may: BTreeSet::new(),
+            passing: BTreeSet::new(),
+            order,
+        };
+        mixed.reopen(cache);
+        mixed
+    }
+    fn reopen(&mut self, cache: &Cache) {
+        self.stream = None;
+        let stream = open_to_write(cache, &self.memory);
+        stream.set_uncached(true).unwrap();
+        self.stream = Some(stream);
+    }
+    /// The pages are wanted; their folios may be as large as the cache's are.
+    fn want(&mut self, at: u64, len: usize) {
+        let end = (at + len as u64).min(self.bytes.len() as u64);
+        if at < end {
+            let block = 1 << self.order;
+            self.must.extend((at / PAGE..end.div_ceil(PAGE)).filter(|page| !self.passing.contains(page)));
+            self.may.extend(at / PAGE / block * block..(end.div_ceil(PAGE)).next_multiple_of(block));
+        }
+    }
+    /// The end of the file moves; the page of either end may be cached, since a part of it becomes zeros.
+    fn resize(&mut self, bytes: u64) {
+        let old = self.bytes.len() as u64;
+        self.bytes.resize(bytes as usize, 0);
+        let block = 1 << self.order;
+        for end in [old, bytes] {
+            let first = end / PAGE / block * block;
+            self.may.extend(first..first + block);
+        }
+        self.must.retain(|page| *page < bytes.div_ceil(PAGE));
+    }
+    fn read(&self, file: &File, at: u64, len: usize) {
+        let mut buffer = vec![0; len];
+        let got = file.read_at(&mut buffer, at).unwrap();
+        let from = (at as usize).min(self.bytes.len());
+        let want = &self.bytes[from..(from + len).min(self.bytes.len())];
+        assert!(buffer[..got] == *want, "{len} bytes at {at}: {got} came of {}", want.len());
+    }
+    fn write(&mut self, at: u64, len: usize, uncached: bool, stamp: u8) {
+        let given = vec![stamp; len];
+        let file = if uncached { self.stream.as_ref().unwrap() } else { &self.plain };
+        assert_eq!(file.write_at(&given, at).unwrap(), len);
+        let end = at as usize + len;
+        if end > self.bytes.len() {
+            self.resize(end as u64);
+        }
+        self.bytes[at as usize..end].fill(stamp);
+        let pages = at / PAGE..(end as u64).div_ceil(PAGE);
+        if uncached {
+            let block = 1 << self.order;
+            self.passing.extend(pages.start / block * block..pages.end.next_multiple_of(block));
+        } else {
+            self.want(at, len);
+            self.must.extend(pages);
+        }
+    }
+
+    fn step(&mut self, cache: &Cache, op: MixedOp, stamp: u8) {
+        match op {
+            MixedOp::Read { at, len, uncached: true } => self.read(self.stream.as_ref().unwrap(), at, len),
+            MixedOp::Read { at, len, uncached: false } => {
+                self.read(&self.plain, at, len);
+                self.want(at, len);
+            }
+            MixedOp::Write { at, len, uncached } => self.write(at, len, uncached, stamp),
+            MixedOp::Pin { at, len } => {
+                drop(self.plain.pin(at, len).unwrap());
+                self.want(at, len);
+            }
+            MixedOp::Sync => {
+                self.plain.sync_data().unwrap();
+                let cached = self.cached();
+                self.passing.retain(|page| cached.contains(page));
+            }
+            MixedOp::WriteBack => self.plain.write_back().unwrap(),
+            MixedOp::SetLen { bytes } => {
+                self.plain.set_len(bytes).unwrap();
+                self.resize(bytes);
+            }
+            MixedOp::Evict { at, len } => {
+                self.plain.dont_need(at, len as u64).unwrap();
+                self.must.retain(|page| page * PAGE + PAGE <= at || at + len as u64 <= page * PAGE);
+            }
+            MixedOp::Reopen => self.reopen(cache),
+        }
+    }
+
+    fn cached(&self) -> BTreeSet<u64> {
+        resident(&self.plain)
+    }
+
+    /// The stream has ended, and all is written: its pages are gone, the others' are there, and the bytes are right.
+    /// The thread that ends a write-back drops its pages a moment after the sync returns: that is waited for.
+    fn end(mut self) {
+        self.stream = None;
+        self.plain.sync_data().unwrap();
+        let begun = Instant::now();
+        while !self.cached().is_subset(&self.may) {
+            let left: Vec<_> = self.cached().difference(&self.may).copied().collect();
+            assert!(begun.elapsed() < Duration::from_secs(60), "pages {left:?} are left");
+            thread::yield_now();
+        }
+        let lost: Vec<_> = self.must.difference(&self.cached()).copied().collect();
+        assert!(lost.is_empty(), "pages {lost:?} are lost");
+        self.read(&self.plain, 0, self.bytes.len() + 1);
+        self.memory.change(|bytes| assert!(*bytes == self.bytes, "what was synced is not what the file has"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn among_writes_a_stream_leaves_what_others_wanted_and_nothing_else(
+        ops in prop::collection::vec(mixed_ops(), 1..40),
+        order in 0..4u8,
+        readahead in prop_oneof![Just(0u64), Just(64 << 10)],
+    ) {
+        let cache = cache(readahead, order);
+        let mut files = [Mixed::new(&cache, order), Mixed::new(&cache, order)];
+        for (nth, (file, op)) in ops.into_iter().enumerate() {
+            files[file].step(&cache, op, nth as u8 + 1);
+            cache.check().unwrap();
+        }
+        files.into_iter().for_each(Mixed::end);
         cache.check().unwrap();
     }
 }

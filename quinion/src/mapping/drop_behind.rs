@@ -20,6 +20,7 @@
 //! | being filled otherwise | kept, flagged | goes if only its fill holds it, else kept, flagged |
 //! | held by readers | goes; the last of them frees it | the same |
 //! | dirty, or being written back | left to the end of its write-back, flagged | the same |
+//! | locked by the uncached write that made it, and written back | left to that write, flagged | the same |
 //!
 //! All of this is looked at under the tree lock. A hold that is taken between the look and
 //! the retirement finds a folio that is detached, and its holder seeks the page anew.

@@ -1,7 +1,7 @@
 //! Quinion: a page cache you own.
 //!
 //! Files are cached as folios in one bounded arena, found through an XArray per file, filled in batches by readahead,
-//! and read without a system call, a lock or a store to shared memory.
+//! and read without a system call or a lock; a hot page is read without a store to shared memory.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

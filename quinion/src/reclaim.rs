@@ -70,9 +70,9 @@ mod spill;
 pub use pools::PoolCounts;
 use spill::SpillBatch;
 
-/// Rings of a pool: those that its policy scans, and the one behind them, of what is kept.
+/// Rings of a pool: those that its policy scans, and behind them the ring of unevictable folios.
 const RINGS: usize = CLASSES + 1;
-/// Of what is kept: folios of memory files that may not go; charged to the pool, and not scanned.
+/// The ring of unevictable folios, which are of memory files: charged to the pool, and not scanned.
 const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
@@ -82,7 +82,7 @@ const SCAN_BATCH_MAX: u64 = 1024;
 /// How often each folio is scanned at most: reads are counted up to 3, one of them goes with each scan, and before all
 /// of them a folio may be spared for its reader.
 const SCANS_MAX: u64 = 5;
-/// Of memory, what nodes that only remember may take: so many thousandths.
+/// The share of memory that nodes with nothing but shadow entries may take, in thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
 /// One part in so many of the cache stays behind a stream's reader.
 const FOLLOWERS_SHARE: u64 = 16;
@@ -135,9 +135,9 @@ impl PoolPolicies {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReclaimTarget {
-    /// Of the pool whose turn it is; this one asks, and if nothing else is to be had it gets what is protected.
+    /// Pages of any pool, by turns, for the pool named here; as a last resort, protected pages.
     Any(PoolNumber),
-    /// Of the pool whose turn it is; no pool asks.
+    /// Pages of any pool, by turns, for no pool in particular; protected pages stay.
     Unprotected,
     Pool(PoolNumber),
     Uncached(PoolNumber),
@@ -174,7 +174,7 @@ struct ReclaimScan {
 #[derive(Clone, Copy, Default, Debug)]
 struct ScanCounts {
     stuck: Weights,
-    /// Whether anything else was met since that was nothing.
+    /// Whether a folio that was not stuck was scanned since `stuck` was last empty.
     moved: bool,
     at_minimum: bool,
     over: bool,

@@ -26,8 +26,8 @@
 //! |---|---|---|
 //! | the owner | a socket without a listener, a free lock | finds the lock free, removes it, starts another |
 //! | the runner, starting an owner | an owner that has the lock, or one that ends by itself | joins that; or starts one |
-//! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
-//! | a program | a page of the control file | is no matter: the owner sees the process end |
+//! | the runner, later | programs that go on, served as before | harmless: the owner sees the connection end |
+//! | a program | a page of the control file | harmless: the owner sees the process end |
 //!
 //! The files in the folder prove nothing about caches, and no number of a process does: only the holder of the lock
 //! counts, and the process at the other end of the socket.

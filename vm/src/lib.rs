@@ -369,11 +369,11 @@ pub enum Event {
     ReplayStale {
         /// Pages that differ.
         differing: u64,
-        /// Of how many that were compared.
+        /// Pages that were compared.
         compared: u64,
     },
     /// No more peers can be accepted for a moment: the system refuses; or all places are taken, by as many refused
-    /// peers as may be dying, too. The latter is told once, and again only after it was otherwise.
+    /// peers as may be dying, too. Full places are reported once for each time that they become full.
     CannotAccept(io::Error),
 }
 

@@ -22,8 +22,8 @@
 //!
 //! Each entry is a few instructions that know their own number, and stands for one action for good. So the kernel's
 //! table is the only one that changes: threads that set an action at once, a forked child, or a child of `vfork` need
-//! no rule. The default action has an entry, too: what is no copy's fault gets the default put back and is sent once
-//! more, to arrive where the instruction stands. Masks, other stacks and the other flags are the kernel's.
+//! no rule. The default action has an entry, too: for a fault outside a copy it restores the default action and sends
+//! the signal once more, to arrive where the instruction stands. Masks, other stacks and the other flags are the kernel's.
 //!
 //! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process
 //! gave its addresses back. An instruction of the library's that faults there finds zeros and goes on, and the kernel
@@ -60,7 +60,7 @@ const SA_ONSTACK: u32 = 0x0800_0000;
 const SA_NODEFER: u32 = 0x4000_0000;
 const SA_RESETHAND: u32 = 0x8000_0000;
 
-/// The flags of which the kernel is told something else than the program asked for.
+/// The flags that may differ between the program's action and the kernel's.
 const OURS: u32 = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | SA_RESETHAND;
 
 // ---- the count, and reading what may not be there --------------------------------------------------------

@@ -154,7 +154,7 @@ fn look_at(fd: c_int, word: FdWord) -> Reader {
 }
 
 /// A large file that was opened and read so often, by any process of the cache, is asked for at its next first read:
-/// many descriptors read it, none of which comes far.
+/// many descriptors read a little of it each.
 const OPENINGS_MAX: u64 = 2;
 
 fn worth(to: Target<'_>) -> u64 {

@@ -121,7 +121,7 @@ impl std::str::FromStr for StoreFreshness {
     }
 }
 
-/// An amount of bytes, written as `8G`: powers of 1024.
+/// An amount of bytes, written as `8G` or `8GiB`, in powers of 1024, or as `8GB`, in powers of 1000.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Bytes(pub u64);
@@ -138,18 +138,22 @@ impl std::str::FromStr for Bytes {
     fn from_str(text: &str) -> Result<Self, String> {
         let unit_begins = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(unit_begins);
-        let power = match unit {
-            "" => Some(0),
-            "K" => Some(10),
-            "M" => Some(20),
-            "G" => Some(30),
-            "T" => Some(40),
+        let factor = match unit {
+            "" => Some(1),
+            "K" | "KiB" => Some(1 << 10),
+            "M" | "MiB" => Some(1 << 20),
+            "G" | "GiB" => Some(1 << 30),
+            "T" | "TiB" => Some(1 << 40),
+            "KB" => Some(1000),
+            "MB" => Some(1000_u64.pow(2)),
+            "GB" => Some(1000_u64.pow(3)),
+            "TB" => Some(1000_u64.pow(4)),
             _ => None,
         };
-        let bytes = number.parse::<u64>().ok().zip(power);
-        let bytes = bytes.and_then(|(number, power)| number.checked_mul(1 << power));
+        let bytes = number.parse::<u64>().ok().zip(factor);
+        let bytes = bytes.and_then(|(number, factor)| number.checked_mul(factor));
         bytes.map(Self).ok_or_else(|| {
-            format!("{text:?} is not a size; write a whole number and K, M, G or T, such as 8G")
+            format!("{text:?} is not a size; write a whole number and K, M, G or T, such as 8G, or KB, MB, GB or TB")
         })
     }
 }
@@ -279,6 +283,7 @@ mod tests {
             assert!(text.parse::<Bytes>().is_err(), "{text:?}");
         }
         assert_eq!("16M".parse(), Ok(Bytes(16 << 20)));
+        assert_eq!(["2GiB", "64MB"].map(|text| text.parse().ok()), [Some(Bytes(2 << 30)), Some(Bytes(64_000_000))]);
         assert!(":1G".parse::<Disk>().is_err() && "/d".parse::<Disk>().is_err());
     }
 }

@@ -141,21 +141,26 @@ pub fn memory_of_text(text: &str) -> Result<u64, String> {
     (memory >= MEMORY_LEAST).then_some(memory).ok_or_else(too_few)
 }
 
-/// A size in bytes: a number, which K, M or G may follow.
+/// A size in bytes: a number, which K, M, G or T may follow, in powers of 1024, or KB, MB, GB or TB, of 1000.
 ///
 /// # Errors
 /// It is none, in words.
 fn size_of_text(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
-    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB") {
-        "" => Some(0),
-        "K" => Some(10),
-        "M" => Some(20),
-        "G" => Some(30),
+    let factor = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => Some(1),
+        "K" | "KIB" => Some(1 << 10),
+        "M" | "MIB" => Some(1 << 20),
+        "G" | "GIB" => Some(1 << 30),
+        "T" | "TIB" => Some(1 << 40),
+        "KB" => Some(1000),
+        "MB" => Some(1000_u64.pow(2)),
+        "GB" => Some(1000_u64.pow(3)),
+        "TB" => Some(1000_u64.pow(4)),
         _ => None,
     };
-    let bytes = digits.parse::<u64>().ok().zip(shift);
-    let bytes = bytes.and_then(|(number, shift)| number.checked_mul(1 << shift)).filter(|&bytes| bytes > 0);
+    let bytes = digits.parse::<u64>().ok().zip(factor);
+    let bytes = bytes.and_then(|(number, factor)| number.checked_mul(factor)).filter(|&bytes| bytes > 0);
     bytes.ok_or_else(|| format!("`{text}` is not a size; write bytes, or a number with K, M or G, as 512M"))
 }
 
@@ -168,7 +173,8 @@ mod tests {
         assert_eq!(size_of_text("4096"), Ok(4096));
         assert_eq!(size_of_text("8M"), Ok(8 << 20));
         assert_eq!(size_of_text("2GiB"), Ok(2 << 30));
-        for wrong in ["", "0", "M", "-1", "1T", "1.5G", "99999999999999999999", "99999999999G", "8 M"] {
+        assert_eq!((size_of_text("64MB"), size_of_text("1T")), (Ok(64_000_000), Ok(1 << 40)));
+        for wrong in ["", "0", "M", "-1", "1X", "1.5G", "99999999999999999999", "99999999999G", "8 M"] {
             assert!(size_of_text(wrong).is_err_and(|why| why.contains("512M")), "{wrong}");
         }
     }

@@ -91,7 +91,7 @@ pub(super) fn read_only(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, words)
 }
 
-/// By `write`, which says how many bytes it took: what a hole reads as, where there can be none.
+/// Writes zeros by `write`, which returns how many bytes it took: for backends that can have no holes.
 pub(super) fn zero_by(
     range: Range<u64>,
     mut write: impl FnMut(&[u8], u64) -> io::Result<usize>,

@@ -337,7 +337,7 @@ impl<K: Kernel> RingDriver<K> {
         self.unclaimed.store(before + pushed, Ordering::Relaxed);
     }
 
-    /// Of nothing once the kernel has refused: the last to come back fails what was not taken then.
+    /// Empty once the kernel has refused: the last thread to return its claim fails the parts that were not taken.
     fn claim(&self, submission: &mut SubmissionState<K>) -> SubmitClaim {
         if submission.refusal.is_some() {
             return SubmitClaim::NOTHING;

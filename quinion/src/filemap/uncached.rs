@@ -82,7 +82,7 @@ const FOLIO_BYTES_MAX: u64 = Order::MAX.bytes() as u64;
 
 type Pages = Range<PageIndex>;
 
-/// A read, and how far it goes for its bytes.
+/// A read, and how it may wait.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadCall<'c> {
     /// The file.
@@ -184,7 +184,7 @@ impl<'r> UncachedRead<'r> {
 
     fn meet(&self, grown: GrownView<'_>, frame: Frame) {
         let Some(descriptor) = grown.descriptor(frame) else { return };
-        // If it is another folio's by now, only a place to look at is noted.
+        // If the frame is another folio's by now, the noted range is only a hint.
         let word = descriptor.word();
         if word.is_live() && word.has(Flags::DROPBEHIND) {
             let first = descriptor.index();

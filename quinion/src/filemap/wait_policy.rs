@@ -4,7 +4,7 @@
 
 use crate::sync::LockWait;
 
-/// How far a read may go for bytes that are not there.
+/// What a read may start, and wait for, to get bytes that are not cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WaitPolicy {
     /// It waits for everything it needs.

@@ -60,7 +60,7 @@ pub enum FinishOutcome {
 pub struct LockedFolio<'a> {
     held: Option<HeldFolio<'a>>,
     state: LockedState,
-    /// Of a folio that is not up to date: which of its bytes are written. Of another: those that were touched.
+    /// The bytes that were written, if the folio is not up to date; else the bytes that were touched.
     written: Range<usize>,
 }
 

@@ -118,7 +118,7 @@ impl Drop for ListReservation<'_> {
     }
 }
 
-/// Of the frames that there were when the lock was taken. Listed frames came by an earlier hold, or are the caller's.
+/// The positions of the frames that had grown when the lock was taken: those listed before, and the caller's.
 struct ListPositions<'a>(GrownView<'a>);
 
 impl RingStorage for ListPositions<'_> {

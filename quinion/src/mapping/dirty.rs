@@ -84,7 +84,7 @@ pub enum MarkOutcome {
 pub enum TakeFilter {
     /// All that are dirty, but for those under write-back, which are passed over.
     Dirty,
-    /// Those of entries that were tagged. One that is under write-back, too, ends the call, and is to be waited for.
+    /// Dirty pages of tagged entries. One that is under write-back as well ends the call: the caller waits for it.
     ToWrite,
 }
 

@@ -329,7 +329,7 @@ impl<'a> Grabbed<'a> {
                 let pages = folio.touched_pages();
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
-                // Of a folio that was dirty from birth, the end of its work reports whether it has left.
+                // For a folio that was inserted dirty, its completion reports whether it has left.
                 let counts = marked == MarkOutcome::Left && matches!(self.dirty, Dirtying::Touched(_));
                 left += if counts { count } else { 0 };
             }

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | those known, or those after the cache's last flush | this cache alone |
 //! | others, or others were seen before a flush | others: what is clean may be old |
-//! | anything, while a flush is under way | not to be told, and taken for the cache's; a later look sees it |
+//! | anything, while a flush is under way | undecidable, and treated as the cache's own; a later look sees it |
 //!
 //! A flush is under way in this sense until the look after it is over: between the two the times are the cache's, and
 //! not known yet. And a look by others tells nothing if a flush fell into it ([`VersionProbe`]).

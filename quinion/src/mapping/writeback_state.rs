@@ -261,7 +261,7 @@ impl WritebackState {
         FlushNumber(number)
     }
 
-    /// Of a flush that ends with `written` pages in the file, from its first on: how many of these count. None of them,
+    /// How many of the `written` pages of a flush that ends count as written, from its first on. None of them,
     /// if a sync failed while it was under way: what the system does with pages that it takes over then is not known.
     ///
     /// The caller holds the tree lock, has the other pages dirty again there, and then calls

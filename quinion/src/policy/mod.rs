@@ -145,9 +145,9 @@ pub enum PolicyVerdict {
     },
     /// It joins the young end of a ring.
     Keep {
-        /// Of this one.
+        /// The class of that ring.
         class: Class,
-        /// With so many reads to its credit: 0 to [`READS_MAX`].
+        /// The reads that it is credited with: 0 to [`READS_MAX`].
         reads: u8,
     },
 }

@@ -26,8 +26,8 @@
 //! And where what Probation evicts comes back soon, it gets as much as one page more of it is worth beside one page of
 //! Main: `recency.rs`.
 //!
-//! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`): it
-//! would leave unread else, and so would the folio in whose place it came. A loop a little larger than the cache is
+//! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`): otherwise
+//! it would be evicted unread, and so would the folio in whose place it came. A loop a little larger than the cache is
 //! kept in part that way, where it would pass through Main for nothing; and nothing has to recognize it. A full Main
 //! is reached from one and a half caches away at most: of folios away for longer most came back by chance. Where Main
 //! lacks pages, Probation being larger than its share, folios come from as far as Main takes to come round, and six

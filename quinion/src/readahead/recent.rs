@@ -48,7 +48,7 @@ pub(super) enum AccessPattern {
 
 #[derive(Clone, Copy, Debug)]
 enum Beside {
-    /// As far from one as that was from the one before it.
+    /// It lies as far from an earlier request as that one lies from the request before it.
     InStep {
         /// The place of that one among the newest, 0 for the very last.
         age: usize,

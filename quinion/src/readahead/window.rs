@@ -140,7 +140,7 @@ pub trait Cached {
     fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex>;
 }
 
-/// Nothing is cached, as far as the decision need know.
+/// An empty cache, for decisions that do not depend on it.
 #[derive(Clone, Copy, Debug)]
 pub struct NothingCached;
 

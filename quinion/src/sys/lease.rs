@@ -62,7 +62,7 @@ pub struct LeaseSignal {
 pub enum WaitEnd {
     /// The lease by this descriptor is to be given up, or was when this was sent.
     For(RawFd),
-    /// By a thread that wants it to check its state ([`call`]), or spuriously.
+    /// Another thread wants this one to check its state ([`call`]), or the wake-up is spurious.
     ForNothing,
 }
 

@@ -64,8 +64,8 @@
 //! Where bytes are put into a folio that is still `LOCKED`, by a writer who fills it itself, it is dirty before it is
 //! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
 //!
-//! A folio in the index is up to date as a whole, or being filled, or allocated: one of whose pages some failed leaves
-//! the index before it is unlocked, and those that had arrived go with it. `PARTIAL_UPTODATE` itself only says that
+//! A folio in the index is up to date as a whole, or being filled, or allocated. A folio with failed pages leaves the
+//! index before it is unlocked, and its pages that had arrived go with it. `PARTIAL_UPTODATE` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
 //!
 //! A folio is **steady** from the end of its fill until its first writer comes, and **written** from then on: up to

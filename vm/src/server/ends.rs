@@ -117,8 +117,7 @@ impl Shared {
         ConnectionState::Over
     }
 
-    /// Has the end of a killed process told, if it is not yet. If epoll has no room for that, it is looked at now and
-    /// then.
+    /// Has epoll report the end of the peer's process, if it does not yet. If epoll has no room, the process is polled.
     pub(super) fn await_end(&self, connection: &Connection) {
         let (number, Some(alive)) = (connection.number, connection.peer.alive()) else { return };
         match epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE) {

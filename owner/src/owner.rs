@@ -23,7 +23,7 @@
 //! | `MemoryShortage` | files that are left to the kernel because memory is too small |
 //! | `BackgroundCopies` | files that are copied out of the kernel's cache while no read waits |
 //! | `AccessCounts` | which files are read most |
-//! | `StillOpen` | files that no viewer has, and whose descriptors are open still |
+//! | `ClosingFiles` | files that no viewer has, and whose descriptors are open still |
 //!
 //! Locks: all are of the rank `Viewer`, so none is held while another of them is taken; nor while a file is opened,
 //! read or closed.
@@ -58,12 +58,13 @@ mod hot_files;
 mod named;
 mod attached_files;
 mod background_copy;
-mod still_open;
+mod closing_files;
 
 use admission::{ALL_FILES, FileAdmission, OpenRequest, TOO_SMALL, WATCHED};
 pub use attached_files::AttachmentCounts;
 use attached_files::{AttachedFiles, Attachment};
 use background_copy::{AttachAttempt, BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
+use closing_files::ClosingFiles;
 use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
 pub use hot_files::HotFile;
@@ -71,7 +72,6 @@ use hot_files::{AccessCounts, RankedFile};
 pub use named::{NameOpener, NamedObject};
 pub use shortage::Shortage;
 use shortage::{Decision, ShortageEntry};
-use still_open::StillOpen;
 use thrash::{Candidate, WindowSums};
 
 /// A [`Cache`] on behalf of viewers: opens what they attach, and keeps what they are shown true.
@@ -82,7 +82,7 @@ pub struct CacheOwner {
     files: AttachedFiles,
     accesses: AccessCounts,
     copies: Option<BackgroundCopies>,
-    still_open: StillOpen,
+    still_open: ClosingFiles,
     /// `None`: nothing is opened by a name.
     opener: Option<Arc<dyn NameOpener>>,
     #[cfg(test)]
@@ -103,7 +103,7 @@ impl CacheOwner {
             files: AttachedFiles::new(),
             accesses: AccessCounts::new(),
             copies: None,
-            still_open: StillOpen::new(),
+            still_open: ClosingFiles::new(),
             opener: None,
             #[cfg(test)]
             before_noted: tests::BeforeNoted::default(),

@@ -147,10 +147,10 @@ impl Samples {
             None => self.seen.first += weight,
         }
         self.row.push();
-        self.shed();
+        self.drop_excess_samples();
     }
 
-    fn shed(&mut self) {
+    fn drop_excess_samples(&mut self) {
         while self.last.len() > self.samples_max
             && let Some((hash, place)) = self.last.pop_last()
         {

@@ -174,9 +174,13 @@ pub(crate) enum Repr {
          until then it may be lost with the machine"
     )]
     Sync { source: Box<dyn std::error::Error + Send + Sync> },
-    #[error("cannot give the file {bytes} bytes: {source}; its size is what it was, and the call can be made again")]
+    #[error(
+        "cannot give the file {bytes} bytes: {source}; its size is what it was, and the call can be made again"
+    )]
     SetSize { bytes: u64, source: io::Error },
-    #[error("cannot punch {len} bytes at byte {position}: {source}; some of them may read as zeros now; punch them again")]
+    #[error(
+        "cannot punch {len} bytes at byte {position}: {source}; some of them may read as zeros now; punch them again"
+    )]
     Punch { position: u64, len: u64, source: io::Error },
     #[error(
         "cannot keep space for {len} bytes at byte {position}: {source}; writes go on, and the sync of one that \

@@ -596,7 +596,7 @@ fn wait(
             live.inspect(|live| live.show());
         }
         if let Some(signal) = signals.next()?
-            && signal.is_for_us_alone(process)
+            && signal.is_directed_at_run(process)
             && !signals.was_for_group(&signal, process)
         {
             signals::send(process, signal.number);

@@ -104,7 +104,7 @@ impl PlanCache {
 
     /// Writes `bytes` there as a whole: a concurrent reader finds the former bytes.
     pub fn replace(&self, what: &str, key: impl Hash, bytes: &[u8]) -> io::Result<()> {
-        self.folder.remove_old(is_of_us);
+        self.folder.remove_old(is_cache_file_name);
         let name = self.name(what, key);
         let new = format!("{name}.{}", std::process::id());
         let (from, to) = (self.folder.within(&new), self.folder.within(&name));
@@ -122,7 +122,7 @@ impl PlanCache {
         let name = self.name(what, key);
         let mut file = self.open(&name, File::options().append(true).create(true))?;
         match file.metadata()?.len() {
-            0 => self.folder.remove_old(is_of_us),
+            0 => self.folder.remove_old(is_cache_file_name),
             bytes if bytes + line.len() as u64 >= BYTES_MAX => {
                 return fs::remove_file(self.folder.within(&name));
             }
@@ -139,7 +139,7 @@ impl PlanCache {
     }
 }
 
-fn is_of_us(name: &str) -> bool {
+fn is_cache_file_name(name: &str) -> bool {
     WHATS.iter().any(|what| name.strip_prefix(what).is_some_and(|rest| rest.starts_with('-')))
 }
 

@@ -621,8 +621,8 @@ fn why_nothing(reasons: &[u64]) -> Option<String> {
     counted.first()?;
     let remedy = if counted.iter().any(|&(_, reason)| reason == Reason::Left) {
         "; a file of 4 MiB or more is copied into the cache, in the background, when it is opened for the third time, \
-         and any file when reads of it have come to twice its size; one that is larger than a quarter of --memory is not \
-         copied: give more; `--attach at-once` serves every file at its first read"
+         and any file when reads of it have come to twice its size; one that is larger than a quarter of --memory is \
+         not copied: give more; `--attach at-once` serves every file at its first read"
     } else {
         ""
     };

@@ -86,7 +86,7 @@ const SIGNAL_BYTES: usize = size_of::<Signal>();
 
 impl Signal {
     /// Whether the program has to be told: a process other than the program sent it to this process alone.
-    pub fn is_for_us_alone(&self, program: u32) -> bool {
+    pub fn is_directed_at_run(&self, program: u32) -> bool {
         self.number != libc::SIGCHLD && self.code <= 0 && self.sender != program
     }
     /// Whether it asks a process without a program to end.
@@ -150,7 +150,7 @@ impl Signals {
         for number in CAUGHT {
             signals.catch_one(number)?;
         }
-        let_through(libc::SIGCHLD);
+        unblock(libc::SIGCHLD);
         Ok(signals)
     }
 
@@ -289,7 +289,7 @@ pub fn die_by(number: i32) {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(number, libc::SIG_DFL);
-        let_through(number);
+        unblock(number);
         libc::raise(number);
     }
 }
@@ -299,7 +299,7 @@ pub fn block(number: i32) {
 }
 
 /// Unblocks a signal in this thread: it may have been blocked by the parent process.
-fn let_through(number: i32) {
+fn unblock(number: i32) {
     set_blocked(number, libc::SIG_UNBLOCK);
 }
 

@@ -165,7 +165,7 @@ struct Shared {
     recorder: Option<Mutex<Recorder>>,
     replay: Option<Replay>,
     epoll: OwnedFd,
-    listener: ClosedOnOwnThread,
+    listener: BackgroundClose,
     wake_event: OwnedFd,
     clock: OwnedFd,
     is_ending: AtomicBool,
@@ -176,15 +176,15 @@ struct Shared {
 }
 
 /// A descriptor whose close may wait for an unknown peer: a thread of its own closes it.
-struct ClosedOnOwnThread(Option<OwnedFd>);
+struct BackgroundClose(Option<OwnedFd>);
 
-impl AsFd for ClosedOnOwnThread {
+impl AsFd for BackgroundClose {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_ref().expect("it is taken when it is dropped").as_fd()
     }
 }
 
-impl Drop for ClosedOnOwnThread {
+impl Drop for BackgroundClose {
     fn drop(&mut self) {
         let cell = Arc::new(Mutex::new(self.0.take()));
         let theirs = Arc::clone(&cell);
@@ -272,7 +272,7 @@ impl Server {
             snapshot,
             image,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(socket, "epoll: ", e))?,
-            listener: ClosedOnOwnThread(Some(listener)),
+            listener: BackgroundClose(Some(listener)),
             wake_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|e| failed(socket, "an eventfd: ", e))?,
             clock: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)

@@ -516,7 +516,7 @@ impl Vm {
             self.read_ahead(reads, common);
             self.want_window(window);
         } else if run.bytes > unit {
-            self.note_crowd(offset, image_bytes, common);
+            self.note_dense_region(offset, image_bytes, common);
         }
     }
 
@@ -528,7 +528,7 @@ impl Vm {
     }
 
     /// If the neighbourhood of a fault's answer at `offset` is crowded, what is absent there comes next.
-    fn note_crowd(&mut self, offset: u64, image_bytes: u64, common: &VmShared<'_>) {
+    fn note_dense_region(&mut self, offset: u64, image_bytes: u64, common: &VmShared<'_>) {
         let begin = offset / CROWD_BYTES * CROWD_BYTES;
         let end = (begin + CROWD_BYTES).min(image_bytes);
         let is_coming = |window: &Range<u64>| window.start < end && begin < window.end;

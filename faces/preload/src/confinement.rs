@@ -22,7 +22,7 @@ use crate::kernel::{self, Access, SIGSEGV};
 use crate::process::{INERT, Inside, LEFT, counted_inside, is_on, is_vfork_child, viewer};
 use crate::stop::{Actions, stop, stop_with};
 use crate::thread_list::BlockedBy;
-use crate::viewer_memory::{PAGE, cover, say_there_is_no_owner, take_memory};
+use crate::viewer_memory::{PAGE, cover, mark_owner_dead, take_memory};
 use crate::{faults, process, viewer_memory};
 
 /// Whether the library's system calls may be forbidden.
@@ -114,7 +114,7 @@ pub fn give_addresses_back() {
     if is_held_here || !faults::stay_installed() || !kernel::cover(arena.base, PAGE, Access::ReadWrite) {
         return;
     }
-    say_there_is_no_owner(arena.base);
+    mark_owner_dead(arena.base);
     let begun = clock_millis();
     let (mut turn, mut asleep_since) = (0, begun);
     loop {

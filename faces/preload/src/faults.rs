@@ -23,7 +23,8 @@
 //! Each entry is a few instructions that know their own number, and stands for one action for good. So the kernel's
 //! table is the only one that changes: threads that set an action at once, a forked child, or a child of `vfork` need
 //! no rule. The default action has an entry, too: for a fault outside a copy it restores the default action and sends
-//! the signal once more, to arrive where the instruction stands. Masks, other stacks and the other flags are the kernel's.
+//! the signal once more, to arrive where the instruction stands. Masks, other stacks and the other flags are the
+//! kernel's.
 //!
 //! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process
 //! gave its addresses back. An instruction of the library's that faults there finds zeros and goes on, and the kernel

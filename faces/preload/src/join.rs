@@ -6,8 +6,8 @@
 //! For that time some numbers of descriptors are the library's. To be served reads, a child joins only while it has no
 //! other thread, which could close such a number, or get another number for a file than without the library. To tell
 //! the owner that it cuts, removes, locks or watches a file, or unmounts, it joins in any case; without that the call
-//! would fail, give a wrong result or leave space allocated. The calls that close descriptors wait meanwhile (`process.rs`, BUSY). So they do while a
-//! descriptor is sent ([`send`]), by a connection that is not kept.
+//! would fail, give a wrong result or leave space allocated. The calls that close descriptors wait meanwhile
+//! (`process.rs`, BUSY). So they do while a descriptor is sent ([`send`]), by a connection that is not kept.
 
 use core::ffi::c_int;
 

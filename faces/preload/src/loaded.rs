@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   program, vdso, THIS OBJECT, libpthread, libc, ...      as they were loaded
-//!                               '------ after_us ------    the first that has the name is the real function
+//!                               '- for_each_later_object -    the first that has the name is the real function
 //! ```
 //!
 //! `dlsym(RTLD_NEXT, name)` finds the same, and is asked where there is one. Before version 2.34 of the C library it
@@ -70,11 +70,11 @@ pub fn each(mut found: Found<'_>) {
     unsafe { dl_iterate_phdr(tell, (&raw mut found).cast()) };
 }
 
-pub fn after_us(look: &mut dyn FnMut(&Names)) {
+pub fn for_each_later_object(look: &mut dyn FnMut(&Names)) {
     let mut is_after = false;
     each(&mut |object| {
         if !is_after {
-            is_after = object.has(after_us as *const () as usize);
+            is_after = object.has(for_each_later_object as *const () as usize);
         } else if let Some(names) = object.names() {
             look(&names);
         }
@@ -88,8 +88,9 @@ pub fn after_us(look: &mut dyn FnMut(&Names)) {
 pub fn another_object_wraps() -> bool {
     let (mut is_program, mut found) = (true, false);
     each(&mut |object| {
-        let is_others =
-            !is_program && !object.is_of_c_library() && !object.has(after_us as *const () as usize);
+        let is_others = !is_program
+            && !object.is_of_c_library()
+            && !object.has(for_each_later_object as *const () as usize);
         is_program = false; // it is the first
         if is_others && let Some(names) = object.names() {
             found = SERVED.iter().any(|&(name, hash)| names.function(name, hash).is_some());

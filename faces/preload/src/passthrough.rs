@@ -81,7 +81,7 @@ before! {
     rename = rename => replaced;
     renameat = renameat => replaced_at;
     renameat2 = renameat2 => replaced_at;
-    fcloseall = fcloseall => everything_left;
+    fcloseall = fcloseall => on_detach_all;
     /// The streams of the C library become a terminal's.
     login_tty = login_tty => terminal_taken;
     close_range = close_range => closed_range;
@@ -119,7 +119,7 @@ before! {
     /// May forbid the library's system calls.
     prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
-    pidfd_getfd = pidfd_getfd => everything_passed;
+    pidfd_getfd = pidfd_getfd => on_share_all;
     sigset = sigset => sigaction::changes_unseen;
     sigignore = sigignore => sigaction::changes_unseen;
     siginterrupt = siginterrupt => sigaction::changes_unseen;
@@ -272,7 +272,7 @@ fn passed_on(fd: c_int) {
 
 extern "C" fn sent_message(_socket: usize, message: usize) {
     if process::is_on() && descriptors_in(message, passed_on).is_none() {
-        everything_passed();
+        on_share_all();
     }
 }
 
@@ -282,7 +282,7 @@ extern "C" fn sent_messages(_socket: usize, messages: usize, count: usize) {
     }
     for i in 0..(count as u32).min(1024) as usize {
         if descriptors_in(messages.wrapping_add(i * size_of::<Messages>()), passed_on).is_none() {
-            return everything_passed(); // as far as the kernel gets with them
+            return on_share_all(); // as far as the kernel gets with them
         }
     }
 }
@@ -329,13 +329,13 @@ extern "C" fn closed_from(first: usize) {
     }
 }
 
-extern "C" fn everything_passed() {
+extern "C" fn on_share_all() {
     if process::is_on() {
         descriptors::share_all(Reason::Passed);
     }
 }
 
-extern "C" fn everything_left() {
+extern "C" fn on_detach_all() {
     if process::is_on() {
         descriptors::detach_all(Reason::Passed);
     }
@@ -509,7 +509,7 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => {}
         number::INOTIFY_ADD_WATCH => watches(a, b, c),
         number::FANOTIFY_MARK => marks(a, b, c, d, e),
-        number::PIDFD_GETFD => everything_passed(),
+        number::PIDFD_GETFD => on_share_all(),
         number::IO_URING_SETUP => stop::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),
         number::SENDMMSG => sent_messages(a, b, c),

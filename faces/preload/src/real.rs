@@ -109,7 +109,7 @@ impl Real {
             None if IS_RESOLVED.load(Ordering::Relaxed) => None,
             None => first(wrapped),
         };
-        let found = found.or_else(|| if wrapped.may_be_local() { the_only(wrapped) } else { None });
+        let found = found.or_else(|| if wrapped.may_be_local() { unique_definition(wrapped) } else { None });
         found.unwrap_or_else(|| wrapped.missing())
     }
 }
@@ -159,7 +159,7 @@ pub fn resolve() {
 fn resolve_by_tables() {
     const TEST_CANCEL_HASH: u32 = loaded::hash(TEST_CANCEL_NAME);
     let (mut test_cancel, mut found) = (None, [None; ALL.len()]);
-    loaded::after_us(&mut |names| {
+    loaded::for_each_later_object(&mut |names| {
         test_cancel = test_cancel.or_else(|| names.function(TEST_CANCEL_NAME, TEST_CANCEL_HASH));
         for (found, wrapped) in found.iter_mut().zip(ALL) {
             *found = found.or_else(|| names.function(wrapped.name, wrapped.hash));
@@ -173,15 +173,17 @@ fn resolve_by_tables() {
 
 fn first(wrapped: &Wrapped) -> Option<*mut c_void> {
     let mut found = None;
-    loaded::after_us(&mut |names| found = found.or_else(|| names.function(wrapped.name, wrapped.hash)));
+    loaded::for_each_later_object(&mut |names| {
+        found = found.or_else(|| names.function(wrapped.name, wrapped.hash))
+    });
     found
 }
 
 /// The function of the one object that has it. If several were loaded locally it cannot be told which is meant: then
 /// there is none.
-fn the_only(wrapped: &Wrapped) -> Option<*mut c_void> {
+fn unique_definition(wrapped: &Wrapped) -> Option<*mut c_void> {
     let (mut found, mut others) = (None, 0);
-    loaded::after_us(&mut |names| {
+    loaded::for_each_later_object(&mut |names| {
         if let Some(function) = names.function(wrapped.name, wrapped.hash) {
             (found, others) = (Some(function), others + 1);
         }

@@ -154,7 +154,7 @@ pub fn settle_child(is_held_back: bool) {
     }
 }
 
-pub fn say_there_is_no_owner(page: NonNull<u8>) {
+pub fn mark_owner_dead(page: NonNull<u8>) {
     // SAFETY: a page of the library's that may be written, aligned; a header is atomics only.
     let header = unsafe { page.cast::<Header>().as_ref() };
     header.owner_lives.store(OWNER_ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
@@ -183,7 +183,7 @@ pub fn fix_up_fault(address: usize) -> bool {
 fn map_zeros_at_arena(page: usize, bytes: usize) -> bool {
     let mapped = kernel::map_where_nothing_is(page, bytes);
     if let Ok(Some(page)) = mapped {
-        say_there_is_no_owner(page);
+        mark_owner_dead(page);
     }
     mapped.is_ok()
 }

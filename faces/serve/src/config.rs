@@ -283,7 +283,10 @@ mod tests {
             assert!(text.parse::<Bytes>().is_err(), "{text:?}");
         }
         assert_eq!("16M".parse(), Ok(Bytes(16 << 20)));
-        assert_eq!(["2GiB", "64MB"].map(|text| text.parse().ok()), [Some(Bytes(2 << 30)), Some(Bytes(64_000_000))]);
+        assert_eq!(
+            ["2GiB", "64MB"].map(|text| text.parse().ok()),
+            [Some(Bytes(2 << 30)), Some(Bytes(64_000_000))]
+        );
         assert!(":1G".parse::<Disk>().is_err() && "/d".parse::<Disk>().is_err());
     }
 }

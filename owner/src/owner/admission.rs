@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::errno;
 use super::guarantee::{ServeRules, Unserved};
 use super::shortage::MemoryShortage;
-use super::truncation_watch::{SinceWatched, TruncationWatcher};
+use super::truncation_watch::{TruncationCheck, TruncationWatcher};
 use crate::serve::FileMode;
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::Validation;
@@ -146,7 +146,7 @@ impl FileAdmission {
         }
         // Watched first, leased then: whatever cuts it from here on, the lease ends with the notice.
         if let Some(watch) = watch {
-            if watch.arm(file.coherence_state()) == SinceWatched::Truncated {
+            if watch.arm(file.coherence_state()) == TruncationCheck::Truncated {
                 file.invalidate_for_cut();
                 return Err(Errno::TXTBSY);
             }

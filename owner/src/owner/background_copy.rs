@@ -49,7 +49,7 @@ use crate::serve::AttachReason;
 use quinion::Cache;
 use quinion::internals::arena::control::AttachPolicy;
 use quinion::internals::sync::{Rank, RankedMutex};
-use quinion::internals::sys::io::{KernelHolds, kernel_holds};
+use quinion::internals::sys::io::{KernelCacheCounts, kernel_holds};
 use quinion::internals::units::{FileId, PAGE_SIZE};
 
 /// A file of 4 MiB pays for the request at its first read; a smaller one after some dozens.
@@ -398,7 +398,7 @@ pub(super) fn rest_after(step: Duration) -> Duration {
 }
 
 /// Whether the kernel holds nearly all of a file; or unwritten bytes, which reading there would write first.
-fn is_held(holds: KernelHolds, bytes: u64) -> bool {
+fn is_held(holds: KernelCacheCounts, bytes: u64) -> bool {
     let pages = bytes.div_ceil(PAGE_SIZE as u64);
     holds.unwritten > 0 || holds.pages >= pages - pages / 4
 }

@@ -81,7 +81,7 @@ pub(super) struct TruncationWatch {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum SinceWatched {
+pub(super) enum TruncationCheck {
     Untouched,
     Truncated,
 }
@@ -198,7 +198,7 @@ impl WatchTable {
 impl TruncationWatch {
     /// `state` is told of truncations from here on, and keeps the watch. Data read before may be older than a
     /// truncation since the watch began.
-    pub(super) fn arm(self, state: &Arc<CoherenceState>) -> SinceWatched {
+    pub(super) fn arm(self, state: &Arc<CoherenceState>) -> TruncationCheck {
         let (shared, number) = (Arc::clone(&self.shared), self.number);
         // First: a notice that comes now finds no entry for it, and a later one finds `state` in the entry.
         state.keep_watch(Box::new(self));
@@ -206,13 +206,13 @@ impl TruncationWatch {
         let Some(known) = table.files.get_mut(&number) else {
             drop(table);
             state.note_change();
-            return SinceWatched::Truncated;
+            return TruncationCheck::Truncated;
         };
         known
             .states
             .retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), &raw const **state));
         known.states.push(Arc::downgrade(state));
-        SinceWatched::Untouched
+        TruncationCheck::Untouched
     }
 }
 

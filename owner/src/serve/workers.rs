@@ -55,13 +55,13 @@ impl WorkKey {
 
 /// The workers at one key.
 #[derive(Clone, Copy, Debug)]
-struct AtWork {
+struct BusyCount {
     count: usize,
     /// When one began alone or came back last.
     progress: Instant,
 }
 
-impl AtWork {
+impl BusyCount {
     fn are_stuck(self, key: WorkKey, now: Instant) -> bool {
         self.count >= key.at_work_max() && now.saturating_duration_since(self.progress) >= STUCK_MIN
     }
@@ -76,7 +76,7 @@ pub(super) struct Workers {
     resting: AtomicUsize,
     /// The wake-up count when the last viewer joined, and how many sleep since then.
     listeners: RankedMutex<(u32, usize)>,
-    at_work: RankedMutex<HashMap<WorkKey, AtWork>>,
+    at_work: RankedMutex<HashMap<WorkKey, BusyCount>>,
     probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
 
@@ -177,7 +177,7 @@ impl Workers {
 
     fn enter_at(&self, key: WorkKey, now: Instant) -> Option<BusyWorker<'_>> {
         let mut at_work = self.at_work.lock();
-        let known = at_work.entry(key).or_insert(AtWork { count: 0, progress: now });
+        let known = at_work.entry(key).or_insert(BusyCount { count: 0, progress: now });
         if known.are_stuck(key, now) {
             return None;
         }
@@ -251,7 +251,7 @@ impl Drop for BusyWorker<'_> {
         let mut at_work = self.workers.at_work.lock();
         match at_work.get_mut(&self.key) {
             Some(known) if known.count > 1 => {
-                *known = AtWork { count: known.count - 1, progress: Instant::now() };
+                *known = BusyCount { count: known.count - 1, progress: Instant::now() };
             }
             _ => drop(at_work.remove(&self.key)),
         }

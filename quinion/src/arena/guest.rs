@@ -379,13 +379,13 @@ impl Arena {
         self.make_entries(&mut growth.tables, fresh).map_err(no_memory)?;
         // 3 over the extents. A reader that is past its first look there throws away what it sees (head of this file).
         let offset = first as usize * EXTENT_SIZE;
-        if let Err(source) = self.arena_segment.lay_over(offset, bytes, file.as_fd()) {
-            self.lay_bare(first, extents);
+        if let Err(source) = self.arena_segment.map_over(offset, bytes, file.as_fd()) {
+            self.restore_mapping(first, extents);
             return Err(ArenaError::System { call: "mmap", source }.into());
         }
         let sealed = seal_for(&file, usage);
         if let Err(error) = sealed {
-            self.lay_bare(first, extents);
+            self.restore_mapping(first, extents);
             return Err(error.into());
         }
         // 4 known to viewers
@@ -401,9 +401,9 @@ impl Arena {
         Ok(GuestExtents { arena: Arc::clone(self), first, pages: extents * EXTENT_PAGES, file, backing })
     }
 
-    fn lay_bare(&self, first: u32, extents: u32) -> bool {
+    fn restore_mapping(&self, first: u32, extents: u32) -> bool {
         let (offset, bytes) = (first as usize * EXTENT_SIZE, extents as usize * EXTENT_SIZE);
-        self.arena_segment.lay_bare(offset, bytes).is_ok()
+        self.arena_segment.restore_mapping(offset, bytes).is_ok()
     }
 
     /// Gives back the extents of guests whose handles are gone and whose frames have all come back. Where the system
@@ -420,7 +420,7 @@ impl Arena {
         before_bytes();
         for (first, extents) in ended {
             // No other thread has it: one that takes or gives back has the growth lock, and claims are not possible.
-            if self.lay_bare(first, extents) {
+            if self.restore_mapping(first, extents) {
                 self.stock.lock().remove_guest(first);
                 growth.returned += u64::from(extents) * EXTENT_SIZE as u64;
                 self.guest_pages.fetch_sub(u64::from(extents) * u64::from(EXTENT_PAGES), Ordering::Relaxed);

@@ -314,7 +314,7 @@ impl Arena {
             // The files of its pages go with their mappings. A thread that is late for a viewer that was there reads
             // the segment's own file, and takes memory for what it reads: until the next time.
             let is_empty = self.viewer_segments[last as usize].get().is_none_or(|segment| {
-                segment.lay_bare(0, EXTENT_SIZE).and_then(|()| segment.punch(0)).is_ok()
+                segment.restore_mapping(0, EXTENT_SIZE).and_then(|()| segment.punch(0)).is_ok()
             });
             if !is_empty {
                 return;
@@ -375,7 +375,7 @@ impl Arena {
             group => self.viewer_segments[group - 1].get().expect("the group is mapped"),
         };
         let offset = page_offset(number);
-        segment.lay_over(offset, VIEWER_BYTES, file.as_fd()).map_err(no_memory)?;
+        segment.map_over(offset, VIEWER_BYTES, file.as_fd()).map_err(no_memory)?;
         // Memory that is there is not missing when it is touched.
         segment
             .populate_pages(offset, VIEWER_BYTES, FileBacking { file: file.as_fd(), at: 0 })

@@ -14,7 +14,7 @@
 //!
 //! Invariants:
 //!  1. The mapping stays where it is, in full, until the segment is dropped. Another file may lie over a part of it
-//!     for a while ([`Segment::lay_over`]).
+//!     for a while ([`Segment::map_over`]).
 //!  2. The file's size never changes; a viewer that maps all of it never meets its end.
 //!  3. A forked child does not inherit the mapping, and the child's drop leaves its address space alone:
 //!     something else may live there by then.
@@ -200,13 +200,13 @@ impl Segment {
     /// # Errors
     /// The system refuses; what lies there is arbitrary then, and the caller maps something else over it or keeps it
     /// from being touched.
-    pub fn lay_over(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn map_over(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>) -> io::Result<()> {
         self.map(offset, bytes, file, 0)?;
         self.settle_in(offset, bytes)
     }
 
-    /// Puts the segment's own file back where another lay; not for [`Sharing::Common`]. See [`Segment::lay_over`].
-    pub fn lay_bare(&self, offset: usize, bytes: usize) -> io::Result<()> {
+    /// Puts the segment's own file back where another lay; not for [`Sharing::Common`]. See [`Segment::map_over`].
+    pub fn restore_mapping(&self, offset: usize, bytes: usize) -> io::Result<()> {
         self.map(offset, bytes, self.file.as_fd(), offset as u64)?;
         self.settle_in(offset, bytes)
     }

@@ -214,7 +214,7 @@ impl Arena {
     /// Extents that are to go and have not gone.
     pub fn excess_extents(&self) -> u32 {
         let stock = self.stock.lock();
-        stock.excess().max(stock.in_the_way())
+        stock.excess().max(stock.blocking_frames())
     }
 
     /// Whether waiting is of no use: each extent that is still to go has a folio that a pin keeps, or goes for a guest.
@@ -242,7 +242,7 @@ impl FrameStock {
             && !self.guests.has(extent)
     }
 
-    fn in_the_way(&self) -> u32 {
+    fn blocking_frames(&self) -> u32 {
         let demand = self.guests.demand().cloned().unwrap_or_default();
         demand.filter(|extent| !self.has_no_memory(*extent)).count() as u32
     }
@@ -274,7 +274,7 @@ impl FrameStock {
 
     /// Extents of data that are to be emptied. Two stay, at any bound: else nothing could be read.
     fn to_empty(&self, meta: u32) -> u32 {
-        self.excess().min(self.extents_data(meta).saturating_sub(2)).max(self.in_the_way())
+        self.excess().min(self.extents_data(meta).saturating_sub(2)).max(self.blocking_frames())
     }
 
     pub(super) fn note_lowered(&mut self) {

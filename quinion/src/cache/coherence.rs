@@ -375,7 +375,7 @@ impl CoherenceState {
         match policy {
             Coherence::Check | Coherence::Immutable => Ok(()),
             _ if self.holds_lease() => Ok(()),
-            Coherence::Lease if self.we_write() => Ok(()),
+            Coherence::Lease if self.is_writer() => Ok(()),
             Coherence::Lease => self.assure_lease(),
             Coherence::CheckEvery(time) => self.look_after(time),
         }
@@ -410,14 +410,14 @@ impl CoherenceState {
     }
 
     /// Whether this cache has the file open for writing; it keeps it open so for as long as it knows the file.
-    fn we_write(&self) -> bool {
+    fn is_writer(&self) -> bool {
         self.mapping.writeback().writer().is_some()
     }
 
     fn in_force(&self, wanted: Coherence) -> CoherenceInForce {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
-        let why = if state.wanted > 0 && self.we_write() { NoLease::WrittenHere } else { state.no_lease };
+        let why = if state.wanted > 0 && self.is_writer() { NoLease::WrittenHere } else { state.no_lease };
         let no_lease = (!is_leased).then_some(why);
         let in_force = match wanted {
             Coherence::Immutable => wanted,
@@ -453,7 +453,7 @@ impl CoherenceState {
             return;
         }
         let holder: Weak<Self> = Arc::downgrade(self);
-        let taken = match self.we_write() {
+        let taken = match self.is_writer() {
             true => Err(NoLease::WrittenHere),
             false => self.leases.take(&self.mapping.backend(), holder),
         };

@@ -47,13 +47,13 @@ pub(super) struct DiskCopies {
 struct CopyTask {
     tier: Arc<DiskTier>,
     /// The next pause for a disk that takes nothing, and the copies' buffer. Held by a run of the task alone.
-    state: Mutex<(BehindPause, Vec<u8>)>,
+    state: Mutex<(CopyBackoff, Vec<u8>)>,
 }
 
 #[derive(Debug)]
-struct BehindPause(Duration);
+struct CopyBackoff(Duration);
 
-impl BehindPause {
+impl CopyBackoff {
     /// After the disk has taken something since the last pause.
     fn next_after_progress(&mut self) -> Duration {
         self.0 = PAUSE_MIN;
@@ -67,7 +67,7 @@ impl BehindPause {
     }
 }
 
-impl Default for BehindPause {
+impl Default for CopyBackoff {
     fn default() -> Self {
         Self(PAUSE_MIN)
     }
@@ -137,7 +137,7 @@ impl BackgroundTask for CopyTask {
             CopyOutcome::Behind { took: true } => Some(pause.next_after_progress()),
             CopyOutcome::Behind { took: false } => Some(pause.next()),
             CopyOutcome::More => {
-                *pause = BehindPause::default();
+                *pause = CopyBackoff::default();
                 Some(Duration::ZERO)
             }
         }

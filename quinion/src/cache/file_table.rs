@@ -218,7 +218,7 @@ impl CacheInner {
         if is_idle {
             let since = table.retire(identity, &mut gone);
             if parks {
-                table.park(since, told, Linger::May, &mut gone);
+                table.park(since, told, KeepOpen::May, &mut gone);
             }
             table.bound_idle(self.idle_files_max, &mut gone);
         }
@@ -258,7 +258,7 @@ impl CacheInner {
         let mut gone = DeferredRelease::default();
         table = self.table.lock();
         for (since, told) in told {
-            table.park(since, told, Linger::MustNot, &mut gone);
+            table.park(since, told, KeepOpen::MustNot, &mut gone);
         }
         drop(table);
         self.end_all(gone);
@@ -362,7 +362,13 @@ impl FileTable {
     /// Closes the descriptor of one that is idle since then. Its pages stay if they are of the version `told`, which
     /// its file's times will identify; else it is forgotten. One that has something to be written stays as it is;
     /// and, if it may linger, one of a mount that has no number, for [`Cache::forget_lingering`].
-    fn park(&mut self, since: u64, told: Option<ObservedTimes>, linger: Linger, gone: &mut DeferredRelease) {
+    fn park(
+        &mut self,
+        since: u64,
+        told: Option<ObservedTimes>,
+        linger: KeepOpen,
+        gone: &mut DeferredRelease,
+    ) {
         let Some(identity) = self.idle.get(&since) else { return };
         let known = self.files.get_mut(identity).expect("an idle mapping is known");
         let (mapping, backend) = (&known.mapping, known.mapping.backend());
@@ -372,7 +378,7 @@ impl FileTable {
         }
         let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writeback().writer().is_none();
         let Some(mount) = backend.mount().filter(|_| is_told) else {
-            if is_told && linger == Linger::May {
+            if is_told && linger == KeepOpen::May {
                 return self.lingering.push((since, Instant::now()));
             }
             return self.forget_into(since, gone);
@@ -428,7 +434,7 @@ fn await_closed(file: &ParkedBackend) {
 }
 /// Whether a file without open handles may stay open for a while, where only that keeps what is cached of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Linger {
+enum KeepOpen {
     May,
     MustNot,
 }

@@ -107,7 +107,7 @@ impl<'m> ExclusiveAccess<'m> {
         change(&*device)?;
         if was_ours && let Ok(after) = device.attributes() {
             *self.version = after.version;
-            self.mapping.forget_ours();
+            self.mapping.reset_own_changes();
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 
 use crate::sync::LockWait;
 
-/// What a read may start, and wait for, to get bytes that are not cached.
+/// The I/O and the waits that a read may use to get bytes that are not cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WaitPolicy {
     /// It waits for everything it needs.

@@ -50,7 +50,7 @@ impl Mapping {
         let size = attributes.size.max(kept_end);
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
-        self.forget_ours();
+        self.reset_own_changes();
         self.writeback().set_size_on_device(attributes.size);
         let pages = tree.remove_all_but(&unwritten);
         self.renewals.fetch_add(1, Ordering::Release); // partner: the Acquire in `renewals`

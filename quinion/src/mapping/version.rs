@@ -105,7 +105,7 @@ impl Mapping {
     }
 
     /// The file was looked at, and its version is known anew. The caller has the invalidate lock alone.
-    pub fn forget_ours(&self) {
+    pub fn reset_own_changes(&self) {
         *self.ours() = ObservedVersion::default();
     }
 

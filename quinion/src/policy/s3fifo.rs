@@ -26,12 +26,13 @@
 //! And where what Probation evicts comes back soon, it gets as much as one page more of it is worth beside one page of
 //! Main: `recency.rs`.
 //!
-//! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`): otherwise
-//! it would be evicted unread, and so would the folio in whose place it came. A loop a little larger than the cache is
-//! kept in part that way, where it would pass through Main for nothing; and nothing has to recognize it. A full Main
-//! is reached from one and a half caches away at most: of folios away for longer most came back by chance. Where Main
-//! lacks pages, Probation being larger than its share, folios come from as far as Main takes to come round, and six
-//! pages further away for each page lacking. So an empty Main takes any, which begins a loop of several caches.
+//! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`):
+//! otherwise it would be evicted unread, and so would the folio in whose place it came. A loop a little larger than
+//! the cache is kept in part that way, where it would pass through Main for nothing; and nothing has to recognize it.
+//! A full Main is reached from one and a half caches away at most: of folios away for longer most came back by chance.
+//! Where Main lacks pages, Probation being larger than its share, folios come from as far as Main takes to come round,
+//! and six pages further away for each page lacking. So an empty Main takes any, which begins a loop of several
+//! caches.
 //!
 //! **Beside a Main whose pages are read in their turn, the reach is shorter**: it falls from three quarters of them
 //! on, to four tenths of the turn where 95 % are. Of a loop, each page away comes back just as the turn ends. One that

@@ -78,13 +78,16 @@ impl Streams {
 
     fn windows_of_stream(&mut self, access: &Access<'_>) -> Option<Windows> {
         let Access { limits, asked, .. } = *access;
-        let streams =
-            if limits.pages_max == 0 || limits.hint == Hint::Random { Follow::Requests } else { Follow::All };
+        let streams = if limits.pages_max == 0 || limits.hint == Hint::Random {
+            ContinuationRule::Requests
+        } else {
+            ContinuationRule::All
+        };
         // 1 A stream expects it.
         if let Some(at) = self.expecting(streams, access) {
             return Some(self.go_on(at, access));
         }
-        if streams == Follow::Requests {
+        if streams == ContinuationRule::Requests {
             return self.in_pieces(access);
         }
         // 2, 3 It goes with requests before it.
@@ -130,7 +133,7 @@ impl Streams {
         if limits.pages_max == 0 || limits.hint == Hint::Random {
             return Windows::none();
         }
-        self.strange_marker(access)
+        self.on_foreign_marker(access)
     }
 
     /// Nothing could be fetched for the miss at `index`.
@@ -139,7 +142,7 @@ impl Streams {
     }
 
     /// A marker of no stream of this handle: another handle's, or of a stream that was forgotten.
-    fn strange_marker(&mut self, access: &Access<'_>) -> Windows {
+    fn on_foreign_marker(&mut self, access: &Access<'_>) -> Windows {
         let Access { limits, asked, cached } = *access;
         let next = asked.index.plus(1);
         let looks = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
@@ -156,13 +159,14 @@ impl Streams {
         windows
     }
 
-    fn expecting(&self, follow: Follow, access: &Access<'_>) -> Option<usize> {
+    fn expecting(&self, follow: ContinuationRule, access: &Access<'_>) -> Option<usize> {
         // A stream that ends just here before one that has to reach.
-        let ends_here = |stream: &Stream| follow == Follow::All && stream.ends_at(access.asked.index);
+        let ends_here =
+            |stream: &Stream| follow == ContinuationRule::All && stream.ends_at(access.asked.index);
         self.known(ends_here).or_else(|| {
             self.known(|stream| match follow {
-                Follow::All => stream.continues(access),
-                Follow::Requests => {
+                ContinuationRule::All => stream.continues(access),
+                ContinuationRule::Requests => {
                     stream.is_long_request() && !stream.is_complete() && stream.continues(access)
                 }
             })
@@ -270,7 +274,7 @@ impl Streams {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Follow {
+enum ContinuationRule {
     All,
     /// Long requests, which are read in pieces; nothing is read that was not asked for.
     Requests,

@@ -67,7 +67,7 @@ pub fn write_back(file: BorrowedFd<'_>, position: u64, len: u64) -> io::Result<(
 
 /// Pages of a file in the kernel's page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct KernelHolds {
+pub struct KernelCacheCounts {
     /// Pages in memory.
     pub pages: u64,
     /// Of these, pages that are newer than the device's, or on their way there.
@@ -79,7 +79,7 @@ pub struct KernelHolds {
 ///
 /// # Errors
 /// Those of `preadv2(2)`; the file system cannot read without waiting, say.
-pub fn kernel_holds(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds> {
+pub fn kernel_holds(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelCacheCounts> {
     cachestat(file, bytes).or_else(|_| {
         let (samples, pages) = (8, bytes.div_ceil(4096));
         let places = (0..samples).map(|i| (pages.saturating_sub(1)) * i / (samples - 1) * 4096);
@@ -87,14 +87,14 @@ pub fn kernel_holds(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds>
         for place in places {
             there += u64::from(is_in_memory(file, place)?);
         }
-        Ok(KernelHolds { pages: pages * there / samples, unwritten: 0 })
+        Ok(KernelCacheCounts { pages: pages * there / samples, unwritten: 0 })
     })
 }
 
 /// The call has this number on every machine but one that Rust does not support.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-fn cachestat(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds> {
+fn cachestat(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelCacheCounts> {
     // In pages: cached, dirty, under write-back, evicted, evicted lately.
     let (range, mut pages) = ([0, bytes], [0u64; 5]);
     // SAFETY: the kernel reads two numbers and writes five, all of them this function's.
@@ -102,7 +102,7 @@ fn cachestat(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds> {
         unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0_u32) };
     let [cached, dirty, written, ..] = pages;
     match done {
-        0 => Ok(KernelHolds { pages: cached, unwritten: dirty + written }),
+        0 => Ok(KernelCacheCounts { pages: cached, unwritten: dirty + written }),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -434,7 +434,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                     }
                     found = self.slots(node).get(at.slot);
                 }
-                Kind::Empty => return self.plant(at, index, order, entry).map(Placed::Planted),
+                Kind::Empty => return self.place_entry(at, index, order, entry).map(Placed::Planted),
                 Kind::Value(value) if !value.is_spill() => {
                     self.split_step(at, value)?;
                     found = self.get(at);
@@ -444,7 +444,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    fn plant(&self, at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<SlotRef, PlaceRefused> {
+    fn place_entry(&self, at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<SlotRef, PlaceRefused> {
         let mut numbers = [0; LEVELS_MAX];
         let numbers = &mut numbers[..((at.shift - Self::shift_for(order)) / BITS) as usize];
         self.alloc_all(numbers)?;

@@ -63,7 +63,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
         // 2 The pieces, each in the node of its level.
         for (first, order) in pieces(whole.first, whole.order, edge) {
-            let at = Self::seat_of_piece(whole, numbers, first, order);
+            let at = Self::slot_of_piece(whole, numbers, first, order);
             self.put_run(at, Self::run_of(order), Entry::folio(piece(first, order)));
         }
         // 3 The new nodes are found from here on.
@@ -72,7 +72,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             self.reshaped.set(true);
         }
         for (first, order) in pieces(whole.first, whole.order, edge) {
-            self.mark_all(Self::seat_of_piece(whole, numbers, first, order), marks);
+            self.mark_all(Self::slot_of_piece(whole, numbers, first, order), marks);
         }
         self.shrink_if_reshaped();
         Split::Done
@@ -125,7 +125,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         (!numbers.is_empty()).then_some(hung)
     }
 
-    fn seat_of_piece(whole: Whole, numbers: &[u32], first: u64, order: u8) -> SlotRef {
+    fn slot_of_piece(whole: Whole, numbers: &[u32], first: u64, order: u8) -> SlotRef {
         let shift = Self::shift_for(order);
         if shift == whole.at.shift {
             return Self::on_level_of(whole, first);

@@ -26,7 +26,7 @@ const FIRST_OTHER: libc::c_uint = 3;
 /// a second thread.
 pub fn leave_starter() -> io::Result<()> {
     close_others()?;
-    hear_again();
+    restore_default_signals();
     // Until here a ctrl-C ends this process together with the starter: no run has a cache yet.
     rustix::process::setsid()?;
     std::env::set_current_dir("/")?;
@@ -56,7 +56,7 @@ fn close_others() -> io::Result<()> {
 }
 
 /// Restores signals that end a process: the starter may have ignored (`nohup`) or blocked them.
-fn hear_again() {
+fn restore_default_signals() {
     // SAFETY: the default is no handler; all zeros is a value of the C structure, an empty set.
     unsafe {
         for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {

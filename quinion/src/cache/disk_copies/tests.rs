@@ -385,7 +385,7 @@ fn the_end_copies_what_is_owed_and_does_not_wait_for_a_disk_that_hangs() {
 
 #[test]
 fn a_disk_that_takes_nothing_is_asked_less_and_less_often() {
-    let mut pause = super::BehindPause::default();
+    let mut pause = super::CopyBackoff::default();
     let pauses: Vec<_> = (0..8).map(|_| pause.next().as_millis()).collect();
     assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 100, 100]);
     let last = [pause.next_after_progress(), pause.next(), pause.next_after_progress()];

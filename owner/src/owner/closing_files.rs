@@ -1,4 +1,4 @@
-//! StillOpen: files that no viewer has any more and whose descriptors this process has still.
+//! Closing files: files that no viewer has any more and whose descriptors this process has still.
 //!
 //! ```text
 //!   viewers let go of a file --> it lingers, or readahead in it has not ended --> note: it counts as attached
@@ -8,8 +8,8 @@
 //! The space of a removed file is free when its last descriptor is closed, and a program that removes a file expects
 //! that at once. It asks the owner to close the file only if the file counts as attached. Therefore a file counts as
 //! attached until it *is* closed: it lingers for a second where the number of its file system may be given to another
-//! (`ServedCache::forget_lingering`), and is open while its readahead is on its way, which [`StillOpen::settle`] also
-//! fetches.
+//! (`ServedCache::forget_lingering`), and is open while its readahead is on its way, which [`ClosingFiles::settle`]
+//! also fetches.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::units::FileId;
 
 #[derive(Debug)]
-pub(super) struct StillOpen {
+pub(super) struct ClosingFiles {
     files: RankedMutex<BTreeMap<FileId, CountedFile>>,
 }
 
@@ -31,7 +31,7 @@ struct CountedFile {
     opens: Vec<ParkedBackend>,
 }
 
-impl StillOpen {
+impl ClosingFiles {
     pub(super) fn new() -> Self {
         Self { files: RankedMutex::new(Rank::Viewer, BTreeMap::new()) }
     }

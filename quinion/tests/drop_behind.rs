@@ -947,7 +947,7 @@ fn d11_many_streams_in_a_full_cache_take_an_eighth_of_it() {
 }
 
 /// 1. An uncached write inserts its folios, locked; another thread takes them for write-back.
-/// 2. The device is faster than the writer: the write-back ends while they are locked, and leaves them to the writer.
+/// 2. The device is faster than the writer: the write-back ends while they are locked, and keeps them for that.
 /// 3. The writer unlocks them, and they stay.
 #[test]
 fn folios_that_are_written_back_before_they_are_unlocked_go() {
@@ -974,6 +974,7 @@ fn folios_that_are_written_back_before_they_are_unlocked_go() {
         assert!(began.elapsed() < Duration::from_secs(60), "{} pages are left", file.cached_pages());
         thread::yield_now();
     }
+    cache.check().unwrap();
     let mut page = [0; 4096];
     for nth in 0..WRITES {
         file.read_at(&mut page, nth << 16).unwrap();

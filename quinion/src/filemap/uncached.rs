@@ -46,8 +46,7 @@
 //! Not an invariant: that what is dropped is gone for good, or that trails do not overlap those of other handles.
 //!
 //! A folio that is dirty, or being written, keeps its flag; the thread that ends its write-back drops it
-//! (`mapping/dirty.rs`), or the write that made it and has it locked still (`filemap/write.rs`). A folio that is split
-//! hands its flag to every piece (D17, `mapping/split.rs`).
+//! (`mapping/dirty.rs`). A folio that is split hands its flag to every piece (D17, `mapping/split.rs`).
 //!
 //! Cost: a read that meets nothing flagged and has no trail pays one uncontended lock; one that passes folios pays
 //! the tree lock once. No read looks at a clock: the background thread looks for pauses.

@@ -58,8 +58,7 @@ use crate::backend::{DeferredWakes, FillRun, PageKey, pause};
 use crate::error::{Error, Repr};
 use crate::folio::{HeldFolio, copy};
 use crate::mapping::{
-    AskedFor, DropReason, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard, MarkOutcome,
-    NewFolio,
+    AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard, MarkOutcome, NewFolio,
 };
 use crate::readahead::Window;
 use crate::stats::Count;
@@ -605,9 +604,6 @@ impl WriteCall<'_> {
         self.filemap.supply.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
         added.inserted.iter().for_each(|&run| self.unlock_new(run));
         drop(held_off);
-        if shape.fate == FolioLifetime::DropsBehind {
-            added.inserted.iter().for_each(|&run| self.drop_written(run));
-        }
         if added.inserted.is_empty()
             && added.stop == TreeStop::NoNode
             && !self.filemap.supply.make_nodes(pool)
@@ -616,13 +612,6 @@ impl WriteCall<'_> {
         }
         let end = end.first_byte().min(piece.end());
         Ok(end.saturating_sub(piece.position) as usize)
-    }
-
-    /// Drops the part of an uncached write's `run` that was written back before it was unlocked: the end of that
-    /// write-back kept it for its lock. A write-back that ends later drops its pages itself.
-    fn drop_written(self, run: FillRun) {
-        let pages = run.index..run.index.plus(u64::from(run.pages));
-        self.context.mapping.drop_behind(pages, DropReason::Passed, LockWait::Wait);
     }
 
     fn absent_from(self, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {

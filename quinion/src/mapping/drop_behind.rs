@@ -20,7 +20,9 @@
 //! | being filled otherwise | kept, flagged | goes if only its fill holds it, else kept, flagged |
 //! | held by readers | goes; the last of them frees it | the same |
 //! | dirty, or being written back | left to the end of its write-back, flagged | the same |
-//! | locked by the uncached write that made it, and written back | left to that write, flagged | the same |
+//!
+//! A folio whose write-back has ended is dropped as one that is left over: an uncached write may have it locked still,
+//! as its maker, and then all of its bytes are there.
 //!
 //! All of this is looked at under the tree lock. A hold that is taken between the look and
 //! the retirement finds a folio that is detached, and its holder seeks the page anew.
@@ -52,6 +54,8 @@ pub const BEHIND_FOLIOS_MAX: usize = 512;
 pub enum DropReason {
     /// A reader has read it and moved on.
     Passed,
+    /// Its write-back has ended.
+    Written,
     /// No reader will return to it: its stream has ended, or continues elsewhere.
     LeftOver,
 }
@@ -208,7 +212,7 @@ impl Mapping {
             return FolioVerdict::Go;
         }
         let has_come = || view.run_read(frame, order.pages()) == order.pages();
-        if word.holds() == 1 && (leaving == DropReason::LeftOver || has_come()) {
+        if word.holds() == 1 && (leaving != DropReason::Passed || has_come()) {
             FolioVerdict::Go
         } else {
             FolioVerdict::Keep

@@ -180,7 +180,7 @@ impl FlushSink for FlushInFlight {
         state.end_flush(self.number, FlushResult { written, errno }, now);
         drop(guard);
         if let Some(behind) = behind {
-            mapping.drop_behind(behind, DropReason::Passed, LockWait::Wait);
+            mapping.drop_behind(behind, DropReason::Written, LockWait::Wait);
         }
         mapping.look_after_flush();
         writeback.count_flush(written, bytes, errno);

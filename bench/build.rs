@@ -40,9 +40,19 @@ fn commit() -> Option<String> {
         println!("cargo::rerun-if-changed={log}");
     }
     // The code that is measured.
-    for watched in
-        ["quinion", "view", "owner", "disk", "vm", "run", "faces/cli", "faces/preload", "testing", "bench"]
-    {
+    for watched in [
+        "quinion",
+        "view",
+        "owner",
+        "disk",
+        "vm",
+        "run",
+        "size",
+        "faces/cli",
+        "faces/preload",
+        "testing",
+        "bench",
+    ] {
         println!("cargo::rerun-if-changed={}", top.join(watched).join("src").display());
     }
     git(&["describe", "--always", "--dirty=, changed", "--abbrev=12", "--exclude=*"])

@@ -47,6 +47,12 @@ fn temporary(file: u64, bytes: u64) -> tempfile::NamedTempFile {
     temporary
 }
 
+/// Of a request of this process to have `file` attached.
+fn attach_arguments(file: &File) -> [u64; 3] {
+    let data = file.metadata().unwrap();
+    [file.as_raw_fd() as u64, data.dev(), data.ino()]
+}
+
 struct Open<'a> {
     viewer: &'a Viewer,
     handle: u64,
@@ -57,9 +63,7 @@ struct Open<'a> {
 
 impl<'a> Open<'a> {
     fn of(viewer: &'a Viewer, file: &File) -> Self {
-        let data = file.metadata().unwrap();
-        let arguments = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
-        let [handle, place] = viewer.request(Operation::Attach, arguments).unwrap();
+        let [handle, place] = viewer.request(Operation::Attach, attach_arguments(file)).unwrap();
         Self { viewer, handle, place, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
     fn read(&self, position: u64, to: &mut [u8]) -> ReadOutcome {
@@ -160,8 +164,7 @@ fn a_file_whose_attach_panicked_does_not_count_as_attached() {
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
     let file = temporary(1, 10_000);
-    let data = file.as_file().metadata().unwrap();
-    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = attach_arguments(file.as_file());
     owner.panics.store(1, Ordering::Relaxed);
     assert_eq!(viewer.request(Operation::Attach, arguments), Err(IO_ERROR));
     assert!(!viewer.has_attached_files(), "a program that writes any file would ask the owner for ever");
@@ -207,12 +210,11 @@ fn a_handle_that_comes_after_the_end_of_the_service_is_detached() {
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
     let file = temporary(1, 10_000);
-    let data = file.as_file().metadata().unwrap();
     owner.attach_millis.store(4000, Ordering::Relaxed);
     // The request of a viewer that does nothing more.
     let request = &viewer.page().requests[7];
     request.operation.store(Operation::Attach as u32, Ordering::Relaxed);
-    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = attach_arguments(file.as_file());
     request.arguments.iter().zip(arguments).for_each(|(place, value)| place.store(value, Ordering::Relaxed));
     request.state.store(state::PENDING, Ordering::Release); // partner: the worker that takes it
     viewer.post_late(Operation::Removes, [0; 3]); // which rings
@@ -782,8 +784,7 @@ fn a_file_that_was_attached_too_late_is_detached() {
     let viewer = viewer(&service, us());
     let viewer = viewer.waiting_at_most(1);
     let file = temporary(1, 10_000);
-    let data = file.as_file().metadata().unwrap();
-    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = attach_arguments(file.as_file());
     owner.attach_millis.store(50, Ordering::Relaxed);
     let mut given_up = 0;
     for _ in 0..5 {
@@ -1012,8 +1013,7 @@ fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
     // Requests without end, each of which takes some time.
     owner.attach_millis.store(30, Ordering::Relaxed);
     let file = temporary(1, 1 << 20);
-    let data = file.as_file().metadata().unwrap();
-    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = attach_arguments(file.as_file());
     let ends = std::sync::atomic::AtomicBool::new(false);
     let asks = service.admit(us()).unwrap().view().unwrap().waiting_at_most(60_000);
     let honest = viewer(&service, std::os::unix::process::parent_id());
@@ -1034,7 +1034,7 @@ fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
     // What never ends is waited for some times.
     owner.attach_millis.store(0, Ordering::Relaxed);
     let open = Open::of(&asks, file.as_file());
-    owner.hung_device.store(data.dev(), Ordering::Relaxed);
+    owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
     let _ = asks.tell(Operation::Advance, [open.handle, 0, 0]);
     for page in 0..3 {
         let slot = &asks.page().requests[10 + page];
@@ -1145,8 +1145,7 @@ fn a_viewer_has_so_many_files_at_most() {
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
     let file = temporary(1, 10_000);
-    let data = file.as_file().metadata().unwrap();
-    let arguments = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let arguments = attach_arguments(file.as_file());
     let mut handles = Vec::new();
     let refused = loop {
         match viewer.request(Operation::Attach, arguments) {

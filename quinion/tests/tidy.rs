@@ -287,7 +287,7 @@ struct Package {
 }
 
 /// The packages, with their recorded counts, to be lowered when one falls.
-const PACKAGES: [Package; 19] = [
+const PACKAGES: [Package; 20] = [
     Package { root: "quinion/src/", known: Ratchet { many: 69, tuples: 0 } },
     Package { root: "owner/src/", known: Ratchet { many: 3, tuples: 0 } },
     Package { root: "disk/src/", known: Ratchet { many: 1, tuples: 0 } },
@@ -302,6 +302,7 @@ const PACKAGES: [Package; 19] = [
     Package { root: "object/src/", known: Ratchet { many: 0, tuples: 0 } },
     Package { root: "run/src/", known: Ratchet { many: 6, tuples: 0 } },
     Package { root: "service/src/", known: Ratchet { many: 0, tuples: 0 } },
+    Package { root: "size/src/", known: Ratchet { many: 0, tuples: 0 } },
     Package { root: "testing/src/", known: Ratchet { many: 0, tuples: 0 } },
     Package { root: "testing/s3/src/", known: Ratchet { many: 0, tuples: 0 } },
     Package { root: "view/src/", known: Ratchet { many: 16, tuples: 4 } },

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use crate::size::shown;
+use quinion_size::shown;
 
 /// The part of a group's limit that a cache has at most.
 const PART: u64 = 2;

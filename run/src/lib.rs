@@ -55,7 +55,6 @@ mod program;
 pub mod report;
 mod run_report;
 mod signals;
-pub mod size;
 mod socket;
 pub mod syscall_scan;
 mod user_folder;

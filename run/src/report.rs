@@ -14,7 +14,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::size;
+use quinion_size as size;
 
 /// How a report is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]

@@ -51,7 +51,7 @@ use super::modes::{MODES, mode_name};
 use super::planned::Planned;
 use super::{Intercept, Kind, RunEnd};
 use crate::report::{Form, Report, Value};
-use crate::size;
+use quinion_size as size;
 
 /// The owner's work for its viewers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

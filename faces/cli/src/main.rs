@@ -50,8 +50,8 @@ use quinion::Pressure;
 use quinion_cli::output::{EXIT_FAILED, EXIT_NOT_SERVED, complain, complain_only, print};
 use quinion_run::keep::{self, CacheRequest, Idle, KeepOptions, Name};
 use quinion_run::report::{self, Form};
-use quinion_run::size::{self, Size};
 use quinion_run::{Intercept, Numbers, OwnerNumbers, Planning, RunEnd, RunOptions, group, open_files};
+use quinion_size::{self as size, Size};
 
 const AFTER_HELP: &str = "\
 Environment:

@@ -136,32 +136,9 @@ fn memory_by_default() -> Result<u64, String> {
 /// # Errors
 /// It is none, in words.
 pub fn memory_of_text(text: &str) -> Result<u64, String> {
-    let memory = size_of_text(text)?;
+    let memory = quinion_size::bytes_of(text).map_err(|error| error.to_string())?;
     let too_few = || format!("a cache of {memory} bytes is too small; give at least {MEMORY_LEAST}");
     (memory >= MEMORY_LEAST).then_some(memory).ok_or_else(too_few)
-}
-
-/// A size in bytes: a number, which K, M, G or T may follow, in powers of 1024, or KB, MB, GB or TB, of 1000.
-///
-/// # Errors
-/// It is none, in words.
-fn size_of_text(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
-    let factor = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" => Some(1),
-        "K" | "KIB" => Some(1 << 10),
-        "M" | "MIB" => Some(1 << 20),
-        "G" | "GIB" => Some(1 << 30),
-        "T" | "TIB" => Some(1 << 40),
-        "KB" => Some(1000),
-        "MB" => Some(1000_u64.pow(2)),
-        "GB" => Some(1000_u64.pow(3)),
-        "TB" => Some(1000_u64.pow(4)),
-        _ => None,
-    };
-    let bytes = digits.parse::<u64>().ok().zip(factor);
-    let bytes = bytes.and_then(|(number, factor)| number.checked_mul(factor)).filter(|&bytes| bytes > 0);
-    bytes.ok_or_else(|| format!("`{text}` is not a size; write bytes, or a number with K, M or G, as 512M"))
 }
 
 #[cfg(test)]
@@ -169,13 +146,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_numbers_with_a_letter() {
-        assert_eq!(size_of_text("4096"), Ok(4096));
-        assert_eq!(size_of_text("8M"), Ok(8 << 20));
-        assert_eq!(size_of_text("2GiB"), Ok(2 << 30));
-        assert_eq!((size_of_text("64MB"), size_of_text("1T")), (Ok(64_000_000), Ok(1 << 40)));
-        for wrong in ["", "0", "M", "-1", "1X", "1.5G", "99999999999999999999", "99999999999G", "8 M"] {
-            assert!(size_of_text(wrong).is_err_and(|why| why.contains("512M")), "{wrong}");
+    fn sizes_are_written_as_everywhere() {
+        assert_eq!((memory_of_text("64MB"), memory_of_text("1.5G")), (Ok(64_000_000), Ok(3 << 29)));
+        for wrong in ["", "M", "-1", "25%"] {
+            assert!(memory_of_text(wrong).is_err_and(|why| why.contains("such as 256M")), "{wrong}");
+        }
+        for wrong in ["0", "1X", "99999999999999999999", "99999999999G"] {
+            assert!(memory_of_text(wrong).is_err(), "{wrong}");
         }
     }
 
@@ -183,7 +160,7 @@ mod tests {
     fn a_bound_below_the_least_is_none() {
         assert_eq!(memory_of_text("16M"), Ok(MEMORY_LEAST));
         assert!(memory_of_text("16777215").is_err_and(|why| why.contains("too small")));
-        assert!(memory_of_text("much").is_err_and(|why| why.contains("512M")));
+        assert!(memory_of_text("much").is_err_and(|why| why.contains("such as 256M")));
     }
 
     #[test]

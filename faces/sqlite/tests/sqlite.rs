@@ -230,7 +230,7 @@ fn the_bound_is_said_in_sql_and_a_wrong_one_in_words() {
     let wrong = shell(&folder, "PRAGMA quinion_memory = 'much';");
     assert!(!wrong.status.success());
     let words = String::from_utf8_lossy(&wrong.stderr);
-    assert!(words.contains("`much` is not a size") && words.contains("512M"), "{words}");
+    assert!(words.contains("`much` is not a size") && words.contains("256M"), "{words}");
 }
 
 #[test]

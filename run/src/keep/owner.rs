@@ -51,9 +51,9 @@ use super::start::READY;
 use super::{CacheRequest, Idle, Name, PAUSE, PROTOCOL, Status, sys};
 use crate::open_files;
 use crate::signals::Signals;
-use crate::size;
 use crate::user_folder::Folder;
 use crate::{Hot, Numbers as AskedNumbers, OwnerNumbers, Session, object};
+use quinion_size as size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
 const PLANS_MAX: usize = 64;

@@ -25,7 +25,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Sparkline, Widget};
 
 use super::RunSample;
-use crate::size::shown;
+use quinion_size::shown;
 
 /// Rows that are not files'.
 const ROWS_OF_NUMBERS: u16 = 5;

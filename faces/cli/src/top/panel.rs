@@ -22,7 +22,7 @@ use ratatui::style::Color;
 
 use super::{Sample, StoreSample, latencies};
 use quinion_run::live::panel::{Glyphs, SPARKLINE_COLUMNS, WINDOW, draw_file, label, write};
-use quinion_run::size::shown;
+use quinion_size::shown;
 
 const ROWS_OF_NUMBERS: u16 = 7;
 

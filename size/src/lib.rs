@@ -32,6 +32,8 @@ pub enum SizeError {
     TooLarge(String),
     /// It is a share of 0 % or of more than 100 %; the text.
     Share(String),
+    /// It is a share, where none can be taken; the text.
+    NoShare(String),
 }
 
 impl fmt::Display for SizeError {
@@ -47,6 +49,12 @@ impl fmt::Display for SizeError {
             Self::TooLarge(text) => write!(f, "`{text}` is more than this machine can address; write less"),
             Self::Share(text) => {
                 write!(f, "`{text}` is not a share of the memory; write one above 0% and up to 100%")
+            }
+            Self::NoShare(text) => {
+                write!(
+                    f,
+                    "`{text}` is a share, which is of no memory here; write a number and a unit, such as 256M"
+                )
             }
         }
     }
@@ -105,6 +113,17 @@ impl Size {
             Self::Bytes(bytes) => bytes,
             Self::Millionths(share) => (u128::from(machine_bytes) * u128::from(share) / 1_000_000) as u64,
         }
+    }
+}
+
+/// An amount in bytes, where no share can be taken.
+///
+/// # Errors
+/// The text is not a size, or a share.
+pub fn bytes_of(text: &str) -> Result<u64, SizeError> {
+    match text.parse()? {
+        Size::Bytes(bytes) => Ok(bytes),
+        Size::Millionths(_) => Err(SizeError::NoShare(text.to_owned())),
     }
 }
 
@@ -209,6 +228,13 @@ mod tests {
         for text in ["0%", "101%", "999999999999%"] {
             assert!(wrong(text).contains("up to 100%"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_share_is_refused_where_it_is_of_nothing() {
+        assert_eq!(bytes_of("64MB"), Ok(64_000_000));
+        assert!(bytes_of("25%").expect_err("a share").to_string().contains("such as 256M"));
+        assert!(bytes_of("G").is_err());
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub struct CacheOwner {
     files: AttachedFiles,
     accesses: AccessCounts,
     copies: Option<BackgroundCopies>,
-    still_open: ClosingFiles,
+    closing: ClosingFiles,
     /// `None`: nothing is opened by a name.
     opener: Option<Arc<dyn NameOpener>>,
     #[cfg(test)]
@@ -103,7 +103,7 @@ impl CacheOwner {
             files: AttachedFiles::new(),
             accesses: AccessCounts::new(),
             copies: None,
-            still_open: ClosingFiles::new(),
+            closing: ClosingFiles::new(),
             opener: None,
             #[cfg(test)]
             before_noted: tests::BeforeNoted::default(),
@@ -150,13 +150,13 @@ impl CacheOwner {
             let open = file.parked();
             drop(file); // it may be the last handle of the file, whose end waits for readahead
             if let Some(open) = open {
-                self.still_open.note(self.cache.share().control().control(), id, open);
+                self.closing.note(self.cache.share().control().control(), id, open);
             }
         }
     }
 
-    fn settle_still_open(&self) {
-        self.still_open.settle(self.cache.share().control().control());
+    fn settle_closing(&self) {
+        self.closing.settle(self.cache.share().control().control());
     }
 
     /// Closes a file that no viewer has; a request that is being answered, or a copy, may keep it a moment longer.
@@ -225,7 +225,7 @@ impl CacheOwner {
             copies.forget(id);
         }
         self.close_unattached(id);
-        self.settle_still_open();
+        self.settle_closing();
     }
 
     fn note_shortage(&self, entry: ShortageEntry) {
@@ -329,7 +329,7 @@ impl Owner for CacheOwner {
             copies.release();
         }
         self.cache.release_idle();
-        self.settle_still_open();
+        self.settle_closing();
     }
 
     fn close_idle(&self, id: FileId) {
@@ -339,7 +339,7 @@ impl Owner for CacheOwner {
         if self.files.with_id(id).is_none() {
             self.close_unattached(id);
         }
-        self.settle_still_open();
+        self.settle_closing();
     }
 
     fn about_to_stop(&self) {
@@ -406,7 +406,7 @@ impl Owner for CacheOwner {
         for gone in self.cache.forget_lingering() {
             self.copies.iter().for_each(|copies| copies.forget(gone)); // it is the kernel's again
         }
-        self.settle_still_open();
+        self.settle_closing();
         let Some(copies) = &self.copies else {
             return; // with `--attach at-once` each file is served, however small the cache is
         };

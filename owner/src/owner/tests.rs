@@ -278,7 +278,7 @@ fn a_file_counts_as_attached_until_it_is_closed() {
         owner.detach(attached.as_ref().expect("nobody has it open for writing").handle);
         let (_, again) = attach_by_path(&owner, &path);
         owner.detach(again.expect("nobody has it open for writing").handle);
-        owner.settle_still_open();
+        owner.settle_closing();
         assert!(counts());
     }
     drop(other);

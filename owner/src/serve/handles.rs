@@ -64,9 +64,9 @@ impl FileHandles {
     }
 
     /// Counts a file as attached, so that processes about to write it notify the owner.
-    pub(super) fn enter(&self, id: FileId) -> CountedFile<'_> {
+    pub(super) fn enter(&self, id: FileId) -> AttachCount<'_> {
         let control = self.viewers.control();
-        CountedFile { control, place: control.enter(id) }
+        AttachCount { control, place: control.enter(id) }
     }
 
     fn release(&self, handle: u64, place: usize) {
@@ -104,12 +104,12 @@ impl FileHandles {
 
 /// A file that counts as attached until this is dropped.
 #[must_use = "the file counts as attached until this is dropped"]
-pub(super) struct CountedFile<'c> {
+pub(super) struct AttachCount<'c> {
     control: &'c Control,
     place: usize,
 }
 
-impl CountedFile<'_> {
+impl AttachCount<'_> {
     /// The file counts on: its handle ends that.
     pub(super) fn into_place(self) -> usize {
         let place = self.place;
@@ -118,7 +118,7 @@ impl CountedFile<'_> {
     }
 }
 
-impl Drop for CountedFile<'_> {
+impl Drop for AttachCount<'_> {
     fn drop(&mut self) {
         self.control.leave(self.place);
     }

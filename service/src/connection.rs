@@ -184,7 +184,8 @@ impl Connection {
         None
     }
 
-    /// Asks until there is an answer, for `time` at most.
+    /// Asks until there is an answer, for `time` at most. An error of a server that ends or has ended is
+    /// [`RequestError::OwnerDead`]: the one that follows may know better.
     ///
     /// After a request that a thread waited for in vain, all requests are refused until the server's heartbeat rises
     /// again, even if that thread waited for a moment. So one with more `time` than a heartbeat may stand still is
@@ -208,6 +209,10 @@ impl Connection {
                 Err(error) if is_busy(error) && retry.pause() => {}
                 Err(RequestError::Late)
                     if time > still_max && begun.elapsed() < still_max && retry.pause() => {}
+                // A worker may answer while the server ends: what it says then is of no server that there will be.
+                Err(RequestError::Errno(error)) if error == Errno::SRCH.0 || self.viewer.owner_is_dead() => {
+                    return Err(RequestError::OwnerDead);
+                }
                 answer => return answer,
             }
         }

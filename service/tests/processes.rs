@@ -176,6 +176,7 @@ fn the_child() {
         "hit" => read_without_system_calls(&connect(), FirstLook::Hit),
         "miss" => read_without_system_calls(&connect(), FirstLook::Miss),
         "go-on" => read_and_go_on(&connect()),
+        "open-on" => open_and_go_on(&connect()),
         "hold" => {
             let client = connect();
             let files: Vec<_> = (0..10).map(|_| client.open(URL).unwrap()).collect();
@@ -240,6 +241,25 @@ fn read_and_go_on(client: &Client) -> ! {
         say(&format!("reads {} {}", totals.0, totals.1.as_millis()));
         totals.1 = Duration::ZERO;
     }
+}
+
+/// Opens, again and again, and reads a byte; ends with an error that no server has a reason for.
+fn open_and_go_on(client: &Client) -> ! {
+    let client = client.clone().with_reconnect_timeout(LONG);
+    let opener = std::thread::spawn(move || {
+        let mut opened = 0_u64;
+        loop {
+            if opened % 100 == 0 {
+                say("opens");
+            }
+            let mut byte = [0];
+            client.open(URL).unwrap().read_exact_at(&mut byte, 5).unwrap();
+            s3::check(1, 5, &byte);
+            opened += 1;
+        }
+    });
+    let _: std::thread::Result<()> = opener.join();
+    std::process::exit(1)
 }
 
 fn read_once(file: &ClientFile, random: &mut Dice) {
@@ -609,6 +629,22 @@ fn readers_go_on_at_the_next_server_however_the_one_before_has_ended() {
         });
         println!("round {round}: the longest read took {longest} ms");
     }
+}
+
+#[test]
+fn an_open_beside_the_end_of_a_server_is_answered_by_the_next() {
+    let (store, _folder, socket, mut server) = elsewhere();
+    let openers: Vec<_> = (0..6).map(|_| Process::start("open-on", &socket, &[])).collect();
+    for _round in 0..15 {
+        for opener in &openers {
+            opener.output.try_iter().for_each(drop);
+            opener.says("opens");
+        }
+        server.go_on();
+        server.child.wait().unwrap();
+        server = serve_elsewhere(&socket, &store);
+    }
+    openers.iter().for_each(|opener| drop(opener.says("opens")));
 }
 
 #[test]

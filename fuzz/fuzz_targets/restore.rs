@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use quinion::Cache;
-use quinion_vm::message::{ParseStep, check, parse};
+use quinion_vm::internals::{ParseStep, check, parse};
 use quinion_vm::{OnFailure, RestoreOptions, Server};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 

@@ -16,14 +16,14 @@ const BUCKETS: usize = POWERS * STEPS;
 
 /// How often something took how long.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Latency {
+pub struct LatencyHistogram {
     counts: Vec<u64>,
     count: u64,
     sum: u64,
     max: u64,
 }
 
-impl Default for Latency {
+impl Default for LatencyHistogram {
     fn default() -> Self {
         Self { counts: vec![0; BUCKETS], count: 0, sum: 0, max: 0 }
     }
@@ -43,7 +43,7 @@ fn top(bucket: usize) -> u64 {
     if power == 0 { step } else { ((STEPS as u64 + step + 1) << (power - 1)) - 1 }
 }
 
-impl Latency {
+impl LatencyHistogram {
     /// Counts one more.
     pub fn add(&mut self, nanoseconds: u64) {
         self.counts[bucket(nanoseconds)] += 1;
@@ -109,7 +109,7 @@ mod tests {
             assert_eq!(bucket(top(number) + 1), number + 1);
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-        assert_eq!(Latency::default().quantile(0.5), None);
+        assert_eq!(LatencyHistogram::default().quantile(0.5), None);
     }
 
     proptest! {
@@ -119,7 +119,7 @@ mod tests {
             at in 0..200_usize,
             share in 0.0..=1.0_f64,
         ) {
-            let (mut one, mut other) = (Latency::default(), Latency::default());
+            let (mut one, mut other) = (LatencyHistogram::default(), LatencyHistogram::default());
             let at = at % times.len();
             times[..at].iter().for_each(|&time| one.add(time));
             times[at..].iter().for_each(|&time| other.add(time));

@@ -38,12 +38,12 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`pages`] | the state of each page of a VM, and what a fault needs; pure |
-//! | [`message`] | what VMMs say, and whether it can be so; pure |
-//! | [`fault_record`] | the order in which pages of an image were wanted: made, kept, read |
+//! | `pages` | the state of each page of a VM, and what a fault needs; pure |
+//! | `message` | what VMMs say, and whether it can be so; pure |
+//! | `fault_record` | the order in which pages of an image were wanted: made, kept, read |
 //! | `replay` | a record as a plan of reads, and what of it is stale; pure |
 //! | `streams` | whether a VM walks through its memory; pure |
-//! | [`latency`], [`stats`] | how long, how much |
+//! | `latency`, `stats` | how long, how much |
 //! | `snapshot` | the file, and whether it is still the same |
 //! | `peer` | the process at the other end: its message, its end |
 //! | `vm` | one VM: reads what its userfaultfd says, and answers |
@@ -66,8 +66,8 @@
 //!
 //! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, one for
 //! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`). A message by
-//! [`message::MESSAGE_BYTES_MAX`], [`message::DESCRIPTORS_MAX`] and `greeting`. Memory for each VM by two bits a page
-//! and [`pages::PIECES_MAX`]. Also forks of a VM, messages read at a time, and pins, by a run for each worker.
+//! 64 KiB, four descriptors and `greeting`. Memory for each VM by two bits a page
+//! and `pages::PIECES_MAX`. Also forks of a VM, messages read at a time, and pins, by a run for each worker.
 //!
 //! Invariants:
 //!  1. A peer's acts harm no other: it alone is closed or given up.
@@ -87,27 +87,34 @@ use std::time::Duration;
 use quinion::Cache;
 use quinion::Error;
 
-pub mod latency;
-pub mod message;
-pub mod pages;
+mod fault_record;
+mod latency;
+mod message;
+mod pages;
 mod peer;
 mod replay;
 mod server;
 mod snapshot;
-pub mod stats;
+mod stats;
 mod streams;
-pub mod fault_record;
 #[allow(unsafe_code, reason = "system calls")]
-#[doc(hidden)]
-pub mod uffd;
+mod uffd;
 mod vm;
 
 pub use fault_record::{FaultRecord, FaultRecordError, ImageIdentity, RecordedPage};
+pub use latency::LatencyHistogram;
+pub use message::BadMessage;
+pub use pages::TooManyPieces;
 pub use server::Server;
 pub use stats::{RestoreCounters, RestoreStats};
 
-use message::BadMessage;
-use pages::TooManyPieces;
+/// For this workspace's tests and fuzz targets: no version promises anything of it.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::fault_record::digest;
+    pub use crate::message::{ParseStep, Region, check, parse};
+    pub use crate::uffd::{Modes, Uffd, feature};
+}
 
 /// Treatment of the process of a VM that cannot be served any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -166,7 +173,7 @@ pub struct RestoreOptions {
     pub replay: Option<FaultRecord>,
     /// Pages that VMs get before they ask.
     pub fill: Fill,
-    /// Whether VMMs may map the image, by the dialect of [`message`]. It takes the snapshot's size of the cache's
+    /// Whether VMMs may map the image, by the dialect of the library's first page. It takes the snapshot's size of the cache's
     /// memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
     /// Is told what happens. It is called by workers, which wait for it.
@@ -354,7 +361,7 @@ pub enum Event {
         /// Its process, 0 if that is not known.
         process: u32,
         /// Counts of the work done for it.
-        numbers: Box<RestoreCounters>,
+        counters: Box<RestoreCounters>,
     },
     /// A VM was still there when the server ended.
     Dropped {

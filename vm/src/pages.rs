@@ -37,7 +37,7 @@ pub const PIECES_MAX: usize = 1024;
 /// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum State {
+pub enum SupplyState {
     /// It was not supplied yet.
     Absent = 0,
     /// It was supplied.
@@ -136,16 +136,16 @@ impl States {
         Self { words: vec![0; len.div_ceil(IN_WORD)], len }
     }
 
-    fn get(&self, at: usize) -> State {
+    fn get(&self, at: usize) -> SupplyState {
         assert!(at < self.len);
         match (self.words[at / IN_WORD] >> (at % IN_WORD * 2)) & 3 {
-            0 => State::Absent,
-            1 => State::Present,
-            _ => State::Removed,
+            0 => SupplyState::Absent,
+            1 => SupplyState::Present,
+            _ => SupplyState::Removed,
         }
     }
 
-    fn set(&mut self, range: Range<usize>, state: State) {
+    fn set(&mut self, range: Range<usize>, state: SupplyState) {
         assert!(range.end <= self.len);
         let all = u64::MAX / 3 * u64::from(state as u8);
         let mut at = range.start;
@@ -158,7 +158,7 @@ impl States {
         }
     }
 
-    fn run(&self, at: usize, within: Range<usize>, state: State) -> Range<usize> {
+    fn run(&self, at: usize, within: Range<usize>, state: SupplyState) -> Range<usize> {
         let back = (within.start..at).rev().take_while(|&i| self.get(i) == state).count();
         let on = (at..within.end.min(self.len)).take_while(|&i| self.get(i) == state).count();
         at - back..at + on
@@ -216,18 +216,18 @@ impl Pages {
         let begin = ((at as u64 + skew) / per_run * per_run).saturating_sub(skew);
         let end = (at as u64 + skew) / per_run * per_run + per_run - skew;
         let run = match state {
-            State::Present => at..at + 1,
+            SupplyState::Present => at..at + 1,
             _ => region.states.run(at, begin as usize..end as usize, state),
         };
         let (address, bytes) = (region.base + run.start as u64 * unit, run.len() as u64 * unit);
         match state {
-            State::Absent => PageNeed::Supply(ImagePart {
+            SupplyState::Absent => PageNeed::Supply(ImagePart {
                 address,
                 offset: region.offset + run.start as u64 * unit,
                 bytes,
             }),
-            State::Removed => PageNeed::Zeros { address, bytes },
-            State::Present => PageNeed::Look { address, bytes },
+            SupplyState::Removed => PageNeed::Zeros { address, bytes },
+            SupplyState::Present => PageNeed::Look { address, bytes },
         }
     }
 
@@ -259,7 +259,7 @@ impl Pages {
         while at < end {
             let state = region.states.get(at);
             let run = region.states.run(at, at..end, state);
-            if state == State::Absent {
+            if state == SupplyState::Absent {
                 found.push(ImagePart {
                     address: region.base + at as u64 * unit,
                     offset: region.offset + at as u64 * unit,
@@ -272,20 +272,20 @@ impl Pages {
 
     /// Notes that pages were supplied; addresses outside every region are ignored.
     pub fn supplied(&mut self, range: Range<u64>) {
-        self.set(range, State::Present);
+        self.set(range, SupplyState::Present);
     }
 
     /// Notes that pages were given back. Of a page of 2 MiB that is all of it or nothing.
     pub fn removed(&mut self, range: Range<u64>) {
-        self.set(range, State::Removed);
+        self.set(range, SupplyState::Removed);
     }
 
     /// Notes that pages were given back whose next touch is to find the image's bytes.
     pub fn forgotten(&mut self, range: Range<u64>) {
-        self.set(range, State::Absent);
+        self.set(range, SupplyState::Absent);
     }
 
-    fn set(&mut self, range: Range<u64>, state: State) {
+    fn set(&mut self, range: Range<u64>, state: SupplyState) {
         let unit = self.unit;
         for region in &mut self.regions {
             let (begin, end) = (range.start.max(region.base), range.end.min(region.end(unit)));
@@ -392,7 +392,7 @@ mod tests {
     const SPAN: u64 = 96;
 
     /// The naive twin: for each unit's number by address, its place in the image and its state.
-    type Twin = BTreeMap<u64, (u64, State)>;
+    type Twin = BTreeMap<u64, (u64, SupplyState)>;
 
     #[derive(Clone, Debug)]
     enum Op {
@@ -424,17 +424,19 @@ mod tests {
             })
         };
         let (mut first, mut last) = (at, at);
-        while state != State::Present && first > 0 && joins(first - 1) {
+        while state != SupplyState::Present && first > 0 && joins(first - 1) {
             first -= 1;
         }
-        while state != State::Present && joins(last + 1) {
+        while state != SupplyState::Present && joins(last + 1) {
             last += 1;
         }
         let (address, bytes) = (first * UNIT, (last + 1 - first) * UNIT);
         match state {
-            State::Absent => PageNeed::Supply(ImagePart { address, offset: twin[&first].0 * UNIT, bytes }),
-            State::Removed => PageNeed::Zeros { address, bytes },
-            State::Present => PageNeed::Look { address, bytes },
+            SupplyState::Absent => {
+                PageNeed::Supply(ImagePart { address, offset: twin[&first].0 * UNIT, bytes })
+            }
+            SupplyState::Removed => PageNeed::Zeros { address, bytes },
+            SupplyState::Present => PageNeed::Look { address, bytes },
         }
     }
 
@@ -448,7 +450,7 @@ mod tests {
         };
         let pages = Pages::new(UNIT, &places.iter().map(place).collect::<Vec<_>>());
         let units = places.iter().flat_map(|&(base, offset, units)| {
-            (0..units).map(move |i| (base + i, (offset + i, State::Absent)))
+            (0..units).map(move |i| (base + i, (offset + i, SupplyState::Absent)))
         });
         (pages, units.collect())
     }
@@ -483,11 +485,11 @@ mod tests {
                 }
                 pages.supplied(address..address + bytes);
                 (address / UNIT..(address + bytes) / UNIT)
-                    .for_each(|unit| twin.get_mut(&unit).expect("known").1 = State::Present);
+                    .for_each(|unit| twin.get_mut(&unit).expect("known").1 = SupplyState::Present);
             }
             Op::Removed(at, len) => {
                 pages.removed(bytes(at, len));
-                twin.range_mut(at..at + len).for_each(|(_, unit)| unit.1 = State::Removed);
+                twin.range_mut(at..at + len).for_each(|(_, unit)| unit.1 = SupplyState::Removed);
             }
             Op::Unmapped(at, len) => {
                 pages.unmapped(bytes(at, len)).expect("few pieces");
@@ -503,12 +505,13 @@ mod tests {
             Op::Absent(offset, len) => {
                 let found = units_of(&pages.absent_in(offset * UNIT, len * UNIT));
                 let is_wanted = |place: u64| (offset..offset + len).contains(&place);
-                let wanted = twin.iter().filter(|(_, unit)| unit.1 == State::Absent && is_wanted(unit.0));
+                let wanted =
+                    twin.iter().filter(|(_, unit)| unit.1 == SupplyState::Absent && is_wanted(unit.0));
                 assert_eq!(found, wanted.map(|(&unit, &(place, _))| (unit, place)).collect::<Vec<_>>());
             }
             Op::AbsentAt(at, len) => {
                 let found = units_of(&pages.absent_at(&bytes(at, len)));
-                let wanted = twin.range(at..at + len).filter(|(_, unit)| unit.1 == State::Absent);
+                let wanted = twin.range(at..at + len).filter(|(_, unit)| unit.1 == SupplyState::Absent);
                 assert_eq!(found, wanted.map(|(&unit, &(place, _))| (unit, place)).collect::<Vec<_>>());
             }
         }

@@ -504,13 +504,13 @@ impl Shared {
             peers_refused: table.peers_refused,
             image_bytes: self.snapshot.identity().bytes,
             device_bytes,
-            numbers: table.past.clone(),
+            counters: table.past.clone(),
         };
         for connection in table.connections.values() {
             let is_vm =
                 matches!(connection.place().stage, ConnectionState::Serving(_) | ConnectionState::Taken);
             stats.vms += u64::from(is_vm);
-            stats.numbers.merge(&connection.counted());
+            stats.counters.merge(&connection.counted());
         }
         stats
     }

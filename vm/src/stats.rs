@@ -13,7 +13,7 @@
 
 use std::fmt::{self, Write};
 
-use super::latency::Latency;
+use super::latency::LatencyHistogram;
 
 /// Counts of the work done for VMs; they add up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -39,7 +39,7 @@ pub struct RestoreCounters {
     /// Answers that the kernel refused because a VM's memory was changing, and that were given again.
     pub retries: u64,
     /// How long faults waited here.
-    pub latency: Latency,
+    pub latency: LatencyHistogram,
 }
 
 impl RestoreCounters {
@@ -83,7 +83,7 @@ pub struct RestoreStats {
     /// Bytes that the cache read from devices since the server began, for others too.
     pub device_bytes: u64,
     /// Counts for all VMs.
-    pub numbers: RestoreCounters,
+    pub counters: RestoreCounters,
 }
 
 /// Powers of two of nanoseconds at which the text for Prometheus counts: 1 us to 1 s.
@@ -98,8 +98,8 @@ impl RestoreStats {
     }
 
     fn write_prometheus(&self, out: &mut String) -> fmt::Result {
-        let RestoreCounters { latency, .. } = &self.numbers;
-        let n = &self.numbers;
+        let RestoreCounters { latency, .. } = &self.counters;
+        let n = &self.counters;
         let rows = [
             ("vms", "gauge", "VMs that are served now", self.vms),
             ("image_bytes", "gauge", "Size of the image", self.image_bytes),
@@ -156,7 +156,7 @@ mod tests {
     fn prometheus_gets_each_number_with_its_kind() {
         let mut stats = RestoreStats { vms: 3, vms_total: 9, ..RestoreStats::default() };
         for nanoseconds in [500, 1500, 3_000_000_000] {
-            stats.numbers.latency.add(nanoseconds);
+            stats.counters.latency.add(nanoseconds);
         }
         let text = stats.prometheus();
         for line in [

@@ -167,7 +167,7 @@ pub(super) struct Vm {
     fill_read: u64,
     absences: u32,
     buffer: Vec<u8>,
-    numbers: Arc<Mutex<RestoreCounters>>,
+    counters: Arc<Mutex<RestoreCounters>>,
     strays: u32,
     shortages: u32,
     is_short: bool,
@@ -316,12 +316,12 @@ impl Space {
 }
 
 impl Vm {
-    /// The work done for it is counted in `numbers`, which others may look at.
+    /// The work done for it is counted in `counters`, which others may look at.
     pub(super) fn new(
         uffd: Uffd,
         pages: Pages,
         source: Source,
-        numbers: Arc<Mutex<RestoreCounters>>,
+        counters: Arc<Mutex<RestoreCounters>>,
     ) -> Self {
         Self {
             spaces: vec![Space::new(uffd, pages)],
@@ -335,7 +335,7 @@ impl Vm {
             fill_read: 0,
             absences: 0,
             buffer: Vec::new(),
-            numbers,
+            counters,
             strays: 0,
             shortages: 0,
             is_short: false,
@@ -554,7 +554,7 @@ impl Vm {
                     Source::Copied(_) => space.pages.removed(range),
                     Source::Mapped(_) => space.pages.forgotten(range),
                 }
-                self.count(|numbers| numbers.removed_bytes += bytes);
+                self.count(|counters| counters.removed_bytes += bytes);
             }
             Message::Unmapped(range) => space.pages.unmapped(range)?,
             Message::Moved { from, to, len } => space.pages.moved(from, to, len)?,
@@ -629,18 +629,18 @@ impl Vm {
     fn count_answer(&mut self, since: Instant) {
         (self.strays, self.shortages) = (0, 0);
         let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.count(|numbers| {
-            numbers.faults += 1;
-            numbers.latency.add(nanoseconds);
+        self.count(|counters| {
+            counters.faults += 1;
+            counters.latency.add(nanoseconds);
         });
     }
 
     fn count(&self, add: impl FnOnce(&mut RestoreCounters)) {
-        add(&mut self.numbers.lock().unwrap_or_else(PoisonError::into_inner));
+        add(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     fn put_back(&mut self, at: usize, waiting: PendingFault) {
-        self.count(|numbers| numbers.retries += 1);
+        self.count(|counters| counters.retries += 1);
         self.spaces[at].waiting.push_back(waiting);
     }
 
@@ -699,7 +699,7 @@ impl Vm {
             }
             PageNeed::Zeros { address, bytes } => self.zeros(at, address..address + bytes, page),
             PageNeed::Look { address, bytes } => {
-                self.count(|numbers| numbers.faults_present += 1);
+                self.count(|counters| counters.faults_present += 1);
                 self.zeros(at, address..address + bytes, page)
             }
             PageNeed::Nowhere => Ok(FaultAnswer::Stray),
@@ -814,9 +814,9 @@ impl Vm {
                     _ => return Ok(answer),
                 }
                 address += bytes;
-                self.count(|numbers| match reason {
-                    SupplyReason::Demand => numbers.demand_bytes += bytes,
-                    SupplyReason::Ahead => numbers.ahead_bytes += bytes,
+                self.count(|counters| match reason {
+                    SupplyReason::Demand => counters.demand_bytes += bytes,
+                    SupplyReason::Ahead => counters.ahead_bytes += bytes,
                 });
             }
         }
@@ -824,7 +824,7 @@ impl Vm {
     }
 
     fn zeros(&mut self, at: usize, range: Range<u64>, page: u64) -> Result<FaultAnswer, PeerError> {
-        self.count(|numbers| numbers.zero_bytes += range.end - range.start);
+        self.count(|counters| counters.zero_bytes += range.end - range.start);
         let space = &mut self.spaces[at];
         let unit = space.pages.unit();
         if unit == PAGE {
@@ -848,7 +848,7 @@ impl Vm {
             PageNeed::Supply(run) => run,
             // It was mapped. It was given back without an event, or another thread was faster.
             PageNeed::Look { address, bytes } | PageNeed::Zeros { address, bytes } => {
-                self.count(|numbers| numbers.faults_present += 1);
+                self.count(|counters| counters.faults_present += 1);
                 return self.spaces[at].give(address..address + bytes, page, Uffd::resume);
             }
             PageNeed::Nowhere => return Ok(FaultAnswer::Stray),
@@ -910,11 +910,11 @@ impl Vm {
                 FaultAnswer::Stray => found = FaultAnswer::Stray,
                 other => return Ok(other),
             }
-            self.count(|numbers| {
-                numbers.mapped_bytes += len;
+            self.count(|counters| {
+                counters.mapped_bytes += len;
                 match reason {
-                    SupplyReason::Demand => numbers.demand_bytes += len,
-                    SupplyReason::Ahead => numbers.ahead_bytes += len,
+                    SupplyReason::Demand => counters.demand_bytes += len,
+                    SupplyReason::Ahead => counters.ahead_bytes += len,
                 }
             });
         }
@@ -937,7 +937,7 @@ impl Vm {
                 Err(PeerError::Unreadable { offset, source, poison })
             }
             Ok(FaultAnswer::Given) => {
-                self.count(|numbers| numbers.poisoned_bytes += bytes);
+                self.count(|counters| counters.poisoned_bytes += bytes);
                 Ok(FaultAnswer::Given)
             }
             other => other,
@@ -1170,7 +1170,7 @@ impl Vm {
 
     fn note_compared(&self, replay: &Replay, pages: ComparedPages, common: &VmShared<'_>) {
         let ComparedPages { compared, differing } = pages;
-        self.count(|numbers| numbers.stale_bytes += differing * PAGE);
+        self.count(|counters| counters.stale_bytes += differing * PAGE);
         if let Some((differing, compared)) = replay.note(compared, differing) {
             (common.tell)(&Event::ReplayStale { differing, compared });
         }

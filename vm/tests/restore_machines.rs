@@ -292,7 +292,7 @@ fn exactly_the_pages_that_were_touched_are_recorded_in_their_order() {
     let found: Vec<u64> = record.entries().iter().map(|entry| u64::from(entry.page)).collect();
     assert_eq!(found, once);
     let is_digest = |entry: &quinion_vm::RecordedPage| {
-        entry.digest == quinion_vm::fault_record::digest(&stage.image.page(u64::from(entry.page)))
+        entry.digest == quinion_vm::internals::digest(&stage.image.page(u64::from(entry.page)))
     };
     assert!(record.entries().iter().all(is_digest));
 }
@@ -315,13 +315,13 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
         Server::start(&cold, &stage.snapshot(), &stage.socket(), options(|o| o.replay = Some(record)))
             .unwrap();
     let mut monitor = Monitor::start(&stage.plan());
-    until("what was recorded is given ahead", || server.stats().numbers.ahead_bytes >= 120 * PAGE as u64);
-    let before = server.stats().numbers;
+    until("what was recorded is given ahead", || server.stats().counters.ahead_bytes >= 120 * PAGE as u64);
+    let before = server.stats().counters;
     assert_eq!(before.ahead_bytes, 120 * PAGE as u64, "and nothing else");
     for at in [2900, 100, 1500] {
         monitor.does(&format!("touch {at} 40 1"));
     }
-    assert_eq!(server.stats().numbers.faults, before.faults, "nothing of it is missed");
+    assert_eq!(server.stats().counters.faults, before.faults, "nothing of it is missed");
     monitor.does("touch 0 3000 3");
     server.stop();
 }
@@ -345,14 +345,14 @@ fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
     let server = stage.serve(options(|o| (o.replay, o.record) = (Some(record.clone()), true)));
     let _monitor = Monitor::start(&stage.plan());
     until("it is replayed", || {
-        let numbers = server.stats().numbers;
-        numbers.ahead_bytes + numbers.stale_bytes >= 1250 * PAGE as u64
+        let counters = server.stats().counters;
+        counters.ahead_bytes + counters.stale_bytes >= 1250 * PAGE as u64
     });
     let again = server.record().expect("it was to record");
     assert_eq!(again.pages(), 1250 - pages.len() as u64, "what holds what it held is recorded anew");
-    let numbers = server.stop().numbers;
-    assert_eq!(numbers.stale_bytes, pages.len() as u64 * PAGE as u64);
-    assert_eq!(numbers.ahead_bytes, (1250 - pages.len() as u64) * PAGE as u64);
+    let counters = server.stop().counters;
+    assert_eq!(counters.stale_bytes, pages.len() as u64 * PAGE as u64);
+    assert_eq!(counters.ahead_bytes, (1250 - pages.len() as u64) * PAGE as u64);
 
     stage.image = other;
     other.write(&stage.snapshot());
@@ -370,8 +370,8 @@ fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
     let (differing, compared) = told.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
     assert_eq!(differing, compared);
     monitor.does("touch 0 2500 3");
-    let numbers = server.stop().numbers;
-    assert_eq!(numbers.stale_bytes, differing * PAGE as u64, "no more of it is read");
+    let counters = server.stop().counters;
+    assert_eq!(counters.stale_bytes, differing * PAGE as u64, "no more of it is read");
     assert!(told.try_recv().is_err(), "it is said once");
 }
 
@@ -390,13 +390,13 @@ fn a_walk_through_memory_is_supplied_ahead_of_its_faults() {
         end = (end + 16 + window).min(8192);
         window = (2 * window).clamp(16, 512);
         until("the window is supplied", || {
-            let numbers = server.stats().numbers;
-            numbers.demand_bytes + numbers.ahead_bytes >= end * PAGE as u64
+            let counters = server.stats().counters;
+            counters.demand_bytes + counters.ahead_bytes >= end * PAGE as u64
         });
     }
     assert!(faults < 32, "{faults} faults of 512 runs");
     monitor.does("touch 0 8192 2");
-    assert_eq!(server.stop().numbers.faults, faults);
+    assert_eq!(server.stop().counters.faults, faults);
 }
 
 #[test]
@@ -421,8 +421,8 @@ fn reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one() {
         monitor.does(&format!("touch {end} 1 1"));
         (end, window) = (end + 16 + window, (2 * window).clamp(16, 512));
         until("the window is supplied", || {
-            let numbers = server.stats().numbers;
-            numbers.demand_bytes + numbers.ahead_bytes >= end * PAGE as u64
+            let counters = server.stats().counters;
+            counters.demand_bytes + counters.ahead_bytes >= end * PAGE as u64
         });
         // Once as far again, a first page, and whole folios.
         let most = end + window + 512 + 64;
@@ -437,8 +437,8 @@ fn reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one() {
         (end, walked) = (end + 16 + 512, walked + 512);
         assert!(read() <= end + most_ahead + 512 + 64, "{} read where {end} pages were supplied", read());
         until("the window is supplied", || {
-            let numbers = server.stats().numbers;
-            numbers.demand_bytes + numbers.ahead_bytes >= end * PAGE as u64
+            let counters = server.stats().counters;
+            counters.demand_bytes + counters.ahead_bytes >= end * PAGE as u64
         });
     }
     monitor.does("touch 0 8192 2");
@@ -475,8 +475,8 @@ fn nothing_is_read_behind_the_memory_of_a_machine() {
         // A stream that is seen in the touches puts the rest off to the next fault there: the machine touches on.
         let (mut between, began) = (supplied.clone().skip(16).step_by(32), Instant::now());
         until("its memory is supplied", || {
-            let numbers = server.stats().numbers;
-            let is_supplied = numbers.demand_bytes + numbers.ahead_bytes >= pages * PAGE as u64;
+            let counters = server.stats().counters;
+            let is_supplied = counters.demand_bytes + counters.ahead_bytes >= pages * PAGE as u64;
             if !is_supplied
                 && began.elapsed() > Duration::from_secs(5)
                 && let Some(page) = between.next()

@@ -58,7 +58,7 @@ fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
         }
         unlucky.does("touch 0 100 2");
         // The machine continues as soon as its page is poisoned; the server counts the page afterwards.
-        let poisoned = || server.stats().numbers.poisoned_bytes;
+        let poisoned = || server.stats().counters.poisoned_bytes;
         let since = Instant::now();
         while poisoned() < 2 * PAGE as u64 && since.elapsed() < Duration::from_secs(60) {
             std::thread::yield_now();
@@ -90,7 +90,7 @@ fn a_sector_that_fails_once_fails_no_machine() {
     let (cache, file, _device) = simulated(image, 50..54, FailureCount::First(1));
     let server = Server::start_file(&cache, &file, &socket, RestoreOptions::default()).unwrap();
     Monitor::start(&Plan::new(&socket, image)).does("touch 0 300 1");
-    assert_eq!(server.stop().numbers.poisoned_bytes, 0);
+    assert_eq!(server.stop().counters.poisoned_bytes, 0);
     assert!(cache.stats().device_errors > 0, "it did fail");
 }
 

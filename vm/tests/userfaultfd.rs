@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quinion::Cache;
-use quinion_vm::uffd::{Modes, Uffd, feature};
+use quinion_vm::internals::{Modes, Uffd, feature};
 use quinion_vm::{Event, OnFailure, PeerError, RestoreOptions, Server};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::net::{
@@ -215,14 +215,14 @@ fn several_threads_read_the_snapshots_bytes() {
     });
     wait_for(&events, "Begun");
     let stats = server.stop();
-    let numbers = &stats.numbers;
+    let counters = &stats.counters;
     assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (1, 0, 0));
     // A fault brings sixteen pages, and half of 2 MiB the rest; two threads that touch one page cause two faults.
-    let faults = numbers.faults - numbers.faults_present;
-    assert!((PAGES as u64 / 32..PAGES as u64 / 4).contains(&faults), "{numbers:?}");
-    assert!(numbers.demand_bytes + numbers.ahead_bytes >= (PAGES * PAGE) as u64, "{numbers:?}");
-    assert!(numbers.zero_bytes >= (PAGES * PAGE / 4) as u64, "{numbers:?}");
-    assert_eq!(numbers.latency.count(), numbers.faults);
+    let faults = counters.faults - counters.faults_present;
+    assert!((PAGES as u64 / 32..PAGES as u64 / 4).contains(&faults), "{counters:?}");
+    assert!(counters.demand_bytes + counters.ahead_bytes >= (PAGES * PAGE) as u64, "{counters:?}");
+    assert!(counters.zero_bytes >= (PAGES * PAGE / 4) as u64, "{counters:?}");
+    assert_eq!(counters.latency.count(), counters.faults);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn memory_given_back_is_zeros_and_stays_so() {
     memory.remove(33, 1);
     assert_eq!(memory.read(33 * PAGE + 1), 0);
     (0..32).chain(96..128).for_each(|page| memory.expect_page(page));
-    assert_eq!(server.stop().numbers.removed_bytes, 65 * PAGE as u64);
+    assert_eq!(server.stop().counters.removed_bytes, 65 * PAGE as u64);
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn memory_in_large_pages_is_supplied_in_large_pages() {
     (0..PAGES / 2).for_each(|page| memory.expect_page(page));
     (PAGES / 2..PAGES).for_each(|page| assert_eq!(memory.read(page * PAGE + 1), 0, "page {page}"));
     // Two large pages of the snapshot, and one of zeros.
-    assert_eq!(server.stop().numbers.faults, 3);
+    assert_eq!(server.stop().counters.faults, 3);
 }
 
 #[test]
@@ -384,13 +384,13 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     options.replay = Some(record.clone());
     let (server, _events) = stage.serve(options);
     let memory = Memory::new(&stage, feature::EVENT_REMOVE);
-    while server.stats().numbers.ahead_bytes < (wanted.len() * PAGE) as u64 {
+    while server.stats().counters.ahead_bytes < (wanted.len() * PAGE) as u64 {
         std::thread::yield_now();
     }
-    let before = server.stats().numbers.faults;
+    let before = server.stats().counters.faults;
     wanted.iter().for_each(|&page| memory.expect_page(page));
-    let numbers = server.stop().numbers;
-    assert_eq!((before, numbers.faults, numbers.demand_bytes), (0, 0, 0), "nothing had to be asked for");
+    let counters = server.stop().counters;
+    assert_eq!((before, counters.faults, counters.demand_bytes), (0, 0, 0), "nothing had to be asked for");
     drop(memory);
 }
 
@@ -467,8 +467,8 @@ fn clones_of_one_image_share_it_until_they_write() {
     (0..3).for_each(|_| drop(wait_for(&events, "Begun")));
     let record = server.record().expect("it was recorded");
     assert_eq!(record.pages(), PAGES as u64);
-    let numbers = server.stop().numbers;
-    assert!(numbers.mapped_bytes >= 2 * (PAGES * PAGE) as u64, "{numbers:?}");
+    let counters = server.stop().counters;
+    assert!(counters.mapped_bytes >= 2 * (PAGES * PAGE) as u64, "{counters:?}");
     drop(clones);
 
     // The recorded pages are mapped before the clone touches them.
@@ -476,12 +476,12 @@ fn clones_of_one_image_share_it_until_they_write() {
     (options.minor, options.replay) = (true, Some(record));
     let (server, _events) = stage.serve(options);
     let clone = Memory::mapped(&stage);
-    while server.stats().numbers.ahead_bytes < (PAGES * PAGE) as u64 {
+    while server.stats().counters.ahead_bytes < (PAGES * PAGE) as u64 {
         std::thread::yield_now();
     }
     (0..PAGES).for_each(|page| clone.expect_page(page));
-    let numbers = server.stop().numbers;
-    assert_eq!((numbers.faults, numbers.mapped_bytes), (0, (PAGES * PAGE) as u64), "{numbers:?}");
+    let counters = server.stop().counters;
+    assert_eq!((counters.faults, counters.mapped_bytes), (0, (PAGES * PAGE) as u64), "{counters:?}");
 }
 
 fn answer(mut socket: &UnixStream) -> String {

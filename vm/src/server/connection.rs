@@ -23,7 +23,7 @@ pub(super) struct Connection {
     pub(super) number: u64,
     pub(super) socket: OwnedFd,
     pub(super) peer: Peer,
-    pub(super) numbers: Arc<Mutex<RestoreCounters>>,
+    pub(super) counters: Arc<Mutex<RestoreCounters>>,
     pub(super) place: Mutex<ConnectionSlot>,
 }
 
@@ -84,7 +84,7 @@ impl Connection {
     }
 
     pub(super) fn counted(&self) -> RestoreCounters {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn end(&self) -> (&Peer, BorrowedFd<'_>) {

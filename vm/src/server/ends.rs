@@ -38,8 +38,8 @@ impl Shared {
                 self.tell(&Event::Refused { process, why: PeerError::HungUp });
             }
             ConnectionState::Serving(_) | ConnectionState::Taken if was_known && !is_given_up => {
-                let numbers = Box::new(connection.counted());
-                self.tell(&Event::Ended { vm, process, numbers });
+                let counters = Box::new(connection.counted());
+                self.tell(&Event::Ended { vm, process, counters });
             }
             _ => {}
         }

@@ -142,7 +142,7 @@ impl Shared {
         let place =
             ConnectionSlot { stage: ConnectionState::Greeting { since }, wanted: None, is_given_up: false };
         let connection =
-            Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
+            Arc::new(Connection { number, socket, peer, counters: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
         let wrong = if has_capacity {
@@ -182,12 +182,12 @@ impl Shared {
             return Err(BadMessage::PageSize { region: 0, bytes: pages.unit() }.into());
         }
         let uffd = greeting.take_userfaultfds(1).pop().ok_or(PeerError::NoUserfaultfd)?;
-        let numbers = Arc::clone(&connection.numbers);
+        let counters = Arc::clone(&connection.counters);
         let source = match &self.image {
             Some(image) if greeting.has_image => Source::Mapped(image.clone()),
             _ => Source::Copied(Box::new(self.snapshot.file())),
         };
-        Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
+        Ok(Box::new(Vm::new(uffd, pages, source, counters)))
     }
 
     /// Makes a peer that has said all, or with which something is wrong, the workers', or refuses it. On its thread.

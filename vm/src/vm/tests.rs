@@ -113,7 +113,7 @@ impl QuietVm {
     }
 
     fn ahead_bytes(&self) -> u64 {
-        self.vm.numbers.lock().expect("no test panics with it").ahead_bytes
+        self.vm.counters.lock().expect("no test panics with it").ahead_bytes
     }
 
     /// How much one step supplies.

@@ -323,10 +323,10 @@ fn bar() -> ProgressBar {
 }
 
 fn line(stats: &RestoreStats) -> String {
-    let numbers = &stats.numbers;
-    let supplied = size::shown(numbers.demand_bytes + numbers.ahead_bytes);
-    let p99 = numbers.latency.quantile(0.99).unwrap_or(0) / 1000;
-    format!("{} VMs, {} faults, p99 {p99} us, {supplied} supplied", stats.vms, numbers.faults)
+    let counters = &stats.counters;
+    let supplied = size::shown(counters.demand_bytes + counters.ahead_bytes);
+    let p99 = counters.latency.quantile(0.99).unwrap_or(0) / 1000;
+    format!("{} VMs, {} faults, p99 {p99} us, {supplied} supplied", stats.vms, counters.faults)
 }
 
 fn say(bar: &ProgressBar, text: &str) {
@@ -349,9 +349,9 @@ fn told(event: &Event) -> String {
         Event::GivenUp { vm, process, why, killed: was } => {
             format!("vm {vm} (process {process}) was given up: {why}; {}", killed(*was))
         }
-        Event::Ended { vm, process, numbers } => {
-            let supplied = size::shown(numbers.demand_bytes + numbers.ahead_bytes);
-            format!("vm {vm} (process {process}) has ended: {} faults, {supplied} supplied", numbers.faults)
+        Event::Ended { vm, process, counters } => {
+            let supplied = size::shown(counters.demand_bytes + counters.ahead_bytes);
+            format!("vm {vm} (process {process}) has ended: {} faults, {supplied} supplied", counters.faults)
         }
         Event::Dropped { vm, process, killed: was } => {
             format!("vm {vm} (process {process}) was still there at the end: {}", killed(*was))
@@ -366,26 +366,26 @@ fn told(event: &Event) -> String {
 }
 
 fn report(stats: &RestoreStats, record: Option<&FaultRecord>, form: Form) -> Report {
-    let numbers = &stats.numbers;
-    let quantile = |share| numbers.latency.quantile(share).map_or(Value::Unknown, Value::Number);
+    let counters = &stats.counters;
+    let quantile = |share| counters.latency.quantile(share).map_or(Value::Unknown, Value::Number);
     let mut report = Report::new();
     report.add("image_bytes", "image", Value::Bytes(stats.image_bytes));
     report.add("vms", "VMs served", Value::Number(stats.vms_total));
     report.add("vms_given_up", "VMs given up", Value::Number(stats.vms_given_up));
     report.add("peers_refused", "peers refused", Value::Number(stats.peers_refused));
-    report.add("faults", "faults", Value::Number(numbers.faults));
-    report.add("faults_present", "faults on present pages", Value::Number(numbers.faults_present));
+    report.add("faults", "faults", Value::Number(counters.faults));
+    report.add("faults_present", "faults on present pages", Value::Number(counters.faults_present));
     report.add("fault_p50_ns", "fault latency p50 (ns)", quantile(0.5));
     report.add("fault_p99_ns", "fault latency p99 (ns)", quantile(0.99));
-    report.add("fault_max_ns", "fault latency max (ns)", Value::Number(numbers.latency.max()));
-    report.add("demand_bytes", "supplied on faults", Value::Bytes(numbers.demand_bytes));
-    report.add("ahead_bytes", "supplied ahead", Value::Bytes(numbers.ahead_bytes));
-    report.add("zero_bytes", "zeros", Value::Bytes(numbers.zero_bytes));
-    report.add("mapped_bytes", "mapped", Value::Bytes(numbers.mapped_bytes));
-    report.add("removed_bytes", "given back by VMs", Value::Bytes(numbers.removed_bytes));
-    report.add("stale_bytes", "stale in the record", Value::Bytes(numbers.stale_bytes));
-    report.add("poisoned_bytes", "unreadable", Value::Bytes(numbers.poisoned_bytes));
-    report.add("retries", "answers repeated", Value::Number(numbers.retries));
+    report.add("fault_max_ns", "fault latency max (ns)", Value::Number(counters.latency.max()));
+    report.add("demand_bytes", "supplied on faults", Value::Bytes(counters.demand_bytes));
+    report.add("ahead_bytes", "supplied ahead", Value::Bytes(counters.ahead_bytes));
+    report.add("zero_bytes", "zeros", Value::Bytes(counters.zero_bytes));
+    report.add("mapped_bytes", "mapped", Value::Bytes(counters.mapped_bytes));
+    report.add("removed_bytes", "given back by VMs", Value::Bytes(counters.removed_bytes));
+    report.add("stale_bytes", "stale in the record", Value::Bytes(counters.stale_bytes));
+    report.add("poisoned_bytes", "unreadable", Value::Bytes(counters.poisoned_bytes));
+    report.add("retries", "answers repeated", Value::Number(counters.retries));
     report.add("device_bytes", "read from devices", Value::Bytes(stats.device_bytes));
     let recorded = record.map(|record| Value::Bytes(record.pages() * 4096));
     if recorded.is_some() || form == Form::Json {
@@ -401,8 +401,8 @@ mod tests {
     #[test]
     fn the_report_has_what_the_server_counted() {
         let mut stats = RestoreStats::default();
-        (stats.vms_total, stats.numbers.faults, stats.numbers.demand_bytes) = (2, 3, 65536);
-        stats.numbers.latency.add(5000);
+        (stats.vms_total, stats.counters.faults, stats.counters.demand_bytes) = (2, 3, 65536);
+        stats.counters.latency.add(5000);
         assert!(!report(&stats, None, Form::Text).printed(Form::Text).contains("recorded"));
         let printed = report(&stats, None, Form::Json).printed(Form::Json);
         for part in [

@@ -8,15 +8,17 @@
 
 use std::fs;
 
-use proptest::prelude::*;
 use quinion::Cache;
 use quinion_testing::vmm::kernel::{self, Userfault};
 use quinion_testing::vmm::memory::{Of, map};
 use quinion_testing::vmm::{self, Need};
 
+use super::ahead::AHEAD_BYTES_MAX;
 use super::*;
 use crate::fault_record::{FaultRecord, Recorder};
 use crate::pages::MappedRegion;
+use crate::streams::WINDOW_BYTES_MAX;
+use crate::uffd::FaultKind;
 
 const MIB: u64 = 1 << 20;
 /// A fault by 64 KiB.
@@ -240,52 +242,4 @@ fn record(snapshot: &Snapshot, pages: Range<u64>) -> FaultRecord {
     let mut recorder = Recorder::new(snapshot.identity());
     pages.for_each(|number| recorder.note(number * PAGE, &page(number)));
     recorder.record()
-}
-
-proptest! {
-    #[test]
-    fn units_are_whole_and_in_order(cuts in prop::collection::vec(1..30_usize, 1..20), unit in 1..9_usize) {
-        let len = cuts.iter().sum::<usize>().next_multiple_of(unit);
-        let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
-        let (mut chunks, mut rest) = (Vec::new(), &bytes[..]);
-        for &cut in &cuts {
-            let (chunk, behind) = rest.split_at(cut);
-            chunks.push(chunk);
-            rest = behind;
-        }
-        chunks.push(rest);
-        let pieces: Vec<SuppliedBytes<'_>> = whole_units(chunks.into_iter(), unit).collect();
-        prop_assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len().is_multiple_of(unit)));
-        prop_assert_eq!(pieces.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>(), bytes);
-    }
-
-    #[test]
-    fn parts_of_a_trace_are_those_that_are_the_same(same in prop::collection::vec(any::<bool>(), 1..40)) {
-        let part = ImagePart { address: 7 << 20, offset: 3 << 20, bytes: same.len() as u64 * PAGE };
-        let parts = same_parts(part, &same, PAGE);
-        let mut found = vec![false; same.len()];
-        for stretch in &parts {
-            prop_assert_eq!(stretch.address - part.address, stretch.offset - part.offset);
-            let first = ((stretch.offset - part.offset) / PAGE) as usize;
-            found[first..first + (stretch.bytes / PAGE) as usize].fill(true);
-        }
-        prop_assert_eq!(&found, &same);
-        prop_assert!(parts.windows(2).all(|pair| pair[0].offset + pair[0].bytes < pair[1].offset));
-    }
-
-    #[test]
-    fn stretches_are_of_one_kind_and_as_long_as_can_be(pages in prop::collection::vec(0..3_u8, 1..12)) {
-        let mut bytes = vec![0; pages.len() * PAGE_SIZE];
-        for (number, &kind) in pages.iter().enumerate() {
-            let at = number * PAGE_SIZE + if kind == 1 { PAGE_SIZE - 1 } else { 0 };
-            bytes[at] = kind;
-        }
-        let parts = same_kind(&bytes, PAGE_SIZE);
-        let naive: Vec<bool> = pages.iter().map(|&kind| kind == 0).collect();
-        let found: Vec<bool> =
-            parts.iter().flat_map(|(part, kind)| vec![*kind; part.len() / PAGE_SIZE]).collect();
-        prop_assert_eq!(found, naive);
-        prop_assert!(parts.windows(2).all(|pair| pair[0].1 != pair[1].1));
-        prop_assert_eq!(parts.iter().map(|(part, _)| part.len()).sum::<usize>(), bytes.len());
-    }
 }

@@ -560,8 +560,7 @@ impl Backend for Left {
         self.kept.lock().unwrap().extend(fills);
     }
     fn reap(&self, how: ReapMode, _done: &mut dyn FnMut() -> bool) -> ReapOutcome {
-        let fills =
-            if how == ReapMode::Wait { std::mem::take(&mut *self.kept.lock().unwrap()) } else { Vec::new() };
+        let fills = if how.waits() { std::mem::take(&mut *self.kept.lock().unwrap()) } else { Vec::new() };
         match fills.len() {
             0 => ReapOutcome::Elsewhere,
             some => {

@@ -17,7 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
@@ -296,6 +296,60 @@ fn no_call_fails_because_others_were_faster() {
         for pool in &pools {
             assert!(pool.stats().used_pages <= pool.stats().limit_bytes.unwrap() / PAGE);
         }
+        cache.check().unwrap();
+    }
+}
+
+/// A device that does not answer holds up its own readers, and none that can have memory from elsewhere: one read of
+/// it, or one write to it, is under way for ever, and all other memory of the pool, or of the cache, is pinned when
+/// another thread asks for some. Then the pins are dropped.
+#[test]
+fn a_device_that_never_answers_holds_up_none_that_can_have_memory_from_elsewhere() {
+    for (limit, is_written) in [(Some(4), false), (Some(4), true), (None, false), (None, true)] {
+        let all = Cache::MEMORY_MIN;
+        let builder = Cache::builder().memory(all).pinned_max(all).readahead(0);
+        let cache = builder.build().expect("a small cache");
+        let options = limit.map_or_else(PoolOptions::new, |pages| PoolOptions::new().limit(pages * PAGE));
+        let pool = cache.add_pool("pool", options).unwrap();
+        let hung = Arc::new(MemoryFile::new(vec![7; 1 << 20]));
+        let hung = Arc::new(SimulatedBackend::of_memory(hung, Faults::default()));
+        let device = Device::new(2 * all);
+        let write = OpenOptions::new().write(true).to_owned();
+        let never = pool.open_backend_with(Arc::clone(&hung) as _, &write).unwrap();
+        let file = pool.open_backend(Arc::clone(&device) as _).unwrap();
+        hung.pause();
+        thread::scope(|scope| {
+            scope.spawn(|| match is_written {
+                true => {
+                    never.write_all_at(&[8; 4096], 0).unwrap();
+                    never.sync_data().unwrap();
+                }
+                false => assert_eq!(never.read_at(&mut [0; 100], 0).unwrap(), 100),
+            });
+            until(|| hung.held() > 0);
+            let (sender, pins) = mpsc::channel();
+            let pinner = scope.spawn(|| {
+                let sender = sender;
+                for at in (0..2 * all).step_by(PAGE as usize) {
+                    sender.send(file.pin(at, PAGE as usize).unwrap()).unwrap();
+                }
+            });
+            let mut pinned = Vec::new();
+            while let Ok(pin) = pins.recv_timeout(LONGER) {
+                pinned.push(pin);
+            }
+            let waits = !pinner.is_finished();
+            let pins_before = pinned.len();
+            drop(pinned);
+            let next = pins.recv_timeout(Duration::from_secs(10));
+            hung.resume();
+            assert!(waits, "limit {limit:?}, written {is_written}: it does not wait after {pins_before} pins");
+            assert!(
+                next.is_ok(),
+                "limit {limit:?}, written {is_written}: {pins_before} pins are dropped, and it waits"
+            );
+            pins.iter().for_each(drop);
+        });
         cache.check().unwrap();
     }
 }

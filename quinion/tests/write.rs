@@ -750,7 +750,7 @@ impl Backend for Eventful {
         how: quinion::backend::ReapMode,
         _: &mut dyn FnMut() -> bool,
     ) -> quinion::backend::ReapOutcome {
-        if how == quinion::backend::ReapMode::Wait {
+        if how.waits() {
             self.end_flushes(); // so that the end of a cache does not wait for ever
         }
         let event = self.event.lock().expect("ours").take();

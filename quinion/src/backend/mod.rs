@@ -50,6 +50,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
@@ -379,6 +380,15 @@ pub enum ReapMode {
     Ready,
     /// Wait for at least one completion, unless `done` or nothing is in flight. The backend may go on until `done`.
     Wait,
+    /// As `Wait`, for so long at most: a device may never answer.
+    WaitFor(Duration),
+}
+
+impl ReapMode {
+    /// Whether the call may wait.
+    pub fn waits(self) -> bool {
+        self != Self::Ready
+    }
 }
 
 /// The outcome of a call of [`Backend::reap`].

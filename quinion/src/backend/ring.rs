@@ -288,7 +288,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// See [`Backend::reap`](super::Backend::reap). The caller leads until it is done or nothing is in flight.
-    pub(super) fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
+    pub(super) fn reap(&self, mut how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         let Some(mut leader) = LeaderGuard::take(self) else {
             self.hand_over(self.claim_left());
             return ReapOutcome::Busy;
@@ -296,7 +296,7 @@ impl<K: Kernel> RingDriver<K> {
         let mut fills = 0;
         loop {
             fills += leader.fetch();
-            if how == ReapMode::Ready || done() {
+            if !how.waits() || done() {
                 self.enter(self.claim_left(), CompletionWait::NotAwaited);
                 return ReapOutcome::Some(fills);
             }
@@ -304,7 +304,13 @@ impl<K: Kernel> RingDriver<K> {
             if claim.is_empty() && self.in_flight.load(Ordering::Relaxed) <= 0 {
                 return if fills > 0 { ReapOutcome::Some(fills) } else { ReapOutcome::Elsewhere };
             }
-            self.enter(claim, CompletionWait::Awaited);
+            match how {
+                ReapMode::WaitFor(time) => {
+                    self.enter(claim, CompletionWait::AwaitedFor(time));
+                    how = ReapMode::Ready; // one wait
+                }
+                _ => self.enter(claim, CompletionWait::Awaited),
+            }
         }
     }
 

@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //!  1. The pointers of a waiter are followed with the list locked only; a waiter is removed, with the list locked,
-//!     before its event is set; and its thread returns after that. So what they point to, on that thread's stack, is
+//!     before its event is set, or by its own thread; and that returns after that. So what they point to, on that thread's stack, is
 //!     there.
 //!  2. Between the evaluation of a waiter's condition and its place in the list the list stays locked.
 //!  3. A thread that was woken to lead and does not, because it is done, wakes another if one is wanted.
@@ -26,6 +26,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::deferred_wakes::{BlockingWait, WakeCondition};
 use super::waker_registry::{PageKey, WakerRegistry};
@@ -63,10 +64,14 @@ impl WakeEvent {
         self.changed.notify_one();
     }
     fn wait(&self) {
-        let mut is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*is_set {
-            is_set = self.changed.wait(is_set).unwrap_or_else(PoisonError::into_inner);
-        }
+        let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_while(is_set, |is_set| !*is_set).unwrap_or_else(PoisonError::into_inner));
+    }
+    /// Whether it was set in time.
+    fn wait_for(&self, time: Duration) -> bool {
+        let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
@@ -81,22 +86,44 @@ impl WaitQueue {
 
     /// Waits until `done`, reaping `backend`'s completions meanwhile if no other thread does.
     pub fn wait(&self, backend: &dyn Backend, done: &mut WakeCondition<'_>) {
+        self.wait_until(backend, done, None);
+    }
+
+    /// As [`WaitQueue::wait`], for about `time` at most, for a condition that may become true without a wake, or never.
+    /// Whether it became true.
+    pub fn wait_for(&self, backend: &dyn Backend, done: &mut WakeCondition<'_>, time: Duration) -> bool {
+        self.wait_until(backend, done, Some(Instant::now() + time))
+    }
+
+    fn wait_until(
+        &self,
+        backend: &dyn Backend,
+        done: &mut WakeCondition<'_>,
+        until: Option<Instant>,
+    ) -> bool {
         let mut has_slept = false;
         let mut blocking = None;
-        while !done() {
+        let mut is_done = done();
+        while !is_done {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
             blocking.get_or_insert_with(BlockingWait::begin);
-            match backend.reap(ReapMode::Wait, done) {
+            match backend.reap(left.map_or(ReapMode::Wait, ReapMode::WaitFor), done) {
                 ReapOutcome::Some(_) => {}
                 ReapOutcome::Busy | ReapOutcome::Elsewhere => {
-                    self.park(done, Some(backend));
+                    self.park(done, Some(backend), left);
                     has_slept = true;
                 }
             }
+            is_done = done();
         }
         // This thread may have been the only one that was woken to lead.
         if has_slept && backend.wants_leader() {
             self.wake();
         }
+        is_done
     }
 
     /// Sleeps until `woken`, which is looked at again after every [`WaitQueue::wake`].
@@ -104,7 +131,7 @@ impl WaitQueue {
         let mut blocking = None;
         while !woken() {
             blocking.get_or_insert_with(BlockingWait::begin);
-            self.park(woken, None);
+            self.park(woken, None, None);
         }
     }
 
@@ -141,8 +168,8 @@ impl WaitQueue {
         &self.waker_registry
     }
 
-    /// Sleeps, once, unless the condition is true or `backend` wants a leader.
-    fn park(&self, condition: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) {
+    /// Sleeps, once, unless the condition is true or `backend` wants a leader; for `time` at most, if there is a bound.
+    fn park(&self, condition: &mut WakeCondition<'_>, backend: Option<&dyn Backend>, time: Option<Duration>) {
         let _counted = SleeperCount::new(&self.sleepers);
         // Partner: the fence in `wake`.
         fence(Ordering::SeqCst);
@@ -152,7 +179,10 @@ impl WaitQueue {
         }
         let event = parked.take(condition, backend);
         drop(parked);
-        event.wait();
+        let Some(time) = time else { return event.wait() };
+        if !event.wait_for(time) && !self.lock().forget(&event) {
+            event.wait(); // it was removed just now, and is set at once
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, ParkedWaiters> {
@@ -176,6 +206,15 @@ impl ParkedWaiters {
         let event = Arc::new(WakeEvent::default());
         self.waiters.push(ParkedWaiter { condition, backend, event: Arc::clone(&event) });
         event
+    }
+
+    /// Removes a waiter that waits no longer. `false`: it was removed already.
+    fn forget(&mut self, event: &Arc<WakeEvent>) -> bool {
+        let at = self.waiters.iter().position(|waiter| Arc::ptr_eq(&waiter.event, event));
+        at.is_some_and(|at| {
+            self.waiters.remove(at);
+            true
+        })
     }
 
     /// Their events are to be set with the lock released. One waiter more goes for each backend that wants a leader.

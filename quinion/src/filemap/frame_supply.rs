@@ -25,9 +25,10 @@
 //!     moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and not
 //!     pinned, since a thread may not run for long while it copies. So are, for a charge, dirty pages, which are asked
 //!     to be written, and what others of the pool are charged for and have not inserted yet.
+//!  4. Memory that comes free is noticed within [`LOOK_AGAIN`], whatever is in flight. A device that never answers holds
+//!     up a thread that is short of memory only while all other memory is pinned, or in the hands of such devices.
 //!
-//! Not an invariant: that a wait for a flush or a spill is short. A device that never answers holds up all threads that
-//! are short of memory. Nor that frames which others have and have not inserted are waited for.
+//! Not an invariant: that frames which others have and have not inserted are waited for.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -64,6 +65,9 @@ const UNCACHED_SHARE: u64 = 8;
 /// Pages of its request that an uncached reader gets in any case, from any pool.
 const UNCACHED_LEAST: u32 = 16;
 const STALL: Duration = Duration::from_millis(1);
+/// The longest wait for what is in flight before memory is looked for again: pins may be dropped meanwhile, and what is
+/// in flight may never end.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FillUrgency {
@@ -542,13 +546,14 @@ impl FrameSupply {
     }
 
     /// Waits for a fill or a flush to end after `completed` had, and reaps where no other thread does; or a moment,
-    /// if none is in flight: frames may be on their way between arena and tree. `fills`: in flight, ended.
+    /// if none is in flight: frames may be on their way between arena and tree. `fills`: in flight, ended. `false`: none
+    /// has ended in [`LOOK_AGAIN`], and memory may have come free otherwise.
     fn wait_for_fill_progress(
         &self,
         mapping: &Mapping,
         fills: impl Fn() -> (u64, u64) + Sync,
         completed: u64,
-    ) {
+    ) -> bool {
         // It may be in flight at another backend, where no thread waits: then this thread waits there.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
@@ -562,10 +567,11 @@ impl FrameSupply {
         backend.reap(ReapMode::Ready, &mut || false);
         if fills() == (0, completed) {
             pause(STALL);
+            true
         } else {
             let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
             let looks_again = || self.under_way().1 != any;
-            self.wait_queue.wait(&*backend, &mut || has_ended(fills()) || looks_again());
+            self.wait_queue.wait_for(&*backend, &mut || has_ended(fills()) || looks_again(), LOOK_AGAIN)
         }
     }
 
@@ -636,9 +642,10 @@ impl ShortageWait<'_> {
         if self.stalls >= STALLS_MAX && !self.may_end() {
             return false;
         }
-        self.stalls += 1;
         self.supply.writeback.write_for_reclaim();
-        self.supply.wait_for_fill_progress(self.mapping, || self.under_way(), self.completed);
+        let fills = || self.under_way();
+        let has_moved = self.supply.wait_for_fill_progress(self.mapping, fills, self.completed);
+        self.stalls += u32::from(has_moved); // a slow device is no reason to give up
         true
     }
 

@@ -20,6 +20,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use io_uring::{EnterFlags, IoUring, Probe, opcode, types};
 
@@ -45,7 +46,23 @@ pub enum CompletionWait {
     NotAwaited,
     /// It returns when one is there; a signal may end the wait early.
     Awaited,
+    /// As `Awaited`, and returns without one after so long.
+    AwaitedFor(Duration),
 }
+
+/// The argument of an `io_uring_enter` that waits for a bounded time (`struct io_uring_getevents_arg` of the kernel's
+/// interface).
+#[repr(C)]
+struct WaitArgument {
+    signals: u64,
+    signals_size: u32,
+    padding: u32,
+    /// The address of the longest wait.
+    time: u64,
+}
+
+/// A wait of a kernel that knows none with a bound (before 5.11) is such a sleep, and no more.
+const UNBOUNDED_PAUSE: Duration = Duration::from_millis(1);
 
 /// How one request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,16 +184,30 @@ impl Gate {
     /// # Errors
     /// The kernel refuses for good, for instance because a sandbox now forbids the system call.
     pub fn enter(&self, entries: Entries, wait: CompletionWait) -> Result<(), EnterRefused> {
-        let (least, flags) = match wait {
-            CompletionWait::NotAwaited => (0, 0),
-            CompletionWait::Awaited => (1, EnterFlags::GETEVENTS.bits()),
+        let can_bound = self.ring.params().is_feature_ext_arg();
+        let (least, flags, time) = match wait {
+            CompletionWait::NotAwaited => (0, 0, None),
+            CompletionWait::AwaitedFor(time) if !can_bound => {
+                std::thread::sleep(time.min(UNBOUNDED_PAUSE));
+                (0, 0, None)
+            }
+            CompletionWait::Awaited => (1, EnterFlags::GETEVENTS.bits(), None),
+            CompletionWait::AwaitedFor(time) => {
+                let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+                (1, flags.bits(), Some(types::Timespec::from(time)))
+            }
         };
+        let address = time.as_ref().map(|time| std::ptr::from_ref(time).addr() as u64);
+        let argument = address.map(|time| WaitArgument { signals: 0, signals_size: 0, padding: 0, time });
         let mut left = entries.count;
         while left > 0 || least > 0 {
             let now = left.min(entries.at_a_time);
-            let (least, flags) = if now < left { (0, 0) } else { (least, flags) };
-            // SAFETY: the arguments are counts and flags, and no pointer.
-            match unsafe { self.ring.submitter().enter::<()>(now as u32, least, flags, None) } {
+            let is_last = now == left;
+            let (least, flags) = if is_last { (least, flags) } else { (0, 0) };
+            let argument = argument.as_ref().filter(|_| is_last);
+            // SAFETY: the other arguments are counts and flags. With `EXT_ARG`, the argument is as the kernel's interface
+            // says, and the time that it points to lives until this function returns.
+            match unsafe { self.ring.submitter().enter(now as u32, least, flags, argument) } {
                 // It does not wait if it did not take all.
                 Ok(taken) if taken < left => left -= taken,
                 Ok(_) => break,
@@ -204,7 +235,7 @@ impl ReapHalf {
 }
 
 fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME))
 }
 
 impl std::fmt::Debug for SubmitHalf {

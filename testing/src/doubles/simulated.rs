@@ -450,7 +450,7 @@ impl State {
 
     fn take_due(&mut self, how: ReapMode, sequence: CompletionOrder) -> Vec<HeldRequest> {
         self.tick += 1;
-        if how == ReapMode::Wait
+        if how.waits()
             && let Some(first) = self.held.iter().map(|held| held.due).min()
         {
             self.tick = self.tick.max(first);
@@ -684,14 +684,14 @@ impl Backend for SimulatedBackend {
 
     fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         let Some(_lead) = LeadGuard::take(self) else { return ReapOutcome::Busy };
-        if how == ReapMode::Wait && done() {
+        if how.waits() && done() {
             return ReapOutcome::Some(0);
         }
         if self.is_paused.load(Ordering::Relaxed) {
             return ReapOutcome::Elsewhere;
         }
         match (self.serve_due(how), how) {
-            (0, ReapMode::Wait) => ReapOutcome::Elsewhere,
+            (0, ReapMode::Wait | ReapMode::WaitFor(_)) => ReapOutcome::Elsewhere,
             (fills, _) => ReapOutcome::Some(fills),
         }
     }

@@ -117,6 +117,8 @@ pub mod internals {
     #[cfg(not(quinion_model))]
     pub mod background;
     #[cfg(not(quinion_model))]
+    pub mod blocking_threads;
+    #[cfg(not(quinion_model))]
     pub mod lease;
     #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]

@@ -16,13 +16,13 @@
 use std::io;
 use std::ops::Range;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use quinion::backend::{Attributes, Backend, Fill, Flush, MemoryFile, SyncKind};
+use quinion::backend::{Attributes, Backend, Fill, Flush, Identity, MemoryFile, SyncKind};
 use quinion::{BatchRead, Cache, File, MemFileOptions, OpenOptions, PoolOptions, ReadOptions};
 use quinion_testing::content::{Dice, fill_content, generations};
 use quinion_testing::device::{Device, verify};
@@ -343,7 +343,10 @@ fn a_device_that_never_answers_holds_up_none_that_can_have_memory_from_elsewhere
             drop(pinned);
             let next = pins.recv_timeout(Duration::from_secs(10));
             hung.resume();
-            assert!(waits, "limit {limit:?}, written {is_written}: it does not wait after {pins_before} pins");
+            assert!(
+                waits,
+                "limit {limit:?}, written {is_written}: it does not wait after {pins_before} pins"
+            );
             assert!(
                 next.is_ok(),
                 "limit {limit:?}, written {is_written}: {pins_before} pins are dropped, and it waits"
@@ -352,4 +355,90 @@ fn a_device_that_never_answers_holds_up_none_that_can_have_memory_from_elsewhere
         });
         cache.check().unwrap();
     }
+}
+
+/// A file system of its own that hangs: no call of it that asks for something returns, until it is told to.
+#[derive(Debug)]
+struct HungFile {
+    file: MemoryFile,
+    is_hung: AtomicBool,
+    calls: AtomicU64,
+}
+
+impl HungFile {
+    fn hang(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        until(|| !self.is_hung.load(Ordering::Relaxed));
+    }
+}
+
+impl Backend for HungFile {
+    fn name(&self) -> &'static str {
+        "hung file"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.hang();
+        let Attributes { identity, .. } = self.file.attributes()?;
+        let identity = Identity { device: 1000 + identity.inode, ..identity };
+        Ok(Attributes { identity, ..self.file.attributes()? })
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.file.submit(fills);
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.file.flush(flushes);
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.hang();
+        self.file.sync(kind, range)
+    }
+}
+
+/// Polls until it is ready, for ten seconds at most.
+fn ends_in_time<T>(future: impl Future<Output = T>) -> Option<T> {
+    let (mut future, until_then) = (pin!(future), Instant::now() + Duration::from_secs(10));
+    let thread = thread::current();
+    let waker = Waker::from(Arc::new(Calls(move || thread.unpark())));
+    while Instant::now() < until_then {
+        if let Poll::Ready(ended) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Some(ended);
+        }
+        thread::park_timeout(Duration::from_millis(100));
+    }
+    None
+}
+
+/// Many futures of a file that hangs wait in calls that only threads can make: looks at its end, and syncs. Those of
+/// another file end.
+#[test]
+fn a_file_that_hangs_holds_up_no_future_of_another() {
+    let cache = cache();
+    let hung = |is_hung| {
+        let (file, is_hung) = (MemoryFile::new(vec![7; 8192]), AtomicBool::new(is_hung));
+        Arc::new(HungFile { file, is_hung, calls: AtomicU64::new(0) })
+    };
+    let (hung, healthy) = (hung(false), hung(false));
+    let write = OpenOptions::new().write(true).to_owned();
+    let [hung_file, healthy_file] =
+        [&hung, &healthy].map(|file| cache.open_backend_with(Arc::clone(file) as _, &write).unwrap());
+    hung.is_hung.store(true, Ordering::Relaxed);
+    let calls = hung.calls.load(Ordering::Relaxed);
+    let noop = &mut Context::from_waker(Waker::noop());
+    let mut buffers = [[0; 10]; 20];
+    let mut reads: Vec<_> =
+        buffers.iter_mut().map(|buffer| Box::pin(hung_file.read_at_async(buffer, 8192))).collect();
+    assert!(reads.iter_mut().all(|read| read.as_mut().poll(noop).is_pending()));
+    let syncs: Vec<_> = (0..20).map(|_| hung_file.sync_data_async()).collect();
+    until(|| hung.calls.load(Ordering::Relaxed) > calls + 1);
+    let read = ends_in_time(healthy_file.read_at_async(&mut [0; 10], 8192));
+    let sync = ends_in_time(healthy_file.sync_data_async());
+    hung.is_hung.store(false, Ordering::Relaxed);
+    assert!(read.is_some_and(|read| read.unwrap() == 0), "a read at the end of a healthy file waits");
+    assert!(sync.is_some_and(|sync| sync.is_ok()), "a sync of a healthy file waits");
+    drop(reads);
+    syncs.into_iter().for_each(|sync| ends_in_time(sync).unwrap().unwrap());
+    cache.check().unwrap();
 }

@@ -105,7 +105,7 @@ pub use registration::{Registered, RegisteredWaiter};
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
 pub use wait_queue::WaitQueue;
 #[doc(hidden)]
-pub use waker_registry::{BlockingTask, PageKey};
+pub use waker_registry::PageKey;
 
 /// Attributes of a file at one moment: its identity, its size, the version of its content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,7 +1,7 @@
 //! Registration: how a future joins the wait queue, and leaves it.
 //!
 //! The queue knows its registry of futures and nothing of the poller's thread; this file starts that thread with the
-//! first registration, hands tasks to it, and lets it end with the cache.
+//! first registration, and lets it end with the cache.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::task::Waker;
 use super::Backend;
 use super::deferred_wakes::{Waiter, WakeCondition};
 use super::wait_queue::WaitQueue;
-use super::waker_registry::{BlockingTask, PageKey, WaiterId};
+use super::waker_registry::{PageKey, WaiterId};
 use crate::sys::fork::ForkGuard;
 
 /// The outcome of a registration.
@@ -58,16 +58,6 @@ impl WaitQueue {
         let waiter = RegisteredWaiter { queue: Arc::clone(self), number, process: ForkGuard::new() };
         self.start_poller()?;
         Ok(Registered::Waiting(waiter))
-    }
-
-    /// Has the poller run `task`, after those that came before. Does not wait.
-    ///
-    /// # Errors
-    /// The system has no thread for the poller.
-    pub fn send(self: &Arc<Self>, task: BlockingTask) -> io::Result<()> {
-        self.start_poller()?;
-        self.waker_registry().push_task(task);
-        Ok(())
     }
 
     /// Lets the poller end when it has nothing to do. No future registers after this.

@@ -4,7 +4,7 @@
 //!   future --register: page, condition, waker--> registry <--a fill has ended: its pages-- condition true? wake()
 //!                                          |
 //!                                          +--> the poller: leads a backend that futures wait for and no
-//!                                               thread leads; runs tasks, which may block
+//!                                               thread leads
 //! ```
 //!
 //! A **waiter** is a page, a condition and a waker: the thread that ends a fill of the page evaluates the condition,
@@ -12,8 +12,7 @@
 //! looks at those that it concerns only.
 //!
 //! The **poller** is a thread that starts with the first future of a cache that waits, and leads for all of them when
-//! no waiting reader does. It sleeps while there are none, and ends with the cache. A **task** is something that a poll
-//! must not do because it may block: the poller does it.
+//! no waiting reader does. It sleeps while there are none, and ends with the cache.
 //!
 //! Invariants:
 //!  1. A waker is called, and what a waiter holds is dropped, with the registry unlocked: both run foreign code.
@@ -21,7 +20,7 @@
 //!  3. While there is a waiter, `waiters` is not 0; so every wake of the queue comes here. A condition becomes true
 //!     only by a fill of its page that ends.
 //!  4. The poller sleeps only after it saw, with the registry locked, that no waiter's backend wants a leader.
-//!  5. A waker or a task that panics takes neither the poller nor another future's wake-up with it.
+//!  5. A waker or a backend that panics takes neither the poller nor another future's wake-up with it.
 //!  6. No waker is called by a thread while it has a [`DeferredWakes`](super::DeferredWakes): then it holds locks, and
 //!     a backend that completes inside `submit` would have wakers called under them. See `deferred_wakes.rs`.
 //!  7. A waker that drops the last handle of a cache inside the end of a fill can be told from others (`is_waking`):
@@ -29,7 +28,7 @@
 //!
 //! Not an invariant: that the condition of a waiter that was woken is still true when its future looks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -39,9 +38,6 @@ use super::deferred_wakes::Waiter;
 use super::{Backend, ReapMode};
 use crate::sync::contained;
 use crate::units::{MappingId, PageIndex};
-
-/// Something that may block, done by the poller.
-pub type BlockingTask = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 pub(super) struct WakerRegistry {
@@ -56,7 +52,6 @@ struct RegistryState {
     waiters: BTreeMap<WaiterId, Waiter>,
     /// The backends of all waiters, by address, and how many waiters wait for each.
     backends: BTreeMap<usize, (Arc<dyn Backend>, usize)>,
-    tasks: VecDeque<BlockingTask>,
     poller: Poller,
     /// Whether the poller sleeps, and has not been woken yet.
     is_asleep: bool,
@@ -87,11 +82,6 @@ pub(super) struct WaiterId {
     turn: u64,
 }
 
-enum Task {
-    Lead(Arc<dyn Backend>),
-    Run(BlockingTask),
-}
-
 impl WakerRegistry {
     /// To be asked after a full fence by a thread that made a change.
     #[inline]
@@ -110,12 +100,6 @@ impl WakerRegistry {
 
     pub(super) fn seek_leader(&self) {
         self.wake_poller_to_lead(self.lock());
-    }
-
-    pub(super) fn push_task(&self, task: BlockingTask) {
-        let mut state = self.lock();
-        state.tasks.push_back(task);
-        self.wake_poller(state);
     }
 
     /// Has `start` start the poller, if it has not been needed yet.
@@ -179,12 +163,9 @@ impl WakerRegistry {
 
     pub(super) fn poll(&self) {
         crate::sys::signal::block_all();
-        while let Some(task) = self.next_task() {
+        while let Some(backend) = self.next_to_lead() {
             // A user's backend or waker that panics has printed so; the others go on.
-            contained(|| match task {
-                Task::Lead(backend) => self.lead(&*backend),
-                Task::Run(task) => task(),
-            });
+            contained(|| self.lead(&*backend));
         }
     }
 
@@ -193,18 +174,16 @@ impl WakerRegistry {
         let mut has_looked = false;
         backend.reap(ReapMode::Wait, &mut || {
             let (state, is_first_look) = (self.lock(), !std::mem::replace(&mut has_looked, true));
-            state.waiters.is_empty() || !is_first_look && state.has_other_work()
+            // Backends that share what is being led want no leader.
+            state.waiters.is_empty() || !is_first_look && state.leaderless().is_some()
         });
     }
 
-    fn next_task(&self) -> Option<Task> {
+    fn next_to_lead(&self) -> Option<Arc<dyn Backend>> {
         let mut state = self.lock();
         loop {
-            if let Some(task) = state.tasks.pop_front() {
-                return Some(Task::Run(task));
-            }
             if let Some(backend) = state.leaderless() {
-                return Some(Task::Lead(backend));
+                return Some(backend);
             }
             if state.poller == Poller::Ending && state.waiters.is_empty() {
                 return None;
@@ -255,11 +234,6 @@ impl RegistryState {
     fn leaderless(&self) -> Option<Arc<dyn Backend>> {
         let (backend, _) = self.backends.values().find(|(backend, _)| backend.wants_leader())?;
         Some(Arc::clone(backend))
-    }
-
-    /// While the poller leads. (Backends that share what is being led do not want a leader then.)
-    fn has_other_work(&self) -> bool {
-        !self.tasks.is_empty() || self.leaderless().is_some()
     }
 }
 

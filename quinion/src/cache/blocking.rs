@@ -1,56 +1,28 @@
-//! Blocking: calls that wait for a device, made on threads of the cache for futures.
+//! Blocking: calls that wait for a device, as futures of their results.
 //!
 //! ```text
-//!   future --call, owned--> queue --> up to 8 threads, started when none is idle
-//!          <----waker------ result    a thread without work ends after some seconds
+//!   future --call, owned--> a thread for blocking calls
+//!          <----waker------ result
 //! ```
 //!
 //! A sync, and a write that cannot go to the cache at once, wait inside system calls or for memory, on a thread of
-//! the cache: so such a future needs no runtime, and blocks none. Dropping a [`BlockingCall`] does not stop the call.
+//! the cache: see `blocking_threads.rs`. Dropping a [`BlockingCall`] does not stop the call.
 //!
-//! Invariants:
-//!  1. A call that was handed over is made once, in its turn, while the process lives.
-//!  2. A call that panics is an error for its future, and takes no thread with it.
-//!  3. The threads keep no cache alive by themselves: only calls in the queue do.
+//! Invariant: a call that panics is an error for its future.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
+use super::File;
 use crate::error::{Repr, Result};
 use crate::sync::contained;
 
-const THREADS_MAX: usize = 8;
-const IDLE_MAX: Duration = Duration::from_secs(5);
-
-type Call = Box<dyn FnOnce() + Send>;
-
-#[derive(Default)]
-pub(super) struct BlockingCalls {
-    shared: Arc<Shared>,
-}
-
-#[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    arrived: Condvar,
-}
-
-#[derive(Default)]
-struct Queue {
-    calls: VecDeque<Call>,
-    threads: usize,
-    idle: usize,
-    is_closed: bool,
-}
-
-impl BlockingCalls {
-    pub fn run<T: Send + 'static>(
+impl File {
+    /// Has a thread make `call`, which may wait for this file's device.
+    pub(super) fn run_blocking<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> BlockingCall<T> {
@@ -63,71 +35,10 @@ impl BlockingCalls {
                 waker.wake();
             }
         });
-        match self.shared.hand_over(call) {
+        match self.blocking_threads().run(self.handle.mapping.identity().device, call) {
             Ok(()) => BlockingCall { outcome },
             Err(error) => BlockingCall::ready(Err(Repr::NoThread(error).into())),
         }
-    }
-}
-
-impl Drop for BlockingCalls {
-    fn drop(&mut self) {
-        lock(&self.shared.queue).is_closed = true;
-        self.shared.arrived.notify_all();
-    }
-}
-
-impl fmt::Debug for BlockingCalls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let queue = lock(&self.shared.queue);
-        f.debug_struct("BlockingCalls").field("threads", &queue.threads).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    fn hand_over(self: &Arc<Self>, call: Call) -> io::Result<()> {
-        let mut queue = lock(&self.queue);
-        queue.calls.push_back(call);
-        if queue.calls.len() <= queue.idle {
-            self.arrived.notify_one();
-        } else if queue.threads < THREADS_MAX {
-            let shared = Arc::clone(self);
-            let started =
-                std::thread::Builder::new().name("quinion-blocking".into()).spawn(move || shared.work());
-            match started {
-                Ok(_) => queue.threads += 1,
-                Err(error) if queue.threads == 0 => {
-                    queue.calls.pop_back();
-                    return Err(error);
-                }
-                Err(_) => {} // one of those that there are comes to it
-            }
-        }
-        Ok(())
-    }
-
-    fn work(&self) {
-        let mut queue = lock(&self.queue);
-        loop {
-            if let Some(call) = queue.calls.pop_front() {
-                drop(queue);
-                call();
-                queue = lock(&self.queue);
-                continue;
-            }
-            if queue.is_closed {
-                break;
-            }
-            queue.idle += 1;
-            let (woken, wait) =
-                self.arrived.wait_timeout(queue, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
-            queue = woken;
-            queue.idle -= 1;
-            if wait.timed_out() && queue.calls.is_empty() {
-                break;
-            }
-        }
-        queue.threads -= 1;
     }
 }
 

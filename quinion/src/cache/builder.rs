@@ -27,7 +27,6 @@ use crate::sys::fork::ForkGuard;
 use crate::units::{EXTENT_PAGES, Order, Orders, PAGE_SIZE};
 use crate::writeback::WritebackOptions;
 
-use super::blocking::BlockingCalls;
 use super::disk_copies::{DiskCopies, StoreOpener};
 use super::file_table::FileTable;
 use super::{Cache, CacheInner, pool};
@@ -257,7 +256,6 @@ impl Builder {
             parks: AtomicBool::new(false),
             disk,
             sampler: self.miss_ratio_curve.then(Sampler::default),
-            blocking: BlockingCalls::default(),
         };
         Ok(Cache { shared: Arc::new(shared) })
     }

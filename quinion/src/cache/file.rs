@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, GrownView, OwnedView};
+use crate::blocking_threads::BlockingThreads;
 use crate::error::{Repr, Result};
 use crate::filemap::{
     DropBehindState, FileView, HitStop, Hits, PageHit, PendingRead, PinRequest, PolledRead, Prefetch,
@@ -24,7 +25,6 @@ use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders};
 
 use super::Handle;
-use super::blocking::BlockingCalls;
 use super::future::{PinFuture, ReadFuture};
 use super::kernel_cache::use_kernel_cache_if_warm;
 
@@ -480,8 +480,8 @@ impl File {
         Ok(pinned)
     }
 
-    pub(super) fn blocking(&self) -> &BlockingCalls {
-        &self.handle.shared.blocking
+    pub(super) fn blocking_threads(&self) -> &BlockingThreads {
+        &self.handle.shared.filemap.blocking_threads
     }
 
     /// Says how this handle will be read from now on (`posix_fadvise`); a clone begins without it. Readahead forgets

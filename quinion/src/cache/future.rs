@@ -98,7 +98,7 @@ impl<'a> PinFuture<'a> {
         self.tries += 1;
         if self.tries > PIN_TRIES_MAX {
             let file = file.clone();
-            let call = self.file.blocking().run(move || file.pin(position, len));
+            let call = self.file.run_blocking(move || file.pin(position, len));
             self.state = PinState::HandedOver(call);
             return None;
         }

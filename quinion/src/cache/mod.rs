@@ -78,7 +78,6 @@ pub use crate::guest::GuestSlice;
 pub use crate::stats::{StatDescription, Stats};
 pub use batch::{BatchRead, BatchReadFuture};
 pub use blocking::BlockingCall;
-use blocking::BlockingCalls;
 pub use builder::Builder;
 use coherence::CoherenceState;
 pub use coherence::{Coherence, CoherenceInForce};
@@ -132,7 +131,6 @@ pub(crate) struct CacheInner {
     parks: AtomicBool,
     disk: Option<Arc<DiskCopies>>,
     sampler: Option<Sampler>,
-    blocking: BlockingCalls,
 }
 
 impl Cache {

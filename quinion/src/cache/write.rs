@@ -149,7 +149,7 @@ impl Future for WriteFuture<'_> {
             }
             let (clone, bytes) = (file.clone(), bytes.to_vec());
             let call = move || clone.write_at_with(&bytes, position, options);
-            *handed_over = Some(file.blocking().run(call));
+            *handed_over = Some(file.run_blocking(call));
         }
         let call = handed_over.as_mut().expect("it was put there");
         Pin::new(call).poll(context)
@@ -284,7 +284,7 @@ impl File {
             return BlockingCall::ready(Err(Repr::Forked.into()));
         }
         let file = self.clone();
-        self.blocking().run(move || call(&file))
+        self.run_blocking(move || call(&file))
     }
 
     #[inline(never)]

@@ -9,8 +9,8 @@
 //!
 //! Bytes land in the cache's frames, and a poll copies them to the caller's buffer. So a dropped future leaves
 //! nothing behind but a fill that ends in the cache. A poll does nothing that may block: for memory that is short, a
-//! page whose fill failed and a look at the file's end there are **tasks**, which the wait queue's poller does in
-//! turn, and wakes the future.
+//! page whose fill failed and a look at the file's end there are **tasks**, which a thread for blocking calls does and
+//! wakes the future.
 //!
 //! Invariants:
 //!  1. A pending future is registered or has a task under way, each with the waker of its last poll.
@@ -212,6 +212,7 @@ impl Filemap {
         task: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
         let outcome = Arc::new(Mutex::new(TaskOutcome::Pending(waker.clone())));
+        let device = mapping.identity().device;
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
         let task = move || {
             let done = contained(|| task(&filemap, &mapping));
@@ -224,7 +225,7 @@ impl Filemap {
                 waker.wake();
             }
         };
-        self.wait_queue.send(Box::new(task)).map_err(Repr::NoThread)?;
+        self.blocking_threads.run(device, Box::new(task)).map_err(Repr::NoThread)?;
         progress.waited = WaitingFor::Task(outcome);
         Ok(())
     }

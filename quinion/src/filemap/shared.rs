@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::arena::Arena;
 use crate::backend::WaitQueue;
+use crate::blocking_threads::BlockingThreads;
 use crate::mapping::{IndexHooks, Mapping};
 use crate::policy::NewPolicy;
 use crate::reclaim::Reclaim;
@@ -31,6 +32,7 @@ pub struct Filemap {
     pub(crate) wait_queue: Arc<WaitQueue>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) supply: FrameSupply,
+    pub(crate) blocking_threads: BlockingThreads,
     pub(super) bound_state: BoundState,
     /// Takes steps of the mappings' indexes over; `None` in a cache that ships.
     pub(crate) hooks: Option<&'static dyn IndexHooks>,
@@ -58,7 +60,8 @@ impl Filemap {
         );
         let supply =
             FrameSupply::new(Arc::clone(&arena), Arc::clone(&wait_queue), reclaim, writeback, folio_orders);
-        Self { arena, wait_queue, counters, supply, bound_state, hooks: None }
+        let blocking_threads = BlockingThreads::default();
+        Self { arena, wait_queue, counters, supply, blocking_threads, bound_state, hooks: None }
     }
 
     /// Pins may keep `bytes` bytes, and that share of the bound when it is changed.

@@ -1,0 +1,262 @@
+//! Blocking threads: calls that may wait for a device, made for futures, which may not.
+//!
+//! ```text
+//!   future --call, device--> the device's queue --> up to 16 threads a device, 128 in all, started when none is idle
+//!          <----waker------- result                 a thread without work ends after some seconds
+//! ```
+//!
+//! A sync, a write that cannot go to the cache at once, a look at a file's end and a wait for memory are such calls.
+//! They run on threads of the cache, so a future needs no runtime, and blocks none.
+//!
+//! **A file system that hangs**, as one of a network does, keeps a thread for each call that it does not answer. The
+//! bound for each device leaves threads to the calls of others; those of the device wait for each other, as they would
+//! in the device.
+//!
+//! Invariants:
+//!  1. A call that was handed over is made once while the process lives; those of a device begin in their order.
+//!  2. A call that panics takes no thread with it.
+//!  3. The threads keep no cache alive by themselves: only calls in the queue do.
+//!  4. For each device, `ready` names it once for each call that waits and has a thread to wait for, and no more often.
+//!
+//! Not an invariant: that a call finds a thread. Where more than seven devices hang, others' calls wait for them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::sync::contained;
+
+const DEVICE_THREADS_MAX: usize = 16;
+const THREADS_MAX: usize = 128;
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
+/// A call that may wait for a device.
+pub type BlockingTask = Box<dyn FnOnce() + Send>;
+
+/// The threads of one cache. Dropping this lets them end when no call is left.
+#[derive(Default)]
+pub struct BlockingThreads {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    devices: BTreeMap<u64, DeviceCalls>,
+    /// Devices of which a call may begin.
+    ready: VecDeque<u64>,
+    threads: usize,
+    idle: usize,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+struct DeviceCalls {
+    waiting: VecDeque<BlockingTask>,
+    running: usize,
+    /// How often `ready` names the device.
+    ready: usize,
+}
+
+impl BlockingThreads {
+    /// Has a thread make `call`, which may wait for `device`, an [`Identity::device`](crate::backend::Identity::device).
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// The system has no thread, and the cache has none.
+    pub fn run(&self, device: u64, call: BlockingTask) -> io::Result<()> {
+        let mut queue = self.shared.lock();
+        queue.push(device, call);
+        if queue.ready.len() <= queue.idle {
+            self.shared.arrived.notify_one();
+        } else if queue.threads < THREADS_MAX {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("quinion-blocking".into());
+            match thread.spawn(move || shared.work()) {
+                Ok(_) => queue.threads += 1,
+                Err(error) if queue.threads == 0 => {
+                    let call = queue.take_back(device);
+                    drop(queue); // before the call is dropped
+                    drop(call);
+                    return Err(error);
+                }
+                Err(_) => {} // one of those that there are comes to it
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for BlockingThreads {
+    fn drop(&mut self) {
+        self.shared.lock().is_closed = true;
+        self.shared.arrived.notify_all();
+    }
+}
+
+impl fmt::Debug for BlockingThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockingThreads")
+            .field("threads", &self.shared.lock().threads)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        crate::sys::signal::block_all();
+        let mut queue = self.lock();
+        loop {
+            if let Some((device, call)) = queue.begin() {
+                drop(queue);
+                contained(call);
+                queue = self.lock();
+                queue.end(device);
+                continue;
+            }
+            if queue.is_closed {
+                break;
+            }
+            queue.idle += 1;
+            let (woken, wait) =
+                self.arrived.wait_timeout(queue, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
+            queue = woken;
+            queue.idle -= 1;
+            if wait.timed_out() && queue.ready.is_empty() {
+                break;
+            }
+        }
+        queue.threads -= 1;
+    }
+
+    /// Nothing panics with the lock held, so a poisoned one is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn push(&mut self, device: u64, call: BlockingTask) {
+        let calls = self.devices.entry(device).or_default();
+        calls.waiting.push_back(call);
+        if calls.admit() {
+            self.ready.push_back(device);
+        }
+    }
+
+    /// The last call that was pushed, of `device`, for which there is no thread.
+    fn take_back(&mut self, device: u64) -> Option<BlockingTask> {
+        let calls = self.devices.get_mut(&device)?;
+        let call = calls.waiting.pop_back();
+        if calls.ready > calls.waiting.len() {
+            calls.ready -= 1;
+            let named = self.ready.iter().rposition(|ready| *ready == device).expect("it is counted");
+            self.ready.remove(named);
+        }
+        self.forget_unused(device);
+        call
+    }
+
+    fn begin(&mut self) -> Option<(u64, BlockingTask)> {
+        let device = self.ready.pop_front()?;
+        let calls = self.devices.get_mut(&device).expect("a ready device has calls");
+        calls.ready -= 1;
+        calls.running += 1;
+        Some((device, calls.waiting.pop_front().expect("a ready device has calls")))
+    }
+
+    fn end(&mut self, device: u64) {
+        let calls = self.devices.get_mut(&device).expect("a running call is counted");
+        calls.running -= 1;
+        if calls.admit() {
+            self.ready.push_back(device);
+        }
+        self.forget_unused(device);
+    }
+
+    fn forget_unused(&mut self, device: u64) {
+        if self.devices.get(&device).is_some_and(|calls| calls.waiting.is_empty() && calls.running == 0) {
+            self.devices.remove(&device);
+        }
+    }
+}
+
+impl DeviceCalls {
+    /// Whether one call more may begin; it is counted then.
+    fn admit(&mut self) -> bool {
+        let may_begin = self.ready < self.waiting.len() && self.running + self.ready < DEVICE_THREADS_MAX;
+        self.ready += usize::from(may_begin);
+        may_begin
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Calls of a device that hangs, far more than it has threads for, and one of another after them.
+    #[test]
+    fn a_device_that_hangs_keeps_its_share_of_the_threads_and_no_more() {
+        let (threads, hangs) = (BlockingThreads::default(), Arc::new(AtomicBool::new(true)));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let (sender, ended) = mpsc::channel();
+        for number in 0..100 {
+            let (hangs, begun, sender) = (Arc::clone(&hangs), Arc::clone(&begun), sender.clone());
+            let call = move || {
+                begun.fetch_add(1, Ordering::Relaxed);
+                while hangs.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                sender.send(number).unwrap();
+            };
+            threads.run(1, Box::new(call)).unwrap();
+        }
+        let (told, other) = (sender.clone(), 1000);
+        threads.run(2, Box::new(move || told.send(other).unwrap())).unwrap();
+        assert_eq!(ended.recv_timeout(LONG), Ok(other));
+        assert!(begun.load(Ordering::Relaxed) <= DEVICE_THREADS_MAX);
+        hangs.store(false, Ordering::Relaxed);
+        let mut numbers: Vec<_> = (0..100).map(|_| ended.recv_timeout(LONG).unwrap()).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, Vec::from_iter(0..100), "each is made once");
+        let queue = threads.shared.lock();
+        assert!(queue.ready.is_empty() && queue.threads <= THREADS_MAX);
+    }
+
+    #[test]
+    fn calls_of_one_device_begin_in_their_order_and_a_panic_ends_none_of_the_others() {
+        let mut queue = Queue::default();
+        let (sender, made) = mpsc::channel();
+        for number in 0..40 {
+            let sender = sender.clone();
+            queue.push(7, Box::new(move || sender.send(number).unwrap()));
+        }
+        assert_eq!(queue.ready.len(), DEVICE_THREADS_MAX);
+        assert!(queue.take_back(7).is_some(), "one that had no place yet");
+        assert_eq!(queue.ready.len(), DEVICE_THREADS_MAX);
+        while let Some((device, call)) = queue.begin() {
+            call();
+            queue.end(device);
+        }
+        assert_eq!(made.try_iter().collect::<Vec<_>>(), Vec::from_iter(0..39));
+        assert!(queue.devices.is_empty(), "a device without calls is forgotten");
+        queue.push(7, Box::new(|| ()));
+        assert!(queue.take_back(7).is_some() && queue.ready.is_empty() && queue.devices.is_empty());
+        let threads = BlockingThreads::default();
+        threads.run(7, Box::new(|| panic!("a call that panics"))).unwrap();
+        threads.run(7, Box::new(move || sender.send(100).unwrap())).unwrap();
+        assert_eq!(made.recv_timeout(LONG), Ok(100));
+    }
+}

@@ -23,7 +23,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use quinion::backend::{Attributes, Backend, Fill, Flush, Identity, MemoryFile, SyncKind};
-use quinion::{BatchRead, Cache, File, MemFileOptions, OpenOptions, PoolOptions, ReadOptions};
+use quinion::{
+    BatchRead, Cache, File, MemFileOptions, OpenOptions, PoolOptions, ReadOptions, WritebackOptions,
+};
 use quinion_testing::content::{Dice, fill_content, generations};
 use quinion_testing::device::{Device, verify};
 use quinion_testing::doubles::{Faults, SimulatedBackend};
@@ -440,5 +442,38 @@ fn a_file_that_hangs_holds_up_no_future_of_another() {
     assert!(sync.is_some_and(|sync| sync.is_ok()), "a sync of a healthy file waits");
     drop(reads);
     syncs.into_iter().for_each(|sync| ends_in_time(sync).unwrap().unwrap());
+    cache.check().unwrap();
+}
+
+/// Devices that never answer have all the writes under way that the background allows itself. A healthy file's dirty
+/// page is written in its time all the same.
+#[test]
+fn devices_that_never_answer_hold_up_no_write_back_of_others() {
+    let writeback = WritebackOptions::new().expire(Duration::from_millis(10));
+    let writeback = writeback.interval(Duration::from_millis(10)).background_share(40).throttle_share(60);
+    let cache = Cache::builder().memory(128 << 20).writeback(writeback).build().unwrap();
+    let file = |bytes| {
+        let device = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(vec![7; bytes])), Faults::default());
+        let (device, write) = (Arc::new(device), OpenOptions::new().write(true).to_owned());
+        let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
+        (device, file)
+    };
+    let hung = [8 << 20; 6].map(file);
+    let (healthy, healthy_file) = file(8192);
+    for (device, file) in &hung {
+        device.pause();
+        file.write_all_at(&vec![8; 8 << 20], 0).unwrap();
+    }
+    until(|| hung.iter().filter(|(device, _)| device.held() > 0).count() >= 4);
+    thread::sleep(LONGER);
+    healthy_file.write_all_at(&[9; 100], 0).unwrap();
+    let until_then = Instant::now() + Duration::from_secs(10);
+    while healthy.writes() == 0 && Instant::now() < until_then {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let writes = healthy.writes();
+    hung.iter().for_each(|(device, _)| device.resume());
+    assert!(writes > 0, "a healthy file's page was not written");
+    hung.iter().for_each(|(_, file)| file.sync_data().unwrap());
     cache.check().unwrap();
 }

@@ -17,7 +17,8 @@
 //!
 //! Invariants:
 //!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
-//!  2. A file that failed is left alone until its pause is over, but by a thread that needs memory.
+//!  2. Files whose devices do not answer keep no other from being written.
+//!  3. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -38,6 +39,8 @@ use super::run::FlushRequest;
 const FILE_PAGES_MAX: u64 = 1024;
 /// And of all files: 16 MiB.
 const ALL_PAGES_MAX: u64 = 4096;
+/// A file that has nothing under way may have so many in any case: files whose device never answers keep their share.
+const FIRST_PAGES: u64 = 64;
 /// From one round to the next while something is under way.
 const SOON: Duration = Duration::from_millis(1);
 /// The same, when nothing has come of it for long.
@@ -136,7 +139,9 @@ impl Writeback {
     /// Goes on with the pass of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
         let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
-        let capacity = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
+        let least = if own == 0 { FIRST_PAGES } else { 0 };
+        let left = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all));
+        let capacity = left.max(least) as u32;
         let has_capacity = mapping.writeback().writer().is_some_and(|writer| writer.has_capacity(1));
         if capacity == 0 || !has_capacity {
             return;

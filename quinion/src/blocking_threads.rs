@@ -16,16 +16,15 @@
 //!  1. A call that was handed over is made once while the process lives; those of a device begin in their order.
 //!  2. A call that panics takes no thread with it.
 //!  3. The threads keep no cache alive by themselves: only calls in the queue do.
-//!  4. For each device, `ready` names it once for each call that waits and has a thread to wait for, and no more often.
 //!
 //! Not an invariant: that a call finds a thread. Where more than seven devices hang, others' calls wait for them.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::backend::DeviceQueues;
 use crate::sync::contained;
 
 const DEVICE_THREADS_MAX: usize = 16;
@@ -47,22 +46,17 @@ struct Shared {
     arrived: Condvar,
 }
 
-#[derive(Default)]
 struct Queue {
-    devices: BTreeMap<u64, DeviceCalls>,
-    /// Devices of which a call may begin.
-    ready: VecDeque<u64>,
+    calls: DeviceQueues<BlockingTask>,
     threads: usize,
     idle: usize,
     is_closed: bool,
 }
 
-#[derive(Default)]
-struct DeviceCalls {
-    waiting: VecDeque<BlockingTask>,
-    running: usize,
-    /// How often `ready` names the device.
-    ready: usize,
+impl Default for Queue {
+    fn default() -> Self {
+        Self { calls: DeviceQueues::new(DEVICE_THREADS_MAX), threads: 0, idle: 0, is_closed: false }
+    }
 }
 
 impl BlockingThreads {
@@ -73,8 +67,8 @@ impl BlockingThreads {
     /// The system has no thread, and the cache has none.
     pub fn run(&self, device: u64, call: BlockingTask) -> io::Result<()> {
         let mut queue = self.shared.lock();
-        queue.push(device, call);
-        if queue.ready.len() <= queue.idle {
+        queue.calls.push(device, call);
+        if queue.calls.ready() <= queue.idle {
             self.shared.arrived.notify_one();
         } else if queue.threads < THREADS_MAX {
             let shared = Arc::clone(&self.shared);
@@ -82,7 +76,7 @@ impl BlockingThreads {
             match thread.spawn(move || shared.work()) {
                 Ok(_) => queue.threads += 1,
                 Err(error) if queue.threads == 0 => {
-                    let call = queue.take_back(device);
+                    let call = queue.calls.take_back(device);
                     drop(queue); // before the call is dropped
                     drop(call);
                     return Err(error);
@@ -114,11 +108,11 @@ impl Shared {
         crate::sys::signal::block_all();
         let mut queue = self.lock();
         loop {
-            if let Some((device, call)) = queue.begin() {
+            if let Some((device, call)) = queue.calls.begin() {
                 drop(queue);
                 contained(call);
                 queue = self.lock();
-                queue.end(device);
+                queue.calls.end(device);
                 continue;
             }
             if queue.is_closed {
@@ -129,7 +123,7 @@ impl Shared {
                 self.arrived.wait_timeout(queue, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
             queue = woken;
             queue.idle -= 1;
-            if wait.timed_out() && queue.ready.is_empty() {
+            if wait.timed_out() && queue.calls.ready() == 0 {
                 break;
             }
         }
@@ -139,61 +133,6 @@ impl Shared {
     /// Nothing panics with the lock held, so a poisoned one is as good as any.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Queue {
-    fn push(&mut self, device: u64, call: BlockingTask) {
-        let calls = self.devices.entry(device).or_default();
-        calls.waiting.push_back(call);
-        if calls.admit() {
-            self.ready.push_back(device);
-        }
-    }
-
-    /// The last call that was pushed, of `device`, for which there is no thread.
-    fn take_back(&mut self, device: u64) -> Option<BlockingTask> {
-        let calls = self.devices.get_mut(&device)?;
-        let call = calls.waiting.pop_back();
-        if calls.ready > calls.waiting.len() {
-            calls.ready -= 1;
-            let named = self.ready.iter().rposition(|ready| *ready == device).expect("it is counted");
-            self.ready.remove(named);
-        }
-        self.forget_unused(device);
-        call
-    }
-
-    fn begin(&mut self) -> Option<(u64, BlockingTask)> {
-        let device = self.ready.pop_front()?;
-        let calls = self.devices.get_mut(&device).expect("a ready device has calls");
-        calls.ready -= 1;
-        calls.running += 1;
-        Some((device, calls.waiting.pop_front().expect("a ready device has calls")))
-    }
-
-    fn end(&mut self, device: u64) {
-        let calls = self.devices.get_mut(&device).expect("a running call is counted");
-        calls.running -= 1;
-        if calls.admit() {
-            self.ready.push_back(device);
-        }
-        self.forget_unused(device);
-    }
-
-    fn forget_unused(&mut self, device: u64) {
-        if self.devices.get(&device).is_some_and(|calls| calls.waiting.is_empty() && calls.running == 0) {
-            self.devices.remove(&device);
-        }
-    }
-}
-
-impl DeviceCalls {
-    /// Whether one call more may begin; it is counted then.
-    fn admit(&mut self) -> bool {
-        let may_begin = self.ready < self.waiting.len() && self.running + self.ready < DEVICE_THREADS_MAX;
-        self.ready += usize::from(may_begin);
-        may_begin
     }
 }
 
@@ -232,29 +171,13 @@ mod tests {
         numbers.sort_unstable();
         assert_eq!(numbers, Vec::from_iter(0..100), "each is made once");
         let queue = threads.shared.lock();
-        assert!(queue.ready.is_empty() && queue.threads <= THREADS_MAX);
+        assert!(queue.calls.ready() == 0 && queue.threads <= THREADS_MAX);
     }
 
     #[test]
-    fn calls_of_one_device_begin_in_their_order_and_a_panic_ends_none_of_the_others() {
-        let mut queue = Queue::default();
-        let (sender, made) = mpsc::channel();
-        for number in 0..40 {
-            let sender = sender.clone();
-            queue.push(7, Box::new(move || sender.send(number).unwrap()));
-        }
-        assert_eq!(queue.ready.len(), DEVICE_THREADS_MAX);
-        assert!(queue.take_back(7).is_some(), "one that had no place yet");
-        assert_eq!(queue.ready.len(), DEVICE_THREADS_MAX);
-        while let Some((device, call)) = queue.begin() {
-            call();
-            queue.end(device);
-        }
-        assert_eq!(made.try_iter().collect::<Vec<_>>(), Vec::from_iter(0..39));
-        assert!(queue.devices.is_empty(), "a device without calls is forgotten");
-        queue.push(7, Box::new(|| ()));
-        assert!(queue.take_back(7).is_some() && queue.ready.is_empty() && queue.devices.is_empty());
+    fn a_call_that_panics_ends_no_thread() {
         let threads = BlockingThreads::default();
+        let (sender, made) = mpsc::channel();
         threads.run(7, Box::new(|| panic!("a call that panics"))).unwrap();
         threads.run(7, Box::new(move || sender.send(100).unwrap())).unwrap();
         assert_eq!(made.recv_timeout(LONG), Ok(100));

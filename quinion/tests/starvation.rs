@@ -22,7 +22,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quinion::backend::{Attributes, Backend, Fill, Flush, Identity, MemoryFile, SyncKind};
+use quinion::backend::{
+    Attributes, Backend, BlockingSource, Fill, Flush, Identity, MemoryFile, ReadAt, SyncKind, ThreadPool,
+    WaitQueue,
+};
 use quinion::{
     BatchRead, Cache, File, MemFileOptions, OpenOptions, PoolOptions, ReadOptions, WritebackOptions,
 };
@@ -453,7 +456,8 @@ fn devices_that_never_answer_hold_up_no_write_back_of_others() {
     let writeback = writeback.interval(Duration::from_millis(10)).background_share(40).throttle_share(60);
     let cache = Cache::builder().memory(128 << 20).writeback(writeback).build().unwrap();
     let file = |bytes| {
-        let device = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(vec![7; bytes])), Faults::default());
+        let device =
+            SimulatedBackend::of_memory(Arc::new(MemoryFile::new(vec![7; bytes])), Faults::default());
         let (device, write) = (Arc::new(device), OpenOptions::new().write(true).to_owned());
         let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
         (device, file)
@@ -475,5 +479,61 @@ fn devices_that_never_answer_hold_up_no_write_back_of_others() {
     hung.iter().for_each(|(device, _)| device.resume());
     assert!(writes > 0, "a healthy file's page was not written");
     hung.iter().for_each(|(_, file)| file.sync_data().unwrap());
+    cache.check().unwrap();
+}
+
+/// A user's source whose reads hang, while it is told to.
+#[derive(Debug)]
+struct HungSource {
+    content: MemoryFile,
+    is_hung: Arc<AtomicBool>,
+    reads: Arc<AtomicU64>,
+}
+
+impl ReadAt for HungSource {
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        until(|| !self.is_hung.load(Ordering::Relaxed));
+        let left = self.attributes()?.size.saturating_sub(position).min(buffer.len() as u64) as usize;
+        buffer[..left].fill(7);
+        Ok(left)
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.content.attributes()
+    }
+}
+
+/// A source that hangs keeps the threads that one source may have; another of the same pool is read.
+#[test]
+fn a_source_that_hangs_holds_up_no_other_of_its_pool() {
+    let cache = cache();
+    let pool = Arc::new(ThreadPool::new(Arc::new(WaitQueue::new()), 2, 64));
+    let source = |is_hung: bool| {
+        let (is_hung, reads) = (Arc::new(AtomicBool::new(is_hung)), Arc::new(AtomicU64::new(0)));
+        let content = MemoryFile::new(vec![7; 1 << 20]);
+        let source = HungSource { content, is_hung: Arc::clone(&is_hung), reads: Arc::clone(&reads) };
+        let file = cache.open_backend(Arc::new(BlockingSource::new(source, Arc::clone(&pool)))).unwrap();
+        (file, is_hung, reads)
+    };
+    let ((hung, is_hung, reads), (healthy, ..)) = (source(true), source(false));
+    let read = |file: &File, at: u64| {
+        let mut byte = [0];
+        assert_eq!((file.read_at(&mut byte, at).unwrap(), byte), (1, [7]));
+    };
+    thread::scope(|scope| {
+        let (hung, read) = (&hung, &read);
+        (0..10).for_each(|nth| drop(scope.spawn(move || read(hung, nth * 16 * PAGE))));
+        until(|| reads.load(Ordering::Relaxed) >= 2);
+        let healthy_read = scope.spawn(|| read(&healthy, 0));
+        let until_then = Instant::now() + Duration::from_secs(10);
+        while !healthy_read.is_finished() && Instant::now() < until_then {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let came = healthy_read.is_finished();
+        let begun = reads.load(Ordering::Relaxed);
+        is_hung.store(false, Ordering::Relaxed);
+        assert!(came, "a healthy source is not read");
+        assert_eq!(begun, 2, "it has no more threads than one source may have");
+    });
     cache.check().unwrap();
 }

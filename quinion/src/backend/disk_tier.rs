@@ -346,6 +346,9 @@ impl TierSource {
 }
 
 impl Source for TierSource {
+    fn device(&self) -> u64 {
+        0 // all of a tier is on one
+    }
     fn read(&self, fill: &mut Fill, _bounce: &mut Vec<u8>) -> io::Result<usize> {
         let (bytes, pages) = self.wanted(fill);
         let page = fill.run().index.0;
@@ -433,7 +436,8 @@ impl Backend for TieredBackend {
         }
     }
     fn has_capacity(&self, fills: usize) -> bool {
-        self.source.tier.pool.has_capacity(fills) && self.source.inner.has_capacity(fills)
+        self.source.tier.pool.has_capacity(self.source.device(), fills)
+            && self.source.inner.has_capacity(fills)
     }
     fn content_key(&self) -> Option<ContentKey> {
         self.source.inner.content_key()

@@ -241,10 +241,10 @@ impl EngineShared {
         assert!(wakes, "a file is read through the cache whose engine opened it; open it there");
     }
 
-    pub(super) fn has_capacity(&self, fills: usize) -> bool {
+    pub(super) fn has_capacity(&self, file: &OpenFile, fills: usize) -> bool {
         match self.serving_ring() {
             Some(ring) => ring.has_capacity(fills),
-            None => self.pool.has_capacity(fills),
+            None => self.pool.has_capacity(file.device(), fills),
         }
     }
 

@@ -139,7 +139,7 @@ impl Backend for LocalFile {
         fill.complete(outcome);
     }
     fn has_capacity(&self, fills: usize) -> bool {
-        self.engine.has_capacity(fills)
+        self.engine.has_capacity(&self.file, fills)
     }
     fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.engine.reap(how, done)

@@ -418,6 +418,9 @@ impl Drop for OpenFile {
 }
 
 impl Source for OpenFile {
+    fn device(&self) -> u64 {
+        self.mount.unwrap_or(0)
+    }
     fn read(&self, fill: &mut Fill, _bounce: &mut Vec<u8>) -> io::Result<usize> {
         self.read_blocking(fill)
     }
@@ -585,6 +588,9 @@ fn write_step(
 pub(super) struct BufferedFile(pub(super) Arc<OpenFile>);
 
 impl Source for BufferedFile {
+    fn device(&self) -> u64 {
+        self.0.device()
+    }
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize> {
         self.0.read(fill, bounce)
     }

@@ -62,7 +62,8 @@
 //!
 //! `fake_kernel.rs` runs this against a kernel that takes every liberty it has.
 //!
-//! Not an invariant: that a thread leads while something is in flight. If no thread waits, none needs to.
+//! Not an invariant: that a thread leads while something is in flight. If no thread waits, none needs to. Nor that a
+//! device that hangs leaves places to others: if it has `queue_depth` parts, all wait for it.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;

@@ -4,18 +4,18 @@
 //! page of a file that is written directly.
 //!
 //! ```text
-//!   submit --> queue of (fill or flush, source) --> a thread: read or write, complete
+//!   submit --> the device's queue of (fill or flush, source) --> a thread: read or write, complete
 //! ```
 //!
-//! Threads are started when there is work and none is idle, up to the pool's maximum, and stay until the pool is
-//! dropped. They take none of the program's signals. If no thread can be started the work is done on the caller's.
+//! Threads are started when there is work and none is idle, up to the pool's maximum for each device, and stay until
+//! the pool is dropped. There are four times as many in all, so a device that hangs leaves some to others.
+//! They take none of the program's signals. If no thread can be started the work is done on the caller's.
 //!
 //! Invariants:
 //!  1. Queued requests are completed, even if the pool is dropped meanwhile.
 //!  2. No lock is held while a source is read or written, or a fill or flush completed.
 //!  3. A source that panics fails its fill or flush and nothing else.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -25,7 +25,8 @@ use std::thread::JoinHandle;
 
 use super::work::Work;
 use super::{
-    Attributes, Backend, ContentKey, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only, zero_by,
+    Attributes, Backend, ContentKey, DeviceQueues, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only,
+    zero_by,
 };
 use crate::sync::contained;
 use crate::units::PAGE_SIZE;
@@ -78,6 +79,8 @@ pub trait WriteAt: ReadAt {
 }
 
 pub(super) trait Source: Send + Sync {
+    /// The device that its calls may wait for: one that hangs holds up no work of another.
+    fn device(&self) -> u64;
     /// Fills `fill`; returns how many bytes came. `bounce` is a buffer of the thread's own.
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize>;
     fn read_failed(&self, fill: Fill, error: io::Error) {
@@ -134,7 +137,7 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
         self.pool.submit(&self.copied(), fills.into_iter().map(Work::Fill));
     }
     fn has_capacity(&self, fills: usize) -> bool {
-        self.pool.has_capacity(fills)
+        self.pool.has_capacity(device_of(&self.source), fills)
     }
     fn can_write(&self) -> bool {
         self.writer.is_some()
@@ -162,6 +165,10 @@ struct BounceBuffered<R> {
 }
 
 impl<R: ReadAt> Source for BounceBuffered<R> {
+    /// Whatever a user's source may wait for: its own address stands for that.
+    fn device(&self) -> u64 {
+        device_of(&self.source)
+    }
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize> {
         bounce.resize(BOUNCE_BYTES, 0);
         let mut done = 0;
@@ -212,6 +219,13 @@ impl<R: ReadAt> Source for BounceBuffered<R> {
     }
 }
 
+fn device_of<R>(source: &Arc<R>) -> u64 {
+    Arc::as_ptr(source).addr() as u64
+}
+
+/// Devices that may hang, all but one, before other devices' work waits for them.
+const DEVICES_AT_ONCE: usize = 4;
+
 /// A few threads that read and write.
 pub struct ThreadPool {
     shared: Arc<Shared>,
@@ -227,9 +241,8 @@ struct Shared {
     queue_max: usize,
 }
 
-#[derive(Default)]
 struct State {
-    queue: VecDeque<Queued>,
+    queue: DeviceQueues<Queued>,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     is_closing: bool,
@@ -241,22 +254,27 @@ struct Queued {
 }
 
 impl ThreadPool {
-    /// A pool of at most `threads_max` threads, at least 1, none of which runs yet. [`Backend::has_capacity`] says no
-    /// when more than `queue_max` fills wait; `submit` takes them all the same, as each holds frames.
+    /// A pool of at most `threads_max` threads for each device, at least 1, none of which runs yet. [`Backend::has_capacity`] says no
+    /// when more than `queue_max` fills of a device wait; `submit` takes them all the same, as each holds frames.
     pub fn new(wait_queue: Arc<WaitQueue>, threads_max: usize, queue_max: usize) -> Self {
         let shared = Shared {
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                queue: DeviceQueues::new(threads_max),
+                threads: Vec::new(),
+                idle: 0,
+                is_closing: false,
+            }),
             wakeup: Condvar::new(),
             outstanding: AtomicUsize::new(0),
             wait_queue,
-            threads_max: threads_max.max(1),
+            threads_max: DEVICES_AT_ONCE * threads_max.max(1),
             queue_max,
         };
         Self { shared: Arc::new(shared), process: std::process::id() }
     }
 
-    pub(super) fn has_capacity(&self, fills: usize) -> bool {
-        self.shared.outstanding.load(Ordering::Relaxed) + fills <= self.shared.queue_max
+    pub(super) fn has_capacity(&self, device: u64, fills: usize) -> bool {
+        self.shared.lock().queue.outstanding(device) + fills <= self.shared.queue_max
     }
 
     pub(super) fn submit(&self, source: &Arc<dyn Source>, work: impl ExactSizeIterator<Item = Work>) {
@@ -290,7 +308,8 @@ impl Shared {
         self.outstanding.fetch_add(work.len(), Ordering::Relaxed);
         let is_many = work.len() > 1;
         let mut state = self.lock();
-        state.queue.extend(work.map(|work| Queued { work, source: Arc::clone(source) }));
+        let device = source.device();
+        work.for_each(|work| state.queue.push(device, Queued { work, source: Arc::clone(source) }));
         self.start_threads(&mut state);
         let is_alone = state.threads.is_empty();
         drop(state);
@@ -306,7 +325,8 @@ impl Shared {
     }
 
     fn start_threads(self: &Arc<Self>, state: &mut State) {
-        while !state.is_closing && state.queue.len() > state.idle && state.threads.len() < self.threads_max {
+        while !state.is_closing && state.queue.ready() > state.idle && state.threads.len() < self.threads_max
+        {
             let shared = Arc::clone(self);
             let name = format!("quinion-io-{}", state.threads.len());
             // Refused by a limit: the threads there are will do it.
@@ -328,11 +348,12 @@ impl Shared {
         let mut bounce = Vec::new();
         let mut state = self.lock();
         loop {
-            if let Some(queued) = state.queue.pop_front() {
+            if let Some((device, queued)) = state.queue.begin() {
                 state.idle -= 1;
                 drop(state);
                 self.run_one(queued, &mut bounce);
                 state = self.lock();
+                state.queue.end(device);
                 state.idle += 1;
             } else if state.is_closing {
                 return;
@@ -344,8 +365,9 @@ impl Shared {
 
     fn work_off(&self) {
         let mut bounce = Vec::new();
-        while let Some(queued) = { self.lock().queue.pop_front() } {
+        while let Some((device, queued)) = { self.lock().queue.begin() } {
             self.run_one(queued, &mut bounce);
+            self.lock().queue.end(device);
         }
     }
 

@@ -117,7 +117,8 @@ impl Opener {
             Some(_) => self.object(url, freshness),
             None => self.local(url),
         };
-        Ok(RawFile::new(source?, Arc::clone(&self.counters)))
+        let source = source.map_err(|failure| failure.of_open(url))?;
+        Ok(RawFile::new(source, Arc::clone(&self.counters)))
     }
 
     fn fetched(&self) -> Vec<FetchStats> {

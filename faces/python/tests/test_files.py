@@ -1,7 +1,9 @@
 """Files: they read as Python's own do, and fail as these do."""
 
+import asyncio
 import errno
 import io
+import math
 import os
 import random
 import signal
@@ -80,6 +82,52 @@ def test_errors_are_those_of_python(client, server, tmp_path):
         client.open(URL).readinto(b"read only")
     with pytest.raises(ValueError, match="folder"):
         quinion.serve(str(tmp_path / "x"), memory=16 << 20, stores={"a://b": "http://c"})
+
+
+def test_an_open_that_fails_names_its_file(opener, tmp_path):
+    for name, number in [(str(tmp_path / "none"), errno.ENOENT), ("data://s/none", errno.ENOENT), ("no://x", errno.ENODEV)]:
+        with pytest.raises(OSError) as failed:
+            opener.open(name)
+        assert (failed.value.errno, failed.value.filename) == (number, name)
+        with pytest.raises(OSError) as failed:
+            asyncio.run(opener.aopen(name))
+        assert (failed.value.errno, failed.value.filename) == (number, name)
+
+
+def test_a_name_with_a_nul_is_refused_and_a_path_is_taken(opener, tmp_path):
+    (tmp_path / "local").write_bytes(DATA)
+    assert opener.open(tmp_path / "local").read() == DATA
+    for name in ["data://s/a\0b", str(tmp_path / "a\0b")]:
+        with pytest.raises(ValueError, match="null"):
+            opener.open(name)
+
+
+def test_a_name_of_no_server_is_an_invalid_argument(server):
+    for name in ["", "a b", "x" * 49, "a\0"]:
+        for call in [quinion.connect, lambda name: quinion.serve(name, memory=16 << 20)]:
+            with pytest.raises(OSError, match="a server's name has") as failed:
+                call(name)
+            assert failed.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match="another server has that name") as failed:
+        quinion.serve(server.name, memory=16 << 20)
+    assert failed.value.errno == errno.EADDRINUSE
+
+
+def test_a_write_is_unsupported_as_of_pythons_files_for_reading(opener):
+    with pytest.raises(io.UnsupportedOperation, match="reading only"):
+        opener.open(URL).write(b"x")
+
+
+def test_a_seek_to_no_number_is_an_error(opener):
+    file = opener.open(URL)
+    file.seek(7)
+    for wrong in [1.5, math.nan, None, "0"]:
+        with pytest.raises(TypeError):
+            file.seek(wrong)
+    with pytest.raises(OverflowError):
+        file.seek(1 << 63)
+    assert file.tell() == 7 and file.read_at(0, 3) == DATA[:3]
+    assert file.seek((1 << 63) - 1) == (1 << 63) - 1 and file.read() == b""
 
 
 def test_an_object_that_was_replaced_is_an_error(opener, server):

@@ -93,7 +93,7 @@ impl From<quinion_service::Error> for Failure {
     }
 }
 
-/// What the library tells callers in Rust to do, and how that is done in C. `tests/c/calls.c` looks for each.
+/// Remedies in the library's messages, for callers in Rust, and the same in C. `tests/c/calls.c` looks for each.
 const REMEDIES: [(&str, &str); 5] = [
     ("open it by Cache::open_with, with OpenOptions::new().write(true)", "open it with QN_OPEN_WRITE"),
     ("add OpenOptions::write(true)", "add QN_OPEN_WRITE"),

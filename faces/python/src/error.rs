@@ -19,6 +19,7 @@ const EACCES: i32 = 13;
 pub(crate) const EISDIR: i32 = 21;
 const EINVAL: i32 = 22;
 pub(crate) const ENODEV: i32 = 19;
+pub(crate) const ESPIPE: i32 = 29;
 const EADDRINUSE: i32 = 98;
 const ENOBUFS: i32 = 105;
 const ECONNRESET: i32 = 104;

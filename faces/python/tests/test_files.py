@@ -4,14 +4,17 @@ import asyncio
 import errno
 import io
 import math
+import mmap
 import os
 import random
 import signal
+import tempfile
 import threading
+import time
 
 import pytest
 import quinion
-from conftest import DATA, SIZE
+from conftest import DATA, SIZE, in_child
 
 URL = "data://s/a"
 OPERATIONS = 1_000_000 if os.environ.get("QUINION_SOAK") else 50_000
@@ -92,6 +95,40 @@ def test_an_open_that_fails_names_its_file(opener, tmp_path):
         with pytest.raises(OSError) as failed:
             asyncio.run(opener.aopen(name))
         assert (failed.value.errno, failed.value.filename) == (number, name)
+
+
+def test_stores_to_a_mapped_file_of_shared_memory_are_seen(server):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared, quinion.Cache(memory=16 << 20) as cache:
+        shared.truncate(SIZE)
+        files = [quinion.connect(server.name).open(shared.name), cache.open(shared.name)]
+        with mmap.mmap(shared.fileno(), SIZE) as mapped:
+            until, number = time.monotonic() + 0.5, 0
+            while time.monotonic() < until:  # the file's times are of some time ago then
+                number = (number + 1) % 256
+                mapped[4096] = number
+                assert [file.read_at(4096, 1)[0] for file in files] == [number] * 2
+                assert [bytes(file.pin(4096, 1))[0] for file in files] == [number] * 2
+
+
+def test_a_pipe_is_refused_and_not_waited_for(server, tmp_path):
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+
+    def refusals():
+        found = []
+        for opener in [quinion.connect(server.name), quinion.Cache(memory=16 << 20)]:
+            try:
+                opener.open(pipe)
+            except OSError as error:
+                found.append((error.errno, error.filename))
+        return found
+
+    assert in_child(refusals) == [(errno.ESPIPE, pipe)] * 2
+
+
+def test_a_folder_is_refused_by_the_open(opener, tmp_path):
+    with pytest.raises(IsADirectoryError):
+        opener.open(tmp_path)
 
 
 def test_a_name_with_a_nul_is_refused_and_a_path_is_taken(opener, tmp_path):

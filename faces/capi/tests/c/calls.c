@@ -486,6 +486,13 @@ static void clients(const char *server) {
     qn_file *file;
     FAILS(qn_client_open(client, "mem://t/none", &file), ENOENT, "mem://t/none");
     FAILS(qn_client_open(client, "", &file), EINVAL, "empty");
+    /* The open of a pipe would wait for a writer. */
+    char pipe_path[sizeof path + 8];
+    snprintf(pipe_path, sizeof pipe_path, "%s.pipe", path);
+    CHECK(mkfifo(pipe_path, 0600) == 0);
+    FAILS(qn_client_open(client, pipe_path, &file), ESPIPE, "seek");
+    CHECK(unlink(pipe_path) == 0);
+    FAILS(qn_client_open(client, "/tmp", &file), EISDIR, "directory");
     FAILS(qn_client_open(client, NULL, &file), EINVAL, "is NULL");
     FAILS(qn_client_open(NULL, "x", &file), EINVAL, "is NULL");
     FAILS(qn_client_open(client, "x", NULL), EINVAL, "is NULL");

@@ -513,6 +513,35 @@ fn a_file_open_for_writing_has_no_lease_and_each_read_looks() {
     }
 }
 
+/// 1. A process maps a file of tmpfs to write it, so there is no lease.
+/// 2. The file's times have settled, and its bytes are read.
+/// 3. The process stores to the mapped memory, which leaves the times as they are, and another read begins.
+#[test]
+#[allow(unsafe_code, reason = "stores to a mapped file")]
+fn stores_to_mapped_memory_of_tmpfs_are_seen_by_each_read_without_a_lease() {
+    let folder = TempDir::new_in("/dev/shm").unwrap();
+    let (path, cache) = (file_in(&folder, 1), cache());
+    let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, writer.as_raw_fd());
+    // SAFETY: the kernel chooses the place.
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, fd, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    let file = cache.open_with(&path, &leasing()).unwrap();
+    assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::OpenForWriting));
+    let (begun, mut stored) = (Instant::now(), 0_u8);
+    // The times settle meanwhile.
+    while begun.elapsed() < Duration::from_millis(500) {
+        stored = stored.wrapping_add(1);
+        // SAFETY: the page is mapped, to be written.
+        unsafe { mapped.cast::<u8>().write_volatile(stored) };
+        let mut read = [0; 1];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(read[0], stored);
+    }
+    // SAFETY: it was mapped above, and no reference to it is left.
+    unsafe { libc::munmap(mapped, PAGE) };
+}
+
 #[test]
 fn an_open_that_does_not_wait_is_refused_and_may_be_repeated() {
     let (folder, cache, mut other) = (folder(), cache(), Other::start());

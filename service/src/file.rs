@@ -16,9 +16,10 @@
 //! Invariant: a read of an object returns all that was asked for and that the object has, or an error.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -67,6 +68,7 @@ impl ClientFile {
     pub(crate) fn open_local(connection: &Arc<Connection>, path: &str) -> Result<Self> {
         let viewer = connection.viewer()?;
         let failed = |error| Error::of_io(ErrorKind::Open, format!("cannot open {path}"), error);
+        check_kind(path).map_err(failed)?;
         let file = File::open(path).map_err(failed)?;
         let data = file.metadata().map_err(failed)?;
         let answer = if data.is_file() { attach(connection, viewer, &file, &data) } else { None };
@@ -463,6 +465,18 @@ fn note(viewer: &Viewer, bytes: usize, asked: u32) {
         viewer.count(Counter::Asked, 1);
         viewer.count(Counter::Misses, asked.into());
     }
+}
+
+/// Refuses what no read can be made of: the open of a pipe would wait for a writer, and a pipe has no positions.
+fn check_kind(path: &str) -> io::Result<()> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::from_raw_os_error(libc::EISDIR));
+    }
+    if kind.is_fifo() {
+        return Err(io::Error::from_raw_os_error(libc::ESPIPE));
+    }
+    Ok(())
 }
 
 /// `None` if the kernel reads the file.

@@ -45,7 +45,7 @@ impl Failure {
 impl From<quinion::Error> for Failure {
     #[cold]
     fn from(error: quinion::Error) -> Self {
-        let (kind, known, text) = (error.kind(), error.raw_os_error(), error.to_string());
+        let (kind, known, text) = (error.kind(), error.raw_os_error(), in_words_of_c(error.to_string()));
         let is_directory = io::Error::from(error).kind() == io::ErrorKind::IsADirectory;
         let errno = match kind {
             ErrorKind::Open if is_directory => libc::EISDIR,
@@ -71,6 +71,11 @@ impl From<quinion_service::Error> for Failure {
         let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<io::Error>());
         let known = source.and_then(io::Error::raw_os_error);
         let errno = match error.kind() {
+            ServiceErrorKind::Connect
+                if source.is_some_and(|source| source.kind() == io::ErrorKind::InvalidInput) =>
+            {
+                libc::EINVAL
+            }
             // No socket of that name is no server, and not a missing file of the caller's.
             ServiceErrorKind::Connect => {
                 known.filter(|&number| number != libc::ENOENT).unwrap_or(libc::ECONNREFUSED)
@@ -86,6 +91,20 @@ impl From<quinion_service::Error> for Failure {
         };
         Self::new(errno, error.to_string())
     }
+}
+
+/// Remedies in the library's messages, for callers in Rust, and the same in C. `tests/c/calls.c` looks for each.
+const REMEDIES: [(&str, &str); 5] = [
+    ("open it by Cache::open_with, with OpenOptions::new().write(true)", "open it with QN_OPEN_WRITE"),
+    ("add OpenOptions::write(true)", "add QN_OPEN_WRITE"),
+    ("without nowait and cached_only", "without QN_READ_NOWAIT and QN_READ_CACHED_ONLY"),
+    ("open the file with OnPinned::Detach", "open the file with a pin_wait_ms of 0"),
+    ("raise the limit by Pool::set_limit", "raise the limit by qn_pool_set_limit()"),
+];
+
+#[cold]
+fn in_words_of_c(text: String) -> String {
+    REMEDIES.iter().fold(text, |text, (rust, c)| text.replace(rust, c))
 }
 
 pub(crate) trait Answer {

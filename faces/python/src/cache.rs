@@ -11,6 +11,7 @@
 //! parent's may have had.
 
 use std::collections::HashMap;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +24,7 @@ use pyo3::types::PyDict;
 use quinion::{Cache, Coherence, DiskOptions, ErrorKind, OpenOptions};
 use quinion_object::{FetchStats, Freshness, ObjectCache};
 
-use crate::error::{EISDIR, ENODEV, Failure, Result};
+use crate::error::{EISDIR, ENODEV, ESPIPE, Failure, Result};
 use crate::file::{RawFile, ReadCounters, freshness_of};
 use crate::source::{CachedFile, CachedObject, KernelFile, Source};
 use crate::stores::{self, StoreRequest};
@@ -96,10 +97,16 @@ impl Opener {
     fn local(&self, path: &str) -> Result<Arc<dyn Source>> {
         let text = format!("cannot open {path}");
         let failed = |error: std::io::Error| Failure::of_kernel(&text, &error);
-        let file = std::fs::File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.is_dir() {
+        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        if kind.is_dir() {
             return Err(Failure::Os(EISDIR, format!("{text}: it is a directory; name a file in it")));
         }
+        if kind.is_fifo() {
+            // An open of it would wait for a writer.
+            let remedy = "its bytes have no positions; read it by Python's own open";
+            return Err(Failure::Os(ESPIPE, format!("{text}: it is a pipe; {remedy}")));
+        }
+        let file = std::fs::File::open(path).map_err(failed)?;
         // Without a lease the file is checked before each read, so no read returns old bytes.
         match self.cache.open_with(path, OpenOptions::new().coherence(Coherence::Lease)) {
             Ok(file) => Ok(Arc::new(CachedFile { path: path.to_owned(), file })),
@@ -117,7 +124,8 @@ impl Opener {
             Some(_) => self.object(url, freshness),
             None => self.local(url),
         };
-        Ok(RawFile::new(source?, Arc::clone(&self.counters)))
+        let source = source.map_err(|failure| failure.of_open(url))?;
+        Ok(RawFile::new(source, Arc::clone(&self.counters)))
     }
 
     fn fetched(&self) -> Vec<FetchStats> {

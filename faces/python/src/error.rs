@@ -19,6 +19,8 @@ const EACCES: i32 = 13;
 pub(crate) const EISDIR: i32 = 21;
 const EINVAL: i32 = 22;
 pub(crate) const ENODEV: i32 = 19;
+pub(crate) const ESPIPE: i32 = 29;
+const EADDRINUSE: i32 = 98;
 const ENOBUFS: i32 = 105;
 const ECONNRESET: i32 = 104;
 const ETIMEDOUT: i32 = 110;
@@ -35,6 +37,8 @@ pub(crate) enum Failure {
     Forked(String),
     /// With an error number.
     Os(i32, String),
+    /// The same of an open, with the name that was opened.
+    Open(i32, String, String),
 }
 
 impl Failure {
@@ -49,7 +53,14 @@ impl Failure {
     }
     /// Of a call to the kernel.
     pub(crate) fn of_kernel(text: &str, error: &io::Error) -> Self {
-        Failure::Os(error.raw_os_error().unwrap_or(EIO), format!("{text}: {error}"))
+        Failure::Os(number_of(error).unwrap_or(EIO), format!("{text}: {error}"))
+    }
+    /// This failure, of an open: as Python's own errors of opens, it has the name.
+    pub(crate) fn of_open(self, name: &str) -> Self {
+        match self {
+            Failure::Os(number, text) => Failure::Open(number, text, name.to_owned()),
+            other => other,
+        }
     }
     /// Of a local file that was read through this process's cache.
     pub(crate) fn of_cache(name: &str, error: &quinion::Error) -> Self {
@@ -67,6 +78,7 @@ impl From<Failure> for PyErr {
             Failure::EndOfFile(text) => PyEOFError::new_err(text),
             Failure::Forked(text) => PyRuntimeError::new_err(text),
             Failure::Os(number, text) => PyOSError::new_err((number, text)),
+            Failure::Open(number, text, name) => PyOSError::new_err((number, text, name)),
         }
     }
 }
@@ -76,7 +88,7 @@ impl From<ServiceError> for Failure {
     fn from(error: ServiceError) -> Self {
         let text = error.to_string();
         let known = error.source().and_then(|source| source.downcast_ref::<io::Error>());
-        let known = known.and_then(io::Error::raw_os_error);
+        let known = known.and_then(number_of);
         let number = match error.kind() {
             ServiceErrorKind::EndOfFile => return Failure::EndOfFile(text),
             // No socket of that name is no server, and not a missing file of the caller's.
@@ -116,6 +128,15 @@ impl From<ObjectError> for Failure {
         };
         Failure::Os(number, text)
     }
+}
+
+/// The number of an error, which the kernel or this program made.
+fn number_of(error: &io::Error) -> Option<i32> {
+    error.raw_os_error().or(match error.kind() {
+        io::ErrorKind::InvalidInput => Some(EINVAL),
+        io::ErrorKind::AddrInUse => Some(EADDRINUSE),
+        _ => None,
+    })
 }
 
 /// `None`: the cache is the parent's.

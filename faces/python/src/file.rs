@@ -64,7 +64,7 @@ impl RawClient {
                 Some(freshness) => client.with_freshness(freshness),
                 None => client,
             };
-            let file = client.open(&url)?;
+            let file = client.open(&url).map_err(|error| Failure::from(error).of_open(&url))?;
             let is_local = url.split_once("://").is_none_or(|(scheme, _)| scheme == "file");
             let source: Arc<dyn Source> =
                 if is_local { Arc::new(ServedFile(file)) } else { Arc::new(ServedObject(file)) };

@@ -6,7 +6,7 @@
 //! | [`ServedFile`] | a server, or the kernel | the disk | the disk |
 //! | [`CachedObject`] | this process | the store | nothing |
 //! | [`CachedFile`] | this process | the disk | nothing |
-//! | [`KernelFile`] | the kernel: of pipes, and of what it makes anew at each read | the disk | the disk |
+//! | [`KernelFile`] | the kernel: of devices, and of what it makes anew at each read | the disk | the disk |
 //!
 //! What is ready is tried first; the rest is for a thread that may wait. An event loop, which may not wait for a disk
 //! either, tries only what waits for nothing ([`Readiness`]).

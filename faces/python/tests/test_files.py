@@ -1,15 +1,20 @@
 """Files: they read as Python's own do, and fail as these do."""
 
+import asyncio
 import errno
 import io
+import math
+import mmap
 import os
 import random
 import signal
+import tempfile
 import threading
+import time
 
 import pytest
 import quinion
-from conftest import DATA, SIZE
+from conftest import DATA, SIZE, in_child
 
 URL = "data://s/a"
 OPERATIONS = 1_000_000 if os.environ.get("QUINION_SOAK") else 50_000
@@ -80,6 +85,86 @@ def test_errors_are_those_of_python(client, server, tmp_path):
         client.open(URL).readinto(b"read only")
     with pytest.raises(ValueError, match="folder"):
         quinion.serve(str(tmp_path / "x"), memory=16 << 20, stores={"a://b": "http://c"})
+
+
+def test_an_open_that_fails_names_its_file(opener, tmp_path):
+    for name, number in [(str(tmp_path / "none"), errno.ENOENT), ("data://s/none", errno.ENOENT), ("no://x", errno.ENODEV)]:
+        with pytest.raises(OSError) as failed:
+            opener.open(name)
+        assert (failed.value.errno, failed.value.filename) == (number, name)
+        with pytest.raises(OSError) as failed:
+            asyncio.run(opener.aopen(name))
+        assert (failed.value.errno, failed.value.filename) == (number, name)
+
+
+def test_stores_to_a_mapped_file_of_shared_memory_are_seen(server):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared, quinion.Cache(memory=16 << 20) as cache:
+        shared.truncate(SIZE)
+        files = [quinion.connect(server.name).open(shared.name), cache.open(shared.name)]
+        with mmap.mmap(shared.fileno(), SIZE) as mapped:
+            until, number = time.monotonic() + 0.5, 0
+            while time.monotonic() < until:  # the file's times are of some time ago then
+                number = (number + 1) % 256
+                mapped[4096] = number
+                assert [file.read_at(4096, 1)[0] for file in files] == [number] * 2
+                assert [bytes(file.pin(4096, 1))[0] for file in files] == [number] * 2
+
+
+def test_a_pipe_is_refused_and_not_waited_for(server, tmp_path):
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+
+    def refusals():
+        found = []
+        for opener in [quinion.connect(server.name), quinion.Cache(memory=16 << 20)]:
+            try:
+                opener.open(pipe)
+            except OSError as error:
+                found.append((error.errno, error.filename))
+        return found
+
+    assert in_child(refusals) == [(errno.ESPIPE, pipe)] * 2
+
+
+def test_a_folder_is_refused_by_the_open(opener, tmp_path):
+    with pytest.raises(IsADirectoryError):
+        opener.open(tmp_path)
+
+
+def test_a_name_with_a_nul_is_refused_and_a_path_is_taken(opener, tmp_path):
+    (tmp_path / "local").write_bytes(DATA)
+    assert opener.open(tmp_path / "local").read() == DATA
+    for name in ["data://s/a\0b", str(tmp_path / "a\0b")]:
+        with pytest.raises(ValueError, match="null"):
+            opener.open(name)
+
+
+def test_a_name_of_no_server_is_an_invalid_argument(server):
+    for name in ["", "a b", "x" * 49, "a\0"]:
+        for call in [quinion.connect, lambda name: quinion.serve(name, memory=16 << 20)]:
+            with pytest.raises(OSError, match="a server's name has") as failed:
+                call(name)
+            assert failed.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match="another server has that name") as failed:
+        quinion.serve(server.name, memory=16 << 20)
+    assert failed.value.errno == errno.EADDRINUSE
+
+
+def test_a_write_is_unsupported_as_of_pythons_files_for_reading(opener):
+    with pytest.raises(io.UnsupportedOperation, match="reading only"):
+        opener.open(URL).write(b"x")
+
+
+def test_a_seek_to_no_number_is_an_error(opener):
+    file = opener.open(URL)
+    file.seek(7)
+    for wrong in [1.5, math.nan, None, "0"]:
+        with pytest.raises(TypeError):
+            file.seek(wrong)
+    with pytest.raises(OverflowError):
+        file.seek(1 << 63)
+    assert file.tell() == 7 and file.read_at(0, 3) == DATA[:3]
+    assert file.seek((1 << 63) - 1) == (1 << 63) - 1 and file.read() == b""
 
 
 def test_an_object_that_was_replaced_is_an_error(opener, server):

@@ -1,13 +1,16 @@
 """Service: one server for a node, whoever starts it; Dask's workers share it."""
 
+import math
 import multiprocessing
 import os
 import signal
 import time
+import types
 
 import pytest
 import quinion
 from conftest import DATA, processes_of, wait_until
+from quinion import service
 
 URL = "data://s/a"
 
@@ -46,6 +49,20 @@ def test_many_that_start_at_a_time_share_one(name, stores):
         child.join(timeout=300)
         assert child.exitcode == 0
     wait_until(lambda: len(processes_of(name)) == 1)
+
+
+def test_an_idle_time_that_is_none_is_refused(name, stores):
+    for idle in [-1, math.nan]:
+        with pytest.raises(ValueError, match="idle"):
+            quinion.ensure_service(name, memory=16 << 20, stores=stores, idle=idle)
+    assert not processes_of(name)
+
+
+def test_a_server_that_may_not_be_idle_sleeps_between_two_looks(monkeypatch):
+    slept, now = [], iter(range(100))
+    monkeypatch.setattr(service, "time", types.SimpleNamespace(sleep=slept.append, monotonic=now.__next__))
+    service._serve_until_idle(types.SimpleNamespace(stats=lambda: {"clients": 0}), 0)
+    assert slept and min(slept) > 0
 
 
 def test_an_idle_one_ends(name, stores):

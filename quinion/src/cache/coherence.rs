@@ -12,8 +12,9 @@
 //! A **look** asks the file system for the file's size and times; if they are not those of the cached pages, or too
 //! young to be conclusive, all of the file's pages are forgotten. A **lease** (`lease.rs`) needs no look: the file
 //! does not change while it stands. A file has one if any of its handles wants one, and it serves all of them. Where
-//! none can be had, a handle that wants one looks before each read. If this cache writes the file, there is nothing
-//! to look for, and it is as `Check`.
+//! none can be had, a handle that wants one looks before each read. A look is not enough on tmpfs, whose times do not
+//! tell of stores to mapped memory: there such a handle forgets all pages of the file before each read. If this cache
+//! writes the file, there is nothing to look for, and it is as `Check`.
 //!
 //! **Never stale under a lease.** A read that begins after a writer's `open` has returned shows no byte from before
 //! it, unless that byte is still the file's. The order that makes it so:
@@ -118,7 +119,8 @@ pub enum Coherence {
     /// which is not open for writing; another cache that has written it keeps it open so for as long as it knows the
     /// file ([`Builder::idle_files_max`](crate::Builder::idle_files_max)). Without one, reads are as with
     /// `CheckEvery` zero, `nowait` reads wait for locks and the file system, and the lease is asked for again;
-    /// [`File::coherence`] reports the state and the reason. A file that this cache has open for writing has no
+    /// [`File::coherence`] reports the state and the reason. On tmpfs, whose times do not tell of stores to mapped
+    /// memory, nothing is read from the cache then. A file that this cache has open for writing has no
     /// lease, and reads are as with [`Coherence::Check`].
     ///
     /// In a forked child without `exec` the descriptor stays open: if the parent is killed, writers wait until
@@ -392,7 +394,11 @@ impl CoherenceState {
             return Ok(());
         }
         drop(state);
-        self.look_again()
+        self.look_again()?;
+        if self.times_miss_stores() {
+            self.filemap.invalidate(&self.mapping)?;
+        }
+        Ok(())
     }
 
     #[cold]
@@ -493,8 +499,16 @@ impl CoherenceState {
     }
 
     fn times_tell(&self) -> bool {
-        let backend = self.mapping.backend();
-        backend.leasable().is_some_and(|leasable| leasable.times == FileTimes::ChangedByStores)
+        self.times_are(FileTimes::ChangedByStores)
+    }
+
+    /// Whether a process that has the file mapped may change it while its times stay as they are.
+    fn times_miss_stores(&self) -> bool {
+        self.times_are(FileTimes::ChangedByWrites)
+    }
+
+    fn times_are(&self, wanted: FileTimes) -> bool {
+        self.mapping.backend().leasable().is_some_and(|leasable| leasable.times == wanted)
     }
 
     fn end(&self, state: &mut RankedGuard<'_, State>) {

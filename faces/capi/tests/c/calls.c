@@ -109,7 +109,7 @@ static void opens(void) {
     options = (qn_open_options){.size = sizeof options, .reserved = 9};
     FAILS(qn_open(cache, path, &options, &file), EINVAL, "reserved");
     options = (qn_open_options){.size = sizeof options, .flags = QN_OPEN_TRUNCATE};
-    FAILS(qn_open(cache, path, &options, &file), EINVAL, "");
+    FAILS(qn_open(cache, path, &options, &file), EINVAL, "add QN_OPEN_WRITE");
     for (uint32_t coherence = QN_COHERENCE_CHECK; coherence <= QN_COHERENCE_IMMUTABLE; coherence++) {
         options = (qn_open_options){.size = sizeof options, .coherence = coherence};
         CHECK(qn_open(cache, path, &options, &file) == 0 && qn_close(file) == 0);
@@ -132,7 +132,7 @@ static void reads(void) {
     qn_file *file;
     CHECK(qn_open(cache, path, NULL, &file) == 0);
     unsigned char buffer[5000];
-    CHECK(qn_pread_with(file, buffer, 100, 0, QN_READ_CACHED_ONLY) == -EAGAIN);
+    FAILS(qn_pread_with(file, buffer, 100, 0, QN_READ_CACHED_ONLY), EAGAIN, "without QN_READ_NOWAIT and QN_READ_CACHED_ONLY");
     CHECK(qn_pread(file, buffer, sizeof buffer, 4000) == sizeof buffer);
     for (size_t i = 0; i < sizeof buffer; i++) CHECK(buffer[i] == (4000 + i) % 251);
     CHECK(qn_pread_with(file, buffer, 100, 4096, QN_READ_CACHED_ONLY | QN_READ_NOWAIT) == 100);
@@ -206,7 +206,7 @@ static void writes(void) {
     qn_cache *cache = new_cache();
     qn_file *reader, *file;
     CHECK(qn_open(cache, path, NULL, &reader) == 0);
-    FAILS(qn_pwrite(reader, "x", 1, 0), EBADF, "opened for reading only");
+    FAILS(qn_pwrite(reader, "x", 1, 0), EBADF, "opened for reading only; open it with QN_OPEN_WRITE");
     qn_open_options options = {.size = sizeof options, .flags = QN_OPEN_WRITE, .durability = QN_DURABLE_ON_SYNC};
     CHECK(qn_open(cache, path, &options, &file) == 0);
     CHECK(qn_pwrite(file, "hello", 5, 4094) == 5);
@@ -313,7 +313,7 @@ static void memory_files(void) {
     options = (qn_memory_file_options){.size = sizeof options, .pin_wait_ms = 1, .flags = QN_MEMORY_UNEVICTABLE};
     CHECK(qn_memory_file(cache, &options, &file) == 0 && qn_pwrite(file, "abc", 3, 0) == 3);
     CHECK(qn_pin_range(file, 0, 3, &pin) == 0);
-    FAILS(qn_pwrite(file, "x", 1, 0), EBUSY, "pinned");
+    FAILS(qn_pwrite(file, "x", 1, 0), EBUSY, "with a pin_wait_ms of 0");
     CHECK(qn_unpin(pin) == 0 && qn_pwrite(file, "x", 1, 0) == 1 && qn_close(file) == 0 && qn_cache_close(cache) == 0);
 }
 
@@ -338,6 +338,11 @@ static void pools(void) {
     qn_pool_usage usage = {.size = sizeof usage};
     CHECK(qn_pool_stats(pool, &usage) == 0 && usage.limit == 4 * MIB && usage.used_bytes >= 4096);
     CHECK(usage.protected_bytes == MIB);
+    /* A memory file without a spill file keeps its pages, so the pool fills up. */
+    static char mib[MIB];
+    uint64_t at = 0;
+    while (at < 8 * MIB && qn_pwrite(memory, mib, MIB, at) == MIB) at += MIB;
+    FAILS(qn_pwrite(memory, mib, 1, 7 * MIB), ENOBUFS, "raise the limit by qn_pool_set_limit()");
     FAILS(qn_pool_stats(pool, NULL), EINVAL, "is NULL");
     FAILS(qn_pool_stats(NULL, &usage), EINVAL, "is NULL");
     CHECK(qn_pool_set_protected(pool, 0) == 0 && qn_pool_set_limit(pool, 0) == 0);
@@ -471,6 +476,7 @@ static void clients(const char *server) {
     FAILS(qn_connect(NULL, NULL, &client), EINVAL, "is NULL");
     CHECK(!client);
     FAILS(qn_connect("/nonexistent/socket", NULL, &client), ECONNREFUSED, "/nonexistent/socket");
+    FAILS(qn_connect("", NULL, &client), EINVAL, "a server's name has 1 to 48 letters");
     FAILS(qn_connect(server, NULL, NULL), EINVAL, "is NULL");
     qn_connect_options options = {.size = 1};
     FAILS(qn_connect(server, &options, &client), EINVAL, "sizeof(struct qn_connect_options)");
@@ -480,6 +486,13 @@ static void clients(const char *server) {
     qn_file *file;
     FAILS(qn_client_open(client, "mem://t/none", &file), ENOENT, "mem://t/none");
     FAILS(qn_client_open(client, "", &file), EINVAL, "empty");
+    /* The open of a pipe would wait for a writer. */
+    char pipe_path[sizeof path + 8];
+    snprintf(pipe_path, sizeof pipe_path, "%s.pipe", path);
+    CHECK(mkfifo(pipe_path, 0600) == 0);
+    FAILS(qn_client_open(client, pipe_path, &file), ESPIPE, "seek");
+    CHECK(unlink(pipe_path) == 0);
+    FAILS(qn_client_open(client, "/tmp", &file), EISDIR, "directory");
     FAILS(qn_client_open(client, NULL, &file), EINVAL, "is NULL");
     FAILS(qn_client_open(NULL, "x", &file), EINVAL, "is NULL");
     FAILS(qn_client_open(client, "x", NULL), EINVAL, "is NULL");

@@ -23,6 +23,7 @@ import contextlib
 import errno
 import importlib
 import io
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,6 +65,9 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+# The last position that a file of the kernel can have.
+_POSITION_MAX = (1 << 63) - 1
 
 # What is waited for at a time by a prefetch, and what it has asked for ahead of that.
 _STEP_BYTES = 8 << 20
@@ -155,15 +159,15 @@ class Client:
             self._state = (_generation, raw)
         return raw
 
-    def open(self, url: str, *, freshness: Freshness = None) -> File:
+    def open(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
         """Opens an object by its URL, or a local file by its path, for reading."""
-        return File(self, url, freshness)
+        return File(self, _name(url), freshness)
 
-    async def aopen(self, url: str, *, freshness: Freshness = None) -> File:
+    async def aopen(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
         """As `open`, for asyncio."""
-        return await _aopen(self, url, freshness)
+        return await _aopen(self, _name(url), freshness)
 
-    def residency(self, url: str) -> Residency:
+    def residency(self, url: str | os.PathLike[str]) -> Residency:
         """What of an object is in the server's memory now. It is a hint: the next moment may evict or fetch. It costs an
         open, and no bytes of the object; what a disk tier has is not counted."""
         with self.open(url) as file:
@@ -213,13 +217,13 @@ class Cache:
 
     def open(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
         """Opens an object by its URL, or a local file by its path, for reading."""
-        file = File(self, os.fspath(url), freshness)
+        file = File(self, _name(url), freshness)
         self._files.add(file)
         return file
 
     async def aopen(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
         """As `open`, for asyncio."""
-        file = await _aopen(self, os.fspath(url), freshness)
+        file = await _aopen(self, _name(url), freshness)
         self._files.add(file)
         return file
 
@@ -259,6 +263,14 @@ class Cache:
             f"<quinion.Cache: {hits:.1f} % of {stats['reads']} reads hit, "
             f"{stats['cached_bytes']} of {stats['memory_bytes']} bytes>"
         )
+
+
+def _name(url: str | os.PathLike[str]) -> str:
+    """The name of what is opened. As Python's own opens, it refuses a NUL."""
+    name = os.fspath(url)
+    if isinstance(name, str) and "\0" in name:
+        raise ValueError(f"cannot open {name!r}: embedded null character")
+    return name
 
 
 async def _aopen(opener: Client | Cache, url: str, freshness: Freshness) -> File:
@@ -386,7 +398,7 @@ class File(io.RawIOBase):
 
     def _part(self, offset: int, length: int | None) -> tuple[int, int]:
         if offset < 0 or (length is not None and length < 0):
-            raise ValueError(f"there are no {length} bytes at {offset} of {self.name}")
+            raise ValueError(f"offset {offset} and length {length} of {self.name}: neither may be negative")
         end = self.size if length is None else min(offset + length, self.size)
         return min(offset, end), end
 
@@ -421,6 +433,10 @@ class File(io.RawIOBase):
         self._raw()
         return True
 
+    def write(self, _data: object, /) -> int:
+        self._raw()
+        raise io.UnsupportedOperation(f"{self.name} is open for reading only")
+
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         done = _read_into(self._raw(), self._position, buffer)
         self._position += done
@@ -444,10 +460,12 @@ class File(io.RawIOBase):
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
             raise ValueError(f"cannot seek from {whence!r}; use os.SEEK_SET, SEEK_CUR or SEEK_END")
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
-        position = (self.size if start is None else start) + offset
+        position = (self.size if start is None else start) + operator.index(offset)
         self._raw()
         if position < 0:
             raise OSError(errno.EINVAL, f"cannot seek {self.name} to {position}, before its beginning")
+        if position > _POSITION_MAX:
+            raise OverflowError(f"cannot seek {self.name} to {position}: no file is so long")
         self._position = position
         return position
 

@@ -28,6 +28,8 @@ def ensure(
     name: str, memory: int, stores: Stores | None, idle: float, freshness: Freshness = None
 ) -> Client:
     """A client of the server of that name, which is started if there is none."""
+    if not idle >= 0:  # nor is what is no number
+        raise ValueError(f"idle is {idle!r}; give seconds, 0 or more")
     try:
         return connect(name, freshness=freshness)
     except (ConnectionRefusedError, ConnectionResetError):  # none, or one that ended just now
@@ -73,7 +75,7 @@ def _is_there(name: str) -> bool:
 def _serve_until_idle(server: Server, idle: float) -> None:
     until = time.monotonic() + max(idle, _FIRST_SECONDS)
     while time.monotonic() < until:
-        time.sleep(min(_LOOK_SECONDS, idle))
+        time.sleep(max(_PAUSE_SECONDS, min(_LOOK_SECONDS, idle)))
         if server.stats()["clients"] > 0:
             until = time.monotonic() + idle
 

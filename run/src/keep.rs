@@ -41,6 +41,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 use std::str::FromStr;
@@ -72,6 +73,8 @@ const PROTOCOL: u64 = 2;
 const PAUSE: Duration = Duration::from_millis(5);
 /// Owners killed by a signal while they start, after which no other is started.
 const KILLED_MAX: u32 = 4;
+/// How often a cache that closes the connection is looked at.
+const LOOKS: u32 = 2;
 /// How long an owner may take to end before it is killed: its cache has no data that is not in files.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 
@@ -341,9 +344,20 @@ fn stop_owner(mut line: Connection) -> io::Result<StopOutcome> {
     if poll(&mut fds, Some(&time))? > 0 {
         return Ok(StopOutcome::Ended);
     }
-    pidfd_send_signal(&alive, Signal::KILL)?;
+    if kill(&alive)? == StopOutcome::Ended {
+        return Ok(StopOutcome::Ended);
+    }
     poll(&mut [PollFd::new(&alive, PollFlags::IN)], None)?;
     Ok(StopOutcome::Killed)
+}
+
+/// It may end by itself just now.
+fn kill(process: &OwnedFd) -> io::Result<StopOutcome> {
+    match pidfd_send_signal(process, Signal::KILL) {
+        Ok(()) => Ok(StopOutcome::Killed),
+        Err(rustix::io::Errno::SRCH) => Ok(StopOutcome::Ended),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -457,24 +471,35 @@ pub fn files_max() -> usize {
 /// All kept caches of the user, by name. Removes what killed ones have left; does not make the folder.
 pub fn list() -> io::Result<Vec<ObservedCache>> {
     let Some(folder) = Folder::of_user_if_any()? else { return Ok(Vec::new()) };
-    let mut seen = Vec::new();
-    for name in folder.names()? {
-        match Connection::to(&folder, &name) {
-            Ok(Some(mut line)) => {
-                let process = line.process();
-                let status = line.ask(&Message::ask("status")).ok().flatten().map(|said| Status::of(&said));
-                seen.push(ObservedCache { name, process, status });
+    let seen = folder.names()?.into_iter().map(|name| observe(&folder, name));
+    seen.filter_map(io::Result::transpose).collect()
+}
+
+/// `None`: it is no more.
+fn observe(folder: &Folder, name: Name) -> io::Result<Option<ObservedCache>> {
+    let mut process = 0;
+    for _ in 0..LOOKS {
+        let Ok(line) = Connection::to(folder, &name) else { break };
+        let Some(mut line) = line else {
+            tidy(folder, &name)?;
+            return Ok(None);
+        };
+        process = line.process();
+        match line.ask(&Message::ask("status")) {
+            Ok(None) => {} // it ends, and its socket is gone by now; or it has too many connections
+            said => {
+                let status = said.ok().flatten().map(|said| Status::of(&said));
+                return Ok(Some(ObservedCache { name, process, status }));
             }
-            Ok(None) => drop(tidy(&folder, &name)?),
-            Err(_) => seen.push(ObservedCache { name, process: 0, status: None }),
         }
     }
-    Ok(seen)
+    Ok(Some(ObservedCache { name, process, status: None }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn names_are_plain() {
@@ -497,6 +522,36 @@ mod tests {
         {
             assert!(time.parse::<Idle>().is_err_and(|why| why.contains("90s")), "{time:?}");
         }
+    }
+
+    /// 1. A list connects to a cache.
+    /// 2. The cache ends: it removes its socket, and closes its connections.
+    #[test]
+    fn a_cache_that_ends_while_it_is_looked_at_is_not_in_the_list() {
+        let outer = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(outer.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        let folder = Folder::open(outer.path()).unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(folder.socket(&Name::default())).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (stream, _) = listener.accept().unwrap();
+                std::fs::remove_file(outer.path().join("default.socket")).unwrap();
+                drop(stream);
+            });
+            assert_eq!(observe(&folder, Name::default()).unwrap(), None);
+        });
+    }
+
+    /// 1. A cache does not answer, and its process is found.
+    /// 2. The process ends, and its parent has its status.
+    /// 3. It is killed.
+    #[test]
+    fn a_cache_that_ends_before_it_is_killed_has_ended() {
+        let mut process = Command::new("sleep").arg("60").spawn().unwrap();
+        let found = pidfd_open(Pid::from_child(&process), PidfdFlags::empty()).unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert_eq!(kill(&found).unwrap(), StopOutcome::Ended);
     }
 
     #[test]

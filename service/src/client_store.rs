@@ -277,8 +277,9 @@ impl Shared {
     }
 
     fn is_direct(&self, error: &Error) -> bool {
-        let is_unasked = error.kind() == ErrorKind::Open && error.errno().is_none();
-        self.failover == Failover::Direct && (error.kind() == ErrorKind::OwnerDead || is_unasked)
+        let is_unanswered = error.kind() == ErrorKind::Open && error.errno().is_none();
+        let is_direct = error.kind() == ErrorKind::OwnerDead || error.is_unasked() || is_unanswered;
+        self.failover == Failover::Direct && is_direct
     }
 
     async fn get(

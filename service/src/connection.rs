@@ -30,7 +30,7 @@ use quinion::internals::arena::LAYOUT_VERSION;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::FileId;
-use quinion_owner::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NO_PLAN, NameOffer};
+use quinion_owner::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NAME_MAX, NO_PLAN, NameOffer};
 use quinion_owner::internals::viewer::sys::Errno;
 use quinion_owner::internals::viewer::{self, RequestError, Viewer};
 
@@ -94,6 +94,8 @@ pub(crate) struct Connection {
     dead_since: OnceLock<Instant>,
     /// When a successor was last looked for, and did not answer.
     sought: Mutex<Option<Instant>>,
+    /// The connection that took the place of this one, or a later one still.
+    next: Mutex<Option<Arc<Self>>>,
 }
 
 type GivenBack = (Operation, [u64; 3]);
@@ -102,7 +104,7 @@ impl Connection {
     /// The connection to the server that listens there; connects within some time, if there is none.
     pub(crate) fn to(socket: &Path, time: Duration) -> Result<Arc<Self>> {
         let failed = |error: std::io::Error| {
-            let hint = hint_for(error.raw_os_error());
+            let hint = hint_for(&error);
             let text = format!("cannot connect to the server at {}", socket.display());
             Error::of_io(ErrorKind::Connect, text, error).with_hint(hint)
         };
@@ -128,7 +130,14 @@ impl Connection {
         }
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
         let exactly = PathBuf::from(format!("/proc/self/fd/{}", inode.as_raw_fd()));
-        let viewer = viewer::connect_within(&exactly, &hello, time.saturating_sub(begun.elapsed()));
+        let mut retry = RetryDeadline::new(time.saturating_sub(begun.elapsed()));
+        let viewer = loop {
+            match viewer::connect_within(&exactly, &hello, retry.left()) {
+                // The next look finds no listener, or the queue of a manager's socket.
+                Err(error) if is_disconnected(&error) && retry.pause() => {}
+                viewer => break viewer,
+            }
+        };
         // Also after an error: else no thread would ever connect there again.
         let mut connections = locked(Instant::now() + CONNECT_MAX).map_err(failed)?;
         connections.under_way.retain(|other| *other != id);
@@ -140,6 +149,7 @@ impl Connection {
             has_pending: AtomicBool::new(false),
             dead_since: OnceLock::new(),
             sought: Mutex::new(None),
+            next: Mutex::new(None),
         });
         connections.known.push(KnownConnection { socket: id, _inode: inode, connection: Arc::clone(&new) });
         Ok(new)
@@ -159,8 +169,37 @@ impl Connection {
     }
 
     /// The connection to the server that listens in the place of this one, which has ended. Waits until `timeout` after
-    /// that was noticed; so many reads that find it gone wait once in all.
-    pub(crate) fn successor(&self, timeout: Duration) -> Option<Arc<Self>> {
+    /// the end of the last server there was noticed; so many reads that find it gone wait once in all.
+    pub(crate) fn successor(self: &Arc<Self>, timeout: Duration) -> Option<Arc<Self>> {
+        let last = self.last();
+        if !last.viewer.owner_is_dead() {
+            return Some(last);
+        }
+        let found = last.find_successor(timeout)?;
+        last.set_next(&found);
+        Some(found)
+    }
+
+    /// The last of those that took this one's place, as far as is known.
+    fn last(self: &Arc<Self>) -> Arc<Self> {
+        let next_of =
+            |connection: &Self| connection.next.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut last = Arc::clone(self);
+        while let Some(next) = next_of(&last) {
+            last = next;
+        }
+        self.set_next(&last); // so that the way there is short the next time
+        last
+    }
+
+    fn set_next(self: &Arc<Self>, next: &Arc<Self>) {
+        if !Arc::ptr_eq(self, next) {
+            let old = self.next.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(next));
+            drop(old); // without the lock: it may be the last of its connection, and of those after it
+        }
+    }
+
+    fn find_successor(&self, timeout: Duration) -> Option<Arc<Self>> {
         let noticed = *self.dead_since.get_or_init(Instant::now);
         let mut retry = RetryDeadline::new(timeout.saturating_sub(noticed.elapsed()));
         // A socket that a manager keeps takes connections though no server answers: a reader that does not wait looks
@@ -224,26 +263,44 @@ impl Connection {
             return Err(Error::owner_dead(url)); // another may listen at the socket, or none and a manager keeps it
         }
         let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
-        let mut retry = RetryDeadline::new(DEADLINE);
+        let (name, mut retry) = (request.name(url), RetryDeadline::new(DEADLINE));
+        if name.len() > NAME_MAX {
+            let text = format!("cannot open a URL of {} bytes: a server takes {NAME_MAX} at most", url.len());
+            return Err(Error::new(ErrorKind::Open, text));
+        }
+        let mut disconnected = RetryDeadline::new(CONNECT_MAX);
         loop {
-            let sent = match viewer::send_name(&self.socket, &offer, request.name(url).as_bytes()) {
+            let sent = match viewer::send_name(&self.socket, &offer, name.as_bytes()) {
                 Ok(sent) => sent,
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && retry.pause() => continue,
-                Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(url)),
-                Err(error) => {
-                    let text = format!("cannot ask the server to open {url}");
-                    return Err(Error::of_io(ErrorKind::Open, text, error));
+                Err(error) if is_disconnected(&error) && !viewer.owner_is_dead() && disconnected.pause() => {
+                    continue;
                 }
+                Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(url)),
+                Err(error) => return Err(self.unasked(url, error)),
             };
             let ticket = [u64::from(sent.ticket()), 0, 0];
             match self.ask(Operation::OpenNamed, ticket, retry.left()) {
                 Ok(answer) => return self.opened(url, answer, sent.reply()),
                 // The ticket has expired before a worker came to it.
                 Err(RequestError::Errno(error)) if error == Errno::BADF.0 && retry.pause() => {}
-                Err(RequestError::Errno(_)) => return Err(refused(url, sent.reply())),
+                Err(RequestError::Errno(_)) => {
+                    return match sent.reply() {
+                        Err(_) if viewer.owner_is_dead() => Err(Error::owner_dead(url)),
+                        reply => Err(refused(url, reply)),
+                    };
+                }
                 Err(error) => return Err(Error::of_request(url, error)),
             }
         }
+    }
+
+    /// Whatever the kernel says of the socket, it is not said of the object.
+    fn unasked(&self, url: &str, error: std::io::Error) -> Error {
+        let is_late = error.kind() == std::io::ErrorKind::TimedOut;
+        let (kind, hint) = (if is_late { ErrorKind::TimedOut } else { ErrorKind::Connect }, hint_for(&error));
+        let text = format!("cannot ask the server at {} to open {url}", self.socket.display());
+        Error::of_io(kind, text, error).with_hint(hint)
     }
 
     fn opened(
@@ -300,13 +357,25 @@ fn locked(until: Instant) -> std::io::Result<MutexGuard<'static, Connections>> {
     }
 }
 
-fn hint_for(error: Option<i32>) -> &'static str {
-    match error {
+/// By a server that ends (also as an answer of it: ESRCH), or that has too many connections.
+fn is_disconnected(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE | libc::ESRCH))
+}
+
+fn hint_for(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
         Some(libc::EUSERS) => {
             "it has as many clients as it admits: wait until one ends, or start it with a larger clients_max"
         }
         Some(libc::ENOBUFS) => "its memory has no room for more clients: give the server more memory",
+        Some(libc::EMFILE | libc::ENFILE) => {
+            "the server, or this process, has as many files open as it may: raise that limit (`ulimit -n`)"
+        }
+        Some(libc::ENOMEM) => {
+            "the server, or this process, has no memory or no files for one more client: raise its limits"
+        }
         Some(libc::EPROTO) => "the server has another version: use the same version for both",
+        None if error.kind() == std::io::ErrorKind::TimedOut => "the server is stopped, or too busy",
         _ => "is the server running? `quinion serve --name NAME` starts one",
     }
 }
@@ -361,11 +430,11 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_to_do() {
-        let hints =
-            [libc::EUSERS, libc::ENOBUFS, libc::EPROTO, libc::ENOENT].map(|error| hint_for(Some(error)));
+        let hints = [libc::EUSERS, libc::ENOBUFS, libc::EPROTO, libc::ENOENT]
+            .map(|error| hint_for(&std::io::Error::from_raw_os_error(error)));
         assert!(hints[0].contains("clients_max") && hints[1].contains("memory"), "{hints:?}");
         assert!(hints[2].contains("version") && hints[3].contains("running"), "{hints:?}");
-        assert_eq!(hint_for(None), hints[3]);
+        assert_eq!(hint_for(&std::io::Error::other("x")), hints[3]);
     }
 
     /// 1. A thread waits for a moment for an answer, as for a local file, and none comes: all requests are refused

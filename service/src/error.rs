@@ -75,6 +75,11 @@ impl Error {
         self.errno
     }
 
+    /// Whether the server could not be asked.
+    pub(crate) fn is_unasked(&self) -> bool {
+        matches!(self.kind, ErrorKind::Connect | ErrorKind::TimedOut) && self.source.is_some()
+    }
+
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -152,7 +157,8 @@ impl From<Error> for io::Error {
         let kind = match error.kind {
             ErrorKind::EndOfFile => io::ErrorKind::UnexpectedEof,
             ErrorKind::TimedOut => io::ErrorKind::TimedOut,
-            ErrorKind::Open => io::ErrorKind::NotFound,
+            // An object that could not be opened may be there: only an answer that says so makes it none.
+            ErrorKind::Open => error.source.as_ref().map_or(io::ErrorKind::Other, io::Error::kind),
             _ => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)

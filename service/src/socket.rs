@@ -41,6 +41,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// Longer names make paths that no socket can have.
 const NAME_BYTES_MAX: usize = 48;
 const PAUSE: Duration = Duration::from_millis(2);
+/// How long a server that has just taken the lock may need until it says that it may be replaced.
+const SAYS_SO_MAX: Duration = Duration::from_secs(2);
 
 /// A path, if `name` has a slash, else one in the user's folder.
 ///
@@ -139,7 +141,16 @@ impl Socket {
 }
 
 fn cannot_serve(name: &str, error: io::Error) -> Error {
-    Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error)
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENAMETOOLONG) => Some("the path of a socket has 107 bytes at most; name a shorter one"),
+        Some(libc::ENOENT) => Some("only the last folder of the path is made; make those before it"),
+        Some(libc::EACCES | libc::EROFS) => Some("name a path in a folder that you can write"),
+        Some(libc::EMFILE | libc::ENFILE) => Some("raise the limit of open files (`ulimit -n`)"),
+        Some(libc::EISDIR | libc::ENOTDIR) => Some("name the path of a socket in a folder of its own"),
+        _ => None,
+    };
+    let error = Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
+    remedy.into_iter().fold(error, Error::with_hint)
 }
 
 /// The lock file of the socket at `path`, in a folder of this user alone.
@@ -195,28 +206,36 @@ fn holder(lock: &File) -> io::Result<Option<(Pid, OwnedFd)>> {
 /// Has the process that holds the lock end, and takes the lock.
 fn end_the_holder(lock: &File, timeout: Duration) -> io::Result<()> {
     let failed = |text: &str| io::Error::new(io::ErrorKind::AddrInUse, text);
-    let (until, mut told) = (Instant::now() + timeout, None);
+    let begun = Instant::now();
+    let mut told = None;
     while is_taken(lock) {
         match holder(lock)? {
             Some((number, process)) if told != Some(number) => {
-                pidfd_send_signal(process, Signal::TERM)?;
+                tell_to_end(&process)?;
                 told = Some(number);
             }
             Some(_) => {}
-            // It has ended just now, or never said that it may be ended.
-            None if told.is_none() && is_taken(lock) => {
+            // It has ended just now; or it has the lock just now, and says so next; or it never does.
+            None if told.is_none() && begun.elapsed() >= timeout.min(SAYS_SO_MAX) => {
                 return Err(failed(
                     "the server of that name cannot be replaced; end the program that has it",
                 ));
             }
             None => {}
         }
-        if Instant::now() >= until {
+        if told.is_some() && begun.elapsed() >= timeout {
             return Err(failed("the server of that name was told to end, and has not ended in time; end it"));
         }
         sleep(PAUSE);
     }
     Ok(())
+}
+
+fn tell_to_end(process: &OwnedFd) -> io::Result<()> {
+    match pidfd_send_signal(process, Signal::TERM) {
+        Err(Errno::SRCH) | Ok(()) => Ok(()), // it has ended meanwhile
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[derive(Debug)]
@@ -339,6 +358,20 @@ mod tests {
     }
 
     #[test]
+    fn a_path_where_no_socket_can_be_is_refused_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("q/folder")).unwrap();
+        std::fs::set_permissions(folder.path().join("q"), std::fs::Permissions::from_mode(0o700)).unwrap();
+        let long = format!("q/{}.sock", "x".repeat(200));
+        for (path, words) in
+            [(long.as_str(), "a shorter one"), ("no/no/s.sock", "make those"), ("q/folder", "name the")]
+        {
+            let error = Socket::bind(folder.path().join(path).to_str().unwrap()).unwrap_err();
+            assert!(error.to_string().contains(words), "{path}: {error}");
+        }
+    }
+
+    #[test]
     fn one_server_has_a_name_at_a_time_and_what_a_dead_one_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("q/s.sock");
@@ -368,11 +401,47 @@ mod tests {
             ["", "x", "-1 5\n", "0 0\n", "1 1\n", &format!("{} 1\n", std::process::id()), "99999999999 5\n"]
         {
             std::fs::write(path.with_extension("lock"), text).unwrap();
-            let error = Socket::replace(name, Duration::from_secs(60)).unwrap_err();
+            let error = Socket::replace(name, Duration::from_millis(20)).unwrap_err();
             assert!(error.to_string().contains("cannot be replaced"), "{text:?}: {error}");
         }
+        let error = Socket::replace(name, Duration::from_secs(60)).unwrap_err();
+        assert!(error.to_string().contains("cannot be replaced"), "{error}");
         drop(first);
         drop(Socket::replace(name, Duration::ZERO).unwrap().replaceable().unwrap());
+    }
+
+    /// 1. A server takes the lock, and has not said yet that it may be replaced.
+    /// 2. Another is to replace it, and finds no process that may be ended.
+    /// 3. The first says so.
+    #[test]
+    fn a_server_that_has_just_begun_is_replaced_as_soon_as_it_says_that_it_may_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q/s.sock");
+        let name = path.to_str().unwrap();
+        let first = Socket::bind(name).unwrap();
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let replaced = std::thread::scope(|scope| {
+            let replaced = scope.spawn(|| Socket::replace(name, Duration::from_secs(60)));
+            sleep(Duration::from_millis(100));
+            let number = Pid::from_child(&process);
+            (&first.listening.lock).write_all(identity_of(number).unwrap().as_bytes()).unwrap();
+            process.wait().unwrap(); // it was told to end
+            drop(first);
+            replaced.join().unwrap()
+        });
+        assert_eq!(replaced.unwrap().path(), path);
+    }
+
+    /// 1. A server's number is in the lock file, and the process is found.
+    /// 2. It ends, and its parent has its status.
+    /// 3. It is told to end.
+    #[test]
+    fn a_server_that_ended_before_it_was_told_to_is_no_error() {
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let found = pidfd_open(Pid::from_child(&process), PidfdFlags::empty()).unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        tell_to_end(&found).unwrap();
     }
 
     #[test]

@@ -32,7 +32,8 @@ const WELCOME_MAX: Duration = Duration::from_secs(10);
 /// Joins the cache whose owner listens at `socket`, for as long as the process lives. Waits ten seconds at most.
 ///
 /// # Errors
-/// No process of this user listens there, or it refuses; the message says why.
+/// No process of this user listens there, or it refuses; the message says why. ECONNRESET, EPIPE: the owner has ended,
+/// or closed the connection, before it answered.
 pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Viewer> {
     connect_within(socket, hello, WELCOME_MAX)
 }
@@ -172,6 +173,9 @@ fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>, until: Insta
     wait_readable(end, until)?;
     let mut bytes = [0; WELCOME_BYTES + 1];
     let received = recvmsg(end, &mut [IoSliceMut::new(&mut bytes)], with, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes == 0 {
+        return Err(rustix::io::Errno::CONNRESET.into()); // the owner ends, or has closed this connection for another
+    }
     let welcome = JoinReply::of(&bytes[..received.bytes]).ok_or_else(|| {
         io::Error::other(format!("cannot view the cache: the owner's answer is not known; {ONE_VERSION}"))
     })?;

@@ -183,7 +183,7 @@ fn first_bytes(options: &GetOptions, most: u64) -> Option<GetRange> {
         Some(GetRange::Bounded(range)) if range.start == 0 && range.end > PART_BYTES => range.end,
         _ => return None,
     };
-    Some(GetRange::Bounded(0..len.next_multiple_of(PART_BYTES).min(most)))
+    Some(GetRange::Bounded(0..len.min(most).next_multiple_of(PART_BYTES).min(most)))
 }
 
 struct Reading {

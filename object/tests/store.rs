@@ -56,6 +56,25 @@ async fn the_crates_own_tests_pass_over_memory() {
     }
 }
 
+/// As `Range: bytes=0-18446744073709551615` asks for it.
+#[tokio::test]
+async fn a_range_that_ends_where_numbers_end_is_what_there_is() {
+    let bare = Arc::new(InMemory::new());
+    let path = Path::from("object");
+    bare.put(&path, s3::content(1, 5000).into()).await.unwrap();
+    for freshness in ALL {
+        let store = over(bare.clone(), freshness);
+        for end in [u64::MAX, u64::MAX - 1, 1 << 63] {
+            for start in [0, 4999] {
+                let range = GetRange::Bounded(start..end);
+                let result = store.get_opts(&path, GetOptions::new().with_range(Some(range))).await.unwrap();
+                assert_eq!(result.range, start..5000);
+                s3::check(1, start, &result.bytes().await.unwrap());
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_crates_own_tests_pass_over_files() {
     for freshness in ALL {

@@ -264,6 +264,15 @@ fn is_of_no_page(headers: &HeaderMap) -> bool {
     is_named && !headers.contains_key(header::ORIGIN)
 }
 
+/// A signature of version 2, which s3s takes as well, says nothing of a body.
+fn is_signed_by_version_4(headers: &HeaderMap, query: Option<&str>) -> bool {
+    match headers.get(header::AUTHORIZATION) {
+        Some(value) => value.as_bytes().starts_with(b"AWS4-"),
+        None => form_urlencoded::parse(query.unwrap_or_default().as_bytes())
+            .any(|(name, _)| name == "X-Amz-Algorithm"),
+    }
+}
+
 #[async_trait::async_trait]
 impl S3Route for Endpoint {
     fn is_match(&self, method: &Method, uri: &Uri, _: &HeaderMap, _: &mut Extensions) -> bool {
@@ -272,9 +281,13 @@ impl S3Route for Endpoint {
 
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
         let reads = [Method::GET, Method::HEAD].contains(&request.method);
+        let is_by_4 = is_signed_by_version_4(&request.headers, request.uri.query());
         match (&request.credentials, request.service.as_deref()) {
-            (Some(_), Some("s3")) => Ok(()),
-            (Some(_), _) => Err(s3_error!(AccessDenied, "Sign by version 4, for the service s3.")),
+            (Some(_), Some("s3")) if is_by_4 => Ok(()),
+            (Some(_), _) => Err(s3_error!(
+                AccessDenied,
+                "Sign by version 4, for the service s3; boto3 does by Config(signature_version='s3v4')."
+            )),
             (None, _) if self.0.rules.anonymous == Anonymous::Refused => {
                 Err(s3_error!(AccessDenied, "A signature is required."))
             }
@@ -304,6 +317,18 @@ impl S3 for Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signature_of_version_2_is_none() {
+        let of = |value: &'static str| {
+            HeaderMap::from_iter([(header::AUTHORIZATION, hyper::header::HeaderValue::from_static(value))])
+        };
+        assert!(is_signed_by_version_4(&of("AWS4-HMAC-SHA256 Credential=a"), None));
+        assert!(is_signed_by_version_4(&HeaderMap::new(), Some("x-id=a&X-Amz-Algorithm=AWS4-HMAC-SHA256")));
+        assert!(!is_signed_by_version_4(&of("AWS key:signature"), Some("X-Amz-Algorithm=AWS4-HMAC-SHA256")));
+        let of_2 = "AWSAccessKeyId=key&Signature=a&Expires=1";
+        assert!(!is_signed_by_version_4(&HeaderMap::new(), Some(of_2)));
+    }
 
     #[test]
     fn a_page_that_names_a_host_of_its_own_is_told_apart() {

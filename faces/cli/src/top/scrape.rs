@@ -11,7 +11,7 @@
 //! Unknown metrics are skipped, so that a newer server can be watched, too.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
@@ -66,7 +66,15 @@ impl Monitor {
         let failed = |why: &dyn std::fmt::Display| {
             format!("cannot read the metrics at {}: {why}; start `quinion serve --metrics {0}`", self.0)
         };
-        let answer = self.answer().map_err(|error| failed(&error))?;
+        let answer = self.answer().map_err(|error| match error.kind() {
+            // The kernel says the former of a read, and the latter of a connect.
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
+                "cannot read the metrics at {}: no answer in {} seconds; the server is stopped or too busy",
+                self.0,
+                ANSWER_MAX.as_secs()
+            ),
+            _ => failed(&error),
+        })?;
         let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| failed(&"the answer is cut"))?;
         let status = head.split(' ').nth(1).unwrap_or_default();
         if status != "200" {
@@ -224,6 +232,13 @@ mod tests {
         assert!(Sample::of(&EXAMPLE[..200]).unwrap_err().contains("cut"));
         assert!(Sample::of("up 1\n# EOF\n").unwrap_err().contains("not those of a server"));
         assert!(Sample::of("").is_err());
+    }
+
+    #[test]
+    fn a_server_that_is_stopped_is_said_to_be_so() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap(); // the kernel accepts for it
+        let error = Monitor::new(&listener.local_addr().unwrap().to_string()).ask().unwrap_err();
+        assert!(error.contains("no answer in 2 seconds"), "{error}");
     }
 
     #[test]

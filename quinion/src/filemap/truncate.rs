@@ -12,8 +12,8 @@
 //!                    9 zero       the rest of the last page
 //!
 //!   punch            1 to 5, then zero the parts of pages at both ends, then the device, then remove the pages between
-//!   extend           1 and 2, then zero the rest of the old last page, then flushes of it end, then the device, then
-//!                    the size
+//!   extend           1 and 2, flushes of the old last page end, then zero the rest of it, then the device, then the
+//!                    size
 //!   invalidate       1 to 5, then remove; with RemoveFilter::Clean dirty pages stay, and folios are split around it
 //! ```
 //!
@@ -138,10 +138,10 @@ impl<'c> Truncation<'c> {
         let touched = PageIndex(size / PAGE_SIZE as u64)..PageIndex(u64::MAX / PAGE_SIZE as u64);
         SpillIn::of(self.filemap, self.mapping).bring_edges([size])?;
         let mut alone = self.lock_exclusive(touched.clone(), on_pinned)?;
+        self.wait_for_flushes_at_end();
         let before = self.mapping.size();
         if size >= before {
             self.zero_behind_end()?;
-            self.wait_for_flushes_at_end();
             alone.change(|device| device.set_size(size)).map_err(failed)?;
             self.mapping.writeback().set_size_on_device(size);
             self.mapping.set_size(size);
@@ -260,8 +260,8 @@ impl<'c> Truncation<'c> {
         Ok(())
     }
 
-    /// Before the file on the device is extended: waits for flushes of the page in which it ends, and of those behind.
-    /// None begins meanwhile.
+    /// Before the file on the device may be extended, which a cut does, too, if what it leaves was not written yet:
+    /// waits for flushes of the page in which the file ends there, and of those behind. None begins meanwhile.
     fn wait_for_flushes_at_end(self) {
         let size = self.mapping.size();
         let end = self.mapping.writeback().size_on_device().min(size);

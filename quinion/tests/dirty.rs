@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quinion::backend::FillRun;
 use quinion::internals::arena::{Arena, Flags, HOLDS_MAX};
 use quinion::internals::mapping::{
-    AddedFolio, DirtyPages, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio, RUN_PAGES_MAX,
-    RemoveFilter, Replacement, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
+    AddedFolio, DetachOutcome, DirtyPages, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio,
+    RUN_PAGES_MAX, RemoveFilter, Replacement, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd,
+    WritebackOutcome, WritebackRun,
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::units::{Millis, Order, Orders, PAGE_SIZE, PageIndex};
@@ -611,6 +612,37 @@ fn a_page_that_is_tagged_and_being_written_is_waited_for() {
     runs.extend(more);
     rig.end_all(runs);
     rig.finish();
+}
+
+/// 1 S, a sync, tags a dirty folio that is pinned.
+/// 2 W, who writes to the pinned bytes, puts copies of its dirty pages in the folio's place.
+/// 3 S finds nothing that is tagged, has the device synced, and returns `Ok`: the copies are not in the file.
+#[test]
+fn copies_of_a_pinned_folio_are_written_by_the_sync_that_tagged_it() {
+    for unit in [0, 1] {
+        let rig = Rig::new();
+        rig.plain(0, 2);
+        rig.mark(1..3);
+        let held = rig.mapping.try_hold(page(0)).unwrap();
+        rig.mapping.lock().tag_to_write(pages(0..16));
+        let copied = rig.mapping.detach_copy(&held, pages(0..0), Order(unit));
+        assert!(matches!(copied, DetachOutcome::Done { .. }), "{copied:?}");
+        drop(held);
+        rig.check();
+        let (_, runs) = rig.begin(0..16, TakeFilter::ToWrite, 9);
+        let written: Vec<_> = runs.iter().flat_map(|run| run.index.0..run.end().0).collect();
+        assert_eq!(written, [1, 2], "copies of order {unit}");
+        rig.end_all(runs);
+        // A folio that no sync has tagged leaves copies that none has tagged.
+        rig.mark(1..2);
+        let held = rig.mapping.try_hold(page(1)).unwrap();
+        let copied = rig.mapping.detach_copy(&held, pages(0..0), Order(0));
+        assert_eq!(copied, DetachOutcome::Done { pages: 1 });
+        drop(held);
+        assert_eq!(rig.begin(0..16, TakeFilter::ToWrite, 9), (TakeEnd::Done, vec![]));
+        rig.mapping.lock().remove_all();
+        rig.finish();
+    }
 }
 
 /// A to-write mark may only be removed by the thread that clears dirty for I/O: a background round takes a tagged page,

@@ -480,6 +480,55 @@ fn t05_a_cut_waits_for_what_is_being_written() {
     cache.check().unwrap();
 }
 
+/// 1 S, a sync, flushes the last page of a file, which is of 512 bytes, past the kernel's page cache.
+/// 2 E extends the file: Linux reads the block of its end into the page cache, and zeroes the rest there.
+/// 3 The flush of S arrives. The kernel cannot drop its page, which is dirty: the sync fails with `EIO`, and the bytes
+///   of before the flush are written over those of S.
+fn extends_under_a_flush_of_the_end(longer_in_the_cache: bool) {
+    let (cache, memory, device, file) = slow();
+    let end = 40 * PAGE as u64 + 512;
+    file.set_len(end).unwrap();
+    file.sync_data().unwrap();
+    file.write_all_at(&[8; 512], 40 * PAGE as u64).unwrap();
+    device.pause();
+    let begun = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| file.sync_data().unwrap());
+        wait_until(|| device.held() > 0);
+        if longer_in_the_cache {
+            file.write_all_at(&[6; PAGE], 60 * PAGE as u64).unwrap();
+        }
+        let extender = scope.spawn(|| {
+            begun.store(true, Ordering::Relaxed);
+            file.set_len(50 * PAGE as u64).unwrap();
+        });
+        wait_until(|| begun.load(Ordering::Relaxed));
+        let waits = (0..2000).all(|_| {
+            thread::yield_now();
+            size(&memory) == end
+        });
+        device.resume(); // before anything is asserted: others wait for it
+        assert!(waits, "the file was extended under a flush of its end");
+        extender.join().unwrap();
+    });
+    assert_eq!((size(&memory), file.len()), (50 * PAGE as u64, 50 * PAGE as u64));
+    let mut bytes = [7; PAGE];
+    file.read_exact_at(&mut bytes, 40 * PAGE as u64).unwrap();
+    assert!(bytes[..512] == [8; 512] && bytes[512..] == [0; PAGE - 512]);
+    cache.check().unwrap();
+}
+
+#[test]
+fn an_extension_waits_for_the_flush_of_the_page_with_the_end() {
+    extends_under_a_flush_of_the_end(false);
+}
+
+/// As before, but the file is longer in the cache than it is to be: a cut here, and an extension on the device.
+#[test]
+fn a_cut_to_more_than_the_device_has_waits_for_the_flush_of_the_page_with_the_end() {
+    extends_under_a_flush_of_the_end(true);
+}
+
 /// T08: a reader that waits for a page which is cut off or punched meanwhile returns its bytes of before, or finds the
 /// end or the hole.
 #[test]

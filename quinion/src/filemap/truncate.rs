@@ -12,7 +12,8 @@
 //!                    9 zero       the rest of the last page
 //!
 //!   punch            1 to 5, then zero the parts of pages at both ends, then the device, then remove the pages between
-//!   extend           1 and 2, then zero the rest of the old last page, then the device, then the size
+//!   extend           1 and 2, flushes of the old last page end, then zero the rest of it, then the device, then the
+//!                    size
 //!   invalidate       1 to 5, then remove; with RemoveFilter::Clean dirty pages stay, and folios are split around it
 //! ```
 //!
@@ -23,7 +24,9 @@
 //!
 //! And for the device: nothing is in flight in the range when it is cut, because 3 has waited and 2 lets nothing
 //! begin. So no late flush writes to space that was given back or makes the file longer again (T05, T09): write-back
-//! holds the invalidate lock shared until the backend has its pages.
+//! holds the invalidate lock shared until the backend has its pages. Nor is the page with the end of the file on the
+//! device when that is extended: Linux zeroes the rest of its block then, in the page cache of its own, and so would
+//! later write old bytes over those of a direct write that was under way.
 //!
 //! **Edges.** Pages on the other side of an edge stay in the cache. A folio that is held for a moment is tried
 //! again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index gets copies of its
@@ -111,16 +114,6 @@ impl<'m> ExclusiveAccess<'m> {
         }
         Ok(())
     }
-
-    /// Makes the file on the device as long as it is, if that was left to the flush of pages that go now.
-    fn reach_end(&mut self) -> std::io::Result<()> {
-        let size = self.mapping.size();
-        if self.mapping.writeback().size_on_device() < size {
-            self.change(|device| device.set_size(size))?;
-            self.mapping.writeback().set_size_on_device(size);
-        }
-        Ok(())
-    }
 }
 
 /// One change of a file's range, by the cache itself: a cut, a punch, or a range that is forgotten.
@@ -145,6 +138,7 @@ impl<'c> Truncation<'c> {
         let touched = PageIndex(size / PAGE_SIZE as u64)..PageIndex(u64::MAX / PAGE_SIZE as u64);
         SpillIn::of(self.filemap, self.mapping).bring_edges([size])?;
         let mut alone = self.lock_exclusive(touched.clone(), on_pinned)?;
+        self.wait_for_flushes_at_end();
         let before = self.mapping.size();
         if size >= before {
             self.zero_behind_end()?;
@@ -205,7 +199,7 @@ impl<'c> Truncation<'c> {
             self.zero(range.start..between.start.first_byte())?;
             self.zero(between.end.first_byte()..range.end)?;
         }
-        let lengthened = if range.end == self.mapping.size() { alone.reach_end() } else { Ok(()) };
+        let lengthened = if range.end == self.mapping.size() { self.reach_end(&mut alone) } else { Ok(()) };
         let punched = lengthened.and_then(|()| alone.change(|device| device.punch(range.clone())));
         if let Err(source) = punched {
             self.forget_clean(touched)?;
@@ -239,7 +233,7 @@ impl<'c> Truncation<'c> {
         match what {
             RemoveFilter::All => {
                 let failed = |source| Repr::SetSize { bytes: self.mapping.size(), source };
-                alone.reach_end().map_err(failed)?;
+                self.reach_end(&mut alone).map_err(failed)?;
                 Ok(self.remove(from..end, what))
             }
             RemoveFilter::Clean => self.remove_clean(from..end),
@@ -253,6 +247,26 @@ impl<'c> Truncation<'c> {
     pub fn zero_behind_end(self) -> Result<(), Error> {
         let size = self.mapping.size();
         self.zero(size..self.page_behind(size).first_byte())
+    }
+
+    /// Makes the file on the device as long as it is, if that was left to the flush of pages that go now.
+    fn reach_end(self, alone: &mut ExclusiveAccess<'_>) -> std::io::Result<()> {
+        let size = self.mapping.size();
+        if self.mapping.writeback().size_on_device() < size {
+            self.wait_for_flushes_at_end();
+            alone.change(|device| device.set_size(size))?;
+            self.mapping.writeback().set_size_on_device(size);
+        }
+        Ok(())
+    }
+
+    /// Before the file on the device may be extended, which a cut does, too, if what it leaves was not written yet:
+    /// waits for flushes of the page in which the file ends there, and of those behind. None begins meanwhile.
+    fn wait_for_flushes_at_end(self) {
+        let size = self.mapping.size();
+        let end = self.mapping.writeback().size_on_device().min(size);
+        let pages = PageIndex(end / PAGE_SIZE as u64)..PageIndex(size.div_ceil(PAGE_SIZE as u64));
+        self.filemap.supply.writeback.wait_for(self.mapping, pages);
     }
 
     /// The first page from byte `at` on that begins a smallest folio.

@@ -30,6 +30,7 @@
 //!  1. All pages of a folio that is split stay in the index, and no holder of the tree lock sees fewer.
 //!  2. The counts do not change: pages, dirty pages, what a pool is charged for.
 //!  3. A folio that is held, being filled, under write-back, or in no ring is not split.
+//!  4. Copies are dirty, and to be written by a sync, as the folio was whose place they take.
 //!
 //! Not an invariant: that the pieces stand where the whole stood in its ring. They join its young end.
 //!
@@ -46,6 +47,7 @@ use crate::sync::LockWait;
 use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, Inserted, Kind, Split};
 
+use super::dirty::TO_WRITE;
 use super::owner::{Mapping, MappingGuard};
 use super::spill::PartOutcome;
 
@@ -271,6 +273,8 @@ impl MappingGuard<'_> {
         if !copies.is_empty() && needed > mapping.index().stock.count() {
             return DetachOutcome::NoMemory;
         }
+        // A sync that has tagged the folio counts on finding what was dirty, so the copies are tagged as it was.
+        let is_tagged = tree.has_mark(first.0, TO_WRITE);
         let since = mapping.writeback().dirty_since().unwrap_or(Millis(0));
         let ring = mapping.lists().and_then(|lists| lists.lock().ring_of(head)).unwrap_or(0);
         tree.erase(first.0);
@@ -290,6 +294,9 @@ impl MappingGuard<'_> {
             self.tree.pages += u64::from(unit.pages());
             for page in dirty {
                 let _marked = self.mark_folio(frame, page..page.plus(1), since);
+            }
+            if is_tagged {
+                self.xarray(&nodes).set_mark(first.0, TO_WRITE);
             }
             frames.push(frame);
         }

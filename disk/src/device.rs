@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use crate::error::DiskError;
 use crate::layout::PAGE_BYTES;
 
-/// How long a store that is in use is waited for. One that was just dropped is in use until what was in flight has
+/// How long a store that is in use is waited for. One that was just dropped is in use until the requests in flight have
 /// ended, or a child that was forked meanwhile has become another program.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
 const LOCK_LOOK: Duration = Duration::from_millis(5);
@@ -41,7 +41,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Any part of it may have been written, in any order.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Makes durable what was written before the call. May block.
+    /// Makes durable all writes before the call. May block.
     ///
     /// # Errors
     /// Any of it may be lost.

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_that_is_forgotten_says_what_was_read() {
+    fn a_segment_that_is_forgotten_reports_read_extents() {
         let mut index = Index::new(2);
         index.insert(0, &entry(1, 0, 4));
         index.insert(0, &entry(1, 4, 4));

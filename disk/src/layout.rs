@@ -70,7 +70,7 @@ pub struct Table {
     pub entries: Vec<Entry>,
 }
 
-/// Of the bytes, seeded by which pages of which content they are.
+/// A checksum of the bytes, seeded by the key and the page that they belong to.
 pub fn checksum(key: &ContentKey, page: u64, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, xxh3_64_with_seed(&key.0, page))
 }

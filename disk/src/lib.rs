@@ -29,7 +29,7 @@
 //!     memory for segments.
 //!  3. A file that is no store of this crate, or of another user, is never written to.
 //!
-//! Not an invariant: that what was put is found later. It is a cache.
+//! Not an invariant: that pages that were put are found later. It is a cache.
 //!
 //! Locks: `staging`, then `index`; both for the time of a copy of 64 KiB at most. No lock is held at the disk. Kernel
 //! cousins: bcache, and `fs/nilfs2` for the log. Compare CacheLib's Navy (region manager) and foyer's block engine.

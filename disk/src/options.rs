@@ -1,4 +1,4 @@
-//! Options: where the store is, how large, and how much memory it may use for what is on its way.
+//! Options: where the store is, how large, and how much memory it may use for pages on their way.
 //!
 //! They are checked when the store is opened, so that a mistake is an error and not a store of another size.
 
@@ -23,12 +23,12 @@ pub struct DiskOptions {
 }
 
 impl DiskOptions {
-    /// A store of `bytes` bytes in `folder`, with 8 MiB of memory for what is on its way.
+    /// A store of `bytes` bytes in `folder`, with 8 MiB of memory for pages on their way.
     pub fn new(folder: impl Into<PathBuf>, bytes: u64) -> Self {
         Self { folder: folder.into(), bytes, buffer_bytes: 8 << 20 }
     }
 
-    /// The same, with so much memory for what is on its way.
+    /// The same, with so much memory for pages on their way.
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;

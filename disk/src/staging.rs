@@ -24,7 +24,7 @@ pub struct OpenSegment {
     used: u16,
     /// When something was added first since it was last written.
     changed: Option<Instant>,
-    /// Of what the segment's place on the disk still holds: extents that were read, and may move.
+    /// Extents that the segment's place on the disk still holds: they were read, and may move.
     kept: Vec<(ContentKey, Extent)>,
 }
 

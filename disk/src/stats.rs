@@ -17,12 +17,12 @@ pub struct DiskStats {
     /// Pages that were not put, as the disk was behind or is off. A page that was put late and was refused again counts
     /// again.
     pub refused_pages: u64,
-    /// Of these, pages that wait in memory to be put later. Counted by the cache above, as the next two are; 0 for a
+    /// Refused pages that wait in memory to be put later. Counted by the cache above, as the next two are; 0 for a
     /// store alone.
-    pub owed_pages: u64,
-    /// Of these, pages that were put later.
+    pub pending_pages: u64,
+    /// Refused pages that were put later.
     pub late_pages: u64,
-    /// Of these, pages that will not be put before they arrive again: they had left memory or been written since, or
+    /// Refused pages that will not be put before they arrive again: they had left memory or been written since, or
     /// were too many; or the disk was full and they had arrived once only, or it had failed.
     pub missed_pages: u64,
     /// Pages that were read.
@@ -60,7 +60,7 @@ impl Counters {
             extents,
             put_pages: of(&self.put_pages),
             refused_pages: of(&self.refused_pages),
-            owed_pages: 0,
+            pending_pages: 0,
             late_pages: 0,
             missed_pages: 0,
             hit_pages: of(&self.hit_pages),

@@ -1,7 +1,7 @@
 //! Store: put, read, open; and the thread that writes.
 //!
-//! One index finds what is in memory and what is on the disk, and both are compared with their checksums: a reader that
-//! found an extent may meet another one in its place, in either.
+//! One index finds extents in memory and on the disk, and both are compared with their checksums: a reader that found
+//! an extent may meet another one in its place, in either.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ use crate::options::DiskOptions;
 use crate::staging::{RingPosition, SealedSegment, Staging};
 use crate::stats::{Counters, DiskStats};
 
-/// When an open segment is written although it is not full, and what was written is synced.
+/// When an open segment is written although it is not full, and the writes are synced.
 const IDLE: Duration = Duration::from_secs(1);
 const SYNC_SEGMENTS: u32 = 64;
 /// Reads that the disk may refuse before it is left alone.
@@ -62,7 +62,7 @@ struct Shared {
 
 #[derive(Default, Debug)]
 struct Orders {
-    /// A segment was sealed, or the open one has what is not on the disk.
+    /// A segment was sealed, or the open one has pages that are not on the disk.
     wake: bool,
     /// Asked for, and done.
     flushes: u64,
@@ -153,7 +153,7 @@ impl DiskStore {
         let gap = |at| lock(&shared.index).gap(key, at, end - at);
         let (mut at, mut refused) = (page, 0);
         while let Some((from, missing)) = gap(at) {
-            // Extents begin at multiples of their largest size, so that what is read together is put together.
+            // Extents begin at multiples of their largest size, so that pages that are read together are put together.
             let most = EXTENT_PAGES_MAX as u64 - from % EXTENT_PAGES_MAX as u64;
             let pages = missing.min(most);
             let start = (from - page) as usize * PAGE_BYTES;
@@ -233,7 +233,7 @@ impl DiskStore {
         self.shared.counters.read(extents, pages)
     }
 
-    /// Writes what is in memory, and syncs. Blocks for the disk. [`DiskStore::trouble`] says whether it could. In a
+    /// Writes the pages in memory, and syncs. Blocks for the disk. [`DiskStore::trouble`] says whether it could. In a
     /// forked child, which has no thread for it, nothing is done.
     pub fn flush(&self) {
         if std::process::id() != self.process {
@@ -362,7 +362,7 @@ fn bytes_in_run(run: &[Extent], extent: &Extent) -> std::ops::Range<usize> {
     start..start + usize::from(extent.pages) * PAGE_BYTES
 }
 
-/// Of a superblock that is there or is made now.
+/// The identifier of the store, from the superblock that is there or is made now.
 fn read_superblock(device: &dyn Device) -> Result<u64, DiskError> {
     let failed = |action| move |source| DiskError::Device { action, source };
     let mut page = AlignedBuffer::new(PAGE_BYTES);
@@ -498,9 +498,9 @@ impl Writer {
         }
     }
 
-    /// Writes the open segment as well, and then what was kept of its place: that opens another segment, whose place is
-    /// forgotten whole and written with as much as there is. Pages read there are not kept, since they would open one
-    /// more, and so on round the ring: an end would forget most of a full store. Segments that others fill
+    /// Writes the open segment as well, and then the extents kept of its place: that opens another segment, whose place
+    /// is forgotten whole and written with as much as there is. Pages read there are not kept, since they would open
+    /// one more, and so on round the ring: an end would forget most of a full store. Segments that others fill
     /// meanwhile keep none either.
     fn write_all(&mut self) {
         lock(&self.shared.staging).seal();

@@ -44,7 +44,7 @@ fn stored_pages_are_read_at_once_and_after_a_restart() {
 }
 
 #[test]
-fn an_orderly_end_keeps_what_was_only_in_memory() {
+fn an_orderly_end_keeps_pages_that_were_only_in_memory() {
     let options = Disk::options(16);
     let disk = Disk::of(&options);
     let store = disk.open(&options);
@@ -217,7 +217,7 @@ fn a_bad_sector_is_forgotten_and_many_switch_the_disk_off() {
 }
 
 #[test]
-fn another_size_keeps_what_fits() {
+fn another_size_keeps_the_pages_that_fit() {
     let folder = tempfile::tempdir().unwrap();
     let open = |mib: u64| DiskStore::open(&DiskOptions::new(folder.path(), mib << 20)).unwrap();
     put(&open(16), 1, 0, 16);

@@ -178,7 +178,7 @@ impl ObjectBackend {
         drop(before); // not under the lock: it is a store's
     }
 
-    /// The store says that the object is this version: what has failed may be asked for again.
+    /// The store says that the object is this version: ranges that have failed may be asked for again.
     pub(crate) fn forget_failures(&self) {
         lock(&self.failed).clear();
     }

@@ -70,7 +70,7 @@ async fn ranges_of_span(
 ) -> StoreResult<Vec<Bytes>> {
     let (_, bytes) = range_of(store, path, GetOptions::new(), span).await?;
     let end = span.start + bytes.len() as u64;
-    // The store itself says what is wrong with a range that begins behind the end.
+    // The store itself gives the error for a range that begins behind the end.
     if let Some(behind) = ranges.iter().find(|range| range.start >= end) {
         range_of(store, path, GetOptions::new(), behind).await?;
         let source = format!("it had {end} bytes a moment ago").into();

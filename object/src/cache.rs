@@ -183,7 +183,7 @@ impl ObjectCache {
         Ok(Self { shared: Arc::new(shared), freshness: None })
     }
 
-    /// The same objects, for opens that take what is known of an object for current as long as that, in place of
+    /// The same objects, for opens that take the known metadata of an object for current as long as that, in place of
     /// [`Options::freshness`].
     #[must_use]
     pub fn with_freshness(mut self, freshness: Freshness) -> Self {
@@ -197,7 +197,7 @@ impl ObjectCache {
         if freshness == Freshness::Always { None } else { self.shared.known.fresh_for(path, freshness) }
     }
 
-    /// Forgets what is known of an object: the next open asks the store. For writes that went by another way; call it
+    /// Forgets the metadata of an object: the next open asks the store. For writes that went by another way; call it
     /// when they have ended.
     pub(crate) fn note_write(&self, path: &Path) {
         drop(self.shared.known.note_write(path));
@@ -231,8 +231,8 @@ impl ObjectCache {
         Ok(())
     }
 
-    /// Opens an object: asks the store what it is, by one HEAD, and waits for the answer; or takes an earlier answer,
-    /// as far as [`Options::freshness`] allows that. The handle reads that version, and no other.
+    /// Opens an object: asks the store for its version, by one HEAD, and waits for the answer; or takes an earlier
+    /// answer, as far as [`Options::freshness`] allows that. The handle reads that version, and no other.
     ///
     /// May be called on any thread; in a task of an async runtime, use [`ObjectCache::open_async`].
     ///
@@ -334,7 +334,7 @@ impl ObjectCache {
     }
 
     /// Opens the version of an object that the store has told of, as in a list, without a request. Whether it is still
-    /// there shows with the first read of what is not cached.
+    /// there shows with the first read of bytes that are not cached.
     ///
     /// # Errors
     /// [`Error::Cache`], [`Error::TooLarge`].

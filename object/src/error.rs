@@ -84,7 +84,7 @@ impl Error {
         }
     }
 
-    /// Whether the object is not what it was when it was opened: open it again.
+    /// Whether the object has changed since it was opened: open it again.
     pub fn is_change(&self) -> bool {
         matches!(self, Error::Changed(_))
     }
@@ -192,7 +192,7 @@ impl FetchError {
     pub fn failure(&self) -> &FetchFailure {
         &self.0.failure
     }
-    /// Whether the object is not what it was.
+    /// Whether the object has changed.
     pub fn is_change(&self) -> bool {
         matches!(self.0.failure, FetchFailure::Changed { .. } | FetchFailure::Deleted)
     }

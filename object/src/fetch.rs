@@ -54,7 +54,7 @@ use crate::version;
 pub(crate) struct Fetcher {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) options: Options,
-    /// Of the store, whichever fetcher it has.
+    /// The counters of the store, whichever fetcher it has.
     pub(crate) counters: Arc<Counters>,
     requests: Semaphore,
     /// Bytes that GETs may ask for, in pages.

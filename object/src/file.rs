@@ -11,7 +11,7 @@
 //! brings the footer that they tell of; a long read, or many ranges, are one plan, under a plug, of few GETs side by
 //! side; and with each of long reads that follow each other, the next is asked for.
 //!
-//! Invariant: what is announced is a hint. A read that finds it not fulfilled fetches for itself.
+//! Invariant: an announced range is a hint. A read that finds it not fulfilled fetches for itself.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ impl ObjectFile {
         started.map_err(|error| self.failed(error))
     }
 
-    /// The store says that the object still is this version: what has failed may be asked for again.
+    /// The store says that the object still is this version: ranges that have failed may be asked for again.
     pub(crate) fn confirm(&self) {
         self.inner.backend.forget_failures();
     }
@@ -247,8 +247,8 @@ impl ObjectFile {
         Err(Error::Range { path: self.path().clone(), range: range.clone(), size: self.len() })
     }
 
-    /// Asks, without waiting, for what is about to be read, as far as the cache would not do so by itself: for a reader
-    /// that uses the cache's [`file`](ObjectFile::file) itself.
+    /// Asks, without waiting, for bytes that are about to be read, as far as the cache would not do so by itself: for a
+    /// reader that uses the cache's [`file`](ObjectFile::file) itself.
     pub fn announce(&self, range: Range<u64>) {
         if range.end.saturating_sub(range.start) > LONG_MIN {
             self.announce_long(range, u64::MAX);

@@ -51,7 +51,7 @@ impl Default for FirstByteTimes {
     }
 }
 
-/// By the time's first bit and the two that follow.
+/// The bucket is chosen by the time's highest set bit and the two bits that follow.
 fn bucket_of(time: Duration) -> usize {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(u64::from(CUTS));
     let power = micros.ilog2();

@@ -35,7 +35,7 @@
 //!     object that was replaced is an error ([`Error::Changed`]) to handles of the older version.
 //!  2. *One GET for all that want a page*, as for devices.
 //!  3. *A GET that fails fails the readers that wait for it*, after retries with backoff, and before its deadline.
-//!  4. *What is in flight is bounded*, in requests and in bytes; the pages that it fills count to the cache's bound.
+//!  4. *The data in flight is bounded*, in requests and in bytes; the pages that it fills count to the cache's bound.
 //!
 //! Not promised: that memory of the HTTP client counts to that bound.
 

@@ -75,7 +75,7 @@ impl<H: Clone> MetadataCache<H> {
         Self { freshness, state: Mutex::new(State { objects: HashMap::new(), writes: 0 }) }
     }
 
-    /// How long what is known is used without a question.
+    /// How long known metadata is used without a question.
     pub fn freshness(&self) -> Freshness {
         self.freshness
     }
@@ -136,8 +136,8 @@ impl<H: Clone> MetadataCache<H> {
         drop(gone);
     }
 
-    /// Forgets what is known of the object, if `is_wrong` says so, and what a question that was asked before this is
-    /// answered.
+    /// Forgets the metadata of the object, if `is_wrong` says so, and the answer to a question that was asked before
+    /// this.
     pub fn forget_if(&self, path: &Path, is_wrong: impl FnOnce(&H) -> bool) {
         let mut state = self.lock();
         let is_right = state.objects.get(path).is_some_and(|entry| !is_wrong(&entry.handle));
@@ -179,9 +179,9 @@ pub fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
 
 /// A store to which writes are told when they have ended.
 pub trait NoteWrites: Send + Sync + 'static {
-    /// Of that object, well or not.
+    /// A write of that object has ended, well or not.
     fn note_write(&self, path: &Path);
-    /// Of objects whose names are not known.
+    /// Writes of objects whose names are not known have ended.
     fn note_writes(&self);
 }
 
@@ -239,7 +239,7 @@ pub fn noting_deletions<S: NoteWrites>(
 pub struct Upload<S: NoteWrites> {
     /// The bare store's.
     pub upload: Box<dyn MultipartUpload>,
-    /// Of which object.
+    /// The object.
     pub path: Path,
     /// State that is told of the write.
     pub shared: Arc<S>,

@@ -1,4 +1,4 @@
-//! Options: how objects are fetched, and how old what is known of them may be.
+//! Options: how objects are fetched, and how old their known metadata may be.
 //!
 //! The defaults are for a store in the same region: some tens of milliseconds to the first byte, and some tens of
 //! megabytes a second for each connection. There a request is dear and a byte is cheap, so neighbours join, and small
@@ -169,7 +169,7 @@ impl Options {
         self.threads = threads;
         self
     }
-    /// How old what is known of an object may be when [`ObjectCache::open`](crate::ObjectCache::open) takes it for
+    /// How old the known metadata of an object may be when [`ObjectCache::open`](crate::ObjectCache::open) takes it for
     /// current, unless [`ObjectCache::with_freshness`](crate::ObjectCache::with_freshness) says otherwise. By default
     /// each open asks the store by a HEAD.
     #[must_use]
@@ -178,7 +178,7 @@ impl Options {
         self
     }
 
-    /// With all values brought inside what is possible.
+    /// With all values brought inside their ranges.
     ///
     /// # Errors
     /// A time of zero, with which nothing could ever be fetched.
@@ -208,7 +208,7 @@ impl Options {
     }
 }
 
-/// How old what is known of an object may be when an open ([`Options::freshness`]) or a call of a
+/// How old the known metadata of an object may be when an open ([`Options::freshness`]) or a call of a
 /// [`CachedStore`](crate::CachedStore) takes it for current: HTTP's `max-age`.
 ///
 /// Bytes are those of one version in any case. An answer is as old as the question to it. It is dropped when a fetch

@@ -16,19 +16,19 @@ pub struct FetchStats {
     pub gets: u64,
     /// Bytes of bodies that came.
     pub bytes: u64,
-    /// Of these, those between two ranges that one GET has brought, which were thrown away.
+    /// Bytes between two ranges that one GET has brought, which were thrown away.
     pub gap_bytes: u64,
     /// GETs and HEADs that did not do and were sent again.
     pub retries: u64,
     /// Fetches that failed for good.
     pub failures: u64,
-    /// Of these, those whose object was replaced or deleted.
+    /// Failed fetches whose object was replaced or deleted.
     pub changes: u64,
     /// Fetches that were not begun, because their range had failed a moment before.
     pub refused: u64,
     /// GETs that were sent beside a late one ([`Options::hedge_slower_than`](crate::Options::hedge_slower_than)).
     pub hedges: u64,
-    /// Of these, those whose answer began first.
+    /// Hedges whose answer began before that of the late one.
     pub hedges_won: u64,
 }
 

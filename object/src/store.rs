@@ -65,7 +65,7 @@ pub fn cached_with(objects: ObjectCache, freshness: Freshness) -> CachedStore {
     CachedStore { shared: Arc::new(Shared { objects, known: MetadataCache::new(freshness) }) }
 }
 
-/// An `ObjectStore` whose reads come from a page cache. Cheap to clone; clones share what is known.
+/// An `ObjectStore` whose reads come from a page cache. Cheap to clone; clones share the known metadata.
 #[derive(Clone)]
 pub struct CachedStore {
     shared: Arc<Shared>,
@@ -102,7 +102,7 @@ impl Shared {
         Arc::clone(&self.objects.fetcher().store)
     }
 
-    /// The object as what is known says, if that is fresh, or as the store tells, under the conditions of `options`. If
+    /// The object by its known metadata, if that is fresh, or as the store tells, under the conditions of `options`. If
     /// it was asked by a GET, also the answer to that.
     async fn look(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
         let known = self.known.fresh(path);
@@ -247,7 +247,7 @@ impl CachedStore {
         &self.shared.objects
     }
 
-    /// Forgets what is known of an object. For writes that went to the store by another way: call it when they have
+    /// Forgets the metadata of an object. For writes that went to the store by another way: call it when they have
     /// ended, however they ended, and before that is told to anyone.
     pub fn invalidate(&self, path: &Path) {
         self.shared.note_write(path);
@@ -328,7 +328,7 @@ impl ObjectStore for CachedStore {
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
         for _ in 0..CHANGES_MAX {
-            // By a HEAD, since which bytes are wanted is not one range.
+            // A HEAD asks for the metadata, since the bytes that are wanted are not one range.
             let file = match self.shared.look(path, &GetOptions::new().with_head(true)).await {
                 Err(Error::TooLarge { .. }) => break,
                 looked => looked?.0.file,

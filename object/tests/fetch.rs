@@ -283,7 +283,7 @@ fn an_object_that_was_replaced_is_an_error_and_opened_again_it_is_the_new_one() 
         assert!(error.to_string().contains("open it again"), "{error}");
         let (is_conditional, refused) = (fault != Fault::Unconditional, server.control.refused());
         assert_eq!(refused, u64::from(is_conditional), "a GET says which version it wants");
-        // Of the old version what had come is there, whole pages of it, and nothing of the new one.
+        // The whole pages of the old version that had come are there, and nothing of the new one.
         let mut buffer = vec![0; 2 << 20];
         for at in (0..2 * MIB).step_by(4096) {
             if let Ok(bytes) = file.read_at(&mut buffer[..4096], at) {

@@ -376,7 +376,7 @@ fn a_long_queue_is_no_failure_and_a_dead_store_is_one_for_all_that_wait() {
         let Err(Error::Fetch(error)) = file.bytes(at * MIB..(at + 1) * MIB) else { panic!("it is dead") };
         assert!(matches!(error.failure(), FetchFailure::Deadline | FetchFailure::Stalled(_)), "{error}");
     }
-    // Those in the queue fail with the first, or with the one that had its turn just before they gave up.
+    // Reads in the queue fail with the first, or with the one that had its turn just before they gave up.
     let gets = store.gets.load(Ordering::Relaxed) - before;
     assert!(gets < 8, "{gets} of 24 failed one after the other");
 }
@@ -429,7 +429,7 @@ fn a_read_beside_writers_is_of_one_version() {
                         Err(StoreError::Precondition { .. }) => drop(changed.fetch_add(1, Ordering::Relaxed)),
                         Err(error) => panic!("{error}"),
                     }
-                    // Of which version these are is not told, but it is one.
+                    // The test does not know which version these bytes are of, but it is one version.
                     let ranges = [at..at + 4096, at + MIB - 4096..at + MIB, at + 65_536..at + 65_546];
                     let all = store.get_ranges(&path(), &ranges).await.unwrap();
                     let is_of = |version| {

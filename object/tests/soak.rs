@@ -25,7 +25,7 @@ use quinion_testing_s3::{Checker, FaultPlan, Server, version_of};
 const READS: u64 = 20_000;
 const READS_SOAK: u64 = 10_000_000;
 const READERS: usize = 3;
-/// Of each object, and each has versions of its own: bytes of another object are wrong as well.
+/// Size of each object. Each has versions of its own, so that bytes of another object are wrong as well.
 const SIZES: [usize; 3] = [300_001, 2 << 20, 3_000_007];
 const VERSIONS: u32 = 1 << 24;
 /// An object is replaced after so many reads, besides what faults replace.

@@ -10,8 +10,9 @@
 //! A viewer maps the cache's memory for reading and walks its index as the owner's own threads do. For everything
 //! else it sends a request. The viewer's side is in `quinion-view`, which needs no standard library.
 //!
-//! **To share a cache, use `quinion-service`**, or the command `quinion run`: both stand on this crate. Public here is
-//! what a [`quinion::Cache`] is shown as; sockets and requests are internals, of which no version promises anything.
+//! **To share a cache, use `quinion-service`**, or the command `quinion run`: both stand on this crate. The public
+//! items show a [`quinion::Cache`] to viewers; sockets and requests are internals, of which no version promises
+//! anything.
 //!
 //! | module | what |
 //! |---|---|

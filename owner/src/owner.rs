@@ -11,8 +11,8 @@
 //! A file is served while there is a guarantee that it stays as it is (`owner/guarantee.rs`): a lease, or a
 //! declaration. Others are left to the kernel, unless the owner was asked to serve them by a look at their times.
 //!
-//! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others
-//! fit, and are refused from then on.
+//! Where the memory is too small for the files that are read (`owner/thrash.rs`), files are left to the kernel until
+//! the others fit, and are refused from then on.
 //!
 //! Each part has its own file, and its own lock:
 //!
@@ -74,7 +74,7 @@ pub use shortage::Shortage;
 use shortage::{Decision, ShortageEntry};
 use thrash::{Candidate, WindowSums};
 
-/// A [`Cache`] on behalf of viewers: opens what they attach, and keeps what they are shown true.
+/// A [`Cache`] on behalf of viewers: opens the files they attach, and keeps the bytes they are shown current.
 #[derive(Debug)]
 pub struct CacheOwner {
     cache: Cache,
@@ -110,8 +110,8 @@ impl CacheOwner {
         }
     }
 
-    /// The same, which leaves files to the kernel until they have been read some times; then they are copied out of
-    /// its page cache while no read waits. Reads of what is read once are as fast as the kernel's, and not faster.
+    /// The same, which leaves files to the kernel until they have been read some times; then they are copied out of its
+    /// page cache while no read waits. Reads of data that is read once are as fast as the kernel's, and not faster.
     #[must_use]
     pub fn attach_lazily(mut self) -> Self {
         self.copies = Some(BackgroundCopies::new(self.cache.clone()));
@@ -132,7 +132,7 @@ impl CacheOwner {
         self
     }
 
-    /// Counts of what viewers have open and pinned now.
+    /// Counts of the files and pins that viewers have now.
     pub fn attachments(&self) -> AttachmentCounts {
         self.files.counts()
     }
@@ -190,7 +190,7 @@ impl CacheOwner {
         self.accesses.hottest(most).into_iter().map(hot).collect()
     }
 
-    /// `Err`: the viewer must not trust what it would find.
+    /// `Err`: the viewer must not trust the cached pages.
     fn valid_file(&self, handle: u64) -> Result<Arc<File>, Errno> {
         let file = self.files.file(handle)?;
         match file.validation() {
@@ -207,7 +207,7 @@ impl CacheOwner {
         self.close_for_good(id, gone);
     }
 
-    /// No viewer is served this file when this returns. Returns what is to be closed.
+    /// No viewer is served this file when this returns. Returns the files to be closed.
     fn take_from_viewers(&self, id: FileId, why: &str) -> Vec<Attachment> {
         self.files.revoke();
         let gone = self.files.remove_file(id);
@@ -218,7 +218,7 @@ impl CacheOwner {
         gone
     }
 
-    /// Closes what was taken from viewers, which may wait for the file system.
+    /// Closes the files taken from viewers, which may wait for the file system.
     fn close_for_good(&self, id: FileId, gone: Vec<Attachment>) {
         self.close(gone);
         if let Some(copies) = &self.copies {
@@ -251,7 +251,7 @@ impl CacheOwner {
     }
 
     /// Copies a file out of the kernel's cache, if it can be served. It is attached meanwhile, without a viewer, so a
-    /// lease that ends drops what was copied.
+    /// lease that ends drops the copied pages.
     fn copy(&self, request: &CopyRequest, service: &dyn ServiceHandle) -> CopyEnd {
         let path = format!("/proc/self/fd/{}", request.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
@@ -261,8 +261,8 @@ impl CacheOwner {
         };
         let copy_step = |step: Range<u64>| {
             let begun = Instant::now();
-            let goes_on = service.goes_on() && !request.is_over() && self.valid_file(handle).is_ok();
-            let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
+            let is_current = service.is_running() && !request.is_over() && self.valid_file(handle).is_ok();
+            let done = is_current && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
             if done && service.has_viewers() {
                 sleep(background_copy::rest_after(begun.elapsed()));
             }

@@ -1,4 +1,4 @@
-//! Serve: the owner's side of what viewers ask.
+//! Serve: the owner's side of viewers' requests.
 //!
 //! ```text
 //!   process, at the socket       event loop
@@ -19,13 +19,13 @@
 //!
 //! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
 //! spaces. The kernel says which process is at the other end of the socket (`listener.rs`); and before each file is
-//! attached the process is looked at again, since its credentials may have changed. A file is attached by a
-//! descriptor that is duplicated from the process (`pidfd_getfd`) and can read, so no process learns what it could
-//! not read. Where the system forbids that to the owner (Yama, for processes that are not its children) the process
-//! sends it, by a connection of its own (`DescriptorOffer`), and asks with the ticket it gets for it.
+//! attached the process is looked at again, since its credentials may have changed. A file is attached by a descriptor
+//! that is duplicated from the process (`pidfd_getfd`) and can read, so no process learns bytes that it could not read.
+//! Where the system forbids that to the owner (Yama, for processes that are not its children) the process sends it, by
+//! a connection of its own (`DescriptorOffer`), and asks with the ticket it gets for it.
 //!
-//! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a handle must have been given
-//! to the viewer that names it, and a viewer's page is its own: it can hurt only itself. The owner's notes about
+//! **Trust**: nothing that a viewer writes is trusted. A number is checked before it is used, a handle must have been
+//! given to the viewer that names it, and a viewer's page is its own: it can hurt only itself. The owner's notes about
 //! viewers, the **viewer slots**, lie in its own memory (`viewer_slot.rs`).
 //!
 //! **What may delay the owner** (`workers.rs`): a file system that hangs, or a viewer that asks without end, has some
@@ -40,8 +40,8 @@
 //! for some time (`ring_limit.rs`). When the last groups have no viewer, their extents are given back
 //! (`release_empty_groups`).
 //!
-//! A request to unmount or remove something waits for what workers do for others, for a bounded time (`closing.rs`).
-//! A viewer, or a file system, that was waited for in vain is not waited for again.
+//! A request to unmount or remove something waits for the work that workers do for others, for a bounded time
+//! (`closing.rs`). A viewer, or a file system, that was waited for in vain is not waited for again.
 //!
 //! A viewer's death is noticed by its process descriptor, so a new process with the same number is not mistaken for
 //! it. Its viewer slot is free when no worker works for it, and the next viewer there gets a fresh page. A process
@@ -63,8 +63,8 @@
 //! | `ViewerPins` | what viewers have pinned |
 //! | `Workers`, `Listener`, `SerialQueues` | threads; the socket; calls that may hang |
 //!
-//! What needs several of them is in `admission.rs`, `requests.rs`, `attaching.rs`, `closing.rs`, `named.rs` and
-//! `event_loop.rs`. `serve/owner.rs` says what the owner has to do.
+//! Operations on several of them are in `admission.rs`, `requests.rs`, `attaching.rs`, `closing.rs`, `named.rs` and
+//! `event_loop.rs`. `serve/owner.rs` lists the duties of the owner.
 //!
 //! Lock order: the lock of groups first, then one of the rank `Viewer` (a viewer slot, the runs, the overdue viewers,
 //! the listener's and the workers' tables), and no two of these at once.
@@ -79,8 +79,8 @@
 //!  5. No viewer has a handle before it is certain that viewers notice the owner's end, however it comes
 //!     (`sys/death_notice.rs`).
 //!  6. A panic in the owner is an answer (EIO) to one request, not the end of a worker.
-//!  7. An arena has one service in its life: two would write into the same pages, and viewers have acted upon what one
-//!     has said by its end (`closed`, and the mark of `DeathNotice`).
+//!  7. An arena has one service in its life: two would write into the same pages, and viewers have acted upon the first
+//!     one's answers by its end (`closed`, and the mark of `DeathNotice`).
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -166,7 +166,7 @@ struct Shared {
     groups: RankedMutex<()>,
     /// Viewers that are dead, and for which a worker was still at work.
     overdue: RankedMutex<Vec<usize>>,
-    /// Waits for what others are at that ended without it.
+    /// Waits for operations of others that ended without it.
     waits_in_vain: AtomicU64,
     workers: Workers,
     listener: Listener,
@@ -266,7 +266,7 @@ impl Service {
         owner.arena().populate_control().map_err(std::io::Error::other)?;
         let queues = SerialQueues::default();
         let listener = Listener::new(owner.arena(), listener, &queues)?;
-        // Last of what is refused without a trace: a caller whose socket was at fault may try another.
+        // The last refusal without a trace: a caller whose socket was at fault may try another.
         if !owner.arena().claim_service() {
             let text =
                 "this cache is served already, or was: a cache is served once; build another for this server";
@@ -276,7 +276,7 @@ impl Service {
         let wakeups = Arc::new(Wakeups::new(Arc::clone(&viewers)));
         let shared = Arc::new(Shared {
             examiner,
-            domain: Domain::ours()?,
+            domain: Domain::of_this_process()?,
             requests: PendingRequests::new(Arc::clone(&viewers), Arc::clone(&wakeups)),
             handles: FileHandles::new(Arc::clone(&viewers), queues.clone()),
             pins: ViewerPins::new(Arc::clone(&viewers)),
@@ -331,7 +331,7 @@ impl Service {
         self.shared.viewers.totals(|_| true)
     }
 
-    /// For what may wait for others. An owner that does such things itself uses them too: one bound is for all.
+    /// For work that may wait for others. An owner that does such things itself uses them too: one bound is for all.
     pub fn queues(&self) -> SerialQueues {
         self.shared.queues.clone()
     }
@@ -420,7 +420,7 @@ impl Drop for Service {
 }
 
 impl ServiceHandle for Shared {
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.viewers.is_closed()
     }
     fn has_viewers(&self) -> bool {

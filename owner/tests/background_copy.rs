@@ -50,7 +50,7 @@ fn forget(file: &File) {
 struct Alone;
 
 impl ServiceHandle for Alone {
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         true
     }
     fn has_viewers(&self) -> bool {
@@ -108,7 +108,7 @@ fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
 struct Busy(Cell<u32>);
 
 impl ServiceHandle for Busy {
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         true
     }
     fn has_viewers(&self) -> bool {
@@ -236,7 +236,7 @@ fn a_file_that_waits_to_be_copied_is_closed_for_an_unmount() {
 struct Unmounting<'a>(&'a CacheOwner, Cell<u32>);
 
 impl ServiceHandle for Unmounting<'_> {
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         true
     }
     fn has_viewers(&self) -> bool {

@@ -47,7 +47,7 @@ fn temporary(file: u64, bytes: u64) -> tempfile::NamedTempFile {
     temporary
 }
 
-/// Of a request of this process to have `file` attached.
+/// The arguments of a request of this process to have `file` attached.
 fn attach_arguments(file: &File) -> [u64; 3] {
     let data = file.metadata().unwrap();
     [file.as_raw_fd() as u64, data.dev(), data.ino()]
@@ -116,7 +116,7 @@ fn us() -> u32 {
 }
 
 #[test]
-fn a_viewer_reads_the_file_and_asks_only_for_what_is_missing() {
+fn a_viewer_reads_the_file_and_asks_only_for_missing_bytes() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 2).unwrap();
     let viewer = viewer(&service, us());
@@ -135,7 +135,7 @@ fn a_viewer_reads_the_file_and_asks_only_for_what_is_missing() {
     while owner.touches.load(Ordering::Relaxed) == 0 {
         std::thread::yield_now();
     }
-    viewer.tell(Operation::Detach, [open.handle, 0, 0]).unwrap();
+    viewer.notify(Operation::Detach, [open.handle, 0, 0]).unwrap();
     while owner.detached.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
@@ -508,7 +508,7 @@ fn a_viewer_of_a_later_group_is_answered_as_one_of_the_first() {
     });
     let asked = owner.fills.load(Ordering::Relaxed);
     assert!(asked > 100, "{asked}: this shows nothing");
-    crowd.viewer.tell(Operation::Detach, [open.handle, 0, 0]).unwrap();
+    crowd.viewer.notify(Operation::Detach, [open.handle, 0, 0]).unwrap();
     while owner.detached.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
@@ -533,7 +533,7 @@ fn a_viewer_that_asks_or_rings_without_end_holds_up_no_other() {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 for _ in 0..REQUEST_SLOTS {
-                    let _ = noisy.tell(Operation::Attach, [0, data.dev(), data.ino()]);
+                    let _ = noisy.notify(Operation::Attach, [0, data.dev(), data.ino()]);
                     noisy.page().request_futex.fetch_add(1, Ordering::SeqCst);
                     quinion_owner::internals::viewer::sys::futex_wake(&noisy.page().request_futex, 1);
                 }
@@ -589,8 +589,8 @@ fn a_viewer_that_rings_and_asks_nothing_wakes_a_thread_a_bounded_number_of_times
         });
         liar.kill().unwrap();
         liar.wait().unwrap();
-        // By each thread that sleeps for it: 512 in a second, and two each 20 milliseconds. The longer this machine
-        // takes, the more may be seen.
+        // Looks by each thread that sleeps for it: 512 in a second, and two each 20 milliseconds. The longer this
+        // machine takes, the more may be seen.
         let most = (service.workers() as u64 + 1) * seconds * (512 + 100);
         println!("of {RINGS} rings {seen} were seen, and {most} may be");
         assert!(seen <= most, "of {RINGS} rings {seen} were seen, and {most} may be");
@@ -839,12 +839,12 @@ fn more_requests_than_slots_are_refused() {
     let [arena, control] = [owner.arena().arena_fd(), owner.arena().control_fd()];
     let viewer = viewer::of_files([arena, control, page.as_fd()], owner.arena().token()).unwrap();
     for _ in 0..REQUEST_SLOTS {
-        viewer.tell(Operation::Detach, [1, 0, 0]).unwrap();
+        viewer.notify(Operation::Detach, [1, 0, 0]).unwrap();
     }
-    assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::NoSlot));
+    assert_eq!(viewer.notify(Operation::Detach, [1, 0, 0]), Err(RequestError::NoSlot));
     // A thread that has waited in vain for an owner without progress does not wait again, nor does another.
     viewer.settle(1);
-    assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::Late));
+    assert_eq!(viewer.notify(Operation::Detach, [1, 0, 0]), Err(RequestError::Late));
 }
 
 /// 1. Reads of one file system hang, and take one worker after the other.
@@ -860,7 +860,7 @@ fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
     owner.hung_device.store(data.dev(), Ordering::Relaxed);
     // More than there are workers, and more than may be at work on one file system.
     for page in 0..20 {
-        let _ = viewer.tell(Operation::Fill, [open.handle, page * 4096, 8]);
+        let _ = viewer.notify(Operation::Fill, [open.handle, page * 4096, 8]);
     }
     // Another file system is served all the same.
     let elsewhere = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
@@ -893,7 +893,7 @@ fn notices_about_a_hanging_file_system_occupy_few_workers_and_are_done_in_the_en
     for (number, other) in others.iter().enumerate() {
         let theirs = viewer(&service, other.id());
         let says = [Operation::WriterOpened, Operation::LetGo, Operation::Removes][number % 3];
-        (0..20).for_each(|inode| theirs.tell(says, [HUNG, inode, 1]).unwrap());
+        (0..20).for_each(|inode| theirs.notify(says, [HUNG, inode, 1]).unwrap());
     }
     // More than there may be workers: until all are taken, if they can be.
     let begun = Instant::now();
@@ -910,7 +910,7 @@ fn notices_about_a_hanging_file_system_occupy_few_workers_and_are_done_in_the_en
     );
     owner.hung_device.store(data.dev(), Ordering::Relaxed);
     let theirs = viewer(&service, std::os::unix::process::parent_id());
-    (0..20).for_each(|_| theirs.tell(Operation::WriterOpened, [data.dev(), data.ino(), 1]).unwrap());
+    (0..20).for_each(|_| theirs.notify(Operation::WriterOpened, [data.dev(), data.ino(), 1]).unwrap());
     std::thread::sleep(Duration::from_secs(2));
     owner.hung_device.store(0, Ordering::Relaxed);
     while honest.arena().record(CellNumber(open.place as u32)).unwrap().validation() != Validation::Kernel {
@@ -935,7 +935,7 @@ fn workers_that_are_too_many_end() {
     let open = Open::of(&viewer, file.as_file());
     owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
     for page in 0..4 {
-        viewer.tell(Operation::Fill, [open.handle, page * 4096, 8]).unwrap();
+        viewer.notify(Operation::Fill, [open.handle, page * 4096, 8]).unwrap();
     }
     while service.workers() <= 4 {
         std::thread::yield_now();
@@ -947,7 +947,7 @@ fn workers_that_are_too_many_end() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{} workers are left", service.workers());
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Those that are left stay, and answer.
+    // The services that are left stay, and answer.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(service.workers(), 2);
     open.check(1, 100_000, 100_000);
@@ -969,8 +969,8 @@ fn a_request_behind_a_hanging_one_is_answered_at_once() {
         let viewer = service.admit(us()).unwrap().view().unwrap().waiting_at_most(300);
         let open = Open::of(&viewer, file.as_file());
         owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
-        viewer.tell(Operation::Fill, [open.handle, 0, 8]).unwrap();
-        viewer.tell(Operation::Fill, [open.handle, 4096, 8]).unwrap();
+        viewer.notify(Operation::Fill, [open.handle, 0, 8]).unwrap();
+        viewer.notify(Operation::Fill, [open.handle, 4096, 8]).unwrap();
         late += u32::from(viewer.request(Operation::Revalidate, [open.handle, 0, 0]).is_err());
     }
     owner.hung_device.store(0, Ordering::Relaxed);
@@ -1035,7 +1035,7 @@ fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
     owner.attach_millis.store(0, Ordering::Relaxed);
     let open = Open::of(&asks, file.as_file());
     owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
-    let _ = asks.tell(Operation::Advance, [open.handle, 0, 0]);
+    let _ = asks.notify(Operation::Advance, [open.handle, 0, 0]);
     for page in 0..3 {
         let slot = &asks.page().requests[10 + page];
         slot.operation.store(Operation::Fill as u32, Ordering::Relaxed);
@@ -1159,7 +1159,7 @@ fn a_viewer_has_so_many_files_at_most() {
     viewer.request(Operation::Attach, arguments).expect("one has gone");
 }
 
-/// By the socket, as programs join; and what strangers say there costs their own connection.
+/// Programs join by the socket; a message of a stranger there costs only the stranger's connection.
 #[test]
 fn processes_join_by_the_socket() {
     let owner = NaiveOwner::new(1000);
@@ -1441,7 +1441,7 @@ fn a_listener_that_admits_no_process_is_looked_at_now_and_then() {
     (&writer).write_all(b"ready").unwrap();
     let options = ServiceOptions { workers: 1, listener: Some(reader.into()), ..Default::default() };
     let service = Service::start_with(NaiveOwner::new(64), options).unwrap();
-    // Those of other tests that run in this process look for a reason.
+    // Services of other tests that run in this process look for a reason.
     let ticks = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
@@ -1476,7 +1476,7 @@ fn hung_file_system() {
     let viewer = viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
     let data = real.as_file().metadata().unwrap();
     let begun = Instant::now();
-    // Of those that are sent more than there may be threads.
+    // The test sends more messages than there may be threads.
     for round in 0..300 {
         let descriptor = match round % 2 {
             0 => hung.as_raw_fd() as u64,

@@ -128,7 +128,7 @@ fn pages_cached_before_an_uncached_read_stay_and_are_used() {
 }
 
 #[test]
-fn a_read_that_must_not_wait_takes_what_is_there() {
+fn a_read_that_must_not_wait_takes_cached_bytes() {
     let stage = Stage::new();
     stage.viewer.advise(&stage.file(), Advice::Random, 0, u64::MAX);
     assert_eq!(stage.read_ready(0, PAGE), None);

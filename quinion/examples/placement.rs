@@ -115,7 +115,7 @@ enum Placement {
 struct Counts {
     reads: u64,
     misses: u64,
-    /// By node.
+    /// Reads of each node.
     loads: Vec<u64>,
 }
 

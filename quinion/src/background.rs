@@ -111,9 +111,9 @@ impl BackgroundThread {
         if self.process.is_forked() {
             return;
         }
-        // Release, partner: the Acquire in `begin_round`: the round that takes this wake-up sees what this thread did.
-        // The exchange is needed also where it says that another thread's `wake` is pending: a plain load could read
-        // one that the thread has taken already.
+        // Release, partner: the Acquire in `begin_round`: the round that takes this wake-up sees the stores of this
+        // thread before it. The exchange is needed also where it says that another thread's `wake` is pending: a plain
+        // load could read one that the thread has taken already.
         if !self.shared.woken.swap(true, Ordering::Release) {
             self.shared.ensure_thread();
             self.shared.wakeup.notify_one();

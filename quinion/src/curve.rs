@@ -30,8 +30,8 @@
 //!
 //! Cost: a hash for each page read; for a sampled one some hundred nanoseconds under a lock.
 //!
-//! Source: Waldspurger, Park, Garthwaite, Ahmad: Efficient MRC construction with SHARDS, FAST 2015. This differs: what
-//! is seen is weighted when it is seen, so that nothing is rescaled when the rate falls.
+//! Source: Waldspurger, Park, Garthwaite, Ahmad: Efficient MRC construction with SHARDS, FAST 2015. This differs: each
+//! read is weighted when it is seen, so that nothing is rescaled when the rate falls.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,7 @@ pub struct Sampler {
 struct Samples {
     samples_max: usize,
     threshold: u64,
-    /// By hash, where in the row it was read last.
+    /// The place of each page's last read in the row, by the page's hash.
     last: BTreeMap<u64, u32>,
     row: FenwickTree,
     seen: Histogram,
@@ -69,9 +69,9 @@ struct Samples {
 /// Reads by reuse distance, each weighted with the reads it stands for.
 #[derive(Clone, Debug)]
 struct Histogram {
-    /// By class of distance.
+    /// Reads again, by class of distance.
     again: Box<[f64]>,
-    /// Of pages that had not been read before.
+    /// Reads of pages that had not been read before.
     first: f64,
 }
 
@@ -190,7 +190,7 @@ impl Sampler {
     pub fn note(&self, mapping: MappingId, first: PageIndex, pages: u64) {
         for page in 0..pages {
             let hash = hash_of(mapping, first.plus(page));
-            // Relaxed: an old threshold is a larger one, and what it lets through is looked at under the lock.
+            // Relaxed: an old threshold is a larger one, and the samples it admits are checked under the lock.
             if hash < self.threshold.load(Ordering::Relaxed) {
                 self.note_sample(hash);
             }
@@ -267,7 +267,7 @@ impl MissRatioCurve {
         self.reads
     }
 
-    /// The share of pages that are followed now, and how many these are: what the curve is known by.
+    /// The share of pages that are followed now, and how many these are: the sample behind the curve.
     pub fn sampled(&self) -> (f64, usize) {
         (self.rate, self.samples)
     }

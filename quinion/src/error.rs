@@ -110,7 +110,9 @@ pub(crate) enum Repr {
          {position}, cannot be had any more; open it anew, and serve a copy that no program writes"
     )]
     SnapshotChanged { name: std::sync::Arc<str>, position: u64 },
-    #[error("this folio is held {holds} times already; drop some pins of this range")]
+    #[error(
+        "cannot pin or read this range: a folio of it is held {holds} times already; drop some pins of it"
+    )]
     TooManyPins { holds: u32 },
     #[error(
         "this cache belongs to the process that built it, and this is a fork of it; \
@@ -134,10 +136,13 @@ pub(crate) enum Repr {
          returns what there is"
     )]
     UnexpectedEof { position: u64, len: usize, size: u64 },
-    #[error("cannot lock the file: {0}")]
+    #[error(
+        "cannot lock the file: {0}; call again, or lock another file beside it if this file system has no locks"
+    )]
     Lock(#[source] io::Error),
     #[error(
-        "cannot lock the file: the backend \"{backend}\" has no descriptor of the system; lock it by your own means"
+        "cannot lock the file: the backend \"{backend}\" has no descriptor of the system; use a lock of your own, \
+         such as one on a local file"
     )]
     CannotLock { backend: &'static str },
     #[error(

@@ -56,7 +56,7 @@ impl Default for ErrorSequence {
 }
 
 impl ErrorSequence {
-    /// Of a file that never failed.
+    /// The word of a file that never failed.
     pub fn new() -> Self {
         Self { word: AtomicU64::new(0) }
     }
@@ -83,7 +83,8 @@ impl ErrorSequence {
         }
     }
 
-    /// A cursor for a handle that is opened now: it will report what no handle has reported yet, and later errors.
+    /// A cursor for a handle that is opened now: it will report an error that no handle has reported yet, and later
+    /// errors.
     pub fn sample(&self) -> ErrorCursor {
         let word = self.word.load(Ordering::Relaxed);
         ErrorCursor { word: AtomicU64::new(if word & SEEN != 0 { word } else { 0 }) }

@@ -20,11 +20,11 @@
 //! stay right, and a thread that wants others gets an error. If the last change of a file is so recent that another
 //! change could carry the same time, opening it waits. A new name or a removal changes the inode, and breaks nothing.
 //!
-//! **Undetected changes.** The time of the inode's last change is therefore not looked at, and so two are not seen:
-//! a program that writes in place and then sets the time of modification back; and a thread that stores through a
-//! mapping of the snapshot, until the kernel notes the time, which may be after its bytes can be read. A device's
-//! content has no times at all, and that of a [`Backend`] of the user's as many as it gives it. In all of these what
-//! was ready stays what it was, and what is brought later is what the file has then.
+//! **Undetected changes.** The time of the inode's last change is therefore not looked at, and so two are not seen: a
+//! program that writes in place and then sets the time of modification back; and a thread that stores through a mapping
+//! of the snapshot, until the kernel notes the time, which may be after its bytes can be read. A device's content has
+//! no times at all, and that of a [`Backend`] of the user's as many as it gives it. In all of these, ready pages stay
+//! unchanged, and pages that are read later have the bytes that the file has then.
 //!
 //! **A process that maps the file must not access pages that are not ready**: such a page may be a hole,
 //! which reads as zeros, or bytes that are being read. Therefore either userfaultfd answers a machine's
@@ -185,7 +185,6 @@ impl ImageMemory {
         use std::os::fd::AsFd;
         self.reader.as_fd()
     }
-    /// Pages that are ready.
     pub fn ready_pages(&self) -> u64 {
         self.ready_pages.load(Ordering::Relaxed)
     }
@@ -202,7 +201,7 @@ impl ImageMemory {
     pub fn first_ready(&self, from: PageIndex, end: PageIndex) -> PageIndex {
         self.first_page(from, end, |ready| ready)
     }
-    /// The first page from `from` on whose bit is set in what `select` makes of the words of ready pages, or `end`.
+    /// The first page from `from` on whose bit is set after `select` has mapped the words of ready pages, or `end`.
     fn first_page(&self, from: PageIndex, end: PageIndex, select: impl Fn(u64) -> u64) -> PageIndex {
         let mut at = from.0;
         while at < end.0 {
@@ -217,7 +216,8 @@ impl ImageMemory {
         end.max(from)
     }
 
-    /// Starts bringing what of `pages` is not on its way, and waits for none of it. An error is another's to find.
+    /// Starts bringing those of `pages` that are not on their way, and waits for none of them. An error is another's to
+    /// find.
     pub fn start(&self, pages: Range<PageIndex>) {
         let mut at = self.first_missing(pages.start, pages.end);
         while at < pages.end && !self.is_broken() {
@@ -229,8 +229,8 @@ impl ImageMemory {
         }
     }
 
-    /// Makes `pages`, which the snapshot has, ready, and tells of each what came of it: a piece at a time, and some
-    /// more of them are on their way meanwhile. Waits for the device. Where a page cannot be read, the others are.
+    /// Makes `pages`, which the snapshot has, ready, and reports the outcome of each: a piece at a time, while some
+    /// more of them are on their way. Waits for the device. Where a page cannot be read, the others are.
     pub fn bring(&self, pages: Range<PageIndex>, tell: PageObserver<'_>) {
         let (mut at, mut started) = (pages.start, pages.start);
         while at < pages.end {
@@ -256,7 +256,7 @@ impl ImageMemory {
         }
     }
 
-    /// Starts `piece`, and some of what follows it up to `end`; `started` is how far that was done.
+    /// Starts `piece`, and some of the pages that follow it up to `end`; `started` is how far that was done.
     fn start_piece(
         &self,
         piece: &Range<PageIndex>,
@@ -281,7 +281,7 @@ impl ImageMemory {
 
     fn bring_piece(&self, piece: Range<PageIndex>, tell: PageObserver<'_>) -> ControlFlow<()> {
         let brought = self.filemap.bring(&self.mapping, piece.clone());
-        // After all of it came: what came from another content shows by now.
+        // After all of it came: pages that came from another content show by now.
         if let Err(error) = self.look(brought.ended.is_some(), piece.start) {
             return tell(piece, Err(error));
         }
@@ -333,7 +333,7 @@ impl ImageMemory {
     /// Copies up to `to.len()` bytes from byte `position` on, making them ready first; fewer where the snapshot ends.
     ///
     /// # Errors
-    /// As what [`ImageMemory::bring`] tells of any of them.
+    /// As [`ImageMemory::bring`] reports of any of them.
     pub fn read(&self, position: u64, to: &mut [u8]) -> Result<usize, Error> {
         let left = self.len().saturating_sub(position).min(to.len() as u64);
         if left == 0 {
@@ -432,7 +432,6 @@ impl MachineMemory {
     pub fn size(&self) -> u64 {
         self.size
     }
-    /// Where it is.
     pub fn extents(&self) -> &GuestExtents {
         &self.extents
     }

@@ -117,8 +117,9 @@ impl NoLease {
 
 /// The holder of a lease.
 pub trait LeaseHolder: Send + Sync {
-    /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops trusting it, then forgets what
-    /// was read under it, and then drops it. May wait for locks; a writer in another process waits for this call.
+    /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops trusting it, then forgets the
+    /// pages that were read under it, and then drops it. May wait for locks; a writer in another process waits for this
+    /// call.
     fn look(&self);
     /// Gives the lease up, because it will not be checked for a while. Pages that were read under it must not be
     /// trusted until the file was checked or there is a lease again.
@@ -211,7 +212,7 @@ impl Leases {
 
     /// How long leases may be trusted from now on; there is room for a step of the clock.
     pub fn seen_for(&self) -> Duration {
-        // Acquire, partner: `see`: a thread that reads a time also sees what holders published before it.
+        // Acquire, partner: `see`: a thread that reads a time also sees all stores of holders before it.
         Duration::from_nanos(self.shared.seen_until.load(Ordering::Acquire).saturating_sub(now()))
     }
 

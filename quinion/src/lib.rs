@@ -54,7 +54,7 @@
 //! | writing | [`Durability`], [`BatchWrite`], [`OnPinned`] |
 //! | waiting without a thread | [`ReadFuture`], [`PinFuture`], [`WriteFuture`], [`BatchReadFuture`], [`BlockingCall`]; `AsyncFile` with the feature `tokio` |
 //! | files in memory, and memory of virtual machines | [`MemFileOptions`], [`MemFileStats`], [`PinnedFolios`], [`PinnedFolio`], [`GuestMemory`], [`GuestSlice`], [`Image`], [`ImageStats`] |
-//! | what it does, in numbers | [`StatDescription`], [`Residency`], [`ResidentRanges`], [`ResidentRange`], [`PageState`], [`ReadaheadUse`], [`ReadaheadReport`], [`Class`], [`RefaultCurve`], [`MissRatioCurve`], [`SpillStats`], [`DiskStats`] |
+//! | what it does, in numbers | [`StatDescription`], [`Residency`], [`ResidentRanges`], [`ResidentRange`], [`PageState`], [`ReadaheadUse`], [`ReadaheadReport`], [`AccessPattern`], [`RefaultCurve`], [`MissRatioCurve`], [`SpillStats`], [`DiskStats`] |
 //! | errors | [`ErrorKind`]; all of them in [`error`] |
 //!
 //! A store of your own is a [`backend::Backend`]. The crate `quinion-service` shares a cache with other processes.
@@ -181,7 +181,7 @@ pub use internals::mapping::PageState;
 #[cfg(not(quinion_model))]
 pub use internals::pressure::Pressure;
 #[cfg(not(quinion_model))]
-pub use internals::readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
+pub use internals::readahead::{AccessPattern, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(not(quinion_model))]
 pub use internals::spill::{SpillOptions, SpillStats};
 pub use internals::workingset::RefaultCurve;

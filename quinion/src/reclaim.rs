@@ -13,15 +13,15 @@
 //!
 //! Every folio stands in a ring (`lists/`) from its insertion on. When room is wanted, the policy (`policy/`) says
 //! which ring's oldest folio is to be scanned, is told how often that was read, and says whether it goes or joins a
-//! ring again. Folios that are locked, held or still waited for join their rings again without a verdict. So does what
-//! is **dirty**, or being written back: reclaim writes nothing to a file. (What a memory file has is always dirty. If
-//! it may go to the spill file it is scanned as others are, and sent there: `spill.rs`.) A caller that is told that
-//! there is nothing to be had has pages written (`filemap/frame_supply.rs`).
+//! ring again. Folios that are locked, held or still waited for join their rings again without a verdict. So do
+//! **dirty** folios, and those under write-back: reclaim writes nothing to a file. (Folios of a memory file are always
+//! dirty. If it may go to the spill file it is scanned as others are, and sent there: `spill.rs`.) A caller that is
+//! told that there is nothing to be had has pages written (`filemap/frame_supply.rs`).
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`); a pool
 //! that is at its limit makes room for itself alone.
 //!
-//! A stream that needs room makes it of what its own reader has **passed**, before others have to give: the
+//! A stream that needs room makes it of pages that its own reader has **passed**, before others have to give: the
 //! neighbours leave together, and their frames are the next window's.
 //!
 //! Each folio that goes leaves a **shadow** with the cache's age, if the policy wants it. A page that comes back is
@@ -37,9 +37,9 @@
 //!  5. A pool is not brought below its protected minimum as long as reclaim finds anything else: not by a page.
 //!  6. A mapping that is not known here has no shadows, once the thread that removed it has returned.
 //!
-//! Not an invariant: that what is protected stays when whole extents are emptied for a smaller bound: folios do not
-//! move, and those that stand there go. Nor that a victim is still there, or clean, when its mapping has been locked:
-//! it is checked again under the lock. Nor that the oldest node goes first if another thread holds its tree's lock.
+//! Not an invariant: that protected pages stay when whole extents are emptied for a smaller bound: folios do not move,
+//! and those that stand there go. Nor that a victim is still there, or clean, when its mapping has been locked: it is
+//! checked again under the lock. Nor that the oldest node goes first if another thread holds its tree's lock.
 //!
 //! Cost: two misses of the processor's caches for each folio scanned, under the locks of policy and lists, which are
 //! let go after 64 victims or 1024 scans.
@@ -112,7 +112,7 @@ pub struct Reclaim {
     policies: RankedMutex<PoolPolicies>,
     new_policy: NewPolicy,
     lists: Arc<Lists>,
-    pools: Box<[pools::State]>,
+    pools: Box<[pools::PoolState]>,
     pools_begun: AtomicU32,
     /// The extent that is emptied next.
     extent: AtomicU32,
@@ -143,7 +143,7 @@ enum ReclaimTarget {
     Uncached(PoolNumber),
 }
 
-/// Whether what pools should keep is spared.
+/// Whether the protected pages of pools are spared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
     /// As far as is possible.
@@ -206,7 +206,7 @@ impl Reclaim {
             policies: RankedMutex::new(Rank::Policy, PoolPolicies::new(DEFAULT_POLICY)),
             new_policy: DEFAULT_POLICY,
             lists: Arc::new(Lists::new(Arc::clone(&arena), RINGS)),
-            pools: pools::State::all(pages_max),
+            pools: pools::PoolState::all(pages_max),
             pools_begun: AtomicU32::new(1),
             extent: AtomicU32::new(0),
             refaults: RefaultCounts::default(),
@@ -322,7 +322,7 @@ impl Reclaim {
         all.into_iter().find(|backend| backend.wants_leader())
     }
 
-    /// The backend of some file, if there is one: for a caller that may have to fetch what others wait for.
+    /// The backend of some file, if there is one: for a caller that may have to reap completions that others wait for.
     pub fn some_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();
         mappings.values().find(|mapping| !mapping.is_memory()).map(|mapping| mapping.backend())
@@ -334,7 +334,7 @@ impl Reclaim {
     }
 
     /// A folio of `order` comes back to where its eviction left `memory`, for a reader of `pool`: whether it was away
-    /// for long. Counts it among what came back.
+    /// for long. Counts it among the refaults.
     pub fn note_refault(&self, pool: PoolNumber, memory: ShadowInfo, order: Order) -> FolioReturn {
         let (view, state) = (self.arena.view(), self.state(pool));
         // The cache's size is all that has grown, index nodes (a few hundredths) included. A pool's size is its charge,
@@ -351,7 +351,7 @@ impl Reclaim {
         FolioReturn { refault: state.workingset.refault_after(distance, order, reach), is_soon }
     }
 
-    /// Refaults so far, by what would have kept the page.
+    /// Refaults so far, by the cache size that would have kept the page.
     pub fn refaults(&self) -> RefaultCurve {
         self.refaults.curve()
     }
@@ -399,12 +399,12 @@ impl Reclaim {
         self.reclaim_from(ReclaimTarget::Any(pool), pages, locks)
     }
 
-    /// As [`Reclaim::reclaim`], of what `pool` has and of nothing else.
+    /// As [`Reclaim::reclaim`], of the pages of `pool` and of no others.
     pub fn reclaim_in(&self, pool: PoolNumber, pages: u32, locks: LockWait) -> u32 {
         self.reclaim_from(ReclaimTarget::Pool(pool), pages, locks)
     }
 
-    /// As [`Reclaim::reclaim`], and leaves alone what pools protect, also if nothing else is to be had.
+    /// As [`Reclaim::reclaim`], and leaves alone the pages that pools protect, also if nothing else is to be had.
     pub fn reclaim_unprotected(&self, pages: u32, locks: LockWait) -> u32 {
         self.reclaim_from(ReclaimTarget::Unprotected, pages, locks)
     }
@@ -445,12 +445,12 @@ impl Reclaim {
         went.freed
     }
 
-    /// Makes room for a stream of what its reader has passed: evicts the newest folios there that came
-    /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more are
+    /// Makes room for a stream out of the pages that its reader has passed: evicts the newest folios there that came by
+    /// a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more are
     /// near. They leave no shadow. Returns the pages freed.
     ///
-    /// The newest go, because of a stream that goes in laps: what it keeps of the first lap is there in all others. A
-    /// part of what it has just passed is left alone, for readers close behind it.
+    /// The newest go, because of a stream that repeats a loop: pages that it keeps of the first pass are there in all
+    /// others. Some of the pages that it has just passed are left alone, for readers close behind it.
     pub fn reclaim_passed(&self, stream: PassedStream<'_>, pages: u32, locks: LockWait) -> u32 {
         let PassedStream { pool, mapping, passed } = stream;
         let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages()));
@@ -494,7 +494,7 @@ impl Reclaim {
         Some([0, 1, 2, 3].map(goes))
     }
 
-    /// Of `folios`, the last `pages` pages or a folio more that `goes` lets go.
+    /// The last `pages` pages, or a folio more, of those `folios` that `goes` lets go.
     fn newest_passed(
         &self,
         mut folios: Vec<(PageIndex, Frame)>,
@@ -534,7 +534,7 @@ impl Reclaim {
     pub fn evict_extent(&self, extent: u32, protection: Protection) -> u32 {
         let frames = (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame);
         let mut victims: Vec<(PoolNumber, Victim)> = {
-            // Under the lock of the rings, what is listed in them is not freed while it is looked at.
+            // Under the lock of the rings, folios listed in them are not freed while they are looked at.
             let lists = self.lists.lock();
             let mut left: [u64; POOLS_MAX] = std::array::from_fn(|pool| match protection {
                 Protection::Kept if pool < lists.pools() => self.excess(&lists, PoolNumber(pool as u8)),
@@ -565,7 +565,7 @@ impl Reclaim {
     ) -> Vec<(PoolNumber, Victim)> {
         let victim = |frame: Frame| {
             let word = self.arena.view().own(frame).settled_word();
-            // Of a free frame these are the arena's links, and no place in a ring.
+            // In a free frame these words are the arena's links, and no place in a ring.
             let ring = if word.is_live() { lists.ring_of(frame)? } else { return None };
             if !self.can_go(frame) && !self.can_spill(frame) {
                 return None;
@@ -641,7 +641,7 @@ impl Reclaim {
             met.moved = true;
         }
         search.left = Some(left);
-        // Not when folios are listed: what is listed until the next scan goes by it, and is not to be taken for a
+        // Not when folios are listed: folios that are listed until the next scan go by it, and must not be taken for a
         // Probation that is larger than it should be.
         let state = self.state(pool);
         state.reach.store(policy.reach(&listed), Ordering::Relaxed);
@@ -734,7 +734,7 @@ impl Reclaim {
         EvictedPages { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 
-    /// Takes out what can go of `group`, of one mapping, and adds it to `evicted`.
+    /// Takes out the folios of `group`, all of one mapping, that can go, and adds them to `evicted`.
     fn evict_of_mapping(&self, pool: PoolNumber, group: &[Victim], evicted: &mut Evicted, locks: LockWait) {
         let mapping = self.mappings.read().get(&group[0].mapping).cloned();
         let Some(mapping) = mapping else { return };
@@ -779,7 +779,7 @@ impl Reclaim {
     fn leave(&self, leaving: &mut Leaving<'_>, victim: &Victim, word: DescriptorWord) -> Replacement {
         let standing =
             if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };
-        // The pool ages by what goes, remembered or not.
+        // The pool ages by the evicted pages, remembered or not.
         let memory = leaving.state.workingset.remember(word.order(), standing);
         // Counted in any case, so that statistics show a working set that does not fit.
         let remember = victim.remember || standing == EvictedState::WorkingSet;
@@ -791,7 +791,7 @@ impl Reclaim {
     }
 }
 
-/// A stream in a mapping, and what its reader has passed of it.
+/// A stream in a mapping, and the pages of it that its reader has passed.
 #[derive(Clone, Copy, Debug)]
 pub struct PassedStream<'m> {
     /// The reader's.
@@ -811,7 +811,7 @@ struct Evicted {
 }
 
 struct Leaving<'r> {
-    state: &'r pools::State,
+    state: &'r pools::PoolState,
     nodes_max: u64,
     shadow_pages: u64,
 }

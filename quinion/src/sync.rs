@@ -12,7 +12,6 @@ pub use quinion_view::sync::*;
 /// Whether a call may wait for a lock that another thread holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockWait {
-    /// It waits.
     Wait,
     /// It goes without.
     Try,
@@ -112,15 +111,14 @@ mod ranked {
         }
     }
 
-    /// A mutex with a place in the lock order. A panic while it is held does not poison it: what it
-    /// guards is kept consistent at every step, and a cache that answers beats one that is lost.
+    /// A mutex with a place in the lock order. A panic while it is held does not poison it: its data is kept consistent
+    /// at every step, and a cache that answers beats one that is lost.
     #[derive(Debug)]
     pub struct RankedMutex<T> {
         rank: Rank,
         inner: Mutex<T>,
     }
 
-    /// The guard of a [`RankedMutex`].
     #[derive(Debug)]
     pub struct RankedGuard<'a, T> {
         inner: MutexGuard<'a, T>,

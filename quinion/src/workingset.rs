@@ -47,7 +47,7 @@ use crate::xarray::PAYLOADS_MAX;
 const AGE_BITS: u32 = 24;
 const AGES: u32 = 1 << AGE_BITS;
 /// How often the kept bits span the cache, at least.
-const LAPS: u64 = 256;
+const SPAN_CACHES: u64 = 256;
 
 const _: () = assert!(AGES * 2 == PAYLOADS_MAX, "a standing and an age are a shadow's payload");
 
@@ -101,9 +101,9 @@ struct Scale {
 }
 
 impl Scale {
-    /// The finest scale that spans a cache of `pages` pages [`LAPS`] times.
+    /// The finest scale that spans a cache of `pages` pages [`SPAN_CACHES`] times.
     fn of(pages: u64) -> Self {
-        let span = pages.max(1).saturating_mul(LAPS);
+        let span = pages.max(1).saturating_mul(SPAN_CACHES);
         let bits = u64::BITS - (span - 1).leading_zeros();
         Self { shift: bits.saturating_sub(AGE_BITS) }
     }
@@ -171,11 +171,12 @@ impl WorkingSet {
     }
 }
 
-/// By how much a cache would have had to be larger, in eighths of its pages; larger growths are the rest.
+/// Steps by which a cache would have had to be larger, in eighths of its pages; larger growths are the rest.
 const GROWTH_EIGHTHS: [u64; GROWTHS] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 const GROWTHS: usize = 11;
 
-const _: () = assert!(GROWTH_EIGHTHS[GROWTHS - 1] / 8 < LAPS, "a distance that is told fits into a lap");
+const _: () =
+    assert!(GROWTH_EIGHTHS[GROWTHS - 1] / 8 < SPAN_CACHES, "a distance that is told fits into a lap");
 
 /// The first growth that would have kept a page away for `distance`, in a cache that held `held` pages.
 fn growth_of(distance: u64, held: u64) -> usize {
@@ -253,7 +254,7 @@ mod tests {
 
     /// W01: a refault at a distance up to the reach is recent, and one page further it is not.
     #[test]
-    fn w01_a_distance_up_to_what_the_cache_holds_is_recent_and_one_more_is_not() {
+    fn w01_a_distance_up_to_the_size_of_the_cache_is_recent_and_one_more_is_not() {
         for distance in [1, 2, 99, 100, 101, 1000] {
             let set = WorkingSet::new(100);
             let memory = set.remember(PAGE, EvictedState::Plain);
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_curve_counts_what_each_growth_keeps() {
+    fn a_curve_counts_the_pages_that_each_growth_keeps() {
         let counts = RefaultCounts::default();
         let before = counts.curve();
         for (distance, pages) in [(10, 1), (100, 2), (101, 4), (799, 8), (900, 16), (1 << 40, 32)] {
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(Scale::of((1 << 16) + 1).shift, 1);
         for pages in [1 << 20, 3 << 24, 1 << 30, u64::MAX] {
             let span = u128::from(AGES) << Scale::of(pages).shift;
-            assert!(span >= u128::from(pages.saturating_mul(LAPS)), "{pages}");
+            assert!(span >= u128::from(pages.saturating_mul(SPAN_CACHES)), "{pages}");
         }
     }
 

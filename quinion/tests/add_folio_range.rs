@@ -556,7 +556,7 @@ fn b13_a_window_of_which_all_is_cached_asks_for_nothing() {
 
 /// B16: with a smallest folio order, what is read is rounded to whole folios, and a cached one is skipped whole.
 #[test]
-fn b16_a_smallest_folio_rounds_what_is_read_to_itself() {
+fn b16_a_smallest_folio_rounds_reads_to_itself() {
     for hooks in [None, OneByOne::WINDOWS] {
         let builder = ablations::builder(hooks).memory(Cache::MEMORY_MIN).readahead(0);
         let cache = builder.folio_order_min(2).build().unwrap();
@@ -689,7 +689,7 @@ fn a_file_without_handles_keeps_no_spare_nodes() {
 }
 
 #[test]
-fn a_walked_tree_says_what_was_put_in() {
+fn a_walked_tree_shows_the_entries_put_in() {
     let stage = Stage::new();
     stage.put_shadow(0, 9, 4);
     let run = stage.run(77, 3);

@@ -132,7 +132,7 @@ fn a_batch_of_nothing_reads_nothing() {
 }
 
 #[test]
-fn a_batch_read_says_what_it_is_before_and_after() {
+fn a_batch_read_shows_its_state_before_and_after() {
     let (cache, device) = (cache(), Device::new(10_000));
     let file = open(&cache, &device);
     let mut buffer = [0xee; 100];

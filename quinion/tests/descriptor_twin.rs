@@ -8,7 +8,7 @@
 
 use descriptor_stage::{Alone, Call, FILES, Program};
 use proptest::prelude::*;
-use quinion::internals::fdstate::State;
+use quinion::internals::fdstate::FdState;
 
 mod descriptor_stage;
 
@@ -64,7 +64,7 @@ fn all_sequences_of_three_calls_are_as_of_the_kernel_alone() {
 fn a_descriptor_that_can_write_is_never_given_an_offset_of_ours() {
     let program = Program::new(false);
     program.call(Call::AttachWriter);
-    assert_eq!(program.state(), State::Positioned);
+    assert_eq!(program.state(), FdState::Positioned);
     assert_eq!(program.call(Call::Write(10)), 0);
     assert_eq!(program.call(Call::Read(1)), 10);
     program.check();
@@ -74,8 +74,8 @@ fn a_descriptor_that_can_write_is_never_given_an_offset_of_ours() {
 fn a_descriptor_that_is_read_only_is_served_from_where_the_kernel_was() {
     let program = Program::new(false);
     program.call(Call::Credit(5));
-    assert_eq!((program.call(Call::Read(5)), program.state()), (0, State::Candidate));
-    assert_eq!((program.call(Call::Read(5)), program.state()), (5, State::Served));
+    assert_eq!((program.call(Call::Read(5)), program.state()), (0, FdState::Candidate));
+    assert_eq!((program.call(Call::Read(5)), program.state()), (5, FdState::Served));
     program.check();
 }
 

@@ -196,7 +196,7 @@ fn runs_go_over_folios_that_follow_each_other_in_file_and_memory_up_to_their_len
 }
 
 #[test]
-fn a_run_may_end_in_parts_and_what_failed_is_dirty_again() {
+fn a_run_may_end_in_parts_and_failed_pages_are_dirty_again() {
     let rig = Rig::new();
     let folio = rig.plain(0, 4);
     rig.mark(2..12);
@@ -251,7 +251,7 @@ fn a_folio_filled_by_its_writer_is_dirty_before_it_is_unlocked() {
 }
 
 #[test]
-fn a_mark_on_what_has_left_says_so() {
+fn a_mark_on_a_folio_that_has_left_says_so() {
     let rig = Rig::new();
     rig.plain(0, 0);
     let held = rig.mapping.try_hold(page(0)).unwrap();
@@ -563,7 +563,7 @@ fn sync(rig: &Rig, mut meanwhile: impl FnMut(usize)) -> Vec<u64> {
 }
 
 #[test]
-fn a_sync_is_not_prolonged_by_what_is_dirtied_after_its_tags() {
+fn a_sync_is_not_prolonged_by_pages_dirtied_after_its_tags() {
     let rig = Rig::new();
     rig.row(0, 500);
     rig.mark(0..100);
@@ -670,7 +670,7 @@ fn a_tag_goes_with_the_last_dirty_page_and_not_before() {
 }
 
 #[test]
-fn a_round_says_how_old_what_is_dirty_can_be() {
+fn a_round_says_how_old_dirty_pages_can_be() {
     let rig = Rig::new();
     rig.row(0, 2);
     rig.mark(0..1);

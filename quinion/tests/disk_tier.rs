@@ -241,7 +241,7 @@ fn an_error_of_the_store_is_the_readers_and_nothing_is_kept_of_it() {
 }
 
 #[test]
-fn one_pass_over_much_does_not_push_out_what_is_there() {
+fn one_pass_over_much_does_not_push_out_stored_pages() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::new(folder.path(), 32);
     // More than 90 % of the disk: what comes later has to come twice.

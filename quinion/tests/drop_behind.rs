@@ -357,7 +357,7 @@ fn d09_a_passed_folio_that_is_fully_read_is_dropped_before_its_fill_ends() {
 #[test]
 fn d09_a_passed_folio_that_is_partially_read_stays_and_is_dropped_later() {
     let (cache, device) = (cache(0, 3), Device::new(64 * PAGE));
-    // Of two folios of 8 pages, the first half of the first is late.
+    // Two folios of 8 pages: the first half of the first is late.
     let late = Parts::new(&device, |len| len / 4..len);
     let file = cache.open_backend(Arc::clone(&late) as _).unwrap();
     file.set_uncached(true).unwrap();
@@ -445,7 +445,7 @@ fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
 ///  2 Readers that leave nothing begin, each a stream of its own, at a device that takes its time.
 ///  3 Nothing is free, fills in flight cannot be evicted, and the next window takes frames of the file that was kept.
 #[test]
-fn d11_windows_on_their_way_take_nothing_of_what_others_cached() {
+fn d11_windows_on_their_way_take_no_pages_that_others_cached() {
     const STREAMS: u64 = 80;
     const EACH: u64 = 1 << 20;
     for order in [0, 4] {
@@ -514,7 +514,7 @@ fn d11_a_reader_that_does_not_wait_takes_no_more_than_there_is() {
 ///  1 The pages of uncached reads are pinned, and are an eighth of the pool; the rest is another file's.
 ///  2 Reads go down page by page, and begin within folios; others begin at any place of one.
 #[test]
-fn d11_a_folio_that_begins_before_what_is_asked_for_gets_memory() {
+fn d11_a_folio_that_begins_before_the_asked_page_gets_memory() {
     for order in [0, 2, 4] {
         let cache = cache(0, order);
         let pool = cache.add_pool("streams", PoolOptions::new().limit(4 << 20)).unwrap();
@@ -618,7 +618,8 @@ fn d19_nowait_on_a_cold_page_says_again_and_leaves_nothing() {
 /// handle.
 #[test]
 fn d20_folios_of_every_route_are_born_with_the_flag() {
-    // By a miss with its window, by the marker's window, by a batch, by a future and by its blocking task.
+    // The drop is made by a miss with its window, by the marker's window, by a batch, by a future and by its blocking
+    // task.
     let (cache, device) = (cache(256 << 10, 0), Device::new(2048 * PAGE));
     let (plain, file) = (open(&cache, &device), open(&cache, &device));
     let options = ReadOptions::new().uncached(true);
@@ -853,7 +854,7 @@ proptest! {
 }
 
 #[test]
-fn a_crowd_reads_right_bytes_and_leaves_only_what_plain_readers_wanted() {
+fn a_crowd_reads_right_bytes_and_leaves_only_pages_of_plain_readers() {
     let pages = 6000; // more than the cache holds
     let (cache, device) = (cache(128 << 10, 0), Device::new(pages * PAGE));
     let (shared, stop) = (uncached(&cache, &device), AtomicBool::new(false));
@@ -1048,7 +1049,8 @@ struct Mixed {
     bytes: Vec<u8>,
     must: BTreeSet<u64>,
     may: BTreeSet<u64>,
-    /// Of uncached writes whose drop may be still to come: it may meet a plain read half way, which keeps nothing then.
+    /// Pages of uncached writes whose drop may be still to come: it may meet a plain read half way, which keeps nothing
+    /// then.
     passing: BTreeSet<u64>,
     order: u8,
 }
@@ -1178,7 +1180,7 @@ impl Mixed {
 
 proptest! {
     #[test]
-    fn among_writes_a_stream_leaves_what_others_wanted_and_nothing_else(
+    fn among_writes_a_stream_leaves_only_pages_that_others_wanted(
         ops in prop::collection::vec(mixed_ops(), 1..40),
         order in 0..4u8,
         readahead in prop_oneof![Just(0u64), Just(64 << 10)],

@@ -209,7 +209,7 @@ fn files_under_an_overlay_where_one_can_be_mounted() {
         Ok(mounted) => mounted,
         Err(why) => return or_skipped("overlay", Err(why)),
     };
-    // Of the lower folder first; written to, they are of the upper one.
+    // The files are of the lower folder first; once written to, they are of the upper one.
     for size in SIZES {
         fs::write(lower.join(format!("below-{size}")), bytes(size)).unwrap();
     }

@@ -93,7 +93,7 @@ impl Backend for PanickingDevice {
 }
 
 #[test]
-fn a_source_that_panics_fails_what_was_asked_of_it_and_no_more() {
+fn a_source_that_panics_fails_its_own_requests_and_no_more() {
     let (cache, device) =
         (Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap(), Device::new(100 * PAGE));
     let panicking = Arc::new(PanickingDevice { device: Arc::clone(&device), panics: AtomicBool::new(false) });

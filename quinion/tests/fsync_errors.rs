@@ -186,7 +186,7 @@ fn a_sync_that_is_ok_after_one_that_failed_has_written_everything_again() {
 }
 
 #[test]
-fn a_sync_goes_on_after_an_error_and_writes_what_it_can() {
+fn a_sync_continues_after_an_error_and_writes_the_other_pages() {
     let stage = Stage::new();
     let file = stage.open();
     let now = change(&file, 2);

@@ -18,8 +18,8 @@ use quinion::backend::{FillRun, WaitQueue};
 use quinion::internals::arena::{Arena, Flags, Gap, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
 use quinion::internals::folio::{LockedFolio, LockedState};
 use quinion::internals::mapping::{
-    AddedFolio, Committed, Dirtying, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd,
-    GrabStep, Grabbed, IndexHooks, InsertPurpose, Mapping, MemoryWait, OnLocked, RemoveFilter, Replacement,
+    AddedFolio, Committed, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabStep,
+    Grabbed, IndexHooks, InsertPurpose, Mapping, MarkDirty, MemoryWait, OnLocked, RemoveFilter, Replacement,
     SplitOutcome, TakeFilter, WritebackOutcome,
 };
 use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
@@ -91,7 +91,7 @@ impl FrameSource for Frames<'_> {
 fn how(order_max: u8) -> Grab {
     let orders = Orders { min: Order(0), max: Order(order_max) };
     let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };
-    Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Touched(Millis(1)) }
+    Grab { shape, on_locked: OnLocked::Wait, dirty: MarkDirty::OnUnlock(Millis(1)) }
 }
 fn nowait(order_max: u8) -> Grab {
     Grab { on_locked: OnLocked::Again, ..how(order_max) }
@@ -106,7 +106,7 @@ fn memory() -> Stage {
     Stage::of_memory(1 << 20)
 }
 fn born(how: Grab) -> Grab {
-    Grab { dirty: Dirtying::Born(Millis(1)), ..how }
+    Grab { dirty: MarkDirty::OnInsert(Millis(1)), ..how }
 }
 
 struct Test<'a> {
@@ -291,7 +291,7 @@ fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
 
 /// G04: whichever of eight pages are cached, the grab returns all eight, and the cached ones are the same folios.
 #[test]
-fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
+fn g04_every_pattern_of_eight_is_completed_and_present_folios_stay_the_same() {
     for way in WAYS {
         let (stage, wait_queue) = (stage().with_hooks(way), WaitQueue::new());
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };

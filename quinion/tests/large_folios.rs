@@ -55,7 +55,7 @@ fn each_order_is_made_for_a_handle_that_asks_for_it() {
 }
 
 #[test]
-fn a_handles_smallest_folio_goes_around_what_others_cached() {
+fn a_handles_smallest_folio_goes_around_folios_that_others_cached() {
     let rig = folios_of(Order(4), Parts::new(2000, 64));
     let plain = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(0)));
     let mut page = [0; PAGE as usize];

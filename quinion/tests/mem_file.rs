@@ -312,7 +312,7 @@ fn r18_reads_and_pins_give_back_all_that_they_held() {
 /// T04, T06: a punched hole reads as zeros to its last byte, frees the whole pages in it, and leaves the bytes outside,
 /// also of the folio of order 9 in which it lies.
 #[test]
-fn t04_t06_a_punch_zeroes_the_parts_of_pages_frees_what_lies_between_and_leaves_the_rest() {
+fn t04_t06_a_punch_zeroes_the_parts_of_pages_frees_the_pages_between_and_leaves_the_rest() {
     let cache = Cache::builder().memory(64 * MIB).folio_order_max(9).build().unwrap();
     let file = file(&cache);
     let len = 4 << 20;

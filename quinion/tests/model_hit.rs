@@ -140,7 +140,7 @@
 //! | `HolderFence`, `HolderRecheck` | `hold_against_first_write` | `[1, 2]` under a hold |
 //! | `PinFence` | `pin_against_first_write`, `.._later_write` | race: neither sees the other |
 //! | `PinWritten` | `pin_against_first_write` | race: bytes are lent while a writer is in them |
-//! | `QuietAcquire` | `pin_against_later_write` | race: the writer has left, and its bytes have not come |
+//! | `NoWriterAcquire` | `pin_against_later_write` | race: the writer has left, and its bytes have not come |
 //! | `WritePins` | `pin_against_first_write` | race: what is lent is written |
 //! | `PinnedAcquire`, `UnpinRelease` | `pin_against_first_write` | race: the user's reads are not yet over |
 //! | `SplitStep` | `split_then_reuse` | a reader of the whole accepts `[11, 20]`: half of it is another file's by now |
@@ -1261,7 +1261,7 @@ fn partial_page_of_the_folio_before() {
     );
 }
 
-/// As before, but a device brings the bytes: one thread prepares and has it start, another says what has arrived and
+/// A device brings the bytes: one thread prepares and has it start, another says what has arrived and
 /// has no fence of its own. The flag stands for the device's queue.
 #[test]
 fn partial_page_noted_elsewhere() {
@@ -1434,7 +1434,7 @@ fn fill_then_write_of_another_page() {
     });
 }
 
-/// As before, by a reader who has been told that the folio is written and knows nothing else.
+/// The reader has been told that the folio is written and knows nothing else.
 #[test]
 fn written_folio_seen_first() {
     explore(&["Accepted([11, 11])", "Refused(Mismatch)"], || {
@@ -1573,7 +1573,7 @@ impl Lent {
     fn pin_and_look(&self) -> u64 {
         self.held.descriptor.try_hold(ONE, PAGE_0).expect("it is filled and stays");
         self.held.descriptor.pin();
-        if self.held.descriptor.may_have_writers() && !written::is_quiet(&self.sequence) {
+        if self.held.descriptor.may_have_writers() && !written::has_no_writer(&self.sequence) {
             drop(self.lock.lock().unwrap());
         }
         let content = self.held.content();
@@ -1954,7 +1954,7 @@ const NEEDED: &[Needed] = &[
     (Mutant::HolderRecheck, &[("hold_against_first_write", BYTES)]),
     (Mutant::PinFence, &[("pin_against_first_write", RACE), ("pin_against_later_write", RACE)]),
     (Mutant::PinWritten, &[("pin_against_first_write", RACE)]),
-    (Mutant::QuietAcquire, &[("pin_against_later_write", RACE)]),
+    (Mutant::NoWriterAcquire, &[("pin_against_later_write", RACE)]),
     (Mutant::WritePins, &[("pin_against_first_write", RACE)]),
     (Mutant::PinnedAcquire, &[("pin_against_first_write", RACE)]),
     (Mutant::UnpinRelease, &[("pin_against_first_write", RACE)]),

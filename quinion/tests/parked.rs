@@ -232,7 +232,7 @@ fn a_file_of_a_mount_without_a_number_is_closed_a_second_later() {
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Write,
-    /// By a mapping that was made for it.
+    /// A store by a mapping that was made for it.
     Store,
     /// Cut to nothing and written to the same size, with the same time of modification.
     Rewrite,
@@ -477,7 +477,7 @@ proptest! {
 
     /// The twin reads the file anew at each open.
     #[test]
-    fn a_parking_cache_reads_what_a_twin_reads_that_keeps_nothing(story in steps()) {
+    fn a_parking_cache_reads_as_a_twin_that_keeps_nothing(story in steps()) {
         let _alone = alone();
         let (folder, cache) = (folder(), cache());
         let path = folder.path().join("file");

@@ -12,7 +12,7 @@ fn rings(pages_max: usize) -> Rings {
 
 /// W04: a scan of twice the cache's size evicts no page that was read four times before it.
 #[test]
-fn w04_a_scan_of_twice_the_cache_leaves_what_was_read_often() {
+fn w04_a_scan_of_twice_the_cache_leaves_pages_that_were_read_often() {
     assert_eq!(lost_to_a_scan(DEFAULT_POLICY), [0; 0]);
 }
 
@@ -67,7 +67,7 @@ fn hits_later(mut cache: Rings, caches: usize, phase: &[u32]) -> usize {
     hits
 }
 
-/// Of the hits of a policy that has seen no other phase, the part that one has after another phase.
+/// The hits of a policy after another phase, as a part of the hits of one that has seen no other phase.
 fn after_a_change(before: &[u32], caches: usize, after: &[u32]) -> f64 {
     let mut cache = rings(PHASE_CACHE);
     before.iter().for_each(|page| cache.read(*page, 1, FetchOrigin::Asked));

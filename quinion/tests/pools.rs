@@ -277,7 +277,7 @@ fn a_pool_whose_pages_are_all_pinned_says_so_by_name() {
 }
 
 #[test]
-fn a_reader_waits_for_what_its_own_pool_has_in_flight() {
+fn a_reader_waits_for_fills_in_flight_of_its_own_pool() {
     let cache = cache();
     let pool = limited(&cache, "slow", 1);
     let (device, file) = open(&pool, 1, MIB);

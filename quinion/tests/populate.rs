@@ -219,7 +219,7 @@ fn threads_populate_ranges_of_one_file_side_by_side_and_over_each_other() {
 }
 
 #[test]
-fn a_truncation_waits_for_the_source_of_a_populate_and_removes_what_came_behind_it() {
+fn a_truncation_waits_for_the_source_of_a_populate_and_removes_the_pages_behind_it() {
     let cache = cache(32 << 20);
     let file = file(&cache, 8 * MIB);
     let has_begun = Barrier::new(2);

@@ -162,7 +162,7 @@ fn s03_nowait_waits_for_no_lock_and_for_no_memory() {
         let call = Reader::plain(&readahead).call(&mapping, WaitPolicy::Now);
         filemap.read(&call, 5 * PAGE, &mut [0; 100]).map_err(|error| error.kind())
     };
-    // By another thread: one that waited would never come back.
+    // The read is in another thread: one that waited would never come back.
     let refused = |of_what: &str| {
         let outcome = thread::scope(|scope| scope.spawn(read).join().unwrap());
         assert_eq!((outcome, device.reads().len()), (Err(ErrorKind::WouldBlock), 0), "{of_what}");
@@ -274,7 +274,7 @@ fn q05_a_forward_scan_reads_each_page_once() {
 
 /// Q07: random reads within a page read that page from the device, and no other.
 #[test]
-fn q07_random_reads_ask_for_what_was_asked() {
+fn q07_random_reads_ask_for_the_asked_pages_alone() {
     let (cache, device) = (cache(), Device::new(2048 * PAGE));
     let file = open(&cache, &device);
     let mut pages = 0;
@@ -423,7 +423,7 @@ fn an_unchanged_file_is_not_read_again() {
 }
 
 #[test]
-fn pinned_bytes_stay_what_they_were() {
+fn pinned_bytes_do_not_change() {
     let (cache, device) = (cache(), Device::new(256 * PAGE + 5));
     let file = open(&cache, &device);
     let pinned = file.pin(PAGE + 7, 20 * 4096).unwrap();

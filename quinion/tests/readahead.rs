@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use quinion::{Cache, Class, ErrorKind, File, Hint, ReadaheadReport, ReadaheadStyle};
+use quinion::{AccessPattern, Cache, ErrorKind, File, Hint, ReadaheadReport, ReadaheadStyle};
 use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
@@ -39,7 +39,7 @@ fn backward_and_strided_reads_fetch_each_page_once() {
     let file = open(&cache, &device);
     (0..PAGES).rev().for_each(|page| read(&file, &device, page, 1));
     let report = file.readahead_report().unwrap();
-    assert_eq!((waste(&device, |_| true), report.class), ((0, 0), Class::Backward));
+    assert_eq!((waste(&device, |_| true), report.pattern), ((0, 0), AccessPattern::Backward));
     assert!(report.prefetched_pages > PAGES - 10, "{report:?}");
     assert!(device.reads().len() < 100, "{} reads", device.reads().len());
 
@@ -47,7 +47,7 @@ fn backward_and_strided_reads_fetch_each_page_once() {
     let file = open(&cache, &device);
     (1..PAGES).step_by(2).for_each(|page| read(&file, &device, page, 1));
     let report = file.readahead_report().unwrap();
-    assert_eq!((waste(&device, |page| page % 2 == 1), report.class), ((0, 0), Class::Strided));
+    assert_eq!((waste(&device, |page| page % 2 == 1), report.pattern), ((0, 0), AccessPattern::Strided));
     assert!(report.prefetched_pages > PAGES / 2 - 10, "{report:?}");
     cache.check().unwrap();
 }
@@ -145,10 +145,10 @@ fn a_loop_through_more_than_the_cache_holds_is_seen() {
     let device = Device::new(8000 * PAGE);
     let file = open(&cache, &device);
     (0..8000).step_by(16).for_each(|page| read(&file, &device, page, 16));
-    assert_eq!(file.readahead_report().unwrap().class, Class::Sequential);
+    assert_eq!(file.readahead_report().unwrap().pattern, AccessPattern::Sequential);
     // Its first pages may have been kept: the loop is seen where the second lap misses first.
     (0..3000).step_by(16).for_each(|page| read(&file, &device, page, 16));
-    assert_eq!(file.readahead_report().unwrap().class, Class::Looping);
+    assert_eq!(file.readahead_report().unwrap().pattern, AccessPattern::Looping);
     cache.check().unwrap();
 }
 
@@ -207,7 +207,7 @@ fn pieces_ahead_go_to_the_device_in_one_call() {
     let (cache, device) = (cache(), Device::new(PAGES * PAGE));
     let file = open(&cache, &device);
     (0..PAGES / 10).for_each(|piece| read(&file, &device, piece * 10, 1));
-    assert_eq!(file.readahead_report().unwrap().class, Class::Strided);
+    assert_eq!(file.readahead_report().unwrap().pattern, AccessPattern::Strided);
     let (calls, reads) = (device.submissions(), device.reads().len());
     assert_eq!(reads as u64, PAGES / 10);
     assert!(calls * 6 < reads, "{calls} calls for {reads} pieces");

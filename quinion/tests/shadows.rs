@@ -182,7 +182,7 @@ fn the_oldest_nodes_of_several_mappings_are_forgotten_first_and_locked_ones_are_
     assert_eq!((left(0), left(1)), (vec![1, 2, 3], vec![2, 3]));
     let guard = two[0].lock();
     thread::scope(|scope| {
-        // By another thread: a lock that is held is passed over, one node at a time.
+        // Another thread reclaims: it passes over a lock that is held, one node at a time.
         scope.spawn(|| assert_eq!(reclaim.forget_nodes(1, LockWait::Try), 1));
     });
     drop(guard);
@@ -444,7 +444,7 @@ impl Scan {
 
 /// W04: a hot set that a scan evicted is activated when it refaults, and outlives pages that are new beside it.
 #[test]
-fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
+fn w04_a_hot_set_that_refaults_outlives_new_pages_beside_it() {
     let cache = cache();
     let (hot, new) = (Device::with_number(1, 64 * PAGE), Device::with_number(2, 64 * PAGE));
     let (hot_file, new_file) = (open(&cache, &hot), open(&cache, &new));

@@ -736,7 +736,7 @@ impl Sight {
             self.read(&attached, expected, position, &mut buffer[..len], seen)?;
             *heard = Instant::now();
         }
-        self.viewer.tell(Operation::Detach, [attached.handle, 0, 0])
+        self.viewer.notify(Operation::Detach, [attached.handle, 0, 0])
     }
 
     fn read(

@@ -21,7 +21,7 @@ use quinion_testing::doubles::{CompletionOrder, FailureCount, Faults, SimulatedB
 const MIB: u64 = 1 << 20;
 /// The cache of these tests, almost the smallest.
 const MEMORY: u64 = 16 * MIB;
-/// Of a file that does not fit, in MiB.
+/// Size of a file that does not fit, in MiB.
 const BIG: u64 = 40;
 const FILE: u32 = 7;
 
@@ -344,7 +344,7 @@ fn a_page_that_cannot_be_read_fails_alone_and_stays_where_it_is() {
 }
 
 #[test]
-fn a_device_that_takes_nothing_is_an_error_and_what_was_written_is_there() {
+fn a_device_that_takes_nothing_is_an_error_and_written_bytes_are_there() {
     let (cache, disk) =
         simulated(64, Faults::default(), WriteFaults { errors: 1000, ..WriteFaults::default() });
     let file = file(&cache);
@@ -475,7 +475,7 @@ fn press(cache: &Cache, file: &MemFile, rounds: u64) {
 }
 
 #[test]
-fn threads_under_pressure_read_what_was_written() {
+fn threads_under_pressure_read_written_bytes() {
     let (cache, _disk) = in_memory(64);
     let file = file(&cache);
     fill(&file, BIG, 1);
@@ -506,7 +506,7 @@ fn threads_under_pressure_with_a_file_without_a_name() {
 /// 1 R reads slots of a packed folio, and is about to put it back; it waits for the thread that cuts the file.
 /// 2 C, which cuts it, wants that folio back, because the edge is inside it, and waits for R.
 #[test]
-fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
+fn cuts_and_punches_run_beside_readers_and_spills_under_way() {
     let faults = Faults { seed: 9, delay_max: 4, sequence: CompletionOrder::Shuffled, ..Faults::default() };
     let disk = Arc::new(SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults));
     let cache = builder().spill_to(disk, options(64).compress(true)).build().unwrap();

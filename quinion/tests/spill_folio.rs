@@ -9,9 +9,9 @@ use std::sync::Arc;
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions, Gap};
 use quinion::internals::mapping::{
-    AddedFolio, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose, Mapping,
-    MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
-    SeekTarget, SpillTarget,
+    AddedFolio, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose, Mapping,
+    MarkDirty, MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome, RemoveFilter,
+    RestoreOutcome, SeekTarget, SpillTarget,
 };
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::Reclaim;
@@ -113,7 +113,7 @@ impl Stage {
     fn grab<'a>(&'a self, wait_queue: &'a WaitQueue) -> Grabbed<'a> {
         let orders = Orders { min: Order(0), max: Order(9) };
         let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };
-        let how = Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Born(Millis(3)) };
+        let how = Grab { shape, on_locked: OnLocked::Wait, dirty: MarkDirty::OnInsert(Millis(3)) };
         let (grabbed, end) =
             self.mapping.grab(wait_queue, FIRST..FIRST.plus(16), how, &mut NoFrames, &mut |_| {});
         assert_eq!((grabbed.len(), end), (1, GrabEnd::All));
@@ -210,7 +210,7 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
 }
 
 #[test]
-fn a_folio_that_is_populated_on_its_way_stays_with_what_was_put_there() {
+fn a_folio_that_is_populated_on_its_way_stays_with_its_new_bytes() {
     let (stage, wait_queue) = (Stage::new(WriteFaults::default()), WaitQueue::new());
     stage.send();
     let mut grabbed = stage.grab(&wait_queue);
@@ -280,7 +280,7 @@ fn a_mapping_that_dies_with_a_folio_on_its_way_leaves_no_slot() {
 
 /// G17: an insertion, of one folio or of a run, takes no place of a spilled folio, whatever its size or purpose.
 #[test]
-fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
+fn g17_an_insertion_never_takes_the_place_of_spilled_pages() {
     let stage = Stage::spilled();
     for (index, order) in
         [(FIRST, ORDER), (FIRST.plus(5), Order(0)), (PageIndex(0), Order(5)), (FIRST.plus(8), Order(3))]
@@ -334,7 +334,7 @@ fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
 }
 
 #[test]
-fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
+fn a_part_is_restored_and_the_pages_around_it_stay_spilled() {
     let stage = Stage::spilled();
     let values = stage.mapping.lock().spilled_from(FIRST.plus(9)..FIRST.plus(10));
     assert_eq!(values, [(FIRST, Value::spill(ORDER.0, 0))]);

@@ -120,7 +120,7 @@ impl Rig {
 }
 
 #[test]
-fn pieces_are_what_the_whole_was() {
+fn pieces_have_the_state_of_the_whole() {
     let rig = Rig::new();
     let frame = rig.add(512, 9, FolioLifetime::Stays);
     rig.arena.view().referenced(frame).unwrap().store(2, Ordering::Relaxed);
@@ -303,7 +303,7 @@ fn a_detached_folio_leaves_copies_of_its_dirty_and_wanted_pages() {
 }
 
 #[test]
-fn clean_pages_go_and_dirty_ones_stay_when_only_what_is_clean_is_removed() {
+fn clean_pages_go_and_dirty_ones_stay_when_only_clean_pages_are_removed() {
     let rig = Rig::new();
     rig.add(0, 4, FolioLifetime::Stays);
     rig.add(16, 2, FolioLifetime::Stays);

@@ -303,7 +303,7 @@ fn every_kind_of_read_is_part_of_the_curve() {
 }
 
 #[test]
-fn the_curve_tells_what_more_memory_would_do() {
+fn the_curve_tells_the_effect_of_more_memory() {
     let cache = followed();
     let device = Device::new(16_000 * PAGE);
     let held = 2 * Cache::MEMORY_MIN / PAGE;

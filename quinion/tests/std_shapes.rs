@@ -137,7 +137,7 @@ fn a_descriptor_is_adopted_for_writing() {
 }
 
 #[test]
-fn syncing_the_cache_makes_closed_files_durable_and_says_what_failed() {
+fn syncing_the_cache_makes_closed_files_durable_and_reports_failures() {
     let memory = Arc::new(MemoryFile::new(vec![0; 8192]));
     let disk = Arc::new(SimulatedBackend::of_memory(Arc::clone(&memory), Faults::default()));
     let cache = cache();
@@ -155,7 +155,7 @@ fn syncing_the_cache_makes_closed_files_durable_and_says_what_failed() {
 }
 
 #[test]
-fn stats_show_themselves_and_what_happened_in_an_interval() {
+fn stats_show_themselves_and_the_difference_of_an_interval() {
     let (_folder, path) = file_of(&vec![7; 64 << 10]);
     let cache = cache();
     assert_eq!(cache.stats().hit_ratio(), None);

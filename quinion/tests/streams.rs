@@ -76,7 +76,7 @@ fn go_in_laps(cache: &Cache, size: u64, laps: u32) {
 }
 
 #[test]
-fn a_loop_larger_than_memory_keeps_what_it_can() {
+fn a_loop_larger_than_memory_keeps_as_many_pages_as_fit() {
     for size in [MEMORY * 5 / 4, MEMORY * 2, MEMORY * 4] {
         go_in_laps(&cache(), size, 7);
     }
@@ -89,7 +89,7 @@ fn so_does_a_cache_that_may_grow_to_sixteen_times_as_much() {
 }
 
 #[test]
-fn a_scan_of_many_times_the_memory_leaves_what_others_read_again() {
+fn a_scan_of_many_times_the_memory_leaves_pages_that_others_read_again() {
     let cache = cache();
     let (hot_device, hot) = open(&cache, 1, MEMORY / 3);
     let (device, file) = open(&cache, 2, 8 * MEMORY);
@@ -117,7 +117,7 @@ fn a_file_that_fits_stays_though_it_was_read_by_a_stream() {
 }
 
 #[test]
-fn a_reader_close_behind_another_finds_what_that_one_has_passed() {
+fn a_reader_close_behind_another_finds_passed_pages() {
     let cache = cache();
     let (device, first) = open(&cache, 1, 4 * MEMORY);
     let second = cache.open_backend(device.clone()).unwrap();

@@ -210,7 +210,7 @@ fn t04_the_edges_of_a_hole_read_as_zeros() {
 
 /// T06: a hole within a folio of order 9 leaves the bytes outside as they were: cached, and dirty if they were.
 #[test]
-fn t06_a_hole_in_a_folio_of_2_mib_leaves_what_is_around_it() {
+fn t06_a_hole_in_a_folio_of_2_mib_leaves_the_pages_around_it() {
     let mut pair = Pair::new(2 * MIB);
     pair.warm();
     pair.write(77 * PAGE + 5, &[3; 40]);
@@ -404,7 +404,7 @@ fn t03_no_page_is_added_while_a_file_is_being_truncated() {
         let mut byte = [0];
         file.read_at(&mut byte, (page * PAGE) as u64).map(|read| (read, byte[0])).unwrap()
     };
-    // Of a page that is not cached, without waiting: whether that has started a read of the device.
+    // Reads a page that is not cached, without waiting; says whether that has started a read of the device.
     let starts = |page: usize| {
         let before = device.held();
         let nowait = ReadOptions::new().nowait(true);
@@ -439,7 +439,7 @@ fn t03_no_page_is_added_while_a_file_is_being_truncated() {
 /// T05: a cut waits for pages under write-back. Readers of cached pages go on meanwhile, and no late write makes the
 /// file longer.
 #[test]
-fn t05_a_cut_waits_for_what_is_being_written() {
+fn t05_a_cut_waits_for_flushes_under_way() {
     let (cache, memory, device, file) = slow();
     file.read_exact_at(&mut [0; 8], 3 * PAGE as u64).unwrap();
     let reads = device.reads();
@@ -564,7 +564,7 @@ fn t08_a_waiter_for_a_truncated_page_finds_the_end() {
 
 /// T09: pages that were dirty when they were cut off or punched are not written.
 #[test]
-fn t09_nothing_is_written_of_what_was_cut_off() {
+fn t09_no_page_that_was_cut_off_is_written() {
     let (cache, memory, device, file) = slow();
     file.punch_hole(20 * PAGE as u64, 3 * PAGE as u64).unwrap();
     file.set_len(25 * PAGE as u64).unwrap();

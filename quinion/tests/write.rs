@@ -346,7 +346,7 @@ fn writes_of_a_durable_handle_are_in_the_file_when_they_return() {
 }
 
 #[test]
-fn a_small_cache_keeps_what_is_dirty_whatever_is_read_beside_it() {
+fn a_small_cache_keeps_dirty_pages_whatever_is_read_beside_them() {
     let mut pair = Pair::new(8 << 20);
     let memory = Arc::new(MemoryFile::new(vec![9; 64 << 20]));
     let other = pair.cache.open_backend(memory).expect("it opens");
@@ -877,7 +877,7 @@ fn files_are_made_written_and_read_back_by_the_system() {
 }
 
 #[test]
-fn nowait_readers_find_what_was_written() {
+fn nowait_readers_find_written_bytes() {
     let pair = Pair::new(0);
     pair.file.write_all_at(&[3; 5 * PAGE], 0).expect("a write");
     let mut buffer = vec![0; 5 * PAGE];
@@ -1051,7 +1051,7 @@ impl Backend for Others {
 /// 1. Another process writes a file.
 /// 2. The reader syncs it, gets `Ok`, and relies on that. Nothing has been made durable.
 #[test]
-fn sync_by_a_reader_makes_durable_what_others_wrote() {
+fn sync_by_a_reader_makes_writes_of_other_processes_durable() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let others = std::sync::Arc::new(Others::default());
     let file = cache.open_backend(others.clone()).unwrap();

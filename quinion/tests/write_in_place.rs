@@ -223,7 +223,7 @@ fn a_stopped_writer_stops_only_threads_that_want_its_page() {
             wrote.send("wrote").unwrap();
         });
         scope.spawn(move || {
-            // Of another page: the pin may refuse it, but it never waits.
+            // A write of another page: the pin may refuse it, but it never waits.
             write(stage, 9, 1, 3);
             other.send("other").unwrap();
         });

@@ -434,7 +434,7 @@ fn a_small_append_is_written_by_its_sync() {
 }
 
 #[test]
-fn the_background_writes_what_is_old_and_forgets_the_file() {
+fn the_background_writes_old_pages_and_forgets_the_file() {
     let options = by_hand().expire(Duration::from_millis(20)).interval(Duration::from_millis(5));
     let stage = Stage::new(options);
     let (memories, devices): (Vec<_>, Vec<_>) = (0..5)
@@ -516,7 +516,7 @@ fn write_until_refused(file: &Opened<'_>, calls: u32) -> Result<u32, (u32, std::
 }
 
 #[test]
-fn writers_are_held_up_as_little_as_needed_and_what_is_dirty_stays_bounded() {
+fn writers_are_held_up_as_little_as_needed_and_dirty_pages_stay_bounded() {
     let stage = Stage::new(throttled(LONG));
     let devices: Vec<_> = (0..2)
         .map(|seed| {
@@ -598,7 +598,7 @@ fn d14_pages_of_an_uncached_writer_alone_leave_when_they_were_written_and_not_be
     file.write_fated(0..10, 1, FolioLifetime::DropsBehind);
     assert_eq!(stage.writeback.totals().drop_behind(), 10);
     device.fail_writes_at(4 * PAGE..5 * PAGE, FailureCount::First(1));
-    stage.writeback.kick(&file.mapping);
+    stage.writeback.request_writeback(&file.mapping);
     wait_until("the failure", || file.mapping.writeback().failures().count > 0 && file.under_way() == 0);
     assert!(file.is_cached(4), "what failed stays");
     assert_eq!(file.sync(&handle), Err(EIO), "and is told");
@@ -683,7 +683,7 @@ fn a_thread_without_memory_because_all_is_dirty_has_it_written() {
 }
 
 #[test]
-fn a_cache_that_is_made_smaller_writes_what_is_in_the_way() {
+fn a_cache_that_is_made_smaller_writes_dirty_pages_in_the_way() {
     let device = Arc::new(MemoryFile::new(vec![0; 18 << 20]));
     let cache = quinion::Cache::builder().memory(32 << 20).writeback(by_hand()).build().unwrap();
     let file = cache
@@ -954,7 +954,7 @@ fn synced_pages_survive_writers_syncs_and_faults_at_once() {
         let device = SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults)
             .with_write_faults(WriteFaults { errors: 50, full: 50, drops: 20, sync_errors: 50 });
         let file = stage.open(1, Arc::new(device));
-        // Of each writer's pages: how far the disk's log was when it was promised, and what.
+        // For each writer's pages: the promise, and how far the disk's log was when it was given.
         let sync_points: Mutex<Vec<(usize, u64, u32)>> = Mutex::default();
         std::thread::scope(|scope| {
             for thread in 0..3u64 {

@@ -215,7 +215,7 @@ fn a06_a_folio_of_every_smaller_order_at_every_place() {
 
 /// A12: when nodes run out in a split, nothing is stored, and each index still loads the shadow's value.
 #[test]
-fn a12_pages_without_nodes_say_what_they_said() {
+fn a12_pages_without_nodes_keep_their_entries() {
     for order in 1..=9u8 {
         for budget in 0..10 {
             let forest = forest::<1>();

@@ -224,7 +224,7 @@ fn a_split_does_not_move_the_folio() {
 }
 
 #[test]
-fn a_reserve_taken_before_the_lock_suffices_and_gives_back_what_is_left() {
+fn a_reserve_taken_before_the_lock_suffices_and_gives_back_its_rest() {
     for (start, n) in [(0u64, 1u32), (0, 512), (4000, 300), (1 << 40, 64), (63, 2)] {
         let forest = forest::<3>();
         put(&forest, 4096, 9, shadow(9, 1));

@@ -171,7 +171,7 @@ fn erasing_takes_the_whole_entry_and_the_nodes_with_it() {
 }
 
 #[test]
-fn the_tree_gets_lower_when_what_was_far_out_goes() {
+fn the_tree_gets_lower_when_far_entries_go() {
     let forest = forest::<2>();
     let near = put_folio(&forest, 0, 0);
     for far in (1..52).map(|bit| 1u64 << bit) {
@@ -184,7 +184,7 @@ fn the_tree_gets_lower_when_what_was_far_out_goes() {
 }
 
 #[test]
-fn erasing_a_range_takes_what_reaches_over_its_edges_but_no_spill() {
+fn erasing_a_range_takes_entries_that_reach_over_its_edges_but_no_spill() {
     let forest = forest::<2>();
     let at_start = put_folio(&forest, 0, 4);
     let inside = put_folio(&forest, 17, 0);
@@ -204,7 +204,7 @@ fn erasing_a_range_takes_what_reaches_over_its_edges_but_no_spill() {
 }
 
 #[test]
-fn compare_exchange_changes_only_what_it_expects() {
+fn compare_exchange_changes_only_the_expected_entry() {
     let forest = forest::<2>();
     let first = put_folio(&forest, 8, 3);
     let second = put_folio(&forest, 16, 3);
@@ -262,7 +262,7 @@ fn a_node_with_a_spill_is_no_node_of_shadows_only() {
 }
 
 #[test]
-fn a_dump_reads_as_what_is_there() {
+fn a_dump_shows_the_entries_of_the_tree() {
     let forest = forest::<6>();
     put_folio(&forest, 4, 2);
     put(&forest, 64, 6, shadow(6, 9));

@@ -21,7 +21,7 @@
 //! xas_conflict_get_order    each conflict once, with its order               conflicts_come_once_..
 //! xa_alloc_1, _2, _3        free ids are handed out                          none: the tree gives no ids;
 //!                                                                            next_gap is asked in xarray_twin
-//! find_1 .. _4, _entry      a search at, between, after entries              a_search_finds_what_is_at_or_after
+//! find_1 .. _4, _entry      a search at, between, after entries              a_search_finds_the_entry_at_or_after
 //! multi_find_1, _2, _3      a search that starts inside a large entry        a_search_from_inside_..
 //! pause                     go on after the lock was dropped                 an_iteration_goes_on_after_..
 //! move_*                    next and previous over holes and at the ends     steps_to_both_sides_..
@@ -197,7 +197,7 @@ fn a_marked_search_ends_after_the_last_one() {
 }
 
 #[test]
-fn the_tree_shrinks_back_to_what_it_was() {
+fn the_tree_shrinks_back_to_its_former_height() {
     fn check<const BITS: u32>() {
         for order in 0..=ENTRY_ORDER_MAX {
             let forest = forest::<BITS>();
@@ -231,7 +231,7 @@ fn an_insertion_overwrites_nothing() {
 }
 
 #[test]
-fn a_compare_exchange_takes_the_whole_of_what_it_expects() {
+fn a_compare_exchange_takes_the_whole_expected_entry() {
     fn check<const BITS: u32>() {
         for order in 0..=ENTRY_ORDER_MAX {
             let (forest, pages) = (forest::<BITS>(), 1u64 << order);
@@ -390,7 +390,7 @@ fn conflicts_come_once_each_with_its_order() {
                     assert!(forest.tree().range(from, to).eq([(pages, whole, big)]));
                 }
             }
-            // Of many small ones each is met, the holes are not.
+            // Many small entries: each is visited, and no hole is.
             clear(&forest);
             let order = big / 2;
             let want: Vec<_> =
@@ -403,7 +403,7 @@ fn conflicts_come_once_each_with_its_order() {
 }
 
 #[test]
-fn a_search_finds_what_is_at_or_after() {
+fn a_search_finds_the_entry_at_or_after() {
     fn check<const BITS: u32>() {
         let forest = forest::<BITS>();
         for (one, two) in (0..70).flat_map(|one| (one + 1..70).map(move |two| (one, two))) {
@@ -424,7 +424,7 @@ fn a_search_finds_what_is_at_or_after() {
 }
 
 #[test]
-fn a_search_from_inside_a_large_entry_finds_it_and_then_what_follows() {
+fn a_search_from_inside_a_large_entry_finds_it_and_then_the_next() {
     fn check<const BITS: u32>() {
         for order in 1..=9u8 {
             let (forest, base, end) = (forest::<BITS>(), 1u64 << order, 2u64 << order);
@@ -661,7 +661,7 @@ fn everything_goes_and_every_node_comes_back() {
 }
 
 #[test]
-fn erasing_what_is_marked_does_not_end_a_marked_walk() {
+fn erasing_marked_entries_does_not_end_a_marked_walk() {
     fn check<const BITS: u32>() {
         let forest = forest::<BITS>();
         let there: Vec<u64> = (0..300).step_by(3).collect();

@@ -132,7 +132,7 @@ fn a_walk_in_steps_finds_what_a_walk_finds() {
 }
 
 #[test]
-fn readers_see_only_what_was_once_there() {
+fn readers_see_only_entries_that_were_there_once() {
     // Nodes are not reused, so that a reader in an unlinked node finds what was there.
     for _ in 0..4 {
         let small = Forest::<2>::new(150_000, Reuse::Never);

@@ -202,7 +202,7 @@ impl Elf {
             .collect()
     }
 
-    /// The dynamic symbols: what the file offers and what it needs. Names that are not UTF-8 are left out.
+    /// The dynamic symbols: those that the file offers and those that it needs. Names that are not UTF-8 are left out.
     pub fn symbols(&self) -> Vec<Symbol<'_>> {
         let file = self.file();
         let versions = file.elf_section_table().versions(LITTLE, self.bytes.as_slice()).ok().flatten();

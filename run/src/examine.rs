@@ -84,8 +84,8 @@ struct LibraryCopy {
 }
 
 impl ProcessAuditor {
-    /// An auditor that passes the file `ours`, whose bytes are `our_object`, and knows what is `remembered` of earlier
-    /// runs. The cache that it works for has `memory` bytes.
+    /// An auditor that passes the file `ours`, whose bytes are `our_object`, and knows the `remembered` results of
+    /// earlier runs. The cache that it works for has `memory` bytes.
     pub(super) fn new(
         ours: PathBuf,
         our_object: &'static [u8],
@@ -230,8 +230,8 @@ impl Drop for ReadLockGuard<'_> {
 }
 
 /// Opens `path` in `process`, if no step can wait for ever. The process has chosen the path: so it is looked up in the
-/// process's table of mounts before any file system is asked, and what was found is checked again before it is opened.
-/// No request goes to a file system that is not served by default (FUSE, a network's).
+/// process's table of mounts before any file system is asked, and the file that was found is checked again before it is
+/// opened. No request goes to a file system that is not served by default (FUSE, a network's).
 fn open_object(process: u32, path: &str) -> Option<File> {
     let path = Path::new(path);
     mounts::do_all_answer(process, path).ok().filter(|&all| all)?;

@@ -60,7 +60,7 @@ pub mod syscall_scan;
 mod user_folder;
 
 use keep::{CacheRequest, JoinedCache, Message};
-pub use live::{Hot, REPAIR_VERB, repair_terminal};
+pub use live::{HotFileSize, REPAIR_VERB, repair_terminal};
 use live::{Live, RunSample};
 use plan::Plan;
 use plan_cache::PlanCache;
@@ -100,10 +100,10 @@ impl RunOptions {
 /// How a program's calls reach the interposer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Intercept {
-    /// By names, and by patching the C library where that is safe.
+    /// Calls are intercepted by symbol name, and by patching the C library where that is safe.
     #[default]
     Auto,
-    /// By names alone: the kernel gets the calls that the C library makes inside itself.
+    /// Calls are intercepted by symbol name alone: the kernel gets the calls that the C library makes inside itself.
     Plt,
     /// Not at all.
     Off,
@@ -171,8 +171,8 @@ impl RunEnd {
     }
 }
 
-/// Runs the program with `owner` as the owner of what it views, to its end, patched as `planning` says. `numbers` is
-/// asked for the owner's numbers: afterwards, and while the program runs if the live display is on.
+/// Runs the program to its end, with `owner` as the owner of its cache, patched as `planning` says. `numbers` is asked
+/// for the owner's numbers: afterwards, and while the program runs if the live display is on.
 ///
 /// # Errors
 /// The owner's side cannot be set up, or it is seen before the start that the report cannot be written; the program is
@@ -191,7 +191,7 @@ pub fn run(
         totals: session.totals(),
         stats: session.stats(),
         owner: numbers.numbers(),
-        hottest: numbers.hottest(files).into_iter().map(Hot::from).collect(),
+        hottest: numbers.hottest(files).into_iter().map(HotFileSize::from).collect(),
     };
     let before_stop = || session.owner.about_to_stop();
     let (ended, kind) = match run_program(options, |command| session.point_to(command), look, before_stop)? {
@@ -278,7 +278,7 @@ fn complain(wrong: &dyn Display) {
     let _ = writeln!(io::stderr(), "quinion: {wrong}");
 }
 
-/// A plan of what is patched in the program's C library, made beside other work, such as building the cache.
+/// A plan of the patches in the program's C library, made beside other work, such as building the cache.
 #[derive(Debug)]
 pub struct Planning(Option<JoinHandle<Result<Planned, String>>>);
 

@@ -57,19 +57,19 @@ pub(super) struct RunSample {
     /// The owner's numbers so far.
     pub owner: OwnerNumbers,
     /// The files that are read most, hottest first.
-    pub hottest: Vec<Hot>,
+    pub hottest: Vec<HotFileSize>,
 }
 
 /// A file that is read often.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Hot {
+pub struct HotFileSize {
     /// The path by which a program opened it last.
     pub name: PathBuf,
     /// Bytes of it that are cached; `None` if no program has it open any more.
     pub cached_bytes: Option<u64>,
 }
 
-impl From<HotFile> for Hot {
+impl From<HotFile> for HotFileSize {
     fn from(file: HotFile) -> Self {
         Self { name: file.name, cached_bytes: file.cached_bytes }
     }

@@ -389,17 +389,17 @@ fn move_instructions(
     decoder.set_position(skip).map_err(|_| PatchRefused::Short)?;
     decoder.set_ip(address + skip as u64);
     let mut taken = skip;
-    let mut goes_on = true;
+    let mut falls_through = true;
     while taken < skip + JUMP_BYTES {
-        if !goes_on || !decoder.can_decode() {
+        if !falls_through || !decoder.can_decode() {
             return Err(PatchRefused::Short);
         }
         let instruction = decoder.decode();
         let bytes = &code[taken..taken + instruction.len()];
-        goes_on = move_one(&decoder, &instruction, bytes, moving)?;
+        falls_through = move_one(&decoder, &instruction, bytes, moving)?;
         taken += instruction.len();
     }
-    if goes_on {
+    if falls_through {
         moving.add_jump(&[JUMP], address + taken as u64)?;
     }
     Ok(taken)

@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(ours.read("plan", 1), b"");
     }
 
-    /// 1. Under the name of what is remembered lies a pipe, or a link to another file.
+    /// 1. Under the name of the remembered plan lies a pipe, or a link to another file.
     /// 2. The pipe is opened, and waits for a process that is at its other end; the other file is written to.
     #[test]
     fn an_entry_that_is_no_file_is_neither_waited_for_nor_followed() {

@@ -24,7 +24,7 @@ const END: &str = "\n\n";
 pub struct Planned {
     /// In the form that the object reads.
     pub bytes: Vec<u8>,
-    /// By how many names functions are patched.
+    /// The number of names by which functions are patched.
     pub functions: u64,
     /// The functions that are not patched, and why.
     pub left: Vec<String>,

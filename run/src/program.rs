@@ -310,7 +310,7 @@ fn changes_rights(data: &std::fs::Metadata) -> bool {
 }
 
 enum Linking {
-    /// By the dynamic linker at this path.
+    /// Linked dynamically, by the dynamic linker at this path.
     By(String),
     Static,
     /// Its headers are incomplete, or it has none.

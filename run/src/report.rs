@@ -37,7 +37,7 @@ pub enum Value {
     Share {
         /// How many of them.
         part: u64,
-        /// Of how many.
+        /// The whole, which `part` is of.
         whole: u64,
     },
     /// A measured number, of which four digits are printed; unknown if it is not finite.

@@ -66,7 +66,7 @@ pub struct OwnerNumbers {
     pub evicted_pages: u64,
     /// Pages that had been evicted and came back.
     pub refaulted_pages: u64,
-    /// Of these, pages that had not been away for long.
+    /// Pages among these that had not been away for long.
     pub activated_pages: u64,
     /// Windows with a page that had come back before.
     pub workingset_windows: u64,
@@ -75,7 +75,7 @@ pub struct OwnerNumbers {
 }
 
 impl OwnerNumbers {
-    /// Those of `owner`.
+    /// The numbers of `owner`.
     pub fn of(owner: &quinion_owner::CacheOwner) -> Self {
         let cache = owner.cache();
         let stats = cache.stats();
@@ -544,7 +544,7 @@ fn words_of(words: impl Iterator<Item = String>) -> Value {
     Value::List(words.map(Value::Text).collect())
 }
 
-/// A number with the word for what it counts.
+/// A number with its unit.
 fn counted(number: u64, one: &str, more: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { more })
 }

@@ -9,7 +9,7 @@
 //!
 //! **Safe**: only root and the user can change what its path leads to. Each folder above it, from the root on and with
 //! links resolved, belongs to one of the two, and others cannot write there. In a sticky folder, such as `/tmp`, they
-//! may, since they cannot rename what is not theirs. The folder itself belongs to the user, and others may not enter
+//! may, since they cannot rename files of other users. The folder itself belongs to the user, and others may not enter
 //! it.
 //!
 //! **Usable**: the dynamic linker can load from it, and a socket in it has an address. So it is not mounted `noexec`,
@@ -35,7 +35,7 @@ use super::open_files;
 pub(super) const PATH_MAX: usize = 80;
 
 const WRITTEN_BY_OTHERS: u32 = 0o022;
-/// Users can rename or remove there only what is theirs.
+/// Users can rename or remove there only their own files.
 const STICKY: u32 = 0o1000;
 
 /// The folder, open.

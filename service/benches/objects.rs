@@ -28,7 +28,7 @@ const LATENCY: Duration = Duration::from_millis(20);
 /// What a connection to a store in the same region brings in a second.
 const CONNECTION_BYTES: u64 = 80_000_000;
 const REPETITIONS: usize = 7;
-/// Of a bare reader: ranges of this many bytes, so many at a time.
+/// A bare reader reads ranges of this many bytes, so many at a time.
 const BARE: (u64, usize) = (8 << 20, 8);
 /// What a client asks for ahead of where it reads.
 const AHEAD: u64 = BARE.0 * BARE.1 as u64;

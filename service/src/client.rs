@@ -36,7 +36,11 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Connect`]: there is no such server, or it does not admit this process.
     pub fn connect(server: &str) -> Result<Self> {
-        let failed = |error| Error::of_io(ErrorKind::Connect, format!("cannot connect to {server:?}"), error);
+        let failed = |error| {
+            Error::of_io(ErrorKind::Connect, format!("cannot connect to {server:?}"), error).with_hint(
+                "name a server as it was started (`quinion serve --name`), or the path of its socket",
+            )
+        };
         let socket = path_of(server).map_err(failed)?;
         let connection = Connection::to(&socket, CONNECT_MAX)?;
         Ok(Self { connection, reconnect_timeout: RECONNECT_TIMEOUT, freshness: None })

@@ -93,7 +93,7 @@ pub struct ClientStoreBuilder {
 }
 
 impl ClientStoreBuilder {
-    /// How old what is known of an object may be. By default each call asks.
+    /// How old the known metadata of an object may be. By default each call asks.
     #[must_use]
     pub fn freshness(mut self, freshness: Freshness) -> Self {
         self.freshness = freshness;
@@ -127,7 +127,7 @@ impl ClientStoreBuilder {
     }
 }
 
-/// An `ObjectStore` whose reads come from a server's cache. Cheap to clone; clones share what is known.
+/// An `ObjectStore` whose reads come from a server's cache. Cheap to clone; clones share the known metadata.
 #[derive(Clone)]
 pub struct ClientStore {
     shared: Arc<Shared>,
@@ -156,8 +156,10 @@ struct Threads {
 
 impl Threads {
     fn new() -> Result<Self> {
-        let failed =
-            |error| Error::of_io(ErrorKind::Start, "cannot start threads for a client's store", error);
+        let failed = |error| {
+            Error::of_io(ErrorKind::Start, "cannot start threads for a client's store", error)
+                .with_hint("allow this user more of them (ulimit -u, pids.max)")
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .max_blocking_threads(THREADS_MAX)
@@ -215,7 +217,7 @@ impl Shared {
         format!("{}/{}", self.prefix, path.as_ref().replace('%', "%25"))
     }
 
-    /// The object as what is known says, if that is fresh and fulfils the conditions, or as the server tells.
+    /// The object by its known metadata, if that is fresh and fulfils the conditions, or as the server tells.
     async fn look(&self, path: &Path, options: &GetOptions) -> Result<KnownObject> {
         // First: in a forked child a lock may be one that no thread gives back.
         if self.threads.process.is_forked() {
@@ -498,7 +500,7 @@ impl ClientStore {
         ClientStoreBuilder { store, client, prefix: prefix.into(), freshness, failover }
     }
 
-    /// Forgets what is known of an object. For writes that went to the store by another way: call it when they have
+    /// Forgets the metadata of an object. For writes that went to the store by another way: call it when they have
     /// ended, however they ended, and before that is told to anyone.
     pub fn invalidate(&self, path: &Path) {
         self.shared.note_write(path);

@@ -9,8 +9,9 @@
 //! A request is repeated until it is answered, or the deadline has passed. A busy server (all slots in use, a store
 //! that keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
 //!
-//! Handles and pins are **given back** in order, by drops, which must not wait for a server that stands still: so
-//! only the first that finds no room waits, for a second. The rest is told with what is given back or asked next.
+//! Handles and pins are **given back** in order, by drops, which must not wait for a server that stands still: so only
+//! the first that finds no room waits, for a second. The rest is told with the next handle given back, or the next
+//! request.
 //!
 //! Invariants:
 //!  1. Nothing here is touched in a forked child: its memory is not there.
@@ -248,7 +249,7 @@ impl Connection {
                 Err(error) if is_busy(error) && retry.pause() => {}
                 Err(RequestError::Late)
                     if time > still_max && begun.elapsed() < still_max && retry.pause() => {}
-                // A worker may answer while the server ends: what it says then is of no server that there will be.
+                // A worker may answer while the server ends: that answer counts for no later server.
                 Err(RequestError::Errno(error)) if error == Errno::SRCH.0 || self.viewer.owner_is_dead() => {
                     return Err(RequestError::OwnerDead);
                 }
@@ -315,7 +316,10 @@ impl Connection {
                 self.give_back(Operation::Detach, [answer[0], 0, 0]);
                 Err(Error::new(
                     ErrorKind::Other,
-                    format!("cannot open {name}: the server says nothing of it"),
+                    format!(
+                        "cannot open {name}: the server answered without its size and version; use the same version of \
+                         Quinion for both"
+                    ),
                 ))
             }
         }
@@ -334,7 +338,7 @@ impl Connection {
     fn send_pending(&self, pending: &mut MutexGuard<'_, VecDeque<GivenBack>>, wait: Duration) {
         let mut retry = RetryDeadline::new(wait);
         while let Some(&(operation, arguments)) = pending.front() {
-            match self.viewer.tell(operation, arguments) {
+            match self.viewer.notify(operation, arguments) {
                 Ok(()) => drop(pending.pop_front()),
                 Err(RequestError::NoSlot) if retry.pause() => {}
                 Err(RequestError::NoSlot | RequestError::Late) => break,
@@ -385,6 +389,7 @@ fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {
         Ok((error, text)) => Error::of_refusal(&text, error as i32),
         Err(error) => {
             Error::of_io(ErrorKind::Open, format!("cannot open {name}: the server does not say why"), error)
+                .with_hint("see the server's log, and open it again")
         }
     }
 }
@@ -462,7 +467,7 @@ mod tests {
         }
     }
 
-    /// 1. A server stands still while pins are dropped: what is told of them finds no room.
+    /// 1. A server stands still while pins are dropped: the messages about them find no room.
     /// 2. The server has them until this process ends.
     #[test]
     fn handles_that_could_not_be_given_back_go_with_the_next_request() {

@@ -112,8 +112,12 @@ impl Error {
             RequestError::Errno(number) => kind_of(number),
         };
         let why = match kind {
-            ErrorKind::Fetch => "its store did not give the bytes, after retries; see the server".into(),
-            ErrorKind::TimedOut => "there was no answer in time; the store or the server is too slow".into(),
+            ErrorKind::Fetch => {
+                "its store did not give the bytes, after retries; see the server's log, and read again".into()
+            }
+            ErrorKind::TimedOut => {
+                "there was no answer in time: the store or the server is too slow; read again later".into()
+            }
             ErrorKind::Full => {
                 "the cache has no room for it; give the server more memory, or hold fewer pins".into()
             }

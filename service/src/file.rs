@@ -37,7 +37,7 @@ use crate::stores::{ObjectMetadata, OpenRequest};
 
 /// How long the server is waited for on the way to a local file, before the kernel reads.
 const FILE_MAX: Duration = Duration::from_millis(50);
-/// How often what was made ready may be gone again before it is copied.
+/// How often bytes that were made ready may be gone again before they are copied.
 const FRUITLESS_MAX: u32 = 16;
 
 /// One range of a [`ClientFile::read_ranges`].
@@ -211,7 +211,7 @@ impl ClientFile {
             return Ok(());
         }
         let text = format!(
-            "cannot read {} bytes at {offset} of {}: it ends after {read} of them",
+            "cannot read {} bytes at {offset} of {}: it ends after {read} of them; ask for fewer, or use read_at",
             buffer.len(),
             self.name()
         );
@@ -310,8 +310,8 @@ impl ClientFile {
     }
 
     /// Which bytes of a range are cached, without a request to the server, or a note of the look. The ranges rise, and
-    /// no two of them touch. A hint: what is cached may be evicted, and fetched, meanwhile. Nothing of a file that no
-    /// server serves.
+    /// no two of them touch. A hint: cached bytes may be evicted, and others fetched, meanwhile. Nothing of a file that
+    /// no server serves.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -337,6 +337,7 @@ impl ClientFile {
         bytes.try_reserve_exact(len).map_err(|_| {
             let text = format!("cannot copy {len} bytes of {}", self.name());
             Error::of_io(ErrorKind::Other, text, std::io::ErrorKind::OutOfMemory.into())
+                .with_hint("read or pin fewer bytes at a time")
         })?;
         bytes.resize(len, 0);
         let read = self.read_here(&mut bytes, offset)?;
@@ -425,7 +426,8 @@ impl ClientFile {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     let text = format!("cannot read {} at {}", self.name(), offset + done as u64);
-                    return Err(Error::of_io(ErrorKind::Other, text, error));
+                    return Err(Error::of_io(ErrorKind::Other, text, error)
+                        .with_hint("see the kernel's log, and read again"));
                 }
             }
         }

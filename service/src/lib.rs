@@ -1,9 +1,9 @@
 //! Quinion for several processes: one cache, owned by a server, read by clients in shared memory.
 //!
 //! Engines, data loaders and tools that read the same objects each keep a cache of their own, or none. Here one process
-//! has the cache, the stores and their credentials. Others open an object by its URL and read it: what is cached is
+//! has the cache, the stores and their credentials. Others open an object by its URL and read it: cached bytes are
 //! copied out of memory that the server shares, by the same walk as in the server, without a system call. The server
-//! fetches what is missing, once for all processes that want it.
+//! fetches the missing bytes, once for all processes that want them.
 //!
 //! ```text
 //!   server                                              client
@@ -36,12 +36,12 @@
 //! `let store = quinion_service::cached(store, client, "s3://bucket")?;`
 //!
 //! What holds:
-//!  1. *A handle is of one version.* Its bytes never change. When the store has replaced the object, a read of what is
-//!     not cached fails ([`ErrorKind::Changed`]).
+//!  1. *A handle is of one version.* Its bytes never change. When the store has replaced the object, a read of bytes
+//!     that are not cached fails ([`ErrorKind::Changed`]).
 //!  2. *Clients have no credentials.* The server opens what its stores can read, for processes with the very
 //!     credentials of its own process, as the kernel tells (the same users, groups, capabilities and name spaces). They
 //!     can read all that is cached.
-//!  3. *A client that ends gives back what it had*, handles and pins, however it ends: the server watches the process.
+//!  3. *A client that ends gives back its handles and pins*, however it ends: the server watches the process.
 //!  4. *A server that ends is noticed* within a bounded time. Objects are opened again at the server that listens in
 //!     its place, and read on if they are of the same version; without one, reads of objects fail
 //!     ([`ErrorKind::OwnerDead`]). The kernel reads local files.

@@ -5,7 +5,7 @@
 //! file keeps the newest. No lock is held while a server is asked: several threads may each open the object, and one of
 //! these is kept.
 //!
-//! The last owner of an open file, a handle or a pin, gives the server its handle back, and with it what was pinned.
+//! The last owner of an open file, a handle or a pin, gives the server its handle back, and the pages that were pinned.
 //! Not in a forked child: there it is the parent's.
 
 use std::fs::File;
@@ -104,7 +104,7 @@ impl OpenFile {
             Arc::clone(newest.as_ref().map_or(&self.connection, |newest| &newest.connection));
         while let Some(next) = connection.successor(self.reopened.timeout) {
             connection = next;
-            // By the store's word: this handle's version may have been taken for current for long.
+            // The store is asked: this handle's version may have been taken for current for long.
             let request = OpenRequest { freshness: Some(Freshness::Always), ..OpenRequest::default() };
             let opened = Self::object(&connection, &self.name, request, self.reopened.timeout);
             let answer = opened.map_err(|error| self.not_reopened(error)).and_then(|opened| {

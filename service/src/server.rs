@@ -72,7 +72,15 @@ impl Builder {
     /// As [`Builder::start`].
     pub fn start_at(self, socket: Socket) -> Result<Server> {
         let name = socket.path().display().to_string();
-        let failed = |error| Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
+        let failed = |error: std::io::Error| {
+            let has_remedy = error.kind() == std::io::ErrorKind::AlreadyExists;
+            let error = Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
+            if has_remedy {
+                error
+            } else {
+                error.with_hint("allow this process more threads, descriptors or memory")
+            }
+        };
         let stores = Stores::new(&self.cache, self.stores)
             .map_err(|why| Error::new(ErrorKind::Start, format!("cannot serve as {name:?}: {why}")))?;
         let stores = Arc::new(stores);
@@ -119,7 +127,7 @@ pub struct ServerStats {
     pub reads: u64,
     /// Bytes of these.
     pub bytes: u64,
-    /// Of the reads, those that had to ask.
+    /// Reads that had to ask.
     pub asked: u64,
     /// Fetches, by the stores' prefixes.
     pub fetches: Vec<(String, FetchStats)>,
@@ -162,7 +170,7 @@ impl Server {
     ///
     /// If both have the same name ([`Options::store_name`]), it is one store, reached in another way: the new one
     /// fetches from now on what clients have open, and its numbers go on. Else clients read on by the store before,
-    /// with its credentials, until they open again: what it names may be other objects.
+    /// with its credentials, until they open again: the new store may name other objects.
     ///
     /// # Errors
     /// [`ErrorKind::Start`]: the prefix is no URL.
@@ -176,8 +184,8 @@ impl Server {
         set.map(drop).map_err(|why| Error::new(ErrorKind::Start, format!("cannot add a store: {why}")))
     }
 
-    /// Takes a store away: clients can open nothing there any more, and read on what they have open, by that store.
-    /// Returns whether there was one of that prefix.
+    /// Takes a store away: clients can open nothing there any more, and continue to read their open objects by that
+    /// store. Returns whether there was one of that prefix.
     pub fn remove_store(&self, prefix: &str) -> bool {
         self.stores.remove(prefix)
     }

@@ -147,7 +147,8 @@ fn cannot_serve(name: &str, error: io::Error) -> Error {
         Some(libc::EACCES | libc::EROFS) => Some("name a path in a folder that you can write"),
         Some(libc::EMFILE | libc::ENFILE) => Some("raise the limit of open files (`ulimit -n`)"),
         Some(libc::EISDIR | libc::ENOTDIR) => Some("name the path of a socket in a folder of its own"),
-        _ => None,
+        Some(libc::EADDRINUSE) => None, // its text says what to do
+        _ => Some("name a socket in a folder that belongs to this user alone"),
     };
     let error = Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
     remedy.into_iter().fold(error, Error::with_hint)

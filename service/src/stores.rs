@@ -72,7 +72,7 @@ impl Stores {
     }
 
     /// Adds a store in the place of that of the same prefix; whether there was one. If that had the same name of its
-    /// own, it is the same store, and the new one fetches what is open.
+    /// own, it is the same store, and the new one fetches open objects.
     ///
     /// # Errors
     /// The prefix is no URL; what [`ObjectCache::new`] says.
@@ -201,7 +201,10 @@ impl NameOpener for Stores {
         let key = percent_decode_str(key).decode_utf8().map_err(|error| failed(Errno::INVAL, &error))?;
         let path = Path::parse(&key).map_err(|error| failed(Errno::INVAL, &error))?;
         if path.as_ref() != key {
-            return Err(failed(Errno::INVAL, &"a key that begins or ends with a slash cannot be opened"));
+            return Err(failed(
+                Errno::INVAL,
+                &"a key that begins or ends with a slash cannot be opened; leave the slash out",
+            ));
         }
         if let Some(freshness) = request.freshness {
             objects = objects.with_freshness(freshness);
@@ -280,14 +283,14 @@ pub(crate) struct ObjectMetadata {
     pub(crate) modified: Duration,
     pub(crate) e_tag: Option<String>,
     pub(crate) version: Option<String>,
-    /// Of another store, an object with all the same may have other bytes.
+    /// The store: an object of another store with the same path and version may have other bytes.
     pub(crate) store: Option<String>,
     pub(crate) ahead: u64,
     pub(crate) attributes: Attributes,
 }
 
 impl ObjectMetadata {
-    /// By a strong ETag or a version id.
+    /// Whether a strong ETag or a version id names the version.
     pub(crate) fn names_its_version(&self) -> bool {
         let is_strong = |tag: &String| !tag.is_empty() && !tag.starts_with("W/");
         self.version.is_some() || self.e_tag.as_ref().is_some_and(is_strong)
@@ -312,7 +315,7 @@ impl ObjectMetadata {
         lines.extend(self.store.iter().map(|store| format!("store {store}")));
         let attributes = self.attributes.iter().filter_map(|(kind, value)| attribute_line(kind, value));
         let attributes: Vec<_> = attributes.collect();
-        // All of them, or none: what is cut off would make of one value another.
+        // All of them, or none: a value that is cut off would be another value.
         let len = |lines: &[String]| lines.iter().map(|line| line.len() + 1).sum::<usize>();
         if len(&lines) + len(&attributes) <= NAME_TEXT_MAX {
             lines.extend(attributes);

@@ -249,7 +249,7 @@ fn open_and_go_on(client: &Client) -> ! {
     let opener = std::thread::spawn(move || {
         let mut opened = 0_u64;
         loop {
-            if opened % 100 == 0 {
+            if opened.is_multiple_of(100) {
                 say("opens");
             }
             let mut byte = [0];

@@ -87,19 +87,19 @@ use crate::sync::{Mutant, mutant, ordering};
 /// The first offset that does not fit into a word.
 pub const OFFSETS_MAX: u64 = 1 << 48;
 
-/// By whose decision bytes of a file are left to the kernel.
+/// The process that decided to leave bytes of a file to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CreditGiver {
-    /// By the viewer's, before it asks the owner.
+    /// The viewer, before it asks the owner.
     Viewer,
-    /// By the owner's answer.
+    /// The owner, by its answer.
     Owner,
 }
 
 /// The state of a descriptor; the head of this file has the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum State {
+pub enum FdState {
     /// Not opened by a call that the library saw, or closed.
     Unknown = 0,
     /// Opened for reading, not attached yet.
@@ -118,11 +118,11 @@ pub enum State {
     Shared = 7,
 }
 
-impl State {
+impl FdState {
     /// Whether there is a file of the owner's behind it.
     #[inline]
     pub fn is_attached(self) -> bool {
-        matches!(self, State::Served | State::Positioned)
+        matches!(self, FdState::Served | FdState::Positioned)
     }
 }
 
@@ -136,23 +136,23 @@ impl FdWord {
     const OWNERS: u64 = 1 << 46;
     const CALL: u64 = 1 << 40;
     const CALLS: u64 = 0x3f << 40;
-    /// Of a shared or positioned one: it has been counted why it is.
+    /// The reason why a descriptor is shared or positioned has been counted.
     const REPORTED: u64 = 1 << 39;
     const OPENING: u64 = 1 << 38;
     const CREDIT_MAX: u64 = Self::OPENING - 1;
 
     /// The state.
     #[inline]
-    pub fn state(self) -> State {
+    pub fn state(self) -> FdState {
         match self.0 >> 61 {
-            1 => State::Candidate,
-            2 => State::Served,
-            3 => State::Moving,
-            4 => State::Kernel,
-            5 => State::Other,
-            6 => State::Positioned,
-            7 => State::Shared,
-            _ => State::Unknown,
+            1 => FdState::Candidate,
+            2 => FdState::Served,
+            3 => FdState::Moving,
+            4 => FdState::Kernel,
+            5 => FdState::Other,
+            6 => FdState::Positioned,
+            7 => FdState::Shared,
+            _ => FdState::Unknown,
         }
     }
     /// The private offset, in bytes.
@@ -165,20 +165,20 @@ impl FdWord {
         debug_assert!(low < OFFSETS_MAX);
         Self(self.0 & !(OFFSETS_MAX - 1) | low)
     }
-    fn with_state(self, state: State) -> Self {
+    fn with_state(self, state: FdState) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
     }
     /// An unsettled word, settled as an inspection has shown.
     #[must_use]
-    pub fn settled_as(self, state: State) -> Self {
-        debug_assert!(matches!(state, State::Kernel | State::Other));
+    pub fn settled_as(self, state: FdState) -> Self {
+        debug_assert!(matches!(state, FdState::Kernel | FdState::Other));
         self.left(state)
     }
-    /// Of a candidate or a shared one: the bytes left to the kernel; `None` if the file was not inspected yet.
+    /// The bytes that a candidate or a shared one leaves to the kernel; `None` if the file was not inspected yet.
     pub fn credit(self) -> Option<u64> {
         (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }
-    /// Of these: by whose decision the credit was given.
+    /// The giver of this credit.
     pub fn credit_giver(self) -> CreditGiver {
         if self.0 & Self::OWNERS == 0 { CreditGiver::Viewer } else { CreditGiver::Owner }
     }
@@ -187,7 +187,7 @@ impl FdWord {
         self.kernels_calls() != 0
     }
     fn kernels_calls(self) -> u64 {
-        if matches!(self.state(), State::Served | State::Moving) { 0 } else { self.0 & Self::CALLS }
+        if matches!(self.state(), FdState::Served | FdState::Moving) { 0 } else { self.0 & Self::CALLS }
     }
     fn with_credit(self, bytes: u64) -> Self {
         Self(self.0 & !Self::CREDIT_MAX | Self::LOOKED | bytes.min(Self::CREDIT_MAX))
@@ -199,8 +199,8 @@ impl FdWord {
     #[inline]
     pub fn is_offset_kernels(self) -> bool {
         match self.state() {
-            State::Candidate | State::Served | State::Moving => false,
-            State::Shared => self.0 & Self::OPENING == 0,
+            FdState::Candidate | FdState::Served | FdState::Moving => false,
+            FdState::Shared => self.0 & Self::OPENING == 0,
             _ => true,
         }
     }
@@ -208,20 +208,20 @@ impl FdWord {
     pub fn is_reported(self) -> bool {
         self.0 & Self::REPORTED != 0
     }
-    fn told(self) -> Self {
+    fn reported(self) -> Self {
         Self(self.0 | Self::REPORTED)
     }
     fn shared(self) -> Self {
-        Self(self.with_state(State::Shared).0 & !Self::OPENING).told()
+        Self(self.with_state(FdState::Shared).0 & !Self::OPENING).reported()
     }
     fn positioned(self) -> Self {
-        self.with_state(State::Positioned).with_low(self.0 & Self::REPORTED | self.kernels_calls())
+        self.with_state(FdState::Positioned).with_low(self.0 & Self::REPORTED | self.kernels_calls())
     }
-    fn left(self, state: State) -> Self {
+    fn left(self, state: FdState) -> Self {
         self.with_state(state).with_low(self.kernels_calls())
     }
     /// The next generation, which keeps only the kernel's calls.
-    fn next(self, state: State) -> Self {
+    fn next(self, state: FdState) -> Self {
         let calls = self.kernels_calls();
         let step = if mutant(Mutant::OpenGeneration) { 0 } else { Self::GENERATION };
         Self(self.0.wrapping_add(step)).with_state(state).with_low(calls)
@@ -273,7 +273,7 @@ impl FdCell {
     /// Moves the private offset; `false` if another thread changed the word first.
     #[inline]
     pub fn advance(&self, from: FdWord, offset: u64) -> bool {
-        debug_assert!(from.state() == State::Served);
+        debug_assert!(from.state() == FdState::Served);
         let to = from.with_low(offset);
         if mutant(Mutant::AdvanceExchange) {
             self.0.store(to.0, Ordering::SeqCst); // partner: `look`
@@ -282,7 +282,7 @@ impl FdCell {
         self.exchange(from, to).is_ok()
     }
 
-    /// After a copy, whether the descriptor still is what it was attached to when `word` was looked at.
+    /// After a copy, whether the descriptor is still attached to the same file as when `word` was looked at.
     #[inline]
     pub fn is_still(&self, word: FdWord) -> bool {
         if !mutant(Mutant::StillFence) {
@@ -294,16 +294,16 @@ impl FdCell {
         mutant(Mutant::StillLook) || now.is_same_attachment(word)
     }
 
-    /// Notes what an inspection of the descriptor has shown, unless another thread was first.
+    /// Notes the result of an inspection of the descriptor, unless another thread was first.
     pub fn settle(&self, from: FdWord, to: FdWord) {
         let _ = self.exchange(from, to);
     }
 
     /// Whether the reason for this descriptor's reads by the kernel is still to be counted; marks it counted.
-    pub fn tell(&self, word: FdWord) -> bool {
-        matches!(word.state(), State::Shared | State::Positioned)
+    pub fn mark_reported(&self, word: FdWord) -> bool {
+        matches!(word.state(), FdState::Shared | FdState::Positioned)
             && !word.is_reported()
-            && self.exchange(word, word.told()).is_ok()
+            && self.exchange(word, word.reported()).is_ok()
     }
 
     /// Gives a candidate or a shared one a credit. `false`: another thread was faster.
@@ -320,13 +320,13 @@ impl FdCell {
         self.exchange(from, from.charged(bytes)).is_ok()
     }
 
-    /// In a forked child, by its only thread that looks: what it inherited its parent has too, and the calls of the
-    /// parent's other threads are not under way here.
+    /// In a forked child, by its only thread that looks: its inherited descriptors are its parent's, too, and the calls
+    /// of the parent's other threads are not under way here.
     pub fn inherit(&self) {
         let word = self.look();
         let to = match word.state() {
-            State::Unknown | State::Kernel | State::Other => word.with_low(0),
-            _ => word.next(State::Shared).with_low(FdWord::REPORTED),
+            FdState::Unknown | FdState::Kernel | FdState::Other => word.with_low(0),
+            _ => word.next(FdState::Shared).with_low(FdWord::REPORTED),
         };
         self.settle(word, to);
     }
@@ -344,7 +344,7 @@ pub trait Process {
     fn set_offset(&self, offset: u64);
     /// Lets the awaited thread run; `turn` counts the waits before. It must sleep at some turns.
     fn wait(&self, turn: u32);
-    /// The owner's handle of what the descriptor is attached to.
+    /// The owner's handle of the file that the descriptor is attached to.
     fn handle(&self) -> u64;
 }
 
@@ -376,7 +376,7 @@ impl<'a, P: Process> Fd<'a, P> {
         let mut turn = 0;
         loop {
             let word = self.cell.look();
-            if word.state() != State::Moving || mutant(Mutant::SettledWait) {
+            if word.state() != FdState::Moving || mutant(Mutant::SettledWait) {
                 return word;
             }
             self.process.wait(turn);
@@ -387,9 +387,9 @@ impl<'a, P: Process> Fd<'a, P> {
     /// Takes `from` to Moving with signals held back, does `work`, and goes on to the word it answers.
     fn moving(&self, from: FdWord, work: impl FnOnce() -> FdWord) -> Result<(), FdWord> {
         let _held = self.process.hold_signals();
-        self.cell.exchange(from, from.with_state(State::Moving))?;
+        self.cell.exchange(from, from.with_state(FdState::Moving))?;
         let to = work();
-        // SeqCst, partner: `look`; also the Release for what `work` stored.
+        // SeqCst, partner: `look`; also the Release for the stores of `work`.
         self.cell.0.store(to.0, ordering(Mutant::MovingRelease, Ordering::SeqCst, Ordering::Relaxed));
         Ok(())
     }
@@ -417,8 +417,8 @@ impl<'a, P: Process> Fd<'a, P> {
 
     /// The number was opened, received or made by a duplication, and is in `state` (Unknown, Kernel or Shared). The
     /// handle to give back, as in [`Opened::stale`].
-    pub fn open(&self, state: State) -> Option<u64> {
-        debug_assert!(matches!(state, State::Unknown | State::Kernel | State::Shared));
+    pub fn open(&self, state: FdState) -> Option<u64> {
+        debug_assert!(matches!(state, FdState::Unknown | FdState::Kernel | FdState::Shared));
         self.open_as(|word| word.next(state))
     }
 
@@ -436,16 +436,16 @@ impl<'a, P: Process> Fd<'a, P> {
     pub fn open_for_reading(&self, is_alone: impl FnOnce() -> bool) -> Opened {
         let early = mutant(Mutant::OpenForked);
         let stale = self.open_as(|word| {
-            let next = word.next(State::Shared);
-            if early { next.with_state(State::Candidate) } else { FdWord(next.0 | FdWord::OPENING) }
+            let next = word.next(FdState::Shared);
+            if early { next.with_state(FdState::Candidate) } else { FdWord(next.0 | FdWord::OPENING) }
         });
         let word = self.cell.look();
         let was_forked = !is_alone();
         if was_forked {
             self.share();
-        } else if word.state() == State::Shared && word.0 & FdWord::OPENING != 0 {
+        } else if word.state() == FdState::Shared && word.0 & FdWord::OPENING != 0 {
             // A thread that shared or attached it meanwhile has cleared the mark, and was right.
-            let candidate = FdWord(word.with_state(State::Candidate).0 & !FdWord::OPENING);
+            let candidate = FdWord(word.with_state(FdState::Candidate).0 & !FdWord::OPENING);
             self.cell.settle(word, candidate);
         }
         Opened { stale, was_forked }
@@ -457,10 +457,10 @@ impl<'a, P: Process> Fd<'a, P> {
         loop {
             let word = self.settled();
             let handle = self.handle_of(word);
-            let left = word.left(State::Unknown);
+            let left = word.left(FdState::Unknown);
             let done = match word.state() {
-                State::Unknown => return None,
-                State::Served => self.leave(word, left),
+                FdState::Unknown => return None,
+                FdState::Served => self.leave(word, left),
                 _ => self.cell.exchange(word, left),
             };
             if done.is_ok() {
@@ -477,7 +477,7 @@ impl<'a, P: Process> Fd<'a, P> {
         loop {
             let word = self.settled();
             let is_full = word.0 & FdWord::CALLS == FdWord::CALLS;
-            if word.state() != State::Candidate || word.credit().is_none() || is_full {
+            if word.state() != FdState::Candidate || word.credit().is_none() || is_full {
                 return false;
             }
             let call = if mutant(Mutant::CallCounted) { 0 } else { FdWord::CALL };
@@ -504,10 +504,10 @@ impl<'a, P: Process> Fd<'a, P> {
 
     /// Attaches; `attach` stores to what. A candidate is served from its offset on; one that is shared, or that
     /// `can_write`, only for positional reads. The state it is in now; `None` if it was not attached.
-    pub fn publish(&self, from: FdWord, can_write: bool, attach: impl FnOnce()) -> Option<State> {
+    pub fn publish(&self, from: FdWord, can_write: bool, attach: impl FnOnce()) -> Option<FdState> {
         let is_served = match from.state() {
-            State::Candidate => !can_write || mutant(Mutant::PublishWriter),
-            State::Shared => false,
+            FdState::Candidate => !can_write || mutant(Mutant::PublishWriter),
+            FdState::Shared => false,
             _ => return None,
         };
         if is_served && from.has_kernels_calls() && !mutant(Mutant::PublishCalls) {
@@ -519,9 +519,9 @@ impl<'a, P: Process> Fd<'a, P> {
             let to = if is_served {
                 let offset = early.unwrap_or_else(|| self.process.offset());
                 let Some(offset) = offset.filter(|&offset| offset < OFFSETS_MAX) else {
-                    return from.left(State::Kernel);
+                    return from.left(FdState::Kernel);
                 };
-                from.with_state(State::Served).with_low(offset)
+                from.with_state(FdState::Served).with_low(offset)
             } else {
                 from.positioned()
             };
@@ -541,7 +541,7 @@ impl<'a, P: Process> Fd<'a, P> {
     pub fn seek<E>(&self, from: FdWord, seek: impl FnOnce() -> Result<u64, E>) -> Option<Result<u64, E>> {
         let mut answer = None;
         match from.state() {
-            State::Candidate => {
+            FdState::Candidate => {
                 // Programs that seek before each read are spared the two calls that hold back signals.
                 if mutant(Mutant::SeekCounted) {
                     return Some(seek());
@@ -557,19 +557,19 @@ impl<'a, P: Process> Fd<'a, P> {
                 })
                 .ok()?;
             }
-            State::Served if mutant(Mutant::SeekMoving) => {
+            FdState::Served if mutant(Mutant::SeekMoving) => {
                 self.process.set_offset(from.offset());
                 let now = seek();
                 let to = now.as_ref().map_or(from.offset(), |&now| now);
                 return self.cell.advance(from, to).then_some(now);
             }
-            State::Served => self
+            FdState::Served => self
                 .moving(from, || {
                     self.process.set_offset(from.offset());
                     let now = seek();
                     let to = match now {
                         Ok(now) if now < OFFSETS_MAX => from.with_low(now),
-                        Ok(_) => from.left(State::Positioned).told(),
+                        Ok(_) => from.left(FdState::Positioned).reported(),
                         Err(_) => from,
                     };
                     answer = Some(now);
@@ -585,7 +585,7 @@ impl<'a, P: Process> Fd<'a, P> {
     pub fn show_offset(&self) {
         loop {
             let word = self.settled();
-            if word.state() != State::Served || self.leave(word, word).is_ok() {
+            if word.state() != FdState::Served || self.leave(word, word).is_ok() {
                 return;
             }
         }
@@ -597,13 +597,13 @@ impl<'a, P: Process> Fd<'a, P> {
     pub fn pause(&self) -> Option<u64> {
         loop {
             let word = self.settled();
-            if word.state() != State::Served {
+            if word.state() != FdState::Served {
                 return None;
             }
             let handle = self.process.handle();
-            let mut to = word.next(State::Candidate);
+            let mut to = word.next(FdState::Candidate);
             if mutant(Mutant::PauseGeneration) {
-                to = word.left(State::Candidate);
+                to = word.left(FdState::Candidate);
             }
             if self.leave(word, to).is_ok() {
                 return Some(handle);
@@ -616,9 +616,9 @@ impl<'a, P: Process> Fd<'a, P> {
         loop {
             let word = self.settled();
             let done = match word.state() {
-                State::Candidate => self.cell.exchange(word, word.shared()),
-                State::Served => self.leave(word, word.left(State::Positioned).told()),
-                State::Shared if !word.is_offset_kernels() => self.cell.exchange(word, word.shared()),
+                FdState::Candidate => self.cell.exchange(word, word.shared()),
+                FdState::Served => self.leave(word, word.left(FdState::Positioned).reported()),
+                FdState::Shared if !word.is_offset_kernels() => self.cell.exchange(word, word.shared()),
                 _ => return false,
             };
             if done.is_ok() {
@@ -632,11 +632,11 @@ impl<'a, P: Process> Fd<'a, P> {
     pub fn detach(&self) -> Option<Option<u64>> {
         loop {
             let word = self.settled();
-            let left = word.left(State::Kernel);
+            let left = word.left(FdState::Kernel);
             let handle = self.handle_of(word);
             let done = match word.state() {
-                State::Candidate | State::Shared | State::Positioned => self.cell.exchange(word, left),
-                State::Served => self.leave(word, left),
+                FdState::Candidate | FdState::Shared | FdState::Positioned => self.cell.exchange(word, left),
+                FdState::Served => self.leave(word, left),
                 _ => return None,
             };
             if done.is_ok() {
@@ -649,6 +649,6 @@ impl<'a, P: Process> Fd<'a, P> {
     /// handle to give back.
     pub fn reattach(&self, word: FdWord) -> Option<u64> {
         let handle = self.handle_of(word);
-        self.cell.exchange(word, word.next(State::Shared)).ok().and(handle)
+        self.cell.exchange(word, word.next(FdState::Shared)).ok().and(handle)
     }
 }

@@ -1,8 +1,8 @@
-//! View: what the owner of a cache and its viewers share, and all of it that a hit needs.
+//! View: the code that the owner of a cache and its viewers share, with all that a hit needs.
 //!
 //! A cache lies in one memory file, the **arena**, that many processes map. One of them, the **owner** (crates
-//! `quinion` and `quinion-owner`), changes it; the **viewers** only read it. This crate is what both run: the layout,
-//! numbers into references, reads while the owner may reuse the memory, and requests to the owner.
+//! `quinion` and `quinion-owner`), changes it; the **viewers** only read it. Both run this crate: the layout, numbers
+//! into references, reads while the owner may reuse the memory, and requests to the owner.
 //!
 //! ```text
 //!      a viewer's read                              the owner's threads read by the same code
@@ -23,8 +23,8 @@
 //!  1. Nothing here takes a lock or makes a system call, except what [`viewer`] does by [`viewer::sys`].
 //!  2. A number that was read from shared memory is checked before it is used.
 //!  3. No pointer stands in shared memory.
-//!  4. The same source is what the model checker runs (cfg `quinion_model`): `tests/model_hit.rs`,
-//!     `tests/xarray_model.rs`, `tests/model_descriptor.rs` and `tests/doorbells_model.rs` of crate `quinion`.
+//!  4. The model checker runs the same source (cfg `quinion_model`): `tests/model_hit.rs`, `tests/xarray_model.rs`,
+//!     `tests/model_descriptor.rs` and `tests/doorbells_model.rs` of crate `quinion`.
 //!
 //! No promise is made about names in here: programs use `quinion`, whose public interface is recorded.
 #![cfg_attr(not(any(test, quinion_model)), no_std)]

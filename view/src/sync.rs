@@ -79,7 +79,7 @@ pub enum Mutant {
     PagesReadRelease,
     /// The acquire ordering of a look whether a page has arrived.
     PagesReadAcquire,
-    /// The clearing of what has arrived before frames are freed.
+    /// The clearing of the bits of arrived pages before frames are freed.
     PagesReadClear,
     /// The check of a reader that holds nothing whether its page has been read.
     ReaderPartialUptodate,
@@ -116,7 +116,7 @@ pub enum Mutant {
     /// A pin's look for writers.
     PinWritten,
     /// The acquire ordering of a pin's look whether a page has a writer.
-    QuietAcquire,
+    NoWriterAcquire,
     /// A writer's look for pins.
     WritePins,
     /// The acquire ordering of that look.
@@ -209,7 +209,7 @@ pub enum Mutant {
     DoorbellRings,
     /// That a doorbell is taken down before its viewer's requests are looked at.
     DoorbellFirst,
-    /// That a doorbell is put up again for what is left.
+    /// That a doorbell is put up again for the requests that are left.
     DoorbellAgain,
 }
 
@@ -263,7 +263,7 @@ impl Mutant {
         Mutant::HolderRecheck,
         Mutant::PinFence,
         Mutant::PinWritten,
-        Mutant::QuietAcquire,
+        Mutant::NoWriterAcquire,
         Mutant::WritePins,
         Mutant::PinnedAcquire,
         Mutant::UnpinRelease,

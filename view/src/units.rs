@@ -187,7 +187,7 @@ pub const POOLS_MAX: usize = 16;
 pub struct PoolNumber(pub u8);
 
 impl PoolNumber {
-    /// The pool of what is opened without one.
+    /// The pool of files that are opened without one.
     pub const DEFAULT: PoolNumber = PoolNumber(0);
 }
 

@@ -18,7 +18,7 @@
 //! **Stale pages.** The **digest** is 16 bits of a hash of the page's bytes when it was recorded. A replay supplies no
 //! page that differs from it: so a record of an earlier snapshot of the same VM is of use for the pages that both have
 //! in common. The **fingerprint** tells whether it is such a one: a hash of the image's size and of 32 of its pages,
-//! evenly spread, which all copies of the image share. A wrong entry only wastes: what is supplied is always the
+//! evenly spread, which all copies of the image share. A wrong entry only wastes: the bytes supplied are always the
 //! image's.
 //!
 //! **Damaged blocks.** Each block has a checksum of its own, into which the image's identity goes too. One that is
@@ -68,7 +68,7 @@ impl ImageIdentity {
 pub struct RecordedPage {
     /// Its number in the image.
     pub page: u32,
-    /// [`digest`] of what it held.
+    /// [`digest`] of its bytes.
     pub digest: u16,
 }
 
@@ -183,10 +183,10 @@ impl FaultRecord {
         Self::decode(&bytes, image.pages())
     }
 
-    /// Writes the record to `path`, over what is there; readers find the old one or this one.
+    /// Writes the record to `path`, over a file that is there; readers find the old one or this one.
     ///
     /// # Errors
-    /// It cannot be written; what is at `path` is what it was.
+    /// It cannot be written; the file at `path` is unchanged.
     pub fn write(&self, path: &Path) -> Result<(), FaultRecordError> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.new", std::process::id()));
@@ -377,7 +377,7 @@ const DIGEST_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 pub struct Fingerprint(u64);
 
 impl Fingerprint {
-    /// Of nothing.
+    /// An empty record.
     pub fn new() -> Self {
         Self(FNV_BASIS)
     }

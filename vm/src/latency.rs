@@ -4,13 +4,14 @@
 //!   nanoseconds   0 1 .. 7 | 8  9 .. 15 | 16 18 .. 30 | 32 36 .. 60 | ..       eight buckets for each power of two
 //! ```
 //!
-//! A bucket is as wide as an eighth of where it begins, so what is read off is at most an eighth too high. Pure.
+//! A bucket is as wide as an eighth of where it begins, so a value that is read off is at most an eighth too high.
+//! Pure.
 //!
 //! Not an invariant: that the sum of all is exact in the end. It stops at the largest number there is.
 
 /// Buckets for each power of two.
 const STEPS: usize = 8;
-/// Up to 2^48 nanoseconds, three days; what is longer counts as that.
+/// Up to 2^48 nanoseconds, three days; longer times count as that.
 const POWERS: usize = 46;
 const BUCKETS: usize = POWERS * STEPS;
 

@@ -104,7 +104,7 @@ pub enum BadMessage {
     Overlap(usize, usize, &'static str),
 }
 
-/// Reads what has come so far.
+/// Reads the bytes that have come so far.
 ///
 /// # Errors
 /// It cannot become a message any more.

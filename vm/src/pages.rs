@@ -1,4 +1,4 @@
-//! Pages: what is known of each page of a VM's memory, and what a fault there needs.
+//! Pages: the state of each page of a VM's memory, and the answer that a fault there needs.
 //!
 //! ```text
 //!   addresses   base                                        the VM says where its regions are
@@ -11,8 +11,8 @@
 //!   fault on #   look:   it is there, or was given back without a word: zeros, if nothing is there
 //! ```
 //!
-//! Pure: numbers in, a decision out. A **unit** is what the VM's memory is mapped by, a page of 4 KiB or of 2 MiB, and
-//! two bits say what it is: a GiB of 4 KiB pages takes 64 KiB.
+//! Pure: numbers in, a decision out. A **unit** is the page size that maps the VM's memory, 4 KiB or 2 MiB, and two
+//! bits give its state: a GiB of 4 KiB pages takes 64 KiB.
 //!
 //! **Removed for good.** A page that was given back never becomes absent again: the image's bytes must not come back.
 //! A page that is present and faults is treated so too. Either two processors touched one page, or a thread gave

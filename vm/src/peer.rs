@@ -1,4 +1,4 @@
-//! Peer: what is at the other end of a connection: its process, what it sends, and its end.
+//! Peer: the other end of a connection: its process, its messages, and its end.
 //!
 //! ```text
 //!   connect            the kernel says which process that was; a process descriptor of it tells when it is no more
@@ -215,8 +215,8 @@ impl Handshake {
     }
 }
 
-/// Lets nothing more come, and closes what was not read, so that the close of the socket does not wait. This call may
-/// wait for as long as the peer likes.
+/// Lets nothing more come, and closes descriptors that were not read, so that the close of the socket does not wait.
+/// This call may wait for as long as the peer likes.
 pub(super) fn drain(socket: BorrowedFd<'_>) {
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
     let mut rest = Handshake::new();

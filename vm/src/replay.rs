@@ -1,4 +1,4 @@
-//! Replay: a record as a plan: what is read, in which order, and what of it is supplied.
+//! Replay: a record as a plan: the pages that are read, in which order, and those of them that are supplied.
 //!
 //! ```text
 //!   record     9 512 3 4 700 | 1 8 8192 5 ..              pages in the order of their first touch

@@ -21,7 +21,7 @@
 //! **No worker touches what an unknown peer sent.** The close of a peer's descriptor may wait for ever; so may a
 //! receive (the kernel drops, in the thread that receives, descriptors for which there is no space), and the close of a
 //! socket in which one lies unread. So a thread of its own accepts each peer, receives its message, and closes the rest
-//! of what it sent. The workers get a connection only with a userfaultfd. Before that thread releases the socket,
+//! of its descriptors. The workers get a connection only with a userfaultfd. Before that thread releases the socket,
 //! nothing more can come by it, and nothing is in it; then it can be closed anywhere. The thread reports and frees the
 //! place first, and closes last. While it may wait in a receive it keeps nothing of the server's alive. If it still
 //! waits when the message is late, another thread frees the place (`greeting.rs`, `sweep`). The listener, in whose
@@ -41,8 +41,8 @@
 //!  3. All are VMs'. It is accepted, and refused. Those that were refused and are dying use no place; if there are
 //!     [`REFUSED_MAX`] of them it waits, and that is reported once.
 //!
-//! A peer that is refused may have handed over its memory already, in a message that was not read. So the server reads
-//! what has arrived first: if a userfaultfd is there, the peer counts as a VM that cannot be served.
+//! A peer that is refused may have handed over its memory already, in a message that was not read. So the server first
+//! reads the messages that have arrived: if a userfaultfd is there, the peer counts as a VM that cannot be served.
 //!
 //! A VM that is given up stays, with its descriptor, until its process is no more: else its memory would read as zeros.
 //! If epoll has no room to tell of that, it is looked at now and then.
@@ -109,13 +109,13 @@ use table::Table;
 const DESCRIPTORS_EACH: usize = 3;
 /// Descriptors of one that was refused: all that came, unread, may be userfaultfds.
 const DESCRIPTORS_REFUSED: usize = 2 + DESCRIPTORS_MAX;
-/// Of a thread that waits in the close of one: its socket, its process, and what came.
+/// Descriptors of a thread that waits in the close of one: its socket, its process, and those that came.
 const DESCRIPTORS_STUCK: usize = 2 + DESCRIPTORS_MAX + 1;
 /// The least and the most threads that may wait in a close, beside those whose connection has a place.
 const STUCK: std::ops::RangeInclusive<usize> = 4..=512;
 /// Descriptors beside those of `vms_max` connections.
 const DESCRIPTORS_SPARE: usize = 64;
-/// Of these, left to others.
+/// Spare descriptors that are left to the rest of the program.
 const DESCRIPTORS_OTHERS: usize = 32;
 /// How far reads may run ahead of a stream of a VM, in bytes. All of its streams together get half of its share of the
 /// cache, as long as that is more than the least.
@@ -335,7 +335,7 @@ impl Server {
     }
 
     /// Ends the server, as dropping it does: no peer is accepted any more, and VMs that are still there are killed or
-    /// left, as [`RestoreOptions::on_failure`] says. Returns what was done in all.
+    /// left, as [`RestoreOptions::on_failure`] says. Returns the totals.
     pub fn stop(mut self) -> RestoreStats {
         self.end();
         self.stats()

@@ -150,7 +150,7 @@ impl Snapshot {
 /// As [`known`], of a file whose last change is so long ago that the next one carries another time. Waits for that.
 fn settled(file: &fs::File) -> std::io::Result<SnapshotVersion> {
     let young = |time: SystemTime| time.elapsed().ok().and_then(|age| SETTLED.checked_sub(age));
-    // Of a file from the future nothing can be waited for.
+    // A file whose time lies in the future would be waited for without end.
     if let Some(rest) = young(file.metadata()?.modified()?) {
         std::thread::sleep(rest);
     }

@@ -20,7 +20,7 @@ use super::latency::LatencyHistogram;
 pub struct RestoreCounters {
     /// Faults that were answered.
     pub faults: u64,
-    /// Of these, faults of pages that were there already.
+    /// Answered faults of pages that were there already.
     pub faults_present: u64,
     /// Bytes of the image that faults were answered with, and those around them; zeros included.
     pub demand_bytes: u64,

@@ -55,9 +55,9 @@ pub mod feature {
 /// Which faults of a range are told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Modes {
-    /// Those of pages that are nowhere.
+    /// Faults of pages that are nowhere.
     Missing,
-    /// Those of pages that are in the range's file and not mapped.
+    /// Faults of pages that are in the range's file and not mapped.
     Minor,
     /// Both.
     MissingAndMinor,

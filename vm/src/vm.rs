@@ -200,7 +200,7 @@ impl SupplyRequest {
         Self { at: fault.at, part, page: fault.page, reason: SupplyReason::Demand }
     }
 
-    /// Of what lies around a page that was answered.
+    /// The part that lies around a page that was answered.
     fn beside(at: usize, part: ImagePart) -> Self {
         Self { at, part, page: NO_PAGE, reason: SupplyReason::Demand }
     }

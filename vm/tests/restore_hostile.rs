@@ -430,7 +430,7 @@ fn hanging_in_the_server() -> usize {
     tasks.map(hangs).filter(|&hangs| hangs).count()
 }
 
-/// Of a descriptor that is sent alone the server holds the last copy. Of several, the server may be faster than the
+/// The server holds the last copy of a descriptor that is sent alone. Of several, the server may be faster than the
 /// test, which then closes the last copy itself.
 fn wait_for_hanging(least: usize) {
     until("closes hang in the server", || hanging_in_the_server() >= least);

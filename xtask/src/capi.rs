@@ -23,7 +23,7 @@ use crate::tools::{cargo, repository, target_folder};
 mod checks;
 mod manual;
 
-/// Of the workspace, as the soname has it: releases 0.x promise nothing to each other.
+/// The release of the workspace, as the soname has it: releases 0.x promise nothing to each other.
 const RELEASE: &str = "0.1.0";
 const SONAME: &str = "libquinion.so.0.1";
 /// Libraries of the system that Rust's standard library is linked with.

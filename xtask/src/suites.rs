@@ -38,7 +38,7 @@ const POSTGRES: &str = "/usr/lib/postgresql/15/bin";
 const PYTHON_MODULES: &str = "test_io test_os test_subprocess test_mmap test_asyncio test_zipfile test_tarfile \
     test_socket test_threading test_file test_fileio test_fcntl test_shutil test_tempfile test_posix \
     test_pathlib test_dbm test_shelve test_multiprocessing_fork test_selectors test_largefile";
-/// Those that verify what they wrote, by file operations.
+/// Stressors of file operations that verify what they wrote.
 const STRESSORS: &str = "aiol copy-file dup fallocate fcntl file-ioctl fpunch hdd iomix io-uring lockf lockofd mmap \
     mmapfork msync readahead rename seek sendfile splice sync-file tee vm-splice zero";
 const LTP_FAMILIES: &str = "\

@@ -56,7 +56,7 @@ pub struct Chart {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
     Linear,
-    /// By powers of ten.
+    /// An axis with a line at each power of ten.
     Powers,
 }
 

@@ -13,7 +13,7 @@ pub struct Quartiles {
 }
 
 impl Quartiles {
-    /// Those of `numbers`; `None` if there are none, or one of them could not be measured.
+    /// The quartiles of `numbers`; `None` if there are none, or one of them could not be measured.
     pub fn of(numbers: &[f64]) -> Option<Self> {
         if numbers.is_empty() || numbers.iter().any(|number| !number.is_finite()) {
             return None;

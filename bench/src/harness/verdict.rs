@@ -55,7 +55,7 @@ pub enum Steadiness {
     NotSteady,
 }
 
-/// By Quinion's values, the peer's, and their ratios.
+/// Decided by Quinion's values, the peer's, and their ratios.
 pub fn steadiness(of: [&[f64]; 3]) -> Steadiness {
     let is_steady = |values: &&[f64]| swing(values) <= SWING_MAX;
     if of.iter().all(is_steady) { Steadiness::Steady } else { Steadiness::NotSteady }

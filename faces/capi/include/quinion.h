@@ -572,7 +572,7 @@ typedef struct qn_stats {
    */
   uint64_t syncs;
   /**
-   * Of these, those that failed.
+   * Syncs that failed.
    */
   uint64_t sync_errors;
   /**

@@ -51,7 +51,7 @@ pub struct qn_stats {
     pub device_write_errors: u64,
     /// Calls that asked for something to be made durable.
     pub syncs: u64,
-    /// Of these, those that failed.
+    /// Syncs that failed.
     pub sync_errors: u64,
     /// Bytes of pages evicted to make room.
     pub evicted_bytes: u64,

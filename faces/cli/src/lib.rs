@@ -3,7 +3,7 @@
 //!
 //! The command is a program and not a library: no promise is made about anything here, and nothing but `faces/cli` and
 //! `bench` may name it. Programs are run on the cache by `quinion-run`, VMs are restored by `quinion-vm`, and files are
-//! read by `quinion`: the command says what they shall do, and prints what they did.
+//! read by `quinion`: the command passes its options to them, and prints their reports.
 
 pub mod output;
 pub mod sys;

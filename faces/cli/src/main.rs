@@ -154,10 +154,10 @@ struct RunArguments {
 /// How a program's calls reach the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum RunIntercept {
-    /// By names, and by patching the C library where that is safe.
+    /// Intercept calls by symbol name, and patch the C library where that is safe.
     #[default]
     Auto,
-    /// By names alone.
+    /// Intercept calls by symbol name alone.
     Plt,
     /// Not at all.
     Off,

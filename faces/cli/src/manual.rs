@@ -25,7 +25,7 @@ use crate::{CommandLine, complain, print};
 /// Print a manual page in troff, or write all of them. `quinion man run | man -l -` shows one.
 #[derive(clap::Args, Debug)]
 pub struct ManArguments {
-    /// Of which verb; of the command as a whole if not given.
+    /// The verb to print the page of; if not given, the page of the command as a whole.
     #[arg(value_name = "VERB", conflicts_with = "out")]
     verb: Option<String>,
     /// Write all pages into this folder, which is made if it is not there.

@@ -17,7 +17,7 @@ pub enum BarPlace {
 }
 
 impl BarPlace {
-    /// By the standard streams of this process.
+    /// The choice for the standard streams of this process.
     pub fn now() -> Self {
         Self::of_terminals(stdout().is_terminal(), stderr().is_terminal())
     }

@@ -29,17 +29,17 @@ pub struct Arguments {
 /// How changes by other processes are noticed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum Coherence {
-    /// By a read lease; a file without one is left to the kernel.
+    /// Take a read lease; a file without one is left to the kernel.
     #[default]
     Leases,
-    /// By a read lease, or without one by the file's times and size, checked before each read.
+    /// Take a read lease, or without one check the file's times and size before each read.
     Times,
 }
 
 /// Which file systems are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum FileSystems {
-    /// Those on which a lease keeps others from changing a file.
+    /// File systems on which a lease keeps other processes from changing a file.
     #[default]
     Local,
     /// All that have files with content.

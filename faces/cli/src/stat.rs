@@ -120,7 +120,7 @@ fn time(time: io::Result<std::time::SystemTime>) -> Value {
     })
 }
 
-/// Of the Gregorian calendar; month and day are counted from 1.
+/// A date of the Gregorian calendar; month and day are counted from 1.
 struct Date {
     year: u64,
     month: u64,

@@ -51,7 +51,9 @@ pub fn main(arguments: &Arguments) -> ExitCode {
                 failed = true;
             }
             Err(error) => {
-                complain_only(&format!("cannot stop the cache `{name}`: {error}"));
+                complain_only(&format!(
+                    "cannot stop the cache `{name}`: {error}; `quinion keeps` shows its process, which `kill -9` ends"
+                ));
                 failed = true;
             }
         }

@@ -28,7 +28,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 pub struct Residency {
     /// Pages of 4 KiB in memory.
     pub pages: u64,
-    /// Of these, pages not yet written to the device, where known.
+    /// Pages in memory that are not yet written to the device, where known.
     pub dirty_pages: Option<u64>,
     /// How it was found out: "cachestat" or "mincore".
     pub method: &'static str,

@@ -176,7 +176,7 @@ fn a_library_bound_to_the_c_library_itself_is_served() {
     served_when_patched("deepbind", FILE_BYTES);
 }
 
-/// By names alone the result is wrong, which cannot be helped.
+/// If calls are intercepted by name alone, the result is wrong, which cannot be helped.
 #[test]
 fn calls_of_such_a_library_on_our_descriptors_are_seen() {
     let patched = case("unseen", Some(plan()));
@@ -231,7 +231,7 @@ fn sha256sum_and_sort_are_served() {
     }
 }
 
-/// As before version 2.34 of the C library, where `dlsym` was in a library that few programs load: then no program has
+/// Before version 2.34 of the C library, `dlsym` was in a library that few programs load. Then no program has
 /// it, and the object finds the functions by itself.
 #[test]
 fn programs_without_dlsym_are_served_and_patched() {

@@ -128,7 +128,7 @@ fn folder() -> TempDir {
 struct Served {
     child: Child,
     lines: Receiver<String>,
-    /// Of a short path.
+    /// Sockets, in a folder with a short path.
     sockets: TempDir,
 }
 

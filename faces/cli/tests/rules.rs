@@ -253,7 +253,7 @@ fn an_inherited_descriptor_is_adopted() {
 fn a_forked_child_is_a_viewer_whose_reads_are_hits() {
     let totals = same_with_and_without("forked_viewer", 1, OwnerKind::Cache);
     assert_eq!(totals.viewers, 4, "{totals:?}");
-    // Of each child 74 reads to the end, 50 more, 100 positional ones, and of each the first 50 by the inherited
+    // Each child makes 74 reads to the end, 50 more and 100 positional ones; the first 50 of each are by the inherited
     // descriptor.
     assert!(totals.reads >= 4 * 170, "{totals:?}");
     assert!(totals.asked * 4 < totals.reads, "{totals:?}");

@@ -521,7 +521,7 @@ fn the_report_has_its_schema() {
     let folder = tempfile::tempdir().unwrap();
     let file = long_file(folder.path());
     let name = file.display().to_string();
-    // By names alone: the C library reads files for itself, too.
+    // Interception by name alone misses the files that the C library reads for itself.
     let (_, report) = reported(quinion(&["cat", &name]).env("QUINION_TEST_INTERCEPT", "plt"));
     assert!(
         report.starts_with("{\"schema\":1,\"program\":[\"cat\",\"") && report.ends_with("}\n"),

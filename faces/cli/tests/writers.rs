@@ -190,7 +190,7 @@ fn a_file_opened_to_read_and_write_is_the_kernels() {
     is_served_again(&stage, &mut a, &file);
 }
 
-/// By times, positional reads are served, and writes are seen.
+/// With coherence by times, positional reads are served, and writes are seen.
 #[test]
 fn a_file_opened_to_read_and_write_is_served_by_times_and_writes_are_read() {
     let stage = Stage::by_times();

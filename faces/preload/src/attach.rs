@@ -21,7 +21,7 @@ use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::request_errors::{is_passing, why};
-use crate::table::{self, Attachment, CreditGiver, FdWord, State};
+use crate::table::{self, Attachment, CreditGiver, FdState, FdWord};
 use crate::{audit, deferred_detach, descriptors, join, process, written};
 
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is served, has an owner's credit,
@@ -108,7 +108,7 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
     };
     let changed_at = match (permits, word.state()) {
         (true, _) => None,
-        (false, State::Candidate) => return Err(Reason::Restricted),
+        (false, FdState::Candidate) => return Err(Reason::Restricted),
         (false, _) if !audit::is_settled(stat) => return Err(Reason::Changed),
         (false, _) => Some(stat.changed_nanos()),
     };

@@ -81,7 +81,7 @@ impl PartRead<'_> {
         let file = table::file(fd);
         if let Some(hit) = hit {
             // SAFETY: as in `look`.
-            let read = unsafe { viewer.go_on(&file, position, to.base, to.len, hit) };
+            let read = unsafe { viewer.continue_read(&file, position, to.base, to.len, hit) };
             return self.transfer_slowly(Some(read));
         }
         match viewer.validation(&file) {

@@ -22,7 +22,7 @@ use crate::{deferred_handles, process};
 /// Tells the owner, now or later, that a handle is not used any more.
 pub fn give_back(handle: u64) {
     send_pending();
-    if !tell(handle) {
+    if !send_detach(handle) {
         deferred_handles::add(handle);
     }
 }
@@ -31,12 +31,12 @@ pub fn give_back(handle: u64) {
 #[inline]
 pub fn send_pending() {
     if deferred_handles::are_pending() {
-        deferred_handles::send_all(tell);
+        deferred_handles::send_all(send_detach);
     }
 }
 
 /// Whether the owner has been told, or has ended, and has all handles back.
-fn tell(handle: u64) -> bool {
-    let told = process::viewer().map(|viewer| viewer.tell(Operation::Detach, [handle, 0, 0]));
+fn send_detach(handle: u64) -> bool {
+    let told = process::viewer().map(|viewer| viewer.notify(Operation::Detach, [handle, 0, 0]));
     !matches!(told, Some(Err(RequestError::Late | RequestError::NoSlot)))
 }

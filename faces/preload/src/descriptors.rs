@@ -33,7 +33,9 @@ use quinion_view::viewer::sys::Errno;
 
 use crate::kernel::{self, SignalsHeld};
 use crate::process::count_reason as count;
-use crate::table::{self, Attachment, FdWord, OFFSETS_MAX, State, cell, end, identity, look, tell};
+use crate::table::{
+    self, Attachment, FdState, FdWord, OFFSETS_MAX, cell, end, identity, look, mark_reported,
+};
 use crate::{audit, deferred_detach, process};
 
 pub struct KernelProcess(i32);
@@ -74,7 +76,7 @@ pub fn look_settled(fd: i32) -> Option<FdWord> {
 
 #[inline]
 pub fn forget(fd: i32) {
-    if look(fd).is_some_and(|word| word.state() != State::Unknown)
+    if look(fd).is_some_and(|word| word.state() != FdState::Unknown)
         && let Some(_inside) = process::enter()
         && let Some(at) = at(fd)
     {
@@ -116,10 +118,10 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     let Some(at) = at(fd) else { return false };
     let published = at.publish(from, to.can_write, || table::attach(fd, &to));
     let Some(state) = published else { return false };
-    if state == State::Positioned
-        && from.state() == State::Candidate
+    if state == FdState::Positioned
+        && from.state() == FdState::Candidate
         && let Some(word) = look(fd)
-        && tell(fd, word)
+        && mark_reported(fd, word)
     {
         count(Reason::Writable);
     }
@@ -161,7 +163,7 @@ pub fn give_back_unseen() {
 
 /// Gives the kernel its offset of a served descriptor, for a while.
 fn pause(fd: i32) {
-    if look(fd).is_some_and(|word| matches!(word.state(), State::Served | State::Moving))
+    if look(fd).is_some_and(|word| matches!(word.state(), FdState::Served | FdState::Moving))
         && let Some(_inside) = process::enter()
     {
         pause_inside(fd);
@@ -187,7 +189,7 @@ pub fn seek(fd: i32, from: FdWord, offset: i64, whence: i32) -> Option<Result<u6
     let _inside = process::enter()?;
     let seek = || kernel::lseek(fd, offset, whence).map(|now| now as u64);
     let answer = at(fd)?.seek(from, seek)?;
-    if from.state() == State::Served && answer.is_ok_and(|now| now >= OFFSETS_MAX) {
+    if from.state() == FdState::Served && answer.is_ok_and(|now| now >= OFFSETS_MAX) {
         count(Reason::Number);
     }
     Some(answer)
@@ -225,7 +227,7 @@ fn share_now(fd: i32, reason: Reason) {
 #[inline]
 pub fn detach(fd: i32, reason: Reason) {
     let Some(word) = look(fd) else { return };
-    if !matches!(word.state(), State::Unknown | State::Kernel | State::Other) {
+    if !matches!(word.state(), FdState::Unknown | FdState::Kernel | FdState::Other) {
         detach_now(fd, reason);
     }
 }

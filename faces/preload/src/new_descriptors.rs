@@ -16,8 +16,8 @@ use quinion_view::arena::control::Reason;
 use crate::descriptors::{at, detach_inside};
 use crate::process::count_reason as count;
 use crate::stop::stop;
-use crate::table::State;
-use crate::table::{look, see, tell};
+use crate::table::FdState;
+use crate::table::{look, mark_reported, see};
 use crate::{audit, deferred_detach, fork_counts, kernel, process, table};
 
 /// A descriptor was opened for reading only. `forks`: [`fork_counts::forks`] before the call.
@@ -35,7 +35,7 @@ pub fn opened(fd: i32, forks: u64) {
     }
 }
 
-pub fn opened_for_kernel(fd: i32, state: State) {
+pub fn opened_for_kernel(fd: i32, state: FdState) {
     if let Some(at) = at(fd) {
         was_opened(fd, at.open(state));
     }
@@ -44,14 +44,14 @@ pub fn opened_for_kernel(fd: i32, state: State) {
 /// A descriptor has appeared whose description another process may have: positional reads may be served.
 pub fn adopt(fd: i32) {
     see(fd);
-    opened_for_kernel(fd, State::Shared);
+    opened_for_kernel(fd, FdState::Shared);
 }
 
 /// As [`adopt`], where it has been counted why no others are.
 pub fn adopt_counted(fd: i32) {
     adopt(fd);
     if let Some(word) = look(fd) {
-        tell(fd, word);
+        mark_reported(fd, word);
     }
 }
 
@@ -73,7 +73,7 @@ pub fn appeared(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;
     if flags & (kernel::O_PATH | kernel::O_WRONLY) != 0 {
-        opened_for_kernel(fd, State::Unknown);
+        opened_for_kernel(fd, FdState::Unknown);
     } else {
         adopt(fd);
     }

@@ -12,7 +12,7 @@ use quinion_view::arena::control::Reason;
 use crate::messages::{Message, Messages, descriptors_in};
 use crate::new_descriptors::appeared;
 use crate::process::count_reason as count;
-use crate::table::{self, State};
+use crate::table::{self, FdState};
 use crate::watches::{accesses_are_watched, is_for_accesses};
 use crate::wrap::{call_real, names};
 use crate::written::is_for_lease;
@@ -42,9 +42,9 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
     let reads = (reads_only || access == kernel::O_RDWR) && flags & UNREADABLE == 0;
     // O_TMPFILE includes O_DIRECTORY, and O_PATH makes the kernel ignore what else is asked.
     if flags & LEFT_ALONE != 0 || !reads {
-        new_descriptors::opened_for_kernel(fd, State::Unknown);
+        new_descriptors::opened_for_kernel(fd, FdState::Unknown);
     } else if flags & NOT_SERVED != 0 {
-        new_descriptors::opened_for_kernel(fd, State::Kernel);
+        new_descriptors::opened_for_kernel(fd, FdState::Kernel);
         count(Reason::Flags);
     } else if fd as usize >= table::DESCRIPTORS {
         count(Reason::Number);
@@ -112,8 +112,8 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
 
 fn duplicated(fd: c_int, made: c_int) {
     match table::look(fd).map(|word| word.state()) {
-        Some(State::Positioned | State::Shared) => new_descriptors::adopt_counted(made),
-        _ => new_descriptors::opened_for_kernel(made, State::Unknown),
+        Some(FdState::Positioned | FdState::Shared) => new_descriptors::adopt_counted(made),
+        _ => new_descriptors::opened_for_kernel(made, FdState::Unknown),
     }
 }
 

@@ -396,7 +396,7 @@ extern "C" fn limited(resource: usize, limits: usize) {
     confinement::give_addresses_back();
 }
 
-/// Of another process nothing is done: it has to do that itself.
+/// Limits of another process are not handled here: that process has to do it.
 extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
     let is_own = || of as u32 == 0 || of as u32 == kernel::process();
     if limits != 0 && resource as u32 as usize == kernel::RLIMIT_AS && is_own() {

@@ -20,7 +20,7 @@ use quinion_view::viewer::Viewer;
 
 use crate::attach::attach;
 use crate::read_request::Target;
-use crate::table::{self, CreditGiver, FdWord, State};
+use crate::table::{self, CreditGiver, FdState, FdWord};
 use crate::{descriptors, kernel, process};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,8 @@ pub enum Start {
 
 impl Start {
     #[inline]
-    fn is_served(self, state: State) -> bool {
-        state == State::Served || self == Start::Position && state == State::Positioned
+    fn is_served(self, state: FdState) -> bool {
+        state == FdState::Served || self == Start::Position && state == FdState::Positioned
     }
 }
 
@@ -56,28 +56,32 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
         let word = descriptors::look_settled(fd)?;
         match word.state() {
             state if start.is_served(state) => return Some((process::viewer()?, word)),
-            State::Candidate | State::Shared
-                if start == Start::Position || word.state() == State::Candidate =>
+            FdState::Candidate | FdState::Shared
+                if start == Start::Position || word.state() == FdState::Candidate =>
             {
                 match whose_turn(fd, word) {
                     Reader::Ours => attach(fd, word),
                     // A read at the offset is charged by `pass_on`.
-                    Reader::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
+                    Reader::Kernels if start == Start::Offset || table::charge(fd, word, credit_of(to)) => {
                         left_to_the_kernel(fd, word);
                         return None;
                     }
                     Reader::Kernels | Reader::Unknown => {}
                 }
             }
-            State::Kernel | State::Candidate | State::Shared | State::Served | State::Positioned => {
+            FdState::Kernel
+            | FdState::Candidate
+            | FdState::Shared
+            | FdState::Served
+            | FdState::Positioned => {
                 left_to_the_kernel(fd, word);
                 return None;
             }
-            State::Other | State::Moving => return None,
+            FdState::Other | FdState::Moving => return None,
             // It was opened unseen: a pipe, a socket, or a file that the program's own code has opened. No call asks: a
             // filter of system calls that was never seen may forbid the request to the reading thread.
-            State::Unknown => {
-                table::settle(fd, word, State::Other);
+            FdState::Unknown => {
+                table::settle(fd, word, FdState::Other);
                 return None;
             }
         }
@@ -90,8 +94,8 @@ pub fn is_served(fd: c_int) -> bool {
     while process::is_on() {
         let Some(word) = descriptors::look_settled(fd) else { return false };
         match word.state() {
-            State::Served | State::Positioned => return true,
-            State::Candidate => match whose_turn(fd, word) {
+            FdState::Served | FdState::Positioned => return true,
+            FdState::Candidate => match whose_turn(fd, word) {
                 Reader::Ours => attach(fd, word),
                 Reader::Kernels => return false,
                 Reader::Unknown => {}
@@ -105,7 +109,7 @@ pub fn is_served(fd: c_int) -> bool {
 fn left_to_the_kernel(fd: c_int, word: FdWord) {
     if let Some(viewer) = process::viewer() {
         viewer.count(Counter::KernelReads, 1);
-        if table::tell(fd, word) {
+        if table::mark_reported(fd, word) {
             viewer.count_reason(Reason::Foreign);
         }
     }
@@ -157,11 +161,11 @@ fn look_at(fd: c_int, word: FdWord) -> Reader {
 /// many descriptors read a little of it each.
 const OPENINGS_MAX: u64 = 2;
 
-fn worth(to: Target<'_>) -> u64 {
+fn credit_of(to: Target<'_>) -> u64 {
     match to {
-        Target::One(part) => AttachPolicy::worth(part.len as u64),
+        Target::One(part) => AttachPolicy::credit_of(part.len as u64),
         Target::Many(parts) => {
-            AttachPolicy::worth(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)) as u64)
+            AttachPolicy::credit_of(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)) as u64)
         }
     }
 }
@@ -176,7 +180,7 @@ pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> PassedCall {
     if !process::is_on() {
         return PassedCall::nothing();
     }
-    let reads = descriptors::begin_kernels_read(fd, to.map_or(0, worth));
+    let reads = descriptors::begin_kernels_read(fd, to.map_or(0, credit_of));
     if !reads {
         descriptors::share(fd, Reason::Passed);
     }

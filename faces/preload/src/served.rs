@@ -26,7 +26,7 @@ use crate::bytes::{READ_BYTES_MAX, Unserved, transfer_all};
 use crate::read_request::{Part, ServeMode, Target};
 use crate::real::{self, test_cancel};
 use crate::serve_or_kernel::{PassedCall, Start, is_served, pass_on, served};
-use crate::table::{self, FdWord, State};
+use crate::table::{self, FdState, FdWord};
 use crate::wrap::{call_real, names};
 use crate::{audit, descriptors, faults, kernel, process};
 
@@ -80,7 +80,7 @@ fn read_on(fd: c_int, to: Target<'_>, mode: ServeMode, cancel: Cancel) -> Option
 fn read_at(fd: c_int, to: Target<'_>, position: u64, mode: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
-        if word.state() == State::Positioned && !audit::is_clean() && !descriptors::is_still(fd, word) {
+        if word.state() == FdState::Positioned && !audit::is_clean() && !descriptors::is_still(fd, word) {
             continue;
         }
         cancel.test();
@@ -355,7 +355,7 @@ fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
         (Some(viewer), Some(state)) if state.is_attached() => {
             viewer.advise(&table::file(fd), advice, position, len);
         }
-        (_, Some(State::Candidate | State::Shared)) if advice.is_of_handle() => {
+        (_, Some(FdState::Candidate | FdState::Shared)) if advice.is_of_handle() => {
             table::keep_advice(fd, advice)
         }
         _ => {}
@@ -381,13 +381,13 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
     while process::is_on() {
         let word = table::look(fd)?;
         let by_kernel = match word.state() {
-            State::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
+            FdState::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
                 Some(to) if table::advance(fd, word, to) => return Some(to as isize),
                 Some(_) => continue, // another thread was faster
                 None => descriptors::seek(fd, word, offset, whence),
             },
-            State::Candidate => descriptors::seek(fd, word, offset, whence),
-            State::Moving => {
+            FdState::Candidate => descriptors::seek(fd, word, offset, whence),
+            FdState::Moving => {
                 let _ = descriptors::look_settled(fd);
                 continue;
             }

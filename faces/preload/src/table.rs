@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use quinion_view::arena::CellNumber;
 use quinion_view::arena::control::Advice;
 use quinion_view::fdstate::FdCell;
-pub use quinion_view::fdstate::{CreditGiver, FdWord, OFFSETS_MAX, State};
+pub use quinion_view::fdstate::{CreditGiver, FdState, FdWord, OFFSETS_MAX};
 use quinion_view::units::{FileId, MappingId};
 use quinion_view::viewer::ViewedFile;
 
@@ -216,15 +216,15 @@ pub fn accepts(fd: i32, word: FdWord, mode: ServeMode, ask: impl FnOnce() -> boo
 }
 
 /// Notes what a look has shown, if no other thread, which knew better, was faster.
-pub fn settle(fd: i32, from: FdWord, state: State) {
+pub fn settle(fd: i32, from: FdWord, state: FdState) {
     if let Some(cell) = cell(fd) {
         cell.settle(from, from.settled_as(state));
     }
 }
 
 /// Whether the reason for this descriptor's reads by the kernel is still to be counted; marks it counted.
-pub fn tell(fd: i32, word: FdWord) -> bool {
-    cell(fd).is_some_and(|cell| cell.tell(word))
+pub fn mark_reported(fd: i32, word: FdWord) -> bool {
+    cell(fd).is_some_and(|cell| cell.mark_reported(word))
 }
 
 pub fn give_credit(fd: i32, from: FdWord, bytes: u64, giver: CreditGiver) -> bool {

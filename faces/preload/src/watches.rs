@@ -51,7 +51,7 @@ pub extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
 /// The same by fanotify, of a file or of all that lies beside it, below it or on its file system.
 pub extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, path: usize) {
     const ADD: usize = 1;
-    /// Of all files of a mount, or of a file system.
+    /// Flags of a mark on all files of a mount, or of a file system.
     const MANY: usize = 0x10 | 0x100;
     /// Running a file, being asked before it is opened, read or run, and before it is read for the first time.
     const MORE_ACCESSES: usize = 0x1000 | 0x1_0000 | 0x2_0000 | 0x4_0000 | 0x10_0000;

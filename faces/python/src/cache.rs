@@ -36,10 +36,10 @@ const PAGE_BYTES: u64 = 4096;
 /// Opens URLs and paths.
 struct Opener {
     cache: Cache,
-    /// By prefix.
+    /// The opened stores, by prefix.
     stores: Mutex<HashMap<String, ObjectCache>>,
     counters: Arc<ReadCounters>,
-    /// Of opens without an option.
+    /// The freshness of opens that give none.
     freshness: Freshness,
 }
 

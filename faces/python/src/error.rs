@@ -51,7 +51,7 @@ impl Failure {
     pub(crate) fn no_memory(text: impl Into<String>) -> Self {
         Failure::Os(ENOMEM, text.into())
     }
-    /// Of a call to the kernel.
+    /// The failure of a call to the kernel.
     pub(crate) fn of_kernel(text: &str, error: &io::Error) -> Self {
         Failure::Os(number_of(error).unwrap_or(EIO), format!("{text}: {error}"))
     }
@@ -62,7 +62,7 @@ impl Failure {
             other => other,
         }
     }
-    /// Of a local file that was read through this process's cache.
+    /// The failure of a local file that was read through this process's cache.
     pub(crate) fn of_cache(name: &str, error: &quinion::Error) -> Self {
         let text = format!("cannot read {name}: {error}");
         match number_of_cache(error) {
@@ -83,7 +83,7 @@ impl From<Failure> for PyErr {
     }
 }
 
-/// Of a client.
+/// Failures of a client.
 impl From<ServiceError> for Failure {
     fn from(error: ServiceError) -> Self {
         let text = error.to_string();
@@ -104,7 +104,7 @@ impl From<ServiceError> for Failure {
     }
 }
 
-/// Of this process's own cache: the numbers are those that a client is told.
+/// Failures of this process's own cache: the numbers are those that a client is told.
 impl From<ObjectError> for Failure {
     fn from(error: ObjectError) -> Self {
         use object_store::Error as StoreError;

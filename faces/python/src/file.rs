@@ -29,7 +29,7 @@ const LOCAL_BYTES_MIN: u64 = 64 << 10;
 #[derive(Default)]
 pub(crate) struct ReadCounters {
     pub(crate) reads: AtomicU64,
-    /// Of these, those that waited for nothing.
+    /// Reads that waited for nothing.
     pub(crate) hits: AtomicU64,
     pub(crate) bytes: AtomicU64,
 }
@@ -189,7 +189,7 @@ impl RawFile {
         ranges.iter().map(check).collect()
     }
 
-    /// Those of `ranges` that can be read without waiting.
+    /// The bytes of those `ranges` that can be read without waiting.
     fn ready_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Option<Bytes>>> {
         let read = |range: &Range<u64>| {
             let mut bytes = allocate(range.end - range.start, self.source.name())?;
@@ -213,7 +213,7 @@ fn merged(ready: Vec<Option<Bytes>>, others: Vec<Bytes>) -> Vec<Bytes> {
     ready.into_iter().filter_map(|bytes| bytes.or_else(|| others.next())).collect()
 }
 
-/// Those of `ranges` that were not there.
+/// The `ranges` that were not there.
 fn missing(ranges: &[Range<u64>], ready: &[Option<Bytes>]) -> Vec<Range<u64>> {
     ranges.iter().zip(ready).filter(|(_, bytes)| bytes.is_none()).map(|(range, _)| range.clone()).collect()
 }

@@ -29,7 +29,7 @@ use crate::memory::Held;
 /// Whether a source may change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Of a size and a version that do not change. It may be waited for.
+    /// An object: its size and version do not change, and reads of it may wait.
     Object,
     Local,
 }
@@ -68,7 +68,7 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// Copies what is there without waiting, from the beginning of the buffer on; returns how much.
     fn read_ready(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
-    /// Of ranges within it.
+    /// The bytes of `ranges`, which lie within the source.
     fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>>;
     /// `None`: it would have to be waited for.
     fn pin_ready(&self, range: Range<u64>) -> Result<Option<Held>>;

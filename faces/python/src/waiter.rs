@@ -73,7 +73,7 @@ struct Job {
 struct State {
     queue: VecDeque<Job>,
     done: Vec<(u64, Result<Answer>)>,
-    /// Of jobs that have no answer yet.
+    /// The flags of jobs that have no answer yet.
     flags: HashMap<u64, Arc<AtomicBool>>,
     threads: usize,
     idle: usize,

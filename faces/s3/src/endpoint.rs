@@ -228,7 +228,7 @@ fn body_of(
         return Ok(None);
     }
     let headers = &request.headers;
-    // Of signed chunks, s3s puts the length of their content there, if there is a length at all.
+    // For signed chunks, s3s puts the length of their content there, if there is a length at all.
     let number = |len: &hyper::header::HeaderValue| len.to_str().ok()?.parse::<u64>().ok();
     let len = headers.get(header::CONTENT_LENGTH).or_else(|| headers.get("x-amz-decoded-content-length"));
     // Without a length and without chunks there is no body, as HTTP has it.

@@ -54,7 +54,9 @@ impl Listening {
     /// The address is another program's, or not this machine's.
     pub async fn at(address: SocketAddr, bounds: Bounds) -> Result<Self, String> {
         let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|error| format!("cannot listen at {address}: {error}"))?;
+        let listener = listener.map_err(|error| {
+            format!("cannot listen at {address}: {error}; name an address of this machine whose port is free")
+        })?;
         Ok(Self { listener, bounds })
     }
 

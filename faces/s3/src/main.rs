@@ -135,7 +135,9 @@ fn main() -> ExitCode {
 
 fn serve(arguments: Arguments, log: Log) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
+    let runtime = runtime.map_err(|error| {
+        format!("cannot start threads: {error}; allow this user more of them (ulimit -u, pids.max)")
+    })?;
     // Before anything else: a signal that comes while the endpoint starts is not lost.
     let caught = |kind| runtime.block_on(async { signal(kind) }).map_err(|error| error.to_string());
     let (mut terminate, mut interrupt) = (caught(SignalKind::terminate())?, caught(SignalKind::interrupt())?);

@@ -15,9 +15,9 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RoutedRequest {
-    /// By the cache.
+    /// The cache answers.
     Cached,
-    /// By the store.
+    /// The store answers.
     Store(Access, Answer),
 }
 
@@ -42,7 +42,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Of a URL's path.
+    /// The target that a URL's path names.
     ///
     /// # Errors
     /// `InvalidURI`.

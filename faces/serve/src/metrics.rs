@@ -126,8 +126,8 @@ const DISK_NUMBERS: &[DiskNumber] = &[
     ("written_bytes", "Bytes written to the disk, tables and padding included.", Kind::Count, |disk| {
         disk.written_bytes
     }),
-    ("owed_pages", "Refused pages that wait in memory to be stored later.", Kind::Gauge, |disk| {
-        disk.owed_pages
+    ("pending_pages", "Refused pages that wait in memory to be stored later.", Kind::Gauge, |disk| {
+        disk.pending_pages
     }),
     ("late_pages", "Refused pages that were stored later.", Kind::Count, |disk| disk.late_pages),
     (

@@ -17,10 +17,10 @@ use serde::Deserialize;
 #[derive(Clone, Copy, PartialEq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Price {
-    /// Of 1,000 GETs.
+    /// The price of 1,000 GETs.
     #[serde(default)]
     pub gets_1000: Amount,
-    /// Of 10^9 bytes.
+    /// The price of 10^9 bytes.
     #[serde(default)]
     pub gigabyte: Amount,
 }
@@ -69,7 +69,7 @@ struct Traffic {
 }
 
 impl Savings {
-    /// By a server's counts.
+    /// The cost that a server's counts amount to.
     pub fn of(stats: &ServerStats) -> Self {
         let sum = |of: fn(&quinion_object::FetchStats) -> u64| stats.fetches.iter().map(|(_, f)| of(f)).sum();
         let read = Traffic { requests: stats.reads, bytes: stats.bytes };

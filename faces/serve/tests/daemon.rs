@@ -583,7 +583,7 @@ fn a_store_of_a_private_authority_is_read_by_those_who_trust_that_and_by_no_othe
     );
     server.process.signal(Signal::TERM);
     assert_eq!(server.process.ended(), Some(0));
-    // By the command line, and by the file.
+    // The bucket is named once on the command line, and once in the file.
     let endpoint = &bucket.endpoint;
     let config = folder.path().join("serve.toml");
     let store = format!("[[store]]\nprefix = 's3://bucket'\nendpoint = '{endpoint}'\n");
@@ -697,7 +697,7 @@ fn an_answer_of_the_store_serves_opens_as_long_as_the_configuration_or_the_clien
     };
     let name = socket(folder.path());
     let by_server = ["--server", name.to_str().unwrap()];
-    // Of the configuration, and of the command line for what the configuration does not say.
+    // The configuration decides; the command line decides for what the configuration leaves out.
     for (prefix, heads_by_default) in [("s3://bucket/file", 3), ("s3://bucket/line", 1)] {
         let url = format!("{prefix}/a");
         bucket.put(url.strip_prefix("s3://bucket/").unwrap(), data(1, 9000));

@@ -59,7 +59,7 @@ struct Connection {
     lock: c_int,
     /// Whether it has written to the file with the lock that it has, and SQLite has not yet said that it is committed.
     is_uncommitted: bool,
-    /// By the URI, no process changes the file, and SQLite takes no locks.
+    /// The URI says so: no process changes the file, and SQLite takes no locks.
     is_immutable: bool,
     /// Bytes of the header, read under the lock that it has.
     header: Option<[u8; HEADER_BYTES]>,
@@ -149,7 +149,7 @@ impl Connection {
         self.read_header().and_then(Stamp::of_header)
     }
 
-    /// By the log, under these locks of the wal-index.
+    /// The stamp from the log, under these locks of the wal-index.
     fn wal_stamp(&self, locks: u8) -> Option<Stamp> {
         let words = NonNull::new(self.wal_index.cast_mut())?;
         let word = |at: usize| {
@@ -174,7 +174,8 @@ impl Connection {
         if matches!(self.pages, Pages::Unasked) {
             let stamp = match self.read_locks {
                 0 if self.is_immutable => self.header_stamp(),
-                // By the header it has a write-ahead log, which is not open yet: others may be writing to the file.
+                // A file whose header names a write-ahead log that is not open yet: other processes may be writing to
+                // the file.
                 0 => self.header_stamp().filter(Stamp::is_rollback),
                 locks => self.wal_stamp(locks),
             };

@@ -78,22 +78,22 @@ enum Content {
 }
 
 impl Stamp {
-    /// By the header's bytes at [`HEADER_AT`]. `None` if pages of this size are not cached.
+    /// The stamp from the header's bytes at [`HEADER_AT`]. `None` if pages of this size are not cached.
     pub fn of_header(bytes: [u8; HEADER_BYTES]) -> Option<Self> {
         let page_bytes = page_bytes(u16::from_be_bytes([bytes[0], bytes[1]]))?;
         Some(Self { page_bytes, content: Content::Rollback(bytes) })
     }
 
-    /// By the words of the wal-index, which other processes may be writing. `None` if pages of this size are not
-    /// cached, if the wal-index has another version, or if a process is just restarting the log.
+    /// The stamp from the words of the wal-index, which other processes may be writing. `None` if pages of this size
+    /// are not cached, if the wal-index has another version, or if a process is just restarting the log.
     pub fn of_wal_index(word: impl Fn(usize) -> u32) -> Option<Self> {
         let WalIndex { page, salts, backfilled, attempted, .. } = WalIndex::read(word)?;
         let page_bytes = page_bytes(page)?;
         Some(Self { page_bytes, content: Content::Wal { salts, backfilled, attempted } })
     }
 
-    /// Of a log that [`is_idle`], by the header's bytes at [`HEADER_AT`] and the file's times. `None` if pages of this
-    /// size are not cached.
+    /// The stamp for a log that [`is_idle`], from the header's bytes at [`HEADER_AT`] and the file's times. `None` if
+    /// pages of this size are not cached.
     pub fn of_idle(bytes: [u8; HEADER_BYTES], times: Settled) -> Option<Self> {
         let Self { page_bytes, .. } = Self::of_header(bytes)?;
         Some(Self { page_bytes, content: Content::Idle(bytes, times) })

@@ -23,12 +23,12 @@ use crate::{connection, object};
 
 const NAME: &CStr = c"quinion";
 
-/// By which databases the VFS is used.
+/// The databases that use the VFS.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum VfsRole {
-    /// By those that name it.
+    /// Databases that name it.
     Named,
-    /// By those that name no other.
+    /// Databases that name no other.
     Default,
 }
 

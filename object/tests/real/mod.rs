@@ -32,7 +32,7 @@ pub struct Server {
 enum Buckets {
     /// As a folder in this one.
     Folder(PathBuf),
-    /// By a request that nothing signs.
+    /// A request that nothing signs.
     Request,
 }
 

@@ -5,7 +5,7 @@
 //!        BUSY             not served       not served            ESTALE           not served    BUSY, ENOMEM
 //! ```
 //!
-//! What was decided is noted for the report ([`FileAdmission::modes`]).
+//! The decision is noted for the report ([`FileAdmission::modes`]).
 //!
 //! Locks: three, each held for a look or a change of its own table. No two of them are held at once, and nothing is
 //! opened under them.
@@ -49,19 +49,19 @@ pub(super) struct FileAdmission {
     pub(super) rules: ServeRules,
     pub(super) shortage: MemoryShortage,
     pub(super) truncations: TruncationWatcher,
-    watched: RankedMutex<WatchedFiles>,
+    watched: RankedMutex<FilesWithWatches>,
     /// How each file is validated against changes by others.
     modes: RankedMutex<BTreeMap<FileId, FileMode>>,
 }
 
 #[derive(Debug, Default)]
-struct WatchedFiles {
+struct FilesWithWatches {
     files: BTreeSet<FileId>,
-    /// All files are: too many were watched, or what is watched is no file.
+    /// All files count as watched: too many were watched, or a watched object is no file.
     all: bool,
 }
 
-impl WatchedFiles {
+impl FilesWithWatches {
     const FILES_MAX: usize = 4096;
 
     fn add(&mut self, id: FileId) {
@@ -82,7 +82,7 @@ impl FileAdmission {
             rules: ServeRules::default(),
             shortage: MemoryShortage::new(),
             truncations: TruncationWatcher::default(),
-            watched: RankedMutex::new(Rank::Viewer, WatchedFiles::default()),
+            watched: RankedMutex::new(Rank::Viewer, FilesWithWatches::default()),
             modes: RankedMutex::new(Rank::Viewer, BTreeMap::new()),
         }
     }

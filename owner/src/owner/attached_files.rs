@@ -1,11 +1,11 @@
-//! Attached files: the table of what viewers have open, by handle.
+//! Attached files: the table of the files that viewers have open, by handle.
 //!
 //! ```text
 //!   handle 1 --> File, id, path, pins     two handles of one file: two entries
 //!   handle 2 --> File, id, path, pins
 //! ```
 //!
-//! The table has one lock, under which no file is opened, read or closed: what is removed is returned, and the caller
+//! The table has one lock, under which no file is opened, read or closed: a removed file is returned, and the caller
 //! drops it outside the lock. The lock of one entry's pins is never taken under it.
 //!
 //! Invariant: a handle is given once, and is above 0. An entry that [`AttachedFiles::insert_if_unrevoked`] inserts was
@@ -61,7 +61,7 @@ impl Attachment {
 #[derive(Debug)]
 pub(super) struct AttachedFiles {
     by_handle: RankedMutex<HashMap<u64, Attachment>>,
-    /// Of handles and of pins.
+    /// The last number that was given to a handle or a pin.
     last_number: AtomicU64,
     /// How often viewers said that a file may not be trusted any more, whichever.
     revocations: AtomicU64,

@@ -33,7 +33,7 @@
 //!  3. It is filled through the kernel's page cache, which has all of it, or nearly.
 //!  4. A copy that was told to end has closed its file before [`BackgroundCopies::end`] says so.
 //!
-//! Not an invariant: that what the kernel held when it was asked is what it holds now. That costs time only.
+//! Not an invariant: that the kernel still holds the pages that it held when it was asked. That costs time only.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Guarantee: which files may be served, and what says that they stay as they are.
+//! Guarantee: which files may be served, and by which means a change of them is noticed.
 //!
 //! ```text
 //!   a viewer's descriptor, by a handle that opens nothing (O_PATH)
@@ -41,13 +41,13 @@ pub enum WithoutLease {
     /// Not at all: the kernel reads it.
     #[default]
     LeaveToKernel,
-    /// By its times and size, which are looked at before each read. That may show an older state: while a `write` is
+    /// The owner looks at its times and size before each read. That may show an older state: while a `write` is
     /// under way for longer than the file system's clock takes to step (50 milliseconds are waited), and after it,
     /// until the next change; and while the file is stored to by a shared mapping.
     CheckTimes,
 }
 
-/// Which viewers' files are served, and by what.
+/// Which viewers' files are served, and by which guarantee.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServeRules {
     /// How files without a lease are served.
@@ -98,8 +98,8 @@ impl fmt::Display for Unserved {
 }
 
 impl ServeRules {
-    /// Checks the file behind `path`, a descriptor's in `/proc` that is called `name` there, without opening it;
-    /// `file` is expected. Returns what is done without a lease.
+    /// Checks the file behind `path`, a descriptor's in `/proc` that is called `name` there, without opening it; `file`
+    /// is expected. Returns the rule for files without a lease.
     pub(super) fn look(&self, path: &str, name: &Path, file: FileId) -> Result<Validation, Unserved> {
         let handle =
             open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Closed)?;
@@ -143,7 +143,7 @@ impl ServeRules {
         }
     }
 
-    /// The name is what a viewer's mounts make of it, so it must name that file here.
+    /// The name is resolved by a viewer's mounts, so it must name that file here, too.
     fn is_declared(&self, name: &Path, file: FileId) -> bool {
         self.immutable.iter().any(|folder| name.starts_with(folder))
             && statx(CWD, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)

@@ -63,7 +63,7 @@ impl AccessCounts {
         let place = &self.counts[id.0 as usize % PLACES];
         let (whose, requests) = parts(place.load(Ordering::Relaxed));
         let requests = if whose == id.0 { requests.saturating_add(1) } else { 1 };
-        // Of two at a time one may be lost.
+        // If two threads store at a time, one count may be lost.
         place.store(u64::from(id.0) << 32 | u64::from(requests), Ordering::Relaxed);
     }
 

@@ -1,4 +1,4 @@
-//! Named: what viewers open by a name, for an owner that was given an opener of names.
+//! Named: objects that viewers open by a name, for an owner that was given an opener of names.
 //!
 //! ```text
 //!   serve: a name --> CacheOwner --> NameOpener (quinion-service: URL --> store) --> NamedObject: a File, text, plans
@@ -6,11 +6,11 @@
 //!                        '-- notes it as attached, as any file --------------------------'
 //! ```
 //!
-//! An object never changes: another version of it is another file. So its record says so from its first open on, and
-//! a viewer asks nothing before it reads. Only what never changes can be pinned for a viewer, which finds the pages
-//! by the index; so a folio that is still being filled is not, because it leaves the index if the fill fails.
+//! An object never changes: another version of it is another file. So its record says so from its first open on, and a
+//! viewer asks nothing before it reads. Only files that never change can be pinned for a viewer, which finds the pages
+//! by the index; a folio that is still being filled is not pinned, because it leaves the index if the fill fails.
 //!
-//! Invariant: an opener opens what all processes of the owner's domain may read, and nothing else.
+//! Invariant: an opener opens only objects that all processes of the owner's domain may read.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub trait NameOpener: Send + Sync + fmt::Debug {
     /// # Errors
     /// There is no such store.
     fn place(&self, name: &[u8]) -> Result<u64, NameRefusal>;
-    /// Opens what has that name, through the owner's cache, as a file that never changes. May wait for the store.
+    /// Opens the object of that name, through the owner's cache, as a file that never changes. May wait for the store.
     ///
     /// # Errors
     /// It cannot be opened: the error for the program, and a text for people.
@@ -41,9 +41,9 @@ pub trait NamedObject: Send + Sync + fmt::Debug {
     fn file(&self) -> &File;
     /// The text that the viewer is sent with it.
     fn text(&self) -> String;
-    /// A viewer is about to wait for up to `len` bytes at `position`: what is missing may be asked for in one plan.
+    /// A viewer is about to wait for up to `len` bytes at `position`: the missing bytes may be asked for in one plan.
     fn announce(&self, position: u64, len: u64);
-    /// Starts to fetch what is missing of a range, and waits for none of it.
+    /// Starts to fetch the missing bytes of a range, and waits for none of them.
     fn will_need(&self, position: u64, len: u64);
     /// How a viewer is told of that error.
     fn errno(&self, error: Error) -> Errno;

@@ -80,7 +80,7 @@ impl MemoryShortage {
         self.state.lock().files.get(&id).is_some_and(|file| file.decision == Decision::Refused)
     }
 
-    /// `attached`: all attached files. `memory_min`: what this file needs by itself.
+    /// `attached`: all attached files. `memory_min`: the memory that this file needs by itself.
     pub(super) fn note(&self, entry: ShortageEntry, attached: &HashMap<FileId, Candidate>, memory_min: u64) {
         let mut state = self.state.lock();
         state.insert(entry);

@@ -30,7 +30,7 @@ impl std::fmt::Debug for BeforeNoted {
 }
 
 /// 1. Files that do not fit into the memory together are attached, and read over and over.
-/// 2. Each read evicts what the next one needs, and all of them wait for the device.
+/// 2. Each read evicts pages that the next one needs, and all of them wait for the device.
 #[test]
 fn files_that_thrash_are_left_to_the_kernel_until_the_others_fit() {
     const BYTES: u64 = 5 << 20;
@@ -199,7 +199,7 @@ fn an_open_takes_no_lease_while_a_viewer_has_the_file_and_no_watch() {
 /// 2. A process cuts it in a way of which a lease does not tell.
 /// 3. A viewer attaches it after that, and is shown no old byte.
 #[test]
-fn a_cut_of_before_the_watch_is_seen_by_what_attaches_the_file() {
+fn a_cut_before_the_watch_is_seen_by_the_attach() {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
     let path = folder.path().join("file");
     std::fs::write(&path, vec![7; 100_000]).expect("it has room");
@@ -224,7 +224,7 @@ fn a_cut_of_before_the_watch_is_seen_by_what_attaches_the_file() {
 /// 1. The program that serves a file has a lease on it, and has read it. A viewer attaches it, is to let go of it,
 ///    and does not look for a while.
 /// 2. Another viewer attaches it, and lets go of it: nothing watches the file from then on.
-/// 3. A process cuts it in a way of which a lease does not tell: the first viewer does not trust what it finds.
+/// 3. A process cuts it in a way of which a lease does not tell: the first viewer does not trust the cached pages.
 #[test]
 fn no_viewer_believes_a_lease_when_nothing_watches_the_file() {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
@@ -289,7 +289,7 @@ fn a_file_counts_as_attached_until_it_is_closed() {
 struct Undisturbed;
 
 impl ServiceHandle for Undisturbed {
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         true
     }
     fn has_viewers(&self) -> bool {

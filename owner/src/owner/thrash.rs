@@ -1,4 +1,4 @@
-//! Thrash: whether the memory is too small for what viewers read, and which files to leave to the kernel then.
+//! Thrash: whether the memory is too small for the files that viewers read, and which to leave to the kernel then.
 //!
 //! ```text
 //!   each window of half a second: reads, misses of viewers; evictions, refaults of the cache
@@ -72,7 +72,8 @@ pub(super) struct Candidate {
     pub(super) fills: u64,
 }
 
-/// Those with most fills first, until the others have no more than `capacity` bytes; at least one that was filled.
+/// Chooses the files with most fills first, until the others have no more than `capacity` bytes; at least one that was
+/// filled.
 pub(super) fn choose(mut files: Vec<Candidate>, capacity: u64) -> Vec<Candidate> {
     files.sort_by_key(|file| std::cmp::Reverse((file.fills, file.id)));
     let mut rest = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));

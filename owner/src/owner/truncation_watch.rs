@@ -24,7 +24,7 @@
 //!  1. A file that is attached and may change is watched from before it was looked at, until its last handle for
 //!     viewers is closed or a notice came. One for which no watch can be had is not attached: the system bounds how
 //!     many a user may have, and the owner takes one in eight of them.
-//!  2. No lock of this module is held while the kernel is given a path, or what was cached is forgotten.
+//!  2. No lock of this module is held while the kernel is given a path, or cached pages are forgotten.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -59,11 +59,11 @@ struct WatchTable {
     end: OwnedFd,
     files_max: usize,
     process: ForkGuard,
-    table: Mutex<WatchedFiles>,
+    table: Mutex<InotifyWatches>,
 }
 
 #[derive(Default)]
-struct WatchedFiles {
+struct InotifyWatches {
     files: HashMap<i32, WatchedFile>,
     ended: u64,
 }
@@ -82,7 +82,7 @@ pub(super) struct TruncationWatch {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TruncationCheck {
-    Untouched,
+    Intact,
     Truncated,
 }
 
@@ -134,7 +134,7 @@ impl Drop for WatcherThread {
 }
 
 impl WatchTable {
-    fn lock(&self) -> MutexGuard<'_, WatchedFiles> {
+    fn lock(&self) -> MutexGuard<'_, InotifyWatches> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,7 +212,7 @@ impl TruncationWatch {
             .states
             .retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), &raw const **state));
         known.states.push(Arc::downgrade(state));
-        TruncationCheck::Untouched
+        TruncationCheck::Intact
     }
 }
 

@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //!  1. A viewer slot is said to be taken when its page is in place and the end of its process is awaited.
-//!  2. The next viewer of a viewer slot gets another page: what the one before still writes is not read.
+//!  2. The next viewer of a viewer slot gets another page: later stores of the one before are not read.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::viewer::sys::Errno;
 use quinion::internals::arena::control::GROUP_VIEWERS;
 use quinion::internals::sys::peer::ProcessName;
 
-/// Above so many viewers, what they opened is added up at the next beat, not at a join.
+/// Above so many viewers, their openings are added up at the next beat, not at a join.
 const VIEWERS_SUMMED_AT_JOIN: usize = 64;
 
 impl Shared {
@@ -99,7 +99,7 @@ impl Shared {
         Ok(())
     }
 
-    /// If no viewer is in them. Waits for nothing: what cannot be given back now, a later call gives back.
+    /// If no viewer is in them. Waits for nothing: a slot that cannot be given back now is given back by a later call.
     pub(super) fn release_empty_groups(&self) {
         let Some(_groups) = self.groups.try_lock() else { return };
         let groups = self.viewers.present().last().map_or(1, |viewer| viewer / GROUP_VIEWERS + 1);
@@ -128,7 +128,7 @@ impl Shared {
         self.viewers.drain_opened_of(viewer);
         viewer_slot.past.entry(run).or_default().add(self.viewers.page(viewer));
         let past = std::mem::take(&mut viewer_slot.past);
-        // The next in this viewer slot gets another page: what this one still writes into its own is not read.
+        // The next in this viewer slot gets another page: later stores of this one into its own are not read.
         let gone = std::mem::replace(&mut *viewer_slot, ViewerSlot { past, ..ViewerSlot::default() });
         self.viewers.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(viewer_slot);

@@ -71,8 +71,8 @@ impl Shared {
     }
 
     /// Takes a descriptor out of the viewer's process, if its file system is served. `/proc/PID/fdinfo/N` is not read
-    /// before: it takes locks of what the number is of, and a process can hold those of an epoll descriptor for ever.
-    /// The taken descriptor has a number of this process, so no other process can exchange it.
+    /// before: it takes locks of the file behind the number, and a process can hold those of an epoll descriptor for
+    /// ever. The taken descriptor has a number of this process, so no other process can exchange it.
     fn take_from(&self, job: &ViewerJob, descriptor: i32, id: FileId) -> Result<(OwnedFd, Mount), Errno> {
         let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
         let file = file.map_err(|error| match error {
@@ -92,7 +92,7 @@ impl Shared {
         self.check_mount(job, offer.connection.descriptor()?, id)
     }
 
-    /// Refuses what is of a file system that is not served, and closes it where no viewer waits.
+    /// Refuses a descriptor of a file system that is not served, and closes it where no viewer waits.
     fn check_mount(&self, job: &ViewerJob, file: OwnedFd, id: FileId) -> Result<(OwnedFd, Mount), Errno> {
         let known = mounts::path_of_own(file.as_fd())
             .and_then(|path| Ok((path, mounts::of_own(file.as_fd(), job.process.number)?)));

@@ -29,8 +29,9 @@ impl Shared {
         self.owner.close_idle(id);
     }
 
-    /// Closes what viewers have closed, by request or by ending. Waits for other workers that are at that, while it
-    /// `matters` and for a bounded time; only for what began before, and by the workers' notes, not the pages.
+    /// Closes the files that viewers have closed, by request or by ending. Waits for other workers that are at that,
+    /// while it `matters` and for a bounded time; only for work that began before, and by the workers' notes, not the
+    /// pages.
     fn drain_closed_handles(&self, matters: impl Fn() -> bool) {
         let begun = Instant::now();
         self.take_detaches();
@@ -73,7 +74,7 @@ impl Shared {
     /// Whether workers are at something from before request `last` that keeps a file open for no viewer that waits;
     /// or the viewer is dead and its viewer slot is not free yet.
     fn holds_files(&self, viewer: usize, last: u64) -> bool {
-        // Of the others their viewers wait for the answer, unless they have given up.
+        // For all other operations the viewer waits for the answer, unless it has given up.
         const HAVE_OPEN: [u32; 4] = [
             Operation::Attach as u32,
             Operation::Detach as u32,

@@ -6,7 +6,7 @@
 //!   in between           waits at the socket, and for the ends of viewers (`listener.rs`)
 //! ```
 //!
-//! It waits for no file system and for no viewer: a queue does what may hang.
+//! It waits for no file system and for no viewer: calls that may hang are done in a queue.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

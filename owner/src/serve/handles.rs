@@ -73,7 +73,7 @@ impl FileHandles {
         release(&*self.viewers.owner, handle, place);
     }
 
-    /// Takes them back, each in the queue of its file system: what the owner closes may hang.
+    /// Takes them back, each in the queue of its file system: a close by the owner may hang.
     pub(super) fn release_in_queues(&self, handles: impl IntoIterator<Item = (u64, Handle)>) {
         let mut by_device: HashMap<u64, Vec<(u64, usize)>> = HashMap::new();
         for (handle, known) in handles {

@@ -119,7 +119,7 @@ impl Listener {
 
     /// Handles connections and the ends of viewers until `until`. For the event loop alone.
     pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
-        // 1 what to wait for
+        // 1 the descriptors to wait for
         let mut greetings = std::mem::take(&mut *self.greetings.lock());
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.ends, PollFlags::IN)];
         fds.extend(greetings.iter().map(|greeting| PollFd::new(greeting, PollFlags::IN)));
@@ -190,9 +190,9 @@ impl Listener {
         }
     }
 
-    /// Has a process answered; returns the connection if it is silent yet. A thread of its queue admits it: what the
-    /// kernel is asked about a process can wait for it. (A read of `/proc/PID/status` may be the last to hold that
-    /// process's memory, and then takes it apart, mapped files and all.)
+    /// Has a process answered; returns the connection if it is silent yet. A thread of its queue admits it: a question
+    /// to the kernel about a process can wait for that process. (A read of `/proc/PID/status` may be the last to hold
+    /// that process's memory, and then takes it apart, mapped files and all.)
     fn read_message(&self, connection: PeerConnection, shared: &Arc<Shared>) -> Option<PeerConnection> {
         let message = match connection.peek() {
             Ok(Some(message)) => message,
@@ -222,8 +222,8 @@ impl Listener {
         if version == LAYOUT_VERSION && token == self.token { Ok(()) } else { Err(Errno::PROTO) }
     }
 
-    /// A descriptor or a name is kept for the worker that opens the file; the viewer gets a ticket for it. `known`:
-    /// what [`Self::check_token`] says of the viewer.
+    /// A descriptor or a name is kept for the worker that opens the file; the viewer gets a ticket for it. `known`: the
+    /// answer of [`Self::check_token`] for the viewer.
     fn accept_offer(&self, known: Result<(), Errno>, offer: Offer, shared: &Shared) {
         let sender = known.and_then(|()| caller(&offer.connection));
         // The number is that process's while it is there.
@@ -231,7 +231,7 @@ impl Listener {
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
         let answer = |ticket: Result<u32, Errno>, connection: &PeerConnection| {
             let welcome = ticket.map_or_else(refusal, |viewer| JoinReply { error: 0, viewer });
-            // A viewer that does not get the ticket never asks for what it has sent; see
+            // A viewer that does not get the ticket never asks for the descriptor it has sent; see
             // `ViewerSlot::take_late_offers`.
             let _ =
                 rustix::net::send(connection, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
@@ -278,7 +278,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A process that was not admitted is in it, with what it sent.
+        // A process that was not admitted is in it, with its message.
         if let Some(listener) = self.listener.take() {
             self.queues.close(QueueKey::Sender(ProcessName::default()), listener);
         }

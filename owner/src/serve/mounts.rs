@@ -1,9 +1,9 @@
 //! Mounts: on which file system a file lies, without asking that file system.
 //!
 //! `stat`, `statfs`, `open` and the last `close` of a file ask its file system, and one that hangs answers none of
-//! them; the asking thread cannot even be killed. The kernel's own tables answer without it: `/proc/self/fdinfo/N`
-//! has the number of a descriptor's mount, and `/proc/PID/mountinfo` the type of each mount's file system. So what
-//! another process offers is taken only if its type there may be served.
+//! them; the asking thread cannot even be killed. The kernel's own tables answer without it: `/proc/self/fdinfo/N` has
+//! the number of a descriptor's mount, and `/proc/PID/mountinfo` the type of each mount's file system. So a descriptor
+//! that another process offers is taken only if its file system's type there may be served.
 //!
 //! A descriptor on a mount in no table (pipes, sockets, memfds, lazily unmounted file systems) is not taken.
 
@@ -42,11 +42,11 @@ impl Mount {
 const FDINFO_BYTES_MAX: u64 = 64 << 10;
 const MOUNTINFO_BYTES_MAX: u64 = 16 << 20;
 
-/// The kernel's name for a descriptor of this process. Asks no file system, and takes no lock of what it is of.
+/// The kernel's name for a descriptor of this process. Asks no file system, and takes no lock of the descriptor's file.
 ///
 /// # Errors
-/// It has no path: a pipe, a socket, an epoll instance. Do not ask more about it: what `/proc` tells of
-/// some of these waits for locks that their users hold for as long as they like.
+/// It has no path: a pipe, a socket, an epoll instance. Do not ask more about it: reads of `/proc` wait for locks of
+/// some of these, which their users hold for as long as they like.
 pub fn path_of_own(descriptor: BorrowedFd<'_>) -> io::Result<PathBuf> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
     if path.is_absolute() { Ok(path) } else { Err(io::Error::new(io::ErrorKind::NotFound, "it has no path")) }

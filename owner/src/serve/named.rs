@@ -1,4 +1,4 @@
-//! Named: what a viewer opens by a name, as an object of a store.
+//! Named: files that a viewer opens by a name, such as objects of a store.
 //!
 //! ```text
 //!   viewer                               event loop                       worker                      Owner
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A file is attached by a descriptor, which shows that the viewer may read it. An object is opened with the owner's
-//! credentials: so an owner opens by name only what all of its domain may read, for a process that is of the domain
-//! when it asks. Work on each store is bounded as on a file system (`workers.rs`).
+//! credentials: so an owner opens by name only objects that all of its domain may read, for a process that is of the
+//! domain when it asks. Work on each store is bounded as on a file system (`workers.rs`).
 //!
 //! Invariants:
 //!  1. The text is sent before the answer: a viewer that has the answer finds it.

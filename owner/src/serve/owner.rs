@@ -1,4 +1,4 @@
-//! Owner: what a cache does for its viewers, and what the service does for it.
+//! Owner: the calls of the service to a cache with viewers, and the calls of that cache to the service.
 //!
 //! ```text
 //!   viewer --asks--> service --checks the number, the handle, the process--> Owner: attach, fill, advance, ..
@@ -6,8 +6,8 @@
 //!                       '--ServiceHandle: is it over? who looks? <-------------'
 //! ```
 //!
-//! The service knows viewers and no files; an owner knows files and no viewers. The service checks what an owner is
-//! told, and hands on its answers as they are.
+//! The service knows viewers and no files; an owner knows files and no viewers. The service checks the arguments of
+//! these calls, and hands on an owner's answers as they are.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use quinion::internals::arena::control::{Advice, AttachPolicy, SyscallAudit};
 use quinion::internals::arena::{ArenaError, ArenaShare, CellNumber, Validation};
 use quinion::internals::units::{FileId, Frame, MappingId, PageIndex};
 
-/// In place of a device, for what is opened by a name: no device of the system has one so large.
+/// In place of a device, for files that are opened by a name: no device of the system has one so large.
 pub const NAMED_DEVICE: u64 = 1 << 63;
 
 /// A file that was attached for a viewer.
@@ -105,9 +105,9 @@ pub struct NameRefusal {
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
     fn arena(&self) -> ArenaShare<'_>;
-    /// Attaches the file `id` for a viewer. `file` is a duplicate of that viewer's descriptor: proof that it may
-    /// read the file, not to be read by, moved or kept. Size and times are looked at now, and the file's record says
-    /// how far viewers may trust what is cached ([`Validation`]) when this returns. `ETXTBSY`: they may not, another
+    /// Attaches the file `id` for a viewer. `file` is a duplicate of that viewer's descriptor: proof that it may read
+    /// the file, not to be read by, moved or kept. Size and times are looked at now, and when this returns the file's
+    /// record says how far viewers may trust its cached pages ([`Validation`]). `ETXTBSY`: they may not, another
     /// process has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, file: OwnedFd, id: FileId) -> Result<Attached, Errno>;
     /// Sets memory aside in the arena for the pages of so many groups of viewers ([`ArenaShare::reserve_viewers`]);
@@ -123,12 +123,12 @@ pub trait Owner: Send + Sync + fmt::Debug {
         AttachPolicy::default()
     }
     /// Whether the file that a viewer is about to attach is better left to the kernel for now; then how many bytes of
-    /// it are to be read, as [`AttachPolicy::worth`] counts, before the viewer asks again.
+    /// it are to be read, as [`AttachPolicy::credit_of`] counts, before the viewer asks again.
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, id: FileId, reason: AttachReason) -> Option<u64> {
         let _ = (file, id, reason);
         None
     }
-    /// Called by the thread that has just answered an [`Owner::attach`], for what is better done when no viewer
+    /// Called by the thread that has just answered an [`Owner::attach`], for work that is better done when no viewer
     /// waits. It ends soon after `service` says that it must not go on.
     fn prepare(&self, service: &dyn ServiceHandle) {
         let _ = service;
@@ -138,13 +138,13 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn leases_valid_for(&self) -> Duration {
         Duration::ZERO
     }
-    /// A viewer asked for a file of a file system that [`AttachPolicy::any_file_system`] leaves out. `id` is what
-    /// the viewer says.
+    /// A viewer asked for a file of a file system that [`AttachPolicy::any_file_system`] leaves out. `id` is the
+    /// viewer's claim.
     fn unserved_file_system(&self, path: &Path, id: FileId) {
         let _ = (path, id);
     }
-    /// A viewer is about to open that file for writing. With [`WriterAccess::Truncate`], no viewer is shown what was
-    /// cached of the file when this returns.
+    /// A viewer is about to open that file for writing. With [`WriterAccess::Truncate`], no viewer is shown old pages
+    /// of the file once this has returned.
     fn writer_opened(&self, id: FileId, access: WriterAccess) {
         let _ = (id, access);
     }
@@ -185,7 +185,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
     /// The handle is not used any more.
     fn detach(&self, handle: u64);
-    /// The number that bounds work on what has that name, in place of a device's: one for each store, with
+    /// The number that bounds work on objects of that name, in place of a device's: one for each store, with
     /// [`NAMED_DEVICE`] added.
     ///
     /// # Errors
@@ -197,7 +197,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
             text: "this cache opens nothing by a name; ask a server that was given stores".into(),
         })
     }
-    /// Opens what has that name, for a viewer. Its record says that it never changes ([`Validation::Immutable`]):
+    /// Opens the object of that name, for a viewer. Its record says that it never changes ([`Validation::Immutable`]):
     /// another version of the object is another file.
     ///
     /// # Errors
@@ -218,7 +218,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn unpin(&self, handle: u64, pin: u64) {
         let _ = (handle, pin);
     }
-    /// The service ends; what this file's viewer has pinned stays pinned as long as this process lives.
+    /// The service ends; pages that this file's viewer has pinned stay pinned as long as this process lives.
     fn leave_pins(&self, handle: u64) {
         let _ = handle;
     }
@@ -230,12 +230,12 @@ pub trait Owner: Send + Sync + fmt::Debug {
 /// The service, as an [`Owner`] that prepares files sees it.
 pub trait ServiceHandle {
     /// Whether to go on.
-    fn goes_on(&self) -> bool;
+    fn is_running(&self) -> bool;
     /// Whether a program may be running that reads here.
     fn has_viewers(&self) -> bool;
     /// Does `work` while the file counts as attached, so that [`Owner::writer_opened`] is called for it.
     fn while_attached(&self, id: FileId, work: &mut dyn FnMut());
 }
 
-/// Says what the code of a process does: see [`SyscallAudit`]. Called by several threads at a time.
+/// Examines the code of a process: see [`SyscallAudit`]. Called by several threads at a time.
 pub type SyscallAuditor = Box<dyn Fn(u32) -> SyscallAudit + Send + Sync>;

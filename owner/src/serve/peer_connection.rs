@@ -8,9 +8,10 @@
 //! ```
 //!
 //! The close of a sent descriptor may wait for as long as its maker likes, as of a socket that lingers. So may the
-//! receipt of a message (the kernel drops in the calling thread what finds no room), and the close of a connection in
-//! which one lies unread. So a message that has a descriptor is never taken, and what may wait is done in a queue
-//! ([`SerialQueues`]) of the process that connected. While the queues are full, no process is let in.
+//! receipt of a message (descriptors that find no room are closed by the kernel, in the calling thread), and the close
+//! of a connection in which one lies unread. So a message that has a descriptor is never taken, and calls that may wait
+//! are made in a queue ([`SerialQueues`]) of the process that connected. While the queues are full, no process is let
+//! in.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -57,7 +58,7 @@ impl PeerConnection {
         Self { socket: Some(socket), queues: queues.clone(), key, since: Instant::now() }
     }
 
-    /// For what the kernel is asked about the process: the queue of what it sent may be stuck.
+    /// For questions to the kernel about the process: the queue of its own messages may be stuck.
     pub(super) fn process_key(&self) -> QueueKey {
         match self.key {
             QueueKey::Sender(process) => QueueKey::Process(process),
@@ -141,7 +142,7 @@ fn is_empty(socket: &OwnedFd) -> bool {
     if sockopt::set_socket_passcred(socket, true).is_err() {
         return false;
     }
-    // Behind this nothing more comes, so what is found empty stays so.
+    // Behind this nothing more comes, so a connection that is found empty stays so.
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
     // A standing error is returned first, and once: the other side may have closed before it read all.
     (0..LOOKS).any(|_| match peek(socket.as_fd(), &mut [0]) {
@@ -178,7 +179,7 @@ mod tests {
         sendmsg(socket, &[IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// Its last close waits for some seconds, as what it has sent is not taken.
+    /// Its last close waits for some seconds, as its sent bytes are not taken.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Pending requests: a worker takes what a viewer asks.
+//! Pending requests: a worker takes the requests of a viewer.
 //!
 //! The page is read once, as it may change at any moment. The viewer slot notes the job before, and stays busy until
 //! the answer is written. The workers take the requests of all viewers in turn.

@@ -7,7 +7,7 @@
 //! A pin never ends while its viewer may look at the bytes and does not know:
 //!  - A process that has pins is not let in again, as another program or from another part of the same: no viewer
 //!    would have these.
-//!  - When the service ends and the viewer does not, what it has pinned stays in memory as long as this process does.
+//!  - When the service ends and the viewer does not, its pinned pages stay in memory as long as this process does.
 //!
 //! Invariant: each pin in a viewer slot's list is the owner's, of a handle in the same list of handles.
 

@@ -1,4 +1,4 @@
-//! Totals: what viewers did, added up.
+//! Totals: the counts of all viewers, added up.
 //!
 //! Each viewer counts in its own page; the sums of dead viewers lie in their viewer slots. None of it is trusted: a
 //! viewer may write any number, and sums wrap.
@@ -16,7 +16,7 @@ pub struct ViewerTotals {
     pub reads: u64,
     /// Bytes of these.
     pub bytes: u64,
-    /// Of the reads, those that had to ask.
+    /// Reads that had to ask.
     pub asked: u64,
     /// Requests for bytes.
     pub misses: u64,
@@ -26,7 +26,7 @@ pub struct ViewerTotals {
     pub kernel_reads: u64,
     /// Descriptors left to the kernel, in the order of [`Reason::ALL`].
     pub reasons: [u64; Reason::ALL.len()],
-    /// Processes by what came of patching their C library, in the order of [`Patching::ALL`].
+    /// Processes by the outcome of patching their C library, in the order of [`Patching::ALL`].
     pub patching: [u64; Patching::ALL.len()],
 }
 

@@ -1,4 +1,4 @@
-//! Viewer slot: what the owner notes of one viewer, which has one slot and one page. (A slot of that page in which a
+//! Viewer slot: the owner's notes of one viewer, which has one slot and one page. (A slot of that page in which a
 //! request stands is a *request slot*.)
 //!
 //! The page is the viewer's, and may say anything; the owner's notes are here, under the slot's lock: a handle or a
@@ -20,7 +20,7 @@ use quinion::internals::sys::peer::ProcessName;
 pub(super) struct ViewerSlot {
     pub(super) process: Option<Process>,
     pub(super) handles: HashMap<u64, Handle>,
-    /// How far its ring of what it read was looked at.
+    /// How far its ring of read pages was looked at.
     pub(super) tail: u32,
     pub(super) busy: u32,
     /// The job that a worker does for each request slot, whatever the page says.

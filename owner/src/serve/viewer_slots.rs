@@ -1,4 +1,4 @@
-//! Viewer slots: what the owner notes of its viewers, group by group.
+//! Viewer slots: the owner's notes of its viewers, group by group.
 //!
 //! ```text
 //!   group 0   slots 0 .. 99      made with the first viewer     workers wait for their futexes

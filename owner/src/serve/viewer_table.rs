@@ -1,4 +1,4 @@
-//! Viewer table: for each viewer its slot, its process and its page, and what it says in the page.
+//! Viewer table: for each viewer its slot, its process and its page, and the numbers in the page.
 //!
 //! ```text
 //!   viewer 0   slot (the owner's notes, a lock each)   process (0: free)   page (the viewer's own: trusted in nothing)

@@ -28,7 +28,7 @@ const WORKER_POLL_MILLIS: u32 = 2;
 /// Where threads are woken that wait for viewers.
 pub(super) struct Wakeups {
     viewers: Arc<ViewerTable>,
-    /// Of all groups but the first: the workers themselves wait for that.
+    /// The doorbells of all groups but the first; the workers themselves wait for that of the first.
     pub(super) doorbells: Doorbells<DOORBELL_WORDS>,
     /// Looks that found that a viewer had rung.
     rings_seen: AtomicU64,

@@ -1,4 +1,4 @@
-//! Death notice: what the kernel says in this process's name if it is killed.
+//! Death notice: the word in shared memory that the kernel marks if this process is killed.
 //!
 //! ```text
 //!   word, in shared memory    a thread's number     --the thread ends, however--> FUTEX_OWNER_DIED

@@ -1,4 +1,4 @@
-//! Domain: whose processes may see what a cache holds.
+//! Domain: whose processes may see the bytes of a cache.
 //!
 //! A process that maps the arena can read all that is cached there, for whichever process it was cached. So only
 //! processes may map it that could have read all of it themselves: those with the very credentials of the owner. That
@@ -25,7 +25,7 @@ const NAME_SPACES: [&str; 2] = ["user", "pid"];
 const STATUS_BYTES: usize = 8 << 10;
 const STATUS_BYTES_MAX: usize = 1 << 20;
 
-/// Whose processes may see what a cache holds.
+/// Whose processes may see the bytes of a cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Domain {
     credentials: Vec<String>,
@@ -44,7 +44,7 @@ impl Domain {
     ///
     /// # Errors
     /// There is no `/proc`, or another process's.
-    pub fn ours() -> io::Result<Self> {
+    pub fn of_this_process() -> io::Result<Self> {
         let number = std::process::id();
         let status = File::open("/proc/self/status")?;
         Ok(Self { credentials: credentials(&status)?, name_spaces: name_spaces(number)? })
@@ -102,8 +102,8 @@ mod tests {
 
     #[test]
     fn a_process_of_ours_is_a_member_until_it_has_ended() {
-        let ours = Domain::ours().unwrap();
-        assert_eq!(ours, Domain::ours().unwrap());
+        let ours = Domain::of_this_process().unwrap();
+        assert_eq!(ours, Domain::of_this_process().unwrap());
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let member = ours.member(child.id()).unwrap();
         assert!(ours.has(&member));
@@ -121,7 +121,7 @@ mod tests {
             println!("SKIPPED: only root can start a process with other rights");
             return;
         }
-        let ours = Domain::ours().unwrap();
+        let ours = Domain::of_this_process().unwrap();
         let changed = |change: fn(&mut Command)| {
             let mut command = Command::new("sleep");
             change(command.arg("1000"));

@@ -1,4 +1,4 @@
-//! Sys: what serving other processes asks of the system, besides what the library has (`sys` of `quinion`).
+//! Sys: the system calls for serving other processes, besides those of the library (`sys` of `quinion`).
 //!
 //! A process that views a cache shares memory with the owner. So the owner has to know whose that process is, and the
 //! process has to learn that the owner is gone, even if it was killed. Closing a file that a process sent may hang.

@@ -103,7 +103,8 @@ impl Arena {
     /// which begins with those for the first of the pages, if some have frames already. Says how many pages more have
     /// one now: all, or with [`AllocAmount::Less`] fewer where there are no more. No run reaches over the end of a gap.
     /// One hold of the arena's lock, and one more for each step by which it is grown. Otherwise as [`Arena::alloc`], or
-    /// with [`LockWait::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
+    /// with [`LockWait::Try`] as [`Arena::alloc_run`]; frames that were too few are given back under the lock of the
+    /// lists.
     pub fn alloc_runs(
         &self,
         gaps: &[Gap],
@@ -175,7 +176,7 @@ impl Arena {
     /// Gives `pages` frames from `frame` on back, at any alignment; as [`Arena::free`].
     pub fn free_run(&self, frame: Frame, pages: u32) {
         let mut stock = self.stock.lock();
-        self.assert_ours(&stock, frame, pages);
+        self.assert_allocated(&stock, frame, pages);
         let ended = stock.give_back(&self.view, frame, pages);
         drop(stock);
         if ended {
@@ -192,7 +193,7 @@ impl Arena {
         let mut stock = self.stock.lock();
         let mut ended = false;
         for &(frame, order) in runs {
-            self.assert_ours(&stock, frame, order.pages());
+            self.assert_allocated(&stock, frame, order.pages());
             if stock.emptying.is_empty() && stock.guests.is_empty() {
                 match order {
                     Order::ZERO => stock.buddy.free_page(&self.view, frame),
@@ -219,9 +220,9 @@ impl Arena {
     }
 
     /// Asks `take` for the whole run, again after each step by which the arena could be grown, and for pieces in the
-    /// end: frames that follow each other make large requests. A step is as large as what is missing,
-    /// since for each request the kernel has all processors give up the pages that they set aside. `None` also where a
-    /// lock is busy and `locks` does not wait.
+    /// end: frames that follow each other make large requests. Each step takes as many pages as are missing, since for
+    /// each request the kernel has all processors give up the pages that they set aside. `None` also where a lock is
+    /// busy and `locks` does not wait.
     fn alloc_growing<T>(
         &self,
         locks: LockWait,
@@ -250,7 +251,7 @@ impl Arena {
         }
     }
 
-    fn assert_ours(&self, stock: &FrameStock, frame: Frame, pages: u32) {
+    fn assert_allocated(&self, stock: &FrameStock, frame: Frame, pages: u32) {
         let end = u64::from(frame.0) + u64::from(pages);
         let inside = frame.0 >= self.view.layout().frames_meta && end <= u64::from(stock.frames_reached());
         assert!(inside, "{frame:?} and {pages} pages are no data of this arena");
@@ -278,7 +279,7 @@ impl Arena {
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
         // 1 free frames, free data extents included once the reserve is used up
         while let Some(seen) = self.take_cells(first + wanted, cells, locks) {
-            // 2 more, or else what is free of the data after all
+            // 2 more frames, or else the free ones of data after all
             if cells.len() == first + wanted
                 || (self.grow(ExtentPurpose::Cells, seen, locks) == GrowOutcome::No && !cut_free())
             {

@@ -40,7 +40,7 @@ use crate::units::{Frame, Order};
 const NIL: u32 = u32::MAX;
 /// In place of a link: the frame waits unmerged. No frame has this number, nor is it a place in a ring.
 const WAITS: u32 = u32::MAX - 1;
-/// Frames that wait unmerged, at most: what one reclaim frees.
+/// Frames that wait unmerged, at most: as many as one reclaim frees.
 const RECENT_MAX: usize = 256;
 const ORDERS: usize = Order::MAX.0 as usize + 1;
 
@@ -103,7 +103,8 @@ impl<const TOP: u8> Buddy<TOP> {
         self.listed_pages + self.recent_pages as u64
     }
 
-    /// How many runs of the top order are free; those that are whole only once what waits is merged do not count.
+    /// How many runs of the top order are free; runs that become whole only when waiting frames are merged do not
+    /// count.
     pub fn whole_extents(&self) -> u32 {
         self.whole_extents
     }
@@ -533,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_run_comes_out_of_what_is_broken_already() {
+    fn a_small_run_comes_out_of_broken_blocks() {
         let (mut buddy, table) = whole(2);
         let first = buddy.alloc(&table, Order(0)).unwrap();
         for _ in 1..EXTENT {
@@ -592,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn check_sees_what_it_claims_to_see() {
+    fn check_sees_each_fault_that_it_claims_to_see() {
         let range = 0..EXTENTS_MAX * EXTENT;
         let (mut buddy, table) = whole(2);
         let frame = buddy.alloc(&table, Order(0)).unwrap();

@@ -20,8 +20,8 @@
 //!  2. A cell is in at most one list, that of its extent.
 //!  3. An extent has a place among `with_free` exactly while a cell of it can be taken.
 //!
-//! Not an invariant: what a free cell holds beyond its link, or a fresh one at
-//! all. A user of a cell makes it empty first.
+//! Not an invariant: the bytes of a free cell beyond its link, or any byte of a fresh one. A user of a cell makes it
+//! empty first.
 //!
 //! Locks: the caller's. Cost: a few steps a cell; one search among the extents of cells, of which there are few.
 #![deny(unsafe_code)]
@@ -102,7 +102,7 @@ impl Cells {
         self.with_free.remove(&extent);
     }
 
-    /// Of the lowest extent that has one. Its content is arbitrary.
+    /// Allocates a cell of the lowest extent that has one. Its content is arbitrary.
     #[cfg(test)]
     pub fn alloc(&mut self, links: &impl CellLinks) -> Option<CellNumber> {
         let mut one = Vec::new();

@@ -20,10 +20,10 @@
 //! So the bound holds whatever the processes do that map the file.
 //!
 //! **Why the change of mapping harms no reader.** Before a guest is taken, its extents were never grown, or are
-//! punched: only a reader that is past its first look is there (`shrink.rs`), and that throws away what it copies. When
-//! it is given back every folio there was retired, and a fence lies between that and the change; again the second look
-//! tells. The kernel puts the one mapping in the other's place under its own lock, so that a thread that touches the
-//! range finds either. A device writes there only for a fill or a hold, which keeps its frames claimed.
+//! punched: only a reader that is past its first look is there (`shrink.rs`), and it throws its copy away. When it is
+//! given back every folio there was retired, and a fence lies between that and the change; again the second look tells.
+//! The kernel puts the one mapping in the other's place under its own lock, so that a thread that touches the range
+//! finds either. A device writes there only for a fill or a hold, which keeps its frames claimed.
 //!
 //! **Viewers** map the arena's file alone and find holes where guests are. Nothing leads them there: a guest's mapping
 //! is told to no viewer, and a stale number ends at a descriptor of another mapping.
@@ -146,7 +146,6 @@ impl GuestExtents {
         let at = self.arena.view().bytes(self.first).expect("frames of ours exist");
         NonNull::new(at).expect("no frame is at address 0")
     }
-    /// The arena it is of.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
@@ -184,7 +183,6 @@ impl GuestExtents {
         }
     }
 
-    /// Pages that are claimed.
     pub fn claimed_pages(&self) -> u64 {
         let stock = self.arena.stock.lock();
         stock.guests.of(self.first.extent()).map_or(0, |(_, guest)| u64::from(guest.claimed_pages))
@@ -366,7 +364,7 @@ impl Arena {
         let mut growth = self.wait_for_growth();
         let first =
             self.stock.lock().place_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoSpace)?;
-        // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
+        // 2 a file; for a length above the limit of files the kernel sends a signal, in place of an error
         if let Some(max) = getrlimit(Resource::Fsize).current.filter(|max| *max < bytes as u64) {
             return Err(ArenaError::TooLarge { asked: bytes as u64, max }.into());
         }
@@ -377,7 +375,7 @@ impl Arena {
         let file = create_sized(name, bytes, sharing)?;
         let fresh = self.view.frames_grown()..(first + extents) * EXTENT_PAGES;
         self.make_entries(&mut growth.tables, fresh).map_err(no_memory)?;
-        // 3 over the extents. A reader that is past its first look there throws away what it sees (head of this file).
+        // 3 over the extents. A reader that is past its first look there throws its copy away (head of this file).
         let offset = first as usize * EXTENT_SIZE;
         if let Err(source) = self.arena_segment.map_over(offset, bytes, file.as_fd()) {
             self.restore_mapping(first, extents);
@@ -416,7 +414,8 @@ impl Arena {
                 stock.guests.by_first.values().filter(|guest| guest.is_closing && guest.claimed_pages == 0);
             ended.map(|guest| (guest.first.extent(), guest.extents)).collect()
         };
-        // Partner: the Acquire fence in `end_read`. A reader of what is not the folio's sees that it was retired.
+        // Partner: the Acquire fence in `end_read`. A reader of bytes that are not the folio's sees that it was
+        // retired.
         before_bytes();
         for (first, extents) in ended {
             // No other thread has it: one that takes or gives back has the growth lock, and claims are not possible.
@@ -429,9 +428,9 @@ impl Arena {
     }
 
     /// Chooses where a guest of `extents` extents could be: the extents in the way are emptied from now on, and as many
-    /// others as the bound needs; see [`Arena::choose_emptying`]. Nothing grows meanwhile into what it will take.
-    /// `false`: nowhere. One demand at a time, by a thread that has the lock of resizing; [`Arena::end_demand`] takes
-    /// it back. Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside the locks.
+    /// others as the bound needs; see [`Arena::choose_emptying`]. No growth takes the extents meanwhile. `false`:
+    /// nowhere. One demand at a time, by a thread that has the lock of resizing; [`Arena::end_demand`] takes it back.
+    /// Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside the locks.
     pub fn demand_guest(&self, extents: u32) -> bool {
         let meta = self.extents_meta();
         let end = self.view.layout().frames_max / EXTENT_PAGES;
@@ -853,7 +852,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_below_what_guests_have_is_refused() {
+    fn a_bound_below_the_memory_of_guests_is_refused() {
         let options = ArenaOptions { memory: 32 << 20 };
         let reservation = Reservation { memory_max: 32 << 20, swap: Swap::Allowed };
         let arena = Arc::new(Arena::build_within(options, reservation).unwrap());
@@ -904,7 +903,8 @@ mod tests {
         assert_eq!(taken(guest.file()), 2 * EXTENT - 580 * 4096);
     }
 
-    /// An arena that was filled page by page has its cells below, so that what is above can be had in one piece.
+    /// An arena that was filled page by page has its cells at the bottom, so that the extents above can be had in one
+    /// piece.
     #[test]
     fn cells_do_not_stand_in_the_way() {
         let arena = arena(300 << 20);

@@ -5,7 +5,7 @@
 //!   demand   extents that are being emptied for a guest that is to come
 //! ```
 //!
-//! It is a part of the frame stock and changes under its lock; what is done with guests is in `guest.rs`.
+//! It is a part of the frame stock and changes under its lock; the operations on guests are in `guest.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

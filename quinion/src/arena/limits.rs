@@ -117,11 +117,11 @@ impl Mount {
     fn group_of<'a>(&self, line: &'a str) -> Option<&'a Path> {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next()?, parts.next()?);
-        let ours = match self.version {
+        let has_memory = match self.version {
             GroupVersion::One => controllers.split(',').any(|controller| controller == "memory"),
             GroupVersion::Two => controllers.is_empty(),
         };
-        ours.then(|| Path::new(path))
+        has_memory.then(|| Path::new(path))
     }
 
     /// The folders of `group` and of the groups around it, as far as this mount shows them; else of its root.

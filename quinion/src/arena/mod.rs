@@ -11,10 +11,10 @@
 //! ```
 //!
 //! One memfd holds all that a viewer needs, and nothing in it is a pointer: frames and nodes are numbers, so the arena
-//! may be mapped anywhere, by any process, read-only. Viewers share [`quinion_view::arena`]: [`Layout`] says
-//! where each part lies; [`View`] is the one place that turns a number into a reference, and checks it first.
-//! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read; [`written`] is how
-//! pages are changed while others read them, and [`dirty`] which of them are not in the file yet.
+//! may be mapped anywhere, by any process, read-only. Viewers share [`quinion_view::arena`]: [`Layout`] says where each
+//! part lies; [`View`] is the one place that turns a number into a reference, and checks it first. [`Descriptor`] is
+//! the state of one frame, and its byte in [`referenced`] whether it was read; [`written`] is how pages are changed
+//! while others read them, and [`dirty`] which of them are not in the file yet.
 //!
 //! The second file, [`control`], is small, and viewers write it.
 //!
@@ -36,7 +36,7 @@
 //!
 //! Invariants:
 //!  1. No pointer is ever stored in the arena.
-//!  2. A number read from the arena is checked against what is grown before it is used.
+//!  2. A number read from the arena is checked against the grown extents before it is used.
 //!  3. The arena never reclaims. It says "none", and the path that asked calls reclaim.
 //!  4. The arena never exceeds its bound, except while a bound that was lowered has not been reached yet.
 

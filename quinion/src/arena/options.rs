@@ -30,7 +30,7 @@ pub struct ArenaOptions {
 /// How far an arena can be resized, and whether the system may swap it out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reservation {
-    /// The largest bound it can be given, in bytes: what its address space and tables are made for. At least the
+    /// The largest bound it can be given, in bytes: its address space and its tables are made for this. At least the
     /// bound it is built with.
     pub memory_max: u64,
     /// Whether its memory is locked.
@@ -102,7 +102,8 @@ pub enum ArenaError {
     },
     /// The system refused something an arena needs.
     #[error(
-        "no memory for a cache: {call} failed ({source}); ask for less memory, or raise the limit it met"
+        "no memory for a cache: {call} failed ({source}); ask for less memory, or raise the limit of this process or \
+         container that it reached (RLIMIT_AS, vm.max_map_count, memory.max)"
     )]
     System {
         /// The call that failed.

@@ -10,7 +10,7 @@
 //!
 //! The first extents hold the header and the tables (`tables.rs`). The others are taken one after the other, when an
 //! allocation finds nothing free, and go to the buddy allocator as data or are cut into cells; cells and data trade
-//! whole extents afterwards. Tables and address space are made for `memory_max`; what may be grown is the bound.
+//! whole extents afterwards. Tables and address space are made for `memory_max`; the arena grows up to the bound only.
 //!
 //! A **reserve** of extents is kept for cells, so that a cache full of data can still index it: one in 64, and at least
 //! one. Cells may take more, like data, where there is more. `None` is the whole answer to a shortage: the path that
@@ -57,7 +57,8 @@ use quinion_view::arena::control::{
 };
 use quinion_view::arena::dirty::BitTable;
 
-/// The memory of one cache: frames, cells and what viewers share. A forked child has no arena: touching one is a fault.
+/// The memory of one cache: frames, cells and the pages shared with viewers. A forked child has no arena: touching one
+/// is a fault.
 #[derive(Debug)]
 pub struct Arena {
     pub(super) view: View,
@@ -190,7 +191,7 @@ impl Arena {
     }
 
     pub(super) fn publish(&self, stock: &FrameStock) {
-        // SAFETY: this is the owner, and what stands in the stock has memory, with its entries.
+        // SAFETY: this is the owner, and all frames in the stock have memory, as have their entries.
         unsafe { self.view.publish_frames(stock.frames_reached()) };
     }
 
@@ -273,13 +274,13 @@ impl Arena {
         self.pinned_pages.load(Ordering::Relaxed)
     }
 
-    /// Takes the memory of what all viewers see, before the first is given the file.
+    /// Takes the memory of the pages that all viewers see, before the first viewer is given the file.
     pub fn populate_control(&self) -> Result<(), ArenaError> {
         self.control_segment.populate_bytes(0, COMMON_BYTES).map_err(no_memory)
     }
 
     /// Sets an extent of the bound aside for each of the first `groups` groups of viewers but the first, where that is
-    /// not done yet. Nothing grows into it from now on; what is grown there goes as after [`Arena::set_bound`].
+    /// not done yet. Nothing grows into it from now on; extents that are grown there go as after [`Arena::set_bound`].
     /// Locks: Growth, Arena.
     ///
     /// # Errors
@@ -312,7 +313,7 @@ impl Arena {
         while self.viewer_extents() > wanted {
             let last = self.viewer_extents() - 1;
             // The files of its pages go with their mappings. A thread that is late for a viewer that was there reads
-            // the segment's own file, and takes memory for what it reads: until the next time.
+            // the segment's own file, and takes memory for its reads, until the next call.
             let is_empty = self.viewer_segments[last as usize].get().is_none_or(|segment| {
                 segment.restore_mapping(0, EXTENT_SIZE).and_then(|()| segment.punch(0)).is_ok()
             });

@@ -75,7 +75,7 @@ pub struct Segment {
     is_locked: AtomicBool,
 }
 
-// SAFETY: a segment owns its mapping as a box owns its bytes; what it hands out is an address.
+// SAFETY: a segment owns its mapping as a box owns its bytes; it hands out only an address.
 unsafe impl Send for Segment {}
 // SAFETY: as above; no method changes the segment.
 unsafe impl Sync for Segment {}
@@ -198,7 +198,7 @@ impl Segment {
     /// lock. The addresses are never without a mapping: the kernel changes it in one step.
     ///
     /// # Errors
-    /// The system refuses; what lies there is arbitrary then, and the caller maps something else over it or keeps it
+    /// The system refuses; the content there is arbitrary then, and the caller maps something else over it or keeps it
     /// from being touched.
     pub fn map_over(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>) -> io::Result<()> {
         self.map(offset, bytes, file, 0)?;
@@ -263,7 +263,7 @@ impl Segment {
 
     /// Makes extents that have at least one page each into pages of 2 MiB.
     fn collapse(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        /// Of Linux 6.1; older kernels answer EINVAL.
+        /// Since Linux 6.1; older kernels answer EINVAL.
         const MADV_COLLAPSE: i32 = 25;
         // SAFETY: the range lies in the segment's mapping (`populate` checked); the bytes in it do not change.
         let result = unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, MADV_COLLAPSE) };

@@ -19,7 +19,7 @@
 //! **Why one that is past its first look does no harm.** It copies zeros, from a file that stays mapped. The sequence
 //! became odd before the hole was made (a fence and a system call lie between), so a reader that has seen a zero sees
 //! that at its second look and throws the copy away. The same holds for a caller that walks a node that is none any
-//! more: what it reads there is a hint, as ever.
+//! more: a number read there is only a hint, as ever.
 //!
 //! **What they cost.** A read in a hole of shared memory takes a page again. So [`Arena::sweep`] comes some
 //! milliseconds later, asks the file for data where there should be none, and punches again; so it does with each later
@@ -37,7 +37,7 @@
 //! Not an invariant: that chosen extents can be emptied. A pin keeps its folio for as long as it likes, and its extent
 //! is slack. A better choice that comes up takes its place.
 //!
-//! Locks: Growth around all that changes what is grown, Arena for the lists.
+//! Locks: Growth is held around each change of the grown extents, Arena around that of the lists.
 #![deny(unsafe_code)]
 
 use super::options::{ArenaError, extents_within};
@@ -61,7 +61,7 @@ pub(super) struct EmptyingCost {
 }
 
 impl EmptyingCost {
-    /// Of an extent that has no memory.
+    /// The cost for an extent that has no memory.
     pub const NOTHING: Self = Self { held_pages: 0, evicted_pages: 0, below_top: 0 };
 
     /// Looked up without a lock: an estimate.
@@ -133,7 +133,8 @@ impl Arena {
         others.sort_unstable_by(|a, b| b.cmp(a));
         let unheld = others.iter().filter(|(cost, _)| cost.held_pages == 0).count();
         let to_swap = unheld.saturating_sub(wanted.saturating_sub(chosen.len()));
-        // Not while an empty one is being punched: it would be given out again, and lose what is read into it.
+        // Not while an empty one is being punched: it would be given out again, and lose the bytes that are read into
+        // it.
         let _growth = self.wait_for_growth();
         let mut stock = self.stock.lock();
         for extent in pinned.into_iter().take(to_swap) {
@@ -178,8 +179,8 @@ impl Arena {
         punched
     }
 
-    /// Gives back what late readers, or a growth that failed half-way, have taken where nothing is grown; how many
-    /// extents had something. Locks: Growth, Arena for a few steps.
+    /// Gives back memory that late readers, or a growth that failed half-way, have taken where nothing is grown;
+    /// returns how many extents had some. Locks: Growth, Arena for a few steps.
     pub fn sweep(&self) -> u32 {
         let _growth = self.wait_for_growth();
         let is_grown = {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! [`FrameStock`] is under the arena's lock, [`GrowthParams`] under the growth lock. A run is cut out of one block of
-//! the buddy so that pages and frames agree as [`FrameAlignment`] says; what the block has besides goes back at once.
+//! the buddy so that pages and frames agree as [`FrameAlignment`] says; the rest of the block goes back at once.
 //!
 //! Invariants: 2, 4 and 5 of `owner.rs`, which asserts them.
 
@@ -26,7 +26,7 @@ use super::tables::Tables;
 use crate::units::{EXTENT_PAGES, Frame, Order, Orders, PageIndex};
 use quinion_view::arena::{CellNumber, View};
 
-/// Kept whole and free ahead of need: one part in so many of what is grown, and so many extents at most, 32 MiB.
+/// Kept whole and free ahead of need: one part in so many of the grown memory, and so many extents at most, 32 MiB.
 const AHEAD_SHARE: u32 = 8;
 const AHEAD_EXTENTS_MAX: u32 = 16;
 /// Grown in one step at most, 16 MiB: an allocation that waits for a step waits for some milliseconds.
@@ -176,8 +176,8 @@ impl FrameStock {
         Some(first..first + 1 + more.count() as u32)
     }
 
-    /// How many extents are worth growing before they are needed: a part of what there is, and none as long as half of
-    /// that is free. Only extents that are free as a whole count: a large folio is made of no others. And none after
+    /// How many extents are worth growing before they are needed: a part of the grown ones, and none as long as half of
+    /// these are free. Only extents that are free as a whole count: a large folio is made of no others. And none after
     /// the machine refused memory, until an allocation that needed it was given some.
     pub(super) fn extents_ahead(&self) -> u32 {
         let ahead = (self.extents_grown / AHEAD_SHARE).min(AHEAD_EXTENTS_MAX);

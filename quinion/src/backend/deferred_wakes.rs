@@ -5,10 +5,10 @@
 //!     BlockingWait   while it sleeps in between they go to a thread for wakes, and so does what is in the list
 //! ```
 //!
-//! A thread that waits for memory, for pins or for a transfer ends the fills of others meanwhile. Their futures may be
-//! what it waits for: a task that pins all memory, say, and lets go after one more read. So what blocks calls no waker
-//! and keeps none. The thread for wakes is started with the first of them and ends with the [`DeferredWakes`]; it
-//! holds nothing, and does nothing else.
+//! A thread that waits for memory, for pins or for a transfer ends the fills of others meanwhile. It may wait for one
+//! of their futures: a task that pins all memory, say, and lets go after one more read. So a thread that blocks calls
+//! no waker and keeps none. The thread for wakes is started with the first of them and ends with the [`DeferredWakes`];
+//! it holds nothing, and does nothing else.
 //!
 //! Invariants:
 //!  1. No waker is called by a thread while it has a [`DeferredWakes`].

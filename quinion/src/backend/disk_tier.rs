@@ -14,25 +14,26 @@
 //! and it cannot write. So bytes on the disk are never out of date, and nothing is ever invalidated.
 //!
 //! **What arrives goes to the disk at once**, and not when memory evicts it: pages hot in memory would be lost with a
-//! process that is killed. While the disk has free space everything is worth it. Once it is full only what arrives a
-//! second time is, by a table of fingerprints: one pass over much data does not push out what is read again and again.
+//! process that is killed. While the disk has free space everything is worth it. Once it is full, only pages that
+//! arrive a second time are put, by a table of fingerprints: one pass over much data does not push out pages that are
+//! read again and again.
 //!
-//! **What arrives while the disk is behind is owed.** The disk refuses it, and the arrival does not wait: it notes
-//! which folios it has filled (`owed.rs`). A task of the cache copies them from memory when the disk has room again
-//! ([`DiskTier::copy_owed`]), oldest first, and leaves a buffer of the disk's to what arrives meanwhile. Pages that
-//! have left memory by then are kept at their second arrival.
+//! **What arrives while the disk is behind is pending.** The disk refuses it, and the arrival does not wait: it notes
+//! which folios it has filled (`pending_copies.rs`). A task of the cache copies them from memory when the disk has room
+//! again ([`DiskTier::copy_pending`]), oldest first, and leaves one of the disk's buffers to pages that arrive
+//! meanwhile. Pages that have left memory by then are kept at their second arrival.
 //!
 //! A fill is read from the disk whole or not at all.
 //!
 //! Invariants:
 //!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
 //!  2. Bytes copied to the disk are those that the backend delivered: before another thread could write there, since
-//!     the fill's folios are locked until its sink is told; or later, by the rule of `owed.rs`.
-//!  3. A page that was owed is put late, missed, or owed still, also if the task that copies panics. A disk that is
-//!     left alone owes nothing.
+//!     the fill's folios are locked until its sink is told; or later, by the rule of `pending_copies.rs`.
+//!  3. A page that was pending is put late, missed, or still pending, also if the task that copies panics. A disk that
+//!     is left alone owes nothing.
 //!
-//! Locks: the store's own, and two mutexes, of the table of fingerprints and of what is owed, which are leaves. None is
-//! held at a device, or while memory is copied.
+//! Locks: the store's own, and two mutexes, of the table of fingerprints and of the pending copies, which are leaves.
+//! None is held at a device, or while memory is copied.
 
 use std::fmt;
 use std::io;
@@ -44,7 +45,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStats, DiskStore};
 
-use super::owed::{Arrival, OWED_MAX, OwedList, OwedPages};
+use super::pending_copies::{Arrival, PENDING_MAX, PendingCopies, PendingCopy};
 use super::threads::Source;
 use super::work::Work;
 use super::{
@@ -69,7 +70,7 @@ const LATE_PAGES: u64 = 240;
 const LATE_PIECES: usize = 8;
 /// Free segments of the disk with which something is copied late: one is left to arrivals.
 const LATE_SEGMENTS: usize = 2;
-/// After so many arrivals that were owed `on_owed` is called again.
+/// After so many arrivals that were pending `on_pending` is called again.
 const WAKE_PUSHES: u64 = 1024;
 
 pub(crate) struct DiskTier {
@@ -78,8 +79,8 @@ pub(crate) struct DiskTier {
     arena: Arc<Arena>,
     full_pages: u64,
     arrived: Mutex<ArrivedTable>,
-    owed: Mutex<OwedList>,
-    on_owed: Box<dyn Fn() + Send + Sync>,
+    pending: Mutex<PendingCopies>,
+    on_pending: Box<dyn Fn() + Send + Sync>,
     late_pages: AtomicU64,
     missed_pages: AtomicU64,
 }
@@ -89,15 +90,15 @@ pub(crate) struct TierParts<'a> {
     pub options: &'a DiskOptions,
     pub arena: &'a Arc<Arena>,
     pub wait_queue: &'a Arc<WaitQueue>,
-    /// Is called when something is owed and nothing was; and at each 1,024th folio that is owed, as a task that
+    /// Is called when something is pending and nothing was; and at each 1,024th folio that is pending, as a task that
     /// panicked does not come again unasked. It waits for nothing.
-    pub on_owed: Box<dyn Fn() + Send + Sync>,
+    pub on_pending: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CopyOutcome {
     Nothing,
-    /// Something is owed, and the disk has no room: come again a little later. `took`: it had room for something.
+    /// Something is pending, and the disk has no room: come again a little later. `took`: it had room for something.
     Behind {
         took: bool,
     },
@@ -111,7 +112,7 @@ impl DiskTier {
     }
 
     pub(crate) fn new(parts: TierParts<'_>) -> Self {
-        let TierParts { store, options, arena, wait_queue, on_owed } = parts;
+        let TierParts { store, options, arena, wait_queue, on_pending } = parts;
         let pages = options.bytes / PAGE_SIZE as u64;
         Self {
             store,
@@ -119,8 +120,8 @@ impl DiskTier {
             arena: Arc::clone(arena),
             full_pages: pages / 100 * FULL_PERCENT,
             arrived: Mutex::new(ArrivedTable::for_pages(pages)),
-            owed: Mutex::new(OwedList::new(OWED_MAX)),
-            on_owed,
+            pending: Mutex::new(PendingCopies::new(PENDING_MAX)),
+            on_pending,
             late_pages: AtomicU64::new(0),
             missed_pages: AtomicU64::new(0),
         }
@@ -140,7 +141,7 @@ impl DiskTier {
 
     pub(crate) fn stats(&self) -> DiskStats {
         let mut stats = self.store.stats();
-        stats.owed_pages = self.owed().pages();
+        stats.pending_pages = self.pending().pages();
         stats.late_pages = self.late_pages.load(Ordering::Relaxed);
         stats.missed_pages = self.missed_pages.load(Ordering::Relaxed);
         stats
@@ -162,11 +163,11 @@ impl DiskTier {
         }
         let kept = self.store.put(key, first, bytes);
         if kept < pages && self.store.trouble().is_none() {
-            let owed = OwedPages::of_arrival(
+            let pending = PendingCopy::of_arrival(
                 self.arena.view(),
                 Arrival { key, run, wanted: kept as u32..pages as u32, is_known },
             );
-            self.owe(owed);
+            self.note_pending(pending);
         }
     }
 
@@ -174,51 +175,52 @@ impl DiskTier {
         self.store.stats().pages < self.full_pages
     }
 
-    fn owe(&self, owed: impl Iterator<Item = OwedPages>) {
-        let mut list = self.owed();
+    fn note_pending(&self, pending: impl Iterator<Item = PendingCopy>) {
+        let mut list = self.pending();
         let was_empty = list.is_empty();
         let before = list.pushes();
-        let missed = owed.map(|owed| list.push(owed)).sum();
+        let missed = pending.map(|pending| list.push(pending)).sum();
         let is_first = was_empty && !list.is_empty();
         let is_due = list.pushes() / WAKE_PUSHES > before / WAKE_PUSHES;
         drop(list);
         self.note_missed(missed);
         if is_first || is_due {
-            (self.on_owed)();
+            (self.on_pending)();
         }
     }
 
-    /// Copies some MiB of owed pages at most to the disk, by way of `buffer`. Waits for no device.
-    pub(crate) fn copy_owed(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
+    /// Copies some MiB of pending pages at most to the disk, by way of `buffer`. Waits for no device.
+    pub(crate) fn copy_pending(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
         for piece in 0..LATE_PIECES {
             if self.store.trouble().is_some() {
-                let missed = self.owed().clear();
+                let missed = self.pending().clear();
                 self.note_missed(missed);
                 return CopyOutcome::Nothing;
             }
-            if self.owed().is_empty() {
+            if self.pending().is_empty() {
                 return CopyOutcome::Nothing;
             }
             if self.store.free_segments() < LATE_SEGMENTS {
                 return CopyOutcome::Behind { took: piece > 0 };
             }
-            let pages = self.owed().take(LATE_PAGES);
+            let pages = self.pending().take(LATE_PAGES);
             self.copy(&mut TakenPages { tier: self, pages }, buffer);
         }
         CopyOutcome::More
     }
 
-    /// Copies what was taken, which are neighbours, as far as they are in memory still; refused ones are owed again.
+    /// Copies the taken pages, which are neighbours, as far as they are in memory still; refused ones are pending
+    /// again.
     fn copy(&self, taken: &mut TakenPages<'_>, buffer: &mut Vec<u8>) {
         let (taken, has_space) = (&mut taken.pages, self.has_space());
         while !taken.is_empty() {
             buffer.clear();
-            let is_copied = |owed: &&OwedPages| {
+            let is_copied = |pending: &&PendingCopy| {
                 let start = buffer.len();
-                buffer.resize(start + owed.bytes(), 0);
-                let is_worth = has_space || owed.is_known();
-                let is_copied = is_worth && owed.peek(self.arena.view(), &mut buffer[start..]);
-                buffer.truncate(if is_copied { start + owed.bytes() } else { start });
+                buffer.resize(start + pending.bytes(), 0);
+                let is_worth = has_space || pending.is_known();
+                let is_copied = is_worth && pending.peek(self.arena.view(), &mut buffer[start..]);
+                buffer.truncate(if is_copied { start + pending.bytes() } else { start });
                 is_copied
             };
             let copied = taken.iter().take_while(is_copied).count();
@@ -229,12 +231,12 @@ impl DiskTier {
             }
             let first = taken[0].first();
             let end = first.plus(self.store.put(taken[0].key(), first.0, buffer));
-            let is_kept = |owed: &&OwedPages| owed.first().plus(owed.pages()) <= end;
+            let is_kept = |pending: &&PendingCopy| pending.first().plus(pending.pages()) <= end;
             let kept = taken.iter().take(copied).take_while(is_kept).count();
-            let late = taken.drain(..kept).map(|owed| owed.pages()).sum();
+            let late = taken.drain(..kept).map(|pending| pending.pages()).sum();
             self.late_pages.fetch_add(late, Ordering::Relaxed);
             if kept < copied {
-                let missed = self.owed().put_back(taken.drain(..));
+                let missed = self.pending().put_back(taken.drain(..));
                 self.note_missed(missed);
             }
         }
@@ -249,8 +251,8 @@ impl DiskTier {
         self.missed_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    fn owed(&self) -> MutexGuard<'_, OwedList> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, PendingCopies> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -260,15 +262,15 @@ impl fmt::Debug for DiskTier {
     }
 }
 
-/// Owed pages taken off the list, being copied. Pages left in it when it is dropped, as by a panic, are missed.
+/// Pending pages taken off the list, being copied. Pages left in it when it is dropped, as by a panic, are missed.
 struct TakenPages<'a> {
     tier: &'a DiskTier,
-    pages: Vec<OwedPages>,
+    pages: Vec<PendingCopy>,
 }
 
 impl Drop for TakenPages<'_> {
     fn drop(&mut self) {
-        self.tier.note_missed(self.pages.iter().map(OwedPages::pages).sum());
+        self.tier.note_missed(self.pages.iter().map(PendingCopy::pages).sum());
     }
 }
 
@@ -557,7 +559,7 @@ mod tests {
             let store = DiskStore::open_on(Box::new(disk.clone()), &options).unwrap();
             let wakes = Arc::new(AtomicU64::new(0));
             let counted = Arc::clone(&wakes);
-            let on_owed = Box::new(move || {
+            let on_pending = Box::new(move || {
                 counted.fetch_add(1, Ordering::Relaxed);
             });
             let tier = DiskTier::new(TierParts {
@@ -565,7 +567,7 @@ mod tests {
                 options: &options,
                 arena: &arena,
                 wait_queue: &Arc::new(WaitQueue::new()),
-                on_owed,
+                on_pending,
             });
             Self { arena, tier: Arc::new(tier), disk, wakes }
         }
@@ -611,7 +613,7 @@ mod tests {
 
         fn copy_all(&self) {
             let (begun, mut buffer) = (Instant::now(), Vec::new());
-            while self.tier.copy_owed(&mut buffer) != CopyOutcome::Nothing {
+            while self.tier.copy_pending(&mut buffer) != CopyOutcome::Nothing {
                 assert!(begun.elapsed() < LONG, "{:?}", self.tier.stats());
                 thread::yield_now();
             }
@@ -628,7 +630,7 @@ mod tests {
         }
         fn counts(&self) -> (u64, u64, u64) {
             let stats = self.tier.stats();
-            (stats.late_pages, stats.owed_pages, stats.missed_pages)
+            (stats.late_pages, stats.pending_pages, stats.missed_pages)
         }
     }
 
@@ -644,8 +646,8 @@ mod tests {
         arena.view().own(frame).prepare(MappingId(7), FIRST, ORDER);
     }
 
-    /// The cache's own sink, with what may follow at once: the folio leaves the index, and its frames are filled with
-    /// other bytes for the same pages.
+    /// The cache's own sink, with an event that may follow at once: the folio leaves the index, and its frames are
+    /// filled with other bytes for the same pages.
     struct RefillingSink(Arc<Arena>);
 
     impl FillSink for RefillingSink {
@@ -658,9 +660,9 @@ mod tests {
         }
     }
 
-    /// 1 A fill ends, and its sink is told.
-    /// 2 The folio is not locked any more: another thread may change it before the sink's caller has gone on.
-    /// 3 What is copied to the disk then, or noted as owed, is something else under the content's name.
+    /// 1 A fill ends, and its sink is told. 2 The folio is not locked any more: another thread may change it before the
+    /// sink's caller has gone on. 3 The bytes that are then copied to the disk, or noted as pending, are not those of
+    /// the content that they are named by.
     #[test]
     fn pages_that_arrive_are_kept_before_another_thread_can_change_them() {
         let bench = Bench::new();
@@ -671,12 +673,12 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_arrive_are_owed_before_another_thread_can_change_them() {
+    fn pages_that_arrive_are_pending_before_another_thread_can_change_them() {
         let bench = Bench::new();
         bench.hold_and_fill();
         let frame = bench.filling(1);
         bench.arrive(frame, 1, Arc::new(RefillingSink(Arc::clone(&bench.arena))));
-        assert_eq!(bench.tier.stats().owed_pages, 4);
+        assert_eq!(bench.tier.stats().pending_pages, 4);
         bench.disk.hold(false);
         bench.copy_all();
         assert_eq!((bench.tier.stats().late_pages, bench.tier.stats().missed_pages), (0, 4));
@@ -692,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn the_task_is_woken_by_the_first_that_is_owed_and_by_each_1024th() {
+    fn the_task_is_woken_by_the_first_that_is_pending_and_by_each_1024th() {
         let bench = Bench::new();
         bench.hold_and_fill();
         let frame = bench.filling(1);
@@ -705,15 +707,15 @@ mod tests {
         assert_eq!((wakes_after(1023), wakes_after(1)), (2, 3));
     }
 
-    /// The disk has room for the first of two folios, and others have taken what there was for the second.
+    /// The disk has room for the first of two folios, and others have taken the room for the second.
     #[test]
-    fn a_folio_that_is_refused_again_is_owed_again() {
+    fn a_folio_that_is_refused_again_is_pending_again() {
         let bench = Bench::new();
         bench.hold_and_fill();
         let next = FIRST.plus(4);
         bench.arrived(1, FIRST, 1);
         bench.arrived(1, next, 2);
-        let pages = bench.tier.owed().take(LATE_PAGES);
+        let pages = bench.tier.pending().take(LATE_PAGES);
         assert_eq!(pages.len(), 2, "they are neighbours");
         bench.disk.hold(false);
         let begun = Instant::now();
@@ -737,7 +739,7 @@ mod tests {
 
     /// Pages that arrived once were worth a place when they arrived, and the disk has become full since.
     #[test]
-    fn a_full_disk_takes_late_what_arrived_twice_and_nothing_else() {
+    fn a_full_disk_takes_only_pages_that_arrived_twice_later() {
         let mut bench = Bench::new();
         Arc::get_mut(&mut bench.tier).unwrap().full_pages = 800;
         bench.hold_and_fill();
@@ -765,14 +767,14 @@ mod tests {
         bench.hold_and_fill();
         let frame = bench.filling(1);
         bench.arrive(frame, 1, Arc::new(EndingSink(Arc::clone(&bench.arena))));
-        let pages = bench.tier.owed().take(LATE_PAGES);
+        let pages = bench.tier.pending().take(LATE_PAGES);
         let taken = TakenPages { tier: &bench.tier, pages };
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _taken = taken;
             std::panic::resume_unwind(Box::new("in the middle of it"));
         }));
         assert!(panicked.is_err());
-        assert_eq!((bench.tier.stats().owed_pages, bench.tier.stats().missed_pages), (0, 4));
+        assert_eq!((bench.tier.stats().pending_pages, bench.tier.stats().missed_pages), (0, 4));
     }
 
     #[test]

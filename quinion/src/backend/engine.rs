@@ -1,8 +1,8 @@
 //! Engine: how the files of one cache are read and written.
 //!
-//! One engine serves all files of a cache, so that one queue depth bounds what the devices are asked for at a time and
-//! one leader fetches those of all completions. It reads and writes by io_uring ([`Mechanism::Ring`]) or, where the
-//! kernel refuses that, by a few threads ([`Mechanism::Threads`]).
+//! One engine serves all files of a cache, so that one queue depth bounds the requests in flight and one leader fetches
+//! all completions. It reads and writes by io_uring ([`Mechanism::Ring`]) or, where the kernel refuses that, by a few
+//! threads ([`Mechanism::Threads`]).
 //!
 //! ```text
 //!   LocalFile --submit--> Engine --> ring.rs      or, if there is no ring or the kernel takes it away,
@@ -30,13 +30,13 @@ use crate::units::PAGE_SIZE;
 /// How files are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mechanism {
-    /// By io_uring if the system allows it, else by threads. The environment variable `QUINION_IO`, if it is
+    /// io_uring if the system allows it, else threads. The environment variable `QUINION_IO`, if it is
     /// `ring` or `threads`, decides instead; it is for tests and bug reports.
     #[default]
     Auto,
-    /// By io_uring. If the system refuses, by threads all the same; [`Engine::mechanism`] says so.
+    /// io_uring. If the system refuses, threads all the same; [`Engine::mechanism`] says so.
     Ring,
-    /// By threads.
+    /// A pool of threads.
     Threads,
 }
 
@@ -217,7 +217,7 @@ impl EngineShared {
                 None => straight.push(flush),
                 Some(0) => start_tail(&self.pool.sender(), file, flush),
                 Some(at) => {
-                    // Nothing in flight may keep the engine or its pool: they wait for what is in flight.
+                    // No request in flight may keep the engine or its pool: their drop waits for requests in flight.
                     let (sender, file) = (self.pool.sender(), Arc::clone(file));
                     straight.push(flush.split(at, move |tail| start_tail(&sender, &file, tail)));
                 }
@@ -273,8 +273,8 @@ impl Drop for EngineShared {
         if let Some(ring) = self.ring() {
             ring.drain();
         }
-        // SAFETY: neither is used again: this is the only place that drops them, and it runs once. The
-        // pool's own drop does what is queued and joins its threads.
+        // SAFETY: neither is used again: this is the only place that drops them, and it runs once. The pool's own drop
+        // does the queued jobs and joins its threads.
         unsafe {
             ManuallyDrop::drop(&mut self.driver);
             ManuallyDrop::drop(&mut self.pool);

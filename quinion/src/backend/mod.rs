@@ -57,7 +57,7 @@ use crate::units::{Frame, PAGE_SIZE, PageIndex};
 mod deferred_wakes;
 mod device_queues;
 mod disk_tier;
-mod owed;
+mod pending_copies;
 mod registration;
 mod waker_registry;
 mod engine;
@@ -218,13 +218,13 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// By which descriptor a read lease on the file may be asked for. `None`: by none, as no other program can open it
+    /// The descriptor by which a read lease on the file may be asked for. `None`: no other program can open it
     /// by this system, or the library has it for writing.
     fn leasable(&self) -> Option<Leasable<'_>> {
         None
     }
 
-    /// By which mount of this system the file was opened: a number that no other mount ever has. `None`: not known.
+    /// The mount of this system by which the file was opened: a number that no other mount ever has. `None`: not known.
     fn mount(&self) -> Option<u64> {
         None
     }
@@ -283,7 +283,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Whether the file becomes longer by what is written behind its end. A device has the size it has.
+    /// Whether a write behind its end makes the file longer. A device has the size it has.
     fn can_grow(&self) -> bool {
         true
     }
@@ -314,11 +314,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         self.flush(vec![flush]);
     }
 
-    /// Makes durable the bytes of `range` at least: what has completed before the call is, when it returns.
+    /// Makes durable the bytes of `range` at least: writes that had completed before the call are durable when it
+    /// returns.
     ///
     /// # Errors
-    /// What was not durable before may not be so now, and is lost if the caller does not flush it again: no later
-    /// sync makes up for it. Each failure is told once.
+    /// Bytes that were not durable before may not be so now, and are lost if the caller does not flush them again: no
+    /// later sync makes up for it. Each failure is told once.
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
         let _ = (kind, range);
         Err(read_only(self.name()))
@@ -338,17 +339,17 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// flight. May wait for the file system.
     ///
     /// # Errors
-    /// The size is what it was.
+    /// The size is unchanged.
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         let _ = bytes;
         Err(read_only(self.name()))
     }
 
-    /// Makes `range` read as zeros, and gives its space back where that can be done. The size stays; what of the
-    /// range lies behind it is left out. No flush or fill of the range is in flight. May wait for the device.
+    /// Makes `range` read as zeros, and gives its space back where that can be done. The size stays; the part of the
+    /// range behind it is left out. No flush or fill of the range is in flight. May wait for the device.
     ///
     /// # Errors
-    /// Some of the range may be zero, and the rest what it was.
+    /// Some of the range may be zero, and the rest unchanged.
     fn punch(&self, range: Range<u64>) -> io::Result<()> {
         let _ = range;
         Err(read_only(self.name()))
@@ -369,7 +370,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 /// The part of a file that [`Backend::sync`] makes durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyncKind {
-    /// The bytes, the size, and what else is needed to read them: `fdatasync`.
+    /// The bytes, the size, and all metadata that a read of them needs: `fdatasync`.
     Data,
     /// The file's times and mode, too: `fsync`.
     All,
@@ -430,14 +431,17 @@ pub(crate) struct PagesRead {
 }
 
 impl PagesRead {
-    pub(crate) fn tell(self) {
+    pub(crate) fn wake(self) {
         self.sink.wake_readers(self.run, self.pages);
     }
 }
 
 impl fmt::Debug for PagesRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Arrival").field("run", &self.run).field("pages", &self.pages).finish_non_exhaustive()
+        f.debug_struct("PagesRead")
+            .field("run", &self.run)
+            .field("pages", &self.pages)
+            .finish_non_exhaustive()
     }
 }
 
@@ -513,7 +517,7 @@ impl Fill {
     /// If they lie outside the fill.
     pub fn pages_were_read(&mut self, bytes: Range<usize>) {
         if let Some(news) = self.note_pages_read(bytes) {
-            news.tell();
+            news.wake();
         }
     }
     /// As [`Fill::pages_were_read`], but a thread that waits has yet to be told. May be called under a lock.
@@ -525,7 +529,7 @@ impl Fill {
         self.read.push(pages.clone());
         Some(PagesRead { sink: Arc::clone(sink), run: self.run, pages })
     }
-    /// Zeroes what lies at `from` bytes and behind, but for pages that have arrived: they may be being read.
+    /// Zeroes the bytes from `from` on, but for pages that have arrived: they may be being read.
     fn zero_from(&mut self, from: usize) {
         self.read.sort_unstable_by_key(|pages| pages.start);
         let end = self.run.pages..self.run.pages;

@@ -1,4 +1,4 @@
-//! Null: what is behind a memory file.
+//! Null: the backend of a memory file, which has no device.
 //!
 //! There is no device to read the pages of a memory file from, and none to write them to: these calls have nothing to
 //! add and succeed. No fill or flush is submitted here; one that comes all the same fails.

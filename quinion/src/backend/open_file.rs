@@ -26,7 +26,7 @@
 //!  3. `IoMode` goes from direct to buffered, never back.
 //!  4. A file that is read only is never changed: it has no [`WriteState`].
 //!
-//! Not an invariant: that the size is what it was. Every short read asks for it again.
+//! Not an invariant: that the size is unchanged. Every short read asks for it again.
 
 use std::io;
 use std::ops::Range;
@@ -230,7 +230,7 @@ impl OpenFile {
             Err(Errno::NOENT) if options.creation != Creation::MustExist => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
-        // 2 Open it, as it is: what it turns out to be decides whether it is emptied.
+        // 2 Open it, as it is: its type decides whether it is emptied.
         let how = match options.creation {
             Creation::MustExist => OFlags::empty(),
             Creation::IfMissing => OFlags::CREATE,
@@ -262,7 +262,7 @@ impl OpenFile {
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()) {
             Ok(own) => Self::of(own, Description::Ours),
-            // No /proc, or the file's mode changed since: what was opened may still be read, as it is.
+            // No /proc, or the file's mode changed since: the descriptor may still be read, as it is.
             Err(_) if is_readable(&descriptor)? => Self::of(descriptor, Description::Shared),
             Err(error) => Err(io::Error::from(error).into()),
         }
@@ -503,14 +503,14 @@ impl OpenFile {
         }
     }
 
-    /// A hint: what stays is right, and costs a page and the next direct write an invalidation.
+    /// A hint: a page that stays is right; it costs its memory, and the next direct write an invalidation.
     fn forget_tail(&self, page: u64) {
         if page != NO_TAIL && self.way() == IoMode::Direct {
             self.leave_cache(page, PAGE_SIZE as u64);
         }
     }
 
-    /// Drops what is clean of these bytes from the kernel's cache, unless another process uses it there.
+    /// Drops the clean pages of these bytes from the kernel's cache, unless another process uses them there.
     fn leave_cache(&self, position: u64, bytes: u64) {
         let _ = fadvise(self.by_cache(), position, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
     }
@@ -569,7 +569,7 @@ impl OpenFile {
     }
 }
 
-/// Of one write: a device that is full fails a call as a whole, and what the calls before it wrote is known.
+/// Bytes of one write. A full device fails a call as a whole, so the bytes that the calls before it wrote are known.
 const STEP_BYTES: usize = 512 << 10;
 
 fn write_step(

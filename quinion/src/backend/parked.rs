@@ -1,9 +1,9 @@
-//! Parked: what stands in a backend's place while the file has no open handle.
+//! Parked: the placeholder of a backend while the file has no open handle.
 //!
 //! Its descriptor is closed then, so that the file keeps no mount busy, no space taken and no lease refused; its pages
-//! stay. The next open of the file brings a backend of its own, which takes this one's place if the file is what it
-//! was. Requests in flight when the descriptor was released keep it until they have ended: [`ParkedBackend::is_closed`]
-//! says when, and [`Backend::reap`] of this fetches their completions.
+//! stay. The next open of the file brings a backend of its own, which takes this one's place if the file is unchanged.
+//! Requests in flight when the descriptor was released keep it until they have ended: [`ParkedBackend::is_closed`] says
+//! when, and [`Backend::reap`] of this fetches their completions.
 
 use std::io;
 use std::sync::{Arc, Weak};

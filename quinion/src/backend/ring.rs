@@ -17,7 +17,7 @@
 //!
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is entered without the lock, because that
 //! takes long, and the leader would wait for the lock meanwhile. So the thread that pushed takes a [`SubmitClaim`] to
-//! what is in the queue, and enters the kernel with it. A thread that submits and waits at once
+//! the queued entries, and enters the kernel with it. A thread that submits and waits at once
 //! ([`RingDriver::submit_with_reap`]) leaves the entries unclaimed: a leader claims them, and one system call is both.
 //!
 //! **Large reads** are not merged. The kernel would make one request of many parts that follow each other, if it is
@@ -29,9 +29,9 @@
 //!
 //! **Leader and followers.** Completions are fetched by the threads that wait for them. One at a time is the *leader*:
 //! it holds the [`LeaderLock`], which gives it the completion half of the ring. It fetches, ends parts and jobs, and if
-//! what it waits for has not come, waits in the kernel for one more completion. The others sleep in the [`WaitQueue`]
-//! on the predicate `done() || wants_leader()`, where `wants_leader()` is "the leader is free and something is in
-//! flight or unclaimed".
+//! its own event has not come, waits in the kernel for one more completion. The others sleep in the [`WaitQueue`] on
+//! the predicate `done() || wants_leader()`, where `wants_leader()` is "the leader is free and something is in flight
+//! or unclaimed".
 //!
 //! No wake-up is lost, because every change that can make that predicate true
 //! is followed by a check of the wait queue by the thread that made it:
@@ -242,7 +242,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Has the kernel take what was claimed by a thread that does not lead, and ensures that one does.
+    /// Has the kernel take the claimed entries, for a thread that does not lead, and ensures that one does.
     fn hand_over(&self, claim: SubmitClaim) {
         if claim.is_empty() {
             return;
@@ -316,7 +316,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     pub(super) fn drain(&self) {
-        // Partner: the release in `complete`; what a sink did is visible to a caller that has drained.
+        // Partner: the release in `complete`; the stores of a sink are visible to a caller that has drained.
         let mut is_idle = || self.outstanding.load(Ordering::Acquire) == 0;
         while !is_idle() {
             match self.reap(ReapMode::Wait, &mut is_idle) {
@@ -360,10 +360,10 @@ impl<K: Kernel> RingDriver<K> {
         if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim::NOTHING }
     }
 
-    /// Has the kernel take what was claimed, and waits for a completion if `wait` says so. Holds no lock.
+    /// Has the kernel take the claimed entries, and waits for a completion if `wait` says so. Holds no lock.
     fn enter(&self, claim: SubmitClaim, wait: CompletionWait) {
         let SubmitClaim { parts, large_reads } = claim;
-        // Of many small requests one system call is worth more.
+        // For many small requests, one system call costs less than several.
         let at_a_time = if 2 * large_reads > parts { SENT_AT_ONCE } else { usize::MAX };
         let refused = K::enter(&self.gate, Entries { count: parts, at_a_time }, wait).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
@@ -384,7 +384,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// The kernel has refused, and no thread is on the way into it with a claim: it never takes what is in the queue.
+    /// The kernel has refused, and no thread is on the way into it with a claim: it never takes the queued entries.
     fn give_up(&self) {
         let mut finished = Vec::new();
         let mut submission = self.submission.lock();
@@ -453,7 +453,7 @@ impl<K: Kernel> LeaderLock<K> {
         self.is_taken.load(Ordering::Relaxed)
     }
     fn try_take(&self) -> bool {
-        // Acquire; partner: the release in `leave`. The new leader sees what the last one did to the queue.
+        // Acquire; partner: the release in `leave`. The new leader sees all changes of the last one to the queue.
         self.is_taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
     fn leave(&self) {
@@ -486,7 +486,7 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
         }
         driver.in_flight.fetch_sub(completed.len() as isize, Ordering::Relaxed);
         let (mut doubtful, mut news) = (Vec::new(), Vec::new());
-        // 1 What came whole, which is nearly all.
+        // 1 Parts that came whole: nearly all.
         let mut submission = driver.submission.lock();
         for completed in completed.drain(..) {
             doubtful.extend(submission.land(completed, finished));
@@ -495,7 +495,7 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
         news.append(&mut submission.news);
         let mut claim = driver.claim(&mut submission);
         drop(submission);
-        // 2 What fell short: the file may have to be asked for its size, so without the lock.
+        // 2 Parts that fell short: the file may have to be asked for its size, so without the lock.
         if !doubtful.is_empty() {
             driver.enter(claim, CompletionWait::NotAwaited);
             let verdicts: Vec<_> = doubtful.into_iter().map(ShortCompletion::resolve).collect();
@@ -509,7 +509,7 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
         }
         driver.enter(claim, CompletionWait::NotAwaited);
         // 3 Up to the cache, with no lock held.
-        news.into_iter().for_each(PagesRead::tell);
+        news.into_iter().for_each(PagesRead::wake);
         driver.complete(finished)
     }
 }
@@ -768,7 +768,7 @@ impl<K: Kernel> SubmissionState<K> {
     }
 
     fn fail_pushed(&mut self, finished: &mut Vec<RingJob>) {
-        // The half is dropped, and with it the right to submit what the queue still holds.
+        // The half is dropped, and with it the right to submit the entries that the queue still holds.
         let Some(mut half) = self.half.take() else { return };
         let taken = self.pushed.len() - K::queued(&mut half);
         let left: Vec<_> = self.pushed.drain(..).skip(taken).collect();
@@ -855,7 +855,7 @@ mod tests {
         assert_eq!(outcome(vec![(2, Complete), (0, Complete), (1, Complete)]), Ok(6 * 4096));
         // The end of the file is the first that any part met.
         assert_eq!(outcome(vec![(2, Ended(0)), (0, Complete), (1, Ended(5))]), Ok(2 * 4096 + 5));
-        // Of two failures the first in the file is told, whichever came first.
+        // If two parts fail, the outcome is the error of the first in the file, whichever came first.
         assert_eq!(outcome(vec![(2, fails(5)), (1, fails(12)), (0, Complete)]), Err(12));
         assert_eq!(outcome(vec![(1, fails(12)), (2, fails(5)), (0, Complete)]), Err(12));
         // A failure behind the file's end is none; one before it is.

@@ -364,7 +364,7 @@ fn a_file_that_grows_is_read_to_its_new_end() {
 }
 
 #[test]
-fn dropping_an_engine_waits_for_what_is_in_flight() {
+fn dropping_an_engine_waits_for_requests_in_flight() {
     for mechanism in MECHANISMS {
         for folder in folders() {
             let (wait_queue, engine) = engine(mechanism, 2, 8192);
@@ -723,7 +723,7 @@ fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
     }
 }
 
-/// A leader gets what it wanted and returns. Its follower, asleep, must take over, for no other thread will.
+/// A leader gets its own completion and returns. Its follower, asleep, must take over, for no other thread will.
 fn check_takeover(wait_queue: &Arc<WaitQueue>, backend: &dyn Backend) {
     let (fill, request) = Request::new(wait_queue, 0, 200);
     backend.submit(vec![fill]);

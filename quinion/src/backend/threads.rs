@@ -65,7 +65,7 @@ pub trait WriteAt: ReadAt {
     /// Whatever went wrong. [`io::ErrorKind::Interrupted`] means "again".
     fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize>;
 
-    /// Makes durable what was written before the call, at least in `range`: see [`Backend::sync`]. May block.
+    /// Makes durable all writes before the call, at least in `range`: see [`Backend::sync`]. May block.
     ///
     /// # Errors
     /// Some of it may not be durable.
@@ -74,7 +74,7 @@ pub trait WriteAt: ReadAt {
     /// Cuts it or extends it with zeros. May block.
     ///
     /// # Errors
-    /// Its size is what it was.
+    /// Its size is unchanged.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 }
 
@@ -293,7 +293,8 @@ impl ThreadPool {
     }
 }
 
-/// A way to submit to a pool that does not keep it, for a caller that is called by what the pool or the ring completes.
+/// A way to submit to a pool that does not keep it, for a caller that runs when the pool or the ring completes a
+/// request.
 pub(super) struct PoolSender(Arc<Shared>);
 
 impl PoolSender {
@@ -392,7 +393,7 @@ impl Shared {
 }
 
 impl Drop for ThreadPool {
-    /// The threads do what is queued first. A thread of the pool does not wait for itself. In a fork nothing is done.
+    /// The threads do the queued jobs first. A thread of the pool does not wait for itself. In a fork nothing is done.
     fn drop(&mut self) {
         if self.process != std::process::id() {
             return;

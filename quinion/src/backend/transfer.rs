@@ -60,8 +60,8 @@ impl Transfer {
             self.done = now;
             return TransferStep::Complete;
         }
-        // No progress is the end. It may lie before `done`, if the file was cut meanwhile: direct I/O may
-        // then have overwritten what came before, so only what came now counts.
+        // No progress is the end. It may lie before `done`, if the file was cut meanwhile: direct I/O may then have
+        // overwritten the bytes that came before, so only those that came now count.
         if bytes == 0 || now <= self.done {
             return TransferStep::Ended(now);
         }

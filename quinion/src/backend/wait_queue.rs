@@ -16,12 +16,12 @@
 //!
 //! Invariants:
 //!  1. The pointers of a waiter are followed with the list locked only; a waiter is removed, with the list locked,
-//!     before its event is set, or by its own thread; and that returns after that. So what they point to, on that thread's stack, is
-//!     there.
+//!     before its event is set, or by its own thread; and that returns after that. So the stack of that thread, which
+//!     they point into, is there.
 //!  2. Between the evaluation of a waiter's condition and its place in the list the list stays locked.
 //!  3. A thread that was woken to lead and does not, because it is done, wakes another if one is wanted.
 //!
-//! Not an invariant: that a woken thread finds true what it was woken for. It looks again.
+//! Not an invariant: that the condition of a woken thread is still true when it runs. It looks again.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -191,7 +191,7 @@ impl WaitQueue {
 }
 
 impl ParkedWaiters {
-    /// Adds the caller, which must wait for the event before what it lends here goes away.
+    /// Adds the caller, which must wait for the event before the lent references end.
     fn take(&mut self, condition: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) -> Arc<WakeEvent> {
         let condition = std::ptr::from_mut(condition);
         // SAFETY: only the lifetime changes, and invariant 1 keeps the pointer within the true one.

@@ -15,7 +15,7 @@
 //! no waiting reader does. It sleeps while there are none, and ends with the cache.
 //!
 //! Invariants:
-//!  1. A waker is called, and what a waiter holds is dropped, with the registry unlocked: both run foreign code.
+//!  1. Wakers are called and waiters dropped with the registry unlocked: both run foreign code.
 //!  2. Between the evaluation of a condition and the registration the registry stays locked.
 //!  3. While there is a waiter, `waiters` is not 0; so every wake of the queue comes here. A condition becomes true
 //!     only by a fill of its page that ends.

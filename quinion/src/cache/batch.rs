@@ -221,10 +221,10 @@ fn read_hits<'f, 'b: 'f, T>(
     for (wanted, item) in wanted.iter_mut().zip(group.iter_mut()) {
         let (file, read) = parts(item);
         if !options.uncached && Arc::ptr_eq(&file.counters, &leader.counters) {
-            *wanted = BatchedRead::new(file.looks_in_now(), file.id, read.position, read.buffer);
+            *wanted = BatchedRead::new(file.current_lookup_cell(), file.id, read.position, read.buffer);
         }
     }
-    // Of reads that follow each other in one folio, the first counts.
+    // Among reads that follow each other in one folio, only the first counts.
     let mut last = None;
     let touch = |grown: GrownView<'_>, frame| {
         if last.replace(frame) != Some(frame) {
@@ -407,7 +407,7 @@ mod tests {
         let mut at = 0;
         let mut wanted = buffers.each_mut().map(|buffer| {
             at += PAGE;
-            BatchedRead::new(file.looks_in(), file.id, (at - PAGE) as u64, buffer)
+            BatchedRead::new(file.lookup_cell(), file.id, (at - PAGE) as u64, buffer)
         });
         let mut meanwhile = Some(meanwhile);
         let touch = |_: crate::arena::GrownView<'_>, _| {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_serves_what_is_there() {
+    fn a_group_serves_cached_pages() {
         let (_cache, file) = cached();
         assert_eq!(served(&file, || {}), [true; 3]);
     }
@@ -445,7 +445,7 @@ mod tests {
     #[test]
     fn a_record_that_goes_between_the_looks_ends_all_reads() {
         let (_cache, file) = cached();
-        let record = file.view.record(file.looks_in()).expect("an open file has one");
+        let record = file.view.record(file.lookup_cell()).expect("an open file has one");
         let id = record.id.load(Ordering::Relaxed);
         assert_eq!(served(&file, || record.id.store(0, Ordering::Relaxed)), [true, false, false]);
         record.id.store(id, Ordering::Relaxed);
@@ -460,7 +460,7 @@ mod tests {
             .iter_mut()
             .zip(places)
             .map(|(buffer, (at, len))| {
-                BatchedRead::new(file.looks_in(), file.id, at as u64, &mut buffer[..len])
+                BatchedRead::new(file.lookup_cell(), file.id, at as u64, &mut buffer[..len])
             })
             .collect();
         let served = read_group(&file.view, &mut wanted, touch);

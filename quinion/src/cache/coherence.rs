@@ -91,7 +91,7 @@ use crate::stats::Count;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
 
 use super::File;
-use super::open::Access;
+use super::open::OpenMode;
 
 /// How long a lease that was given up is not asked for.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
@@ -157,7 +157,7 @@ pub struct CoherenceState {
     is_leased: AtomicBool,
     /// When the file was last looked at, by the clock of leases.
     looked: AtomicU64,
-    state: RankedMutex<State>,
+    state: RankedMutex<LeaseState>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,7 +180,7 @@ impl ObservedTimes {
 }
 
 #[derive(Debug)]
-struct State {
+struct LeaseState {
     /// How many handles want a lease.
     wanted: usize,
     lease: Option<Lease>,
@@ -199,7 +199,7 @@ struct State {
 
 impl CoherenceState {
     pub(super) fn new(mapping: &Arc<Mapping>, filemap: &Arc<Filemap>, leases: &Arc<Leases>) -> Arc<Self> {
-        let state = State {
+        let state = LeaseState {
             wanted: 0,
             lease: None,
             no_lease: NoLease::NotAsked,
@@ -222,7 +222,7 @@ impl CoherenceState {
 
     /// A handle is opened that may do `access`; the file was as in `found` a moment ago. One that reads for viewers
     /// has a lease or a look only when its watch is in force: [`CoherenceState::enter_watched`].
-    pub(super) fn enter(self: &Arc<Self>, access: Access, found: &Attributes) -> Result<()> {
+    pub(super) fn enter(self: &Arc<Self>, access: OpenMode, found: &Attributes) -> Result<()> {
         if access.coherence == Coherence::Lease {
             let mut state = self.state.lock();
             state.wanted += 1;
@@ -244,7 +244,7 @@ impl CoherenceState {
     }
 
     /// The last handle that wanted a lease ends it, and the last that read for viewers ends the watch.
-    pub(super) fn leave(&self, access: Access) {
+    pub(super) fn leave(&self, access: OpenMode) {
         if access.coherence != Coherence::Lease {
             return;
         }
@@ -304,13 +304,13 @@ impl CoherenceState {
         }
     }
 
-    fn release_lease(&self, state: &mut RankedGuard<'_, State>, validation: Validation) {
+    fn release_lease(&self, state: &mut RankedGuard<'_, LeaseState>, validation: Validation) {
         self.mapping.record().set_validation(validation);
         state.doubtful |= validation == Validation::Kernel;
         // The attributes of the file while it cannot change. The lease is checked again afterwards: if this thread
         // was delayed in between, the kernel may have revoked the lease, and the attributes may be of any time.
         let looked = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
-        // Of another size it was cut under the lease.
+        // A file of another size was cut under the lease.
         let looked = looked.filter(|file| file.size == self.mapping.size());
         state.left = looked.filter(|_| state.lease.as_ref().is_some_and(Lease::stands));
         self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
@@ -437,7 +437,7 @@ impl CoherenceState {
 
     // ---- with the lock of the file's lease ------------------------------------------------------
 
-    fn confirm(&self, state: &mut RankedGuard<'_, State>) -> bool {
+    fn confirm(&self, state: &mut RankedGuard<'_, LeaseState>) -> bool {
         let stands = state.lease.as_ref().is_some_and(Lease::stands);
         if !stands && state.lease.is_some() {
             self.end(state);
@@ -445,7 +445,7 @@ impl CoherenceState {
         stands
     }
 
-    fn ask_at_open(self: &Arc<Self>, state: &mut RankedGuard<'_, State>) {
+    fn ask_at_open(self: &Arc<Self>, state: &mut RankedGuard<'_, LeaseState>) {
         if state.no_lease == NoLease::OpenForWriting {
             state.again = 0; // the process that had it open may have closed it just now
         }
@@ -454,7 +454,7 @@ impl CoherenceState {
 
     /// Asks for a lease, if there is none and it is time. There is none while the file is unwatched: such a lease
     /// does not notice cuts, and a viewer that looks at times would be given old bytes.
-    fn ask(self: &Arc<Self>, state: &mut RankedGuard<'_, State>) {
+    fn ask(self: &Arc<Self>, state: &mut RankedGuard<'_, LeaseState>) {
         if state.lease.is_some() || state.is_unwatched || now() < state.again {
             return;
         }
@@ -474,7 +474,11 @@ impl CoherenceState {
     }
 
     /// There is a lease, 1: the file does not change from here on.
-    fn begin(&self, state: &mut RankedGuard<'_, State>, lease: Lease) -> std::result::Result<(), NoLease> {
+    fn begin(
+        &self,
+        state: &mut RankedGuard<'_, LeaseState>,
+        lease: Lease,
+    ) -> std::result::Result<(), NoLease> {
         // 2
         if !self.is_as_left(state.left.take()) {
             let forgotten = self.filemap.invalidate(&self.mapping);
@@ -511,7 +515,7 @@ impl CoherenceState {
         self.mapping.backend().leasable().is_some_and(|leasable| leasable.times == wanted)
     }
 
-    fn end(&self, state: &mut RankedGuard<'_, State>) {
+    fn end(&self, state: &mut RankedGuard<'_, LeaseState>) {
         // 1: SeqCst, so that a thread that reads after the writer's open has returned sees it; the system call of step
         // 3, and that by which it learns of it, partner with it.
         self.is_leased.store(false, Ordering::SeqCst);
@@ -560,7 +564,7 @@ impl File {
         self.handle.watch.holds_lease()
     }
 
-    pub(super) fn is_sure_of_size(&self) -> bool {
+    pub(super) fn is_size_guaranteed(&self) -> bool {
         match self.handle.access.coherence {
             Coherence::Immutable => true,
             Coherence::Check => false,

@@ -1,23 +1,23 @@
-//! Disk copies: what a disk tier was too slow to take is copied to it from memory, on a thread of its own.
+//! Disk copies: pages that a disk tier was too slow to take are copied to it from memory, on a thread of its own.
 //!
 //! ```text
-//!   an arrival that the disk refused --owed, wake--> the tier's thread: copies while the disk has room
-//!                                                        |  ^ 2 ms, while something is owed; up to 100 ms,
+//!   an arrival that the disk refused --pending, wake--> the tier's thread: copies while the disk has room
+//!                                                        |  ^ 2 ms, while something is pending; up to 100 ms,
 //!                                                        +--+ while the disk takes nothing
-//!   the end of the cache: copies what is owed still, half a second at most, then the disk writes what it has
+//!   the end of the cache: copies what is pending still, half a second at most, then the disk writes what it has
 //! ```
 //!
-//! `backend/owed.rs` says which bytes are copied. Here is only when: at the disk's pace, by a thread of its own,
-//! since readers that need memory want the cache's other background thread free.
+//! `backend/pending_copies.rs` says which bytes are copied. Here is only when: at the disk's pace, by a thread of its
+//! own, since readers that need memory want the cache's other background thread free.
 //!
-//! **The end.** A program that reads once and ends would leave the next one with what its disk took at the first
-//! arrival. So the end of a cache copies on, for half a second at most: some hundred MiB on a fast disk, and less
+//! **The end.** A program that reads once and ends would leave to the next one only the pages that its disk took at the
+//! first arrival. So the end of a cache copies on, for half a second at most: some hundred MiB on a fast disk, and less
 //! than the 2 seconds for which a successor (`--replace`) waits for the folder. The rest is lost to the disk.
 //!
 //! Invariants:
 //!  1. Nothing depends on the thread: without it the disk has less.
 //!
-//! Not an invariant: that what is owed is ever copied.
+//! Not an invariant: that a pending page is ever copied.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -82,13 +82,13 @@ impl DiskCopies {
     ) -> Result<Self, DiskError> {
         let thread = Arc::new(BackgroundThread::named("quinion-tier"));
         let woken = Arc::clone(&thread);
-        let on_owed = Box::new(move || woken.wake());
+        let on_pending = Box::new(move || woken.wake());
         let tier = Arc::new(DiskTier::new(TierParts {
             store: store(options)?,
             options,
             arena,
             wait_queue,
-            on_owed,
+            on_pending,
         }));
         let task = Arc::new(CopyTask { tier: Arc::clone(&tier), state: Mutex::default() });
         let weak: Weak<CopyTask> = Arc::downgrade(&task);
@@ -106,7 +106,7 @@ impl DiskCopies {
         self.tier.trouble()
     }
 
-    /// Copies what is owed still, so long at most. Not in a forked child.
+    /// Copies the pages that are still pending, for so long at most. Not in a forked child.
     pub(super) fn end(&self, time_max: Duration) {
         self.thread.close();
         let begun = Instant::now();
@@ -129,7 +129,7 @@ impl BackgroundTask for CopyTask {
     fn run(&self) -> Option<Duration> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (pause, buffer) = &mut *state;
-        match self.tier.copy_owed(buffer) {
+        match self.tier.copy_pending(buffer) {
             CopyOutcome::Nothing => {
                 *state = Default::default();
                 None

@@ -105,7 +105,7 @@ pub struct File {
     /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if [`FOLLOWED`], [`UNCACHED`] or
     /// [`WATCHED`]. Then every read takes the cold way, which finds the record by the mapping, and other handles'
     /// hits have nothing to check.
-    looks_in: AtomicU32,
+    lookup_cell: AtomicU32,
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
@@ -155,7 +155,7 @@ impl File {
         let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.owned_view(),
-            looks_in: AtomicU32::new(plain_cell(&handle).0),
+            lookup_cell: AtomicU32::new(plain_cell(&handle).0),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
@@ -202,7 +202,7 @@ impl File {
         let touched = &self.touched;
         let touch =
             move |grown: GrownView<'_>, frame| touched.note(grown, frame, position..position + len as u64);
-        match read_page_into(self.view_in(self.looks_in()), position, buffer, touch) {
+        match read_page_into(self.view_in(self.lookup_cell()), position, buffer, touch) {
             PageHit::Read => {
                 self.counters.add_hit(len as u64);
                 Ok(len)
@@ -219,7 +219,7 @@ impl File {
         let (touched, len) = (&self.touched, buffer.len());
         let touch =
             move |grown: GrownView<'_>, frame| touched.note(grown, frame, position..position + len as u64);
-        let hits = read_folios_into(self.view_in(self.looks_in()), position, buffer, touch);
+        let hits = read_folios_into(self.view_in(self.lookup_cell()), position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
@@ -234,7 +234,7 @@ impl File {
 
     #[cold]
     fn read_slowly(&self, buffer: &mut [u8], read: PositionedRead, hits: Hits) -> Result<usize> {
-        match self.looks_in() {
+        match self.lookup_cell() {
             UNCACHED => return self.read_uncached(buffer, read.position, read.options),
             WATCHED => return self.read_watched(buffer, read),
             FOLLOWED => self.assure()?,
@@ -298,7 +298,7 @@ impl File {
 
     pub(super) fn reader<'r>(&'r self, passing: Option<&'r UncachedRead<'r>>) -> Reader<'r> {
         let reader = Reader::new(&self.readahead, self.handle.pool_number(), passing);
-        if self.is_sure_of_size() { reader.sure_of_size() } else { reader }
+        if self.is_size_guaranteed() { reader.without_size_check() } else { reader }
     }
 
     pub(super) fn passing(&self) -> Result<UncachedRead<'_>> {
@@ -336,7 +336,7 @@ impl File {
             self.check_drops_behind()?;
         }
         let cell = if uncached { UNCACHED } else { plain_cell(&self.handle) };
-        self.looks_in.store(cell.0, Ordering::Relaxed);
+        self.lookup_cell.store(cell.0, Ordering::Relaxed);
         if !uncached {
             self.left_behind.end();
         }
@@ -346,21 +346,21 @@ impl File {
     /// Whether [`File::set_uncached`] is in force.
     #[inline]
     pub fn is_uncached(&self) -> bool {
-        self.looks_in() == UNCACHED
+        self.lookup_cell() == UNCACHED
     }
 
     /// Where a hit of a batch looks for the record: under a lease no check is needed.
     #[inline]
-    pub(super) fn looks_in_now(&self) -> CellNumber {
-        match self.looks_in() {
+    pub(super) fn current_lookup_cell(&self) -> CellNumber {
+        match self.lookup_cell() {
             WATCHED if self.holds_lease() => self.handle.mapping.index().cell(),
             cell => cell,
         }
     }
 
     #[inline]
-    pub(super) fn looks_in(&self) -> CellNumber {
-        CellNumber(self.looks_in.load(Ordering::Relaxed))
+    pub(super) fn lookup_cell(&self) -> CellNumber {
+        CellNumber(self.lookup_cell.load(Ordering::Relaxed))
     }
 
     /// As [`File::read_at`], as a future for any runtime. Nothing happens before the first poll, which answers a hit
@@ -634,7 +634,7 @@ impl Clone for File {
     fn clone(&self) -> Self {
         let mut clone = Self::new(Arc::clone(&self.handle));
         clone.position = AtomicU64::new(self.position.load(Ordering::Relaxed));
-        clone.looks_in = AtomicU32::new(self.looks_in().0);
+        clone.lookup_cell = AtomicU32::new(self.lookup_cell().0);
         clone
     }
 }

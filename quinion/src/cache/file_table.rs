@@ -1,4 +1,4 @@
-//! The table of files: which file is which mapping, and what becomes of a mapping without open handles.
+//! The table of files: which file has which mapping, and how long a mapping without open handles stays.
 //!
 //! ```text
 //!   open     identity --table--> known: one handle more          parked, and not to be trusted: taken for new
@@ -136,7 +136,8 @@ impl CacheInner {
         self.with_record(|| self.find_or_make(Arc::clone(&backend), attributes, writes))
     }
 
-    /// Asks `make` for what takes a cell for a record, and evicts for that if there is none; no lock is held meanwhile.
+    /// Asks `make` for a value that takes a cell for a record, and evicts for the cell if there is none; no lock is
+    /// held meanwhile.
     pub(super) fn with_record<T>(&self, mut make: impl FnMut() -> Option<T>) -> Result<T> {
         for _ in 0..RECORD_TRIES {
             if let Some(made) = make() {
@@ -243,7 +244,7 @@ impl CacheInner {
         drop(gone.backends);
     }
 
-    /// Closes the descriptors of all files without open handles, and waits for what is in flight by them, half a
+    /// Closes the descriptors of all files without open handles, and waits for requests in flight by them, half a
     /// second at most.
     pub(super) fn release_idle(&self) {
         let mut table = self.table.lock();
@@ -268,8 +269,8 @@ impl CacheInner {
         }
     }
 
-    /// Whether a released file is open still, for what is in flight by it. Fetches what has completed: readahead that
-    /// no reader waits for completes only when a thread reaps it.
+    /// Whether a released file is open still, for requests in flight by it. Reaps completions: readahead that no reader
+    /// waits for completes only when a thread reaps it.
     fn is_closing(&self) -> bool {
         if let Some(parked) = self.closing() {
             parked.reap(ReapMode::Ready, &mut || false);
@@ -432,7 +433,7 @@ fn await_closed(file: &ParkedBackend) {
         std::thread::sleep(CLOSING_PAUSE);
     }
 }
-/// Whether a file without open handles may stay open for a while, where only that keeps what is cached of it.
+/// Whether a file without open handles may stay open for a while, where only that keeps its cached pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum KeepOpen {
     May,

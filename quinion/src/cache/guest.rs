@@ -72,7 +72,7 @@ const COPIED: u64 = 1 << 20;
 #[derive(Clone)]
 pub struct Image {
     frozen: Arc<ImageMemory>,
-    // Last: the cache outlives what is in it.
+    // Last: the cache outlives its memory.
     shared: Arc<CacheInner>,
 }
 
@@ -303,7 +303,7 @@ impl fmt::Debug for Image {
 /// ```
 pub struct GuestMemory {
     memory: MachineMemory,
-    // Last: the cache outlives what is in it.
+    // Last: the cache outlives its memory.
     shared: Arc<CacheInner>,
 }
 

@@ -106,7 +106,7 @@ impl Read for &File {
     }
 }
 
-/// By a handle that appends, at the end of the file.
+/// Writes at the handle's position; if the handle appends, at the end of the file.
 impl Write for &File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.handle.access.appends {

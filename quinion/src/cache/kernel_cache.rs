@@ -7,7 +7,7 @@
 //!
 //! One look at the whole file decides for good: the file is read by one way, and each read sees what the file has.
 //!
-//! Not an invariant: that what was in the kernel's cache at the look is there at a read.
+//! Not an invariant: that a page which the kernel's cache had at the look is there at a read.
 
 use crate::backend::Backend;
 use crate::sys::io::kernel_holds;

@@ -72,7 +72,8 @@ impl File {
         }
     }
 
-    /// Of this handle's own. It writes if the handle does: network file systems want that for an exclusive lock.
+    /// Opens a descriptor of this handle's own. It writes if the handle does: network file systems want that for an
+    /// exclusive lock.
     fn open_for_lock(&self) -> Result<OwnedFd> {
         let backend = self.handle.mapping.backend();
         let Some(descriptor) = backend.descriptor() else {

@@ -133,7 +133,7 @@ pub(super) struct MemHandle {
     pool: Option<Arc<PoolShare>>,
     name: Arc<str>,
     on_pinned: OnPinned,
-    // Last: the cache outlives what is in it.
+    // Last: the cache outlives its memory.
     pub shared: Arc<CacheInner>,
 }
 

@@ -19,7 +19,7 @@ impl MemFile {
     /// of it; they read as zeros. The range must lie inside the file. Waits for memory, and for calls that populate.
     ///
     /// # Errors
-    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): there is not enough; what was given before stays.
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): there is not enough; pages that were allocated before stay.
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the range lies not all inside the file.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn preallocate(&self, position: u64, len: u64) -> Result<()> {
@@ -39,7 +39,7 @@ impl MemFile {
     /// Threads may populate different ranges of one file in parallel.
     ///
     /// # Errors
-    /// As [`MemFile::write_at`] (the range must lie inside the file), or what `source` returned; no byte came then.
+    /// As [`MemFile::write_at`] (the range must lie inside the file), or the error of `source`; no byte came then.
     pub fn populate_with(
         &self,
         range: Range<u64>,
@@ -95,7 +95,7 @@ impl MemFile {
     /// file; the first and the last folio may reach over its ends ([`PinnedFolios::offset`]).
     ///
     /// # Errors
-    /// As [`MemFile::pin`] and [`MemFile::preallocate`]; nothing is pinned then, and what was created stays.
+    /// As [`MemFile::pin`] and [`MemFile::preallocate`]; nothing is pinned then, and pages that were created stay.
     pub fn pin_folios(&self, range: Range<u64>, max: usize) -> Result<PinnedFolios> {
         let range = self.inside(range)?;
         let MemHandle { shared, mapping, .. } = &*self.handle;

@@ -89,7 +89,7 @@ pub use future::{PinFuture, ReadFuture};
 pub use guest::{GuestMemory, Image, ImageStats};
 pub use io::Metadata;
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
-use open::Access;
+use open::OpenMode;
 pub use open::{Durability, OpenOptions};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
@@ -427,7 +427,7 @@ impl CacheInner {
     pub(crate) fn stats(&self) -> Stats {
         let (filemap, counters) = (&self.filemap, &self.filemap.counters);
         let (supply, arena) = (&filemap.supply, filemap.arena.stats());
-        // By itself: the guard in the value of a field lives until all fields have theirs.
+        // A statement of its own: the guard in the value of a field lives until all fields have theirs.
         let files = self.table.lock().len() as u64;
         // Side by side: an event between two of them would be missing in their difference.
         let (inserted, ahead) = (counters.sum(Count::Inserted), counters.sum(Count::Readahead));
@@ -522,7 +522,7 @@ pub(crate) struct Handle {
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
     watch: Arc<CoherenceState>,
-    access: Access,
+    access: OpenMode,
     /// How far this handle has been told of errors of writing.
     cursor: ErrorCursor,
     path: Option<PathBuf>,

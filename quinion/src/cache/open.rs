@@ -152,8 +152,8 @@ impl OpenOptions {
             mode: self.mode.unwrap_or(0o666),
         }
     }
-    pub(super) fn access(&self) -> Access {
-        Access {
+    pub(super) fn access(&self) -> OpenMode {
+        OpenMode {
             writes: self.writes(),
             appends: self.append,
             durability: self.durability,
@@ -173,7 +173,7 @@ impl OpenOptions {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Access {
+pub(crate) struct OpenMode {
     pub writes: bool,
     /// Writes without a position go to the end.
     pub appends: bool,

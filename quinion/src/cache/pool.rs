@@ -79,7 +79,7 @@ pub struct PoolStats {
     pub inserted_pages: u64,
     /// Evicted to make room. (Pages also leave as any others, see [`Stats`](crate::Stats).)
     pub evicted_pages: u64,
-    /// Of `inserted_pages`, those that had been evicted, from this pool or another.
+    /// Pages of `inserted_pages` that had been evicted, from this pool or another.
     pub refaulted_pages: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Serving: what an owner of viewers asks of a cache besides its public methods, by way of `quinion::internals` alone.
+//! Serving: the calls of an owner of viewers to a cache besides its public methods, by way of `quinion::internals`
+//! alone.
 //!
 //! | what | of |
 //! |---|---|
@@ -28,7 +29,7 @@ use super::{Cache, File, Handle, OpenOptions};
 pub use super::coherence::CoherenceState;
 pub use crate::filemap::touch;
 
-/// Of a cache that has viewers.
+/// Operations on a cache that has viewers.
 pub trait ServedCache {
     /// Where its pages and tables are.
     fn arena(&self) -> &Arena;
@@ -48,7 +49,7 @@ pub trait ServedCache {
     /// Forgets the files that are kept open only because their mount has no number, and were not opened for a second.
     /// Returns them.
     fn forget_lingering(&self) -> Vec<FileId>;
-    /// Closes the descriptors of all files without open handles, and waits for what is in flight by them, half a
+    /// Closes the descriptors of all files without open handles, and waits for requests in flight by them, half a
     /// second at most.
     fn release_idle(&self);
 }
@@ -79,7 +80,7 @@ impl ServedCache for Cache {
     }
 }
 
-/// Of a file that viewers read: its handle stands for theirs.
+/// Operations on a file that viewers read: its handle stands for theirs.
 pub trait ServedFile {
     /// Its record in the shared memory, and the number that the record has as long as it is this file's.
     fn record(&self) -> (CellNumber, MappingId);
@@ -106,7 +107,7 @@ pub trait ServedFile {
     fn advance_uncached(&self, page: PageIndex);
     /// Whether it can be read uncached.
     fn can_drop_behind(&self) -> bool;
-    /// Whether viewers find what is pinned in the index as long as it is pinned; of a file that never changes.
+    /// Whether viewers find pinned pages in the index as long as they are pinned; of a file that never changes.
     fn is_indexed(&self, pinned: &Pinned) -> bool;
     /// Reads by the kernel's page cache from now on.
     fn read_by_kernels_cache(&self);
@@ -114,7 +115,7 @@ pub trait ServedFile {
     /// See [`CoherenceState::admit`].
     ///
     /// # Errors
-    /// What is cached could not be forgotten, where that was wanted.
+    /// The cached pages could not be forgotten, where that was wanted.
     fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)>;
     /// See [`CoherenceState::expect_writer`].
     fn expect_writer(&self, without_lease: Validation);

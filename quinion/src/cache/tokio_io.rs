@@ -153,7 +153,7 @@ impl AsyncWrite for AsyncFile {
         Poll::Ready(Ok(len))
     }
 
-    /// Returns the error of what was written. Makes nothing durable.
+    /// Returns the error of the write before. Makes nothing durable.
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.get_mut().poll_written(context)
     }

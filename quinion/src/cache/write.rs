@@ -303,7 +303,7 @@ impl File {
         while done < bytes.len() {
             done += self.write_at(&bytes[done..], position + done as u64)?;
         }
-        // Of no bytes, too, it is told whether they could be written.
+        // A write of no bytes, too, fails if the file may not be written.
         if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
     }
 

@@ -26,11 +26,11 @@ use super::shared::Filemap;
 pub struct ReadaheadUse {
     /// All of them: the sum of the others.
     pub pages: u64,
-    /// Those that were read.
+    /// Pages that were read.
     pub used_pages: u64,
-    /// Those that left unread: evicted, dropped, outdated, or not delivered.
+    /// Pages that left unread: evicted, dropped, outdated, or not delivered.
     pub wasted_pages: u64,
-    /// Those that are in the cache, or on their way.
+    /// Unread pages that are in the cache, or on their way.
     pub unread_pages: u64,
 }
 

@@ -10,9 +10,9 @@
 //! with no page free the reader evicts by itself (**direct reclaim**).
 //!
 //! A cache that is not full yet **grows** instead, by extents of 2 MiB, which the kernel fills with zeros; a reader
-//! that finds none waits for that. So the thread keeps an eighth of what there is free, at most 32 MiB, in whole
-//! extents, since large folios are made of no others. It is woken when half of that is left, and grows until more is
-//! there, by 16 MiB at most in one request. A thread that waits for the growth lock goes first.
+//! that finds none waits for that. So the thread keeps an eighth of the cache free, at most 32 MiB, in whole extents,
+//! since large folios are made of no others. It is woken when half of that is left, and grows until more is there, by
+//! 16 MiB at most in one request. A thread that waits for the growth lock goes first.
 //!
 //! **Streams** do not use these pages: a stream reuses the pages it has passed. Pages that pools protect are not
 //! evicted in the background, and write-back is not started: if all pages are dirty it finds nothing.

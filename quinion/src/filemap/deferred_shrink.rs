@@ -46,6 +46,6 @@ impl BackgroundTask for DeferredShrink {
         }
         *looked = Some(Instant::now());
         drop(looked);
-        filemap.bound().go_on_resizing().then_some(AGAIN)
+        filemap.bound().continue_resize().then_some(AGAIN)
     }
 }

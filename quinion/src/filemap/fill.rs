@@ -67,7 +67,7 @@ use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::RangeStop;
 
 use super::frame_supply::{
-    AnnouncedWindow, FillUrgency, FrameRequest, FrameSupply, NoFrames, Reservation, SuppliedFrames,
+    AnnouncedWindow, FillUrgency, FrameRequest, FrameSupply, NoFrames, SuppliedFrames, UncachedReservation,
 };
 use super::shared::Filemap;
 use super::uncached::DropBehindState;
@@ -99,9 +99,9 @@ pub(crate) enum AfterSubmit {
 pub(crate) struct Refaults {
     /// Pages of folios that found a shadow.
     pub pages: u64,
-    /// Of these, pages that came back soon.
+    /// Pages among these that came back soon.
     pub soon: u64,
-    /// Of these, pages that had not been away for long.
+    /// Pages among these that had not been away for long.
     pub activated: u64,
     /// Folios among these that had been in the working set when they were evicted.
     pub working_set: u32,
@@ -122,7 +122,8 @@ impl FillRequest {
         self.wanted.start < first.plus(u64::from(unit.pages())) && first < self.wanted.end
     }
 
-    /// Leaves of `gaps` what begins with the folio of a page that was asked for; nothing, if all of these are there.
+    /// Cuts `gaps` down to the part from the folio of the first missing page that was asked for; to nothing, if none of
+    /// these is missing.
     fn begin_with_asked(&self, gaps: &mut Vec<Gap>, unit: Order) {
         debug_assert!(!self.wanted.is_empty(), "memory is waited for, for no page");
         let from = self.wanted.start.align_down(unit);
@@ -334,8 +335,8 @@ impl SubmitBatch<'_> {
         let FillRequest { urgency, wait_policy, .. } = *request;
         let fate = self.fate();
         let Self { filemap, mapping, pool, .. } = *self;
-        // 1 The gaps. Memory is not waited for beside what was asked for: that may have come meanwhile, and
-        // its folio may begin before it.
+        // 1 The gaps. Memory is waited for only for the pages that were asked for: they may have come meanwhile, and
+        // their folio may begin before them.
         let (mut gaps, unit) = (self.gaps(window, wait_policy)?, filemap.supply.smallest_of(window));
         if urgency == FillUrgency::Asked {
             request.begin_with_asked(&mut gaps, unit);
@@ -344,7 +345,7 @@ impl SubmitBatch<'_> {
         // 2 A charge for it, and frames.
         let is_asked = request.asks_for(first.first, unit);
         let announced = (fate == FolioLifetime::DropsBehind)
-            .then(|| Reservation::of(&filemap.supply, AnnouncedWindow { gaps: &gaps, is_asked }));
+            .then(|| UncachedReservation::of(&filemap.supply, AnnouncedWindow { gaps: &gaps, is_asked }));
         let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
         let frames = FrameRequest { mapping, pool, window, urgency, reservation, locks };
         let SuppliedFrames { charge, runs } = filemap.supply.take(&frames, gaps)?;
@@ -580,7 +581,7 @@ fn completion_of(index: PageIndex, order: Order, window: Window, shape: FolioSha
     match () {
         () if shape.fate == FolioLifetime::DropsBehind => policy::FetchOrigin::Uncached,
         () if window.stream.is_some() => policy::FetchOrigin::Stream,
-        () if shape.wanted.meets(index, order.pages()) => policy::FetchOrigin::Asked,
+        () if shape.wanted.overlaps(index, order.pages()) => policy::FetchOrigin::Asked,
         () => policy::FetchOrigin::Ahead,
     }
 }

@@ -8,23 +8,23 @@
 //!              still too few: in pieces, evicting and waiting for what is in flight, as many as memory allows
 //! ```
 //!
-//! Frames are taken only for what is not cached, all or none: a window for which there is no memory takes none from
-//! others while it reclaims. Only the first missing page of a read is worth waiting for memory
+//! Frames are taken only for pages that are not cached, all or none: a window for which there is no memory takes none
+//! from others while it reclaims. Only the first missing page of a read is worth waiting for memory
 //! ([`FillUrgency::Asked`]): for the end of a fill, a flush or a spill, after which its pages can go.
 //!
-//! **An uncached reader** spares the pages of others. Uncached pages displace others only up to an eighth of the
-//! cache, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that would be
-//! small is none. But a read that waits gets 64 KiB: pages of uncached reads are evicted for it, then those of others.
-//! A reader that does not wait even for locks gets what there is without evicting.
+//! **An uncached reader** spares the pages of others. Uncached pages displace others only up to an eighth of the cache,
+//! or of their pool's limit; beyond that a window is as large as the free memory allows, and a small one ahead is left
+//! out. But a read that waits gets 64 KiB: pages of uncached reads are evicted for it, then those of others. A reader
+//! that does not wait even for locks gets the frames that are free without evicting.
 //!
 //! Invariants:
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
 //!  2. Nothing is waited for but locks, unless the urgency is `Asked` and the first page has no frame yet.
 //!  3. A wait for memory ends with an error only after [`STALLS_MAX`] waits in a row in which no page came in: where
-//!     others get memory, there is some. Nor does it end while fills are in flight. Spills, and what others have for a
-//!     moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and not
-//!     pinned, since a thread may not run for long while it copies. So are, for a charge, dirty pages, which are asked
-//!     to be written, and what others of the pool are charged for and have not inserted yet.
+//!     others get memory, there is some. Nor does it end while fills are in flight. Spills, and folios that others hold
+//!     for a moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and
+//!     not pinned, since a thread may not run for long while it copies. For a charge, so are dirty pages, whose
+//!     write-back is requested, and pages that others of the pool are charged for and have not inserted yet.
 //!  4. Memory that comes free is noticed within [`LOOK_AGAIN`], whatever is in flight. A device that never answers holds
 //!     up a thread that is short of memory only while all other memory is pinned, or in the hands of such devices.
 //!
@@ -81,18 +81,18 @@ pub(crate) enum FillUrgency {
 pub(super) struct FrameRequest<'r> {
     pub mapping: &'r Mapping,
     pub pool: PoolNumber,
-    /// Has the order of its folios, and what its stream has passed and can lose.
+    /// Has the order of its folios, and the pages that its stream has passed and can lose.
     pub window: Window,
     pub urgency: FillUrgency,
     /// The announced window of an uncached reader.
-    pub reservation: Option<&'r Reservation<'r>>,
+    pub reservation: Option<&'r UncachedReservation<'r>>,
     /// Whether locks, and with them memory, may be waited for.
     pub locks: LockWait,
 }
 
 #[derive(Debug)]
 pub(super) struct SuppliedFrames<'s> {
-    /// Of as many pages as `runs`; of none where pages have their places.
+    /// A charge of as many pages as `runs`; of none where pages have their places.
     pub charge: Charge<'s>,
     /// Never empty: it begins with the first page of the first gap.
     pub runs: Vec<FillRun>,
@@ -137,7 +137,7 @@ enum ShortageScope {
     Pool,
 }
 
-/// A thread that waits for memory, from its first look to what it gets: each wait follows a look that found none.
+/// A thread that waits for memory, from its first look until it gets some: each wait follows a look that found none.
 struct ShortageWait<'s> {
     supply: &'s FrameSupply,
     mapping: &'s Mapping,
@@ -175,13 +175,13 @@ pub(super) struct AnnouncedWindow<'g> {
 
 /// A window of an uncached read, until it is listed or refused.
 #[derive(Debug)]
-pub(super) struct Reservation<'f> {
+pub(super) struct UncachedReservation<'f> {
     supply: &'f FrameSupply,
     pages: Cell<u64>,
     is_asked: bool,
 }
 
-impl<'f> Reservation<'f> {
+impl<'f> UncachedReservation<'f> {
     pub(super) fn of(supply: &'f FrameSupply, announced: AnnouncedWindow<'_>) -> Self {
         let AnnouncedWindow { gaps, is_asked } = announced;
         let pages = gaps.iter().map(|gap| u64::from(gap.pages)).sum();
@@ -205,7 +205,7 @@ impl<'f> Reservation<'f> {
     }
 }
 
-impl Drop for Reservation<'_> {
+impl Drop for UncachedReservation<'_> {
     fn drop(&mut self) {
         self.keep(0);
     }
@@ -344,8 +344,8 @@ impl FrameSupply {
         }
     }
 
-    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: of what the stream's
-    /// reader has passed, if it can be. Under more pressure in pieces, as many as can be had.
+    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: of pages that the stream's
+    /// reader has passed, if possible. Under more pressure in pieces, as many as can be had.
     fn alloc_frames(&self, request: &FrameRequest<'_>, gaps: &[Gap]) -> Vec<FrameRun> {
         let &FrameRequest { mapping, pool, window, locks, .. } = request;
         let pages: u32 = gaps.iter().map(|gap| gap.pages).sum();
@@ -366,7 +366,7 @@ impl FrameSupply {
             return self.alloc_for_uncached(request, reservation, wanted, runs);
         }
         let some = match window.stream {
-            // It takes from others only what it lacks now.
+            // It takes from others only as many as it lacks now.
             Some(_) => self.lacking(pages),
             None => pages.max(self.reclaim_pages()),
         };
@@ -384,7 +384,7 @@ impl FrameSupply {
     fn alloc_for_uncached(
         &self,
         request: &FrameRequest<'_>,
-        coming: &Reservation<'_>,
+        coming: &UncachedReservation<'_>,
         wanted: WantedFrames<'_>,
         mut runs: Vec<FrameRun>,
     ) -> Vec<FrameRun> {
@@ -413,7 +413,7 @@ impl FrameSupply {
     fn reclaim_for_uncached(
         &self,
         lack: Shortfall,
-        coming: &Reservation<'_>,
+        coming: &UncachedReservation<'_>,
         mut take: impl FnMut() -> u32,
     ) -> u32 {
         let Shortfall { pool, within, pages, least, locks } = lack;
@@ -452,7 +452,7 @@ impl FrameSupply {
 
     /// Pages that uncached reads may still take from others. Announced windows in all pools count in full; so several
     /// at a time may get little for a moment, and not too much.
-    fn uncached_may_take(&self, lack: Shortfall, coming: &Reservation<'_>) -> u32 {
+    fn uncached_may_take(&self, lack: Shortfall, coming: &UncachedReservation<'_>) -> u32 {
         let Shortfall { pool, within, locks, .. } = lack;
         let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
         let (whole, of) = match within {
@@ -488,7 +488,7 @@ impl FrameSupply {
                 break;
             }
         }
-        // Once more, for what the last look brought.
+        // Once more, for the frames that the last look brought.
         self.take_frames(wanted, AllocAmount::Less, locks, runs);
     }
 
@@ -657,8 +657,8 @@ impl ShortageWait<'_> {
         self.pool.is_some_and(|pool| self.supply.reclaim.lists().outstanding(pool) > 0)
     }
 
-    /// Whether what is in flight, or in the hands of others, is waited for still. A file that takes nothing always has
-    /// dirty pages, and what others have may wait for this thread's locks: these are waited for so long and no longer.
+    /// Whether pages in flight, or held by others, are still waited for. A file whose device takes nothing always has
+    /// dirty pages, and holders of folios may wait for this thread's locks: these are waited for so long and no longer.
     fn may_end(&self) -> bool {
         let FrameSupply { reclaim, writeback, spill, .. } = self.supply;
         let (fills, _) = self.pool.map_or_else(|| reclaim.all_fills(), |pool| reclaim.fills(pool));
@@ -734,7 +734,7 @@ mod tests {
                 shortage.look();
                 assert!(shortage.wait(), "after {nth} waits");
             }
-            // Of another pool than that whose charge is waited for.
+            // Insertions into another pool are no progress for the pool whose charge is waited for.
             let mut waits = 0;
             while shortage.wait() {
                 supply.reclaim.count_inserted(other, u64::from(of.is_some()), 0);

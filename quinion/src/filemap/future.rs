@@ -107,7 +107,7 @@ impl Filemap {
                 Ok(Some(PollBlocked::End))
                     if progress.read.done == 0
                         && progress.end == EndCheck::AsKnown
-                        && !reader.is_sure_of_size() =>
+                        && !reader.skips_size_check() =>
                 {
                     progress.end = EndCheck::LookedAt;
                     let sent = self

@@ -21,8 +21,8 @@ use crate::backend::FillRun;
 use crate::error::{Error, Repr};
 use crate::lists::{Charge, ListReservation};
 use crate::mapping::{
-    AskedFor, Dirtying, FolioLifetime, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed,
-    InsertPurpose, Mapping, MemoryWait, OnLocked,
+    AskedFor, FolioLifetime, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose,
+    Mapping, MarkDirty, MemoryWait, OnLocked,
 };
 use crate::readahead::Window;
 use crate::stats::Count;
@@ -72,7 +72,7 @@ impl Filemap {
             fate: FolioLifetime::Stays,
         };
         let now = self.supply.writeback.now();
-        let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
+        let dirty = if mapping.is_memory() { MarkDirty::OnInsert(now) } else { MarkDirty::OnUnlock(now) };
         let first = pages.start.first_byte();
         let (reserved, refused) = (None, None);
         let mut frames = CacheFrames { filemap: self, mapping, pool, shape, spill_in, reserved, refused };

@@ -70,7 +70,7 @@ impl Filemap {
         // A wait reaps, and a waker runs its owner's code, which may take locks that the caller holds.
         let _wakes = DeferredWakes::new();
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
-        let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();
+        let reader = Reader::new(&none, PoolNumber::DEFAULT, None).without_size_check();
         let (mut brought, mut at, mut tries) = (FetchedPages::default(), pages.start, 0);
         while at < pages.end {
             let held = match self.hold_page(mapping, reader, at.first_byte()) {
@@ -115,7 +115,7 @@ impl Filemap {
         to: &mut [u8],
     ) -> Result<usize, Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(PAGE_SIZE as u32)));
-        let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();
+        let reader = Reader::new(&none, PoolNumber::DEFAULT, None).without_size_check();
         self.read(&reader.call(mapping, WaitPolicy::Wait), position, to)
     }
 }

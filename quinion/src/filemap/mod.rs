@@ -13,10 +13,10 @@
 //!           8 an uncached read: drop behind it what uncached reads alone have wanted
 //! ```
 //!
-//! [`read_hits`] is the hit, in [`quinion_view::hit`], which viewers run too; [`read_group`], there too, is the hit
-//! of several reads side by side. `fill.rs` is steps 3 to 5 and the end of a fill, `frame_supply.rs` where its frames
-//! come from, `uncached.rs` step 8, `read.rs` all steps of a read, and `future.rs` tells it for callers that must not
-//! block a thread. Each other file's essay says what it does.
+//! [`read_hits`] is the hit, in [`quinion_view::hit`], which viewers run too; [`read_group`], there too, is the hit of
+//! several reads side by side. `fill.rs` is steps 3 to 5 and the end of a fill, `frame_supply.rs` where its frames come
+//! from, `uncached.rs` step 8, `read.rs` all steps of a read, and `future.rs` tells it for callers that must not block
+//! a thread. Each other file's essay describes it.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.

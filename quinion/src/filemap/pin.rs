@@ -18,8 +18,8 @@
 //!  1. The pinned bytes are one range without a hole, from `position` on.
 //!  2. On an error nothing stays pinned: the pins gathered are dropped on the way out.
 //!
-//! Not an invariant: that what fits is pinned while others pin too: two that want the last of the share may both be
-//! refused. Nor that the whole range is of one version of the file: each folio is as it was when it was filled.
+//! Not an invariant: that a pin which fits succeeds while others pin too: two that want the last of the share may both
+//! be refused. Nor that the whole range is of one version of the file: each folio is as it was when it was filled.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ impl Filemap {
         let call = ReadCall { mapping, reader, wait_policy: request.wait_policy };
         let pinned = self.pin_known(&call, request)?;
         // Nothing there: as for a read, the file is looked at again, once.
-        let may_look = request.wait_policy == WaitPolicy::Wait && !reader.is_sure_of_size();
+        let may_look = request.wait_policy == WaitPolicy::Wait && !reader.skips_size_check();
         if pinned.is_empty() && request.len > 0 && may_look && self.look_at_the_end(mapping)? {
             return self.pin_known(&call, request);
         }
@@ -160,8 +160,8 @@ impl Filemap {
             }
         }
         self.count_read(ReadProgress { done: pinned.len(), hit, stopped: None });
-        if let Some((behind, pages)) = reader.met() {
-            pinned.tell(behind, pages);
+        if let Some((behind, pages)) = reader.flagged() {
+            pinned.notify_on_drop(behind, pages);
         }
         reader.end_drop_behind(position, pinned.len(), wait_policy.locks());
         Ok(pinned)
@@ -181,7 +181,7 @@ impl Filemap {
         })
     }
 
-    /// Pins what held folios have of the rest of `asked`, up to the end or the first that is of an older file.
+    /// Pins the rest of `asked` as far as held folios have it, up to the end or the first that is of an older file.
     /// Returns the first page of the one with the marker.
     fn pin_batch(
         &self,

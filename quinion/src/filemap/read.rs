@@ -15,7 +15,7 @@
 //! ```
 //!
 //! A caller that has tried the hit already says why that ended, and it is not tried again. A [`Reader`] is a handle's
-//! readahead state and, of an uncached read, what is dropped behind it at the end (`uncached.rs`). Each step that may
+//! readahead state and, for an uncached read, the folios to be dropped at its end (`uncached.rs`). Each step that may
 //! wait asks the caller's [`WaitPolicy`] first.
 //!
 //! A window that failed says little about the page that was asked for: the bad sector may lie anywhere in it. So the
@@ -100,7 +100,7 @@ impl Filemap {
         run: &mut ReadProgress,
     ) -> Result<(), Error> {
         let &ReadCall { mapping, reader, wait_policy } = call;
-        let mut end_checked = reader.is_sure_of_size();
+        let mut end_checked = reader.skips_size_check();
         while run.done < to.len() {
             let stopped = match run.stopped.take() {
                 Some(stopped) => stopped,
@@ -121,7 +121,7 @@ impl Filemap {
                     let at = position + run.done as u64;
                     let rest = &mut to[run.done..];
                     run.done += self.read_slowly(call, at, rest, stopped)?;
-                    // The end of the file, within a page: what a growth puts behind it is of a later moment.
+                    // The end of the file, within a page: bytes that a growth puts behind it are of a later moment.
                     if met_end_within_page(position, run.done) {
                         return Ok(());
                     }
@@ -179,7 +179,7 @@ impl Filemap {
         let mapping = call.mapping;
         // The size, before the data is held: a folio from before a growth is not found with the new size, so the
         // zeros behind the old end in it are not taken for the file's.
-        let from = SeenByte { position, renewals: mapping.renewals() };
+        let from = ReadStart { position, renewals: mapping.renewals() };
         let left = mapping.size().saturating_sub(position);
         let len = to.len();
         let to = &mut to[..left.min(len as u64) as usize];
@@ -216,7 +216,7 @@ impl Filemap {
     fn read_batch(
         self: &Arc<Self>,
         call: &ReadCall<'_>,
-        from: SeenByte,
+        from: ReadStart,
         batch: ReadBatch<'_>,
         to: &mut [u8],
     ) -> Option<usize> {
@@ -234,8 +234,8 @@ impl Filemap {
         shown
     }
 
-    /// Holds the readable folio that covers `position`, filling it first if need be; `first` is what the caller has
-    /// found there. `None` if the file ends there.
+    /// Holds the readable folio that covers `position`, filling it first if need be; `first` is the caller's own look
+    /// at the first page. `None` if the file ends there.
     pub(crate) fn hold_folio<'m>(
         self: &Arc<Self>,
         call: &ReadCall<'m>,
@@ -313,7 +313,7 @@ impl Filemap {
             WaitPolicy::Wait => {
                 self.wait_queue.wait(&*mapping.backend(), &mut || readable() != ReadableState::NotYet);
             }
-            // Fetching what has arrived starts nothing and waits for nothing.
+            // Reaping completions starts nothing and waits for nothing.
             WaitPolicy::Start | WaitPolicy::Now | WaitPolicy::CacheOnly => {
                 mapping.backend().reap(ReapMode::Ready, &mut || false);
             }
@@ -423,7 +423,7 @@ impl Filemap {
             }
         }
         if next != AfterSubmit::Anything {
-            // This thread may not have waited, and others may wait for what was left to it.
+            // This thread may not have waited, and others may wait for completions that were left to it.
             backend.reap(ReapMode::Ready, &mut || false);
         }
         let failure = batch.take_failure(index);
@@ -493,7 +493,7 @@ impl Filemap {
         ReadaheadOutcome::Started
     }
 
-    /// Makes the page at `position` ready for a viewer, and starts what a read of `len` bytes needs besides.
+    /// Makes the page at `position` ready for a viewer, and starts the other fills that a read of `len` bytes needs.
     pub fn make_ready(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, len: usize) -> Result<(), Error> {
         if let Some(held) = self.hold_folio(call, position, len, FirstPage::Unknown)? {
             call.reader.touch(self.arena.view().grown(), held.frame());
@@ -539,8 +539,8 @@ impl Filemap {
     }
 
     /// Forgets the clean pages of a file and takes its attributes anew. A folio that is dirty in part loses its clean
-    /// pages before the attributes are taken: a page that stayed would pass for the file as it is now. Waits for what
-    /// is in flight there. Fails if the file cannot be looked at; or as [`Truncation::invalidate`].
+    /// pages before the attributes are taken: a page that stayed would pass for the file as it is now. Waits for fills
+    /// and flushes in flight there. Fails if the file cannot be looked at; or as [`Truncation::invalidate`].
     pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
         if mapping.keeps_clean() {
             Truncation::of(self, mapping).invalidate(0..FILE_BYTES_MAX, RemoveFilter::Clean)?;
@@ -565,11 +565,11 @@ impl Filemap {
 /// forgotten. `None` if that is the first of all.
 fn shown<'h, 'm: 'h>(
     mapping: &Mapping,
-    from: SeenByte,
+    from: ReadStart,
     bytes: usize,
     folios: impl IntoIterator<Item = &'h HeldFolio<'m>>,
 ) -> Option<usize> {
-    let SeenByte { position, renewals } = from;
+    let ReadStart { position, renewals } = from;
     if let Some(left) = mapping.left_since(renewals, position) {
         return Some(left.min(bytes as u64) as usize);
     }
@@ -581,7 +581,7 @@ fn shown<'h, 'm: 'h>(
 
 /// A byte of a file, and the renewals of the file that had been seen before anything was held.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SeenByte {
+pub(super) struct ReadStart {
     pub position: u64,
     pub renewals: u64,
 }

@@ -259,7 +259,7 @@ impl Bound<'_> {
     }
 
     /// Empties the remaining extents without waiting. Says whether to look again.
-    pub fn go_on_resizing(self) -> bool {
+    pub fn continue_resize(self) -> bool {
         let _one = self.state.resizing.lock();
         if self.supply.arena.excess_extents() > 0 && self.empty_once() == 0 {
             self.supply.writeback.write_for_reclaim();
@@ -276,12 +276,12 @@ impl Bound<'_> {
         }
     }
 
-    /// By the bound in force, for all pools together.
+    /// The limit for all pools together, from the bound in force.
     pub fn protected_pages_max(self) -> u64 {
         self.supply.arena.pages_max() / UNPROTECTED_SHARE * (UNPROTECTED_SHARE - 1)
     }
 
-    /// By the bound in force: a share of its part that guests leave.
+    /// The limit from the bound in force: a share of the part of it that guests leave.
     pub fn pinned_pages_max(self) -> u64 {
         let PinnedShare { part, whole } = self.state.pinned_share;
         let left =

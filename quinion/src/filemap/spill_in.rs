@@ -58,7 +58,7 @@ const TRIES: u32 = 1000;
 /// Whether the caller keeps the file from being cut and punched while pages come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TruncateExclusion {
-    /// By the write lock, or because this thread is the one that cuts.
+    /// The caller holds the write lock, or is the thread that cuts.
     ByCaller,
     No,
 }
@@ -82,7 +82,7 @@ impl SpillInPlan {
     fn bare_values(&self) -> Vec<Value> {
         self.values.iter().map(|(_, value)| *value).collect()
     }
-    /// Keeps the first `count` pages, and of these what is whole; `None` if `wanted` is not among them.
+    /// Keeps the first `count` pages, as far as their folios are whole; `None` if `wanted` is not among them.
     fn cut(mut self, count: u32, unit: Order, wanted: PageIndex, spill: &Spill) -> Option<Self> {
         let mut end = self.pages.start.plus(u64::from(count)).align_down(unit);
         while let Some(&(first, value)) = self.values.last() {

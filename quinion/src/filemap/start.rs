@@ -16,7 +16,7 @@
 //! Invariants:
 //!  1. A page is asked of the device at most once by a start, and not again by the finish, unless it failed
 //!     or was evicted between the two.
-//!  2. A start waits for no device and no memory, and says nothing of what went wrong: the finish meets it.
+//!  2. A start waits for no device and no memory, and reports no error: the finish meets it.
 //!
 //! Not an invariant: that every span starts. One without memory, or room at the device, is filled by the finish.
 
@@ -91,8 +91,8 @@ impl Filemap {
         }
     }
 
-    /// Fills what of `spans` is missing, and what readahead adds, in one call of the device. Waits only for locks, as
-    /// the call's wait policy says.
+    /// Fills the missing pages of `spans`, and those that readahead adds, in one call of the device. Waits only for
+    /// locks, as the call's wait policy says.
     pub(crate) fn start(self: &Arc<Self>, call: &ReadCall<'_>, spans: &[Span]) {
         let &ReadCall { mapping, reader, wait_policy } = call;
         if wait_policy == WaitPolicy::CacheOnly {

@@ -58,8 +58,8 @@ impl StreamPositions {
 
     fn count(&self, byte: &AtomicU8, first: u64, read: Range<u64>) {
         let found = byte.load(Ordering::Relaxed);
-        let goes_on = self.remember(read.start, read.end) && first < read.start;
-        if !goes_on || referenced::is_first(found) {
+        let is_sequential = self.remember(read.start, read.end) && first < read.start;
+        if !is_sequential || referenced::is_first(found) {
             byte.store(referenced::after_read(found), Ordering::Relaxed);
         }
     }

@@ -105,10 +105,10 @@ impl<'m> ExclusiveAccess<'m> {
     fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
         let device = device_of(self.mapping);
         let look = self.mapping.begin_look();
-        let was_ours =
+        let was_known =
             device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, look, &before));
         change(&*device)?;
-        if was_ours && let Ok(after) = device.attributes() {
+        if was_known && let Ok(after) = device.attributes() {
             *self.version = after.version;
             self.mapping.reset_own_changes();
         }
@@ -215,8 +215,8 @@ impl<'c> Truncation<'c> {
     /// with [`RemoveFilter::All`] they are lost. Waits for writers, and for requests in flight.
     ///
     /// # Errors
-    /// No memory for the copy of what stays of a held folio; or the file could not be made longer, which was left to
-    /// the flush of pages that go.
+    /// There is no memory for the copy of the part of a held folio that stays; or the file could not be made longer,
+    /// which was left to the flush of pages that go.
     pub fn invalidate(self, range: Range<u64>, what: RemoveFilter) -> Result<u64, Error> {
         let (from, size) = (self.page_behind(range.start), self.mapping.size());
         let end = match range.end >= size {
@@ -286,7 +286,7 @@ impl<'c> Truncation<'c> {
         loop {
             let alone = ExclusiveAccess::with(self.mapping);
             if !self.mapping.is_memory() {
-                self.wait_for_quiet(pages.clone());
+                self.wait_for_in_flight(pages.clone());
             }
             let OnPinned::Wait(most) = on_pinned else { return Ok(alone) };
             let Some(pinned) = self.mapping.first_pinned(pages.clone()) else { return Ok(alone) };
@@ -299,7 +299,7 @@ impl<'c> Truncation<'c> {
     }
 
     /// Waits until no fill and no flush of these pages is in flight. None begins meanwhile.
-    fn wait_for_quiet(self, pages: Range<PageIndex>) {
+    fn wait_for_in_flight(self, pages: Range<PageIndex>) {
         let mut from = pages.start;
         while from < pages.end {
             match self.mapping.find_in_flight(from..pages.end) {
@@ -358,7 +358,7 @@ impl<'c> Truncation<'c> {
     }
 
     fn detach(self, held: &HeldFolio<'_>, unwanted: Range<PageIndex>) -> Result<(), Error> {
-        // Of a memory file every page is copied: into one folio, if that can be had.
+        // In a memory file every page is copied: into one folio, if that can be had.
         let smallest = self.filemap.supply.folio_orders.min;
         let stays_whole = self.mapping.is_memory() && unwanted.is_empty();
         let mut unit = if stays_whole { held.order().max(smallest) } else { smallest };

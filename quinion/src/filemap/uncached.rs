@@ -19,8 +19,8 @@
 //!
 //! A **trail** is a range of pages in which this handle's uncached reads may have made folios, or met flagged ones,
 //! that are still there. Each stream of a handle has one or a few, so threads that share a handle do not drop each
-//! other's. A trail grows where a window is made or a flagged folio is met, and shrinks where its reader passes. Its
-//! **run** is the bytes read last that follow each other: a folio is passed when the run covers it, or when the run
+//! other's. A trail grows where a window is made or a flagged folio is flagged, and shrinks where its reader passes.
+//! Its **run** is the bytes read last that follow each other: a folio is passed when the run covers it, or when the run
 //! began inside it and went up beyond. The reader that passes a flagged folio first drops it; another that holds it
 //! reads on from its hold.
 //!
@@ -38,12 +38,12 @@
 //! Invariants:
 //!  1. A flagged folio lies in a trail, or is pinned, or is being filled while a reader waits for it, or a drop of it
 //!     is under way. (One that a race left behind is met by a thread that reads it next, and ages as any other.)
-//!  2. A page in front of a forward stream is not dropped: only what its run covers, what it began in, and what
-//!     lies far behind.
+//!  2. A page in front of a forward stream is not dropped: only the pages of its run, the folio it began in, and pages
+//!     far behind.
 //!  3. The lock of the trails is held for a few steps, and nothing is taken under it.
 //!  4. When a handle is closed its trails are gone.
 //!
-//! Not an invariant: that what is dropped is gone for good, or that trails do not overlap those of other handles.
+//! Not an invariant: that dropped pages are gone for good, or that trails do not overlap those of other handles.
 //!
 //! A folio that is dirty, or being written, keeps its flag; the thread that ends its write-back drops it
 //! (`mapping/dirty.rs`). A folio that is split hands its flag to every piece (D17, `mapping/split.rs`).
@@ -97,18 +97,18 @@ pub struct ReadCall<'c> {
 pub struct Reader<'r> {
     readahead: &'r RankedMutex<Readahead>,
     pool: PoolNumber,
-    passing: Option<&'r UncachedRead<'r>>,
-    is_sure_of_size: bool,
+    uncached: Option<&'r UncachedRead<'r>>,
+    skips_size_check: bool,
 }
 
 impl<'r> Reader<'r> {
-    /// A reader of this readahead state; with `passing`, of an uncached read.
+    /// A reader of this readahead state; with `uncached`, of an uncached read.
     pub fn new(
         readahead: &'r RankedMutex<Readahead>,
         pool: PoolNumber,
-        passing: Option<&'r UncachedRead<'r>>,
+        uncached: Option<&'r UncachedRead<'r>>,
     ) -> Self {
-        Self { readahead, pool, passing, is_sure_of_size: false }
+        Self { readahead, pool, uncached, skips_size_check: false }
     }
     /// A reader for the default pool, whose folios stay.
     pub fn plain(readahead: &'r RankedMutex<Readahead>) -> Self {
@@ -116,18 +116,17 @@ impl<'r> Reader<'r> {
     }
     /// The same, for a caller that need not look at the file again where it ends.
     #[must_use]
-    pub fn sure_of_size(self) -> Self {
-        Self { is_sure_of_size: true, ..self }
+    pub fn without_size_check(self) -> Self {
+        Self { skips_size_check: true, ..self }
     }
-    /// A read by this reader.
     pub fn call<'c>(self, mapping: &'c Arc<Mapping>, wait_policy: WaitPolicy) -> ReadCall<'c>
     where
         'r: 'c,
     {
         ReadCall { mapping, reader: self, wait_policy }
     }
-    pub(super) fn is_sure_of_size(self) -> bool {
-        self.is_sure_of_size
+    pub(super) fn skips_size_check(self) -> bool {
+        self.skips_size_check
     }
     pub(super) fn pool(self) -> PoolNumber {
         self.pool
@@ -136,34 +135,34 @@ impl<'r> Reader<'r> {
         self.readahead
     }
     pub(super) fn behind(self) -> Option<&'r DropBehindState> {
-        self.passing.map(|passing| &**passing.behind)
+        self.uncached.map(|uncached| &**uncached.behind)
     }
     pub(super) fn shared_behind(self) -> Option<&'r Arc<DropBehindState>> {
-        self.passing.map(|passing| passing.behind)
+        self.uncached.map(|uncached| uncached.behind)
     }
 
     /// A plain read marks the folio that `frame` heads; an uncached one notes whether it is flagged.
     #[inline]
     pub(super) fn touch(self, grown: GrownView<'_>, frame: Frame) {
-        match self.passing {
+        match self.uncached {
             None => touch(grown, frame),
-            Some(passing) => passing.meet(grown, frame),
+            Some(uncached) => uncached.note_flagged(grown, frame),
         }
     }
 
-    /// The read gave `bytes` bytes from byte `position` on. Drops what an uncached one has passed; later, if the
-    /// mapping's lock is busy and `locks` forbids to wait.
+    /// The read gave `bytes` bytes from byte `position` on. Drops the folios that an uncached one has passed; later, if
+    /// the mapping's lock is busy and `locks` forbids to wait.
     pub fn end_drop_behind(self, position: u64, bytes: usize, locks: LockWait) {
-        if let Some(passing) = self.passing {
-            passing.behind.end_drop_behind(passing.take_merged(), position..position + bytes as u64, locks);
+        if let Some(uncached) = self.uncached {
+            uncached.behind.end_drop_behind(uncached.take_merged(), position..position + bytes as u64, locks);
         }
     }
 
-    /// The flagged folios that the read has met so far, for a caller that keeps this longer than the read lasts.
-    pub(super) fn met(self) -> Option<(Arc<DropBehindState>, Pages)> {
-        let passing = self.passing?;
-        let (first, end) = passing.met.get()?;
-        Some((Arc::clone(passing.behind), first..end))
+    /// The flagged folios that the read has passed so far, for a caller that keeps this longer than the read lasts.
+    pub(super) fn flagged(self) -> Option<(Arc<DropBehindState>, Pages)> {
+        let uncached = self.uncached?;
+        let (first, end) = uncached.flagged.get()?;
+        Some((Arc::clone(uncached.behind), first..end))
     }
 }
 
@@ -171,37 +170,37 @@ impl<'r> Reader<'r> {
 #[derive(Debug)]
 pub struct UncachedRead<'r> {
     behind: &'r Arc<DropBehindState>,
-    /// A range that covers the flagged folios it has met: the first page, and the one after the last.
-    met: Cell<Option<(PageIndex, PageIndex)>>,
+    /// A range that covers the flagged folios it has passed: the first page, and the one after the last.
+    flagged: Cell<Option<(PageIndex, PageIndex)>>,
 }
 
 impl<'r> UncachedRead<'r> {
-    /// A read that has met nothing.
+    /// A read that has passed no folio yet.
     pub fn new(behind: &'r Arc<DropBehindState>) -> Self {
-        Self { behind, met: Cell::new(None) }
+        Self { behind, flagged: Cell::new(None) }
     }
 
-    fn meet(&self, grown: GrownView<'_>, frame: Frame) {
+    fn note_flagged(&self, grown: GrownView<'_>, frame: Frame) {
         let Some(descriptor) = grown.descriptor(frame) else { return };
         // If the frame is another folio's by now, the noted range is only a hint.
         let word = descriptor.word();
         if word.is_live() && word.has(Flags::DROPBEHIND) {
             let first = descriptor.index();
             let end = first.plus(u64::from(word.order().pages()));
-            let (from, to) = self.met.get().unwrap_or((first, end));
-            self.met.set(Some((from.min(first), to.max(end))));
+            let (from, to) = self.flagged.get().unwrap_or((first, end));
+            self.flagged.set(Some((from.min(first), to.max(end))));
         }
     }
 
     fn take_merged(&self) -> Option<Pages> {
-        self.met.take().map(|(first, end)| first..end)
+        self.flagged.take().map(|(first, end)| first..end)
     }
 }
 
 impl Drop for UncachedRead<'_> {
     fn drop(&mut self) {
-        if let Some(met) = self.take_merged() {
-            self.behind.note(&met, RangeReason::Met);
+        if let Some(flagged) = self.take_merged() {
+            self.behind.note(&flagged, RangeReason::Passed);
         }
     }
 }
@@ -234,11 +233,11 @@ impl DropBehindState {
         self.note(&pages, RangeReason::Made);
     }
 
-    /// Step 8 of a read: the bytes `read` of the file were read, and `met` are flagged folios among them.
-    fn end_drop_behind(&self, met: Option<Pages>, read: Range<u64>, locks: LockWait) {
+    /// Step 8 of a read: the bytes `read` of the file were read, and `flagged` are flagged folios among them.
+    fn end_drop_behind(&self, flagged: Option<Pages>, read: Range<u64>, locks: LockWait) {
         let mut trails = self.lock();
-        if let Some(met) = met {
-            trails.note(&met, RangeReason::Met);
+        if let Some(flagged) = flagged {
+            trails.note(&flagged, RangeReason::Passed);
         }
         // The last folio may reach over the file's end.
         let is_last = read.end >= self.mapping.size();
@@ -261,7 +260,8 @@ impl DropBehindState {
         }
     }
 
-    /// The stream is over: drops what it left behind, now or when its fill ends, but what others wait for or pinned.
+    /// The stream is over: drops the folios it left behind, now or when their fills end, but for those that others wait
+    /// for or have pinned.
     pub fn end(&self) {
         if self.process.is_forked() {
             return;
@@ -288,12 +288,12 @@ impl DropBehindState {
         let mut rest = pages;
         while rest.start < rest.end {
             let Some(done) = self.mapping.drop_behind(rest.clone(), leaving, locks) else {
-                return self.note(&rest, RangeReason::Met); // busy, and not to be waited for
+                return self.note(&rest, RangeReason::Passed); // busy, and not to be waited for
             };
             if let Some(kept) = done.kept
                 && leaving == DropReason::Passed
             {
-                self.note(&kept, RangeReason::Met);
+                self.note(&kept, RangeReason::Passed);
             }
             rest.start = done.next;
         }
@@ -337,7 +337,8 @@ impl UnpinObserver for DropBehindState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RangeReason {
     Made,
-    Met,
+    /// An uncached read has passed flagged folios there.
+    Passed,
 }
 
 #[derive(Clone, Debug)]
@@ -383,11 +384,11 @@ impl StreamTrails {
             (trail.newest_end, trail.idle_since) = (pages.end, None);
         }
         self.list.retain(|other| {
-            let meets = other.pages.start < trail.pages.end && trail.pages.start < other.pages.end;
-            if meets {
+            let overlaps = other.pages.start < trail.pages.end && trail.pages.start < other.pages.end;
+            if overlaps {
                 trail.pages = hull(&trail.pages, &other.pages);
             }
-            !meets
+            !overlaps
         });
         self.list.push(trail);
         if self.list.len() > TRAILS_MAX {
@@ -395,8 +396,8 @@ impl StreamTrails {
         }
     }
 
-    /// Returns what of the trail can go after `read` was read; adds what lies far behind to what is leaving. `behind`
-    /// looks for a flagged folio that covers a page.
+    /// Returns the pages of the trail that can go after `read` was read; adds those far behind to the leaving ones.
+    /// `behind` looks for a flagged folio that covers a page.
     fn pass(
         &mut self,
         read: Range<u64>,
@@ -404,8 +405,9 @@ impl StreamTrails {
     ) -> Option<Pages> {
         let (first, end) = (PageIndex::of_byte(read.start), PageIndex::of_byte(read.end));
         let touched = first..end.max(first.plus(1));
-        let meets = |trail: &StreamTrail| trail.pages.start < touched.end && touched.start < trail.pages.end;
-        let at = self.list.iter().rposition(meets)?;
+        let overlaps =
+            |trail: &StreamTrail| trail.pages.start < touched.end && touched.start < trail.pages.end;
+        let at = self.list.iter().rposition(overlaps)?;
         let mut trail = self.list.remove(at);
         trail.idle_since = None;
         let passed = trail.pass(&read, &behind);
@@ -508,7 +510,7 @@ impl StreamTrail {
         Some(from..end)
     }
 
-    /// Cuts off what lies far below a reader of the pages `at`; or above it, if the stream goes down.
+    /// Cuts off the pages far below a reader of the pages `at`; or far above it, if the stream goes down.
     fn cut_far_behind(
         &mut self,
         at: Pages,
@@ -557,17 +559,17 @@ mod tests {
     }
 
     #[test]
-    fn a_trail_grows_where_it_is_touched_and_takes_in_what_it_meets() {
+    fn a_trail_grows_where_it_is_touched_and_takes_in_trails_it_overlaps() {
         let mut trails = trails(&[pages(0, 4), pages(8, 12), pages(20, 24)]);
         assert_eq!(all(&trails), [pages(0, 4), pages(8, 12), pages(20, 24)]);
         trails.note(&pages(4, 6), RangeReason::Made);
         assert_eq!(all(&trails), [pages(8, 12), pages(20, 24), pages(0, 6)], "the one used last stands last");
-        trails.note(&pages(5, 21), RangeReason::Met);
+        trails.note(&pages(5, 21), RangeReason::Passed);
         assert_eq!(all(&trails), [pages(0, 24)]);
     }
 
     #[test]
-    fn a_stream_takes_out_what_it_has_passed_and_no_more() {
+    fn a_stream_takes_out_passed_pages_and_no_more() {
         let mut trails = trails(&[pages(0, 32)]);
         assert_eq!(trails.pass(0..PAGE, folios(0)), Some(pages(0, 1)));
         assert_eq!(trails.pass(PAGE..PAGE + 100, folios(0)), None);
@@ -593,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_before_says_nothing_of_what_is_made_anew() {
+    fn a_former_run_says_nothing_of_folios_made_anew() {
         let mut trails = trails(&[pages(0, 64)]);
         assert_eq!(trails.pass(0..16 * PAGE, folios(0)), Some(pages(0, 16)));
         trails.note(&pages(0, 16), RangeReason::Made);
@@ -608,7 +610,7 @@ mod tests {
         assert_eq!(trails.leaving, [pages(0, 24)], "up to a whole folio");
         assert_eq!(all(&trails), [pages(24, 200)]);
         trails.leaving.clear();
-        // Downward: what was made last lies below.
+        // Downward: the newest folios lie below.
         trails.note(&pages(10, 24), RangeReason::Made);
         assert_eq!(trails.pass(60 * PAGE..61 * PAGE, folios(0)), Some(pages(60, 61)));
         assert_eq!(trails.leaving, [pages(77, 200)]);

@@ -10,9 +10,9 @@ pub enum WaitPolicy {
     /// It waits for everything it needs.
     #[default]
     Wait,
-    /// For futures: starts what it can and waits only for locks, whose holders wait for no device or memory.
+    /// For futures: starts the fills it can and waits only for locks, whose holders wait for no device or memory.
     Start,
-    /// Starts what it can and waits for no device, no memory and no lock.
+    /// Starts the fills it can and waits for no device, no memory and no lock.
     Now,
     /// It takes cached pages and starts nothing.
     CacheOnly,

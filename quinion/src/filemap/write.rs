@@ -14,16 +14,16 @@
 //! ```
 //!
 //! A page counts as **whole** if no byte of it that the file has is left as it was: it is overwritten, or lies behind
-//! the end. Where the cache has a smallest folio, that is what is whole or not.
+//! the end. Where the cache has a smallest folio, that folio is overwritten as a whole or not.
 //!
 //! **A memory file** (`shmem/`) is written by the same steps: missing pages are zeros, so every page is whole, put
 //! together out of sight. Nothing is read or throttled, and write-back is not told: all pages of its folios are dirty
 //! from birth. A folio that was allocated, and has no bytes, is filled under its lock by its first writer. One that
 //! others are filling is waited for holding no lock, because a user's call may take any time.
 //!
-//! **Waiting.** Writers inside the file go on side by side, under the page's lock for one copy at a time. A caller
-//! that makes the file longer, appends, cuts or punches has the Write lock alone. It may be held while a page is read
-//! or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
+//! **Waiting.** Writers inside the file go on side by side, under the page's lock for one copy at a time. A caller that
+//! makes the file longer, appends, cuts or punches has the Write lock alone. It may be held while a page is read or
+//! memory is waited for; the end of a fill or a flush takes neither it nor Invalidate.
 //!
 //! **The size** is published (Release) under the tree's lock, after the bytes are in their pages and in the same hold
 //! in which these become dirty. So a reader who sees it finds the bytes; and write-back, which looks at the size in the
@@ -416,7 +416,7 @@ impl WriteCall<'_> {
     fn end_write(self, done: usize) {
         if done > 0 && self.context.is_uncached() {
             // Soon, and not at once, so that many small ones go to the device together.
-            self.filemap.supply.writeback.kick(self.context.mapping);
+            self.filemap.supply.writeback.request_writeback(self.context.mapping);
         }
     }
 
@@ -639,8 +639,8 @@ impl WriteCall<'_> {
         }
     }
 
-    /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and makes the file as long: others may
-    /// have cut it since the write began. Returns up to which page they are in the tree without a gap.
+    /// Marks the pages of `runs`, which were just inserted, that hold bytes of `piece`, and makes the file as long:
+    /// others may have cut it since the write began. Returns up to which page they are in the tree without a gap.
     fn mark_new(self, piece: WriteProgress<'_>, runs: &[FillRun]) -> PageIndex {
         let (now, changed) = (self.filemap.supply.writeback.now(), piece.pages(piece.bytes.len()));
         let begin = changed.start.align_down(self.filemap.supply.folio_orders.min);

@@ -40,7 +40,7 @@ impl<'a> FreshFolio<'a> {
         let copied = held.copy_out(index.first_byte(), &mut bytes);
         assert_eq!(copied, PAGE_SIZE, "a page of a folio is copied whole");
         let to = self.arena.view().bytes(self.frame.plus(page)).expect("a frame of ours");
-        // SAFETY: the frame is this value's alone, and a page long; late readers of what it was are told by the
+        // SAFETY: the frame is this value's alone, and a page long; late readers of the folio it was are told by the
         // descriptor, as `copy_in` has the fence for.
         unsafe { copy::copy_in(bytes.as_ptr(), to, PAGE_SIZE) };
     }

@@ -6,8 +6,8 @@
 //!              +--into_pin--> a user's pin --unpin--> put
 //! ```
 //!
-//! The stamp is what the folio was when it was taken: its first index, its order and its sequence. None of them changes
-//! while it is held, so they are read from the stamp and not from the descriptor.
+//! The stamp is the folio's identity when it was taken: its first index, its order and its sequence. None of them
+//! changes while it is held, so they are read from the stamp and not from the descriptor.
 //!
 //! Invariants:
 //!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
@@ -163,7 +163,7 @@ impl<'a> HeldFolio<'a> {
     /// Waits until `page`, counted from the folio's first, was seen without a writer.
     fn pass_writer(&self, page: u32) {
         let frame = self.frame.plus(page);
-        if !arena_written::is_quiet(self.arena.view().own_write_sequence(frame)) {
+        if !arena_written::has_no_writer(self.arena.view().own_write_sequence(frame)) {
             drop(self.arena.page_locks().lock(frame));
         }
     }

@@ -15,7 +15,7 @@
 //! | `Data` | the bytes, page by page | goes through [`Writer`](super::Writer), as any other's |
 //!
 //! Of a folio that is not up to date one range of bytes is known to be written. A write that does not touch that range
-//! has the bytes between set to zero, so that the range stays one; what is left around it is set to zero in the end.
+//! has the bytes between set to zero, so that the range stays one; the rest around it is set to zero in the end.
 //!
 //! Invariants:
 //!  1. One value is one hold and one lock; both are given back once, on every way out.
@@ -86,7 +86,6 @@ impl<'a> LockedFolio<'a> {
     pub fn held(&self) -> &HeldFolio<'a> {
         self.held.as_ref().expect("it is held until it is given back")
     }
-    /// Its state when it was locked.
     pub fn state(&self) -> LockedState {
         self.state
     }

@@ -1,8 +1,8 @@
 //! Pinned: bytes of the cache without a copy, for as long as the caller likes.
 //!
-//! A pin keeps its folios' bytes: they are not evicted, not reused and not
-//! changed while it lives. If the file changes, outside or by a writer of this cache that does not wait for pins,
-//! the folios leave the index, new readers read anew, and the pinned bytes stay what they were.
+//! A pin keeps its folios' bytes: they are not evicted, not reused and not changed while it lives. If the file changes,
+//! outside or by a writer of this cache that does not wait for pins, the folios leave the index, new readers read anew,
+//! and the pinned bytes do not change.
 
 use std::fmt;
 use std::ops::Range;
@@ -180,7 +180,7 @@ impl Pinned {
         Arc::get_mut(&mut self.0).expect("pins that are being gathered are not shared")
     }
 
-    pub(crate) fn tell(&mut self, after: Arc<dyn UnpinObserver>, pages: Range<PageIndex>) {
+    pub(crate) fn notify_on_drop(&mut self, after: Arc<dyn UnpinObserver>, pages: Range<PageIndex>) {
         self.pins().after = Some((after, pages));
     }
 
@@ -261,7 +261,7 @@ impl<'a> IntoIterator for &'a Pinned {
 struct FolioPlace {
     /// Its first frame.
     frame: Frame,
-    /// Of its first byte in the file.
+    /// The position of its first byte in the file.
     position: u64,
     /// In bytes.
     len: usize,

@@ -18,9 +18,9 @@
 //!  1. The owner of a [`PageWriter`] is alone in the page, and found it unpinned when it was alone.
 //!  2. No `&mut [u8]` of a page exists: bytes go in by `copy::copy_in`.
 //!
-//! Not an invariant: that a write of several pages is done whole or not at all. A pin may come between two of them;
-//! the result says how many bytes were written. Nor that the folio is in the index when the write is over: a thread
-//! that writes for a file holds off what could take it out.
+//! Not an invariant: that a write of several pages is done whole or not at all. A pin may come between two of them; the
+//! result says how many bytes were written. Nor that the folio is in the index when the write is over: a thread that
+//! writes for a file excludes all that could take it out.
 //!
 //! The bytes to write must be there to be copied: a source whose page faults are served by a reader of this very
 //! page would wait for itself.
@@ -42,7 +42,6 @@ pub struct FolioWriter<'h> {
     held: &'h HeldFolio<'h>,
 }
 
-/// The outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WriteOutcome {
     /// Bytes written, from the start of the range on; all of it, or up to the start of a page.

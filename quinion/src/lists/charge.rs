@@ -10,16 +10,17 @@
 //!   remove     - pages              a folio that leaves its ring other than by its head
 //! ```
 //!
-//! A thread that is about to list folios has a [`Charge`], which refunds what was not used when it is dropped; so each
+//! A thread that is about to list folios has a [`Charge`], which refunds its unused pages when it is dropped; so each
 //! page is refunded once, by the ring or by the charge.
 //!
 //! Invariants (asserted by [`Lists::check`](super::Lists::check)):
-//!  1. Under the lock of the rings, what a pool is charged for and is not outstanding is what its rings list.
+//!  1. Under the lock of the rings, the pages that a pool is charged for and that are not outstanding are those that
+//!     its rings list.
 //!  2. No charge is granted that brings a pool above its limit.
 //!
-//! Not an invariant: that a pool is below its limit. A limit may be lowered; then nothing is granted until
-//! the pool has shrunk to it. Nor that what a pool is not charged for is free: a pinned folio that has left
-//! the index is charged to no pool.
+//! Not an invariant: that a pool is below its limit. A limit may be lowered; then nothing is granted until the pool has
+//! shrunk to it. Nor that pages which no pool is charged for are free: a pinned folio that has left the index is
+//! charged to no pool.
 //!
 //! Cost: one atomic step to charge, and one for each hold of the lock of the rings.
 
@@ -101,11 +102,9 @@ impl<'a> Charge<'a> {
     pub(super) fn of(lists: &'a Lists, pool: PoolNumber, wanted: u32, unit: Order) -> Self {
         Self { pages: lists.account(pool).charge(wanted, unit), lists, pool }
     }
-    /// How many pages it is for.
     pub fn pages(&self) -> u32 {
         self.pages
     }
-    /// Whose it is.
     pub fn pool(&self) -> PoolNumber {
         self.pool
     }

@@ -19,8 +19,8 @@
 //!   folios of the trees that are not listed  <=  entries reserved
 //! ```
 //!
-//! A folio can be retired between its insertion (or its relisting) and the list. Only what is live is listed, and what
-//! is to be retired is retired under the lock, or removed after it: so it is either seen dead, or found listed.
+//! A folio can be retired between its insertion (or its relisting) and the list. Only live folios are listed, and a
+//! folio is retired under the lock, or removed after it: so it is either seen dead, or found listed.
 //!
 //! Each **pool** has rings of its own. The pages that it lists and is about to list are its charge (`charge.rs`): a
 //! reservation carries one, for the pages that its entries will weigh.

@@ -108,7 +108,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     pub fn listed(&self) -> u64 {
         self.rings.iter().map(|ring| ring.live).sum()
     }
-    /// How many entries more may join; below 0 if chunks are missing to what every step of what is there needs.
+    /// How many entries more may join; below 0 if chunks are missing for the steps that the present entries may need.
     pub fn free_entries(&self) -> i64 {
         let chunks = self.chunks as i64 - 2 * self.rings.len() as i64;
         chunks * Self::ENTRIES as i64 - self.occupied as i64
@@ -118,7 +118,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         self.chunks += 1;
         self.release(storage, chunk);
     }
-    /// Takes a spare chunk out; the caller sees to it that room for what is reserved is left.
+    /// Takes a spare chunk out; the caller ensures that room for reserved entries is left.
     pub fn take_spare(&mut self, storage: &impl RingStorage) -> Option<u32> {
         let chunk = self.acquire(storage)?;
         self.chunks -= 1;

@@ -20,7 +20,6 @@ use crate::units::{Order, PoolNumber};
 /// The store behind the pages of a mapping.
 #[derive(Debug)]
 pub enum Backing {
-    /// A file.
     File,
     /// Nothing but its own pages: a memory file.
     Memory(MemoryBacking),

@@ -103,10 +103,10 @@ pub struct BatchRules {
 }
 
 impl BatchRules {
-    /// Those of [`Mapping::get_read_batch`].
+    /// The rules of [`Mapping::get_read_batch`].
     pub const READ: Self =
         Self { stops: StopRule::NotReadyOrMarked, at_end: LastFolioRule::Stop, folios_max: BATCH_FOLIOS_MAX };
-    /// Those of [`Mapping::get_folios_contig`].
+    /// The rules of [`Mapping::get_folios_contig`].
     pub const CONTIG: Self = Self { stops: StopRule::Nothing, ..Self::READ };
     /// One folio at a time.
     pub const SINGLE: Self = Self { folios_max: 1, ..Self::READ };
@@ -130,7 +130,6 @@ impl<'a> ReadBatch<'a> {
     pub fn iter(&self) -> impl Iterator<Item = &HeldFolio<'a>> {
         self.folios.iter()
     }
-    /// The last of them.
     pub fn last(&self) -> Option<&HeldFolio<'a>> {
         self.folios.last()
     }

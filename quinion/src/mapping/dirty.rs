@@ -64,7 +64,7 @@ pub const RUN_PAGES_MAX: u32 = 256;
 pub const TAGGED_MAX: usize = 4096;
 /// Entries that are looked at for write-back under one hold of the lock.
 const ENTRIES_MAX: usize = 1024;
-/// Of these, listed at a time.
+/// Entries that are listed at a time.
 const ENTRIES_BATCH: usize = 64;
 
 /// The outcome of marking pages dirty.
@@ -91,7 +91,6 @@ pub enum TakeFilter {
 /// Pages that were taken for write-back: they follow each other in the file and in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WritebackRun {
-    /// The first page.
     pub index: PageIndex,
     /// The frame of the first page; the others follow.
     pub frame: Frame,
@@ -109,7 +108,7 @@ impl WritebackRun {
 /// Where a call that takes pages for write-back has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TakeEnd {
-    /// At the end of its range: nothing is left of what it is for.
+    /// At the end of its range: no page of it is left.
     Done,
     /// Before this page, because enough was taken, or looked at: come again from there.
     More(PageIndex),

@@ -148,7 +148,7 @@ enum WalkStep {
 }
 
 impl DropWalk {
-    /// The next neighbours that go, none at the end, and adopts and keeps what comes before them.
+    /// The next neighbours that go, none at the end; folios before them are adopted and kept.
     fn next_run<S: Slab>(
         &mut self,
         mapping: &Mapping,

@@ -14,17 +14,17 @@
 //! index differs from what the look found; the prefix is kept, folios locked behind it are released, so that the
 //! locking order below holds, and the next round begins there with a new look. [`GrabEnd`] says where the grab ends.
 //!
-//! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
-//! locks in rising order, and what it inserts is locked before another thread can want it. So two that grab ranges that
-//! overlap meet at the first folio of both, and one is through before the other goes on. While it waits it has none
-//! of the mapping's locks but Write. Memory is waited for, and what is spilled brought back, only while nothing is
-//! locked yet. Reclaim waits for no folio lock. (A thread that has a [`Grabbed`] and grabs once more must keep the
-//! order itself, or use [`OnLocked::Again`].)
+//! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: it locks folios that
+//! it finds in rising order, and those that it inserts are locked before another thread can want them. So two that grab
+//! ranges that overlap meet at the first folio of both, and one is through before the other goes on. While it waits it
+//! has none of the mapping's locks but Write. Memory is waited for, and spilled pages are brought back, only while
+//! nothing is locked yet. Reclaim waits for no folio lock. (A thread that has a [`Grabbed`] and grabs once more must
+//! keep the order itself, or use [`OnLocked::Again`].)
 //!
-//! **A thread that takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is
-//! then lost ([`Committed::left`]). That cannot happen to a file whose bytes have to reach a device: its grabbers hold
-//! its write lock, shared, as long as they have a [`Grabbed`]. Grabbers of a memory file hold it during the grab alone,
-//! and a thread that cuts the file waits for locked folios.
+//! **A thread that takes pages out** of a file meanwhile, locked or not, detaches the folio; bytes that were put into
+//! it are then lost ([`Committed::left`]). That cannot happen to a file whose bytes have to reach a device: its
+//! grabbers hold its write lock, shared, as long as they have a [`Grabbed`]. Grabbers of a memory file hold it during
+//! the grab alone, and a thread that cuts the file waits for locked folios.
 //!
 //! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes the waiters:
 //!
@@ -41,13 +41,13 @@
 //!  4. A round that meets no surprise takes the tree's lock once, and not at all if every folio is there.
 //!
 //! Not an invariant: that a folio lies inside the range: the first and the last may reach over its ends. Nor that
-//! what was grabbed stays in the index.
+//! grabbed folios stay in the index.
 //!
 //! Cost: a look at each slot, a step on a word for each folio that is found, and an insertion as that of a window.
 //!
-//! The way of N. Kalyazin's `filemap_grab_folios` (RFC, January 2025), with what reviews of it asked for: large folios,
-//! shadows, and the batched lookup. This differs: no bitmap of what is there, since gaps are ranges; frames come before
-//! locks; a surprise ends a round and is no special case of it.
+//! The way of N. Kalyazin's `filemap_grab_folios` (RFC, January 2025), with the changes that its reviews asked for:
+//! large folios, shadows, and the batched lookup. This differs: no bitmap of present pages, since gaps are ranges;
+//! frames come before locks; a surprise ends a round and is no special case of it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -84,12 +84,12 @@ pub enum OnLocked {
 
 /// When the pages that are grabbed are marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Dirtying {
+pub enum MarkDirty {
     /// New folios are marked dirty as a whole when they are inserted: for a mapping without write-back. Folios that
     /// were there are dirty already, and are marked again if they were touched on their way to the spill file.
-    Born(Millis),
-    /// Those that were touched, before they are unlocked, at this moment.
-    Touched(Millis),
+    OnInsert(Millis),
+    /// Folios that were touched are marked before they are unlocked, as dirty since this moment.
+    OnUnlock(Millis),
 }
 
 /// How a range is grabbed.
@@ -100,7 +100,7 @@ pub struct Grab {
     /// The treatment of locked ones.
     pub on_locked: OnLocked,
     /// When pages become dirty.
-    pub dirty: Dirtying,
+    pub dirty: MarkDirty,
 }
 
 /// Why a grab ended where it did.
@@ -163,12 +163,13 @@ pub trait FrameSource {
     /// Frames for `gaps`, of which there is one at least. The caller has no lock of the mapping's
     /// but Write, and perhaps folios of smaller indices.
     fn take(&mut self, gaps: &[Gap], memory: MemoryWait) -> Result<GapFrames, Self::Error>;
-    /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
+    /// The outcome of the last `take`: `inserted` are locked folios of the mapping now, and `left` are the source's
+    /// again.
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
     /// Nodes ran out: whether it could make some, so that another try is worth while.
     fn make_nodes(&mut self) -> bool;
-    /// The page at `index` is spilled: brings it back, and what of `to` follows it. The caller has nothing locked, and
-    /// no lock of the mapping's but Write.
+    /// The page at `index` is spilled: brings it back, with the spilled pages behind it up to `to`. The caller has
+    /// nothing locked, and no lock of the mapping's but Write.
     fn spill_in(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
 }
 
@@ -177,7 +178,7 @@ pub trait FrameSource {
 pub struct Grabbed<'a> {
     mapping: &'a Mapping,
     wait_queue: &'a WaitQueue,
-    dirty: Dirtying,
+    dirty: MarkDirty,
     folios: VecDeque<LockedFolio<'a>>,
 }
 
@@ -191,13 +192,14 @@ pub struct Committed {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Untouched {
-    TakenOut,
-    Allocated,
+enum UntouchedFolios {
+    Remove,
+    /// They stay, with zeros.
+    Keep,
 }
 
 impl<'a> Grabbed<'a> {
-    fn none(mapping: &'a Mapping, wait_queue: &'a WaitQueue, dirty: Dirtying) -> Self {
+    fn none(mapping: &'a Mapping, wait_queue: &'a WaitQueue, dirty: MarkDirty) -> Self {
         Self { mapping, wait_queue, dirty, folios: VecDeque::new() }
     }
     /// The folios, in rising order.
@@ -240,16 +242,16 @@ impl<'a> Grabbed<'a> {
 
     /// Ends the work on all of them; see the table at the head of this file.
     pub fn commit(mut self) -> Committed {
-        self.release(self.folios.len(), Untouched::TakenOut)
+        self.release(self.folios.len(), UntouchedFolios::Remove)
     }
     /// Ends the work on the first `folios` of them; threads that wait for these are woken now.
     pub fn commit_first(&mut self, folios: usize) -> Committed {
-        self.release(folios, Untouched::TakenOut)
+        self.release(folios, UntouchedFolios::Remove)
     }
     /// As [`Grabbed::commit`], but new folios into which nothing was put stay: they have frames and no bytes, and read
     /// as zeros. Only memory files know such folios.
     pub fn leave_allocated(mut self) -> Committed {
-        self.release(self.folios.len(), Untouched::Allocated)
+        self.release(self.folios.len(), UntouchedFolios::Keep)
     }
     /// Ends the work on all of them, and keeps the holds of those that have their bytes: in rising order, up to the
     /// first that has none, or that has all the holds it can have.
@@ -267,7 +269,7 @@ impl<'a> Grabbed<'a> {
                 }
             }
         }
-        self.release(self.folios.len(), Untouched::TakenOut);
+        self.release(self.folios.len(), UntouchedFolios::Remove);
         let is_there = |held: &HeldFolio<'a>| held.is_readable() == ReadableState::Yes;
         let ready = held.iter().take_while(|held| is_there(held)).count();
         held.truncate(ready);
@@ -277,7 +279,7 @@ impl<'a> Grabbed<'a> {
         }
     }
 
-    fn release(&mut self, count: usize, untouched: Untouched) -> Committed {
+    fn release(&mut self, count: usize, untouched: UntouchedFolios) -> Committed {
         let (first, mut ended) = (self.start(), Committed::default());
         let mut folios: Vec<LockedFolio<'a>> = self.folios.drain(..count).collect();
         let Some(end) = folios.last().map(LockedFolio::end) else { return ended };
@@ -287,7 +289,7 @@ impl<'a> Grabbed<'a> {
             let has_bytes = touched || folio.state() == LockedState::Data;
             match folio.finish() {
                 FinishOutcome::Kept if has_bytes => ended.pages += pages,
-                FinishOutcome::Left if touched && matches!(self.dirty, Dirtying::Born(_)) => {
+                FinishOutcome::Left if touched && matches!(self.dirty, MarkDirty::OnInsert(_)) => {
                     ended.left += pages
                 }
                 FinishOutcome::Kept | FinishOutcome::Left => {}
@@ -300,21 +302,21 @@ impl<'a> Grabbed<'a> {
         ended
     }
 
-    /// Before `folios` are unlocked, under the tree's lock: dirty marks for what was touched, and the way out for what
-    /// was not wanted. Returns the touched pages whose folios have left.
-    fn settle(&self, folios: &[LockedFolio<'a>], untouched: Untouched) -> u64 {
-        // A memory file's pages are dirty from birth, unless one is on its way to the spill file: what was changed of
-        // it since has to be marked, or other bytes come back.
+    /// Before `folios` are unlocked, under the tree's lock: marks touched folios dirty, and takes unwanted ones out.
+    /// Returns the touched pages whose folios have left.
+    fn settle(&self, folios: &[LockedFolio<'a>], untouched: UntouchedFolios) -> u64 {
+        // A memory file's pages are dirty from birth, unless one is on its way to the spill file: pages that were
+        // changed since have to be marked, or other bytes come back.
         let mark = |folio: &LockedFolio<'a>| match self.dirty {
             _ if !folio.is_touched() => None,
-            Dirtying::Touched(now) => Some(now),
-            Dirtying::Born(_) if folio.state() != LockedState::Data => None,
-            Dirtying::Born(now) => {
+            MarkDirty::OnUnlock(now) => Some(now),
+            MarkDirty::OnInsert(_) if folio.state() != LockedState::Data => None,
+            MarkDirty::OnInsert(now) => {
                 (!self.mapping.is_dirty(folio.held(), folio.touched_pages())).then_some(now)
             }
         };
         let goes = |folio: &LockedFolio<'a>| {
-            untouched == Untouched::TakenOut && folio.state() == LockedState::New && !folio.is_touched()
+            untouched == UntouchedFolios::Remove && folio.state() == LockedState::New && !folio.is_touched()
         };
         if !folios.iter().any(|folio| mark(folio).is_some() || goes(folio)) {
             return 0;
@@ -330,7 +332,7 @@ impl<'a> Grabbed<'a> {
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
                 // For a folio that was inserted dirty, its completion reports whether it has left.
-                let counts = marked == MarkOutcome::Left && matches!(self.dirty, Dirtying::Touched(_));
+                let counts = marked == MarkOutcome::Left && matches!(self.dirty, MarkDirty::OnUnlock(_));
                 left += if counts { count } else { 0 };
             }
         }
@@ -342,7 +344,7 @@ impl<'a> Grabbed<'a> {
 
 impl Drop for Grabbed<'_> {
     fn drop(&mut self) {
-        self.release(self.folios.len(), Untouched::TakenOut);
+        self.release(self.folios.len(), UntouchedFolios::Remove);
     }
 }
 
@@ -547,7 +549,8 @@ impl<'a, S: FrameSource> GrabCall<'_, 'a, S> {
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
         let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
         let mut guard = self.mapping.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait);
-        // A file that has become shorter gets nothing behind its end; the thread that cuts it takes out what is there.
+        // A file that has become shorter gets nothing behind its end; the thread that cuts it takes out the folios
+        // there.
         round.end = round.end.min(self.mapping.grab_limit(self.how.shape.orders.min));
         let mut conflict = None;
         for run in runs {
@@ -578,7 +581,7 @@ impl<'a, S: FrameSource> GrabCall<'_, 'a, S> {
     ) -> RunOutcome {
         let (mapping, how) = (self.mapping, self.how);
         let inserted = &mut |tree: &mut MappingGuard<'_>, run: FillRun| {
-            if let Dirtying::Born(now) = how.dirty {
+            if let MarkDirty::OnInsert(now) = how.dirty {
                 tree.mark_run_dirty(run, now);
             }
             let mut page = 0;
@@ -592,7 +595,8 @@ impl<'a, S: FrameSource> GrabCall<'_, 'a, S> {
         mapping.add_run(guard, run, &mut Insertion { shape, locks, consumed, inserted, gap })
     }
 
-    /// Adds to `grabbed` what of a round follows it without a gap and is in the index. Returns the page behind.
+    /// Adds to `grabbed` the folios of a round that follow it without a gap and are in the index. Returns the page
+    /// behind.
     fn keep_prefix(
         &self,
         grabbed: &mut Grabbed<'a>,

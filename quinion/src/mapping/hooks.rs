@@ -9,8 +9,8 @@
 //!   insert a run, under it      add_run              a hold of the lock for each folio
 //! ```
 //!
-//! A benchmark runs the same cache without a mechanism to show what that is worth (an ablation). A test makes a
-//! shortage happen each time. The alternatives are outside the library (`quinion_testing::ablations`).
+//! A benchmark runs the same cache without a mechanism to show its effect (an ablation). A test makes a shortage happen
+//! each time. The alternatives are outside the library (`quinion_testing::ablations`).
 //!
 //! A hook has no lock of its own to take: it works through [`TreeWalks`] and [`RunInsertion`].
 //!

@@ -1,7 +1,7 @@
 //! Invalidate: forgets the folios of a file that another process may have changed.
 //!
 //! A folio with a page that was written here and is not in the file yet is the only copy of that page. It stays, and is
-//! written over what the other process did; all other folios go.
+//! written over the other process's bytes; all other folios go.
 //!
 //! ```text
 //!   invalidate   1 the invalidate lock: no window is between insertion and submission
@@ -43,8 +43,8 @@ impl Mapping {
                 break (attributes, tree);
             }
         };
-        // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
-        // so that none takes the zeroes after the old end for the file's.
+        // A shorter size first, so that no reader takes the removed pages for the file's; a longer one last, so that
+        // none takes the zeroes after the old end for the file's.
         let unwritten = tree.unwritten();
         let kept_end = unwritten.last().map_or(0, |(_, end)| end.first_byte().min(self.size()));
         let size = attributes.size.max(kept_end);
@@ -92,7 +92,7 @@ impl Mapping {
 }
 
 impl MappingGuard<'_> {
-    /// The folios of which a page is not in the file yet, as their first pages and what follows the last such page.
+    /// The folios of which a page is not in the file yet, as their first pages and the page behind the last such page.
     fn unwritten(&self) -> Vec<(PageIndex, PageIndex)> {
         if self.mapping.writeback().dirty_pages().total() == 0 {
             return Vec::new();

@@ -17,7 +17,7 @@
 //! | leaving | a folio | `WRITEBACK`, and dirty only where it was written since | its bytes |
 //! | spilled | a value of kind spill (`spill.rs`) | | what the spill file has |
 //!
-//! **Dirty** says of a page that it differs from what is behind the file; a memory file has nothing behind it, so its
+//! **Dirty** says of a page that it differs from its copy on the device; a memory file has nothing behind it, so its
 //! pages are always dirty. Eviction, drop-behind and invalidation therefore skip these folios without a case for memory
 //! files, and a thread that overwrites one takes no lock. None of its pages count among the cache's dirty pages.
 //!
@@ -30,8 +30,8 @@
 //!
 //! Not an invariant: that a page that was never written is a hole. It may share a folio with one that was.
 //!
-//! Kernel cousin: `shmem`. This differs: what says that a folio has no backing but itself is the dirty bit that writers
-//! look at in any case, and not a flag of the mapping that each path has to ask.
+//! Kernel cousin: `shmem`. This differs: the dirty bit, which writers look at in any case, says that a folio has no
+//! backing but itself; there is no flag of the mapping that each path has to ask.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -5,8 +5,8 @@
 //!              [------ F -----] [G] [s]  .  .         G  order 0      s  shadow of an evicted folio
 //! ```
 //!
-//! A mapping is a [`Record`](crate::arena::Record) in the arena, which readers in any process look at, and what only
-//! the owner needs, on the heap: the lock of its tree, its invalidate lock, the backend its bytes come from.
+//! A mapping is a [`Record`](crate::arena::Record) in the arena, which readers in any process look at, and a part on
+//! the heap that only the owner needs: the lock of its tree, its invalidate lock, the backend its bytes come from.
 //!
 //! Readers take no lock: see [`find`] here and the hit path in `filemap`; a reader that needs several folios to stay
 //! gets a `ReadBatch` of them. Changes go through `Mapping::lock`: the `MappingGuard` is the tree lock, held; to
@@ -76,8 +76,8 @@ pub use dirty_counts::DirtyPages;
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DropBehindOutcome, DropReason};
 pub use evict::Replacement;
 pub use grab::{
-    Committed, Dirtying, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabStep,
-    Grabbed, MemoryWait, OnLocked,
+    Committed, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabStep, Grabbed,
+    MarkDirty, MemoryWait, OnLocked,
 };
 pub use hooks::{IndexHooks, RunInsertion, TreeWalks};
 pub use index::FolioIndex;

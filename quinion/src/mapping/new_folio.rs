@@ -13,7 +13,6 @@ use crate::backend::FillRun;
 use crate::units::{Frame, Order, Orders, PageIndex};
 use crate::xarray::{RangeStop, Value};
 
-/// The purpose of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum InsertPurpose {
     /// They are read: the shadows they take the place of are reported.
@@ -44,7 +43,7 @@ pub enum AddedFolio {
     },
     /// A folio or a spill covers some of its pages. The tree is unchanged.
     Present,
-    /// No node could be had. The tree says what it said; a shadow may be in smaller pieces.
+    /// No node could be had. The tree is unchanged, but a shadow may be in smaller pieces.
     NoNode,
 }
 
@@ -55,7 +54,6 @@ pub struct FolioShape {
     pub orders: Orders,
     /// The folio that covers this page carries the readahead marker.
     pub marker: Option<PageIndex>,
-    /// Their purpose.
     pub purpose: InsertPurpose,
     /// The pages that were asked for; the rest are fetched ahead.
     pub wanted: AskedFor,
@@ -74,7 +72,7 @@ pub enum FolioLifetime {
 }
 
 impl FolioLifetime {
-    /// Of the folio whose descriptor has this word.
+    /// The lifetime of the folio whose descriptor has this word.
     #[inline]
     pub(super) fn of(word: DescriptorWord) -> Self {
         if word.has(Flags::DROPBEHIND) { Self::DropsBehind } else { Self::Stays }
@@ -84,12 +82,10 @@ impl FolioLifetime {
 /// Which of the inserted pages a caller asked for. A folio with one such page counts as asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum AskedFor {
-    /// All of them.
     #[default]
     All,
-    /// Those within a range, which may be empty.
+    /// The pages within a range, which may be empty.
     Only {
-        /// The first page of it.
         from: PageIndex,
         /// The first page after it.
         end: PageIndex,
@@ -100,22 +96,22 @@ impl AskedFor {
     /// The referenced byte's first value, of a folio of `pages` pages from `index` on.
     #[inline]
     pub(super) fn first_byte(self, index: PageIndex, pages: u32) -> u8 {
-        if self.meets(index, pages) { referenced::ASKED } else { referenced::AHEAD }
+        if self.overlaps(index, pages) { referenced::ASKED } else { referenced::AHEAD }
     }
 
     /// Whether any of `pages` pages from `index` on was asked for.
     #[inline]
-    pub fn meets(self, index: PageIndex, pages: u32) -> bool {
+    pub fn overlaps(self, index: PageIndex, pages: u32) -> bool {
         match self {
             AskedFor::All => true,
-            AskedFor::Only { from, end } => meets(index, pages, from, end),
+            AskedFor::Only { from, end } => overlaps(index, pages, from, end),
         }
     }
 }
 
 /// Whether a folio of `pages` pages from `index` on has a page in `from..end`; an empty range has none.
 #[inline]
-fn meets(index: PageIndex, pages: u32, from: PageIndex, end: PageIndex) -> bool {
+fn overlaps(index: PageIndex, pages: u32, from: PageIndex, end: PageIndex) -> bool {
     from.max(index) < end.min(index.plus(u64::from(pages)))
 }
 

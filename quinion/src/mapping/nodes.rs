@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Under the tree lock the tree takes nodes from the stock alone. So no insertion waits for the arena while others wait
-//! for the tree; and what a window can need is had in one call.
+//! for the tree; and all nodes that a window can need are had in one call.
 //!
 //! A stock, and not a reserve for each insertion: how many nodes one *can* need is mostly far more than it does need.
 //! Nodes that are left over stay for the next insertion: a stream of windows seldom meets the arena's lock for nodes.
@@ -20,8 +20,8 @@
 //!  2. When no lock is held, a stock has at most [`SPARE_MAX`] nodes, and that of a mapping without folios none.
 //!  3. Spare nodes are cells in use by the arena's account, and so within the bound.
 //!
-//! An insertion that ran out carries what is left of the stock with it while it fetches more, so that it comes back
-//! with more than it went with; if there is no more, all of it goes back.
+//! An insertion that ran out carries the rest of the stock with it while it fetches more, so that it comes back with
+//! more than it went with; if there is no more, all of it goes back.
 //!
 //! Not an invariant: that nodes counted before the lock are there under it.
 //! Another insertion may have used it; then this one runs out, and comes back.
@@ -84,7 +84,7 @@ impl SpareNodes {
         step(&self.refills);
     }
 
-    /// By the holder of the lock, as [`SpareNodes::take`] and [`SpareNodes::cut`].
+    /// Only the holder of the lock calls this, as [`SpareNodes::take`] and [`SpareNodes::cut`].
     pub fn put(&self, grown: GrownView<'_>, cell: CellNumber) {
         link(grown, cell).store(u64::from(self.first.load(Ordering::Relaxed)), Ordering::Relaxed);
         self.first.store(cell.0, Ordering::Relaxed);

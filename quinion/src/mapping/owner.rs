@@ -240,8 +240,8 @@ impl Mapping {
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
     }
-    /// The file ends at `bytes` from now on: the cache made it so. If it becomes longer, what lies between is zero in
-    /// the cache or not there; if it becomes shorter, what lies behind is taken out next. The caller alone changes it.
+    /// The file ends at `bytes` from now on: the cache made it so. If it becomes longer, the pages between are zero in
+    /// the cache or not there; if it becomes shorter, the pages behind are taken out next. The caller alone changes it.
     pub fn set_size(&self, bytes: u64) {
         // Release, partner: the Acquire in `read_hits`: a thread that sees a longer file finds no page from before. For
         // a shorter one the fences before the frames' next use, and before bytes are written in place, do as much.
@@ -301,7 +301,7 @@ impl Mapping {
     }
 
     /// The right to take folios out. It excludes threads that add folios or hand fills and flushes to a backend, and
-    /// waits for those that do: what they do to the file on its device is handed over when the lock is given.
+    /// waits for those that do: their changes to the file on its device happen before the lock is given.
     pub fn invalidate_alone(&self) -> RankedWriteGuard<'_, Version> {
         lock_and_wake(|| self.invalidate.try_write(), || self.invalidate.write())
     }
@@ -356,8 +356,8 @@ impl<'a> MappingGuard<'a> {
         self.tree.pages
     }
 
-    /// The file reaches at least to byte `bytes`: what was written to its pages up to there is marked dirty under this
-    /// hold of the lock, or was before. The caller has the write lock alone, or knows that it did reach there.
+    /// The file reaches at least to byte `bytes`: its pages up to there that were written are marked dirty under this
+    /// hold of the lock, or were before. The caller has the write lock alone, or knows that it did reach there.
     pub fn grow_size(&mut self, bytes: u64) {
         // Release, partner: the Acquire in `read_hits`: a thread that sees the new size finds the bytes.
         self.mapping.record().size.fetch_max(bytes, Ordering::Release);

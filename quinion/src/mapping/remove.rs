@@ -45,7 +45,7 @@ const LOOKED_AT_MAX: usize = 4096;
 pub enum RemoveFilter {
     /// All of them: their bytes are no longer wanted.
     All,
-    /// Those that the file has as they are.
+    /// Folios whose bytes the file has: neither dirty nor under write-back.
     Clean,
 }
 
@@ -130,7 +130,7 @@ impl Mapping {
 }
 
 impl MappingGuard<'_> {
-    /// As [`Mapping::remove_range`], [`REMOVED_FOLIOS_MAX`] entries at most; the caller frees what is added to `free`.
+    /// As [`Mapping::remove_range`], [`REMOVED_FOLIOS_MAX`] entries at most; the caller frees the entries of `free`.
     pub fn remove_some(
         &mut self,
         pages: Range<PageIndex>,
@@ -143,7 +143,8 @@ impl MappingGuard<'_> {
         let (mut from, mut seen) = (pages.start.0, 0);
         let mut gone: Vec<(Frame, Order)> = Vec::new();
         while from < end && seen < REMOVED_FOLIOS_MAX {
-            // The next entries that go, with what is empty between them; and where it goes on behind what stays.
+            // The next entries that go, with the empty slots between them; and where to continue behind those that
+            // stay.
             let (mut run, mut then) = (from..end, end);
             for (first, entry, order) in tree.range(from, end - 1) {
                 let behind = first + (1 << order);
@@ -180,7 +181,7 @@ impl MappingGuard<'_> {
         Removed { pages: removed, next: PageIndex(from).min(pages.end).max(pages.start) }
     }
 
-    /// Where in `pages`, all of one folio, what is dirty begins or ends: it is split there, so that clean pages go.
+    /// Where in `pages`, all of one folio, dirty pages begin or end: it is split there, so that clean pages go.
     pub fn next_mixed(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
         let mut from = pages.start;
         while let Some(dirty) = self.next_dirty(from..pages.end) {

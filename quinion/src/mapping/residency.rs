@@ -5,8 +5,9 @@
 //!   stretches   [--- cached ----][absent] [rem.][fill]     neighbours of one state are one stretch
 //! ```
 //!
-//! The lock is held for a few hundred entries of the tree and let go; what follows is sought anew from the page after
-//! them. So a report of a large file keeps no reader or fill waiting for long, and no list of a whole file is made.
+//! The lock is held for a few hundred entries of the tree and let go; the next entries are sought anew from the page
+//! after them. So a report of a large file keeps no reader or fill waiting for long, and no list of a whole file is
+//! made.
 //!
 //! Invariants:
 //!  1. Stretches follow each other without a gap or an overlap, and end where the range ends.
@@ -14,7 +15,7 @@
 //!
 //! Not an invariant: that all stretches are of one moment. Those gathered under one hold of the lock are.
 //!
-//! Cost: a step for each entry, and the nodes on the way; what is absent is stepped over by nodes.
+//! Cost: a step for each entry, and the nodes on the way; absent pages are stepped over by nodes.
 
 use crate::arena::Flags;
 use crate::units::{Frame, PageIndex};
@@ -83,12 +84,12 @@ impl StateRanges<'_> {
         self.gathered.next()
     }
 
-    fn goes_on(&mut self, stretch: StateRange) -> Option<StateRange> {
+    fn next_in_same_state(&mut self, stretch: StateRange) -> Option<StateRange> {
         let next = self.piece()?;
         if next.state == stretch.state {
             return Some(next);
         }
-        // It is put back: what is gathered is the rest behind it.
+        // It is put back: the gathered stretches are the rest behind it.
         let rest: Vec<_> = std::iter::once(next).chain(self.gathered.by_ref()).collect();
         self.gathered = rest.into_iter();
         None
@@ -102,7 +103,7 @@ impl Iterator for StateRanges<'_> {
         let mut stretch = self.piece()?;
         // Within one hold neighbours are joined already: only the last of it can go on in the next.
         while self.gathered.as_slice().is_empty()
-            && let Some(more) = self.goes_on(stretch)
+            && let Some(more) = self.next_in_same_state(stretch)
         {
             stretch.pages += more.pages;
         }

@@ -21,8 +21,8 @@
 //!  2. As many are counted as are linked.
 //!  3. The nodes of a mapping that are listed are exactly the shadow-only nodes of its tree.
 //!
-//! Not an invariant: what the allocator's words say in a node that is not listed.
-//! Membership is known by walking here from an end, never by looking at a node.
+//! Not an invariant: the value of the allocator's words in a node that is not listed. Membership is known by walking
+//! here from an end, never by looking at a node.
 //!
 //! Locks: `Rank::Shadows`, above a tree's, below the arena's.
 //! Cost: linking and unlinking touch two neighbours; a search looks at 64 nodes at most.
@@ -48,7 +48,6 @@ const MAPPING: usize = ALLOCATOR_WORD + 1;
 /// How far from the oldest a node may be to be forgotten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AgeLimit {
-    /// It is the oldest.
     Oldest,
     /// It is among the oldest 64.
     Near,

@@ -47,9 +47,7 @@ use super::owner::{Mapping, MappingGuard};
 /// A folio on its way to the spill file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SpillOut {
-    /// Its first page.
     pub index: PageIndex,
-    /// Its first frame.
     pub frame: Frame,
     /// log2 of its pages.
     pub order: Order,
@@ -187,7 +185,7 @@ impl MappingGuard<'_> {
         values.iter().all(stands)
     }
 
-    /// Takes values out, and leaves smaller ones of what of them lies outside `covered`. The nodes are there.
+    /// Takes values out, and leaves smaller ones for their parts outside `covered`. The nodes are there.
     fn part(&mut self, values: &[(PageIndex, Value)], covered: Range<u64>) {
         let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
@@ -214,7 +212,7 @@ impl MappingGuard<'_> {
         view.own(folio.frame).prepare_piece(mapping.id(), folio.index, folio.order, filled, 0);
     }
 
-    /// Folios stand in the place of what of `values` was covered: they are dirty, and the slots are free.
+    /// Folios stand in the place of the covered parts of `values`: they are dirty, and the slots are free.
     fn settle_restored(&mut self, values: &[(PageIndex, Value)], covered: Range<u64>, folios: &[NewFolio]) {
         let (mapping, since) = (self.mapping, self.mapping.writeback().dirty_since().unwrap_or(Millis(0)));
         for folio in folios {
@@ -260,10 +258,10 @@ impl MappingGuard<'_> {
 }
 
 impl<'a> MappingGuard<'a> {
-    /// Puts folios, whose frames hold what `values` stand for and are the caller's, in the place of these. The folios
-    /// follow each other, and the values, too, and cover them; what of the first and the last value is not covered
-    /// stays spilled, if that is plain. The folios are up to date and dirty then, and held: `held` gets the holds.
-    /// The caller has this lock by [`Mapping::lock_to_add`].
+    /// Puts folios in the place of `values`; their frames are the caller's and hold the bytes that the values stand
+    /// for. The folios follow each other, and the values, too, and cover them; the parts of the first and the last
+    /// value that are not covered stay spilled, if these are plain. The folios are up to date and dirty then, and held:
+    /// `held` gets the holds. The caller has this lock by [`Mapping::lock_to_add`].
     ///
     /// # Panics
     /// If a packed value is covered in part, or folios lie outside the values.

@@ -1,4 +1,4 @@
-//! Split: a live folio becomes smaller ones in the same frames; and if it cannot, what matters of it is copied.
+//! Split: a live folio becomes smaller ones in the same frames; and if it cannot, its needed pages are copied.
 //!
 //! ```text
 //!   index      0                       8                      16
@@ -28,7 +28,7 @@
 //!
 //! Invariants:
 //!  1. All pages of a folio that is split stay in the index, and no holder of the tree lock sees fewer.
-//!  2. The counts do not change: pages, dirty pages, what a pool is charged for.
+//!  2. The counts do not change: pages, dirty pages, the charge of a pool.
 //!  3. A folio that is held, being filled, under write-back, or in no ring is not split.
 //!  4. Copies are dirty, and to be written by a sync, as the folio was whose place they take.
 //!
@@ -71,10 +71,7 @@ pub enum SplitOutcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DetachOutcome {
     /// It is out of the index, and so many of its pages are there as copies.
-    Done {
-        /// Pages.
-        pages: u32,
-    },
+    Done { pages: u32 },
     /// It is not there any more: look again.
     Removed,
     /// It is being filled or written, or was while the copies were made, and pages without a copy became dirty:
@@ -87,7 +84,7 @@ pub enum DetachOutcome {
 }
 
 impl Mapping {
-    /// Splits the folio that reaches over `edge`, if one does, or what is spilled there. Waits for locks.
+    /// Splits the folio that reaches over `edge`, if one does, or the spilled value there. Waits for locks.
     pub fn split_at(&self, edge: PageIndex) -> SplitOutcome {
         let mut pieces = Vec::with_capacity(PIECES_MAX);
         // 1
@@ -117,15 +114,15 @@ impl Mapping {
     }
 
     /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of
-    /// order `unit`, with what else is in these. The caller has the write lock alone, which excludes writers. Waits for
-    /// locks.
+    /// order `unit`, with the other pages of these. The caller has the write lock alone, which excludes writers. Waits
+    /// for locks.
     pub fn detach_copy(
         &self,
         held: &HeldFolio<'_>,
         unwanted: Range<PageIndex>,
         unit: Order,
     ) -> DetachOutcome {
-        // Of a folio of a memory file that was allocated there are no bytes, and its copies are allocated as well.
+        // An allocated folio of a memory file has no bytes, and its copies are allocated as well.
         let has_bytes = match held.is_readable() {
             ReadableState::Yes => true,
             ReadableState::Zeros => false,
@@ -321,9 +318,9 @@ mod tests {
     use crate::sys::fork::ForkGuard;
     use crate::units::MappingId;
 
-    /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who writes to page 0, copies what is dirty.
-    /// 2 The flush fails: page 1 is dirty again.
-    /// 3 W puts its copies in the folio's place: page 1 is lost, and no error is reported.
+    /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, which writes to page 0, copies the dirty
+    /// pages. 2 The flush fails: page 1 is dirty again. 3 W puts its copies in the folio's place: page 1 is lost, and
+    /// no error is reported.
     #[test]
     fn a_page_that_gets_dirty_again_while_the_others_are_copied_is_not_lost() {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());

@@ -4,7 +4,7 @@
 //! look like a write of others. So the file is looked at before the first of some flushes together, and after the last:
 //!
 //! ```text
-//!   known V0      quiet          flushes under way        quiet           known V0, or own V1
+//!   known V0      idle           flushes under way        idle            known V0, or own V1
 //!                   |look: V0?                 look: V1|
 //!                   not V0: others were at it         this is own
 //! ```
@@ -34,7 +34,7 @@ use super::owner::Mapping;
 #[derive(Clone, Copy, Debug)]
 pub struct VersionProbe {
     /// How many flushes had begun; `None`: one was under way.
-    quiet: Option<u64>,
+    flushes: Option<u64>,
 }
 
 fn times(version: Version) -> (i64, i64) {
@@ -47,13 +47,13 @@ impl Mapping {
         // A thread that forgets the file's pages looks at it itself, and is not waited for.
         let Some(known) = self.try_hold_off_invalidation().map(|version| *version) else { return };
         let look = self.begin_look();
-        if look.quiet.is_none() {
+        if look.flushes.is_none() {
             return;
         }
-        // A thread that cannot say what the file is will be asked again.
+        // A thread that cannot get the file's attributes will be asked again.
         let Some(Ok(before)) = self.writeback().writer().map(|writer| writer.attributes()) else { return };
         if !self.is_as_known(known, look, &before) {
-            self.ours().is_strange = true;
+            self.own_changes().is_strange = true;
         }
     }
 
@@ -61,24 +61,24 @@ impl Mapping {
     pub fn look_after_flush(&self) {
         let Some(flushes) = self.writeback().all_ended() else { return };
         let after = self.writeback().writer().map(|writer| writer.attributes());
-        let mut ours = self.ours();
+        let mut own = self.own_changes();
         if self.writeback().all_ended() != Some(flushes) {
             return; // the end of another sees to it
         }
-        // If it cannot be said what the file is, it is not as known, and its clean pages go.
+        // If the file's attributes cannot be had, it counts as changed, and its clean pages go.
         if let Some(Ok(after)) = after {
-            ours.after = Some(after.version);
+            own.after = Some(after.version);
         }
         self.writeback().note_look(flushes);
     }
 
     /// The file's attributes are asked for next.
     pub fn begin_look(&self) -> VersionProbe {
-        VersionProbe { quiet: self.writeback().quiet() }
+        VersionProbe { flushes: self.writeback().flushes_if_looked_at() }
     }
 
-    /// Whether the file's size and times are as in `now`, which is what `look` has brought, but for what the cache
-    /// wrote to it; also where that cannot be told, because the cache was writing.
+    /// Whether the file's size and times are as in `now`, which `look` has brought, but for the cache's own writes to
+    /// it; also where that cannot be told, because the cache was writing.
     pub fn is_as_in(&self, look: VersionProbe, now: &Attributes) -> bool {
         self.is_as_known(self.version(), look, now)
     }
@@ -88,28 +88,28 @@ impl Mapping {
         if self.writeback().writer().is_none() {
             return times(known) == times(now.version) && self.size() == now.size;
         }
-        let seen = *self.ours();
+        let seen = *self.own_changes();
         let is_known = times(known) == times(now.version);
-        let is_ours = seen.after.is_some_and(|after| times(after) == times(now.version));
-        let is_as_left = (is_known || is_ours) && self.writeback().size_on_device() == now.size;
+        let is_own = seen.after.is_some_and(|after| times(after) == times(now.version));
+        let is_as_left = (is_known || is_own) && self.writeback().size_on_device() == now.size;
         // Asked last: if nothing was under way until now, nothing of it has changed since the look began.
-        let is_to_be_told = look.quiet.is_some() && look.quiet == self.writeback().quiet();
-        !seen.is_strange && (!is_to_be_told || is_as_left)
+        let can_tell = look.flushes.is_some() && look.flushes == self.writeback().flushes_if_looked_at();
+        !seen.is_strange && (!can_tell || is_as_left)
     }
 
-    /// Whether what is known of its times was old enough, when it was looked at, that a later change has others.
+    /// Whether its known times were old enough, when they were read, that a later change has others.
     pub fn is_settled(&self) -> bool {
         let known = self.version();
         // A change by others that had begun when the cache's flush had ended would not be noticed anyway.
-        known.settled && self.ours().after.is_none_or(|after| after.settled || after.steps)
+        known.settled && self.own_changes().after.is_none_or(|after| after.settled || after.steps)
     }
 
     /// The file was looked at, and its version is known anew. The caller has the invalidate lock alone.
     pub fn reset_own_changes(&self) {
-        *self.ours() = ObservedVersion::default();
+        *self.own_changes() = ObservedVersion::default();
     }
 
-    fn ours(&self) -> MutexGuard<'_, ObservedVersion> {
+    fn own_changes(&self) -> MutexGuard<'_, ObservedVersion> {
         self.writeback().own_changes.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@
 //!                              +--failed: dirty        +--sync failed: dirty again, and those that end meanwhile, too
 //! ```
 //!
-//! Flushes have numbers, which rise. So a caller that waits for what is under way *now* waits for flushes below the
+//! Flushes have numbers, which rise. So a caller that waits for the flushes under way *now* waits for those below the
 //! next number. Syncs have numbers as well: a caller accepts a sync that began after its own flushes had ended, and
 //! succeeded, in place of a sync of its own (group commit). The rules are those of `writeback`.
 //!
@@ -73,9 +73,8 @@ pub struct Failures {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WritebackCursor {
     pass: u64,
-    /// When it began: what was dirty then is taken when it ends.
+    /// When it began: all pages that were dirty then are taken when it ends.
     pub began: Millis,
-    /// The page.
     pub at: PageIndex,
 }
 
@@ -84,14 +83,13 @@ pub struct WritebackCursor {
 pub struct SyncRange<'r> {
     /// The data alone, or all that is needed to find it.
     pub kind: SyncKind,
-    /// These pages.
     pub pages: &'r Range<PageIndex>,
 }
 
 /// A sync that has the turn of its file: [`WritebackState::end_sync`] gives that back.
 #[derive(Debug)]
 pub struct BegunSync<'r> {
-    /// The pages that it makes durable, and with what beside them.
+    /// The pages that it makes durable, and which metadata with them.
     pub range: SyncRange<'r>,
     /// The pages that were flushed and are not durable before it has gone well, as [`Commit::Own`] has them.
     pub taken: PageRanges,
@@ -113,7 +111,7 @@ pub enum Commit {
     Shared,
     /// A sync of another caller is under way: wait for its end, and ask again.
     Wait,
-    /// The caller syncs. These pages are what that makes durable; it ends by [`WritebackState::end_sync`].
+    /// The caller syncs. It makes these pages durable, and ends by [`WritebackState::end_sync`].
     Own(PageRanges),
 }
 
@@ -135,7 +133,7 @@ struct FlushAccount {
     syncs: Syncs,
 }
 
-/// By their numbers, and by their first pages, since no two have a page in common. There may be thousands.
+/// Flushes by their numbers, and by their first pages, since no two have a page in common. There may be thousands.
 #[derive(Debug, Default)]
 struct FlushesInFlight {
     by_number: BTreeMap<u64, Range<u64>>,
@@ -189,7 +187,7 @@ struct WritebackPass {
 struct Syncs {
     begun: u64,
     is_under_way: bool,
-    /// The last that went well: its number, what kind it was, and of which pages.
+    /// The last that went well: its number, its kind, and its pages.
     done: Option<(u64, SyncKind, Range<u64>)>,
 }
 
@@ -261,8 +259,8 @@ impl WritebackState {
         FlushNumber(number)
     }
 
-    /// How many of the `written` pages of a flush that ends count as written, from its first on. None of them,
-    /// if a sync failed while it was under way: what the system does with pages that it takes over then is not known.
+    /// How many of the `written` pages of a flush that ends count as written, from its first on. None of them, if a
+    /// sync failed while it was under way: then it is not known what the system does with pages that it takes over.
     ///
     /// The caller holds the tree lock, has the other pages dirty again there, and then calls
     /// [`WritebackState::end_flush`].
@@ -316,7 +314,6 @@ impl WritebackState {
         self.account().under_way.meeting(pages.start.0..pages.end.0).any(|number| number < before)
     }
 
-    /// How many flushes have ended.
     pub fn flushes_ended(&self) -> u64 {
         self.account().ended
     }
@@ -327,9 +324,9 @@ impl WritebackState {
         (account.next == account.ended).then_some(account.next)
     }
 
-    /// The same, if the file was looked at since: what the cache did to it is known. The same number before and after a
-    /// look at the file's attributes says that no flush of the cache has changed them meanwhile.
-    pub fn quiet(&self) -> Option<u64> {
+    /// The same, if the file was looked at since, so that all changes by the cache are known. The same number before
+    /// and after a look at the file's attributes says that no flush of the cache has changed them meanwhile.
+    pub fn flushes_if_looked_at(&self) -> Option<u64> {
         let account = self.account();
         (account.next == account.looked).then_some(account.next)
     }
@@ -383,7 +380,7 @@ impl WritebackState {
     /// Asks for a pass that writes all that is dirty now.
     pub fn request_pass(&self) {
         let pass = &mut self.account().pass;
-        // One that is under way may have passed what is meant.
+        // A pass that is under way may have passed the pages that are meant.
         pass.asked = if pass.began.is_some() { 2 } else { 1 };
     }
 
@@ -525,11 +522,11 @@ mod tests {
         assert!(!state.is_under_way(&pages(0, 100), before));
         state.end_flush(second, well(4), Millis(0));
         assert!(!state.is_under_way(&pages(0, 100), None));
-        assert_eq!((state.all_ended(), state.quiet()), (Some(2), None));
+        assert_eq!((state.all_ended(), state.flushes_if_looked_at()), (Some(2), None));
         state.note_look(2);
-        assert_eq!(state.quiet(), Some(2));
+        assert_eq!(state.flushes_if_looked_at(), Some(2));
         state.begin_flush(pages(0, 4));
-        assert_eq!((state.all_ended(), state.quiet()), (None, None));
+        assert_eq!((state.all_ended(), state.flushes_if_looked_at()), (None, None));
     }
 
     #[test]
@@ -627,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_end_with_what_goes_well_later() {
+    fn pauses_grow_and_end_with_a_later_success() {
         let state = WritebackState::default();
         let fail = |range| {
             let number = state.begin_flush(range);

@@ -1,8 +1,8 @@
 //! Policy: which folio stays.
 //!
 //! Pure decisions. The cache keeps its folios in four rings, each in the order of arrival, and asks a policy: which
-//! ring does a folio join, which ring's oldest folio is looked at next, and what becomes of it. A policy sees weights
-//! and counts; it sees no folio, does no I/O, takes no lock, reads no clock, allocates nothing.
+//! ring does a folio join, which ring's oldest folio is looked at next, and does it stay, move or leave. A policy sees
+//! weights and counts; it sees no folio, does no I/O, takes no lock, reads no clock, allocates nothing.
 //!
 //! ```text
 //!    arrival --admit--> [ Uncached ]   of DONTCACHE reads; leaves first
@@ -34,7 +34,7 @@ mod moving_share;
 mod pools;
 mod recency;
 mod s3fifo;
-mod turn;
+mod rotation;
 
 pub use pools::{PoolPages, PoolTurn, PoolTurns};
 pub use recency::SOON_PART;
@@ -113,9 +113,9 @@ impl Weights {
 pub enum FetchOrigin {
     /// A reader asked for just this.
     Asked,
-    /// By readahead of a short run.
+    /// Readahead of a short run fetched it.
     Ahead,
-    /// By a stream.
+    /// A stream fetched it.
     Stream,
     /// For a read that asked not to cache it.
     Uncached,
@@ -124,9 +124,7 @@ pub enum FetchOrigin {
 /// A folio that enters the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArrivingFolio {
-    /// Its pages.
     pub pages: u32,
-    /// How it came.
     pub came: FetchOrigin,
     /// The class of the return by its shadow, if it left one.
     pub refault: Option<Refault>,

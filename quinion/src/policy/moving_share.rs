@@ -1,7 +1,7 @@
-//! Moving share: of the pages seen lately, how many were such.
+//! Moving share: the part of the pages seen lately that had a property, such as having been read again.
 //!
-//! A moving average over as many pages as the cache holds: each page that is seen replaces that part of what was known.
-//! So it needs no list of what was seen, and it forgets within a few caches.
+//! A moving average over as many pages as the cache holds: each page that is seen replaces that part of the average. So
+//! it needs no list of seen pages, and it forgets within a few caches.
 //!
 //! Invariant: the share is between 0 and [`ONE`].
 
@@ -11,12 +11,12 @@ pub(super) const ONE: u64 = 1 << 40;
 /// The average is over so many pages at least, in small caches.
 const LATELY_PAGES_MIN: u64 = 64;
 
-/// Of the pages seen lately, the share of such; in parts of [`ONE`].
+/// The share of the pages seen lately that had the property, in parts of [`ONE`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MovingShare(u64);
 
 impl MovingShare {
-    /// As if so many parts of [`ONE`] of a cache of pages had been such.
+    /// The average as if so many parts of [`ONE`] of a cache of pages had had the property.
     pub(super) const fn of(share: u64) -> Self {
         Self(share)
     }
@@ -26,7 +26,7 @@ impl MovingShare {
         self.0
     }
 
-    /// Another `pages` pages are seen, `such` of them such, in a cache that holds what `held` says.
+    /// Another `pages` pages are seen, of which `such` had the property, in a cache that holds `held`.
     #[inline]
     pub(super) fn note(&mut self, pages: u64, such: u64, held: &Weights) {
         let lately = held.total().max(LATELY_PAGES_MIN);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_follows_what_is_seen_within_a_few_caches() {
+    fn the_share_follows_seen_pages_within_a_few_caches() {
         let mut share = MovingShare::of(0);
         (0..5000).for_each(|page| share.note(1, u64::from(page % 4 == 0), &cache_of(1000)));
         let quarter = share.get() * 1000 / ONE;

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A pool that has its protected minimum, or less, is not touched as long as anything else can be had. Pages above the
-//! minima are taken in proportion, by **passes** as in stride scheduling: what a pool gave, in parts of its excess; the
-//! least pass goes next, and one that had no turn for long begins where the others are.
+//! minima are taken in proportion, by **passes** as in stride scheduling: a pool's pass is the part of its excess that
+//! it gave; the least pass goes next, and one that had no turn for long begins where the others are.
 //!
 //! Numbers in, a pool out: nothing here waits or allocates.
 //!
@@ -34,9 +34,9 @@ pub struct PoolPages {
     pub pages: u64,
     /// Whether something of that can be had, as far as is known.
     pub can_give: bool,
-    /// Whether what is above its minimum can be had, as far as is known; not if its folios are larger than that.
+    /// Whether the pages above its minimum can be had, as far as is known; not if its folios are larger than that.
     pub can_give_excess: bool,
-    /// By how much it is above its limit.
+    /// Pages above its limit.
     pub over: u64,
     /// The protected minimum.
     pub protected: u64,
@@ -56,7 +56,7 @@ pub struct PoolTurn {
     pub pool: usize,
     /// No more than this.
     pub pages: u64,
-    /// Whether it is what the pool has above its minimum, of which not a page more is to be taken.
+    /// Whether the pages come from the pool's excess above its minimum, of which not a page more is to be taken.
     pub of_excess: bool,
 }
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_in_proportion_to_what_is_above_the_minima() {
+    fn turns_are_in_proportion_to_pages_above_the_minima() {
         let shares = [share(4000, 0), share(3000, 2000), share(500, 500), share(3000, 0)];
         let (mut turns, mut taken) = (PoolTurns::default(), [0u64; 4]);
         for _ in 0..1000 {

@@ -1,50 +1,50 @@
-//! Recency: how much of the cache Probation gets for what comes back soon.
+//! Recency: how much of the cache Probation gets for pages that come back soon.
 //!
 //! ```text
 //!   Probation, a page larger:    what came back within a fifth of the cache would have been there still
 //!                                    5 soon / cache     hits for each page that arrives
-//!   Main, a page larger:             use / turn         reads for each page that goes
+//!   Main, a page larger:             use / rotation       reads for each page that goes
 //!
 //!   ratio of the two     above 0.8: the floor rises     below 0.6: it falls     0 <= floor <= 90 % of the cache
 //! ```
 //!
-//! `s3fifo.rs` gives Probation the share of its folios that are read again there. That share cannot tell what a larger
-//! Probation would be of use for: where the working set moves on, almost no folio is read again in a hundredth of the
+//! `s3fifo.rs` gives Probation the share of its folios that are read again there. That share cannot tell of what use a
+//! larger Probation would be: where the working set moves on, almost no folio is read again in a hundredth of the
 //! cache, and all of them in nine tenths. But it shows in how soon folios come back after they went. So both sides are
 //! asked the same: how many hits would one page more bring? **The floor** is the least share of Probation; it moves by
 //! a small step with each sixteenth of a cache that arrives, towards the side that is worth more.
 //!
-//! Four conditions keep it from what looks the same and is not. Each was found by a trace that lost without it:
+//! Four conditions keep it from cases that look the same and are not. Each was found by a trace that lost without it:
 //!
-//!  - Main has shown what it is of use for: half a cache of its pages was scanned once. Before, its turn is the time
-//!    since it began.
-//!  - The floor does not rise while four of five pages of Main are read in their turn. Of a loop a little larger than
-//!    the cache, each page that is missing comes back soon, and yet a larger Probation keeps none: it takes the places
-//!    of pages that are read.
+//!  - Main has shown its use: half a cache of its pages was scanned once. Before, its rotation is the time since it
+//!    began.
+//!  - The floor does not rise while four of five pages of Main are read within one rotation. Of a loop a little larger
+//!    than the cache, each page that is missing comes back soon, and yet a larger Probation keeps none: it takes the
+//!    places of pages that are read.
 //!  - From a tenth of the cache on, the floor has to pay: Probation's pages are read again at a quarter of the rate of
 //!    Main's, at least. Else it falls, twice as fast, and then on for as long as it pauses. A pause is twice as long as
 //!    the last one, which is forgotten by half with each step without a floor that returns do not ask for.
 //!  - Returns that streams bring do not count: streams have a ring of their own.
 //!
-//! **The end of a floor is a new beginning.** A Main that the floor made small turns fast and is read little: that is
-//! no measure of the Main that there will be. So when the floor is gone, what Main's pages were read is forgotten, and
+//! **The end of a floor is a new beginning.** A Main that the floor made small rotates fast and is read little: that is
+//! no measure of the Main that there will be. So when the floor is gone, the reads of Main's pages are forgotten, and
 //! Main counts as of use until it has shown the contrary. Without this, a random loop that follows a moving window
 //! would find a Main that looks idle, and nine tenths of the cache in Probation, for good.
 //!
-//! While there is a floor, reads are to a folio's credit in Main for two turns at most, not for three: what was
-//! popular ends early where all moves on.
+//! While there is a floor, reads are to a folio's credit in Main for two rotations at most, not for three: pages that
+//! were popular leave early where all moves on.
 //!
 //! Invariants:
 //!  1. The floor is 90 % at most.
-//!  2. Nothing is divided by what may be zero, and no product overflows, whatever is held.
+//!  2. No divisor may be zero, and no product overflows, whatever is held.
 //!
 //! Not an invariant: that the better share is found. It is a controller, which knows the slope where it stands, as far
 //! as samples of the last cache of arrivals tell.
 //!
-//! Sources: N. Megiddo, D. S. Modha, "ARC", FAST 2003, whose border moves by what comes back, without asking what the
-//! other side is worth. Marginal utility as the measure of a partition: M. Qureshi, Y. Patt, "Utility-Based Cache
+//! Sources: N. Megiddo, D. S. Modha, "ARC", FAST 2003, whose border moves by returns, without asking what the other
+//! side is worth. Marginal utility as the measure of a partition: M. Qureshi, Y. Patt, "Utility-Based Cache
 //! Partitioning", MICRO 2006; G. E. Suh, L. Rudolph, S. Devadas, "Dynamic Partitioning of Shared Cache Memory", Journal
-//! of Supercomputing 2004. No source is known that compares ghosts' distances with a ring's turn.
+//! of Supercomputing 2004. No source is known that compares ghosts' distances with a ring's rotation.
 
 use super::Weights;
 use super::moving_share::{MovingShare, ONE};
@@ -60,7 +60,7 @@ const FLOOR_FREE: u64 = ONE / 100 * 10;
 /// In tenths: what a page of Probation is worth for one of Main, where the floor rises and where it falls.
 const RISES_ABOVE: u128 = 8;
 const FALLS_BELOW: u128 = 6;
-/// Of Main's pages, the share that is read in a turn from which on the floor does not rise.
+/// The share of Main's pages that is read in a rotation from which on the floor does not rise.
 const USE_BUSY: u64 = ONE / 100 * 80;
 /// One part in so many of Main's rate of reads is enough for a floor to pay.
 const PAYS_PART: u128 = 4;
@@ -70,15 +70,15 @@ const PAUSE_MAX: u32 = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MainUse {
-    /// Of its pages scanned, the share that was read in their turn; in parts of [`ONE`].
+    /// The share of its scanned pages that was read within one rotation, in parts of [`ONE`].
     pub read: u64,
     /// Pages that went while it came round.
-    pub turn: u64,
+    pub rotation: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ProbationUse {
-    /// Of its pages scanned, the share that was read again; in parts of [`ONE`].
+    /// The share of its scanned pages that was read again, in parts of [`ONE`].
     pub read: u64,
     /// The share of the cache that it is meant to have; in parts of [`ONE`].
     pub share: u64,
@@ -152,9 +152,10 @@ impl Recency {
         self.pause = self.pause.saturating_sub(1);
         // Both ratios are compared crosswise: nothing is divided.
         let (read_again, read_on) = (u128::from(probation.read), u128::from(main.read));
-        let more_probation = 10 * u128::from(SOON_PART * self.soon.get()) * u128::from(main.turn);
+        let more_probation = 10 * u128::from(SOON_PART * self.soon.get()) * u128::from(main.rotation);
         let more_main = read_on * u128::from(held.total());
-        let pays = PAYS_PART * read_again * u128::from(main.turn) >= read_on * u128::from(probation.pages);
+        let pays =
+            PAYS_PART * read_again * u128::from(main.rotation) >= read_on * u128::from(probation.pages);
         if self.floor > FLOOR_FREE && !pays {
             self.floor -= 2 * STEP;
             self.pause_next = (2 * self.pause_next).clamp(PAUSE_MIN, PAUSE_MAX);
@@ -193,14 +194,14 @@ mod tests {
     }
 
     fn main_read(percent: u64) -> MainUse {
-        MainUse { read: parts(percent), turn: CACHE }
+        MainUse { read: parts(percent), rotation: CACHE }
     }
 
     fn arrive(recency: &mut Recency, pages: u64, soon: u64) -> bool {
         recency.arrive(pages, soon, &held()) && recency.end_step(&held())
     }
 
-    /// Of what arrived `percent` % came back soon, and Main was scanned.
+    /// The state after `percent` % of the arriving pages came back soon, and Main was scanned.
     fn returned(percent: u64) -> Recency {
         let mut recency = Recency::new();
         recency.scan(CACHE);
@@ -212,7 +213,8 @@ mod tests {
 
     #[test]
     fn the_floor_rises_where_a_page_of_probation_is_worth_more_and_falls_where_less() {
-        // A fifth of what arrives comes back within a fifth of the cache: worth 1 a cache of pages. Main is worth 0.5.
+        // A fifth of the arriving pages comes back within a fifth of the cache: worth 1 a cache of pages. Main is worth
+        // 0.5.
         let mut recency = returned(20);
         recency.step(probation(50), main_read(50), &held());
         assert_eq!(recency.floor(), parts(10) + STEP, "it begins at the share that Probation has");
@@ -242,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_moves_before_main_has_shown_what_it_is_of_use_for() {
+    fn nothing_moves_before_main_has_shown_its_use() {
         let mut recency = Recency::new();
         assert!(!(0..10 * CACHE).any(|_| arrive(&mut recency, 1, 1)), "Main was not scanned");
         recency.scan(CACHE / 2);
         let steps = (0..CACHE).filter(|_| arrive(&mut recency, 1, 1)).count() as u64;
         assert_eq!(steps, STEPS);
-        recency.step(probation(50), MainUse { read: ONE, turn: 0 }, &held());
+        recency.step(probation(50), MainUse { read: ONE, rotation: 0 }, &held());
         assert_eq!(recency.floor(), 0, "none has come round");
         let mut fresh = Recency::new();
         fresh.scan(CACHE);
@@ -301,13 +303,13 @@ mod tests {
                 (0..3_u64, 0..u64::MAX >> 20, 0..=ONE, 0..=ONE, 0..u64::MAX >> 20, 0..=ONE), 1..200),
         ) {
             let mut recency = Recency::new();
-            for (pages, large, read, again, turn, share) in steps {
+            for (pages, large, read, again, rotation, share) in steps {
                 let held = Weights { pages: [0, large % 7, large, large / 3] };
                 recency.scan(large);
                 recency.arrive(pages * large, large, &held);
                 recency.end_step(&held);
                 let probation = ProbationUse { read: again, share, pages: large };
-                recency.step(probation, MainUse { read, turn }, &held);
+                recency.step(probation, MainUse { read, rotation }, &held);
                 prop_assert!(recency.floor() <= FLOOR_MAX, "{:?}", recency);
                 prop_assert!(recency.pause <= PAUSE_MAX);
             }

@@ -1,8 +1,8 @@
-//! S3-FIFO with shadows for ghosts, a Probation that is as large as it is useful, and a Main that takes what it can
-//! keep: the default.
+//! S3-FIFO with shadows for ghosts, a Probation that is as large as it is useful, and a Main that takes as many pages
+//! as it can keep: the default.
 //!
 //! ```text
-//!             not read, or once            out, with a shadow ---- comes back within a turn of Main ----+
+//!             not read, or once            out, with a shadow ---- comes back within a rotation of Main ----+
 //!    new ---> [ Probation ] -------------->                                                             |
 //!                   | read twice more                                                                   v
 //!                   +---------------------------------------------> [ Main ] <--------------------------+
@@ -10,23 +10,24 @@
 //!                                                                                        +--> out, without one
 //! ```
 //!
-//! Most of what is new is not read again soon; so it gets a small ring, and pages that pass through it do not evict
-//! pages that were read again. How small? Where few folios are read again in Probation, pages there are wasted, and
-//! where many are, more of them would be if it were larger. So **Probation's share of the cache is the share of its
-//! folios that were read again**, of late, between 1 and 40 %. On the traces of the benchmark `ratio` that is 1 to 3
-//! % for a workstation's disk (where the cache is a tenth of it or less), 8 % for a virtual machine's, and 12 to 35 %
-//! for a database's; each is near the best fixed share for that trace, and no fixed share is right for all of them.
+//! Most new pages are not read again soon; so they get a small ring, and pages that pass through it do not evict pages
+//! that were read again. How small? Where few folios are read again in Probation, pages there are wasted, and where
+//! many are, more of them would be if it were larger. So **Probation's share of the cache is the share of its folios
+//! that were read again**, of late, between 1 and 40 %. On the traces of the benchmark `ratio` that is 1 to 3 % for a
+//! workstation's disk (where the cache is a tenth of it or less), 8 % for a virtual machine's, and 12 to 35 % for a
+//! database's; each is near the best fixed share for that trace, and no fixed share is right for all of them.
 //!
-//! Where recency is everything, what has proved itself is gone for good by then, and Main holds only pages that are not
-//! read again. So the same is asked of Main: **of its pages scanned of late, how many were read in their turn?** As
-//! long as half were, all is as above. Below that the odds of Probation's share grow as Main's use, squared, falls; up
-//! to 90 %. A turn shorter than one and a half caches has not shown what Main is of use for: what it lacks of them
-//! counts as read. Without this, a Main that was pressed small turns fast, is not read for that, and never grows again.
+//! Where recency is everything, the promoted pages are no longer read by then, and Main holds only pages that are not
+//! read again. So the same is asked of Main: **of its pages scanned of late, how many were read within one rotation?**
+//! As long as half were, all is as above. Below that the odds of Probation's share grow as Main's use, squared, falls;
+//! up to 90 %. A rotation shorter than one and a half caches has not shown the use of Main: the pages that it lacks of
+//! them count as read. Without this, a Main that was pressed small rotates fast, is not read for that, and never grows
+//! again.
 //!
-//! And where what Probation evicts comes back soon, it gets as much as one page more of it is worth beside one page of
-//! Main: `recency.rs`.
+//! And where pages that Probation evicts come back soon, it gets as much as one page more of it is worth beside one
+//! page of Main: `recency.rs`.
 //!
-//! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`):
+//! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`rotation.rs`):
 //! otherwise it would be evicted unread, and so would the folio in whose place it came. A loop a little larger than
 //! the cache is kept in part that way, where it would pass through Main for nothing; and nothing has to recognize it.
 //! A full Main is reached from one and a half caches away at most: of folios away for longer most came back by chance.
@@ -34,17 +35,17 @@
 //! and six pages further away for each page lacking. So an empty Main takes any, which begins a loop of several
 //! caches.
 //!
-//! **Beside a Main whose pages are read in their turn, the reach is shorter**: it falls from three quarters of them
-//! on, to four tenths of the turn where 95 % are. Of a loop, each page away comes back just as the turn ends. One that
-//! is taken pushes out another of the loop, so the turn becomes short, and all of them are taken. A page has to be
-//! clearly nearer than those it replaces (LIRS asks the same, with the last two reads of each page). A Main that stands
-//! still turns ever longer, and so the reach grows until something joins it.
+//! **Beside a Main whose pages are read within one rotation, the reach is shorter**: it falls from three quarters of
+//! them on, to four tenths of the rotation where 95 % are. Of a loop, each page away comes back just as the rotation
+//! ends. One that is taken pushes out another of the loop, so the rotation becomes short, and all of them are taken. A
+//! page has to be clearly nearer than those it replaces (LIRS asks the same, with the last two reads of each page). A
+//! Main that stands has ever longer rotations, and so the reach grows until something joins it.
 //!
 //! Main's folios leave no shadow: that would cost one of a folio that could not be scanned yet, as shadows are bounded.
 //!
-//! Folios of streams beyond an eighth of the cache leave before all that, also if they come back soon: a loop a
-//! little larger than the cache comes back soon with every page, and would push out of Main what it is about to read.
-//! It stays if it proves itself in the same way; one read more may be that of a second stream, close behind the first.
+//! Folios of streams beyond an eighth of the cache leave before all that, also if they come back soon: a loop a little
+//! larger than the cache comes back soon with every page, and would push pages out of Main that it is about to read. It
+//! stays if it proves itself in the same way; one read more may be that of a second stream, close behind the first.
 //! Folios of uncached reads leave first, and are new like others if another reader has read them meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say alone, as ARC's border is (up to 14 points below a fixed
@@ -53,25 +54,25 @@
 //! (half a point more where popularity moves, half a point less on P3); a second round through a large Probation for
 //! pages read once (up to 1.3 points less), and through a small one for what leaves Main; promotion by one read
 //! (better on large caches, below Linux on small ones); a reach of one cache (up to a point less where caches are
-//! small), or of a turn however long (a point less where reads follow a Zipf law); one lap more in Main however often
-//! a folio was read (3 points more where popular pages drift fast, 1 less elsewhere); and to take one in 2 to 16 of
-//! what comes back to a Main that lacks pages (1 to 7 less on loops).
+//! small), or of a rotation however long (a point less where reads follow a Zipf law); one lap more in Main however
+//! often a folio was read (3 points more where popular pages drift fast, 1 less elsewhere); and to take one in 2 to 16
+//! of what comes back to a Main that lacks pages (1 to 7 less on loops).
 //!
-//! Sources: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction",
-//! SOSP 2023. This differs: ghosts are shadows compared by distance instead of a queue, the share moves, and
-//! what comes back is compared with Main's turn. That comparison is LIRS's (S. Jiang, X. Zhang, SIGMETRICS 2002). To
-//! weigh two ways to keep pages by what each was of use for is the idea of ARC (N. Megiddo, D. S. Modha, FAST 2003),
-//! LeCaR (HotStorage 2018) and Cacheus (FAST 2021), and of W-TinyLFU's hill climber (G. Einziger et al., Middleware
-//! 2018); where they move a weight step by step, here two measured shares are the answer.
+//! Sources: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction", SOSP
+//! 2023. This differs: ghosts are shadows compared by distance instead of a queue, the share moves, and distances of
+//! returns are compared with Main's rotation. That comparison is LIRS's (S. Jiang, X. Zhang, SIGMETRICS 2002). To weigh
+//! two ways to keep pages by the use of each is the idea of ARC (N. Megiddo, D. S. Modha, FAST 2003), LeCaR (HotStorage
+//! 2018) and Cacheus (FAST 2021), and of W-TinyLFU's hill climber (G. Einziger et al., Middleware 2018); where they
+//! move a weight step by step, here two measured shares are the answer.
 
 use super::moving_share::{MovingShare, ONE};
 use super::recency::{FloorStep, MainUse, ProbationUse, Recency};
-use super::turn::Turn;
+use super::rotation::Rotation;
 use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights};
 use crate::workingset::Refault;
 
 /// Reads beyond the first by which a folio proves itself.
-const PROVEN_AT: u8 = 2;
+const PROMOTION_READS: u8 = 2;
 
 /// A share that is multiplied has so many parts, of so many of [`ONE`] each.
 const PARTS: u64 = 1 << 20;
@@ -86,26 +87,27 @@ const SHARE_MAX_ALONE: u64 = ONE / 100 * 90;
 const STREAM_SHARE: u64 = 8;
 /// How much further a return reaches for each page that Main lacks.
 const REACH_PER_LACKING: u64 = 6;
-/// In per cent of Main's pages: up to so many that are read in their turn, a return reaches as far as the turn is long.
+/// In per cent of Main's pages: up to so many that are read within one rotation, a return reaches as far as the
+/// rotation is long.
 const REACH_WHOLE_UP_TO: u64 = 75;
-/// In per cent of the turn: how much less for each per cent above, and what is left at least.
+/// In per cent of the rotation: how much less for each per cent above, and the least that is left.
 const REACH_FALL: u64 = 3;
 const REACH_PERCENT_MIN: u64 = 40;
-/// Turns that a folio of Main has to its credit at most, while there is a floor of Probation's share.
-const TURNS_LEFT_MOVING: u8 = 1;
+/// Rotations that a folio of Main has to its credit at most, while there is a floor of Probation's share.
+const ROTATIONS_LEFT_MOVING: u8 = 1;
 
 /// The policy of one pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct S3Fifo {
     read_again: MovingShare,
     read_on: MovingShare,
-    turn: Turn,
+    rotation: Rotation,
     recency: Recency,
     /// Grows by the pages of streams with each look, up to all pages: then it is a stream's turn.
     streams_turn: u64,
 }
 
-/// Further than that no return reaches while Main is full, and a shorter turn has not shown what Main is of use for.
+/// Further than that no return reaches while Main is full, and a shorter rotation has not shown the use of Main.
 const fn and_a_half(pages: u64) -> u64 {
     pages + pages / 2
 }
@@ -114,7 +116,7 @@ impl S3Fifo {
     /// A policy that has seen nothing yet.
     pub const fn new() -> Self {
         let (read_again, read_on) = (MovingShare::of(SHARE_FIRST), MovingShare::of(ONE));
-        Self { read_again, read_on, turn: Turn::new(), recency: Recency::new(), streams_turn: 0 }
+        Self { read_again, read_on, rotation: Rotation::new(), recency: Recency::new(), streams_turn: 0 }
     }
 
     fn probation_pages(&self, held: &Weights) -> u64 {
@@ -122,7 +124,7 @@ impl S3Fifo {
         (self.share(held) * listed).div_ceil(PARTS)
     }
 
-    /// In parts of [`PARTS`]; see the head of this file. Never less than what comes back soon is worth.
+    /// In parts of [`PARTS`]; see the head of this file. Never less than the pages that come back soon are worth.
     #[inline]
     fn share(&self, held: &Weights) -> u64 {
         let share = self.read_again.get().clamp(SHARE_MIN, SHARE_MAX) / PART;
@@ -137,8 +139,8 @@ impl S3Fifo {
     /// As [`S3Fifo::share`], where less than half of Main is read, in a cache of `pages` pages.
     #[cold]
     fn share_beside_idle_main(&self, share: u64, pages: u64) -> u64 {
-        // The pages that a turn is short of one and a half caches count as read.
-        let lacking = and_a_half(pages).saturating_sub(self.turn.pages());
+        // The pages that a rotation is short of one and a half caches count as read.
+        let lacking = and_a_half(pages).saturating_sub(self.rotation.pages());
         let used_twice = 2 * (self.read_on.get() + ONE / pages.max(1) * lacking) / PART;
         if used_twice >= PARTS {
             return share;
@@ -147,7 +149,7 @@ impl S3Fifo {
         (share * PARTS / (share + main)).min(SHARE_MAX_ALONE / PART)
     }
 
-    /// Of a distance, the part that a return reaches beside a Main whose pages are read in their turn.
+    /// The part of a distance that a return reaches beside a Main whose pages are read within one rotation.
     fn near_part(&self, distance: u64) -> u64 {
         let busy = (self.read_on.get() / (ONE / 100)).saturating_sub(REACH_WHOLE_UP_TO);
         let percent = 100_u64.saturating_sub(REACH_FALL * busy).max(REACH_PERCENT_MIN);
@@ -155,7 +157,8 @@ impl S3Fifo {
     }
 
     /// Whether a stream's folio goes next, though there are others. Above their share streams go first. Below it they
-    /// take their turn with the others: what a stream is about to read is not to be taken for what it left behind.
+    /// take their turn with the others: pages that a stream is about to read must not be taken for those that it left
+    /// behind.
     fn is_streams_turn(&mut self, held: &Weights) -> bool {
         let (streams, all) = (held.of(Class::Stream), held.total());
         if streams * STREAM_SHARE > all {
@@ -171,20 +174,20 @@ impl S3Fifo {
 
     /// It leaves a shadow: an early return shows that it should have stayed.
     fn evict_remembered(&mut self, pages: u32) -> PolicyVerdict {
-        self.turn.pass(u64::from(pages));
+        self.rotation.pass(u64::from(pages));
         PolicyVerdict::Evict { remember: true }
     }
 
     fn evict_forgotten(&mut self, pages: u32) -> PolicyVerdict {
-        self.turn.pass(u64::from(pages));
+        self.rotation.pass(u64::from(pages));
         PolicyVerdict::Evict { remember: false }
     }
 
-    fn prove(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
-        if reads < PROVEN_AT {
+    fn promote_or_evict(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
+        if reads < PROMOTION_READS {
             return self.evict_remembered(pages);
         }
-        self.turn.join(u64::from(pages), held.of(Class::Main) + u64::from(pages));
+        self.rotation.join(u64::from(pages), held.of(Class::Main) + u64::from(pages));
         PolicyVerdict::Keep { class: Class::Main, reads: 0 }
     }
 
@@ -195,9 +198,9 @@ impl S3Fifo {
         if reads == 0 {
             return self.evict_forgotten(pages);
         }
-        self.turn.join(scanned, held.of(Class::Main));
-        let turns_left = if self.recency.floor() > 0 { TURNS_LEFT_MOVING } else { READS_MAX };
-        PolicyVerdict::Keep { class: Class::Main, reads: (reads - 1).min(turns_left) }
+        self.rotation.join(scanned, held.of(Class::Main));
+        let rotations_left = if self.recency.floor() > 0 { ROTATIONS_LEFT_MOVING } else { READS_MAX };
+        PolicyVerdict::Keep { class: Class::Main, reads: (reads - 1).min(rotations_left) }
     }
 
     /// Where the floor ends, Main counts as of use until it has shown the contrary.
@@ -207,7 +210,7 @@ impl S3Fifo {
             let share = self.share(held) * PART;
             let probation =
                 ProbationUse { read: self.read_again.get(), share, pages: held.of(Class::Probation) };
-            let main = MainUse { read: self.read_on.get(), turn: self.turn.pages() };
+            let main = MainUse { read: self.read_on.get(), rotation: self.rotation.pages() };
             if self.recency.step(probation, main, held) == FloorStep::Ends {
                 self.read_on = MovingShare::of(ONE);
             }
@@ -229,13 +232,13 @@ impl Policy for S3Fifo {
             self.move_floor(held);
         }
         if arrival.refault == Some(Refault::Recent) {
-            self.turn.pass(pages);
+            self.rotation.pass(pages);
         }
         match (arrival.came, arrival.refault) {
             (FetchOrigin::Uncached, _) => Class::Uncached,
             (FetchOrigin::Stream, _) => Class::Stream,
             (_, Some(Refault::Recent)) => {
-                self.turn.join(pages, held.of(Class::Main) + pages);
+                self.rotation.join(pages, held.of(Class::Main) + pages);
                 Class::Main
             }
             (FetchOrigin::Asked | FetchOrigin::Ahead, _) => Class::Probation,
@@ -243,10 +246,10 @@ impl Policy for S3Fifo {
     }
 
     fn reach(&self, held: &Weights) -> u64 {
-        let turn = self.turn.pages();
+        let rotation = self.rotation.pages();
         match held.of(Class::Probation).saturating_sub(self.probation_pages(held)) {
-            0 => self.near_part(turn).min(and_a_half(held.total())),
-            lacking => turn.max(lacking * REACH_PER_LACKING),
+            0 => self.near_part(rotation).min(and_a_half(held.total())),
+            lacking => rotation.max(lacking * REACH_PER_LACKING),
         }
     }
 
@@ -270,9 +273,9 @@ impl Policy for S3Fifo {
             Class::Probation => {
                 let scanned = u64::from(pages);
                 self.read_again.note(scanned, if reads > 0 { scanned } else { 0 }, held);
-                self.prove(reads, pages, held)
+                self.promote_or_evict(reads, pages, held)
             }
-            Class::Stream => self.prove(reads, pages, held),
+            Class::Stream => self.promote_or_evict(reads, pages, held),
             Class::Main => self.decide_main(reads, pages, held),
             Class::Uncached if reads > 0 => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
             Class::Uncached => self.evict_forgotten(pages),
@@ -352,13 +355,13 @@ mod tests {
         assert!((245..=255).contains(&fourth), "{fourth}");
     }
 
-    fn turned(turn: u64, nth: u64) -> S3Fifo {
+    fn rotated(rotation: u64, nth: u64) -> S3Fifo {
         let mut policy = after(5000, 4);
         let listed = held(0, 0, 100, 900);
         for page in 0..9000 {
             policy.read_on.note(1, u64::from(page % nth == 0), &listed);
-            policy.turn.join(1, 900);
-            policy.turn.pass((page + 1) * turn / 900 - page * turn / 900);
+            policy.rotation.join(1, 900);
+            policy.rotation.pass((page + 1) * rotation / 900 - page * rotation / 900);
         }
         policy
     }
@@ -366,32 +369,32 @@ mod tests {
     #[test]
     fn a_return_reaches_as_far_as_main_turns_and_further_where_main_lacks_pages() {
         let listed = held(0, 0, 100, 900);
-        let reach = |turn| turned(turn, 2).reach(&held(0, 0, 240, 760));
-        for turn in [100, 500, 1000, 1400] {
-            let reached = reach(turn);
-            assert!((turn * 14 / 15..=turn * 18 / 15).contains(&reached), "{turn}: {reached}");
+        let reach = |rotation| rotated(rotation, 2).reach(&held(0, 0, 240, 760));
+        for rotation in [100, 500, 1000, 1400] {
+            let reached = reach(rotation);
+            assert!((rotation * 14 / 15..=rotation * 18 / 15).contains(&reached), "{rotation}: {reached}");
         }
         assert_eq!(reach(5000), 1500, "one and a half caches, however long it takes");
-        let lacking = turned(100, 1).reach(&held(0, 0, 600, 400)) / REACH_PER_LACKING;
+        let lacking = rotated(100, 1).reach(&held(0, 0, 600, 400)) / REACH_PER_LACKING;
         assert!((345..=355).contains(&lacking), "{lacking} pages");
-        assert!(turned(5000, 1).reach(&held(0, 0, 300, 700)) >= 5000, "as far as Main turns, at least");
-        assert_eq!(S3Fifo::new().reach(&listed), 0, "there was no turn yet, and no page is lacking");
+        assert!(rotated(5000, 1).reach(&held(0, 0, 300, 700)) >= 5000, "as far as Main rotates, at least");
+        assert_eq!(S3Fifo::new().reach(&listed), 0, "there was no rotation yet, and no page is lacking");
     }
 
     #[test]
     fn a_return_reaches_less_far_beside_a_main_that_is_read() {
-        let of_turn = |distance: u64, read: u64| {
+        let part_of_rotation = |distance: u64, read: u64| {
             let policy = S3Fifo { read_on: MovingShare::of(ONE / 100 * read), ..S3Fifo::new() };
             policy.near_part(distance)
         };
-        assert_eq!([10, 75].map(|read| of_turn(1000, read)), [1000, 1000]);
-        assert_eq!([76, 85, 95, 100].map(|read| of_turn(1000, read)), [970, 700, 400, 400]);
-        assert_eq!(of_turn(u64::MAX, 100), u64::MAX / 100, "no product overflows");
+        assert_eq!([10, 75].map(|read| part_of_rotation(1000, read)), [1000, 1000]);
+        assert_eq!([76, 85, 95, 100].map(|read| part_of_rotation(1000, read)), [970, 700, 400, 400]);
+        assert_eq!(part_of_rotation(u64::MAX, 100), u64::MAX / 100, "no product overflows");
     }
 
     #[test]
-    fn a_floor_makes_probation_larger_and_turns_to_a_folios_credit_fewer() {
-        let (mut policy, listed) = (turned(1000, 2), held(0, 0, 250, 750));
+    fn a_floor_makes_probation_larger_and_rotations_to_a_folios_credit_fewer() {
+        let (mut policy, listed) = (rotated(1000, 2), held(0, 0, 250, 750));
         policy.recency.scan(1000);
         let credit = |policy: &mut S3Fifo| policy.decide(Class::Main, 3, 1, &listed);
         assert_eq!(credit(&mut policy), PolicyVerdict::Keep { class: Class::Main, reads: 2 });
@@ -402,7 +405,7 @@ mod tests {
         }
         assert!(policy.probation_pages(&listed) > before + 100, "{}", policy.probation_pages(&listed));
         assert_eq!(credit(&mut policy), PolicyVerdict::Keep { class: Class::Main, reads: 1 });
-        let mut streams = turned(1000, 2);
+        let mut streams = rotated(1000, 2);
         streams.recency.scan(1000);
         for _ in 0..4000 {
             let back = ArrivingFolio { pages: 1, came: FetchOrigin::Stream, refault: None, returned_soon: 1 };
@@ -412,15 +415,15 @@ mod tests {
     }
 
     #[test]
-    fn probation_takes_over_where_main_is_not_read_in_a_turn_that_was_long_enough() {
-        let pages = |turn, nth| turned(turn, nth).probation_pages(&held(0, 0, 100, 900));
+    fn probation_takes_over_where_main_is_not_read_in_a_rotation_that_was_long_enough() {
+        let pages = |rotation, nth| rotated(rotation, nth).probation_pages(&held(0, 0, 100, 900));
         assert!((245..=255).contains(&pages(3000, 1)), "all of Main is read");
         assert!((245..=255).contains(&pages(3000, 2)), "half of it");
         let (fourth, few) = (pages(3000, 4), pages(3000, 100));
         assert!((500..700).contains(&fourth), "{fourth}");
         assert_eq!(few, 900);
         assert!((245..=255).contains(&pages(800, 100)), "too soon to tell");
-        let mut policy = turned(3000, 1);
+        let mut policy = rotated(3000, 1);
         for _ in 0..5000 {
             policy.decide(Class::Main, 0, 1, &held(0, 0, 100, 900));
         }

@@ -1,4 +1,4 @@
-//! Pressure: what a cache should be bounded to while the machine is short of memory.
+//! Pressure: the bound that a cache should have while the machine is short of memory.
 //!
 //! ```text
 //!    share of the time that any process     memory left to
@@ -19,7 +19,7 @@
 //!
 //! Invariants:
 //!  1. The answer is between the least and the most that it was given, whatever the numbers.
-//!  2. It is smaller than what the cache has only under pressure, and larger than the bound only when calm.
+//!  2. It is smaller than the memory of the cache only under pressure, and larger than the bound only when calm.
 //!  3. A file that cannot be read means neither pressure nor calm: with no numbers at all nothing changes.
 //!
 //! Not an invariant: that the kernel never kills. A gigabyte taken within a tenth of a second is not seen in time.
@@ -65,7 +65,6 @@ impl Pressure {
 pub struct Headroom {
     /// Memory still available.
     pub free: u64,
-    /// The limit.
     pub limit: u64,
 }
 
@@ -120,14 +119,15 @@ pub fn target_size(look: PressureSample, sizes: Sizes, calm_looks: &mut u32) -> 
     *calm_looks = if weather == PressureLevel::Calm { calm_looks.saturating_add(1) } else { 0 };
     let target = match weather {
         PressureLevel::Pressed => {
-            // Of what it has: a bound that was never reached gives nothing back by being lower.
+            // The decrease is a part of what it holds: a bound that was never reached gives nothing back by being
+            // lower.
             let held = sizes.grown.min(sizes.bound);
             let missing =
                 look.headroom.map_or(0, |headroom| (headroom.limit / 8).saturating_sub(headroom.free));
             held.saturating_sub((held / 8).max(missing).max(extent))
         }
         PressureLevel::Calm if *calm_looks >= CALM_LOOKS => {
-            // Half of what is there beyond the quarter that makes it calm: others may want the same.
+            // Half of the free memory beyond the quarter that makes it calm: others may want the same.
             let spare = look.headroom.map_or(u64::MAX, |headroom| (headroom.free - headroom.limit / 4) / 2);
             sizes.bound.saturating_add((sizes.max / 32).max(extent).min(spare))
         }
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_shrinks_at_once_by_an_eighth_or_by_what_is_missing() {
+    fn the_cache_shrinks_at_once_by_an_eighth_or_by_the_missing_memory() {
         for (stalled, free, target) in [
             (100, 800 * MIB, 700 * MIB), // stalls alone
             (0, 99 * MIB, 699 * MIB),    // 200 are to be free, 99 are
@@ -162,7 +162,7 @@ mod tests {
         ] {
             assert_eq!(target_size(look(stalled, free), SIZES, &mut 0), target, "{stalled} {free}");
         }
-        // Of a bound that was never reached, what is there counts; and never below the least.
+        // If the bound was never reached, the memory in use counts; and never below the least.
         let idle = Sizes { grown: 160 * MIB, ..SIZES };
         assert_eq!(target_size(look(500, 800 * MIB), idle, &mut 0), 140 * MIB);
         let small = Sizes { bound: 101 * MIB, grown: 101 * MIB, ..SIZES };

@@ -72,7 +72,7 @@ impl PressureSource {
         let machine = self.meminfo.as_ref().and_then(|file| machine_headroom(&text(file)?));
         let total = machine.map_or(u64::MAX, |headroom| headroom.limit);
         let groups = self.groups.iter().filter_map(|group| group.headroom());
-        // A limit above what the machine has is none.
+        // A limit above the machine's memory is none.
         let headrooms = groups.filter(|headroom| headroom.limit < total).chain(machine);
         let headroom = headrooms
             .min_by_key(|headroom| (u128::from(headroom.free) << 32) / u128::from(headroom.limit.max(1)));

@@ -9,9 +9,9 @@
 //!   fault   a window around the page, unless misses have become too many
 //! ```
 //!
-//! One stream for each handle: its newest window is all that is remembered. So what is weak there is weak here, and is
-//! kept: a step of two pages looks like a stream, backward streams and steps are never seen, the end of a window is
-//! trimmed to the folio order and so grows more slowly, and streams that take turns meet strange markers.
+//! One stream for each handle: its newest window is all that is remembered. So its weaknesses are kept here: a step of
+//! two pages looks like a stream, backward streams and steps are never seen, the end of a window is trimmed to the
+//! folio order and so grows more slowly, and streams that take turns meet strange markers.
 //!
 //! Invariants:
 //!  1. The first window begins with the missed page; around a fault it covers it.
@@ -22,7 +22,9 @@
 use crate::units::{Order, PageIndex};
 
 use super::Hint;
-use super::window::{Access, ReadRequest, Window, WindowLimits, Windows, clamp, first_size, next_size};
+use super::window::{
+    ReadRequest, Window, WindowLimits, WindowRequest, Windows, clamp, first_size, next_size,
+};
 
 /// A forced read goes to the device in pieces of so many pages: 2 MiB.
 const FORCED_PIECE_PAGES: u32 = 512;
@@ -52,8 +54,8 @@ impl KernelLike {
         self.previous = PageIndex::of_byte(position).0;
     }
 
-    pub fn on_miss(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, cached } = *access;
+    pub fn on_miss(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, cached } = *access;
         if limits.pages_max == 0 {
             return forced(limits, ReadRequest { pages: 1, ..asked });
         }
@@ -62,7 +64,7 @@ impl KernelLike {
         }
         let (index, max) = (asked.index, max_for(limits, asked.pages));
         let follows = index.0.wrapping_sub(self.previous) <= 1;
-        // A thread that does not say where reads end is taken at what they asked for.
+        // The reader does not report where its reads end, so the pages that it asks for count.
         self.previous = asked.end().0;
         if index.0 == 0 || asked.pages > max || follows {
             let size = first_size(asked.pages, max);
@@ -81,8 +83,8 @@ impl KernelLike {
         self.window(access)
     }
 
-    pub fn on_marker(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, cached } = *access;
+    pub fn on_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, cached } = *access;
         if limits.pages_max == 0 {
             return Windows::none();
         }
@@ -104,14 +106,14 @@ impl KernelLike {
     }
 
     /// A page fault missed page `asked.index`; `asked.pages` is of no account.
-    pub fn on_fault(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, .. } = *access;
+    pub fn on_fault(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, .. } = *access;
         let max = limits.pages_max;
         if limits.hint == Hint::Random || max == 0 {
             return exact(limits, ReadRequest { pages: 1, ..asked });
         }
         if limits.hint == Hint::Sequential {
-            return self.on_miss(&Access { asked: ReadRequest { pages: max, ..asked }, ..*access });
+            return self.on_miss(&WindowRequest { asked: ReadRequest { pages: max, ..asked }, ..*access });
         }
         self.fault_misses = (self.fault_misses + 1).min(FAULT_MISSES_MAX);
         if self.fault_misses > FAULT_MISSES_LIMIT {
@@ -143,8 +145,8 @@ impl KernelLike {
         }
     }
 
-    fn window(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked: ReadRequest { file_pages, .. }, .. } = *access;
+    fn window(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked: ReadRequest { file_pages, .. }, .. } = *access;
         let pages = clamp(self.start, self.size, file_pages);
         if pages == 0 {
             return Windows::none();

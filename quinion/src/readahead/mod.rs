@@ -48,7 +48,7 @@ use crate::units::{Order, Orders, PageIndex};
 
 use kernel_like::KernelLike;
 use streams::Streams;
-use window::{Access, WindowLimits};
+use window::{WindowLimits, WindowRequest};
 
 /// So many windows in a row without trouble make the largest window grow again.
 const CALM_WINDOWS: u32 = 16;
@@ -69,10 +69,10 @@ pub enum Hint {
     NoReuse,
 }
 
-/// The class of a handle's newest reads.
+/// The pattern of a handle's newest reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Class {
+pub enum AccessPattern {
     /// Nothing in particular.
     Random,
     /// Forward, page after page.
@@ -89,7 +89,7 @@ pub enum Class {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum ReadaheadStyle {
-    /// Several streams of each handle are known: forward, backward, in steps, in laps.
+    /// Several streams of each handle are known: forward, backward, in steps, in loops.
     #[default]
     Streams,
     /// As Linux does it, to compare with: one forward stream for each handle.
@@ -131,8 +131,8 @@ impl Config {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ReadaheadReport {
-    /// The class of its newest reads.
-    pub class: Class,
+    /// The pattern of its newest reads.
+    pub pattern: AccessPattern,
     /// The user's last hint.
     pub hint: Hint,
     /// The largest window as things are, in pages.
@@ -155,7 +155,7 @@ pub struct ReadaheadReport {
 impl ReadaheadReport {
     const fn new(config: &Config) -> Self {
         Self {
-            class: Class::Random,
+            pattern: AccessPattern::Random,
             hint: Hint::Normal,
             pages_max: config.pages_max,
             window_pages: 0,
@@ -176,7 +176,7 @@ enum ReadaheadPolicy {
 }
 
 impl ReadaheadPolicy {
-    fn on_miss(&mut self, access: &Access<'_>, windows: &mut Windows) {
+    fn on_miss(&mut self, access: &WindowRequest<'_>, windows: &mut Windows) {
         match self {
             ReadaheadPolicy::Streams(streams) => streams.on_miss(access, windows),
             ReadaheadPolicy::KernelLike(kernel) => *windows = kernel.on_miss(access),
@@ -210,11 +210,11 @@ impl Readahead {
 
     /// The state of the handle's readahead, and its counts. The kernel-like policy says random.
     pub fn report(&self) -> ReadaheadReport {
-        let class = match &self.policy {
-            ReadaheadPolicy::Streams(streams) => streams.class(),
-            ReadaheadPolicy::KernelLike(_) => Class::Random,
+        let pattern = match &self.policy {
+            ReadaheadPolicy::Streams(streams) => streams.pattern(),
+            ReadaheadPolicy::KernelLike(_) => AccessPattern::Random,
         };
-        ReadaheadReport { class, hint: self.hint, pages_max: self.pages_max, ..self.done }
+        ReadaheadReport { pattern, hint: self.hint, pages_max: self.pages_max, ..self.done }
     }
 
     /// The largest window is as configured again, or twice that for sequential reads; streams are forgotten.
@@ -242,7 +242,7 @@ impl Readahead {
     pub fn on_miss_into(&mut self, asked: ReadRequest, cached: &dyn Cached, windows: &mut Windows) {
         if asked.index.0 < asked.file_pages {
             let (limits, clamped) = (self.limits(), asked.clamped());
-            let access = Access { limits: &limits, asked: clamped, cached };
+            let access = WindowRequest { limits: &limits, asked: clamped, cached };
             self.policy.on_miss(&access, windows);
             self.note(windows, clamped.index..clamped.end());
         }
@@ -255,7 +255,7 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
-        let access = Access { limits: &limits, asked: clamped, cached };
+        let access = WindowRequest { limits: &limits, asked: clamped, cached };
         let mut windows = match &mut self.policy {
             ReadaheadPolicy::Streams(streams) => streams.on_marker(&access),
             ReadaheadPolicy::KernelLike(kernel) => kernel.on_marker(&access),
@@ -284,7 +284,7 @@ impl Readahead {
         }
         let (limits, asked) =
             (WindowLimits { hint, ..self.limits() }, ReadRequest { index, pages: 1, file_pages });
-        let access = Access { limits: &limits, asked, cached };
+        let access = WindowRequest { limits: &limits, asked, cached };
         let mut windows = Windows::none();
         match &mut self.policy {
             ReadaheadPolicy::Streams(streams) => streams.on_miss(&access, &mut windows),

@@ -1,4 +1,4 @@
-//! Recent: the last requests that no stream expected, and what they hint at.
+//! Recent: the last requests that no stream expected, and the pattern that they hint at.
 //!
 //! ```text
 //!   [100,101)  [5000,5001)  [101,102)?   right behind the first: a forward stream
@@ -37,7 +37,7 @@ struct Request {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum AccessPattern {
+pub(super) enum DetectedPattern {
     /// It begins where another ended; the first of those that touch began at this page.
     Forward(PageIndex),
     Backward,
@@ -47,7 +47,7 @@ pub(super) enum AccessPattern {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Beside {
+enum StrideMatch {
     /// It lies as far from an earlier request as that one lies from the request before it.
     InStep {
         /// The place of that one among the newest, 0 for the very last.
@@ -56,7 +56,7 @@ enum Beside {
         repeats: u8,
     },
     /// In no step: so many pages from the nearest; 0 if there is none.
-    Nearest(i64),
+    None(i64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,9 +70,9 @@ impl RecentRequests {
         Self { requests: [Request::NONE; RECENT_MAX], oldest: 0 }
     }
 
-    /// Notes `asked` and says what it looks like; `links_min` requests must touch before that counts. Requests that
-    /// become a stream are not noted, and those that it grew from are forgotten.
-    pub fn note(&mut self, asked: ReadRequest, links_min: u8) -> AccessPattern {
+    /// Notes `asked` and returns the pattern that it makes; `links_min` requests must touch before that counts.
+    /// Requests that become a stream are not noted, and those that it grew from are forgotten.
+    pub fn note(&mut self, asked: ReadRequest, links_min: u8) -> DetectedPattern {
         if let Some((at, pattern)) = self.touching(asked) {
             let request = std::mem::replace(&mut self.requests[at], Request::NONE);
             if request.links + 1 >= links_min {
@@ -83,22 +83,22 @@ impl RecentRequests {
                 origin: request.origin,
                 ..Request::alone(asked)
             });
-            return AccessPattern::None;
+            return DetectedPattern::None;
         }
-        match self.beside_newest(asked.index) {
-            Beside::InStep { age, distance, repeats } => {
+        match self.stride_among_newest(asked.index) {
+            StrideMatch::InStep { age, distance, repeats } => {
                 let repeats_min = if age == 0 { REPEATS_MIN } else { REPEATS_APART_MIN };
                 if repeats + 1 >= repeats_min {
-                    return AccessPattern::Strided(distance);
+                    return DetectedPattern::Strided(distance);
                 }
                 self.remember(Request { distance, repeats: repeats + 1, ..Request::alone(asked) });
             }
-            Beside::Nearest(distance) => self.remember(Request { distance, ..Request::alone(asked) }),
+            StrideMatch::None(distance) => self.remember(Request { distance, ..Request::alone(asked) }),
         }
-        AccessPattern::None
+        DetectedPattern::None
     }
 
-    fn touching(&self, asked: ReadRequest) -> Option<(usize, AccessPattern)> {
+    fn touching(&self, asked: ReadRequest) -> Option<(usize, DetectedPattern)> {
         let (first, end) = (asked.index.0, asked.end().0);
         // Nearly always all of them are far away, and that is seen in two steps for each.
         if self.requests.iter().all(|request| (request.first.0 > end) | (request.end.0 < first)) {
@@ -106,17 +106,17 @@ impl RecentRequests {
         }
         self.requests.iter().enumerate().find_map(|(at, request)| {
             if request.end.0 == first {
-                Some((at, AccessPattern::Forward(request.origin)))
+                Some((at, DetectedPattern::Forward(request.origin)))
             } else if first < request.first.0 && request.first.0 <= end && end <= request.end.0 {
                 // Requests of odd lengths share a page.
-                Some((at, AccessPattern::Backward))
+                Some((at, DetectedPattern::Backward))
             } else {
                 None
             }
         })
     }
 
-    fn beside_newest(&self, index: PageIndex) -> Beside {
+    fn stride_among_newest(&self, index: PageIndex) -> StrideMatch {
         let (mut age, mut nearest) = (0, None);
         for back in 1..=DISTANCE_LOOKS {
             let request = &self.requests[(self.oldest + RECENT_MAX - back) % RECENT_MAX];
@@ -126,14 +126,14 @@ impl RecentRequests {
             let &Request { distance, repeats, .. } = request;
             let far = index.0.wrapping_sub(request.first.0) as i64; // indices are below 2^52
             if distance != 0 && far == distance {
-                return Beside::InStep { age, distance, repeats };
+                return StrideMatch::InStep { age, distance, repeats };
             }
             if nearest.is_none_or(|nearest: i64| far.unsigned_abs() < nearest.unsigned_abs()) {
                 nearest = Some(far);
             }
             age += 1;
         }
-        Beside::Nearest(nearest.unwrap_or(0))
+        StrideMatch::None(nearest.unwrap_or(0))
     }
 
     fn remember(&mut self, request: Request) {

@@ -1,8 +1,8 @@
 //! Simulator: a naive cache around a policy, so that windows can be seen at work.
 //!
 //! A set of folios, some of them marked. A read goes page by page: a missing page is a miss, a marked folio is met
-//! once, and windows are filled at once by the rules of the real fill: largest folios that alignment allows, nothing
-//! over what is there, the marker on a folio that is new. Events are written down as `start+pages(marker pages from the
+//! once, and windows are filled at once by the rules of the real fill: the largest folios that alignment allows, none
+//! over a cached one, the marker on a folio that is new. Events are written down as `start+pages(marker pages from the
 //! end)`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -146,7 +146,7 @@ impl Simulator {
         }
     }
 
-    /// The largest folio at `at` that its index, the end and what is cached behind allow.
+    /// The largest folio at `at` that its index, the end and the cached pages behind allow.
     fn order_at(&self, at: u64, end: u64, order_max: Order) -> Order {
         let fits = |order: u8| {
             let pages = 1 << order;

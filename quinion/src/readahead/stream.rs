@@ -1,4 +1,4 @@
-//! Stream: one reader's way through a file, and what was fetched for it.
+//! Stream: one reader's way through a file, and the pages fetched for it.
 //!
 //! ```text
 //!   forward        seen             edge            [M] is the marker
@@ -10,9 +10,9 @@
 //!   strided    [..]      [M.]      [..]      [..]      next, next + distance, ...
 //! ```
 //!
-//! A window that was missed begins with what was asked for; the marker sits on the first page after
-//! that which is not cached yet. A window that a marker started is ahead as a whole, and its marker
-//! is on the page that the reader reaches first: so there are two windows in flight at most.
+//! A window of a miss begins with the pages that were asked for; the marker sits on the first page after that which is
+//! not cached yet. A window that a marker started is ahead as a whole, and its marker is on the page that the reader
+//! reaches first: so there are two windows in flight at most.
 //!
 //! Cached pages are skipped, and a stream that finds all of its next window cached waits for the reader to miss.
 //!
@@ -25,7 +25,7 @@ use crate::units::{Order, PageIndex};
 
 use super::Hint;
 use super::window::{
-    Access, ReadRequest, StreamProgress, Window, WindowLimits, Windows, clamp, first_size, next_size,
+    ReadRequest, StreamProgress, Window, WindowLimits, WindowRequest, Windows, clamp, first_size, next_size,
 };
 
 pub(super) const PAGES_MIN: u32 = 4;
@@ -64,7 +64,7 @@ pub(super) struct Stream {
     pub origin: PageIndex,
     /// Where its reader was at the last miss or marker.
     seen: PageIndex,
-    /// Where what was fetched for it ends: forward the first page behind, backward the last page that is there.
+    /// The end of the pages fetched for it: forward the first page behind them, backward the last of them.
     edge: PageIndex,
     marker: Option<PageIndex>,
     /// Where it ends though the file goes on: a long request that is read in pieces and is no stream yet.
@@ -73,7 +73,7 @@ pub(super) struct Stream {
     /// In pages, or pieces ahead of a strided stream.
     size: u32,
     order: Order,
-    pub laps: u32,
+    pub restarts: u32,
     /// When it was used last, by its owner's clock.
     pub used: u64,
 }
@@ -94,7 +94,7 @@ impl Stream {
             asked_pages: asked.pages,
             size,
             order: limits.order_min,
-            laps: 0,
+            restarts: 0,
             used: 0,
         }
     }
@@ -134,7 +134,7 @@ impl Stream {
     /// The pages its reader has passed, if it is long, or in its second lap, or was said to be a stream.
     pub fn passed(&self, limits: &WindowLimits) -> Option<StreamProgress> {
         let is_said = matches!(limits.hint, Hint::Sequential | Hint::NoReuse);
-        let is_shown = self.edge.0.saturating_sub(self.origin.0) >= LONG_PAGES_MIN || self.laps > 0;
+        let is_shown = self.edge.0.saturating_sub(self.origin.0) >= LONG_PAGES_MIN || self.restarts > 0;
         let is_stream = self.way == Direction::Forward && !self.is_long_request() && (is_said || is_shown);
         is_stream.then(|| StreamProgress { from: self.origin.min(self.seen), to: self.seen })
     }
@@ -154,9 +154,9 @@ impl Stream {
         self.way == Direction::Forward && self.edge == index
     }
 
-    /// Whether a miss of `asked` is the stream's reader at the end of what was fetched.
-    pub fn continues(&self, access: &Access<'_>) -> bool {
-        let Access { limits, asked, .. } = *access;
+    /// Whether a miss of `asked` is the stream's reader at the end of the fetched pages.
+    pub fn continues(&self, access: &WindowRequest<'_>) -> bool {
+        let WindowRequest { limits, asked, .. } = *access;
         let index = asked.index;
         match self.way {
             Direction::Forward if index == self.edge => true,
@@ -177,8 +177,8 @@ impl Stream {
     }
 
     /// Whether there is nothing but cached pages between the end of the stream and the access.
-    fn reaches_over(&self, access: &Access<'_>) -> bool {
-        let Access { limits, asked: ReadRequest { index, .. }, cached } = *access;
+    fn reaches_over(&self, access: &WindowRequest<'_>) -> bool {
+        let WindowRequest { limits, asked: ReadRequest { index, .. }, cached } = *access;
         let between = index.0 - self.edge.0;
         let looks = between.min(u64::from(ISLAND_LOOKS_MAX)) as u32;
         between <= u64::from(limits.pages_max) * 2 && cached.cached_before(index, looks) >= looks
@@ -193,8 +193,8 @@ impl Stream {
     }
 
     /// Its reader missed a page: the windows, of which the first begins there.
-    pub fn after_miss(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, .. } = *access;
+    pub fn after_miss(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, .. } = *access;
         if self.is_complete() {
             self.until = NO_END;
             self.size = ramp_start(asked.pages, limits);
@@ -214,8 +214,8 @@ impl Stream {
     }
 
     /// Its reader met the marker: the windows that come next, none of them asked for.
-    pub fn after_marker(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, .. } = *access;
+    pub fn after_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, .. } = *access;
         self.marker = None;
         self.seen = match self.way {
             // At the end of the request, or of the folio, that was met.
@@ -252,8 +252,8 @@ impl Stream {
         self.move_to(at);
     }
 
-    pub fn begin_again(&mut self, at: PageIndex) {
-        self.laps += 1;
+    pub fn restart(&mut self, at: PageIndex) {
+        self.restarts += 1;
         self.move_to(at);
     }
 
@@ -269,8 +269,8 @@ impl Stream {
         (self.seen, self.edge) = (at, at);
     }
 
-    fn forward_after_miss(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, cached } = *access;
+    fn forward_after_miss(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, cached } = *access;
         let bound = self.until.0.min(asked.file_pages);
         let wanted = self.size.max(asked.pages.min(piece_pages(limits)));
         let window =
@@ -285,8 +285,8 @@ impl Stream {
         Windows::one(Window { marker: self.marker, ..window })
     }
 
-    fn forward_after_marker(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, cached } = *access;
+    fn forward_after_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, cached } = *access;
         let bound = self.until.0.min(asked.file_pages);
         let looks = clamp(self.edge, piece_pages(limits), bound);
         let Some(start) = cached.next_missing(self.edge, looks) else { return Windows::none() };
@@ -307,8 +307,8 @@ impl Stream {
         self.order.min(Order::fitting((self.size / 2).max(1)))
     }
 
-    fn backward_after_miss(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, .. } = *access;
+    fn backward_after_miss(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, .. } = *access;
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
         (self.seen, self.edge) = (asked.end(), asked.index);
@@ -318,14 +318,14 @@ impl Stream {
         windows
     }
 
-    fn push_before_all(&mut self, access: &Access<'_>) -> Windows {
+    fn push_before_all(&mut self, access: &WindowRequest<'_>) -> Windows {
         let mut windows = Windows::none();
         self.push_before(&mut windows, self.size, access);
         windows
     }
 
-    fn push_before(&mut self, windows: &mut Windows, pages: u32, access: &Access<'_>) {
-        let Access { limits, cached, .. } = *access;
+    fn push_before(&mut self, windows: &mut Windows, pages: u32, access: &WindowRequest<'_>) {
+        let WindowRequest { limits, cached, .. } = *access;
         let over = cached.cached_before(self.edge, limits.pages_max);
         let end = PageIndex(self.edge.0.saturating_sub(u64::from(over)));
         if over >= limits.pages_max || end.0 == 0 {
@@ -349,7 +349,7 @@ impl Stream {
         windows.push(Window { marker: self.marker, order, ..Window::exact(start, pages) });
     }
 
-    fn strided_after_miss(&mut self, access: &Access<'_>) -> Windows {
+    fn strided_after_miss(&mut self, access: &WindowRequest<'_>) -> Windows {
         let asked = access.asked;
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
@@ -362,8 +362,8 @@ impl Stream {
     }
 
     /// The next pieces, as many as the size says and the largest window allows; the first carries the marker.
-    fn push_pieces(&mut self, windows: &mut Windows, access: &Access<'_>) {
-        let Access { limits, asked: ReadRequest { file_pages, .. }, cached } = *access;
+    fn push_pieces(&mut self, windows: &mut Windows, access: &WindowRequest<'_>) {
+        let WindowRequest { limits, asked: ReadRequest { file_pages, .. }, cached } = *access;
         let Direction::Strided { mut next, distance, pages } = self.way else { return };
         let inside = |next: i64| u64::try_from(next).is_ok_and(|next| next < file_pages);
         let (first, mut count) = (windows.len(), self.size.min((limits.pages_max / pages).max(1)));

@@ -19,10 +19,10 @@
 
 use crate::units::PageIndex;
 
-use super::recent::{AccessPattern, RecentRequests};
+use super::recent::{DetectedPattern, RecentRequests};
 use super::stream::{Direction, Stream, asked_order, piece_pages};
-use super::window::{Access, ReadRequest, Window, Windows};
-use super::{Class, Hint};
+use super::window::{ReadRequest, Window, WindowRequest, Windows};
+use super::{AccessPattern, Hint};
 
 pub(super) const STREAMS_MAX: usize = 8;
 /// After so many misses in a row that no stream expected, a run of cached pages is no evidence any more.
@@ -38,7 +38,7 @@ pub(super) struct Streams {
     clock: u64,
     /// Misses in a row that no stream expected.
     randoms: u32,
-    class: Class,
+    pattern: AccessPattern,
     lost: u64,
     /// The end of the requested pages in the newest windows.
     wanted_end: PageIndex,
@@ -47,13 +47,13 @@ pub(super) struct Streams {
 impl Streams {
     pub fn new() -> Self {
         let table = [None; STREAMS_MAX];
-        let (class, wanted_end) = (Class::Random, PageIndex(0));
-        Self { table, recent: RecentRequests::new(), clock: 0, randoms: 0, class, lost: 0, wanted_end }
+        let (pattern, wanted_end) = (AccessPattern::Random, PageIndex(0));
+        Self { table, recent: RecentRequests::new(), clock: 0, randoms: 0, pattern, lost: 0, wanted_end }
     }
 
-    /// The class of the handle's requests, by the newest decision.
-    pub fn class(&self) -> Class {
-        self.class
+    /// The pattern of the handle's requests, by the newest decision.
+    pub fn pattern(&self) -> AccessPattern {
+        self.pattern
     }
 
     /// How often a window was found gone before it was read, since this was asked last.
@@ -65,19 +65,19 @@ impl Streams {
         self.wanted_end
     }
 
-    /// Puts into `windows`, which is empty, what to fetch.
-    pub fn on_miss(&mut self, access: &Access<'_>, windows: &mut Windows) {
+    /// Puts the windows to fetch into `windows`, which is empty.
+    pub fn on_miss(&mut self, access: &WindowRequest<'_>, windows: &mut Windows) {
         self.clock += 1;
         self.wanted_end = access.asked.end();
         match self.windows_of_stream(access) {
             Some(found) => *windows = found,
-            // 6 What was asked for, and one window is all that is written then.
+            // 6 Only the pages that were asked for: one window.
             None => windows.push(self.exact(access)),
         }
     }
 
-    fn windows_of_stream(&mut self, access: &Access<'_>) -> Option<Windows> {
-        let Access { limits, asked, .. } = *access;
+    fn windows_of_stream(&mut self, access: &WindowRequest<'_>) -> Option<Windows> {
+        let WindowRequest { limits, asked, .. } = *access;
         let streams = if limits.pages_max == 0 || limits.hint == Hint::Random {
             ContinuationRule::Requests
         } else {
@@ -85,7 +85,7 @@ impl Streams {
         };
         // 1 A stream expects it.
         if let Some(at) = self.expecting(streams, access) {
-            return Some(self.go_on(at, access));
+            return Some(self.continue_stream(at, access));
         }
         if streams == ContinuationRule::Requests {
             return self.in_pieces(access);
@@ -93,23 +93,23 @@ impl Streams {
         // 2, 3 It goes with requests before it.
         let links_min = if self.randoms >= RANDOM_TOUCH_LIMIT { 2 } else { 1 };
         let short = asked.pages <= piece_pages(limits);
-        let pattern = if short { self.recent.note(asked, links_min) } else { AccessPattern::None };
+        let pattern = if short { self.recent.note(asked, links_min) } else { DetectedPattern::None };
         match pattern {
-            AccessPattern::Forward(origin) => return Some(self.resume(origin, access)),
-            AccessPattern::Backward => {
+            DetectedPattern::Forward(origin) => return Some(self.resume(origin, access)),
+            DetectedPattern::Backward => {
                 let stream = Stream::begin(Direction::Backward, asked.end(), asked, limits);
                 return Some(self.start(stream, access));
             }
-            AccessPattern::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
+            DetectedPattern::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
                 let way = Direction::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
                 let stream = Stream::begin(way, asked.index, asked, limits);
                 return Some(self.start(stream, access));
             }
-            AccessPattern::Strided(_) | AccessPattern::None => {}
+            DetectedPattern::Strided(_) | DetectedPattern::None => {}
         }
         // 4 A stream began there.
         if let Some(at) = self.known(|stream| stream.begins_again(asked.index)) {
-            return Some(self.lap(at, access));
+            return Some(self.restart_loop(at, access));
         }
         // 5 Nothing but the place speaks for a stream.
         if self.looks_like_a_start(access) {
@@ -118,8 +118,8 @@ impl Streams {
         self.in_pieces(access)
     }
 
-    pub fn on_marker(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, .. } = *access;
+    pub fn on_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, .. } = *access;
         self.clock += 1;
         self.wanted_end = PageIndex(0);
         if let Some(at) = self.known(|stream| stream.has_marker_on(asked.index)) {
@@ -142,8 +142,8 @@ impl Streams {
     }
 
     /// A marker of no stream of this handle: another handle's, or of a stream that was forgotten.
-    fn on_foreign_marker(&mut self, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, cached } = *access;
+    fn on_foreign_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, cached } = *access;
         let next = asked.index.plus(1);
         let looks = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
         let Some(gap) = cached.next_missing(next, looks) else { return Windows::none() };
@@ -159,7 +159,7 @@ impl Streams {
         windows
     }
 
-    fn expecting(&self, follow: ContinuationRule, access: &Access<'_>) -> Option<usize> {
+    fn expecting(&self, follow: ContinuationRule, access: &WindowRequest<'_>) -> Option<usize> {
         // A stream that ends just here before one that has to reach.
         let ends_here =
             |stream: &Stream| follow == ContinuationRule::All && stream.ends_at(access.asked.index);
@@ -173,12 +173,12 @@ impl Streams {
         })
     }
 
-    fn go_on(&mut self, at: usize, access: &Access<'_>) -> Windows {
+    fn continue_stream(&mut self, at: usize, access: &WindowRequest<'_>) -> Windows {
         self.table[at].iter_mut().for_each(|stream| stream.grow(access.limits));
         self.proceed(at, access)
     }
 
-    fn start(&mut self, mut stream: Stream, access: &Access<'_>) -> Windows {
+    fn start(&mut self, mut stream: Stream, access: &WindowRequest<'_>) -> Windows {
         let windows = stream.after_miss(access);
         let at = self.insert(stream);
         self.recognise(at);
@@ -186,15 +186,15 @@ impl Streams {
     }
 
     /// A forward stream from here on: one that had fetched or read these pages, or was lost just before; or a new one.
-    fn resume(&mut self, origin: PageIndex, access: &Access<'_>) -> Windows {
-        let Access { limits, asked, .. } = *access;
+    fn resume(&mut self, origin: PageIndex, access: &WindowRequest<'_>) -> Windows {
+        let WindowRequest { limits, asked, .. } = *access;
         if let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) {
             self.lost += 1;
             self.table[at].iter_mut().for_each(|stream| stream.shrink(asked.index, limits));
             return self.proceed(at, access);
         }
         if let Some(at) = self.known(|stream| stream.has_been_at(asked.index)) {
-            return self.lap(at, access);
+            return self.restart_loop(at, access);
         }
         if let Some(at) = self.known(|stream| stream.was_lost_near(asked.index, limits)) {
             return self.proceed(at, access);
@@ -202,12 +202,12 @@ impl Streams {
         self.start(Stream::begin(Direction::Forward, origin, asked, limits), access)
     }
 
-    fn lap(&mut self, at: usize, access: &Access<'_>) -> Windows {
-        self.table[at].iter_mut().for_each(|stream| stream.begin_again(access.asked.index));
+    fn restart_loop(&mut self, at: usize, access: &WindowRequest<'_>) -> Windows {
+        self.table[at].iter_mut().for_each(|stream| stream.restart(access.asked.index));
         self.proceed(at, access)
     }
 
-    fn proceed(&mut self, at: usize, access: &Access<'_>) -> Windows {
+    fn proceed(&mut self, at: usize, access: &WindowRequest<'_>) -> Windows {
         let stream = self.table[at].as_mut().expect("a known stream is in the table");
         stream.used = self.clock;
         let windows = stream.after_miss(access);
@@ -215,8 +215,8 @@ impl Streams {
         windows
     }
 
-    fn looks_like_a_start(&self, access: &Access<'_>) -> bool {
-        let Access { limits, asked, cached } = *access;
+    fn looks_like_a_start(&self, access: &WindowRequest<'_>) -> bool {
+        let WindowRequest { limits, asked, cached } = *access;
         if limits.hint == Hint::Sequential || (self.clock == 1 && asked.index.0 == 0) {
             return true;
         }
@@ -226,11 +226,11 @@ impl Streams {
             && cached.cached_before(asked.index, looks) >= looks
     }
 
-    fn in_pieces(&mut self, access: &Access<'_>) -> Option<Windows> {
-        let Access { limits, asked, .. } = *access;
+    fn in_pieces(&mut self, access: &WindowRequest<'_>) -> Option<Windows> {
+        let WindowRequest { limits, asked, .. } = *access;
         self.randoms = self.randoms.saturating_add(1);
         if self.randoms > 1 {
-            self.class = Class::Random;
+            self.pattern = AccessPattern::Random;
         }
         (asked.pages > piece_pages(limits)).then(|| {
             let mut stream = Stream::long_request(asked, limits);
@@ -240,8 +240,8 @@ impl Streams {
         })
     }
 
-    fn exact(&self, access: &Access<'_>) -> Window {
-        let Access { limits, asked, .. } = *access;
+    fn exact(&self, access: &WindowRequest<'_>) -> Window {
+        let WindowRequest { limits, asked, .. } = *access;
         Window { order: asked_order(asked.pages, limits), ..Window::exact(asked.index, asked.pages) }
     }
 
@@ -264,11 +264,11 @@ impl Streams {
             return;
         }
         self.randoms = 0;
-        self.class = match stream.way {
-            Direction::Forward if stream.laps > 0 => Class::Looping,
-            Direction::Forward => Class::Sequential,
-            Direction::Backward => Class::Backward,
-            Direction::Strided { .. } => Class::Strided,
+        self.pattern = match stream.way {
+            Direction::Forward if stream.restarts > 0 => AccessPattern::Looping,
+            Direction::Forward => AccessPattern::Sequential,
+            Direction::Backward => AccessPattern::Backward,
+            Direction::Strided { .. } => AccessPattern::Strided,
         };
     }
 }

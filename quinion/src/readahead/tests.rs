@@ -1,4 +1,4 @@
-//! Tests of both policies, by what a naive cache around them sees.
+//! Tests of both policies, through a naive cache around them.
 //!
 //! The vectors V1 to V12 were measured on Linux 6.18 with windows of 32 pages; the statements Q01 to Q12 hold for the
 //! default policy, and where it does better than the kernel the test says so.
@@ -208,7 +208,7 @@ fn q05_q06_a_forward_scan_misses_at_its_start_only_and_fetches_each_page_once() 
         assert!(simulator.misses.len() <= 2, "{pages} at a time: {:?}", simulator.misses);
         assert_eq!(simulator.late_miss(0, pages), None, "{pages} at a time");
         assert!(simulator.fetched.values().all(|&times| times == 1) && simulator.fetched.len() == 20_000);
-        assert_eq!(simulator.state.report().class, Class::Sequential);
+        assert_eq!(simulator.state.report().pattern, AccessPattern::Sequential);
     }
 }
 
@@ -225,7 +225,7 @@ fn q06_the_ramp() {
 
 /// Q07: random reads fetch the pages they ask for, and no others.
 #[test]
-fn q07_random_reads_fetch_what_was_asked() {
+fn q07_random_reads_fetch_only_the_asked_pages() {
     let mut simulator = ours(1024, 1 << 30);
     let mut page = 12_345_u64;
     for i in 0..2000 {
@@ -234,7 +234,7 @@ fn q07_random_reads_fetch_what_was_asked() {
         simulator.read(first, pages);
         assert_eq!(simulator.log(), format!("{first}+{pages}"));
     }
-    assert_eq!(simulator.state.report().class, Class::Random);
+    assert_eq!(simulator.state.report().pattern, AccessPattern::Random);
     assert_eq!(simulator.state.report().prefetched_pages, 0);
 }
 
@@ -307,7 +307,7 @@ fn q09_eight_streams_with_random_reads_between_them() {
 }
 
 /// Q10: with a largest window of no pages, nothing is fetched ahead: the kernel's way reads page by page, the default
-/// what a read asks for.
+/// as many pages as a read asks for.
 #[test]
 fn q10_only_the_pages_asked_for_are_read_without_windows() {
     let mut kernel = Simulator::new(Config::kernel_like(0, 320, Order::ZERO), FILE);
@@ -354,7 +354,7 @@ fn a_small_file_that_is_read_again_is_no_trouble() {
         (0..20).for_each(|page| simulator.evict(page));
     }
     let report = simulator.state.report();
-    assert_eq!((report.class, report.lost_windows, report.pages_max), (Class::Looping, 0, 256));
+    assert_eq!((report.pattern, report.lost_windows, report.pages_max), (AccessPattern::Looping, 0, 256));
     assert_eq!(simulator.misses, [0; 5]);
 }
 
@@ -370,7 +370,7 @@ fn every_second_page_is_fetched_and_no_other() {
     );
     assert!(simulator.fetched.keys().all(|page| page % 2 == 0));
     assert_eq!(simulator.misses, [5000, 5002, 5004, 5006]);
-    assert_eq!(simulator.state.report().class, Class::Strided);
+    assert_eq!(simulator.state.report().pattern, AccessPattern::Strided);
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn backward_streams_have_windows() {
         assert_eq!(simulator.misses.len(), 2, "{pages} at a time: {:?}", simulator.misses);
         assert!(simulator.log.iter().any(|window| window.pages == 256));
         assert!(simulator.fetched.values().all(|&times| times == 1));
-        assert_eq!(simulator.state.report().class, Class::Backward);
+        assert_eq!(simulator.state.report().pattern, AccessPattern::Backward);
     }
     let log = read_each(&mut ours(64, FILE), (80..=100).rev());
     assert_eq!(log, "100+1 99+1 96+3(1) 88+8(1) 72+16(1) 40+32(1)");
@@ -409,8 +409,8 @@ fn a_loop_is_recognised() {
     let mut simulator = ours(64, 3000);
     for lap in 0..3 {
         read_each(&mut simulator, 0..3000);
-        let expected = if lap == 0 { Class::Sequential } else { Class::Looping };
-        assert_eq!(simulator.state.report().class, expected, "lap {lap}");
+        let expected = if lap == 0 { AccessPattern::Sequential } else { AccessPattern::Looping };
+        assert_eq!(simulator.state.report().pattern, expected, "lap {lap}");
         assert_eq!(simulator.misses.len(), lap + 1, "{:?}", simulator.misses);
         (0..3000).for_each(|page| simulator.evict(page));
     }
@@ -424,7 +424,7 @@ fn a_loop_may_begin_and_end_anywhere() {
         assert_eq!(simulator.misses.len(), lap + 2, "{:?}", simulator.misses);
         (0..9000).for_each(|page| simulator.evict(page));
     }
-    assert_eq!(simulator.state.report().class, Class::Looping);
+    assert_eq!(simulator.state.report().pattern, AccessPattern::Looping);
 }
 
 #[test]
@@ -546,7 +546,7 @@ proptest! {
     }
 }
 
-/// Reads page after page from `from` on, and says after each decision, of each of its windows, what it passed.
+/// Reads page after page from `from` on, and says after each decision which pages each of its windows has passed.
 fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Option<StreamProgress>)> {
     let (mut log, mut cached_to, mut marker) = (Vec::new(), from, None);
     for page in from..from + pages {
@@ -568,7 +568,7 @@ fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Opti
 }
 
 #[test]
-fn a_long_stream_says_what_it_has_passed_and_a_short_one_nothing() {
+fn a_long_stream_reports_passed_pages_and_a_short_one_none() {
     let config = Config::new(64).orders(Order::ZERO, Order::ZERO);
     let log = passed_by(&mut Readahead::new(config), 0, 2000);
     let (short, long): (Vec<_>, Vec<_>) = log.into_iter().partition(|(_, stream)| stream.is_none());

@@ -1,4 +1,4 @@
-//! Window: what a decision hands out, and what it may ask before it does.
+//! Window: the result of a decision, and the questions that it may ask before.
 //!
 //! ```text
 //!      start                 marker                 start + pages
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! [`Windows`] are the few requests that one decision gives, the one that was asked for first: a stream that goes
-//! backward or in steps wants pages that do not follow the missed one. [`Cached`] is what a decision may ask.
+//! backward or in steps wants pages that do not follow the missed one. [`Cached`] answers the questions of a decision.
 
 use std::ops::Range;
 
@@ -17,7 +17,6 @@ use crate::units::{Order, PageIndex};
 /// Pages to fetch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// The first page.
     pub start: PageIndex,
     /// How many pages; at least 1.
     pub pages: u32,
@@ -34,7 +33,6 @@ pub struct Window {
 /// The way of a stream's reader so far: pages that were read once by it, and perhaps by others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamProgress {
-    /// The first of them.
     pub from: PageIndex,
     /// The page that is read now.
     pub to: PageIndex,
@@ -78,7 +76,6 @@ impl Windows {
         Self { list: ArrayVec::new_const(), wanted: nothing }
     }
 
-    /// One window.
     pub fn one(window: Window) -> Self {
         let mut windows = Self::none();
         windows.push(window);
@@ -107,7 +104,7 @@ impl Windows {
         self.wanted = (wanted.start, wanted.end);
     }
 
-    /// The pages that were asked for; what the windows have besides is fetched ahead.
+    /// The pages that were asked for; all others of the windows are fetched ahead.
     pub fn wanted(&self) -> Range<PageIndex> {
         self.wanted.0..self.wanted.1
     }
@@ -118,7 +115,6 @@ impl Windows {
         }
     }
 
-    /// Pages of all of them.
     pub fn pages(&self) -> u64 {
         self.iter().map(|window| u64::from(window.pages)).sum()
     }
@@ -181,7 +177,6 @@ impl ReadRequest {
 pub struct PageFault {
     /// The page that is missing.
     pub index: PageIndex,
-    /// How many pages the file has.
     pub file_pages: u64,
     /// The hint that was given for the map.
     pub hint: super::Hint,
@@ -199,7 +194,7 @@ pub(super) struct WindowLimits {
 
 /// An access that a policy answers with windows: a miss, or the read of a marked folio.
 #[derive(Clone, Copy)]
-pub(super) struct Access<'a> {
+pub(super) struct WindowRequest<'a> {
     pub limits: &'a WindowLimits,
     /// Clamped to the file.
     pub asked: ReadRequest,

@@ -1,4 +1,4 @@
-//! Pools: what the reclaimer knows of each.
+//! Pools: the reclaimer's state of each.
 //!
 //! ```text
 //!   add    a number that is not in use and to which nothing is charged --> rings, a policy that has seen nothing
@@ -32,11 +32,11 @@ use super::{ListsGuard, PoolPolicies, RINGS, Reclaim, ReclaimScan, ReclaimTarget
 const MOVED_MAX: u32 = 256;
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct PoolState {
     name: Mutex<Arc<str>>,
     /// In pages.
     pub protected: AtomicU64,
-    /// Up to which distance in pages what comes back is recent; as the policy said last.
+    /// The distance in pages up to which a return is recent; as the policy said last.
     pub reach: AtomicU64,
     /// Up to which distance it came back soon: a part of the pages that were listed when the policy said so.
     pub soon: AtomicU64,
@@ -52,7 +52,7 @@ pub(super) struct State {
 
 const FILL_ENDED: u64 = 1 << 32;
 
-impl State {
+impl PoolState {
     /// All pools of a cache of at most `pages_max` pages.
     pub fn all(pages_max: u64) -> Box<[Self]> {
         let state = |number: usize| Self {
@@ -89,7 +89,7 @@ pub struct PoolCounts {
 }
 
 impl Reclaim {
-    pub(super) fn state(&self, pool: PoolNumber) -> &State {
+    pub(super) fn state(&self, pool: PoolNumber) -> &PoolState {
         &self.pools[usize::from(pool.0)]
     }
 
@@ -140,7 +140,7 @@ impl Reclaim {
         Arc::clone(&self.state(pool).name.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sets what others leave to a pool, in pages.
+    /// Sets the pages that others leave to a pool.
     pub fn set_protected(&self, pool: PoolNumber, pages: u64) {
         self.state(pool).protected.store(pages, Ordering::Relaxed);
     }
@@ -155,7 +155,7 @@ impl Reclaim {
         self.pools.iter().map(|state| state.protected.load(Ordering::Relaxed)).sum()
     }
 
-    /// Counts what was put into a pool's rings, and what of it had been evicted before.
+    /// Counts pages that were put into a pool's rings, and those of them that had been evicted before.
     pub fn count_inserted(&self, pool: PoolNumber, pages: u64, refaulted: u64) {
         self.state(pool).inserted.fetch_add(pages, Ordering::Relaxed);
         if refaulted > 0 {
@@ -165,14 +165,14 @@ impl Reclaim {
 
     /// Pages that were put into the rings so far: of a pool, or of all.
     pub fn inserted(&self, of: Option<PoolNumber>) -> u64 {
-        let inserted = |state: &State| state.inserted.load(Ordering::Relaxed);
+        let inserted = |state: &PoolState| state.inserted.load(Ordering::Relaxed);
         of.map_or_else(|| self.pools.iter().map(inserted).sum(), |pool| inserted(self.state(pool)))
     }
 
     /// A number that changes with each folio that a scan finds locked, or held and not pinned: threads have such a
     /// folio for a moment. Of a pool, or of all.
     pub fn in_use(&self, of: Option<PoolNumber>) -> u64 {
-        let in_use = |state: &State| state.in_use.load(Ordering::Relaxed);
+        let in_use = |state: &PoolState| state.in_use.load(Ordering::Relaxed);
         of.map_or_else(|| self.pools.iter().map(in_use).sum(), |pool| in_use(self.state(pool)))
     }
     pub(super) fn note_stuck(&self, pool: PoolNumber, descriptor: &Descriptor) {

@@ -7,9 +7,9 @@
 //!   again
 //! ```
 //!
-//! Such a folio frees nothing now, so a thread that reclaims does not count it among what it has freed; what is under
-//! way shows in [`Spill::under_way`], and a thread that needs memory waits for that as it waits for fills and flushes.
-//! How much is under way is bounded, and what does not fit is stuck like any dirty folio: so little that is hot goes.
+//! Such a folio frees nothing now, so a thread that reclaims does not count it as freed; spills under way show in
+//! [`Spill::under_way`], and a thread that needs memory waits for that as it waits for fills and flushes. The number of
+//! spills under way is bounded, and a folio beyond it is stuck like any dirty one: so few hot folios go.
 //!
 //! The invalidate lock is not taken: the thread that has it alone may be waiting for this very memory. A cut of the
 //! file takes folios on their way out; their slots are given back at the end. A caller that writes to one, zeroes a

@@ -47,7 +47,7 @@ struct EndedList {
 }
 
 impl EndedFiles {
-    /// Those of `filemap`, whose background thread looks after them as long as the value lives.
+    /// The list of `filemap`, whose background thread releases the files as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let list = Mutex::new(EndedList { files: Vec::new(), after: SOON });
         let ended = Arc::new(Self { filemap: Arc::downgrade(filemap), list });

@@ -38,7 +38,6 @@ pub(super) const GRABBED_PAGES_MAX: u64 = GRAB_PAGES_MAX;
 pub(crate) struct FolioPinRequest {
     /// The bytes that they hold, from the first on, as far as the file goes.
     pub range: Range<u64>,
-    /// So many folios at most.
     pub folios_max: usize,
     /// The pool that is charged for those that are created.
     pub pool: PoolNumber,
@@ -48,7 +47,7 @@ pub(crate) struct FolioPinRequest {
 
 impl Shmem {
     /// Folios for the pages that `range` has in bytes, a few of them from its beginning on; none if the file ends
-    /// before. Waits for a caller that has folios of it locked, for memory, and for what is spilled.
+    /// before. Waits for a caller that has folios of it locked, for memory, and for spilled pages.
     ///
     /// # Errors
     /// There is no memory for the first of them, or it cannot be brought back.
@@ -78,7 +77,7 @@ impl Shmem {
     /// Gives memory to all of `range`, in bytes, that has none: it reads as zeros as before. Existing pages stay.
     ///
     /// # Errors
-    /// There is no memory for the rest; what was given before stays given.
+    /// There is no memory for the rest; folios that were given before stay.
     pub(crate) fn preallocate(
         &self,
         mapping: &Arc<Mapping>,
@@ -95,7 +94,8 @@ impl Shmem {
         Ok(())
     }
 
-    /// Pins the folios that `request` asks for; those that were not there are created, and what has no bytes has zeros.
+    /// Pins the folios that `request` asks for; those that were not there are created, and pages without bytes have
+    /// zeros.
     ///
     /// # Errors
     /// There is no memory for all of them, pins would keep more than they may, or a folio has all the holds that it can

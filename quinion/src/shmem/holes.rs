@@ -2,11 +2,11 @@
 //!
 //! To cut and to punch are the steps of every file (`filemap/truncate.rs`), with a device that has nothing to do: alone
 //! with the file, quiet, pins given their copies, folios split at the edges, the parts of pages at both ends zeroed in
-//! place, and what lies between taken out. Memory that is taken out is free at once, or with its last pin.
+//! place, and the folios between taken out. Memory that is taken out is free at once, or with its last pin.
 //!
-//! Where there is data is what the tree says under its lock, folio by folio. An allocated folio is not data,
-//! although it takes memory, and neither is what lies behind the end. A folio is data as a whole, so a hole
-//! may be smaller than what was not written.
+//! The tree says, under its lock and folio by folio, where there is data. An allocated folio is not data, although it
+//! takes memory, and neither are pages behind the end. A folio is data as a whole, so a hole may be smaller than the
+//! range that was not written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Shmem {
     /// Makes the file `bytes` long: cuts it off there, or extends it by a hole.
     ///
     /// # Errors
-    /// There is no memory for the copy of what stays of a pinned folio, or its pins were waited for in vain.
+    /// There is no memory for the copy of the part of a pinned folio that stays, or its pins were waited for in vain.
     pub(crate) fn set_len(
         &self,
         mapping: &Arc<Mapping>,

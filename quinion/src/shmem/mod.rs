@@ -60,7 +60,7 @@ const GRABBED_WRITE_MIN: usize = 128 << 10;
 pub struct Shmem {
     pub(crate) filemap: Arc<Filemap>,
     files: AtomicU64,
-    /// Those that are gone, but for folios on their way to the spill file.
+    /// Files that are gone, but for folios on their way to the spill file.
     ended: Arc<EndedFiles>,
 }
 

@@ -1,8 +1,8 @@
 //! Pin: a range of a memory file, lent as it is.
 //!
-//! Where there are bytes, the folios are pinned as those of any file. Where there are none, in a hole or in what was
-//! allocated and not written, **shared zero pages** are lent: pages of zeros of this process that take no memory of
-//! the cache, as often as they are needed. So a pin allocates nothing, and pins nothing but what has bytes.
+//! Where there are bytes, the folios are pinned as those of any file. Where there are none, in a hole or in an
+//! allocated range that was not written, **shared zero pages** are lent: pages of zeros of this process that take no
+//! memory of the cache, as often as they are needed. So a pin allocates nothing, and pins only pages that have bytes.
 //!
 //! A write to the range afterwards does not change pinned bytes: a pinned folio is replaced by a copy, and
 //! the shared zeros are not the file's pages.
@@ -40,7 +40,7 @@ impl Shmem {
             if met_end_within_page(position, pinned.len()) {
                 break;
             }
-            // The size before, and behind what is pinned; see `read.rs`.
+            // The size before the batch; the lesser of it and of the size after the batch counts, see `read.rs`.
             let range = PinnedRange { position, len, size: mapping.size() };
             let want = range.size.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
             if want == 0 {

@@ -11,8 +11,8 @@
 //! Where the file has bytes already they are written over in place, as by any write; the folio lock keeps other
 //! populates away meanwhile. Several threads may populate one file side by side.
 //!
-//! A source that ends, fails or panics leaves what came before: the page in which that was is filled up with zeros, and
-//! with it its folio; whole folios of which nothing came are holes again.
+//! If a source ends, fails or panics, the bytes that came before stay: the last page is filled up with zeros, and so is
+//! its folio; whole folios of which nothing came are holes again.
 //!
 //! Invariants:
 //!  1. No ranked lock is held while the source is asked. Folios are: a reader that wants their bytes waits for the
@@ -24,7 +24,8 @@
 //! pages.
 //!
 //! Cost: a copy, and for 2 MiB one hold each of the locks of pool, arena and tree. A slice of a frame is not lent,
-//! because late readers of what the frame was may be looking ([`copy`](crate::folio::copy)): so there is a buffer.
+//! because late readers of the frame's former folio may be looking ([`copy`](crate::folio::copy)): so there is a
+//! buffer.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -184,7 +185,7 @@ impl Shmem {
         }
     }
 
-    /// Writes what could not be put in place. If that fails, where.
+    /// Writes the bytes that could not be put in place. If that fails, where.
     fn put_aside(&self, writer: WriteContext<'_>, aside: Vec<(u64, Vec<u8>)>) -> Result<(), (u64, Error)> {
         for (position, bytes) in aside {
             let mut done = 0;
@@ -200,7 +201,7 @@ impl Shmem {
         Ok(())
     }
 
-    /// As [`Shmem::populate`], with what `reader` gives, through a buffer.
+    /// As [`Shmem::populate`], with the bytes of `reader`, through a buffer.
     pub(crate) fn populate_from_reader(
         &self,
         writer: WriteContext<'_>,

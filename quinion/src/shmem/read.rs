@@ -1,4 +1,4 @@
-//! Read: what of a memory file was no hit.
+//! Read: the reads of a memory file that were no hit.
 //!
 //! ```text
 //!   index      5   6   7   8   9  10  11  12  13  14          wanted: 6 to 14
@@ -15,7 +15,7 @@
 //! is asked under its lock, once for each hole.
 //!
 //! The size is read before a batch is gathered and after its copy, and the lesser counts: a thread that extends a file
-//! zeroes first what was behind its end; one that cuts it stores the size before it releases a page. A read that has
+//! first zeroes the bytes behind its end; one that cuts it stores the size before it releases a page. A read that has
 //! met an end within a page is over, though the file be longer by then: a page is read as it was at one moment.
 //!
 //! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
@@ -42,8 +42,8 @@ enum ReadStep {
 }
 
 impl Shmem {
-    /// Reads what there is of the file from `position` on, as far as `target` takes it; how many bytes. `stopped` is
-    /// why the hits before it ended, if there were any. Waits for a caller that is just filling a page.
+    /// Reads the file's bytes from `position` on, as far as `target` takes them; returns how many. `stopped` is why the
+    /// hits before it ended, if there were any. Waits for a caller that is just filling a page.
     ///
     /// # Errors
     /// A folio has all the holds that it can have. Nothing was read then.

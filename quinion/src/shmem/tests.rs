@@ -1,4 +1,4 @@
-//! Tests of what a caller of the public API cannot bring about at will.
+//! Tests of cases that a caller of the public API cannot bring about at will.
 //!
 //! Allocated folios of a chosen size, with junk in their frames; a fill that does not proceed; a cut between
 //! a batch and its copy. The letters are those of the kernel facts. `tests/mem_file.rs` tests the public API.
@@ -31,7 +31,7 @@ const JUNK: u8 = 0xdd;
 struct Stage {
     shmem: Shmem,
     mapping: Arc<Mapping>,
-    /// Another file, of a page: what is in frames that are to be filled.
+    /// Another file, of a page, whose bytes are in the frames that are to be filled.
     scratch: Arc<Mapping>,
     touched: StreamPositions,
 }
@@ -42,7 +42,7 @@ impl Stage {
         Self::with(pages, (arena, Arc::new(WaitQueue::new()), None))
     }
 
-    /// The same, of a cache with a spill file that holds back what it was given until a thread waits for it.
+    /// The same, of a cache with a spill file that holds back its writes until a thread waits for them.
     fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
         let (disk, wait_queue) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));
@@ -166,7 +166,7 @@ fn r17_an_allocated_folio_of_any_order_reads_as_zeros_and_stays_allocated() {
 
 /// R17: the first write to a part of an allocated folio zeroes the rest of it, and replaces no frame.
 #[test]
-fn r17_the_first_write_to_an_allocated_folio_zeroes_what_it_leaves() {
+fn r17_the_first_write_to_an_allocated_folio_zeroes_the_rest() {
     let stage = Stage::of(600);
     stage.allocate(0, 9);
     stage.allocate(512, 0);
@@ -213,7 +213,7 @@ fn t06_a_punch_in_the_middle_of_an_allocated_folio_leaves_the_rest_of_it_allocat
     stage.write(600 * BYTES, &[9; 10]);
     assert_eq!(stage.read(600 * BYTES, 20), [[9; 10], [0; 10]].concat());
     stage.check();
-    // Cut in the middle of what is left of it, and extended again.
+    // The rest of it is cut in the middle, and extended again.
     let author = OnPinned::Detach;
     stage.shmem.set_len(&stage.mapping, 800 * BYTES + 1, author).unwrap();
     stage.shmem.set_len(&stage.mapping, 1024 * BYTES, author).unwrap();
@@ -496,7 +496,7 @@ fn a_pinned_folio_is_replaced_by_one_folio_if_there_is_one() {
 }
 
 #[test]
-fn seeking_passes_over_what_is_allocated() {
+fn seeking_passes_over_allocated_folios() {
     let stage = Stage::of(100);
     stage.allocate(8, 3);
     stage.write(20 * BYTES, &[1; 3 * PAGE_SIZE]);

@@ -1,4 +1,4 @@
-//! Spill: a file for what memory has no room for and no other file has.
+//! Spill: a file for pages that memory has no room for and no other file has.
 //!
 //! ```text
 //!   a folio of a memory file        frames    [p0 p1 p2 p3]
@@ -17,7 +17,7 @@
 //! the folio stays where it is, and the next reader tries again.
 //!
 //! Invariants:
-//!  1. A slot belongs to one folio at most; what is being read is not given to another (`slots.rs`).
+//!  1. A slot belongs to one folio at most; one that is being read is not given to another (`slots.rs`).
 //!  2. Pages that one thread has under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that
 //!     is alone. (A thread that begins at the same moment as others does not see theirs.)
 //!  3. The end of each folio that was handed over is reported once, whether it succeeded or not.
@@ -28,7 +28,7 @@
 //!
 //! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at
 //! work. Cost, on the heap: three bits and eight bytes for each slot that was ever used; twice a folio's bytes while it
-//! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. This differs: a checksum, and what is large stays one
+//! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. This differs: a checksum, and a large folio stays one
 //! entry.
 
 use std::fmt;
@@ -95,7 +95,6 @@ pub enum SpillRefused {
         "cannot make a spill file at {path}: {source}; name a folder that can be written to, on a local disk"
     )]
     File {
-        /// Where.
         path: PathBuf,
         /// Why.
         #[source]
@@ -142,7 +141,7 @@ pub struct SpillStats {
     pub spilled_in_pages: u64,
     /// Pages that are there now.
     pub pages: u64,
-    /// Bytes of the file that they take now. With `pages` it is what compression gains.
+    /// Bytes of the file that they take now. With `pages` it gives the gain of compression.
     pub bytes: u64,
     /// Its size at most.
     pub bytes_max: u64,
@@ -372,7 +371,7 @@ impl Spill {
         Some(SlotReadGuard { spill: self, slots })
     }
 
-    /// Waits until no thread reads what `value` stood for a moment ago.
+    /// Waits until no thread reads the slots that `value` stood for a moment ago.
     pub fn wait_for_reader(&self, value: Value) {
         self.wait_queue.wait(&*self.backend, &mut || {
             let store = self.store();

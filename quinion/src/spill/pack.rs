@@ -8,9 +8,9 @@
 //! A folio that does not become at least a slot smaller is kept **plain**, so a single page always is. A plain folio
 //! can be brought back in parts and split; one that is **packed** comes back as a whole.
 //!
-//! The checksum is 32 bits of a slot's bytes and its number. It detects devices that return what was not
-//! written there, and stray writes by other programs, but no attacker, which could write a matching sum. Four
-//! lanes of 64 bits are multiplied by odd numbers and folded; a change of one word always changes its lane.
+//! The checksum is 32 bits of a slot's bytes and its number. It detects devices that return other bytes than were
+//! written, and stray writes by other programs, but no attacker, which could write a matching sum. Four lanes of 64
+//! bits are multiplied by odd numbers and folded; a change of one word always changes its lane.
 
 use crate::units::PAGE_SIZE;
 
@@ -19,7 +19,7 @@ pub const SLOT_BYTES: usize = PAGE_SIZE;
 const ODD: [u64; 4] =
     [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0xd6e8_feb8_6659_fd93];
 
-/// By what the bytes of `slot` are known again.
+/// The checksum by which the bytes of `slot` are verified when they are read back.
 pub fn checksum(slot: u32, bytes: &[u8; SLOT_BYTES]) -> u32 {
     let mut lanes = ODD.map(|odd| odd ^ u64::from(slot));
     for words in bytes.as_chunks::<32>().0 {

@@ -52,7 +52,6 @@ impl Slots {
         Self { words: words(), slots, taken: 0, next: 0, reading, condemned_words, condemned: 0 }
     }
 
-    /// How many there are.
     pub fn slots(&self) -> u32 {
         self.slots
     }
@@ -137,7 +136,6 @@ impl Slots {
         slots.clone().any(|slot| has(&self.reading, slot))
     }
 
-    /// Whether a slot is taken.
     pub fn is_taken(&self, slot: u32) -> bool {
         slot < self.slots && has(&self.words, slot)
     }
@@ -198,7 +196,7 @@ impl Slots {
         self.next_bit(from, end, |word| word)
     }
 
-    /// The first slot from `from` on and before `end` whose bit is set in what `of` makes of its word.
+    /// The first slot from `from` on and before `end` whose bit is set after `of` has mapped its word.
     fn next_bit(&self, from: u32, end: u32, of: impl Fn(u64) -> u64) -> Option<u32> {
         let mut at = from;
         while at < end {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A caller that sends a folio out keeps its frames until the end is reported, and may let others write to them: then
-//! it will not want what is in the slots. A thread that fetches waits here, fetching completions meanwhile.
+//! it will not want the bytes in the slots. A thread that fetches waits here, fetching completions meanwhile.
 //!
 //! Invariants:
 //!  1. The slots of a folio are taken before its Flush is made, and given back here if that fails.
@@ -29,7 +29,7 @@ use crate::xarray::Value;
 use super::pack::{SLOT_BYTES, checksum, pack, unpack};
 use super::{SlotRecord, Spill, Store};
 
-/// Is told what became of a folio that was sent out.
+/// Is told the outcome for a folio that was sent out.
 pub trait SpillSink: Send + Sync {
     /// It is there, and `value` says where; or it is not, and has no slots. Called once for each folio, on any thread,
     /// with no lock held. (Pages that are in flight count until this has returned.)
@@ -45,7 +45,6 @@ pub struct SpilledPart {
     pub at: u32,
     /// The frame of the first; the others follow.
     pub frame: Frame,
-    /// How many.
     pub pages: u32,
 }
 
@@ -214,7 +213,7 @@ impl Spill {
     /// all their values by [`Spill::begin_read`], and holds no lock that ends of fills or flushes take.
     ///
     /// # Errors
-    /// The device's; or what came is not what was written. The frames hold anything then.
+    /// The device's; or the bytes that came are not those that were written. The frames hold anything then.
     ///
     /// # Safety
     /// The frames are the caller's alone, and in no tree.

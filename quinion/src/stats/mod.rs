@@ -53,7 +53,6 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Adds `amount` to `count`.
     #[inline]
     pub fn add(&self, count: Count, amount: u64) {
         self.add_all([(count, amount)]);
@@ -95,7 +94,7 @@ impl Counters {
         }
     }
 
-    /// Of a thread that shares its shard; and the first time of any thread, which may have one to itself from then on.
+    /// For a thread that shares its shard, and for the first call of any thread, which may get a shard of its own.
     #[cold]
     fn add_shared(&self, amounts: &[(Count, u64)]) {
         let numbers = &self.shards[my_shard()].0;

@@ -211,7 +211,7 @@ stats! {
     event invalidated_pages = Invalidated,
     /// Pages that went because the device failed to read them; each took the others of its folio with it.
     event failed_pages = Failed,
-    /// Pages that went because the file ended before them when they were read, or because what was to fill them did.
+    /// Pages that went because the file, or the source that was to fill them, ended before them.
     event undelivered_pages = Undelivered,
     /// Pages forgotten with their file, which had no open handle when there were too many such files, or which was
     /// removed.

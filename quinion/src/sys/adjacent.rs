@@ -53,7 +53,7 @@ impl AdjacentMapping {
     pub unsafe fn of<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Option<Self> {
         let pieces = joined(chunks);
         // 1 is it worth it, and possible?
-        if !meet_at_pages(&pieces) {
+        if !join_at_page_boundaries(&pieces) {
             return None;
         }
         let len: usize = pieces.iter().map(|piece| piece.len).sum();
@@ -132,7 +132,7 @@ fn joined<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Vec<Piece> {
 }
 
 /// There is one piece at least.
-fn meet_at_pages(pieces: &[Piece]) -> bool {
+fn join_at_page_boundaries(pieces: &[Piece]) -> bool {
     let Some((_, behind)) = pieces.split_first() else { return false };
     let end = |piece: &Piece| piece.first.addr() + piece.len;
     behind.iter().all(|piece| piece.first.addr().is_multiple_of(PAGE_SIZE))

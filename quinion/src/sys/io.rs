@@ -1,4 +1,5 @@
-//! Io: reads and writes of memory that others may be using, write-back of a range, and what the kernel holds of a file.
+//! Io: reads and writes of memory that others may be using, write-back of a range, and the pages of a file that the
+//! kernel holds.
 //!
 //! A frame of the arena may be read, by mistake and harmlessly, while the kernel writes into it, and stored to while
 //! the kernel writes it out, so no Rust reference to it may exist. These calls take an address.
@@ -47,8 +48,8 @@ pub unsafe fn pwrite(
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Has the kernel write out what its page cache holds of `len` bytes of `file` from byte `position` on, and
-/// waits until the device has taken it. The device may hold it in a cache of its own: that is not durable.
+/// Has the kernel write out its dirty pages of `len` bytes of `file` from byte `position` on, and waits until the
+/// device has taken them. The device may hold it in a cache of its own: that is not durable.
 ///
 /// # Errors
 /// Those of `sync_file_range(2)`; of a write-back that failed since `file`'s description was opened or was
@@ -70,7 +71,7 @@ pub fn write_back(file: BorrowedFd<'_>, position: u64, len: u64) -> io::Result<(
 pub struct KernelCacheCounts {
     /// Pages in memory.
     pub pages: u64,
-    /// Of these, pages that are newer than the device's, or on their way there.
+    /// Pages in memory that are newer than the device's, or on their way there.
     pub unwritten: u64,
 }
 

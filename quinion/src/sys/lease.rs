@@ -149,8 +149,8 @@ pub fn call(thread: ThreadNumber) -> bool {
 /// `CAP_LEASE`. `EINVAL`: the file system has no leases, it is no regular file, or it has no name. `ENOLCK` or
 /// `ENOMEM`: the system is short of locks or memory.
 pub fn take(file: BorrowedFd<'_>, thread: ThreadNumber) -> io::Result<()> {
-    // The kernel does not count the first descriptor of a memfd as one that can write, and would give a lease on what
-    // is written all the time. Such a file never had a name.
+    // The kernel does not count the first descriptor of a memfd as one that can write, and would give a lease on a file
+    // that is written all the time. Such a file never had a name.
     if rustix::fs::fstat(file)?.st_nlink == 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }

@@ -32,7 +32,7 @@ pub fn descriptors_max() -> usize {
 }
 
 /// Nanoseconds by a clock that does not fall, is read without a system call, and steps by some milliseconds.
-// By the C library: what `rustix` does to find the kernel's own function, valgrind does not survive.
+// By the C library: valgrind does not survive the way in which `rustix` finds the kernel's own function.
 pub fn coarse_nanoseconds() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one such value, to a local. The clock is there since Linux 2.6.32.

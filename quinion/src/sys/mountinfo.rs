@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_are_undone_and_what_is_none_stays() {
+    fn escapes_are_undone_and_other_backslashes_stay() {
         assert_eq!(unescape(r"a\040b\134"), r"a b\");
         for plain in ["", r"a\04", r"a\b\13\377"] {
             assert_eq!(unescape(plain), plain);

@@ -3,9 +3,9 @@
 //! The kernel notes it when the connection is made. If it can give a process descriptor (6.5), that is one of the
 //! very process that connected; a number may be another process's by the time a descriptor is opened for it.
 //!
-//! A number is given again when its process has been reaped. So what is remembered of a process is remembered by its
-//! [`ProcessName`]: the number, and the inode of a descriptor of the process, which is another for each process
-//! that there ever is (Linux 6.9; before that it is the same for all, and the number alone tells them apart).
+//! A number is given again when its process has been reaped. So facts about a process are kept by its [`ProcessName`]:
+//! the number, and the inode of a descriptor of the process, which is another for each process that there ever is
+//! (Linux 6.9; before that it is the same for all, and the number alone tells them apart).
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -111,7 +111,7 @@ pub enum RingRefused {
 pub struct Entries {
     /// How many entries of the queue.
     pub count: usize,
-    /// Of how many at most in one system call; at least 1. Up to [`SENT_AT_ONCE`] go to the device one by one; more are
+    /// Entries of one system call at most; at least 1. Up to [`SENT_AT_ONCE`] go to the device one by one; more are
     /// held back until the kernel has looked at all, and those that follow each other become one large request.
     pub at_a_time: usize,
 }

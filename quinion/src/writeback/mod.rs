@@ -1,4 +1,4 @@
-//! Write-back: dirty pages on their way to the file, and what may be promised when they are there.
+//! Write-back: dirty pages on their way to the file, and the promises that hold when they are there.
 //!
 //! ```text
 //!   a write --note_dirty--> the list of files with dirty pages
@@ -15,7 +15,7 @@
 //!
 //! **What is guaranteed.** When a sync of some pages has returned `Ok`:
 //!
-//!  1. what was written to these pages before it was called is in the file, or what was written over it since;
+//!  1. bytes written to these pages before the call are in the file, or bytes written over them since;
 //!  2. it is durable: `backend.sync` began after the flushes of these pages had ended, and went well;
 //!  3. the file is as long as its last such page needs;
 //!  4. nothing of this file that any handle was promised has failed since the sync began.
@@ -27,17 +27,18 @@
 //! sync tries at once. Each handle is told of each failure once (`errseq`), whoever met it; and a sync whose own pages
 //! failed says so also to a handle that was told before, because `Ok` would not be true.
 //!
-//! **A sync of the device that fails** is worse: the kernel tells it once and forgets what it could not write, so a
-//! second sync that succeeds says nothing of the first one's pages. So the account of a file
+//! **A sync of the device that fails** is worse: the kernel tells it once and forgets the pages it could not write, so
+//! a second sync that succeeds says nothing of the first one's pages. So the account of a file
 //! (`mapping/writeback_state.rs`) knows which pages were flushed since the last sync that went well. When one fails,
 //! all of these are dirty again, those whose flushes end meanwhile among them, and the next sync writes them anew: its
 //! `Ok` is true. Three ways were open. *To forget*, as Linux does, makes every later `Ok` a lie. *To keep* such pages
 //! from being evicted until a sync has covered them would make all of memory unevictable for a program that never
-//! syncs. The cache keeps a range for each run, and no page; what was evicted before a sync failed cannot be written
-//! again, and is **lost** to it: the sync's error and the numbers say how much.
+//! syncs. The cache keeps a range for each run, and no page; pages that were evicted before a sync failed cannot be
+//! written again, and are **lost** to it: the sync's error and the numbers say how much.
 //!
-//! **Memory.** Above a tenth of it the background writes what it finds. Above a fifth a thread that dirties more waits,
-//! before it takes a lock. A thread that finds all memory dirty starts write-back, and waits for it as for fills.
+//! **Memory.** Above a tenth of it the background writes all dirty pages it finds. Above a fifth a thread that dirties
+//! more waits, before it takes a lock. A thread that finds all memory dirty starts write-back, and waits for it as for
+//! fills.
 //!
 //! Nothing depends on the background's thread: a sync, a throttled writer and a thread that needs memory do it
 //! themselves, and the thread that waits reaps. It is not the thread that makes room, and never waits for a device: one
@@ -52,7 +53,7 @@
 //!  5. No lock is held while a thread waits; and when a backend is called, the invalidate lock alone, shared, which
 //!     keeps the file from being cut or punched between the taking of pages and their flush.
 //!
-//! Not an invariant: that what is dirty stays below the limits: a writer may exceed them by its share.
+//! Not an invariant: that dirty pages stay below the limits: a writer may exceed them by its share.
 //!
 //! See also `mm/page-writeback.c` and `fs/fs-writeback.c` of Linux. This module differs: errors keep pages dirty, waits
 //! are bounded, and no bandwidth is estimated: a waiting writer continues when enough has been written.
@@ -164,7 +165,7 @@ pub struct Writeback {
     awaited: AtomicU64,
     is_awake: AtomicBool,
     pace: Mutex<round::RoundInterval>,
-    /// Its own, because what it calls may block in a file system.
+    /// Its own thread, because its calls may block in a file system.
     background: BackgroundThread,
 }
 

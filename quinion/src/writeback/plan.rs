@@ -1,4 +1,4 @@
-//! Plan: what write-back does, as numbers in and decisions out: when the background begins and stops, which
+//! Plan: the decisions of write-back, as numbers in and decisions out: when the background begins and stops, which
 //! files it writes, and how long a writer that dirties too much waits.
 //!
 //! ```text
@@ -25,7 +25,7 @@ use super::WritebackOptions;
 
 /// The throttle is no more of memory than this, in parts of a hundred: readers need some, too.
 const THROTTLE_PERCENT_MAX: u64 = 80;
-/// A file that has less than one part in so many of its even share of what may be dirty is not held up.
+/// A writer is not held up if its file has less than one part in so many of its even share of the dirty limit.
 const SMALL_PART: u64 = 4;
 
 /// How many pages may be not in the files yet.
@@ -76,7 +76,7 @@ pub struct FileDirtyState {
 /// Which files the background writes in one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlushScope {
-    /// Those that are old, and those that a caller asked for.
+    /// Files with old dirty pages, and files that a caller asked for.
     Due,
     /// All that are dirty, since there is too much.
     All,
@@ -95,9 +95,8 @@ pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, scope: Flush
 pub struct WriterState {
     /// Pages that are not in the files.
     pub unwritten: u64,
-    /// Those of its own file.
+    /// Pages of its own file among them.
     pub own: u64,
-    /// Files that have some.
     pub files: u64,
     /// Pages that were written since it came.
     pub written: u64,
@@ -250,7 +249,7 @@ mod tests {
         limits: DirtyLimits,
         unwritten: u64,
         written: u64,
-        /// Of each: pages dirtied; pages it asks for, since which count of written pages, its share, how long.
+        /// For each writer: pages dirtied; pages it asks for, since which count of written pages, its share, how long.
         writers: Vec<(u64, u64, u64, u64, Duration)>,
     }
 
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_of_one_device_get_on_alike_and_what_is_dirty_stays_bounded() {
+    fn writers_of_one_device_progress_alike_and_dirty_pages_stay_bounded() {
         for speed in [1, 3, 10, 100] {
             let mut all = Simulation::new(&[8; 10]);
             for _ in 0..20_000 {

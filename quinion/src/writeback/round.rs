@@ -171,7 +171,7 @@ impl Writeback {
     }
 
     /// Asks the background to write a file's dirty pages soon, so that many small uncached writes (D14) go together.
-    pub fn kick(&self, mapping: &Mapping) {
+    pub fn request_writeback(&self, mapping: &Mapping) {
         mapping.writeback().request_pass();
         self.wake();
     }

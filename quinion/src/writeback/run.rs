@@ -1,4 +1,4 @@
-//! Run: dirty pages become flushes, and what becomes of them when they end.
+//! Run: dirty pages become flushes, and the steps at their end.
 //!
 //! ```text
 //!   hold   the invalidate lock, shared, until they are handed over: no cut or punch of the file in between
@@ -10,10 +10,10 @@
 //! ```
 //!
 //! A page is known to be under way by its frame's bit, and by its index. The bit goes with the folio: when a pinned
-//! folio is replaced by a copy while it is being written, the copy's pages must not overtake what is under way.
+//! folio is replaced by a copy while it is being written, the copy's pages must not overtake the flush under way.
 //!
 //! Invariants:
-//!  1. Every run that was taken is handed to the backend; what the backend drops ends as failed.
+//!  1. Every run that was taken is handed to the backend; a flush that the backend drops ends as failed.
 //!  2. The end of a flush takes the tree lock and no other lock that a thread holds while it waits.
 //!  3. Of a flush that failed, the pages that were written count, and the others are dirty again.
 
@@ -64,7 +64,6 @@ pub(super) fn errno_of(error: &io::Error) -> i32 {
 pub(super) struct FlushRequest {
     pub pages: Range<PageIndex>,
     pub which: TakeFilter,
-    /// How many at most.
     pub pages_max: u32,
     /// Whether a thread that cuts or punches the file is waited for.
     pub locks: LockWait,
@@ -102,7 +101,7 @@ impl Writeback {
         if !runs.is_empty() {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
             flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));
-            // A sync waits for what it takes, the last page too; the background waits for nothing.
+            // A sync waits for all pages it takes, the last one too; the background waits for nothing.
             if request.which == TakeFilter::ToWrite {
                 here = flushes.pop_if(|last| writer.flushes_here(last));
             }

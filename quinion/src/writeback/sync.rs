@@ -1,4 +1,4 @@
-//! Sync: what was dirty is written, waited for, and made durable.
+//! Sync: dirty pages are written, waited for, and made durable.
 //!
 //! ```text
 //!   1 tag        the dirty entries of the range: those, and no others, are written            (later dirtying cannot
@@ -12,8 +12,8 @@
 //! bytes that are promised, and is waited for. If it began later, it has them, and step 3 waits for it. So each page is
 //! waited for once here, however often others write it.
 //!
-//! Of a file that this cache does not write, only step 4 is left: `Ok` says of what other processes wrote before, too,
-//! that it is durable, as the system's own call does by a descriptor that can only read.
+//! Of a file that this cache does not write, only step 4 is left: `Ok` also says that earlier writes by other processes
+//! are durable, as the system's own call does by a descriptor that can only read.
 //!
 //! Pages that were written meanwhile, but were under way when another caller's sync failed, do not count: they are
 //! dirty again, and may have been clean when the tags were set. Then steps 1 to 3 are done once more.
@@ -76,8 +76,9 @@ fn lost_words(pages: u64) -> String {
 }
 
 impl Writeback {
-    /// Writes what is dirty of `range`, waits for that and for what is under way there, and makes it durable. Tells
-    /// what `cursor`'s handle has to be told. Waits for the device; the caller holds no lock of the index.
+    /// Writes the dirty pages of `range`, waits for them and for flushes under way there, and makes them durable.
+    /// Returns the error that `cursor`'s handle has not reported yet. Waits for the device; the caller holds no lock of
+    /// the index.
     ///
     /// # Errors
     /// Something of this file failed since the call began, or failed before and this handle was not told. Pages that
@@ -103,7 +104,7 @@ impl Writeback {
             }
             lost_pages = self.make_durable(file, range);
         } else if let Err(error) = mapping.backend().sync_others(range.kind) {
-            // This cache does not write it; what other processes wrote is to be durable, too.
+            // This cache does not write it; writes by other processes are to be durable, too.
             self.counters.add(Count::SyncErrors, 1);
             return Err(SyncFailed { error, lost_pages });
         }
@@ -115,12 +116,12 @@ impl Writeback {
         Err(SyncFailed { error: io::Error::from_raw_os_error(errno), lost_pages })
     }
 
-    /// Starts writing what is dirty of `pages`, a few megabytes; more is left to the background. Waits for none of it.
+    /// Starts writing the dirty ones of `pages`, a few megabytes; more is left to the background. Waits for none of it.
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let capacity = UNDER_WAY_MAX.saturating_sub(mapping.writeback().dirty_pages().writeback()) as u32;
         match self.write_some(mapping, FlushRequest::without_waiting(pages, capacity)) {
             TakeEnd::Done => self.wake(), // it fetches completions that no other thread fetches
-            TakeEnd::More(_) | TakeEnd::Busy(_) => self.kick(mapping),
+            TakeEnd::More(_) | TakeEnd::Busy(_) => self.request_writeback(mapping),
         }
     }
 
@@ -139,8 +140,8 @@ impl Writeback {
         }
     }
 
-    /// Ends the background, and writes out what is dirty of every file: for the end of a cache. Waits for the devices;
-    /// makes nothing durable. Returns the files that could not be written.
+    /// Ends the background, and writes out the dirty pages of every file: for the end of a cache. Waits for the
+    /// devices; makes nothing durable. Returns the files that could not be written.
     pub fn write_out_all(&self) -> u64 {
         self.close();
         let mut failed = 0;
@@ -235,7 +236,7 @@ impl Writeback {
         }
     }
 
-    /// Returns what is lost, if that failed.
+    /// Returns the lost pages, if that failed.
     fn sync_device(&self, file: WrittenFile<'_>, begun: BegunSync<'_>) -> u64 {
         let (WrittenFile { mapping, writer }, SyncRange { kind, pages }) = (file, begun.range);
         let bytes = pages.start.first_byte()..pages.end.0.saturating_mul(crate::units::PAGE_SIZE as u64);

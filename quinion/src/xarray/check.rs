@@ -1,7 +1,7 @@
 //! Check: every invariant of a whole tree, and the tree as text.
 //!
-//! The check walks down once and adds up on the way back: what a node says of itself (its count, its shadows, its
-//! marks) is compared with what was found below it.
+//! The check walks down once and adds up on the way back: a node's own numbers (its count, its shadows, its marks) are
+//! compared with the slots below it.
 //!
 //! ```text
 //!   root     as low as it can be; its marks are those of what hangs below
@@ -11,8 +11,8 @@
 //!   listed   the allocator was told of each node that holds shadows alone, and of no other
 //! ```
 //!
-//! It says the first thing that is wrong, with the place, and stops there: what is found later is often only a
-//! consequence. It takes the tree as its writer sees it, so it needs the tree's lock, and its cost is the whole tree.
+//! It says the first thing that is wrong, with the place, and stops there: later findings are often only a consequence.
+//! It takes the tree as its writer sees it, so it needs the tree's lock, and its cost is the whole tree.
 //!
 //! Not checked: whether a folio is alive and whose it is. The tree does not
 //! know; `Mapping::check` asks the descriptors.
@@ -184,7 +184,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 }
 
 impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
-    /// The tree as text with its nodes: what stands in every slot.
+    /// The tree as text with its nodes: the entry of every slot.
     pub fn dump_nodes(&self) -> String {
         let mut text = format!("{:?} marks {:03b}\n", self.root(), self.root_marks());
         if let Kind::Node(node) = self.root().entry.kind() {

@@ -1,7 +1,7 @@
 //! Erase and replace: entries leave, whole, and nodes that hold nothing leave with them.
 //!
-//! A node is unlinked first and given back after: a reader that is still in it finds what was there, or what its next
-//! user puts there, and is told by the descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
+//! A node is unlinked first and given back after: a reader that is still in it finds the old entries, or those of its
+//! next user, and is told by the descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
 
 use super::iter::Cursor;
 use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
@@ -58,7 +58,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         while from < end
             && let Some(entry) = cursor.find(self, from, end - 1)
         {
-            // The node left behind goes before anything here does: what is above both is not empty yet.
+            // The node left behind goes before anything here does: the node above both is not empty yet.
             let at = cursor.at;
             match last.replace(at.home) {
                 Some(home) if home != at.home => self.prune(home),
@@ -79,9 +79,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// Asks `decide` what is to become of the entry that covers each of `indices`, in rising order, and does it.
-    /// It is told the place of the index among them, and the entry, or that nothing is there. One way down for each
-    /// leaf; neighbours cost a slot each.
+    /// Asks `decide` whether to keep or erase the entry that covers each of `indices`, in rising order, and does it. It
+    /// is told the place of the index among them, and the entry, or that nothing is there. One way down for each leaf;
+    /// neighbours cost a slot each.
     ///
     /// Where nothing is, nothing is done, whatever it answers.
     ///
@@ -97,7 +97,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             let mut places = [None; LOCATED_MAX];
             let located = self.locate(&mut indices, &mut places);
             for place in &places[..located] {
-                // Of a folio of several slots, what is erased at the first of these is gone at the next.
+                // A folio of several slots is erased at its first slot, and is gone at the next.
                 let entry = place.map_or(Entry::EMPTY, |at| self.get(at));
                 let revision = decide(nth, entry);
                 nth += 1;

@@ -132,9 +132,9 @@ impl From<PlaceRefused> for RangeStop {
 
 enum Placed {
     /// At the first of the slots that the entry will fill.
-    There(SlotRef),
+    Slot(SlotRef),
     /// The entry is in, with the nodes that were missing.
-    Planted(SlotRef),
+    Stored(SlotRef),
 }
 
 pub(super) const LEVELS_MAX: usize = 64;
@@ -195,7 +195,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         done
     }
 
-    /// Inserts what comes next of a batch as long as it goes into the node at `place`, right after the entry of order
+    /// Inserts the next entries of a batch as long as they go into the node at `place`, right after the entry of order
     /// `last` there. Returns the first folio that is to go in otherwise.
     #[inline]
     fn fill_node(
@@ -244,9 +244,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         next
     }
 
-    /// Stores a folio or a value at `index`, over whatever lies inside its range of 2^`order` pages. A
-    /// shadow that reaches beyond is split; a folio or spill that does is in the way. `displaced` is told
-    /// what went, in rising order: first index, entry, order.
+    /// Stores a folio or a value at `index`, over whatever lies inside its range of 2^`order` pages. A shadow that
+    /// reaches beyond is split; a folio or spill that does is in the way. `displaced` is told each displaced entry, in
+    /// rising order: first index, entry, order.
     ///
     /// # Panics
     /// As [`insert`](XArray::insert); also if a value's order is not `order`, or the entry is empty or a node.
@@ -355,9 +355,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let NewEntry { index, order, entry, .. } = new;
         Self::assert_place(index, order);
         let at = self.start(*place, index, order)?;
-        let at = match self.seat(at, index, order, entry)? {
-            Placed::Planted(at) => at,
-            Placed::There(at) => self.fill(at, new, displaced)?,
+        let at = match self.find_or_create_slot(at, index, order, entry)? {
+            Placed::Stored(at) => at,
+            Placed::Slot(at) => self.fill(at, new, displaced)?,
         };
         *place = Some((at, index));
         Ok(())
@@ -419,10 +419,16 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Step 2. If nodes are missing on the way, the entry goes in with them.
     #[inline]
-    fn seat(&self, mut at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<Placed, PlaceRefused> {
+    fn find_or_create_slot(
+        &self,
+        mut at: SlotRef,
+        index: u64,
+        order: u8,
+        entry: Entry,
+    ) -> Result<Placed, PlaceRefused> {
         let shift = Self::shift_for(order);
         if at.shift <= shift {
-            return Ok(Placed::There(at));
+            return Ok(Placed::Slot(at));
         }
         let mut found = self.get(at);
         loop {
@@ -430,11 +436,11 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 Kind::Node(node) => {
                     at = Self::down(at, node, index);
                     if at.shift <= shift {
-                        return Ok(Placed::There(at));
+                        return Ok(Placed::Slot(at));
                     }
                     found = self.slots(node).get(at.slot);
                 }
-                Kind::Empty => return self.place_entry(at, index, order, entry).map(Placed::Planted),
+                Kind::Empty => return self.place_entry(at, index, order, entry).map(Placed::Stored),
                 Kind::Value(value) if !value.is_spill() => {
                     self.split_step(at, value)?;
                     found = self.get(at);

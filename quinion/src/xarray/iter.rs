@@ -24,8 +24,8 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         self.range(from, to).next_back()
     }
 
-    /// The entries that meet `from..=to`, in rising order, each once: also what an insertion there would
-    /// conflict with. From the back they come in falling order; from both ends each still comes once.
+    /// The entries that meet `from..=to`, in rising order, each once: also those that an insertion there would conflict
+    /// with. From the back they come in falling order; from both ends each still comes once.
     pub fn range(&self, from: u64, to: u64) -> Range<'_, 'a, S, BITS> {
         Range { tree: self, front: Cursor::new(self), back: None, from, to }
     }

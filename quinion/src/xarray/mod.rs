@@ -18,13 +18,13 @@
 //!        5 -> 0  in half of it                           +--+- -+-----+- -+--+--+- -+--+  a page a slot
 //! ```
 //!
-//! Only what is in the way is split, one step at a time, and what is split off stays as large as it can without a node
-//! of its own. At each moment every slot holds the old shadow or a piece of it, and both say the same.
+//! Only the entry in the way is split, one step at a time, and the pieces split off stay as large as they can without a
+//! node of their own. At each moment every slot holds the old shadow or a piece of it, and both say the same.
 //!
 //! An entry tells its own order, a value by its bits and a folio by asking the [`Slab`]; so no slot points to another
 //! slot, a reader never hops sideways, and the first index of an entry follows from any index inside it.
 //!
-//! **Writers** hold the one lock that guards the root; [`XArray`] is what they hold it for. **Readers** need none:
+//! **Writers** hold the one lock that guards the root; They hold it to use [`XArray`]. **Readers** need none:
 //! [`walk()`] may meet a tree that changes and nodes that were recycled. It always ends, stays in bounds, and returns a
 //! hint, which the folio's descriptor confirms or not.
 //!
@@ -59,8 +59,8 @@
 //! eighth of one by one. Iteration reads each slot once.
 //!
 //! See also `struct xarray`, lib/xarray.c of Linux. This one differs: slots are numbers of 32 bits; an entry is
-//! repeated instead of pointed at by siblings; no cursor outlives a call; and readers recognize stale nodes by what
-//! they find instead of by a grace period.
+//! repeated instead of pointed at by siblings; no cursor outlives a call; and readers recognize stale nodes by the
+//! entries they find instead of by a grace period.
 
 mod check;
 mod erase;

@@ -37,7 +37,7 @@ const HAS_PARENT: u64 = 1 << 48;
 const LISTED: u64 = 1 << 49;
 
 #[derive(Clone, Copy)]
-pub(super) struct State<'a>(pub &'a Head);
+pub(super) struct NodeState<'a>(pub &'a Head);
 
 #[derive(Clone, Copy)]
 pub(super) struct Slots<'a>(pub &'a [AtomicU32]);
@@ -45,14 +45,14 @@ pub(super) struct Slots<'a>(pub &'a [AtomicU32]);
 /// Code that needs one of the two halves takes that one alone: to find a half is to check a number.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a> {
-    state: State<'a>,
+    state: NodeState<'a>,
     slots: Slots<'a>,
 }
 
 impl<'a> Deref for Node<'a> {
-    type Target = State<'a>;
+    type Target = NodeState<'a>;
     #[inline]
-    fn deref(&self) -> &State<'a> {
+    fn deref(&self) -> &NodeState<'a> {
         &self.state
     }
 }
@@ -60,7 +60,7 @@ impl<'a> Deref for Node<'a> {
 impl<'a> Node<'a> {
     #[inline]
     pub fn new(head: &'a Head, slots: &'a [AtomicU32]) -> Self {
-        Self { state: State(head), slots: Slots(slots) }
+        Self { state: NodeState(head), slots: Slots(slots) }
     }
 
     /// Makes the node empty, whatever was in it, of `shift` and below `parent` (a node and a slot of it).
@@ -129,7 +129,7 @@ impl Slots<'_> {
     }
 }
 
-impl State<'_> {
+impl NodeState<'_> {
     #[inline]
     pub fn count(&self) -> u32 {
         self.counts().0

@@ -21,7 +21,6 @@ pub struct Reserve<'s, S: Slab> {
     first: Cell<Entry>,
 }
 
-/// How a reserve was filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReserveFill {
     /// With all that was asked for.

@@ -31,7 +31,7 @@ use crate::sync::{Mutant, mutant};
 use quinion_view::xarray::{Entry, Kind};
 
 #[derive(Clone, Copy, Debug)]
-struct Whole {
+struct LargeEntry {
     at: SlotRef,
     first: u64,
     order: u8,
@@ -86,7 +86,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.reaching_over(edge).map_or(0, |whole| Self::levels_below(whole, edge))
     }
 
-    fn reaching_over(&self, edge: u64) -> Option<Whole> {
+    fn reaching_over(&self, edge: u64) -> Option<LargeEntry> {
         assert!(
             edge < super::INDICES_MAX,
             "a folio was to be split at {edge}; the tree reaches to {}",
@@ -96,10 +96,10 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let entry = self.get(at);
         let Kind::Folio(_) = entry.kind() else { return None };
         let (first, _, order) = self.canonical(edge, entry);
-        (first < edge).then_some(Whole { at: Self::first_slot(at, order), first, order })
+        (first < edge).then_some(LargeEntry { at: Self::first_slot(at, order), first, order })
     }
 
-    fn levels_below(whole: Whole, edge: u64) -> u32 {
+    fn levels_below(whole: LargeEntry, edge: u64) -> u32 {
         let mut shift = whole.at.shift;
         while edge & ((1 << shift) - 1) != 0 {
             shift -= BITS;
@@ -108,7 +108,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Prepares the new nodes and hangs each but the first into the one above. Returns where the first is to hang.
-    fn hang_below(&self, whole: Whole, edge: u64, numbers: &[u32]) -> Option<SlotRef> {
+    fn hang_below(&self, whole: LargeEntry, edge: u64, numbers: &[u32]) -> Option<SlotRef> {
         let mut above = Self::on_level_of(whole, edge);
         let hung = above;
         for (i, &number) in numbers.iter().enumerate() {
@@ -125,7 +125,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         (!numbers.is_empty()).then_some(hung)
     }
 
-    fn slot_of_piece(whole: Whole, numbers: &[u32], first: u64, order: u8) -> SlotRef {
+    fn slot_of_piece(whole: LargeEntry, numbers: &[u32], first: u64, order: u8) -> SlotRef {
         let shift = Self::shift_for(order);
         if shift == whole.at.shift {
             return Self::on_level_of(whole, first);
@@ -134,7 +134,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         SlotRef { home: SlotHome::Node(numbers[below as usize]), shift, slot: Self::slot_of(first, shift) }
     }
 
-    fn on_level_of(whole: Whole, index: u64) -> SlotRef {
+    fn on_level_of(whole: LargeEntry, index: u64) -> SlotRef {
         SlotRef { slot: Self::slot_of(index, whole.at.shift), ..whole.at }
     }
 }

@@ -9,7 +9,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, ordering};
 
 use super::mark::Mark;
-use super::node::{Head, Node, Slots, State};
+use super::node::{Head, Node, NodeState, Slots};
 use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 
 /// The first index that does not fit: 2^52 pages of 4 KiB are all that 64 bits of bytes can name.
@@ -24,8 +24,8 @@ pub trait Slab {
     /// A node, or `None` if there is none. Never waits and never reclaims. The number is below 2^30; the
     /// content is arbitrary, the tree initialises all but the allocator's words.
     fn alloc(&self) -> Option<u32>;
-    /// Takes back a node that is in no tree any more. It may be given out at once: readers that are still
-    /// in it are told by what they find, not by the node.
+    /// Takes back a node that is in no tree any more. It may be given out at once: readers that are still in it are
+    /// told by the entries they find, not by the node.
     fn free(&self, node: u32);
     /// log2 of the pages of a folio that is in the tree or being inserted; the same as long as it is.
     fn order(&self, folio: u32) -> u8;
@@ -103,7 +103,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         self.leaf_entry(index).map_or(Entry::EMPTY, |(_, entry)| entry)
     }
 
-    /// The order of what covers `index`.
+    /// The order of the entry that covers `index`.
     pub fn order_at(&self, index: u64) -> Option<u8> {
         let entry = self.load(index);
         (!entry.is_empty()).then(|| self.order_of(entry))
@@ -151,8 +151,8 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         Node::new(self.slab.head(node), self.slab.slots(node))
     }
     #[inline]
-    pub(super) fn state(&self, node: u32) -> State<'a> {
-        State(self.slab.head(node))
+    pub(super) fn state(&self, node: u32) -> NodeState<'a> {
+        NodeState(self.slab.head(node))
     }
     #[inline]
     pub(super) fn slots(&self, node: u32) -> Slots<'a> {
@@ -207,7 +207,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) fn descend(&self, at: SlotRef, index: u64) -> SlotRef {
         self.descend_to(at, index).0
     }
-    /// As [`descend`](XArray::descend), and what stands there.
+    /// As [`descend`](XArray::descend), with the entry there.
     #[inline]
     pub(super) fn descend_to(&self, mut at: SlotRef, index: u64) -> (SlotRef, Entry) {
         let mut entry = self.get(at);
@@ -295,7 +295,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         }
     }
     #[inline]
-    fn settle_node(&self, number: u32, node: State<'_>) {
+    fn settle_node(&self, number: u32, node: NodeState<'_>) {
         if node.is_shadow_only() != node.is_listed() {
             let change = if node.is_listed() { ShadowOnly::Ceased } else { ShadowOnly::Became };
             node.flip_listed();

@@ -16,7 +16,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64 as Count, Ordering::SeqCst};
 
-use quinion::internals::fdstate::{CreditGiver, Fd, FdCell, FdWord, OFFSETS_MAX, Process, State};
+use quinion::internals::fdstate::{CreditGiver, Fd, FdCell, FdState, FdWord, OFFSETS_MAX, Process};
 use quinion::internals::sync::atomic::{AtomicU64, Ordering};
 
 /// A call of the program's; those from `Attach` on are the owner's, and nothing to the kernel.
@@ -172,7 +172,7 @@ impl Program {
         Fd::new(&self.cell, Ours(self))
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> FdState {
         self.cell.look().state()
     }
 
@@ -209,7 +209,7 @@ impl Program {
             }
             Call::Credit(bytes) => {
                 let word = self.fd().settled();
-                let _ = word.state() == State::Candidate
+                let _ = word.state() == FdState::Candidate
                     && self.cell.give_credit(word, bytes, CreditGiver::Viewer);
                 0
             }
@@ -278,13 +278,13 @@ impl Program {
         loop {
             let word = self.fd().settled();
             match word.state() {
-                State::Served => {
+                FdState::Served => {
                     let file = self.copy();
                     if self.cell.advance(word, word.offset() + bytes) {
                         return answer(file, word.offset());
                     }
                 }
-                State::Candidate if word.credit() == Some(0) && !word.has_kernels_calls() => {
+                FdState::Candidate if word.credit() == Some(0) && !word.has_kernels_calls() => {
                     self.attach(word, false);
                 }
                 _ => {
@@ -294,7 +294,7 @@ impl Program {
                         return answer;
                     }
                     self.fd().share();
-                    let is_open = word.state() != State::Unknown && self.state() != State::Unknown;
+                    let is_open = word.state() != FdState::Unknown && self.state() != FdState::Unknown;
                     let meant = meant.filter(|&file| is_open || file == 0);
                     return meant.map_or(CLOSED, |file| self.kernel.step_in(file, bytes));
                 }
@@ -337,7 +337,7 @@ impl Program {
         loop {
             let word = self.fd().settled();
             match word.state() {
-                State::Served => match inside(word.offset()) {
+                FdState::Served => match inside(word.offset()) {
                     Some(to) if self.cell.advance(word, to) => return to,
                     Some(_) => {}
                     None => {
@@ -346,7 +346,7 @@ impl Program {
                         }
                     }
                 },
-                State::Candidate => {
+                FdState::Candidate => {
                     if let Some(Ok(now)) = self.fd().seek(word, ask) {
                         return now;
                     }
@@ -360,7 +360,7 @@ impl Program {
     }
 
     fn attach(&self, word: FdWord, can_write: bool) {
-        if !matches!(word.state(), State::Candidate | State::Shared) {
+        if !matches!(word.state(), FdState::Candidate | FdState::Shared) {
             return;
         }
         let Some(file) = self.kernel.file() else { return };

@@ -131,7 +131,7 @@ pub fn check_document(text: &str) -> Vec<Fault> {
     check(Kind::Document, text.lines().enumerate().map(|(at, line)| (at + 1, line.trim(), true)))
 }
 
-/// Of lines, each with its number and whether it may continue the paragraph of the line before.
+/// The faults of `lines`, each with its number and whether it may continue the paragraph of the line before.
 fn check<'a>(kind: Kind, lines: impl Iterator<Item = (usize, &'a str, bool)>) -> Vec<Fault> {
     let (mut prose, mut rows, mut is_fenced, mut is_inside) = (Vec::new(), Vec::new(), false, false);
     for (line, text, continues) in lines {

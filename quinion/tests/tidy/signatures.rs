@@ -18,7 +18,7 @@ pub struct Signature {
     pub line: usize,
     /// `self` is one.
     pub parameters: usize,
-    /// Of these, those that are tuples, or references to one.
+    /// Parameters that are tuples, or references to one.
     pub tuples: usize,
 }
 

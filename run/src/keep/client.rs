@@ -11,7 +11,7 @@
 //! message in it. So neither is done here ([`SerialQueues`]).
 //!
 //! A byte that was sent out of band is read in its place (`SO_OOBINLINE`): else the peek would skip it, and the read of
-//! what is behind it would drop it, and the descriptor with it.
+//! the bytes behind it would drop it, and the descriptor with it.
 //!
 //! Invariant: nothing here waits for a process that has connected.
 

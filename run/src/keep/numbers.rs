@@ -15,7 +15,7 @@ use quinion_owner::internals::serve::{FileMode, ViewerTotals};
 
 use super::message::Message;
 use crate::modes::{mode_name, mode_of};
-use crate::{Hot, OwnerNumbers};
+use crate::{HotFileSize, OwnerNumbers};
 
 const FILES_MAX: usize = 256;
 /// Between a file's mode and its path.
@@ -39,7 +39,7 @@ pub struct Numbers {
     /// How changes by others are detected, of files that the cache has.
     pub modes: Vec<FileMode>,
     /// The files that all viewers read most, hottest first.
-    pub hottest: Vec<Hot>,
+    pub hottest: Vec<HotFileSize>,
 }
 
 /// The question for these numbers, with so many of the hottest files.
@@ -117,10 +117,10 @@ fn hot_name(place: usize) -> String {
     format!("hot_{place}")
 }
 
-fn read_hot(words: &str) -> Option<Hot> {
+fn read_hot(words: &str) -> Option<HotFileSize> {
     let (cached, name) = words.split_once(BETWEEN)?;
     let cached_bytes = if cached == CLOSED { None } else { Some(cached.parse().ok()?) };
-    Some(Hot { name: name.into(), cached_bytes })
+    Some(HotFileSize { name: name.into(), cached_bytes })
 }
 
 /// The reason has no such character in it; what the path has is the path's.
@@ -151,7 +151,7 @@ mod tests {
             file("/a b\n\u{1f}\"c", Validation::Kernel, "somebody has it open for writing"),
             file("/d", Validation::Leased, ""),
         ];
-        let hot = |name: &str, cached_bytes| Hot { name: name.into(), cached_bytes };
+        let hot = |name: &str, cached_bytes| HotFileSize { name: name.into(), cached_bytes };
         numbers.hottest = vec![hot("/a b\n\u{1f}\"c", Some(0)), hot("/d", None), hot("", Some(u64::MAX))];
         let line = numbers.put(Message::answer("numbers")).line();
         let message = Message::parse(&line).expect("it is one of ours");

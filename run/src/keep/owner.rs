@@ -23,9 +23,9 @@
 //!
 //! Invariants:
 //!  1. A process that connects is the same user's, or gets no answer.
-//!  2. No client makes the owner wait: what is not read in time, is longer than a line, or has a descriptor with it,
-//!     ends that connection, and it is closed elsewhere (`keep/client.rs`). A client that sends much gets one read in a
-//!     turn. A silent one is closed for a new one, if there are too many.
+//!  2. No client makes the owner wait: a message that is not read in time, is longer than a line, or has a descriptor
+//!     with it, ends that connection, and it is closed elsewhere (`keep/client.rs`). A client that sends much gets one
+//!     read in a turn. A silent one is closed for a new one, if there are too many.
 //!  3. The lock is released last: there are never two caches of one name, even while one ends.
 
 use std::io::{self, Write};
@@ -52,7 +52,7 @@ use super::{CacheRequest, Idle, Name, PAUSE, PROTOCOL, Status, sys};
 use crate::open_files;
 use crate::signals::Signals;
 use crate::user_folder::Folder;
-use crate::{Hot, Numbers as AskedNumbers, OwnerNumbers, Session, object};
+use crate::{HotFileSize, Numbers as AskedNumbers, OwnerNumbers, Session, object};
 use quinion_size as size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Cache {
 /// Is the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
 ///
 /// # Errors
-/// What is wrong, in words; the starter was told.
+/// The error, in words; the starter was told.
 pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
     sys::leave_starter().map_err(|error| error.to_string())?;
     let lock = take_lock().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
@@ -227,7 +227,7 @@ struct Client {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
-    Turn,
+    Wait,
     End,
 }
 
@@ -263,7 +263,7 @@ struct Ready {
 
 impl ControlSocket {
     fn serve(mut self) -> io::Result<()> {
-        while self.turn()? == Next::Turn {}
+        while self.turn()? == Next::Wait {}
         self.end()
     }
 
@@ -290,7 +290,7 @@ impl ControlSocket {
         if (self.has_been_unused() || self.is_lost()) && !self.accept() {
             return Ok(Next::End);
         }
-        Ok(Next::Turn)
+        Ok(Next::Wait)
     }
 
     /// Whether it is unused for good: its files were removed, so no run can find it.
@@ -395,11 +395,11 @@ impl ControlSocket {
         let mut bytes = [0; RECEIVE_BYTES_MAX];
         match self.clients[client].stream.receive(&mut bytes) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                Next::Turn
+                Next::Wait
             }
             Ok(0) | Err(_) => {
                 self.leave(client);
-                Next::Turn
+                Next::Wait
             }
             Ok(count) => {
                 self.clients[client].received.extend_from_slice(&bytes[..count]);
@@ -414,7 +414,7 @@ impl ControlSocket {
             let question = std::str::from_utf8(&line).ok().and_then(Message::parse);
             let Some(question) = question else {
                 self.leave(client);
-                return Next::Turn;
+                return Next::Wait;
             };
             let answer = self.answer(client, &question);
             self.send(client, &answer);
@@ -425,7 +425,7 @@ impl ControlSocket {
         if self.clients[client].received.len() > LINE_MAX {
             self.leave(client);
         }
-        Next::Turn
+        Next::Wait
     }
 
     /// Sends a message. A run that does not read it has left.
@@ -556,7 +556,7 @@ impl ControlSocket {
     fn numbers_of(&self, joined: &JoinedRun, files: usize) -> Numbers {
         let hottest = if files > 0 { self.numbers.hottest(files) } else { Vec::new() };
         Numbers {
-            hottest: hottest.into_iter().map(Hot::from).collect(),
+            hottest: hottest.into_iter().map(HotFileSize::from).collect(),
             totals: self.session.service.totals_of(joined.run),
             owner: self.numbers.numbers().since(&joined.before),
             stats: self.session.stats(),
@@ -607,7 +607,7 @@ impl ControlSocket {
         }
         // 4 the memory is freed
         let Self { folder, name, lock, session, numbers, tidy, clients, listener, queues, .. } = self;
-        // A process that has connected and was not accepted is in the listener's queue, with what it sent.
+        // A process that has connected and was not accepted is in the listener's queue, with its message.
         queues.close(QueueKey::Sender(ProcessName::default()), listener.into());
         drop((clients, session, numbers, tidy));
         // 5 and the next owner may start

@@ -39,7 +39,7 @@ pub enum StartOutcome {
 /// Starts an owner and waits until it listens.
 ///
 /// # Errors
-/// It cannot be started, or says what is wrong.
+/// It cannot be started, or reports an error.
 pub fn start(folder: &Folder, lock: Lock, wanted: &CacheRequest) -> io::Result<StartOutcome> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new("/proc/self/exe");

@@ -11,7 +11,7 @@ use ratatui::style::{Color, Modifier};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Colours {
-    /// By the terminal's own sixteen colours, which suit its background.
+    /// The terminal's own sixteen colours, which suit its background.
     Some,
     None,
 }

@@ -193,13 +193,13 @@ pub fn write(row: Rect, buffer: &mut Buffer, text: &str) {
 }
 
 impl Glyphs {
-    /// Those of the locale that the environment names.
+    /// The symbols of the locale that the environment names.
     pub fn of_locale() -> Self {
         let named = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
         Self::of(&named.into_iter().find(|value| !value.is_empty()).unwrap_or_default())
     }
 
-    /// Those of a locale, such as "en_GB.UTF-8".
+    /// The symbols of a locale, such as "en_GB.UTF-8".
     pub fn of(locale: &str) -> Self {
         let locale = locale.to_ascii_lowercase();
         if locale.contains("utf-8") || locale.contains("utf8") { Self::Blocks } else { Self::Ascii }

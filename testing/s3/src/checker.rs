@@ -22,12 +22,11 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Of objects of `len` bytes.
+    /// A checker of objects of `len` bytes.
     pub fn new(len: usize) -> Self {
         Self { len, kept: Mutex::default() }
     }
 
-    /// All bytes of a version.
     fn whole(&self, version: u32) -> Bytes {
         let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bytes) = lock().get(&version) {

@@ -68,7 +68,7 @@ impl Fault {
 pub struct FaultPlan {
     /// Which faults come.
     pub seed: u64,
-    /// Of a thousand requests, how many meet one.
+    /// Requests of a thousand that get a fault.
     pub per_mille: u32,
     /// The longest part of a body that comes before something happens to it.
     pub bytes_max: usize,

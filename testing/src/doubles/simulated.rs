@@ -86,7 +86,6 @@ pub struct WriteFaults {
 /// In what order fills complete that are due together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompletionOrder {
-    /// As they were submitted.
     Submitted,
     /// Any; the seed decides.
     Shuffled,

@@ -152,7 +152,6 @@ pub fn write(
     run.wait(backend)
 }
 
-/// Reads `pages` pages from `page` on.
 pub fn read(wait_queue: &Arc<WaitQueue>, backend: &dyn Backend, page: u64, pages: usize) -> Vec<u8> {
     let (fill, run) = Run::fill(wait_queue, page, pages);
     backend.submit(vec![fill]);

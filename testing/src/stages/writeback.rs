@@ -77,7 +77,6 @@ pub struct Opened<'s> {
     pub mapping: Arc<Mapping>,
 }
 
-/// A page of a generation.
 pub fn content(page: u64, generation: u32) -> Vec<u8> {
     let number = u64::from(generation) << 32 | page;
     number.to_le_bytes().repeat(PAGE_SIZE / 8)
@@ -181,7 +180,7 @@ type Hook = dyn FnMut() + Send;
 /// A device that records its requests, and reports each before it carries it out.
 #[derive(Default)]
 struct RequestRecord {
-    /// Of each flush, where it begins in bytes, and how long it is.
+    /// The first byte and the length of each flush.
     flushes: Vec<(u64, usize)>,
     before_flush: Option<Box<Hook>>,
     before_sync: Option<Box<Hook>>,

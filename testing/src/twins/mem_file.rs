@@ -376,8 +376,8 @@ impl MemPair {
         }
         if len > 0 {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Of a last page that is punched up to the file's end the cache keeps nothing; the kernel, only if checked
-            // so.
+            // If the last page is punched up to the file's end, the cache keeps nothing of it; the kernel, only if
+            // checked so.
             let is_to_the_end = (range.start..=range.end).contains(&self.size);
             let end = if is_to_the_end { range.end.next_multiple_of(PAGE) } else { range.end };
             checked(

@@ -35,7 +35,6 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// One of `pages_max` pages.
     pub fn new(policy: NewPolicy, pages_max: u64) -> Self {
         let (rings, shadows) = (Default::default(), HashMap::new());
         Self { policy: policy(), rings, pages_max, evicted: 0, shadows }
@@ -107,7 +106,7 @@ impl Rings {
     }
 }
 
-/// Of 30 pages that were read four times, those that a scan of twice the cache's size evicts.
+/// The pages, of 30 that were read four times, that a scan of twice the cache's size evicts.
 pub fn lost_to_a_scan(policy: NewPolicy) -> Vec<u32> {
     let mut cache = Rings::new(policy, 100);
     for _ in 0..4 {

@@ -91,7 +91,6 @@ fn trace(request: libc::c_int, process: libc::pid_t, data: usize) -> io::Result<
     if returned == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A userfaultfd.
 pub struct Userfault(pub OwnedFd);
 
 impl AsFd for Userfault {

@@ -71,7 +71,6 @@ pub enum Of<'f> {
     Private(&'f OwnedFd),
 }
 
-/// Maps so many bytes.
 pub fn map(of: &Of<'_>, offset: u64, bytes: u64) -> io::Result<u64> {
     let (flags, descriptor) = match of {
         Of::Anonymous => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1),

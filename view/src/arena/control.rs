@@ -45,7 +45,7 @@ pub const VIEWER_BYTES: usize = 20 << 10;
 /// Bytes of the owner's control mapping, with the pages of the first group of viewers: one extent. They count against
 /// the cache's bound, as does one extent for each further group.
 pub const CONTROL_BYTES: usize = 2 << 20;
-/// Bytes of what all viewers map, read-only.
+/// Bytes of the part that all viewers map, read-only.
 pub const COMMON_BYTES: usize = size_of::<Control>();
 /// Entries of a viewer's ring of large files that it opened; older ones are overwritten.
 pub const OPENED_ENTRIES: usize = 64;
@@ -82,7 +82,7 @@ pub struct Control {
     pub openings: [AtomicU64; OPENINGS_PLACES],
     /// How many files are attached, by any viewer.
     pub attached_files: AtomicU32,
-    /// Of these, those whose [`place_of`] this is.
+    /// Attached files by place: each counts at its [`place_of`].
     pub attached: [SaturatingCount; ATTACHED_PLACES],
 }
 
@@ -163,7 +163,7 @@ const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AttachPolicy {
     /// A file of so many bytes or more is asked for at its first read if it was taken over before ([`Control::taken`]),
-    /// else when reads of a descriptor, as [`AttachPolicy::worth`] counts them, have come to twice its size.
+    /// else when reads of a descriptor, as [`AttachPolicy::credit_of`] counts them, have come to twice its size.
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
@@ -180,7 +180,7 @@ impl AttachPolicy {
 
     /// The credit that a read of `len` bytes takes, in bytes.
     #[inline]
-    pub const fn worth(len: u64) -> u64 {
+    pub const fn credit_of(len: u64) -> u64 {
         if len < Self::READ_BYTES_MAX { len } else { Self::READ_BYTES_MAX }
     }
 }
@@ -221,7 +221,7 @@ impl Control {
         if (known ^ hash) & !OPENINGS_COUNT == 0 { known & OPENINGS_COUNT } else { 0 }
     }
 
-    /// Counts an opening that a viewer noted: what [`opening_of`] the file gave.
+    /// Counts an opening that a viewer noted, as the number that [`opening_of`] gave for the file.
     #[inline]
     pub fn count_opening(&self, hash: u64) {
         let (hash, place) = (hash & !OPENINGS_COUNT, self.opening_place(hash));
@@ -256,7 +256,7 @@ impl Control {
         place
     }
 
-    /// Ends what [`Control::enter`] counted at that place.
+    /// Takes back the count of [`Control::enter`] at that place.
     #[inline]
     pub fn leave(&self, place: usize) {
         self.attached[place].lower();
@@ -319,7 +319,7 @@ impl ControlView {
     /// As for [`ControlView::new`], and `group` is not the first, and is told once.
     #[inline]
     pub unsafe fn add_group(&self, group: usize, base: NonNull<u8>) {
-        // Release, partner: the Acquire in `viewer_page`: a thread that sees the address sees what is mapped there.
+        // Release, partner: the Acquire in `viewer_page`: a thread that sees the address sees the mapping there.
         self.groups[group].store(base.as_ptr(), Ordering::Release);
     }
 
@@ -354,7 +354,8 @@ unsafe impl Send for ViewerControl {}
 unsafe impl Sync for ViewerControl {}
 
 impl ViewerControl {
-    /// Checks what all viewers see, `common_bytes` bytes mapped at `common`, and takes `page_bytes` bytes at `page`.
+    /// Checks the part that all viewers see, `common_bytes` bytes mapped at `common`, and takes `page_bytes` bytes at
+    /// `page`.
     ///
     /// # Safety
     /// Both are the starts of mappings of so many bytes, aligned to a page, the second one writable, that stay mapped
@@ -413,7 +414,7 @@ pub struct ViewerPage {
     pub requests: [Request; REQUEST_SLOTS],
     /// Frames that were read, a lossy memory.
     pub ring: [AtomicU32; RING_ENTRIES],
-    /// Large files that were opened and read: what [`opening_of`] gives. A lossy memory.
+    /// Large files that were opened and read: numbers of [`opening_of`]. A lossy memory.
     pub opened: [AtomicU64; OPENED_ENTRIES],
 }
 
@@ -433,7 +434,7 @@ pub struct Request {
     pub operation: AtomicU32,
     /// The operation's arguments; see [`Operation`].
     pub arguments: [AtomicU64; 3],
-    /// 0, or the error number of what went wrong.
+    /// 0, or the error number.
     pub error: AtomicU32,
     /// 1 once the viewer sleeps on `state`, or is about to.
     pub sleeper: AtomicU32,
@@ -529,7 +530,7 @@ pub enum Operation {
     /// one plus [`SENT`], plus [`CREDIT_SPENT`] if a credit was spent; its device; its inode. `ETXTBSY`: it is open for
     /// writing. `EOPNOTSUPP`: nothing guarantees that it stays as it is. Answers: the handle's number; the record's
     /// cell number (low half) and mapping number (high half). Or 0, where the kernel serves it as well for now, and
-    /// after how many bytes to ask again (see [`AttachPolicy::worth`]).
+    /// after how many bytes to ask again (see [`AttachPolicy::credit_of`]).
     Attach = 1,
     /// Make a range ready, or at least its first page. Arguments: the handle, the position and the length in bytes,
     /// with [`UNCACHED`] added or not.
@@ -543,7 +544,7 @@ pub enum Operation {
     Detach = 5,
     /// The viewer is about to open a file for writing: the owner gives its lease up before the kernel asks for it. Or
     /// it is about to cut a file, or has cut it, by opening it to read only, which breaks no lease. After the answer no
-    /// viewer is shown what was cached. Arguments: the device, the inode, 1 if it is a cut.
+    /// viewer is shown the old pages. Arguments: the device, the inode, 1 if it is a cut.
     WriterOpened = 6,
     /// The viewer wants a lease of its own, which the kernel gives only for a file that no other process has open: the
     /// owner closes the file. Or the viewer is about to watch it, and must hear of all reads: the owner never opens it
@@ -592,7 +593,7 @@ pub enum Counter {
     Reads = 0,
     /// Bytes served from the cache.
     Bytes = 1,
-    /// Of the reads, those that had to ask the owner.
+    /// Read calls that had to ask the owner.
     Asked = 2,
     /// Requests to the owner for bytes.
     Misses = 3,

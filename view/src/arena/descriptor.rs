@@ -62,7 +62,7 @@
 //! | no | 0 | 0 or 1 | what was taken out is not dirty any more; what was being written is held until that has ended |
 //!
 //! Where bytes are put into a folio that is still `LOCKED`, by a writer who fills it itself, it is dirty before it is
-//! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
+//! unlocked. `try_retire` refuses both flags; `retire` takes any folio, and its caller forgets the dirty bits.
 //!
 //! A folio in the index is up to date as a whole, or being filled, or allocated. A folio with failed pages leaves the
 //! index before it is unlocked, and its pages that had arrived go with it. `PARTIAL_UPTODATE` itself only says that
@@ -306,7 +306,7 @@ pub enum PutOutcome {
 pub enum FillEnd {
     /// The folio is still in the index.
     Attached,
-    /// The folio left the index meanwhile; see [`PutOutcome`] for what frees it.
+    /// The folio left the index meanwhile; [`PutOutcome`] says who frees it.
     Detached(PutOutcome),
 }
 
@@ -319,9 +319,9 @@ pub fn before_bytes() {
 
 #[inline]
 fn before_reuse(step: Mutant) {
-    // Release fence, partner: the Acquire fence in `end_read`. The odd sequence that ended the frame's
-    // last use came before this call, through a lock or a queue. A thread that sees what this thread stores
-    // from here on sees that sequence, or a later one.
+    // Release fence, partner: the Acquire fence in `end_read`. The odd sequence that ended the frame's last use came
+    // before this call, through a lock or a queue. A thread that sees a store of this thread from here on sees that
+    // sequence, or a later one.
     if !mutant(step) {
         fence(Ordering::Release);
     }
@@ -368,8 +368,8 @@ impl Descriptor {
     pub fn word(&self) -> DescriptorWord {
         DescriptorWord(self.word.load(Ordering::Relaxed))
     }
-    /// The word as it is now, ordered after what was stored before the folio got its identity: that it has no ring
-    /// place yet.
+    /// The word as it is now, ordered after the stores before the folio got its identity: that it has no ring place
+    /// yet.
     #[inline]
     pub fn settled_word(&self) -> DescriptorWord {
         DescriptorWord(self.word.load(Ordering::Acquire)) // partner: the Release in `prepare`
@@ -464,7 +464,7 @@ impl Descriptor {
         self.check(DescriptorWord(self.word.load(Ordering::Acquire)), mapping, index)
     }
 
-    /// The reader's second look: was what it copied this folio's, from the first byte to the last?
+    /// The reader's second look: were the copied bytes this folio's, from the first to the last?
     #[inline]
     pub fn end_read(&self, stamp: FolioStamp) -> bool {
         // Acquire fence, partner: the Release fence in `before_reuse`. If the first look saw any part of a later
@@ -563,8 +563,8 @@ impl Descriptor {
         self.update(Ordering::Acquire, step).is_some()
     }
 
-    /// Takes a folio without holders out of the readers' sight; a fill holds what it fills. `None`: it is held, not
-    /// live or unwritten; nothing was changed. On success the frames are the caller's. The caller holds the tree lock.
+    /// Takes a folio without holders out of the readers' sight; a fill holds its folios. `None`: it is held, not live
+    /// or unwritten; nothing was changed. On success the frames are the caller's. The caller holds the tree lock.
     #[inline]
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
@@ -807,7 +807,7 @@ impl Descriptor {
     }
 
     /// Whether writers may be in the pages of a folio that the caller has just pinned: then it lends the bytes only
-    /// after each page was [`is_quiet`](super::written::is_quiet). No writer enters after that.
+    /// after each page was [`has_no_writer`](super::written::has_no_writer). No writer enters after that.
     #[must_use]
     #[inline]
     pub fn may_have_writers(&self) -> bool {

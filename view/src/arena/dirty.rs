@@ -59,7 +59,7 @@ pub enum BitTable {
 /// Sets the bits in `mask`; those of them that were clear. The caller has the tree lock of the folios they are of.
 #[inline]
 pub fn set(word: &AtomicU64, mask: u64) -> u64 {
-    // Relaxed: what the bit is about is ordered by the tree lock, or by the fences below.
+    // Relaxed: the bytes that the bit stands for are ordered by the tree lock, or by the fences below.
     mask & !word.fetch_or(mask, Ordering::Relaxed)
 }
 

@@ -15,8 +15,8 @@
 //!
 //! Doorbells are the owner's own memory: a viewer can affect its own doorbell only.
 //!
-//! Invariant: while a request is pending, its viewer's futex is not what the watcher sleeps on; or its doorbell is up;
-//! or a worker is about to look at the slots of its viewer.
+//! Invariant: while a request is pending, the watcher does not sleep on its viewer's futex; or its doorbell is up; or a
+//! worker is about to look at the slots of its viewer.
 //!
 //! `tests/doorbells_model.rs` runs this under a model checker, and again without each step that [`mutant`] marks.
 

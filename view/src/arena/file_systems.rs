@@ -77,13 +77,13 @@ const KNOWN: [FileSystemRow; 46] = {
 };
 
 impl FileSystem {
-    /// Of the number that `statfs` tells, of which 32 bits count.
+    /// Looks up the number that `statfs` tells, of which 32 bits count.
     #[inline]
     pub fn of(magic: u64) -> Self {
         Self::known(|&(_, _, known)| known == magic as u32)
     }
 
-    /// Of the type that a table of mounts names.
+    /// Looks up the type that a table of mounts names.
     #[inline]
     pub fn named(name: &str) -> Self {
         Self::known(|&(_, known, _)| known == name)

@@ -1,7 +1,7 @@
 //! Layout: where each part of an arena lies, as numbers that can be checked.
 //!
 //! A viewer need not be built from the same source: it checks the header's numbers once against each other and against
-//! the size of what it mapped.
+//! the size of its mapping.
 //!
 //! Invariants: the tables follow the header in the order of [`Layout`]'s fields, do not overlap, and end where the
 //! first extent of data begins.
@@ -18,7 +18,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// pages under write-back. 4: a viewer's page names its run; the control file says when files are asked for, which are
 /// attached, and how patching ended; a record says how far it is trusted. 5: the control file counts opens. 6: it says
 /// until when leases are trusted. 7: each viewer's page is a memory file of its own, and the rest is read-only. 9: a
-/// viewer's page is as large as what is in it. 10: names that an owner opens may say how fresh the object is to be.
+/// viewer's page is as large as its content. 10: names that an owner opens may say how fresh the object is to be.
 pub const LAYOUT_VERSION: u32 = 10;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
@@ -122,8 +122,8 @@ pub struct Header {
     pub spare: AtomicU32,
     /// The layout as numbers, in the order of [`Layout`]'s fields.
     pub layout: [AtomicU64; 8],
-    /// Unused: keeps what every hit looks at away from the beginning of the page. The processor takes a load for a
-    /// reader of an earlier store at the same place in its page, and small copies go to page-aligned buffers.
+    /// Unused: keeps the words that every hit reads away from the beginning of the page. The processor takes a load for
+    /// a reader of an earlier store at the same place in its page, and small copies go to page-aligned buffers.
     pub apart: [AtomicU64; HEADER_APART],
     /// Frames that exist: a number at or above it must not be followed. It only rises: punched frames keep their
     /// numbers, and have odd descriptors.
@@ -136,7 +136,7 @@ pub struct Header {
 /// The bit that says so, which the kernel sets for a process that could not (`FUTEX_OWNER_DIED`).
 pub const OWNER_ENDED: u32 = 1 << 30;
 
-/// Words between a header's beginning and what every hit looks at: `frames_grown` lies at byte 3072.
+/// Words between a header's beginning and those that every hit reads: `frames_grown` lies at byte 3072.
 const HEADER_APART: usize = (192 - 96) / 8;
 const _: () = assert!(core::mem::offset_of!(Header, frames_grown) == 192);
 

@@ -1,4 +1,4 @@
-//! Arena: what lies in the cache's memory, and in the file of requests beside it.
+//! Arena: the layout of the cache's memory, and of the file of requests beside it.
 //!
 //! ```text
 //!   offset 0        4096                     first extent            2 MiB each
@@ -12,9 +12,9 @@
 //!
 //! One memfd holds all that a viewer needs. Frames and nodes are numbers, not pointers, so any process may map the
 //! arena anywhere, read-only. [`Layout`] says where each part lies; [`View`] is the one place that turns a number into
-//! a reference, and checks it first. [`Descriptor`] is what is known of one frame, and its byte in [`referenced`]
-//! whether it was read; [`written`] is how pages are changed while others read them, [`dirty`] which of them are not in
-//! the file yet, and [`pages_read`] which of a folio that is being filled have arrived.
+//! a reference, and checks it first. [`Descriptor`] is the state of one frame, and its byte in [`referenced`] whether
+//! it was read; [`written`] is how pages are changed while others read them, [`dirty`] which of them are not in the
+//! file yet, and [`pages_read`] which of a folio that is being filled have arrived.
 //!
 //! The second file, [`control`], is small, and viewers write it: each a page of its own. [`doorbells`] are how many
 //! of them are heard by one thread; [`file_systems`] which file systems are served.

@@ -14,8 +14,8 @@
 //! | 1, 2 | it was read so often beyond that | a reader; a scan that keeps it | one more | counts them |
 //! | 3 | so often at least | a reader | 3, and stores nothing | counts them |
 //!
-//! The first read is what the folio was fetched for, so it only clears the two flags. A hot folio soon has its byte at
-//! 3, and from then on a hit of it stores nothing.
+//! The folio was fetched for the first read, so that only clears the two flags. A hot folio soon has its byte at 3, and
+//! from then on a hit of it stores nothing.
 //!
 //! An unread byte when a folio leaves counts as wasted readahead, and the used part is the rest: a hit does not count
 //! anything.
@@ -84,7 +84,7 @@ pub fn after_read(byte: u8) -> u8 {
     if is_first(byte) { 0 } else { (byte & READS).saturating_add(1).min(READS_MAX) }
 }
 
-/// A reader is about to use what was fetched ahead: reclaim spares it.
+/// A reader is about to use a folio that was fetched ahead: reclaim spares it.
 #[inline]
 pub fn expect_reader(byte: &AtomicU8) {
     if is_unread(byte.load(Ordering::Relaxed)) {

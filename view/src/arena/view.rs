@@ -1,6 +1,6 @@
 //! View: numbers into references, each checked first.
 //!
-//! A view is what a reader has of an arena, in the owner and in other processes: an address and a [`Layout`].
+//! A view is a reader's access to an arena, in the owner and in other processes: an address and a [`Layout`].
 //!
 //! Index nodes and mapping records share **cells**. A page of a node extent is
 //!
@@ -84,7 +84,7 @@ pub struct Record {
     pub size: AtomicU64,
     /// The mapping's number; 0 while the cell is no live mapping.
     pub id: AtomicU32,
-    /// How far viewers may trust what is cached of the file, now: a [`Validation`].
+    /// How far viewers may trust the file's cached pages, now: a [`Validation`].
     pub validation: AtomicU32,
     /// The file's device.
     pub device: AtomicU64,
@@ -127,7 +127,7 @@ impl Validation {
 }
 
 impl Record {
-    /// How far what is cached of the file may be trusted.
+    /// How far the file's cached pages may be trusted.
     #[inline]
     pub fn validation(&self) -> Validation {
         // SeqCst, partner: `set_validation`. A read that starts after a writer was let go on sees that store, by the
@@ -274,7 +274,7 @@ impl View {
     pub fn run_read(&self, frame: Frame, pages: u32) -> u32 {
         self.grown().run_read(frame, pages)
     }
-    /// Of `pages` pages from `frame` on, how many have arrived; for their fill.
+    /// The number of `pages` pages from `frame` on that have arrived; for their fill.
     #[inline]
     pub fn count_pages_read(&self, frame: Frame, pages: u32) -> u32 {
         let in_word =

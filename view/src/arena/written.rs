@@ -15,7 +15,7 @@
 //!   p6  page: even, Release                                  q6  descriptor: as in q1?
 //! ```
 //!
-//! What a reader may see, and why it is right all the same:
+//! The cases that a reader may see, and why each is right all the same:
 //!
 //!  1. q3 sees a byte of a write that was not over at q2: with q4 it sees what came before p3 of that writer, so q5
 //!     sees its odd number or a later one, and refuses.
@@ -75,9 +75,9 @@ pub fn is_still(sequence: &AtomicU32, seen: SequenceSnapshot) -> bool {
 /// [`may_have_writers`](super::Descriptor::may_have_writers). Then no writer changes the page before the pin is given
 /// back.
 #[inline]
-pub fn is_quiet(sequence: &AtomicU32) -> bool {
-    // Acquire, partner: the Release in `leave`: the pinner reads what was written, without looking again.
-    let order = ordering(Mutant::QuietAcquire, Ordering::Acquire, Ordering::Relaxed);
+pub fn has_no_writer(sequence: &AtomicU32) -> bool {
+    // Acquire, partner: the Release in `leave`: the pinner reads the written bytes, without looking again.
+    let order = ordering(Mutant::NoWriterAcquire, Ordering::Acquire, Ordering::Relaxed);
     sequence.load(order) & 1 == 0
 }
 
@@ -103,7 +103,7 @@ pub fn enter(sequence: &AtomicU32) {
 pub fn leave(sequence: &AtomicU32) {
     let number = sequence.load(Ordering::Relaxed);
     let step = if mutant(Mutant::WriteOdd) { 2 } else { 1 };
-    // Release, partner: the Acquire in `look` and `is_quiet`.
+    // Release, partner: the Acquire in `look` and `has_no_writer`.
     sequence.store(
         number.wrapping_add(step),
         ordering(Mutant::WriteRelease, Ordering::Release, Ordering::Relaxed),
@@ -118,12 +118,12 @@ mod tests {
     fn a_page_is_refused_while_a_writer_is_in_it_and_changed_when_it_has_left() {
         let page = AtomicU32::new(0);
         let before = look(&page).unwrap();
-        assert!(is_still(&page, before) && is_quiet(&page));
+        assert!(is_still(&page, before) && has_no_writer(&page));
         enter(&page);
         assert_eq!(look(&page), None);
-        assert!(!is_still(&page, before) && !is_quiet(&page));
+        assert!(!is_still(&page, before) && !has_no_writer(&page));
         leave(&page);
-        assert!(!is_still(&page, before) && is_quiet(&page));
+        assert!(!is_still(&page, before) && has_no_writer(&page));
         let after = look(&page).unwrap();
         assert!(is_still(&page, after));
     }

@@ -1,7 +1,7 @@
 //! Copy: moving bytes that another thread may be overwriting.
 //!
-//! A reader copies a folio's bytes while the owner may be giving the frame to another file, and throws away what it
-//! copied then. But the copying itself must not be a data race in the eyes of the compiler. So:
+//! A reader copies a folio's bytes while the owner may be giving the frame to another file, and throws its copy away
+//! then. But the copying itself must not be a data race in the eyes of the compiler. So:
 //!
 //! * On x86-64 the copy is inline assembly. The Rust code it stands for, its
 //!   *story*, is [`portable`]: a loop of relaxed atomic loads from the arena
@@ -79,8 +79,8 @@ pub unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
 /// Copies `len` bytes into the arena, or zeroes them if `from` is `None`.
 ///
 /// # Safety
-/// * `to..to + len` lies in a mapped arena and its frames are owned by the caller: a locked folio.
-///   Readers that came by a stale hint may be looking; they throw away what they see.
+/// * `to..to + len` lies in a mapped arena and its frames are owned by the caller: a locked folio. Readers that came by
+///   a stale hint may be looking; they throw their copies away.
 /// * `from..from + len` is valid for reads and no thread writes it meanwhile.
 /// * The two ranges do not overlap.
 #[inline]

@@ -1,9 +1,9 @@
 //! Batch: several hits side by side, so that the waits for memory of one are the work time of the others.
 //!
-//! A hit waits for memory four times in a row: for a slot of the tree, for the descriptor, for the page, and for what
-//! the copy before it left in the way. The processor looks ahead less than one copy of 4 KiB, so hits one after another
-//! wait one after another. Here each step is done for all reads of a **group** before the next step begins, and what
-//! that needs is asked for in advance:
+//! A hit waits for memory four times in a row: for a slot of the tree, for the descriptor, for the page, and for the
+//! memory accesses of the copy before it. The processor looks ahead less than one copy of 4 KiB, so hits one after
+//! another wait one after another. Here each step is done for all reads of a **group** before the next step begins, and
+//! the memory that it needs is prefetched:
 //!
 //! ```text
 //!              read 0      read 1      read 2   ...            asks for
@@ -17,9 +17,8 @@
 //! Each read keeps the order of looks and the checks of `mod.rs`; the steps of other reads in between delay it as a
 //! slow reader is delayed. Nothing is held here, and no thread waits.
 //!
-//! Only what is plainly a hit is served: a range within one page and within the file, of a page that is filled, of a
-//! folio without a marker. The rest is left for the ordinary way. Reads of written folios are served one by one at the
-//! end.
+//! Only plain hits are served: a range within one page and within the file, of a page that is filled, of a folio
+//! without a marker. The rest is left for the ordinary way. Reads of written folios are served one by one at the end.
 //!
 //! Invariants:
 //!  1. A read is served whole or not at all; only the buffer of one that was not holds arbitrary bytes.

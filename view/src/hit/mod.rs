@@ -103,8 +103,8 @@ pub struct WantedBytes {
     pub len: usize,
 }
 
-/// Copies what the cache holds of the wanted bytes, up to the first page it does not hold. `touch` is told the first
-/// frame of each folio read.
+/// Copies the wanted bytes that the cache holds, up to the first page it does not hold. `touch` is told the first frame
+/// of each folio read.
 ///
 /// # Safety
 /// `wanted.to` is valid for `wanted.len` bytes of writes, is not accessed by others, and does not overlap the arena.
@@ -153,7 +153,7 @@ pub fn read_folios_into(
     unsafe { read_folios(file, wanted, touch) }
 }
 
-/// A file whose record was found: in what is grown of the arena, and as it must be.
+/// A file whose record was found: in a grown part of the arena, and valid.
 #[derive(Clone, Copy)]
 struct FoundFile<'a> {
     grown: GrownView<'a>,
@@ -267,7 +267,7 @@ impl FoundFile<'_> {
         self.reaches(end) && descriptor.end_read(stamp) && self.is_same()
     }
 
-    /// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
+    /// Whether the file still reaches to `end`, after a copy and before the second look at the copied folio.
     #[inline(always)]
     fn reaches(self, end: u64) -> bool {
         // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. A cut of the file
@@ -383,8 +383,8 @@ struct Reader<'a> {
     file: FoundFile<'a>,
     finder: FolioFinder<'a>,
     position: u64,
-    /// Bytes that the file has of the run, at most what is asked for. It only becomes less: bytes that the file has not
-    /// had all the while are not joined to those that it had.
+    /// Bytes that the file has of the run, at most as many as are asked for. It only becomes less: bytes that the file
+    /// has not had all the while are not joined to those that it had.
     want: usize,
 }
 
@@ -451,8 +451,8 @@ impl Reader<'_> {
         }
     }
 
-    /// 3 to 5 of a folio that cannot be copied as it stands, for `reason`: what can be read of it all the same, or why
-    /// nothing can; `Mismatch` if it is to be looked up again.
+    /// 3 to 5 of a folio that cannot be copied as it stands, for `reason`: the bytes of it that can be read all the
+    /// same, or why none can; `Mismatch` if it is to be looked up again.
     ///
     /// # Safety
     /// That of [`read_hits`].
@@ -494,8 +494,8 @@ impl Reader<'_> {
         if bytes > 0 { Ok(FolioRead { bytes, frame, marker }) } else { Err(NotReady::Written) }
     }
 
-    /// Copies what has arrived in a row of a folio that is being filled: 3 to 5 once more, and rarely. `Mismatch` if it
-    /// was not the folio's all the while.
+    /// Copies the pages that have arrived in a row of a folio that is being filled: 3 to 5 once more, and rarely.
+    /// `Mismatch` if it was not the folio's all the while.
     ///
     /// # Safety
     /// That of [`read_hits`].

@@ -173,8 +173,8 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// Attaches the calling process to the cache in these files: the arena, what all viewers see, and the page made for
-    /// this process. `token` is the cache's, or [`ANY_CACHE`].
+    /// Attaches the calling process to the cache in these files: the arena, the control pages that all viewers see, and
+    /// the page made for this process. `token` is the cache's, or [`ANY_CACHE`].
     ///
     /// # Safety
     /// All three stay mapped, as [`View::attach`] and [`ViewerControl::attach`] require, as long as the viewer lives.
@@ -274,7 +274,7 @@ impl Viewer {
         if self.arena.owner_has_ended() {
             return Validation::Kernel; // records are no longer kept true
         }
-        // Before the times: a viewer that sees a deadline sees what records said before. Acquire, partner:
+        // Before the times: a viewer that sees a deadline sees the records as they were before it. Acquire, partner:
         // `Shared::publish_lease_deadline`.
         let until = self.control.control().leases_valid_until.load(Ordering::Acquire);
         let said = self.arena.record(file.cell).map_or(Validation::Kernel, |record| record.validation());
@@ -301,7 +301,7 @@ impl Viewer {
         self.page().counters[Counter::FirstReason as usize + reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts what came of patching the process's C library. Once a process.
+    /// Counts the outcome of patching the process's C library. Once a process.
     pub fn count_patching(&self, outcome: Patching) {
         self.page().counters[Counter::FirstPatching as usize + outcome as usize]
             .fetch_add(1, Ordering::Relaxed);
@@ -319,11 +319,11 @@ impl Viewer {
         match hit.whole() {
             Some(bytes) => ReadOutcome { bytes, asked: 0, end: ReadEnd::Full },
             // SAFETY: as above.
-            None => unsafe { self.go_on(file, position, to, len, hit) },
+            None => unsafe { self.continue_read(file, position, to, len, hit) },
         }
     }
 
-    /// The first look of a read, without a system call. If it was not all of it, [`Viewer::go_on`] is next.
+    /// The first look of a read, without a system call. If it was not all of it, [`Viewer::continue_read`] is next.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -341,7 +341,7 @@ impl Viewer {
     /// # Safety
     /// That of [`Viewer::read`].
     #[cold]
-    pub unsafe fn go_on(
+    pub unsafe fn continue_read(
         &self,
         file: &ViewedFile<'_>,
         position: u64,
@@ -412,7 +412,7 @@ impl Viewer {
         resident(self.view_of(file), range, each);
     }
 
-    /// As [`Viewer::read`], but what it brings into the cache does not stay there; what was cached stays, not noted as
+    /// As [`Viewer::read`], but pages that it brings into the cache do not stay there; cached ones stay, not noted as
     /// read.
     ///
     /// # Safety
@@ -442,7 +442,7 @@ impl Viewer {
         FileView { view: &self.arena, cell: file.cell, id: file.id }
     }
 
-    /// Copies what the cache holds and notes nothing; sets `met` if some of it is dropped after the read.
+    /// Copies the bytes that the cache holds and notes nothing; sets `met` if some of it is dropped after the read.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -477,7 +477,7 @@ impl Viewer {
         let _ = self.submit(Operation::Hint, arguments, state::PENDING_UNATTENDED, HINT_SLOTS);
     }
 
-    /// Copies what the cache holds, notes what was read, tells the owner of a marker.
+    /// Copies the bytes that the cache holds, notes them as read, tells the owner of a marker.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
@@ -551,9 +551,9 @@ impl Viewer {
             return;
         }
         let first = self.arena.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
-        let goes_on = file.touched.load(Ordering::Relaxed) == position && first < position;
+        let is_sequential = file.touched.load(Ordering::Relaxed) == position && first < position;
         file.touched.store(end, Ordering::Relaxed);
-        if !goes_on {
+        if !is_sequential {
             let page = self.page();
             let place = page.ring_head.fetch_add(1, Ordering::Relaxed) as usize % RING_ENTRIES;
             page.ring[place].store(frame.0, Ordering::Relaxed);
@@ -563,15 +563,15 @@ impl Viewer {
     #[inline]
     fn tell_marker(&self, file: &ViewedFile<'_>, page: u64, bits: u64) {
         if file.marker_reported.swap(page + 1, Ordering::Relaxed) != page + 1 {
-            let _ = self.tell(Operation::Advance, [file.handle, page | bits, 0]); // a lost hint costs speed only
+            let _ = self.notify(Operation::Advance, [file.handle, page | bits, 0]); // a lost hint costs speed only
         }
     }
 
     /// Asks the owner and waits for its answer, for a bounded time.
     ///
-    /// Ends with [`RequestError::Late`] if there is none by then; the owner then does nothing of what was asked, or
-    /// undoes it. Ends so at once if the owner has shown no sign of life since an answer was late. Signals are handled
-    /// afterwards, as during a kernel's read: a handler that does not return would take the slot with it.
+    /// Ends with [`RequestError::Late`] if there is none by then; the owner then does not do the request, or undoes it.
+    /// Ends so at once if the owner has shown no sign of life since an answer was late. Signals are handled afterwards,
+    /// as during a kernel's read: a handler that does not return would take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
         self.ask(operation, arguments, self.answer_millis_max)
@@ -610,7 +610,7 @@ impl Viewer {
     }
 
     /// Tells the owner something and does not wait.
-    pub fn tell(&self, operation: Operation, arguments: [u64; 3]) -> Result<(), RequestError> {
+    pub fn notify(&self, operation: Operation, arguments: [u64; 3]) -> Result<(), RequestError> {
         let _held = SignalsHeld::new(); // as in `request`
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
@@ -627,7 +627,7 @@ impl Viewer {
         self.wait_for_heartbeat();
         let (begun, beat) = (sys::clock_millis(), self.heartbeat());
         let (until, still) = (begun + u64::from(millis), begun + self.heartbeat_timeout_millis());
-        // Acquire, partner: the Release by which the owner frees a slot: what it was told is done.
+        // Acquire, partner: the Release by which the owner frees a slot: the request in it is done.
         let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
         for slot in &self.page().requests {
             while !is_free(slot) && !self.owner_is_dead() && !self.is_late_still() {

@@ -241,7 +241,7 @@ pub fn ticks_within(time: Duration) -> u64 {
 pub fn clock_millis() -> u64 {
     const CLOCK_MONOTONIC: usize = 1;
     let mut time = [0i64; 2];
-    // SAFETY: the kernel writes two words, which is what `time` has.
+    // SAFETY: the kernel writes two words, the size of `time`.
     let _ = unsafe { call(number::CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
     time[0] as u64 * 1000 + time[1] as u64 / 1_000_000
 }

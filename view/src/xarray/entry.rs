@@ -1,4 +1,4 @@
-//! Entry: what a slot of the tree can hold, in 32 bits.
+//! Entry: the content of a slot of the tree, in 32 bits.
 //!
 //! ```text
 //!   31                                     2 1 0
@@ -149,7 +149,7 @@ impl fmt::Debug for Value {
 }
 
 /// The root of a tree, as one word: the entry and the number of levels of nodes below it. With no level the entry is
-/// what stands at index 0, of order 0.
+/// that of index 0, of order 0.
 ///
 /// ```text
 ///   63      43  42-40  39    32 31             0

@@ -1,4 +1,4 @@
-//! XArray, the readers' half: what a slot means, and the walk from a root to it.
+//! XArray, the readers' half: the meaning of a slot, and the walk from a root to it.
 //!
 //! A tree of nodes with 64 slots, or 2^BITS of them. The owner changes it under a lock (`xarray` of crate `quinion`,
 //! which draws it); a reader takes none. [`walk()`] may meet a tree that changes and nodes that were recycled. It

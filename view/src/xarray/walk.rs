@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The tree may change under a walk, and a node may be recycled for another tree. So a walk ends after at most `levels`
-//! steps, the slab checks every number it follows, and what it returns is a **hint**, to be held against the descriptor
+//! steps, the slab checks every number it follows, and its result is a **hint**, to be checked against the descriptor
 //! it names. An empty or foreign hint means "ask under the lock", never "hole".
 //!
 //! A [`Finder`] remembers the leaf it is in; the hit has one. A [`Walker`] is a finder that stands somewhere and moves
@@ -128,7 +128,7 @@ pub struct WalkResult<'a> {
 pub struct Finder<'a, S: ?Sized, const BITS: u32> {
     slab: &'a S,
     root: &'a AtomicU64,
-    /// Of the last look, with the upper bits of the indices they are of.
+    /// The leaf of the last look, with the upper bits of its indices.
     leaf: Option<(u64, &'a [AtomicU32])>,
 }
 
@@ -167,7 +167,7 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Finder<'a, S, BITS> {
         WalkResult { entry, slot }
     }
 
-    /// Whether what was found still stands in the same slot: one slot read.
+    /// Whether the found entry still stands in the same slot: one slot read.
     #[inline]
     pub fn is_still(&self, found: WalkResult<'a>) -> bool {
         let now = match found.slot {
@@ -226,14 +226,15 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
         self.finder.find(self.index)
     }
 
-    /// Whether what was found still stands there; see [`Finder::is_still`].
+    /// Whether the found entry still stands there; see [`Finder::is_still`].
     #[inline]
     pub fn is_still(&self, found: WalkResult<'a>) -> bool {
         self.finder.is_still(found)
     }
 }
 
-/// A walk that is led one level at a time, so that several overlap their waits for memory. Finds what [`walk`] finds.
+/// A walk that is led one level at a time, so that several overlap their waits for memory. Finds the entry that
+/// [`walk`] finds.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps<'a, const BITS: u32> {
     index: u64,

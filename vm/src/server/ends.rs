@@ -1,4 +1,4 @@
-//! Ends: how a connection ends, and what is kept until it may be let go.
+//! Ends: how a connection ends, and which of its parts are kept until they may be let go.
 //!
 //! ```text
 //!   its process is no more --> forgotten
@@ -80,7 +80,7 @@ impl Shared {
         }
     }
 
-    /// A peer that greets is told what is wrong, and forgotten; or given up, if it handed over its memory.
+    /// A peer that greets gets the error, and is forgotten; or given up, if it handed over its memory.
     pub(super) fn refuse(
         &self,
         connection: &Connection,

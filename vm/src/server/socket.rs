@@ -104,7 +104,7 @@ fn file_of_socket(path: &Path) -> io::Result<(OwnedFd, u64)> {
 fn open_to(path: &Path, file: &OwnedFd, options: &RestoreOptions) -> Result<()> {
     let (user, group) = (options.socket_owner, options.socket_group);
     let mode = Mode::from_raw_mode(options.socket_mode);
-    // By the descriptor's own name: `fchmod` takes none of this kind.
+    // The mode is set by the descriptor's name: `fchmod` takes no descriptor of this kind.
     rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
         .map_err(|e| failed(path, "", e))?;
     if user.or(group).is_none() {

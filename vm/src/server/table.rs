@@ -12,9 +12,9 @@ use crate::stats::RestoreCounters;
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) connections: HashMap<u64, Arc<Connection>>,
-    /// Those for which there was no place.
+    /// Connections for which there was no place.
     pub(super) refused: HashSet<u64>,
-    /// Those, of the others, that are a VM's: their message has come, or their memory did.
+    /// Connections of VMs: their message has come, or their memory did.
     pub(super) vms: HashSet<u64>,
     /// Threads of peers: of those that greet, and of those whose descriptors block in close.
     pub(super) threads: usize,

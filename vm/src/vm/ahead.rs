@@ -116,7 +116,8 @@ impl Vm {
             self.ahead_bytes = AHEAD_BYTES_MAX;
         }
         if let Some(StreamStep { window, reads }) = step {
-            // Of the window again: what was refused or evicted since it was asked for is absent, and the rest a look.
+            // The window is asked for again: pages that were refused or evicted since are absent, and the rest costs a
+            // look.
             self.read_ahead(window.start..window.end.min(reads.start), common);
             self.read_ahead(reads, common);
             self.want_window(window);
@@ -221,7 +222,7 @@ impl Vm {
         let unit = self.spaces[0].pages.unit();
         let of = |bytes: u64| ImagePart { bytes: first.bytes.min(bytes.max(unit)), ..first };
         let (mut part, large) = (of(AHEAD_BYTES), of(self.ahead_bytes));
-        // Of a large step that has not come as a whole, the first part may have. An image's is waited for as one.
+        // If a large step has not come as a whole, its first part may have. An image's is waited for as one.
         let ready = if large == part { None } else { self.ready(large, common)? };
         if ready.is_some() || self.is_mapped() {
             part = large;
@@ -290,7 +291,7 @@ impl Vm {
             match self.supply_run(replay, run, common)? {
                 FaultAnswer::Given | FaultAnswer::Stray => self.replayed.pass(replay, run.len()),
                 FaultAnswer::Again => return Ok(AheadStep::Done),
-                // Of a large step that has not come as a whole, the first part may have.
+                // If a large step has not come as a whole, its first part may have.
                 FaultAnswer::Short if run.len() as u64 * PAGE > AHEAD_BYTES => {
                     left = AHEAD_BYTES;
                     continue;

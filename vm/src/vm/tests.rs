@@ -40,7 +40,7 @@ enum Way {
 
 const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM;
 
-/// Those that the system has.
+/// The ways that the system has.
 fn ways(test: &str) -> Vec<Way> {
     let needs = [(Way::Copied, 0), (Way::Mapped, FEATURES)];
     let has = |&(_, features): &(Way, u64)| vmm::has(test, &[Need::Userfault(features)]);

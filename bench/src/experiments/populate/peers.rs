@@ -39,11 +39,11 @@ pub enum On {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// By writes of so many bytes, by so many threads.
+    /// Writes of so many bytes, by so many threads.
     Write(usize, usize),
     Copy,
     CopyOfSnap,
-    /// By the kernel, for a caller that would have waited: so many bytes at a time.
+    /// The kernel fills pages for a caller that would have waited: so many bytes at a time.
     Uffd(usize),
     UffdOfSnap(usize),
     /// Pages that are filled already are mapped, so many bytes at a time.

@@ -83,14 +83,14 @@ pub fn all(extent: Extent) -> Vec<Family> {
     families
 }
 
-/// By a Zipf law; with each `every`th reference each rank belongs to the next page, with 0 never.
+/// References by a Zipf law; with each `every`th reference each rank belongs to the next page, with 0 never.
 fn drifting(exponent: f64, every: u64, count: usize) -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(POPULAR_PAGES, exponent), Random::new(2));
     let moved = |at: u64| at.checked_div(every).unwrap_or(0);
     (0..count as u64).map(|at| scattered(zipf.rank(random.unit()) + moved(at))).collect()
 }
 
-/// By a Zipf law, and `tenths` tenths of all references in runs over pages that are read once.
+/// References by a Zipf law, and `tenths` tenths of all references in runs over pages that are read once.
 fn with_scans(exponent: f64, tenths: u64, count: usize) -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(POPULAR_PAGES, exponent), Random::new(3));
     let (mut asked, mut scanned) = (Vec::new(), SCAN_AT);
@@ -129,7 +129,7 @@ fn two_loops(caches: f64, count: usize) -> Vec<u64> {
     (0..count).map(next).collect()
 }
 
-/// By a Zipf law, and `percent` % of the references round and round.
+/// References by a Zipf law, and `percent` % of the references round and round.
 fn with_a_loop(percent: u64, count: usize) -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(POPULAR_PAGES, 1.0), Random::new(6));
     let mut around = 0;

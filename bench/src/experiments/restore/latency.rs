@@ -128,8 +128,8 @@ fn told(taken: &[f64]) -> Vec<f64> {
     vec![percentile(taken, 0.5), percentile(taken, 0.99), mean]
 }
 
-/// By a server that answers a fault with so many bytes. Pages are touched that far from each other, so that each touch
-/// is a fault.
+/// Times of faults at a server that answers each with so many bytes. Pages are touched that far from each other, so
+/// that each touch is a fault.
 fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
     let (cache, mut options) = (stage.host.warm_cache()?, RestoreOptions::new());
     options.run_bytes = run as u64;

@@ -97,7 +97,7 @@ fn read_all(hot: &HotFile) -> Result<(), Unmeasured> {
 struct StreamRun<'r> {
     streams: &'r Streams,
     files: &'r [PathBuf],
-    /// Those of each job.
+    /// The parts of each job.
     parts: &'r [Vec<Part>],
     /// Between two values of the series.
     interval: Duration,

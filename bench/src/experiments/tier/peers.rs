@@ -26,7 +26,7 @@ struct Foyer {
     runtime: tokio::runtime::Runtime,
 }
 
-/// By calls that block, on threads of a runtime: foyer's default.
+/// A foyer whose I/O are calls that block, on threads of a runtime: its default.
 pub fn open(folder: &Path, bytes: u64) -> Result<Box<dyn Tier>, Unmeasured> {
     with(folder, bytes, PsyncIoEngineConfig::new().boxed())
 }

@@ -41,7 +41,7 @@ struct Load {
     places: Sequence,
     before: Before,
     threads: usize,
-    /// By how much writes anywhere are divided in a quick run.
+    /// The divisor of the number of writes in a quick run.
     fewer: usize,
     goal: Option<f64>,
 }

@@ -44,7 +44,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 
 enum Target {
     Ours(Box<File>),
-    /// By a descriptor for each thread: a shared one is dearer.
+    /// Each thread writes by a descriptor of its own: a shared one is dearer.
     Kernel([KernelFile; THREADS_MAX]),
 }
 

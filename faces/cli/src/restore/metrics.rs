@@ -61,7 +61,10 @@ impl Metrics {
     pub fn start(place: &MetricsTarget) -> Result<Self, String> {
         match place {
             MetricsTarget::File(path) => {
-                write(path, "").map_err(|error| format!("{}: {error}", path.display()))?;
+                write(path, "").map_err(|error| {
+                    let path = path.display();
+                    format!("cannot write metrics to {path}: {error}; name a file in a folder that you may write to")
+                })?;
                 Ok(Self::File(path.clone()))
             }
             MetricsTarget::Address(address) => {
@@ -69,7 +72,12 @@ impl Metrics {
                     listener.set_nonblocking(true)?;
                     Ok(listener)
                 });
-                listening.map(Self::Asked).map_err(|error| format!("cannot listen at {address}: {error}"))
+                listening.map(Self::Asked).map_err(|error| {
+                    format!(
+                        "cannot listen at {address} for metrics: {error}; name an address of this machine \
+                         whose port is free, such as 127.0.0.1:0"
+                    )
+                })
             }
         }
     }

@@ -176,7 +176,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
 
 fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     // Before there are threads, so that none of them gets the signals.
-    let ending = Ending::hear().map_err(|error| format!("cannot wait for signals: {error}"))?;
+    let ending = Ending::hear().map_err(|error| {
+        format!("cannot wait for signals: {error}; allow this process more descriptors (ulimit -n)")
+    })?;
     arguments.record.as_deref().map_or(Ok(()), check_record)?;
     let metrics = arguments.metrics.as_ref().map(Metrics::start).transpose()?;
     let bar = bar();
@@ -217,7 +219,14 @@ fn named(path: &Path, error: &dyn std::fmt::Display) -> String {
 
 /// Checks now that the record can be written at the end.
 fn check_record(path: &Path) -> Result<(), String> {
-    let told = |error: std::io::Error| named(path, &format_args!("the record could not be written: {error}"));
+    let told = |error: std::io::Error| {
+        named(
+            path,
+            &format_args!(
+                "the record cannot be written: {error}; name a file in a folder that you may write to"
+            ),
+        )
+    };
     if path.is_dir() {
         return Err(told(std::io::ErrorKind::IsADirectory.into()));
     }
@@ -273,7 +282,7 @@ fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
     })
 }
 
-/// The record at `path`, as far as it is of use for `image`; prints what is not.
+/// The record at `path`, as far as it is of use for `image`; prints which part is not.
 fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<FaultRecord>, String> {
     let record = match FaultRecord::read(path, image) {
         Ok(record) => record,

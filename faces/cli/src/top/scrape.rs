@@ -32,7 +32,7 @@ pub struct Monitor(String);
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Sample {
     numbers: BTreeMap<String, f64>,
-    /// Those of its stores, by their prefixes.
+    /// The samples of its stores, by their prefixes.
     pub stores: Vec<StoreSample>,
 }
 

@@ -392,7 +392,7 @@ fn emptied_extents_go_back_to_the_machine_and_grow_again() {
 }
 
 #[test]
-fn a_bound_that_is_raised_again_gives_back_what_was_to_go() {
+fn a_bound_that_is_raised_again_gives_back_emptied_extents() {
     let large = SMALL + 4 * EXTENT_SIZE as u64;
     let arena = resizable(large, large);
     let mut all = drain(&arena, Order(0));
@@ -486,9 +486,9 @@ enum Op {
     Free(usize),
     Cells(usize),
     FreeCells(usize, usize),
-    /// Sets the bound, in extents above the least, and empties what is to go as far as it is free.
+    /// Sets the bound, in extents above the least, and empties the extents to be removed as far as they are free.
     Resize(u64),
-    /// As if reclaim came: whatever is freed now may complete what was begun.
+    /// As after reclaim: each frame that is freed now may complete an extent that is being emptied.
     Punch,
     Guest(u32),
     Claim(usize, u32, u32),
@@ -909,7 +909,8 @@ fn memory_for_the_pages_of_viewers_is_given_back_and_taken_again() {
         assert_eq!(arena.stats().control_bytes, bytes + EXTENT_SIZE as u64);
         assert_eq!(arena.pages_max(), pages_max - u64::from(EXTENT_PAGES));
         assert_eq!(blocks(), 0);
-        // Of the first the page stays; a thread that is late for the other finds nothing, and takes a page for it.
+        // The first viewer's page stays; a thread that is late for the other viewer finds nothing, and takes a page for
+        // it.
         assert_eq!(viewers.map(|viewer| word(viewer).load(Ordering::Relaxed)), [7, 0]);
         assert!(blocks() > 0);
         arena.release_viewers(1);

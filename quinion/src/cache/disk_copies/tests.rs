@@ -1,4 +1,5 @@
-//! A disk slower than the backend: what it refused is there later, and is never other bytes than what arrived.
+//! A disk slower than the backend: pages that it refused are there later, and never with other bytes than those that
+//! arrived.
 //!
 //! The disk is a device in memory whose writes can be held back. All bytes follow from the content's number
 //! and the place, so each page that is found on the disk is compared.
@@ -163,7 +164,7 @@ impl Node {
     }
     fn wait_until_paid(&self) -> DiskStats {
         let begun = Instant::now();
-        while self.stats().owed_pages > 0 {
+        while self.stats().pending_pages > 0 {
             assert!(begun.elapsed() < LONG, "{:?}", self.stats());
             thread::sleep(Duration::from_millis(1));
         }
@@ -207,7 +208,7 @@ fn pages_that_a_slow_disk_refused_are_copied_later_and_a_restart_asks_for_nothin
     read_all(&file, 1);
     let stats = node.stats();
     assert!(stats.refused_pages > 1000, "{stats:?}");
-    assert!(stats.owed_pages > 1000 && stats.late_pages + stats.missed_pages == 0, "{stats:?}");
+    assert!(stats.pending_pages > 1000 && stats.late_pages + stats.missed_pages == 0, "{stats:?}");
     drop(file);
     disk.hold(false);
     let stats = node.wait_until_paid();
@@ -225,15 +226,15 @@ fn pages_that_have_left_memory_are_missed_and_others_in_their_frames_are_not_tak
     let node = Node::new(16, &disk, &options);
     disk.hold(true);
     read_all(&node.open(1, 10 * MIB), 1);
-    let owed = node.stats().owed_pages;
-    assert!(owed > 1000);
+    let pending = node.stats().pending_pages;
+    assert!(pending > 1000);
     // In another order than the file's, and twice: as a stream it would evict itself.
     let file = node.open_unnamed(2, 40 * MIB);
     let pieces = 40 * MIB / PIECE;
     (0..2 * pieces).for_each(|at| read_checked(&file, 2, at * 7 % pieces * PIECE, PIECE as usize));
     disk.hold(false);
     let stats = node.wait_until_paid();
-    assert_eq!(stats.late_pages + stats.missed_pages, owed, "{stats:?}");
+    assert_eq!(stats.late_pages + stats.missed_pages, pending, "{stats:?}");
     assert!(stats.missed_pages > 1000, "{stats:?}");
     drop(node);
     let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
@@ -249,7 +250,7 @@ fn pages_that_were_written_or_cut_meanwhile_are_not_copied() {
     disk.hold(true);
     let file = node.open(1, size);
     read_all(&file, 1);
-    assert!(node.stats().owed_pages > 2000);
+    assert!(node.stats().pending_pages > 2000);
     let writer = node.open_for_writing(1, size);
     for page in (0..size / PAGE).step_by(3) {
         writer.write_all_at(b"not the content's", page * PAGE + 100).unwrap();
@@ -273,10 +274,10 @@ fn pages_that_were_let_go_and_fetched_again_are_not_copied_twice() {
     disk.hold(true);
     let file = node.open(1, size);
     read_all(&file, 1);
-    let first = node.stats().owed_pages;
+    let first = node.stats().pending_pages;
     file.dont_need(0, size).unwrap();
     read_all(&file, 1);
-    let both = node.stats().owed_pages;
+    let both = node.stats().pending_pages;
     assert!(both > first, "they arrived again");
     disk.hold(false);
     let stats = node.wait_until_paid();
@@ -286,7 +287,7 @@ fn pages_that_were_let_go_and_fetched_again_are_not_copied_twice() {
 #[derive(Clone, Copy, PartialEq)]
 enum Copies {
     Made,
-    Owed,
+    Pending,
 }
 
 #[derive(PartialEq, Debug)]
@@ -311,13 +312,13 @@ fn outcome_of(copies: Copies) -> Outcome {
         }
     };
     read(2500, 6000);
-    assert!(node.stats().owed_pages > 1000, "{:?}", node.stats());
+    assert!(node.stats().pending_pages > 1000, "{:?}", node.stats());
     if copies == Copies::Made {
         disk.hold(false);
         let stats = node.wait_until_paid();
         assert!(stats.late_pages > 1000, "{stats:?}");
     }
-    // From here on nothing comes from the disk: what is cached is read, or what was not yet.
+    // From here on nothing comes from the disk: reads are of cached pages, or of pages that were not read yet.
     let all: Vec<_> =
         file.residents(0, u64::MAX).unwrap().map(|range| (range.bytes.start, range.pages)).collect();
     for (round, fresh) in (5000..8000).enumerate() {
@@ -342,8 +343,8 @@ fn outcome_of(copies: Copies) -> Outcome {
 }
 
 #[test]
-fn late_copies_change_neither_what_is_evicted_nor_what_is_counted() {
-    assert_eq!(outcome_of(Copies::Made), outcome_of(Copies::Owed));
+fn late_copies_change_neither_evictions_nor_counts() {
+    assert_eq!(outcome_of(Copies::Made), outcome_of(Copies::Pending));
 }
 
 #[test]
@@ -353,31 +354,31 @@ fn a_disk_that_fails_owes_nothing_any_more() {
     disk.hold(true);
     let file = node.open(1, 16 * MIB);
     read_all(&file, 1);
-    let owed = node.stats().owed_pages;
-    assert!(owed > 2000);
+    let pending = node.stats().pending_pages;
+    assert!(pending > 2000);
     disk.0.fails.store(true, Ordering::Relaxed);
     disk.hold(false);
     let stats = node.wait_until_paid();
     assert!(node.cache.disk_trouble().is_some());
-    assert_eq!(stats.late_pages + stats.missed_pages, owed);
+    assert_eq!(stats.late_pages + stats.missed_pages, pending);
     file.dont_need(0, 16 * MIB).unwrap();
     read_all(&file, 1);
-    assert_eq!(node.stats().owed_pages, 0);
+    assert_eq!(node.stats().pending_pages, 0);
 }
 
 #[test]
-fn the_end_copies_what_is_owed_and_does_not_wait_for_a_disk_that_hangs() {
+fn the_end_makes_pending_copies_and_does_not_wait_for_a_disk_that_hangs() {
     let (disk, options) = SlowDisk::new(64);
     let node = Node::new(64, &disk, &options);
     disk.hold(true);
     read_all(&node.open(1, 16 * MIB), 1);
     let copies = Arc::clone(node.cache.shared.disk.as_ref().unwrap());
-    assert!(copies.stats().owed_pages > 2000);
+    assert!(copies.stats().pending_pages > 2000);
     copies.end(Duration::ZERO);
-    assert!(copies.stats().owed_pages > 2000, "there was no time, and no room");
+    assert!(copies.stats().pending_pages > 2000, "there was no time, and no room");
     disk.hold(false);
     copies.end(LONG);
-    assert_eq!((copies.stats().owed_pages, copies.stats().missed_pages), (0, 0));
+    assert_eq!((copies.stats().pending_pages, copies.stats().missed_pages), (0, 0));
     drop((copies, node));
     let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
     assert_eq!(check_disk(&store, 1, 16 * MIB), 16 * 256);
@@ -394,7 +395,7 @@ fn a_disk_that_takes_nothing_is_asked_less_and_less_often() {
 
 /// A folio of 2 MiB is more than a segment of the disk has.
 #[test]
-fn late_copies_leave_a_buffer_to_what_arrives() {
+fn late_copies_leave_a_buffer_to_arriving_pages() {
     let (disk, options) = SlowDisk::new(64);
     let builder = Cache::builder().memory(64 * MIB).folio_order_min(9).folio_order_max(9);
     let node = Node::built(builder, &disk, &options);
@@ -402,10 +403,10 @@ fn late_copies_leave_a_buffer_to_what_arrives() {
     read_all(&node.open(1, 24 * MIB), 1);
     let copies = Arc::clone(node.cache.shared.disk.as_ref().unwrap());
     copies.thread.close();
-    let owed = node.stats().owed_pages;
-    assert!(owed > 2000);
+    let pending = node.stats().pending_pages;
+    assert!(pending > 2000);
     let mut buffer = Vec::new();
-    // In turns: the disk writes all, then it hangs, and what is copied leaves a buffer.
+    // In turns: the disk writes all, then it hangs, and the copied pages leave a buffer.
     loop {
         disk.hold(false);
         let begun = Instant::now();
@@ -414,7 +415,7 @@ fn late_copies_leave_a_buffer_to_what_arrives() {
             thread::sleep(Duration::from_millis(1));
         }
         disk.hold(true);
-        let outcome = copies.tier.copy_owed(&mut buffer);
+        let outcome = copies.tier.copy_pending(&mut buffer);
         assert!(copies.tier.free_segments() >= 1, "{outcome:?}");
         match outcome {
             CopyOutcome::Nothing => break,
@@ -423,14 +424,14 @@ fn late_copies_leave_a_buffer_to_what_arrives() {
     }
     disk.hold(false);
     let stats = node.stats();
-    assert_eq!((stats.late_pages, stats.missed_pages), (owed, 0), "{stats:?}");
+    assert_eq!((stats.late_pages, stats.missed_pages), (pending, 0), "{stats:?}");
     drop((copies, node));
     let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
     assert_eq!(check_disk(&store, 1, 24 * MIB), 24 * 256);
 }
 
 #[test]
-fn nothing_that_is_owed_keeps_a_file_alive() {
+fn nothing_that_is_pending_keeps_a_file_alive() {
     let (disk, options) = SlowDisk::new(64);
     let node = Node::built(Cache::builder().memory(64 * MIB).idle_files_max(0), &disk, &options);
     disk.hold(true);
@@ -444,15 +445,15 @@ fn nothing_that_is_owed_keeps_a_file_alive() {
     assert!(stats.missed_pages > 2000 && stats.late_pages == 0, "{stats:?}");
 }
 
-/// An end that copies nothing would leave the next cache with what the disk took at once.
+/// An end that copies nothing would leave to the next cache only the pages that the disk took at once.
 #[test]
-fn the_last_handle_copies_what_is_owed() {
+fn the_last_handle_makes_pending_copies() {
     let (disk, options) = SlowDisk::new(64);
     let node = Node::new(64, &disk, &options);
     disk.hold(true);
     read_all(&node.open(1, 16 * MIB), 1);
     node.cache.shared.disk.as_ref().unwrap().thread.close();
-    assert!(node.stats().owed_pages > 2000);
+    assert!(node.stats().pending_pages > 2000);
     drop(node);
     let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
     assert_eq!(check_disk(&store, 1, 16 * MIB), 16 * 256);
@@ -512,7 +513,7 @@ fn a_storm_leaves_no_wrong_byte_on_the_disk() {
     assert!(late > 0 && missed > 0, "{late} {missed}");
 }
 
-/// One thread. Contents from 8 on are written as well, so what is read of them is not compared.
+/// One thread. Contents from 8 on are written as well, so reads of them are not compared.
 fn storm(node: &Node, seed: u64, size: impl Fn(u64) -> u64) {
     let mut state = seed;
     let mut random = move |end: u64| {

@@ -4,11 +4,11 @@
 //! the compiler.
 //!
 //! The vector loops move 64 bytes (32, 16) a step and finish with one step that ends exactly at the last byte and
-//! overlaps the one before it; what is shorter than one step goes by `rep movsb` or, below 16 bytes, by words.
+//! overlaps the one before it; lengths below one step go by `rep movsb` or, below 16 bytes, by words.
 //!
 //! In a viewer's process either end of a copy may be memory that is not there: the program may pass any address. So
 //! each block of a build without the standard library, which is a viewer's, notes in a section of its own where its
-//! accesses begin and end, and where to continue if one of them faults: at its end, with what was copied until then.
+//! accesses begin and end, and where to continue if one of them faults: at its end, with the bytes copied until then.
 //! The handler of the signal calls [`resume_after_fault`].
 
 use core::arch::asm;

@@ -1,4 +1,4 @@
-//! Owed: pages that arrived while the disk tier was behind, by where they are in memory, until they are copied.
+//! PendingCopy: pages that arrived while the disk tier was behind, by where they are in memory, until they are copied.
 //!
 //! ```text
 //!   arrival, refused by the disk --> [ folio | folio | folio ... ]   the oldest goes if there are too many
@@ -20,16 +20,16 @@
 //!
 //! Mapping and page are compared as well. A sequence wraps after 2^29 folios of one frame at the soonest; after these
 //! it would still have to be the same page of the same mapping. Neither file, version nor backend is asked: none of
-//! them decides what is in the frame.
+//! them decides which bytes are in the frame.
 //!
 //! The look is no read: it sets no referenced byte, counts nothing, holds nothing and takes no lock.
 //!
 //! Invariants:
-//!  1. The bytes that [`OwedPages::peek`] has copied, when it says `true`, are those that arrived for its key.
-//!  2. There are [`OWED_MAX`] entries at most, of 32 bytes. None keeps a file, a mapping or a backend; but each its
+//!  1. The bytes that [`PendingCopy::peek`] has copied, when it says `true`, are those that arrived for its key.
+//!  2. There are [`PENDING_MAX`] entries at most, of 32 bytes. None keeps a file, a mapping or a backend; but each its
 //!     content's key, which the entries of one open share: some MiB more, if each is of a content that is gone.
 //!
-//! Not an invariant: that what is owed is in memory still.
+//! Not an invariant: that pending pages are still in memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -43,10 +43,10 @@ use crate::folio::copy;
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 
 /// Entries at most; each is of one folio. 2 MiB of heap.
-pub(super) const OWED_MAX: usize = 1 << 16;
+pub(super) const PENDING_MAX: usize = 1 << 16;
 
 #[derive(Clone, Debug)]
-pub(super) struct OwedPages {
+pub(super) struct PendingCopy {
     key: Arc<ContentKey>,
     first: PageIndex,
     mapping: MappingId,
@@ -58,7 +58,7 @@ pub(super) struct OwedPages {
     is_known: bool,
 }
 
-const _: () = assert!(size_of::<OwedPages>() == 32);
+const _: () = assert!(size_of::<PendingCopy>() == 32);
 
 /// A fill that the tier did not take as a whole.
 pub(super) struct Arrival<'k> {
@@ -70,7 +70,7 @@ pub(super) struct Arrival<'k> {
     pub is_known: bool,
 }
 
-impl OwedPages {
+impl PendingCopy {
     /// For the sink of the run's fill, before it is ended.
     pub(super) fn of_arrival(view: &View, arrival: Arrival<'_>) -> impl Iterator<Item = Self> {
         let Arrival { key, run, wanted, is_known } = arrival;
@@ -126,7 +126,8 @@ impl OwedPages {
         self.first.plus(self.pages()) == next.first && self.key == next.key
     }
 
-    /// `false`: the pages are not what they were at the arrival, or may not be, and `to` is anything. Takes no lock.
+    /// `false`: the pages have changed since the arrival, or may have, and the content of `to` is arbitrary. Takes no
+    /// lock.
     pub(super) fn peek(&self, view: &View, to: &mut [u8]) -> bool {
         assert_eq!(to.len(), self.bytes());
         let (Some(descriptor), Some(from)) = (view.descriptor(self.frame), view.bytes(self.frame)) else {
@@ -138,9 +139,9 @@ impl OwedPages {
         if ticket.sequence() != self.sequence || page + self.pages() > u64::from(ticket.order().pages()) {
             return false;
         }
-        // 2
-        // SAFETY: the pages are inside a folio that was live at the first look, so inside the arena; it stays mapped,
-        // whatever becomes of the folio, and what others write there meanwhile is thrown away below. `to` is a slice.
+        // 2 SAFETY: the pages are inside a folio that was live at the first look, so inside the arena; it stays mapped,
+        // whatever becomes of the folio, and a copy that others wrote over meanwhile is thrown away below. `to` is a
+        // slice.
         unsafe { copy::copy_out(from.add(page as usize * PAGE_SIZE), to.as_mut_ptr(), to.len()) };
         // 3
         descriptor.end_read(ticket)
@@ -148,14 +149,14 @@ impl OwedPages {
 }
 
 #[derive(Debug)]
-pub(super) struct OwedList {
-    entries: VecDeque<OwedPages>,
+pub(super) struct PendingCopies {
+    entries: VecDeque<PendingCopy>,
     entries_max: usize,
     pages: u64,
     pushes: u64,
 }
 
-impl OwedList {
+impl PendingCopies {
     pub(super) fn new(entries_max: usize) -> Self {
         // At once, so that no arrival waits for a larger place; memory that is not used costs nothing.
         Self { entries: VecDeque::with_capacity(entries_max), entries_max, pages: 0, pushes: 0 }
@@ -174,24 +175,24 @@ impl OwedList {
     }
 
     /// Returns the pages that had to go for it: the oldest, which leave memory first.
-    pub(super) fn push(&mut self, owed: OwedPages) -> u64 {
+    pub(super) fn push(&mut self, pending: PendingCopy) -> u64 {
         let full = self.entries.len() == self.entries_max;
         let gone = if full { self.entries.pop_front().map_or(0, |oldest| oldest.pages()) } else { 0 };
-        self.pages = self.pages + owed.pages() - gone;
+        self.pages = self.pages + pending.pages() - gone;
         self.pushes += 1;
-        self.entries.push_back(owed);
+        self.entries.push_back(pending);
         gone
     }
 
     /// Takes the oldest, and those that follow it in the list and in the content: `pages_max` pages together.
-    pub(super) fn take(&mut self, pages_max: u64) -> Vec<OwedPages> {
+    pub(super) fn take(&mut self, pages_max: u64) -> Vec<PendingCopy> {
         if let Some(oldest) = self.entries.front_mut()
             && oldest.pages() > pages_max
         {
             self.pages -= pages_max;
             return vec![oldest.split_off_first(pages_max as u16)];
         }
-        let mut taken: Vec<OwedPages> = Vec::new();
+        let mut taken: Vec<PendingCopy> = Vec::new();
         let mut pages = 0;
         while let Some(next) = self.entries.front()
             && taken.last().is_none_or(|last| last.is_followed_by(next) && pages + next.pages() <= pages_max)
@@ -203,15 +204,15 @@ impl OwedList {
         taken
     }
 
-    /// Puts back what was taken, as the oldest again. Returns the pages for which there is no place any more.
-    pub(super) fn put_back(&mut self, taken: impl DoubleEndedIterator<Item = OwedPages>) -> u64 {
+    /// Puts the taken copies back, as the oldest again. Returns the pages for which there is no place any more.
+    pub(super) fn put_back(&mut self, taken: impl DoubleEndedIterator<Item = PendingCopy>) -> u64 {
         let mut gone = 0;
-        for owed in taken.rev() {
+        for pending in taken.rev() {
             if self.entries.len() == self.entries_max {
-                gone += owed.pages();
+                gone += pending.pages();
             } else {
-                self.pages += owed.pages();
-                self.entries.push_front(owed);
+                self.pages += pending.pages();
+                self.entries.push_front(pending);
             }
         }
         gone
@@ -259,14 +260,15 @@ mod tests {
         }
     }
 
-    fn owed(arena: &Arena, frame: Frame, pages: u32, wanted: Range<u32>) -> Vec<OwedPages> {
+    fn pending(arena: &Arena, frame: Frame, pages: u32, wanted: Range<u32>) -> Vec<PendingCopy> {
         let run = FillRun { index: FIRST, frame, pages };
-        OwedPages::of_arrival(arena.view(), Arrival { key: &key(1), run, wanted, is_known: false }).collect()
+        PendingCopy::of_arrival(arena.view(), Arrival { key: &key(1), run, wanted, is_known: false })
+            .collect()
     }
 
-    fn peeked(arena: &Arena, owed: &OwedPages) -> Option<Vec<u8>> {
-        let mut to = vec![0; owed.bytes()];
-        let is_there = owed.peek(arena.view(), &mut to);
+    fn peeked(arena: &Arena, pending: &PendingCopy) -> Option<Vec<u8>> {
+        let mut to = vec![0; pending.bytes()];
+        let is_there = pending.peek(arena.view(), &mut to);
         is_there.then(|| to.chunks(PAGE_SIZE).map(|page| page[0]).collect())
     }
 
@@ -274,8 +276,8 @@ mod tests {
     fn a_steady_folio_is_peeked_and_one_that_is_being_filled_is_not() {
         let arena = arena();
         let (frame, descriptor) = filling(&arena);
-        let all = owed(&arena, frame, 4, 0..4);
-        let part = owed(&arena, frame, 4, 1..3);
+        let all = pending(&arena, frame, 4, 0..4);
+        let part = pending(&arena, frame, 4, 1..3);
         assert_eq!((all.len(), part.len()), (1, 1));
         assert_eq!(peeked(&arena, &all[0]), None, "its fill has not ended");
         descriptor.complete();
@@ -285,36 +287,36 @@ mod tests {
         assert_eq!(descriptor.word(), before, "nothing is held and nothing noted");
     }
 
-    /// 1 A folio is filled, and what arrived is owed.
-    /// 2 It leaves the index; its frames are filled again, with other bytes, for the same page of the same mapping.
-    /// 3 A peek that goes by mapping, page and flags alone takes these for what arrived.
+    /// 1 A folio is filled, and its pages are pending. 2 It leaves the index; its frames are filled again, with other
+    /// bytes, for the same page of the same mapping. 3 A peek that goes by mapping, page and flags alone takes these
+    /// for the bytes that arrived.
     #[test]
     fn a_folio_that_was_filled_again_is_another() {
         let arena = arena();
         let (frame, descriptor) = filling(&arena);
-        let owed = owed(&arena, frame, 4, 0..4);
+        let pending = pending(&arena, frame, 4, 0..4);
         descriptor.complete();
         descriptor.try_retire().unwrap();
-        assert_eq!(peeked(&arena, &owed[0]), None, "it has left the index");
+        assert_eq!(peeked(&arena, &pending[0]), None, "it has left the index");
         put_numbers(&arena, frame, 11);
         descriptor.prepare(MAPPING, FIRST, ORDER);
-        assert_eq!(peeked(&arena, &owed[0]), None);
+        assert_eq!(peeked(&arena, &pending[0]), None);
         descriptor.complete();
-        assert_eq!(peeked(&arena, &owed[0]), None, "other bytes under the old name");
+        assert_eq!(peeked(&arena, &pending[0]), None, "other bytes under the old name");
     }
 
     #[test]
     fn a_folio_that_was_written_or_split_is_another() {
         let arena = arena();
         let (frame, descriptor) = filling(&arena);
-        let was_filled = owed(&arena, frame, 4, 0..4);
+        let was_filled = pending(&arena, frame, 4, 0..4);
         descriptor.complete();
         descriptor.try_hold(MAPPING, FIRST).unwrap();
         descriptor.begin_writes().unwrap();
         assert_eq!(peeked(&arena, &was_filled[0]), None, "it is written from now on");
         descriptor.put();
         let (frame, descriptor) = filling(&arena);
-        let was_whole = owed(&arena, frame, 4, 0..4);
+        let was_whole = pending(&arena, frame, 4, 0..4);
         descriptor.complete();
         let whole = descriptor.try_begin_split().unwrap();
         for piece in 0..4 {
@@ -331,15 +333,15 @@ mod tests {
         let arena = arena();
         let frame = arena.alloc(LARGE).unwrap();
         let descriptor = arena.view().own(frame);
-        let current: Mutex<Option<(OwedPages, u8)>> = Mutex::default();
+        let current: Mutex<Option<(PendingCopy, u8)>> = Mutex::default();
         let (peeks, wrong, is_over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut to = vec![0; LARGE.bytes()];
                 while !is_over.load(Ordering::Relaxed) {
-                    let Some((owed, number)) = current.lock().unwrap().clone() else { continue };
+                    let Some((pending, number)) = current.lock().unwrap().clone() else { continue };
                     peeks.fetch_add(1, Ordering::Relaxed);
-                    if owed.peek(arena.view(), &mut to) && to.iter().any(|&byte| byte != number) {
+                    if pending.peek(arena.view(), &mut to) && to.iter().any(|&byte| byte != number) {
                         wrong.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -354,13 +356,13 @@ mod tests {
                 }
                 descriptor.prepare(MAPPING, PageIndex(0), LARGE);
                 let run = FillRun { index: PageIndex(0), frame, pages: LARGE.pages() };
-                let owed = OwedPages::of_arrival(
+                let pending = PendingCopy::of_arrival(
                     arena.view(),
                     Arrival { key: &key(1), run, wanted: 0..LARGE.pages(), is_known: false },
                 )
                 .next();
                 descriptor.complete();
-                *current.lock().unwrap() = owed.map(|owed| (owed, number));
+                *current.lock().unwrap() = pending.map(|pending| (pending, number));
                 let before = peeks.load(Ordering::Relaxed);
                 while peeks.load(Ordering::Relaxed) == before {
                     std::thread::yield_now();
@@ -373,40 +375,41 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_that_left_before_its_fill_ended_is_not_owed() {
+    fn a_folio_that_left_before_its_fill_ended_is_not_pending() {
         let arena = arena();
         let (frame, descriptor) = filling(&arena);
         descriptor.retire();
-        assert!(owed(&arena, frame, 4, 0..4).is_empty());
+        assert!(pending(&arena, frame, 4, 0..4).is_empty());
     }
 
     #[test]
-    fn a_run_of_folios_is_owed_folio_by_folio() {
+    fn a_run_of_folios_is_pending_folio_by_folio() {
         let arena = arena();
         let frame = arena.alloc(Order(3)).unwrap();
         for (page, order) in [(0, Order(2)), (4, Order(1)), (6, Order(0)), (7, Order(0))] {
             let descriptor = arena.view().own(frame.plus(page));
             descriptor.prepare(MAPPING, FIRST.plus(page.into()), order);
         }
-        let of = |wanted| owed(&arena, frame, 8, wanted);
-        let pages = |owed: &[OwedPages]| owed.iter().map(|o| (o.first.0 - 8, o.pages)).collect::<Vec<_>>();
+        let of = |wanted| pending(&arena, frame, 8, wanted);
+        let pages =
+            |pending: &[PendingCopy]| pending.iter().map(|o| (o.first.0 - 8, o.pages)).collect::<Vec<_>>();
         assert_eq!(pages(&of(0..8)), [(0, 4), (4, 2), (6, 1), (7, 1)]);
         assert_eq!(pages(&of(5..7)), [(5, 1), (6, 1)]);
     }
 
-    fn entry(of: u8, first: u64, pages: u16) -> OwedPages {
+    fn entry(of: u8, first: u64, pages: u16) -> PendingCopy {
         let (mapping, frame, sequence) = (MAPPING, Frame(0), 2);
         let (key, first) = (key(of), PageIndex(first));
-        OwedPages { key, first, mapping, frame, sequence, pages, is_known: false }
+        PendingCopy { key, first, mapping, frame, sequence, pages, is_known: false }
     }
 
-    fn firsts(owed: &[OwedPages]) -> Vec<u64> {
-        owed.iter().map(|owed| owed.first.0).collect()
+    fn firsts(pending: &[PendingCopy]) -> Vec<u64> {
+        pending.iter().map(|pending| pending.first.0).collect()
     }
 
     #[test]
     fn neighbours_are_taken_together_and_no_others() {
-        let mut list = OwedList::new(10);
+        let mut list = PendingCopies::new(10);
         for (of, first, pages) in [(1, 0, 4), (1, 4, 4), (1, 8, 4), (2, 12, 4), (2, 20, 1)] {
             assert_eq!(list.push(entry(of, first, pages)), 0);
         }
@@ -423,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_full_list_lets_the_oldest_go_and_tells_its_pages() {
-        let mut list = OwedList::new(3);
+        let mut list = PendingCopies::new(3);
         let gone: u64 = (0..5).map(|at| list.push(entry(1, at * 10, 2 + at as u16))).sum();
         assert_eq!((gone, list.pages()), (2 + 3, 4 + 5 + 6));
         let taken = list.take(100);

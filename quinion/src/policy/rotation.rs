@@ -1,14 +1,14 @@
-//! Turn: how long Main takes to come round, and whether its pages are read in that time.
+//! Rotation: how long Main takes to come round, and whether its pages are read in that time.
 //!
 //! ```text
 //!   clock   pages that were evicted and activated so far: the time in which refault distances are told, too
 //!   put     pages that joined Main so far             the oldest of it joined when `put` was what it holds less
 //!   marks   put    0      50      100     150          a mark for each sixteenth of Main, with the clock then
 //!           clock  7      90      310     480
-//!                         |<- those in Main ->|        turn: the clock now less that of the oldest mark still in Main
+//!                         |<- those in Main ->|        rotation: the clock now less that of the oldest mark still in Main
 //! ```
 //!
-//! A page that joins Main is scanned one turn later, and goes if it was not read by then. So a page that comes back
+//! A page that joins Main is scanned one rotation later, and goes if it was not read by then. So a page that comes back
 //! after a longer time than that would go again before it is wanted. This is the question that LIRS asks with its
 //! stack, here asked of a ring, at the cost of some marks.
 //!
@@ -16,8 +16,8 @@
 //!  1. Marks rise in both numbers.
 //!  2. Of the marks at or before the oldest page of Main one is kept: it is the first.
 //!
-//! Not an invariant: that a turn is exact. It is too long by what joins between two marks at most. Pages that leave
-//! from the middle (a truncated file's) count as if they had been the oldest.
+//! Not an invariant: that a rotation is exact. It is too long by at most the pages that join between two marks. Pages
+//! that leave from the middle (a truncated file's) count as if they had been the oldest.
 //!
 //! Nor that it is never short: of more than [`MARKS`] marks the oldest is forgotten, which happens while Main grows
 //! fast. Then pages are taken from less far away than they could be.
@@ -31,26 +31,26 @@ const PARTS: u64 = 16;
 
 /// Main had had so many pages put into it at this time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Mark {
+struct Checkpoint {
     put: u64,
     clock: u64,
 }
 
 /// Follows one ring. Numbers only; nothing here allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Turn {
+pub(super) struct Rotation {
     clock: u64,
     put: u64,
     begun: u64,
     /// A queue: from `first` on, `len` of them, in a circle.
-    marks: [Mark; MARKS],
+    marks: [Checkpoint; MARKS],
     first: usize,
     len: usize,
 }
 
-impl Turn {
+impl Rotation {
     pub(super) const fn new() -> Self {
-        Self { clock: 0, put: 0, begun: 0, marks: [Mark { put: 0, clock: 0 }; MARKS], first: 0, len: 0 }
+        Self { clock: 0, put: 0, begun: 0, marks: [Checkpoint { put: 0, clock: 0 }; MARKS], first: 0, len: 0 }
     }
 
     pub(super) fn pass(&mut self, pages: u64) {
@@ -61,7 +61,7 @@ impl Turn {
         let before = self.put;
         self.put += pages;
         if self.len == 0 || (before - self.mark(self.len - 1).put) * PARTS >= held {
-            self.push(Mark { put: before, clock: self.clock });
+            self.push(Checkpoint { put: before, clock: self.clock });
         }
         let oldest = self.put.saturating_sub(held);
         while self.len > 1 && self.mark(1).put <= oldest {
@@ -75,12 +75,12 @@ impl Turn {
         if self.put == 0 { 0 } else { self.clock - self.begun }
     }
 
-    fn mark(&self, at: usize) -> Mark {
+    fn mark(&self, at: usize) -> Checkpoint {
         self.marks[(self.first + at) % MARKS]
     }
 
     /// One more; of too many the oldest goes.
-    fn push(&mut self, mark: Mark) {
+    fn push(&mut self, mark: Checkpoint) {
         if self.len == MARKS {
             self.drop_oldest();
         }
@@ -100,7 +100,7 @@ mod tests {
     use proptest::prelude::*;
 
     struct Both {
-        turn: Turn,
+        rotation: Rotation,
         clock: u64,
         joined: Vec<u64>,
         left: usize,
@@ -109,11 +109,11 @@ mod tests {
 
     impl Both {
         fn new() -> Self {
-            Self { turn: Turn::new(), clock: 0, joined: Vec::new(), left: 0, held_max: 0 }
+            Self { rotation: Rotation::new(), clock: 0, joined: Vec::new(), left: 0, held_max: 0 }
         }
 
         fn pass(&mut self, pages: u64) {
-            self.turn.pass(pages);
+            self.rotation.pass(pages);
             self.clock += pages;
         }
 
@@ -121,7 +121,7 @@ mod tests {
             self.joined.extend((0..pages).map(|_| self.clock));
             let held = (self.joined.len() - self.left) as u64;
             self.held_max = self.held_max.max(held);
-            self.turn.join(pages, held);
+            self.rotation.join(pages, held);
         }
 
         fn go_round(&mut self, pages: u64) {
@@ -143,30 +143,30 @@ mod tests {
             both.go_round(1);
         }
         // Too long by a sixteenth at most.
-        let turn = both.turn.pages();
-        assert!((4797..=4797 + 300).contains(&turn), "{turn}");
+        let rotation = both.rotation.pages();
+        assert!((4797..=4797 + 300).contains(&rotation), "{rotation}");
     }
 
     #[test]
-    fn a_ring_that_no_page_joins_ages_and_a_new_one_has_no_turn() {
-        let mut turn = Turn::new();
-        turn.pass(100);
-        assert_eq!(turn.pages(), 0);
-        turn.join(8, 8);
-        assert_eq!(turn.pages(), 0);
-        turn.pass(1000);
-        assert_eq!(turn.pages(), 1000);
+    fn a_ring_that_no_page_joins_ages_and_a_new_one_has_no_rotation() {
+        let mut rotation = Rotation::new();
+        rotation.pass(100);
+        assert_eq!(rotation.pages(), 0);
+        rotation.join(8, 8);
+        assert_eq!(rotation.pages(), 0);
+        rotation.pass(1000);
+        assert_eq!(rotation.pages(), 1000);
     }
 
     #[test]
-    fn the_turn_of_a_ring_that_grows_fast_is_counted_short() {
+    fn the_rotation_of_a_ring_that_grows_fast_is_counted_short() {
         let mut both = Both::new();
         for _ in 0..5000 {
             both.pass(1);
             both.join(1);
         }
-        let (turn, exact) = (both.turn.pages(), both.since(0));
-        assert!(turn < exact && turn > exact / 2, "{turn} of {exact}");
+        let (rotation, exact) = (both.rotation.pages(), both.since(0));
+        assert!(rotation < exact && rotation > exact / 2, "{rotation} of {exact}");
     }
 
     #[derive(Clone, Debug)]
@@ -186,8 +186,8 @@ mod tests {
     }
 
     proptest! {
-        /// The turn is that of a page which joined a sixteenth of the ring before its oldest at most; or of a younger
-        /// one, if there were too many marks.
+        /// The rotation is that of a page which joined a sixteenth of the ring before its oldest at most; or of a
+        /// younger one, if there were too many marks.
         #[test]
         fn agrees_with_a_ring_that_knows_when_each_page_joined(first in 1..200_u64, ops in ops()) {
             let mut both = Both::new();
@@ -198,10 +198,10 @@ mod tests {
                     Op::Join(pages) => both.join(pages),
                     Op::GoRound(pages) => both.go_round(pages),
                 }
-                let marks: Vec<Mark> = (0..both.turn.len).map(|at| both.turn.mark(at)).collect();
+                let marks: Vec<Checkpoint> = (0..both.rotation.len).map(|at| both.rotation.mark(at)).collect();
                 prop_assert!(marks.is_sorted_by(|a, b| a.put < b.put && a.clock <= b.clock), "{:?}", marks);
                 let (first, oldest) = (marks[0].put, both.left as u64);
-                prop_assert_eq!(both.turn.pages(), both.since(first as usize));
+                prop_assert_eq!(both.rotation.pages(), both.since(first as usize));
                 prop_assert!(marks[1..].iter().all(|mark| mark.put > oldest), "{} {:?}", oldest, marks);
                 prop_assert!(oldest < first + both.held_max / PARTS + 9, "{} {:?}", oldest, marks);
                 prop_assert!(first <= oldest || marks.len() > MARKS / 2, "{} {:?}", oldest, marks);

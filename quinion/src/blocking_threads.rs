@@ -24,8 +24,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::DeviceQueues;
-use crate::sync::contained;
+use crate::sync::{DeviceQueues, contained};
 
 const DEVICE_THREADS_MAX: usize = 16;
 const THREADS_MAX: usize = 128;
@@ -60,7 +59,7 @@ impl Default for Queue {
 }
 
 impl BlockingThreads {
-    /// Has a thread make `call`, which may wait for `device`, an [`Identity::device`](crate::backend::Identity::device).
+    /// Has a thread make `call`, which may wait for `device`: see [`Identity`](crate::backend::Identity).
     /// Does not wait.
     ///
     /// # Errors

@@ -175,8 +175,8 @@ pub(crate) enum Repr {
     )]
     DeviceEnds { position: u64, size: u64 },
     #[error(
-        "cannot make durable what was written: {source}; it stays in the cache and is written again by the next sync, \
-         until then it may be lost with the machine"
+        "cannot make durable what was written: {source}; what is still cached is written again by the next sync, \
+         and may be lost with the machine until then"
     )]
     Sync { source: Box<dyn std::error::Error + Send + Sync> },
     #[error(

@@ -4,8 +4,10 @@
 //! assertions check that at each [`RankedMutex::lock`], and a violation panics with both names. The ranks are the lock
 //! order that ARCHITECTURE.md prints.
 
+mod device_queues;
 mod panics;
 
+pub use device_queues::DeviceQueues;
 pub use panics::contained;
 pub use quinion_view::sync::*;
 

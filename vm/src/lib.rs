@@ -173,8 +173,8 @@ pub struct RestoreOptions {
     pub replay: Option<FaultRecord>,
     /// Pages that VMs get before they ask.
     pub fill: Fill,
-    /// Whether VMMs may map the image, by the dialect of the library's first page. It takes the snapshot's size of the cache's
-    /// memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
+    /// Whether VMMs may map the image, by the dialect of the library's first page. It takes the snapshot's size of the
+    /// cache's memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
     /// Is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,

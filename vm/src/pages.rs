@@ -87,7 +87,7 @@ impl ImagePart {
     }
 }
 
-/// Its regions are in more than [`PIECES_MAX`] pieces.
+/// Its regions are in more than 1024 pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the VM has cut its memory into more than {PIECES_MAX} pieces; let it unmap and move larger ones")]
 pub struct TooManyPieces;

@@ -55,7 +55,6 @@ use std::time::Duration;
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
 mod deferred_wakes;
-mod device_queues;
 mod disk_tier;
 mod pending_copies;
 mod registration;
@@ -86,7 +85,6 @@ mod work;
 
 pub use deferred_wakes::WakeCondition;
 pub(crate) use deferred_wakes::{DeferredWakes, is_waking, lock_and_wake, pause};
-pub use device_queues::DeviceQueues;
 pub(crate) use disk_tier::{CopyOutcome, DiskTier, TierParts};
 pub use engine::Mechanism;
 #[doc(hidden)]

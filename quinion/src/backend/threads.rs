@@ -25,10 +25,9 @@ use std::thread::JoinHandle;
 
 use super::work::Work;
 use super::{
-    Attributes, Backend, ContentKey, DeviceQueues, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only,
-    zero_by,
+    Attributes, Backend, ContentKey, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only, zero_by,
 };
-use crate::sync::contained;
+use crate::sync::{DeviceQueues, contained};
 use crate::units::PAGE_SIZE;
 
 /// Bytes of a user's source that are read or written at a time, by way of a buffer of the thread.
@@ -254,8 +253,9 @@ struct Queued {
 }
 
 impl ThreadPool {
-    /// A pool of at most `threads_max` threads for each device, at least 1, none of which runs yet. [`Backend::has_capacity`] says no
-    /// when more than `queue_max` fills of a device wait; `submit` takes them all the same, as each holds frames.
+    /// A pool of at most `threads_max` threads for each device, at least 1, none of which runs yet.
+    /// [`Backend::has_capacity`] says no when more than `queue_max` fills of a device wait; `submit` takes them all
+    /// the same, as each holds frames.
     pub fn new(wait_queue: Arc<WaitQueue>, threads_max: usize, queue_max: usize) -> Self {
         let shared = Shared {
             state: Mutex::new(State {

@@ -54,7 +54,8 @@ pub struct WriteOptions {
     /// that is under way when the write-back ends gets its bytes, and may come too late to keep its page.
     ///
     /// It makes nothing durable: that still takes a sync. Pages that could not be written back stay, and the next sync
-    /// reports it. Refused by backends that do not support it
+    /// reports it; but pages that have left the cache are not written again if the device's flush fails in that sync:
+    /// see [`File::sync_data`]. Refused by backends that do not support it
     /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     pub uncached: bool,
     /// When the write is durable; `None`: when the handle says.
@@ -451,10 +452,12 @@ impl File {
     /// it waits do not prolong it.
     ///
     /// # Errors
-    /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that
-    /// was written since the handle was opened, or since its last sync, could not be written back or made durable, be
-    /// it that this call tried to or write-back before; each handle is told of it once. It stays in the cache, dirty,
-    /// and the next sync tries it again: one that returns `Ok` has made it durable.
+    /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that was written since the handle was opened, or since its last sync, could not be written back or
+    /// made durable, be it that this call tried to or write-back before; each handle is told of it once. Pages that
+    /// are still cached become dirty again, and the next sync tries it again: one that returns `Ok` has made it
+    /// durable. Pages that were written to the file, and left the cache before this sync, as uncached writes do, may
+    /// be lost where the device's own flush fails: the error says how many, and only their writer can write them
+    /// again.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn sync_data(&self) -> Result<()> {
         self.sync(SyncKind::Data, 0..FILE_BYTES_MAX)

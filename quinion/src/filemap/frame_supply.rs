@@ -25,8 +25,8 @@
 //!     for a moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and
 //!     not pinned, since a thread may not run for long while it copies. For a charge, so are dirty pages, whose
 //!     write-back is requested, and pages that others of the pool are charged for and have not inserted yet.
-//!  4. Memory that comes free is noticed within [`LOOK_AGAIN`], whatever is in flight. A device that never answers holds
-//!     up a thread that is short of memory only while all other memory is pinned, or in the hands of such devices.
+//!  4. Memory that comes free is noticed within [`LOOK_AGAIN`], whatever is in flight. A device that never answers
+//!     holds up a thread that is short of memory only while all other memory is pinned, or such devices have it.
 //!
 //! Not an invariant: that frames which others have and have not inserted are waited for.
 
@@ -545,8 +545,8 @@ impl FrameSupply {
         }
     }
 
-    /// Waits for a fill or a flush to end after `completed` had, and reaps where no other thread does; or a moment,
-    /// if none is in flight: frames may be on their way between arena and tree. `fills`: in flight, ended. `false`: none
+    /// Waits for a fill or a flush to end after `completed` had, and reaps where no other thread does; or a moment, if
+    /// none is in flight: frames may be on their way between arena and tree. `fills`: in flight, ended. `false`: none
     /// has ended in [`LOOK_AGAIN`], and memory may have come free otherwise.
     fn wait_for_fill_progress(
         &self,

@@ -205,8 +205,8 @@ impl Gate {
             let is_last = now == left;
             let (least, flags) = if is_last { (least, flags) } else { (0, 0) };
             let argument = argument.as_ref().filter(|_| is_last);
-            // SAFETY: the other arguments are counts and flags. With `EXT_ARG`, the argument is as the kernel's interface
-            // says, and the time that it points to lives until this function returns.
+            // SAFETY: the other arguments are counts and flags. With `EXT_ARG`, the argument is as the kernel's
+            // interface says, and the time that it points to lives until this function returns.
             match unsafe { self.ring.submitter().enter(now as u32, least, flags, argument) } {
                 // It does not wait if it did not take all.
                 Ok(taken) if taken < left => left -= taken,

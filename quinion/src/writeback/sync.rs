@@ -71,7 +71,8 @@ struct WrittenFile<'s> {
 fn lost_words(pages: u64) -> String {
     match pages {
         0 => String::new(),
-        _ => format!(" (up to {pages} pages that are no longer cached may be lost: write them again)"),
+        1 => " (a page that is no longer cached may be lost; write it again)".into(),
+        _ => format!(" (up to {pages} pages that are no longer cached may be lost; write them again)"),
     }
 }
 

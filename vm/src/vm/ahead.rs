@@ -7,20 +7,20 @@
 //!                            a step of 128 KiB, or of 512 KiB if the VM waits for just that
 //! ```
 //!
-//! **Dense regions.** When faults have brought half of some 2 MiB of the image, the rest of them is supplied unasked, in large
-//! pieces: a VM that touches pages here and there in all of its memory makes half of the faults then, and one that
-//! touches few pages gets no more of them.
+//! **Dense regions.** When faults have brought half of some 2 MiB of the image, the rest of them is supplied unasked,
+//! in large pieces: a VM that touches pages here and there in all of its memory makes half of the faults then, and one
+//! that touches few pages gets no more of them.
 //!
 //! While a record is **replayed**, a page that it names is answered alone, too: the record names what will be wanted
 //! around it, and the rest would take the time from it.
 //!
 //! **Steps**, in this order: the windows of streams (`streams`) and dense regions, the record (`replay`), and, if all
-//! is to be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are
-//! looked for. If the last fault was in a stream, or of the record, or of what is filled next, the VM is right behind,
-//! and to look for each of its faults would hold up both: steps are [`AHEAD_BYTES_MAX`] then. A step waits for no
-//! device: what has not come is looked for again in a moment. (Except what was evicted three times before it could be
-//! supplied, and any step of an image that VMs map: it is read as one, if it was not read before.) A turn of a VM whose
-//! faults never end has such a step after each of them.
+//! is to be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the
+//! faults are looked for. If the last fault was in a stream, or of the record, or of what is filled next, the VM is
+//! right behind, and to look for each of its faults would hold up both: steps are [`AHEAD_BYTES_MAX`] then. A step
+//! waits for no device: what has not come is looked for again in a moment. (Except what was evicted three times before
+//! it could be supplied, and any step of an image that VMs map: it is read as one, if it was not read before.) A turn
+//! of a VM whose faults never end has such a step after each of them.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, and nothing comes unasked but a replayed
 //! record: a page that was never touched must not look as if it had been.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   copied    held by the kernel's cache? copy   else cached? pin   else read, and wait --> the page --> UFFDIO_COPY
-//!   zeros     a page that was given back, or that is zeros in the snapshot                          --> UFFDIO_ZEROPAGE
-//!   mapped    make the page resident in the image                                                   --> UFFDIO_CONTINUE
+//!   zeros     a page that was given back, or that is zeros in the snapshot                         --> UFFDIO_ZEROPAGE
+//!   mapped    make the page resident in the image                                                  --> UFFDIO_CONTINUE
 //!   no bytes  the device fails                                                                      --> UFFDIO_POISON
 //! ```
 //!

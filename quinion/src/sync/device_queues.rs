@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A device answers all, or none: a file system of a network whose server is gone holds each thread that asks it for
-//! something. What waits for it then waits behind what waits already, and other devices' work is done.
+//! something. New work for it waits behind the work that waits already, and other devices' work is done.
 //!
 //! Invariant: `ready` names a device once for each piece of its work that waits and may begin, and no more often.
 

@@ -243,7 +243,7 @@ impl EngineShared {
 
     pub(super) fn has_capacity(&self, file: &OpenFile, fills: usize) -> bool {
         match self.serving_ring() {
-            Some(ring) => ring.has_capacity(fills),
+            Some(ring) => ring.has_capacity(file.device(), fills),
             None => self.pool.has_capacity(file.device(), fills),
         }
     }

@@ -1,7 +1,7 @@
 //! Ring: reads and writes by io_uring, reaped by the threads that wait.
 //!
 //! ```text
-//!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
+//!   submit --> backlogs of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
 //!                   ^                                                                        |
 //!                   | refilled by the thread that reaps                                      v
 //!   Work::complete <-- job, when its last part has ended <-------- leader <------------ completions
@@ -10,10 +10,16 @@
 //! A **job** is one fill or one flush of one file. It is cut into **parts** of at most
 //! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
 //! any order; the job ends with its last part. Bytes of a part that came before that have *arrived*: their readers
-//! are woken, and keep them whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
+//! are woken, and keep them whatever becomes of the other parts. Reads and writes of a device stand in one backlog, in
+//! one order.
 //!
 //! `submit` never waits for the device. Requests that do not fit into the queue stay in the backlog, from which a
 //! thread that reaps refills it. The backlog needs no bound of its own: each fill in it holds frames of the arena.
+//!
+//! **Shares.** A device may have one more part only while it has fewer than [`SHARE`] times the places that are free:
+//! four fifths of all if it is alone, and a second one four fifths of the rest. So one that hangs leaves places to
+//! others, and no place is set aside that a device which needs it could not have. The rule is that of A. K. Choudhury
+//! and E. L. Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998. Devices take turns.
 //!
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is entered without the lock, because that
 //! takes long, and the leader would wait for the lock meanwhile. So the thread that pushed takes a [`SubmitClaim`] to
@@ -53,8 +59,8 @@
 //!     queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
-//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be: a thread that waits makes it
-//!     move.
+//!  4. While a backlog is not empty, parts of its device are in flight or about to be, or all places are taken: a thread
+//!     that waits makes it move.
 //!  5. A claim is carried to the kernel by the thread that took it, whatever else it does.
 //!
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
@@ -62,8 +68,7 @@
 //!
 //! `fake_kernel.rs` runs this against a kernel that takes every liberty it has.
 //!
-//! Not an invariant: that a thread leads while something is in flight. If no thread waits, none needs to. Nor that a
-//! device that hangs leaves places to others: if it has `queue_depth` parts, all wait for it.
+//! Not an invariant: that a thread leads while something is in flight. If no thread waits, none needs to.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -76,6 +81,7 @@ use std::time::Duration;
 
 use super::open_file::{IoMode, OpenFile};
 use super::slab::{Key, Slab};
+use super::threads::Source;
 use super::transfer::{Transfer, TransferStep};
 use super::work::{Direction, Work};
 use super::{FlushError, PagesRead, ReapMode, ReapOutcome, WaitQueue};
@@ -88,6 +94,10 @@ use crate::sys::ring::{
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
 const TRIES_MAX: u32 = 1000;
+/// The parts that a device may have for each place that is free.
+const SHARE: usize = 4;
+/// While others have many jobs, a device may have so many, as 1 / so many of the queue's depth, before it is busy.
+const LEAST_CAPACITY: usize = 4;
 /// Places in the submission queue for each part that may exist. The kernel frees the places of the entries that it
 /// takes in one call together: by then some of their parts may have ended, and others been pushed.
 pub(super) const PLACES_PER_PART: usize = 2;
@@ -194,7 +204,8 @@ impl<K: Kernel> RingDriver<K> {
             refusal: None,
             parts: Slab::new(),
             jobs: Slab::new(),
-            backlog: VecDeque::new(),
+            shares: Vec::new(),
+            turn: 0,
             large_reads: 0,
             queue_depth,
             io_bytes_max,
@@ -225,9 +236,11 @@ impl<K: Kernel> RingDriver<K> {
         Arc::ptr_eq(&self.wait_queue, wait_queue)
     }
 
-    pub(super) fn has_capacity(&self, fills: usize) -> bool {
+    /// Whether `fills` more of that device are no burden: few are under way in all, or, while others have many, of it.
+    pub(super) fn has_capacity(&self, device: u64, fills: usize) -> bool {
         let in_flight = usize::try_from(self.in_flight.load(Ordering::Relaxed)).unwrap_or(0);
         self.outstanding.load(Ordering::Relaxed).max(in_flight) + fills <= self.queue_depth
+            || self.submission.lock().jobs_of(device) + fills <= self.queue_depth / LEAST_CAPACITY
     }
 
     /// Starts filling and flushing. Never waits for the device.
@@ -627,6 +640,15 @@ fn error_verdict(part: RingRequest, file: &OpenFile, error: io::Error) -> Comple
 }
 
 #[derive(Debug)]
+struct DeviceShare {
+    device: u64,
+    jobs: usize,
+    parts: usize,
+    /// Jobs not wholly cut, oldest first. May name jobs that have ended.
+    backlog: VecDeque<Key>,
+}
+
+#[derive(Debug)]
 struct SubmissionState<K: Kernel> {
     /// `None` once the kernel has refused and no thread is on the way into it.
     half: Option<K::Submit>,
@@ -636,8 +658,10 @@ struct SubmissionState<K: Kernel> {
     refusal: Option<io::Error>,
     parts: Slab<RingRequest>,
     jobs: Slab<RingJob>,
-    /// Jobs not wholly cut, oldest first. May name jobs that have ended.
-    backlog: VecDeque<Key>,
+    /// Of each device that has jobs.
+    shares: Vec<DeviceShare>,
+    /// The share that was cut from last.
+    turn: usize,
     large_reads: usize,
     queue_depth: usize,
     io_bytes_max: usize,
@@ -647,26 +671,62 @@ struct SubmissionState<K: Kernel> {
 
 impl<K: Kernel> SubmissionState<K> {
     fn add(&mut self, work: Work, file: Arc<OpenFile>) {
-        let end = work.len();
+        let (end, device) = (work.len(), file.device());
         let job = self.jobs.insert(RingJob { work, file, cut: 0, parts: 0, end, failure: None });
-        self.backlog.push_back(job);
+        let known = self.shares.iter().position(|share| share.device == device);
+        let at = known.unwrap_or_else(|| {
+            self.shares.push(DeviceShare { device, jobs: 0, parts: 0, backlog: VecDeque::new() });
+            self.shares.len() - 1
+        });
+        self.shares[at].jobs += 1;
+        self.shares[at].backlog.push_back(job);
     }
 
+    fn jobs_of(&self, device: u64) -> usize {
+        self.shares.iter().find(|share| share.device == device).map_or(0, |share| share.jobs)
+    }
+
+    /// One more part of the device whose turn it is, or of the next that may have one.
     fn cut(&mut self) -> Option<Key> {
-        while self.parts.len() < self.queue_depth {
-            let &key = self.backlog.front()?;
+        let (devices, turn) = (self.shares.len(), self.turn);
+        (1..=devices).map(|step| (turn + step) % devices).find_map(|at| {
+            let key = self.cut_of(at)?;
+            self.turn = at;
+            Some(key)
+        })
+    }
+
+    fn cut_of(&mut self, at: usize) -> Option<Key> {
+        let (share, free) = (&mut self.shares[at], self.queue_depth.saturating_sub(self.parts.len()));
+        if share.parts >= SHARE * free {
+            return None;
+        }
+        while let Some(&key) = share.backlog.front() {
             let Some(job) = self.jobs.get_mut(key).filter(|job| !job.is_cut()) else {
-                self.backlog.pop_front();
+                share.backlog.pop_front();
                 continue;
             };
             let (at, len) = (job.cut, self.io_bytes_max.min(job.work.len() - job.cut));
             job.cut += len;
             job.parts += 1;
+            share.parts += 1;
             let way = job.file.way();
             let transfer = Transfer::new(len, job.file.align(way));
             return Some(self.parts.insert(RingRequest { job: key, at, transfer, way, tries: 0 }));
         }
         None
+    }
+
+    /// So many parts and jobs of `device` have ended.
+    fn note_ended(&mut self, device: u64, parts: usize, jobs: usize) {
+        let at =
+            self.shares.iter().position(|share| share.device == device).expect("a job's device is known");
+        let share = &mut self.shares[at];
+        share.parts -= parts;
+        share.jobs -= jobs;
+        if share.jobs == 0 {
+            self.shares.swap_remove(at);
+        }
     }
 
     fn pump(&mut self, again: &[Key], finished: &mut Vec<RingJob>) -> usize {
@@ -762,9 +822,11 @@ impl<K: Kernel> SubmissionState<K> {
         if !ends_well {
             self.news.extend(job.work.note_pages_read(part.at..part.at + came));
         }
-        if job.is_finished() {
+        let (device, is_finished) = (job.file.device(), job.is_finished());
+        if is_finished {
             finished.extend(self.jobs.remove(part.job));
         }
+        self.note_ended(device, 1, usize::from(is_finished));
     }
 
     fn fail_pushed(&mut self, finished: &mut Vec<RingJob>) {
@@ -789,11 +851,14 @@ impl<K: Kernel> SubmissionState<K> {
 
     fn fail_backlog(&mut self, finished: &mut Vec<RingJob>) {
         let error = self.why();
-        while let Some(key) = self.backlog.pop_front() {
+        let backlogs = self.shares.iter_mut().flat_map(|share| share.backlog.drain(..));
+        for key in backlogs.collect::<Vec<_>>() {
             let Some(job) = self.jobs.get_mut(key).filter(|job| !job.is_cut()) else { continue };
             job.fail_at(job.cut, copy_of(&error));
-            if job.is_finished() {
+            let (device, is_finished) = (job.file.device(), job.is_finished());
+            if is_finished {
                 finished.extend(self.jobs.remove(key));
+                self.note_ended(device, 0, 1);
             }
         }
     }
@@ -821,7 +886,8 @@ mod tests {
             refusal: None,
             parts: Slab::new(),
             jobs: Slab::new(),
-            backlog: VecDeque::new(),
+            shares: Vec::new(),
+            turn: 0,
             large_reads: 0,
             queue_depth: 100,
             io_bytes_max: part_pages * PAGE_SIZE,
@@ -919,12 +985,44 @@ mod tests {
         assert!(matches!(resolve(Direction::Read, 1, &[1000]), (0, CompletionVerdict::Ended(1000))));
     }
 
+    /// A device that hangs, with far more than the queue takes; then another, whose parts come and go.
+    #[test]
+    fn a_device_that_hangs_leaves_places_to_others() {
+        let (mut submission, _) = job(1);
+        (submission.queue_depth, submission.parts, submission.jobs) = (10, Slab::new(), Slab::new());
+        submission.shares.clear();
+        let wait_queue = Arc::new(WaitQueue::new());
+        let on = |mount| {
+            let mut file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
+            file.mount = Some(mount);
+            Arc::new(file)
+        };
+        let (hung, healthy) = (on(1), on(2));
+        for _ in 0..20 {
+            submission.add(Work::Fill(Filled::new(&wait_queue, 0, PAGES).0), Arc::clone(&hung));
+        }
+        let cut = |submission: &mut SubmissionState<Uring>| std::iter::from_fn(|| submission.cut()).collect();
+        let parts: Vec<_> = cut(&mut submission);
+        assert_eq!((parts.len(), submission.jobs_of(1), submission.jobs_of(2)), (8, 20, 0));
+        submission.add(Work::Fill(Filled::new(&wait_queue, 0, PAGES).0), healthy);
+        let (mut under_way, mut finished): (VecDeque<Key>, _) = (cut(&mut submission).into(), Vec::new());
+        assert_eq!(under_way.len(), 2);
+        let mut ended = 0;
+        while let Some(part) = under_way.pop_front() {
+            submission.end(part, CompletionVerdict::Complete, &mut finished);
+            under_way.extend::<Vec<_>>(cut(&mut submission));
+            ended += 1;
+        }
+        assert_eq!((ended, finished.len()), (PAGES, 1), "the other device's parts get the places again");
+        assert_eq!((submission.jobs_of(1), submission.jobs_of(2), submission.shares.len()), (20, 0, 1));
+    }
+
     #[test]
     fn a_job_that_ends_early_is_not_cut_further() {
         let (mut submission, parts) = job(1);
         assert_eq!(parts.len(), PAGES as usize);
         let wait_queue = Arc::new(WaitQueue::new());
-        submission.queue_depth = parts.len() + 2;
+        submission.queue_depth = parts.len() + 3; // of which one is left to other devices
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
         submission.add(Work::Fill(Filled::new(&wait_queue, 0, PAGES).0), file);
         let cut: Vec<_> = std::iter::from_fn(|| submission.cut()).collect();

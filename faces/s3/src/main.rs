@@ -235,6 +235,9 @@ fn cache(memory: Option<Bytes>, disk: Option<Disk>) -> Result<quinion::Cache, St
     builder.build().map_err(|error| error.to_string())
 }
 
+/// How long a store is asked before a client is told that it does not answer: SDKs wait for an answer for 60 seconds.
+const STORE_DEADLINE: Duration = Duration::from_secs(40);
+
 enum ReadBy {
     Cache(quinion::Cache),
     Server(Client),
@@ -246,7 +249,7 @@ impl ReadBy {
         let store = Arc::new(store);
         let cached = match self {
             Self::Cache(cache) => {
-                let options = Options::new().store_name(store_name);
+                let options = Options::new().store_name(store_name).deadline(STORE_DEADLINE);
                 let objects =
                     ObjectCache::new(cache.clone(), store, options).map_err(|error| error.to_string())?;
                 Cached::Own(cached_with(objects, freshness))

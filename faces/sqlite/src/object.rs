@@ -12,7 +12,7 @@
 use std::ffi::{CStr, c_int, c_void};
 
 use libsqlite3_sys::*;
-use quinion_service::{Client, ClientFile, ErrorKind};
+use quinion_service::{Client, ClientFile};
 
 use crate::ffi::{guarded, log};
 use crate::pragma;
@@ -113,11 +113,7 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, to: *mut c_void, len: c_int, 
         let (there, missing) = buffer.split_at_mut(there);
         if let Err(error) = object.read_exact_at(there, position) {
             log(SQLITE_IOERR_READ, &format!("{}: {error}", object.name()));
-            return if error.kind() == ErrorKind::Changed {
-                SQLITE_IOERR_CORRUPTFS
-            } else {
-                SQLITE_IOERR_READ
-            };
+            return SQLITE_IOERR_READ;
         }
         missing.fill(0);
         if missing.is_empty() { SQLITE_OK } else { SQLITE_IOERR_SHORT_READ }

@@ -1,8 +1,8 @@
 //! Blocking threads: calls that may wait for a device, made for futures, which may not.
 //!
 //! ```text
-//!   future --call, device--> the device's queue --> up to 16 threads a device, 128 in all, started when none is idle
-//!          <----waker------- result                 a thread without work ends after some seconds
+//!   future --call, device--> its queue for calls of the kind --> up to 16 threads for each, 128 in all
+//!          <----waker------- result                              started when none is idle, ended after idle seconds
 //! ```
 //!
 //! A sync, a write that cannot go to the cache at once, a look at a file's end and a wait for memory are such calls.
@@ -30,6 +30,15 @@ const DEVICE_THREADS_MAX: usize = 16;
 const THREADS_MAX: usize = 128;
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
+/// Calls of one kind wait for each other, where a device is slow, and for none of the other kind.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum CallKind {
+    /// A look at a file, or a wait for memory, of a read.
+    Read,
+    /// A write or a sync.
+    Write,
+}
+
 /// A call that may wait for a device.
 pub type BlockingTask = Box<dyn FnOnce() + Send>;
 
@@ -46,7 +55,7 @@ struct Shared {
 }
 
 struct Queue {
-    calls: DeviceQueues<BlockingTask>,
+    calls: DeviceQueues<(u64, CallKind), BlockingTask>,
     threads: usize,
     idle: usize,
     is_closed: bool,
@@ -59,12 +68,12 @@ impl Default for Queue {
 }
 
 impl BlockingThreads {
-    /// Has a thread make `call`, which may wait for `device`: see [`Identity`](crate::backend::Identity).
+    /// Has a thread make `call`, which may wait for the device, and is of that kind.
     /// Does not wait.
     ///
     /// # Errors
     /// The system has no thread, and the cache has none.
-    pub fn run(&self, device: u64, call: BlockingTask) -> io::Result<()> {
+    pub fn run(&self, device: (u64, CallKind), call: BlockingTask) -> io::Result<()> {
         let mut queue = self.shared.lock();
         queue.calls.push(device, call);
         if queue.calls.ready() <= queue.idle {
@@ -89,7 +98,10 @@ impl BlockingThreads {
 
 impl Drop for BlockingThreads {
     fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
+        // In a fork another thread, which is not there, may have it locked; and there are no threads to be told.
+        if let Ok(mut queue) = self.shared.queue.try_lock() {
+            queue.is_closed = true;
+        }
         self.shared.arrived.notify_all();
     }
 }
@@ -159,11 +171,13 @@ mod tests {
                 }
                 sender.send(number).unwrap();
             };
-            threads.run(1, Box::new(call)).unwrap();
+            threads.run((1, CallKind::Write), Box::new(call)).unwrap();
         }
-        let (told, other) = (sender.clone(), 1000);
-        threads.run(2, Box::new(move || told.send(other).unwrap())).unwrap();
-        assert_eq!(ended.recv_timeout(LONG), Ok(other));
+        for (other, device) in [(1000, (2, CallKind::Write)), (1001, (1, CallKind::Read))] {
+            let told = sender.clone();
+            threads.run(device, Box::new(move || told.send(other).unwrap())).unwrap();
+            assert_eq!(ended.recv_timeout(LONG), Ok(other));
+        }
         assert!(begun.load(Ordering::Relaxed) <= DEVICE_THREADS_MAX);
         hangs.store(false, Ordering::Relaxed);
         let mut numbers: Vec<_> = (0..100).map(|_| ended.recv_timeout(LONG).unwrap()).collect();
@@ -177,8 +191,8 @@ mod tests {
     fn a_call_that_panics_ends_no_thread() {
         let threads = BlockingThreads::default();
         let (sender, made) = mpsc::channel();
-        threads.run(7, Box::new(|| panic!("a call that panics"))).unwrap();
-        threads.run(7, Box::new(move || sender.send(100).unwrap())).unwrap();
+        threads.run((7, CallKind::Read), Box::new(|| panic!("a call that panics"))).unwrap();
+        threads.run((7, CallKind::Read), Box::new(move || sender.send(100).unwrap())).unwrap();
         assert_eq!(made.recv_timeout(LONG), Ok(100));
     }
 }

@@ -355,6 +355,9 @@ proptest! {
         let faults = WriteFaults { errors, full, sync_errors, drops: errors / 4 };
         let mut story = Story::new(start, order, seed, faults);
         ops.iter().for_each(|op| story.tell(op));
+        // After a flush that failed, a change of the file's times may be another's, and clean pages are dropped. If the
+        // device then loses them in a sync that fails, the sync says so, and no later one makes up for that.
+        prop_assume!(story.cache.stats().lost_pages == 0);
         // What is in memory is right, whatever the device did.
         story.read(0, BYTES_MAX);
         let told = story.end(SAMPLES, seed);

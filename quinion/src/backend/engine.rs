@@ -50,7 +50,7 @@ pub struct EngineOptions {
     /// The most bytes of one request; longer fills are cut. A multiple of 4096 up to 1 GiB; other values
     /// are rounded down, to at least 4096.
     pub io_bytes_max: usize,
-    /// The most threads, where threads read; at least 1.
+    /// The most threads for files of one device, where threads read; at least 1. There are four times as many in all.
     pub threads: usize,
 }
 

@@ -38,8 +38,8 @@
 //!  1. A backend completes each fill and each flush exactly once; the type sees to it.
 //!  2. No lock that the end of a fill or of a flush takes is held when a backend is called, so completing inside
 //!     `submit` or `flush` is allowed. (A mapping's invalidate lock is held then, and its write lock for a cut.)
-//!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`ReapMode::Wait`]; and
-//!     `sync`, for the device.
+//!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with a [`ReapMode`] that waits;
+//!     and `sync`, for the device.
 //!  4. Bytes that have arrived are not written again.
 //!  5. Bytes of a file beyond those that `complete` was told of are never shown to a reader.
 //!  6. Nothing is written behind the last byte of a flush.
@@ -143,6 +143,11 @@ impl Identity {
             u64::from_le_bytes(bytes)
         };
         Self { device: word(0) | Self::DIGEST, inode: word(1), born: word(2) as i64 }
+    }
+
+    /// The device that calls for this file may wait for. All digests have one: their stores are not told apart.
+    pub(crate) fn shared_device(&self) -> u64 {
+        if self.device & Self::DIGEST == 0 { self.device } else { Self::DIGEST }
     }
 }
 

@@ -167,6 +167,8 @@ pub(super) struct OpenFile {
     pub(super) writing: Option<WriteState>,
     /// The mount it was opened by, by a number that is used once.
     pub(super) mount: Option<u64>,
+    /// The device of its file system, as `fstat` gives it; its own, if it is a block device.
+    pub(super) device: u64,
     /// Dropped last: a thread that finds it unshared knows that the descriptors are closed.
     pub(super) open: Arc<()>,
 }
@@ -291,6 +293,7 @@ impl OpenFile {
             lease: clock.local.filter(|_| description == Description::Ours && kind == FileKind::Regular),
             writing: None,
             mount: mount_of(&stat),
+            device: device_of(kind, &stat),
             open: Arc::new(()),
         })
     }
@@ -344,7 +347,7 @@ impl OpenFile {
         Ok(match self.kind {
             FileKind::Regular => Attributes {
                 identity: Identity {
-                    device: device_number(stat.stx_dev_major, stat.stx_dev_minor),
+                    device: device_of(self.kind, &stat),
                     inode: stat.stx_ino,
                     born: if has(&stat, StatxFlags::BTIME) { nanoseconds(stat.stx_btime) } else { 0 },
                 },
@@ -353,11 +356,7 @@ impl OpenFile {
             },
             FileKind::BlockDevice => Attributes {
                 // Files of a file system on this device carry its number too, but none was born then.
-                identity: Identity {
-                    device: device_number(stat.stx_rdev_major, stat.stx_rdev_minor),
-                    inode: 0,
-                    born: i64::MIN,
-                },
+                identity: Identity { device: device_of(self.kind, &stat), inode: 0, born: i64::MIN },
                 // The times of the node say nothing about the device's bytes.
                 version: Version { modified: 0, changed: 0, settled: false, steps: false },
                 size: self.size()?,
@@ -419,7 +418,7 @@ impl Drop for OpenFile {
 
 impl Source for OpenFile {
     fn device(&self) -> u64 {
-        self.mount.unwrap_or(0)
+        self.device
     }
     fn read(&self, fill: &mut Fill, _bounce: &mut Vec<u8>) -> io::Result<usize> {
         self.read_blocking(fill)
@@ -696,6 +695,13 @@ fn is_readable(descriptor: &OwnedFd) -> io::Result<bool> {
 fn set_flags(descriptor: &OwnedFd, flags: OFlags) -> io::Result<()> {
     let kept = fcntl_getfl(descriptor)? - OFlags::NONBLOCK - OFlags::DIRECT;
     Ok(fcntl_setfl(descriptor, kept | flags)?)
+}
+
+fn device_of(kind: FileKind, stat: &Statx) -> u64 {
+    match kind {
+        FileKind::Regular => device_number(stat.stx_dev_major, stat.stx_dev_minor),
+        FileKind::BlockDevice => device_number(stat.stx_rdev_major, stat.stx_rdev_minor),
+    }
 }
 
 /// The number that `fstat` gives, so that a viewer's can be compared with it.

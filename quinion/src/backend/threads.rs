@@ -241,7 +241,7 @@ struct Shared {
 }
 
 struct State {
-    queue: DeviceQueues<Queued>,
+    queue: DeviceQueues<u64, Queued>,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     is_closing: bool,
@@ -385,7 +385,7 @@ impl Shared {
             (Work::Fill(fill), Err(failed)) => source.read_failed(fill, failed.into()),
             (work, outcome) => work.complete(outcome),
         });
-        drop(source);
+        contained(|| drop(source)); // a user's, too
         // Release, partner: the Acquire in `ThreadPool`'s `drain`.
         self.outstanding.fetch_sub(1, Ordering::Release);
         self.wait_queue.wake();

@@ -302,6 +302,32 @@ mod tests {
         assert_eq!(parked.waiters.len(), 4, "what was woken is in the list no more");
     }
 
+    /// Waits that end by themselves, beside wakes that take them out at the same moment.
+    #[test]
+    fn a_wait_with_a_bound_ends_and_leaves_nothing_behind() {
+        let queue = Arc::new(WaitQueue::new());
+        let idle = device(&queue);
+        assert!(!queue.wait_for(&idle, &mut || false, Duration::from_millis(1)));
+        assert!(queue.wait_for(&idle, &mut || true, Duration::ZERO));
+        let (ends, waits) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !ends.load(Ordering::Relaxed) {
+                        let mut is_even = waits.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+                        let mut turns = || std::mem::replace(&mut is_even, true);
+                        queue.wait_for(&idle, &mut turns, Duration::from_micros(50));
+                    }
+                });
+            }
+            while waits.load(Ordering::Relaxed) < 2000 {
+                queue.wake();
+            }
+            ends.store(true, Ordering::Relaxed);
+        });
+        assert!(queue.lock().waiters.is_empty() && queue.sleepers.load(Ordering::Relaxed) == 0);
+    }
+
     /// The leader goes and one follower is woken to lead; but it is done by then. The other must be woken.
     #[test]
     fn a_thread_that_was_woken_to_lead_and_does_not_wakes_another() {

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::File;
+use crate::blocking_threads::CallKind;
 use crate::error::{Repr, Result};
 use crate::sync::contained;
 
@@ -35,7 +36,8 @@ impl File {
                 waker.wake();
             }
         });
-        match self.blocking_threads().run(self.handle.mapping.identity().device, call) {
+        let device = self.handle.mapping.identity().shared_device();
+        match self.blocking_threads().run((device, CallKind::Write), call) {
             Ok(()) => BlockingCall { outcome },
             Err(error) => BlockingCall::ready(Err(Repr::NoThread(error).into())),
         }

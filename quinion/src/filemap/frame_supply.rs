@@ -25,7 +25,7 @@
 //!     for a moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and
 //!     not pinned, since a thread may not run for long while it copies. For a charge, so are dirty pages, whose
 //!     write-back is requested, and pages that others of the pool are charged for and have not inserted yet.
-//!  4. Memory that comes free is noticed within [`LOOK_AGAIN`], whatever is in flight. A device that never answers
+//!  4. Memory that comes free is noticed within [`LOOK_AGAIN_MAX`], whatever is in flight. A device that never answers
 //!     holds up a thread that is short of memory only while all other memory is pinned, or such devices have it.
 //!
 //! Not an invariant: that frames which others have and have not inserted are waited for.
@@ -65,9 +65,10 @@ const UNCACHED_SHARE: u64 = 8;
 /// Pages of its request that an uncached reader gets in any case, from any pool.
 const UNCACHED_LEAST: u32 = 16;
 const STALL: Duration = Duration::from_millis(1);
-/// The longest wait for what is in flight before memory is looked for again: pins may be dropped meanwhile, and what is
-/// in flight may never end.
+/// The longest wait for fills and flushes in flight before memory is looked for again, at first and after many looks in
+/// vain: pins may be dropped meanwhile, and a fill may never end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(160);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FillUrgency {
@@ -146,6 +147,8 @@ struct ShortageWait<'s> {
     /// When it began, or others got memory last.
     began: Instant,
     stalls: u32,
+    /// How long the next wait is for what may never end.
+    look_again: Duration,
     /// Pages that had come in by the last wait.
     inserted: Option<u64>,
     /// The state at the last look. The count of completed work was read first: a thread may pass from one state that
@@ -537,6 +540,7 @@ impl FrameSupply {
             pool,
             began,
             stalls,
+            look_again: LOOK_AGAIN,
             inserted,
             completed,
             inserted_before,
@@ -547,12 +551,13 @@ impl FrameSupply {
 
     /// Waits for a fill or a flush to end after `completed` had, and reaps where no other thread does; or a moment, if
     /// none is in flight: frames may be on their way between arena and tree. `fills`: in flight, ended. `false`: none
-    /// has ended in [`LOOK_AGAIN`], and memory may have come free otherwise.
+    /// has ended in `look_again`, and memory may have come free otherwise.
     fn wait_for_fill_progress(
         &self,
         mapping: &Mapping,
         fills: impl Fn() -> (u64, u64) + Sync,
         completed: u64,
+        look_again: Duration,
     ) -> bool {
         // It may be in flight at another backend, where no thread waits: then this thread waits there.
         let (_, any) = self.under_way();
@@ -571,7 +576,7 @@ impl FrameSupply {
         } else {
             let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
             let looks_again = || self.under_way().1 != any;
-            self.wait_queue.wait_for(&*backend, &mut || has_ended(fills()) || looks_again(), LOOK_AGAIN)
+            self.wait_queue.wait_for(&*backend, &mut || has_ended(fills()) || looks_again(), look_again)
         }
     }
 
@@ -644,8 +649,13 @@ impl ShortageWait<'_> {
         }
         self.supply.writeback.write_for_reclaim();
         let fills = || self.under_way();
-        let has_moved = self.supply.wait_for_fill_progress(self.mapping, fills, self.completed);
-        self.stalls += u32::from(has_moved); // a slow device is no reason to give up
+        let (mapping, look_again) = (self.mapping, self.look_again);
+        if self.supply.wait_for_fill_progress(mapping, fills, self.completed, look_again) {
+            (self.stalls, self.look_again) = (self.stalls + 1, LOOK_AGAIN);
+        } else {
+            // A slow device is no reason to give up, and no reason to look ever so often.
+            self.look_again = (2 * look_again).min(LOOK_AGAIN_MAX);
+        }
         true
     }
 

@@ -22,6 +22,7 @@ use std::task::{Poll, Waker};
 
 use crate::arena::NotReady;
 use crate::backend::{PageKey, Registered, RegisteredWaiter};
+use crate::blocking_threads::CallKind;
 use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
 use crate::sync::LockWait;
@@ -212,7 +213,7 @@ impl Filemap {
         task: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
         let outcome = Arc::new(Mutex::new(TaskOutcome::Pending(waker.clone())));
-        let device = mapping.identity().device;
+        let device = mapping.identity().shared_device();
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
         let task = move || {
             let done = contained(|| task(&filemap, &mapping));
@@ -225,7 +226,7 @@ impl Filemap {
                 waker.wake();
             }
         };
-        self.blocking_threads.run(device, Box::new(task)).map_err(Repr::NoThread)?;
+        self.blocking_threads.run((device, CallKind::Read), Box::new(task)).map_err(Repr::NoThread)?;
         progress.waited = WaitingFor::Task(outcome);
         Ok(())
     }

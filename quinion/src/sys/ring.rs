@@ -187,17 +187,14 @@ impl Gate {
         let can_bound = self.ring.params().is_feature_ext_arg();
         let (least, flags, time) = match wait {
             CompletionWait::NotAwaited => (0, 0, None),
-            CompletionWait::AwaitedFor(time) if !can_bound => {
-                std::thread::sleep(time.min(UNBOUNDED_PAUSE));
-                (0, 0, None)
-            }
+            CompletionWait::AwaitedFor(_) if !can_bound => (0, 0, None),
             CompletionWait::Awaited => (1, EnterFlags::GETEVENTS.bits(), None),
             CompletionWait::AwaitedFor(time) => {
                 let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
                 (1, flags.bits(), Some(types::Timespec::from(time)))
             }
         };
-        let address = time.as_ref().map(|time| std::ptr::from_ref(time).addr() as u64);
+        let address = time.as_ref().map(|time| std::ptr::from_ref(time).expose_provenance() as u64);
         let argument = address.map(|time| WaitArgument { signals: 0, signals_size: 0, padding: 0, time });
         let mut left = entries.count;
         while left > 0 || least > 0 {
@@ -215,6 +212,11 @@ impl Gate {
                 Err(error) if is_passing(&error) => std::thread::yield_now(),
                 Err(error) => return Err(EnterRefused { left, error }),
             }
+        }
+        if let CompletionWait::AwaitedFor(time) = wait
+            && !can_bound
+        {
+            std::thread::sleep(time.min(UNBOUNDED_PAUSE));
         }
         Ok(())
     }
@@ -253,5 +255,26 @@ impl std::fmt::Debug for Gate {
 impl std::fmt::Debug for ReapHalf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ReapHalf").field("capacity", &self.capacity()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Of nothing that is under way nothing comes.
+    #[test]
+    fn a_bounded_wait_for_a_completion_ends() {
+        let Ok((_submit, gate, _reap)) = ring(4) else {
+            return eprintln!("SKIPPED: this system has no io_uring");
+        };
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let wait = CompletionWait::AwaitedFor(Duration::from_millis(5));
+            gate.enter(Entries { count: 0, at_a_time: 1 }, wait).expect("a wait that ends is no refusal");
+        }
+        assert!(begun.elapsed() >= Duration::from_millis(15) || !gate.ring.params().is_feature_ext_arg());
     }
 }

@@ -16,8 +16,9 @@
 //! end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
-//!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
-//!  2. Files whose devices do not answer keep no other from being written.
+//!  1. A round waits for no device. (A file system may make a write wait, or the look at a file's times before it; then
+//!     it is this thread that waits.)
+//!  2. Files whose flushes never end keep no other from being written.
 //!  3. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
 use std::sync::atomic::Ordering;
@@ -39,7 +40,8 @@ use super::run::FlushRequest;
 const FILE_PAGES_MAX: u64 = 1024;
 /// And of all files: 16 MiB.
 const ALL_PAGES_MAX: u64 = 4096;
-/// A file that has nothing under way may have so many in any case: files whose device never answers keep their share.
+/// While nothing ends, a file that has nothing under way may have so many beyond that: devices that never answer keep
+/// their share.
 const FIRST_PAGES: u64 = 64;
 /// From one round to the next while something is under way.
 const SOON: Duration = Duration::from_millis(1);
@@ -60,6 +62,10 @@ impl Default for RoundInterval {
 }
 
 impl RoundInterval {
+    fn is_stuck(&self) -> bool {
+        self.after >= LATER
+    }
+
     /// After how long to come again while something is under way, `completed` flushes having ended so far.
     fn step(&mut self, completed: u64) -> Duration {
         self.after = if completed == self.completed { (self.after * 2).min(LATER) } else { SOON };
@@ -139,7 +145,8 @@ impl Writeback {
     /// Goes on with the pass of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
         let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
-        let least = if own == 0 { FIRST_PAGES } else { 0 };
+        let is_stuck = || self.pace.lock().unwrap_or_else(PoisonError::into_inner).is_stuck();
+        let least = if own == 0 && is_stuck() { FIRST_PAGES } else { 0 };
         let left = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all));
         let capacity = left.max(least) as u32;
         let has_capacity = mapping.writeback().writer().is_some_and(|writer| writer.has_capacity(1));

@@ -39,6 +39,15 @@ pub enum CallKind {
     Write,
 }
 
+/// The calls that wait for each other where a device is slow.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct CallQueue {
+    /// See [`Identity`](crate::backend::Identity).
+    pub device: u64,
+    /// Their kind.
+    pub kind: CallKind,
+}
+
 /// A call that may wait for a device.
 pub type BlockingTask = Box<dyn FnOnce() + Send>;
 
@@ -55,7 +64,7 @@ struct Shared {
 }
 
 struct Queue {
-    calls: DeviceQueues<(u64, CallKind), BlockingTask>,
+    calls: DeviceQueues<CallQueue, BlockingTask>,
     threads: usize,
     idle: usize,
     is_closed: bool,
@@ -68,24 +77,24 @@ impl Default for Queue {
 }
 
 impl BlockingThreads {
-    /// Has a thread make `call`, which may wait for the device, and is of that kind.
+    /// Has a thread make `call`, after those that are in its queue.
     /// Does not wait.
     ///
     /// # Errors
     /// The system has no thread, and the cache has none.
-    pub fn run(&self, device: (u64, CallKind), call: BlockingTask) -> io::Result<()> {
-        let mut queue = self.shared.lock();
-        queue.calls.push(device, call);
-        if queue.calls.ready() <= queue.idle {
+    pub fn run(&self, queue: CallQueue, call: BlockingTask) -> io::Result<()> {
+        let mut state = self.shared.lock();
+        state.calls.push(queue, call);
+        if state.calls.ready() <= state.idle {
             self.shared.arrived.notify_one();
-        } else if queue.threads < THREADS_MAX {
+        } else if state.threads < THREADS_MAX {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new().name("quinion-blocking".into());
             match thread.spawn(move || shared.work()) {
-                Ok(_) => queue.threads += 1,
-                Err(error) if queue.threads == 0 => {
-                    let call = queue.calls.take_back(device);
-                    drop(queue); // before the call is dropped
+                Ok(_) => state.threads += 1,
+                Err(error) if state.threads == 0 => {
+                    let call = state.calls.take_back(queue);
+                    drop(state); // before the call is dropped
                     drop(call);
                     return Err(error);
                 }
@@ -156,6 +165,10 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
+    fn queue(device: u64, kind: CallKind) -> CallQueue {
+        CallQueue { device, kind }
+    }
+
     /// Calls of a device that hangs, far more than it has threads for, and one of another after them.
     #[test]
     fn a_device_that_hangs_keeps_its_share_of_the_threads_and_no_more() {
@@ -171,11 +184,11 @@ mod tests {
                 }
                 sender.send(number).unwrap();
             };
-            threads.run((1, CallKind::Write), Box::new(call)).unwrap();
+            threads.run(queue(1, CallKind::Write), Box::new(call)).unwrap();
         }
-        for (other, device) in [(1000, (2, CallKind::Write)), (1001, (1, CallKind::Read))] {
+        for (other, calls) in [(1000, queue(2, CallKind::Write)), (1001, queue(1, CallKind::Read))] {
             let told = sender.clone();
-            threads.run(device, Box::new(move || told.send(other).unwrap())).unwrap();
+            threads.run(calls, Box::new(move || told.send(other).unwrap())).unwrap();
             assert_eq!(ended.recv_timeout(LONG), Ok(other));
         }
         assert!(begun.load(Ordering::Relaxed) <= DEVICE_THREADS_MAX);
@@ -191,8 +204,8 @@ mod tests {
     fn a_call_that_panics_ends_no_thread() {
         let threads = BlockingThreads::default();
         let (sender, made) = mpsc::channel();
-        threads.run((7, CallKind::Read), Box::new(|| panic!("a call that panics"))).unwrap();
-        threads.run((7, CallKind::Read), Box::new(move || sender.send(100).unwrap())).unwrap();
+        threads.run(queue(7, CallKind::Read), Box::new(|| panic!("a call that panics"))).unwrap();
+        threads.run(queue(7, CallKind::Read), Box::new(move || sender.send(100).unwrap())).unwrap();
         assert_eq!(made.recv_timeout(LONG), Ok(100));
     }
 }

@@ -289,6 +289,32 @@ fn a_cut_that_fails_changes_nothing() {
     pair.check();
 }
 
+/// The edge lies in a folio that is pinned, and so is replaced by copies before the device is asked.
+#[test]
+fn a_cut_that_fails_loses_no_dirty_page_of_a_pinned_folio() {
+    for cuts in [true, false] {
+        let mut pair = Pair::new(2 * MIB);
+        pair.warm();
+        pair.write(MIB + 8 * PAGE, &[4; 8 * PAGE]);
+        let dirty = pair.file.dirty_bytes().unwrap();
+        let _pin = pair.file.pin((MIB + 8 * PAGE) as u64, 8 * PAGE).unwrap();
+        pair.device.refuse(true);
+        let edge = (MIB + 12 * PAGE) as u64;
+        if cuts {
+            assert_eq!(pair.file.set_len(edge).unwrap_err().kind(), ErrorKind::NoSpace);
+            assert_eq!(pair.file.dirty_bytes().unwrap(), dirty);
+            pair.reads_as_twin();
+        } else {
+            // Of a hole, what was written around it.
+            assert_eq!(pair.file.punch_hole(edge, 64 * PAGE as u64).unwrap_err().kind(), ErrorKind::NoSpace);
+        }
+        pair.device.refuse(false);
+        let mut found = vec![0; edge as usize];
+        pair.file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(found, pair.twin[..edge as usize]);
+    }
+}
+
 #[test]
 fn a_hole_that_fails_leaves_the_bytes_written_around_it() {
     let mut pair = Pair::new(2 * MIB);

@@ -430,8 +430,13 @@ impl Source for OpenFile {
 
 impl OpenFile {
     pub(super) fn tail_of(&self, flush: &Flush) -> Option<usize> {
-        let is_whole = flush.len().is_multiple_of(self.align(self.way()));
-        (!is_whole).then(|| flush.len() / PAGE_SIZE * PAGE_SIZE)
+        // Not by the alignment of the device: a direct write of the last page, which the file ends in, would share its
+        // block with a write by the kernel's cache, or a change of size, that clears what lies behind the end.
+        let align = match (self.way(), self.kind) {
+            (IoMode::Direct, FileKind::Regular) => PAGE_SIZE,
+            (way, _) => self.align(way),
+        };
+        (!flush.len().is_multiple_of(align)).then(|| flush.len() / PAGE_SIZE * PAGE_SIZE)
     }
 
     /// Both descriptors go there once the file has fallen back.
@@ -643,6 +648,11 @@ impl TimestampClock {
     }
 }
 
+/// Whether the file is on tmpfs or ramfs, in which its cached pages are the file.
+pub(crate) fn is_memory_file(descriptor: BorrowedFd<'_>) -> bool {
+    fstatfs(descriptor).is_ok_and(|data| [TMPFS, RAMFS].contains(&(data.f_type as u64 & 0xffff_ffff)))
+}
+
 fn check(descriptor: &OwnedFd) -> Result<(FileKind, Statx, TimestampClock), OpenError> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN | STATX_MNT_ID_UNIQUE);
     let stat = statx(descriptor, "", AtFlags::EMPTY_PATH, wanted).map_err(io::Error::from)?;
@@ -753,6 +763,7 @@ const STEPPING_LINUX: (u32, u32) = (6, 13);
 
 /// tmpfs does not notice stores to mapped memory.
 const TMPFS: u64 = 0x0102_1994;
+const RAMFS: u64 = 0x8584_58f6;
 
 /// File systems whose files have no content of their own, by magic number.
 const PSEUDO_FILE_SYSTEMS: [(u64, &str); 20] = [

@@ -59,8 +59,8 @@
 //!     queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
-//!  4. While a backlog is not empty, parts of its device are in flight or about to be, or all places are taken: a thread
-//!     that waits makes it move.
+//!  4. While a backlog is not empty, parts of its device are in flight or about to be, or all places are taken: a
+//!     thread that waits makes it move.
 //!  5. A claim is carried to the kernel by the thread that took it, whatever else it does.
 //!
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
@@ -70,7 +70,7 @@
 //!
 //! Not an invariant: that a thread leads while something is in flight. If no thread waits, none needs to. Nor that many
 //! devices which hang leave a place: of 128 the first has 103, the next 20, then 4, then the last. Nor that the leader
-//! waits for no device but in the ring: it looks at a file's times, and its end, when a flush or a short read has ended.
+//! waits for no device but in the ring: it looks at a file's times and end when a flush or a short read has ended.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;

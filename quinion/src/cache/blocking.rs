@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::File;
-use crate::blocking_threads::CallKind;
+use crate::blocking_threads::{CallKind, CallQueue};
 use crate::error::{Repr, Result};
 use crate::sync::contained;
 
@@ -37,7 +37,8 @@ impl File {
             }
         });
         let device = self.handle.mapping.identity().shared_device();
-        match self.blocking_threads().run((device, CallKind::Write), call) {
+        let queue = CallQueue { device, kind: CallKind::Write };
+        match self.blocking_threads().run(queue, call) {
             Ok(()) => BlockingCall { outcome },
             Err(error) => BlockingCall::ready(Err(Repr::NoThread(error).into())),
         }

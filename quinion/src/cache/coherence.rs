@@ -82,7 +82,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::arena::Validation;
-use crate::backend::{Attributes, FileTimes, Version};
+use crate::backend::{Attributes, FileTimes, Version, is_memory_file};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::lease::{Lease, LeaseHolder, Leases, NoLease, now};
@@ -378,27 +378,33 @@ impl CoherenceState {
             Coherence::Check | Coherence::Immutable => Ok(()),
             _ if self.holds_lease() => Ok(()),
             Coherence::Lease if self.is_writer() => Ok(()),
-            Coherence::Lease => self.assure_lease(),
+            Coherence::Lease if self.has_lease_or_looks()? => Ok(()),
+            Coherence::Lease if self.times_miss_stores() => self.filemap.invalidate(&self.mapping).map(drop),
+            Coherence::Lease => Ok(()),
             Coherence::CheckEvery(time) => self.look_after(time),
         }
     }
 
+    /// As [`Self::assure`], in the course of a read that was assured at its start, or for a viewer that looks at times:
+    /// no pages are forgotten, which may be those that this read waits for.
+    pub(super) fn assure_again(self: &Arc<Self>, policy: Coherence) -> Result<()> {
+        let is_by_lease = policy == Coherence::Lease && !self.holds_lease() && !self.is_writer();
+        if is_by_lease { self.has_lease_or_looks().map(drop) } else { self.assure(policy) }
+    }
+
+    /// Whether there is a lease. If not, the file's times have been looked at.
     #[cold]
-    fn assure_lease(self: &Arc<Self>) -> Result<()> {
+    fn has_lease_or_looks(self: &Arc<Self>) -> Result<bool> {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
-            return Ok(()); // not looked at for long, and it stands
+            return Ok(true); // not looked at for long, and it stands
         }
         self.ask(&mut state);
         if state.lease.is_some() {
-            return Ok(());
+            return Ok(true);
         }
         drop(state);
-        self.look_again()?;
-        if self.times_miss_stores() {
-            self.filemap.invalidate(&self.mapping)?;
-        }
-        Ok(())
+        self.look_again().map(|()| false)
     }
 
     #[cold]
@@ -506,9 +512,13 @@ impl CoherenceState {
         self.times_are(FileTimes::ChangedByStores)
     }
 
-    /// Whether a process that has the file mapped may change it while its times stay as they are.
+    /// Whether a process that has the file mapped may change it while its times stay as they are: where its pages are
+    /// the file, and are never cleaned to be stored to anew.
     fn times_miss_stores(&self) -> bool {
-        self.times_are(FileTimes::ChangedByWrites)
+        let backend = self.mapping.backend();
+        backend.leasable().is_some_and(|leasable| {
+            leasable.times == FileTimes::ChangedByWrites && is_memory_file(leasable.descriptor)
+        })
     }
 
     fn times_are(&self, wanted: FileTimes) -> bool {
@@ -576,6 +586,11 @@ impl File {
     #[inline]
     pub(super) fn assure(&self) -> Result<()> {
         self.handle.watch.assure(self.handle.access.coherence)
+    }
+
+    /// As [`Self::assure`], while a read is under way.
+    pub(super) fn assure_again(&self) -> Result<()> {
+        self.handle.watch.assure_again(self.handle.access.coherence)
     }
 }
 

@@ -403,7 +403,11 @@ impl File {
         if options.nowait || options.cached_only {
             return Poll::Ready(self.read_at_with(buffer, position, options));
         }
-        self.assure()?;
+        if progress.has_begun() {
+            self.assure_again()?
+        } else {
+            self.assure()?
+        }
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing_with(options)?;
         let poll = PolledRead { mapping, reader: self.reader(passing.as_ref()), waker: context.waker() };

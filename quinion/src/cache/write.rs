@@ -452,12 +452,12 @@ impl File {
     /// it waits do not prolong it.
     ///
     /// # Errors
-    /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that was written since the handle was opened, or since its last sync, could not be written back or
-    /// made durable, be it that this call tried to or write-back before; each handle is told of it once. Pages that
-    /// are still cached become dirty again, and the next sync tries it again: one that returns `Ok` has made it
-    /// durable. Pages that were written to the file, and left the cache before this sync, as uncached writes do, may
-    /// be lost where the device's own flush fails: the error says how many, and only their writer can write them
-    /// again.
+    /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that
+    /// was written since the handle was opened, or since its last sync, could not be written back or made durable, be
+    /// it that this call tried to or write-back before; each handle is told of it once. Pages that are still cached
+    /// become dirty again, and the next sync tries it again: one that returns `Ok` has made it durable. Pages that were
+    /// written to the file, and left the cache before this sync, as uncached writes do, may be lost where the device's
+    /// own flush fails: the error says how many, and only their writer can write them again.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn sync_data(&self) -> Result<()> {
         self.sync(SyncKind::Data, 0..FILE_BYTES_MAX)

@@ -549,37 +549,6 @@ impl FrameSupply {
         }
     }
 
-    /// Waits for a fill or a flush to end after `completed` had, and reaps where no other thread does; or a moment, if
-    /// none is in flight: frames may be on their way between arena and tree. `fills`: in flight, ended. `false`: none
-    /// has ended in `look_again`, and memory may have come free otherwise.
-    fn wait_for_fill_progress(
-        &self,
-        mapping: &Mapping,
-        fills: impl Fn() -> (u64, u64) + Sync,
-        completed: u64,
-        look_again: Duration,
-    ) -> bool {
-        // It may be in flight at another backend, where no thread waits: then this thread waits there.
-        let (_, any) = self.under_way();
-        let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        // A backend may lose its leader at any moment, so a thread without a device waits at another's.
-        let own = || match mapping.backing().spill() {
-            Some(spill) => Arc::clone(spill.backend()),
-            None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
-            None => mapping.backend(),
-        };
-        let backend = idle.unwrap_or_else(own);
-        backend.reap(ReapMode::Ready, &mut || false);
-        if fills() == (0, completed) {
-            pause(STALL);
-            true
-        } else {
-            let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
-            let looks_again = || self.under_way().1 != any;
-            self.wait_queue.wait_for(&*backend, &mut || has_ended(fills()) || looks_again(), look_again)
-        }
-    }
-
     /// Places in the rings for the smallest folios of `runs`, if the mapping has rings. `None`: no cell.
     pub(super) fn reserve_list_entries(
         &self,
@@ -648,15 +617,38 @@ impl ShortageWait<'_> {
             return false;
         }
         self.supply.writeback.write_for_reclaim();
-        let fills = || self.under_way();
-        let (mapping, look_again) = (self.mapping, self.look_again);
-        if self.supply.wait_for_fill_progress(mapping, fills, self.completed, look_again) {
+        if self.wait_for_progress() {
             (self.stalls, self.look_again) = (self.stalls + 1, LOOK_AGAIN);
         } else {
             // A slow device is no reason to give up, and no reason to look ever so often.
-            self.look_again = (2 * look_again).min(LOOK_AGAIN_MAX);
+            self.look_again = (2 * self.look_again).min(LOOK_AGAIN_MAX);
         }
         true
+    }
+
+    /// Waits for a fill or a flush to end since the last look, and reaps where no other thread does; or a moment, if
+    /// none is in flight: frames may be on their way between arena and tree. `false`: none has ended in `look_again`,
+    /// and memory may have come free otherwise.
+    fn wait_for_progress(&self) -> bool {
+        let Self { supply, mapping, completed, .. } = *self;
+        // It may be in flight at another backend, where no thread waits: then this thread waits there.
+        let (_, any) = supply.under_way();
+        let idle = supply.reclaim.idle_backend().or_else(|| supply.writeback.idle_backend());
+        // A backend may lose its leader at any moment, so a thread without a device waits at another's.
+        let own = || match mapping.backing().spill() {
+            Some(spill) => Arc::clone(spill.backend()),
+            None if mapping.is_memory() => supply.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
+            None => mapping.backend(),
+        };
+        let backend = idle.unwrap_or_else(own);
+        backend.reap(ReapMode::Ready, &mut || false);
+        if self.under_way() == (0, completed) {
+            pause(STALL);
+            return true;
+        }
+        let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
+        let mut has_moved = || has_ended(self.under_way()) || supply.under_way().1 != any;
+        supply.wait_queue.wait_for(&*backend, &mut has_moved, self.look_again)
     }
 
     fn under_way(&self) -> (u64, u64) {

@@ -22,7 +22,7 @@ use std::task::{Poll, Waker};
 
 use crate::arena::NotReady;
 use crate::backend::{PageKey, Registered, RegisteredWaiter};
-use crate::blocking_threads::CallKind;
+use crate::blocking_threads::{CallKind, CallQueue};
 use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
 use crate::sync::LockWait;
@@ -75,6 +75,13 @@ pub(crate) struct PolledRead<'p> {
 enum PollBlocked {
     End,
     Page(u64),
+}
+
+impl PendingRead {
+    /// Whether it was polled before.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.read.done > 0 || self.end != EndCheck::AsKnown || !matches!(self.waited, WaitingFor::Nothing)
+    }
 }
 
 impl Filemap {
@@ -213,7 +220,7 @@ impl Filemap {
         task: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
         let outcome = Arc::new(Mutex::new(TaskOutcome::Pending(waker.clone())));
-        let device = mapping.identity().shared_device();
+        let queue = CallQueue { device: mapping.identity().shared_device(), kind: CallKind::Read };
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
         let task = move || {
             let done = contained(|| task(&filemap, &mapping));
@@ -226,7 +233,7 @@ impl Filemap {
                 waker.wake();
             }
         };
-        self.blocking_threads.run((device, CallKind::Read), Box::new(task)).map_err(Repr::NoThread)?;
+        self.blocking_threads.run(queue, Box::new(task)).map_err(Repr::NoThread)?;
         progress.waited = WaitingFor::Task(outcome);
         Ok(())
     }

@@ -147,9 +147,9 @@ impl<'c> Truncation<'c> {
             self.mapping.set_size(size);
             return Ok(());
         }
-        // 5
+        // 5: also pages that are to go are kept, until the device has agreed.
         let edge = self.page_behind(size);
-        self.split(edge, edge..touched.end)?;
+        self.split(edge, edge..edge)?;
         // 6
         alone.change(|device| device.set_size(size)).map_err(failed)?;
         // 7: in one hold of the tree lock, so that no page behind the end is taken for write-back.
@@ -194,8 +194,9 @@ impl<'c> Truncation<'c> {
         if between.is_empty() {
             self.zero(range.clone())?;
         } else {
-            self.split(between.start, between.clone())?;
-            self.split(between.end, between.clone())?;
+            // As in a cut, the device may refuse.
+            self.split(between.start, between.start..between.start)?;
+            self.split(between.end, between.end..between.end)?;
             self.zero(range.start..between.start.first_byte())?;
             self.zero(between.end.first_byte()..range.end)?;
         }
@@ -367,6 +368,11 @@ impl<'c> Truncation<'c> {
                 DetachOutcome::Done { pages } => {
                     self.filemap.counters.add(Count::Invalidated, u64::from(held.order().pages()));
                     self.filemap.counters.add(Count::Inserted, u64::from(pages));
+                    // Pages that write-back has cleaned since they were copied are dirty again, in a file that it may
+                    // have taken for clean.
+                    if pages > 0 && !self.mapping.is_memory() {
+                        self.filemap.supply.writeback.note_dirty(self.mapping);
+                    }
                     return Ok(());
                 }
                 DetachOutcome::Removed => return Ok(()),

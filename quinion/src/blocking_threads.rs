@@ -1,7 +1,7 @@
 //! Blocking threads: calls that may wait for a device, made for futures, which may not.
 //!
 //! ```text
-//!   future --call, device--> its queue for calls of the kind --> up to 16 threads for each, 128 in all
+//!   future --call, device--> its queue for calls of the kind --> 4 threads for reads, 16 for writes; 128 in all
 //!          <----waker------- result                              started when none is idle, ended after idle seconds
 //! ```
 //!
@@ -25,8 +25,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::sync::{DeviceQueues, contained};
+use crate::sys::fork::ForkGuard;
 
-const DEVICE_THREADS_MAX: usize = 16;
+/// Threads for one device's calls of each kind. Those of reads are short, where a device answers.
+const READS_MAX: usize = 4;
+const WRITES_MAX: usize = 16;
 const THREADS_MAX: usize = 128;
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
@@ -55,6 +58,7 @@ pub type BlockingTask = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub struct BlockingThreads {
     shared: Arc<Shared>,
+    process: ForkGuard,
 }
 
 #[derive(Default)]
@@ -64,15 +68,46 @@ struct Shared {
 }
 
 struct Queue {
-    calls: DeviceQueues<CallQueue, BlockingTask>,
+    reads: DeviceQueues<u64, BlockingTask>,
+    writes: DeviceQueues<u64, BlockingTask>,
     threads: usize,
-    idle: usize,
+    /// Threads that are at a call; the others take one that is ready before they sleep, or are woken for it.
+    running: usize,
     is_closed: bool,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { calls: DeviceQueues::new(DEVICE_THREADS_MAX), threads: 0, idle: 0, is_closed: false }
+        let [reads, writes] = [READS_MAX, WRITES_MAX].map(DeviceQueues::new);
+        Self { reads, writes, threads: 0, running: 0, is_closed: false }
+    }
+}
+
+impl Queue {
+    fn calls(&mut self, kind: CallKind) -> &mut DeviceQueues<u64, BlockingTask> {
+        match kind {
+            CallKind::Read => &mut self.reads,
+            CallKind::Write => &mut self.writes,
+        }
+    }
+
+    fn ready(&self) -> usize {
+        self.reads.ready() + self.writes.ready()
+    }
+
+    fn begin(&mut self) -> Option<(CallQueue, BlockingTask)> {
+        let mut of = |kind| {
+            let (device, call) = self.calls(kind).begin()?;
+            Some((CallQueue { device, kind }, call))
+        };
+        let begun = of(CallKind::Read).or_else(|| of(CallKind::Write))?;
+        self.running += 1;
+        Some(begun)
+    }
+
+    fn end(&mut self, queue: CallQueue) {
+        self.running -= 1;
+        self.calls(queue.kind).end(queue.device);
     }
 }
 
@@ -84,8 +119,8 @@ impl BlockingThreads {
     /// The system has no thread, and the cache has none.
     pub fn run(&self, queue: CallQueue, call: BlockingTask) -> io::Result<()> {
         let mut state = self.shared.lock();
-        state.calls.push(queue, call);
-        if state.calls.ready() <= state.idle {
+        state.calls(queue.kind).push(queue.device, call);
+        if state.ready() <= state.threads - state.running {
             self.shared.arrived.notify_one();
         } else if state.threads < THREADS_MAX {
             let shared = Arc::clone(&self.shared);
@@ -93,7 +128,7 @@ impl BlockingThreads {
             match thread.spawn(move || shared.work()) {
                 Ok(_) => state.threads += 1,
                 Err(error) if state.threads == 0 => {
-                    let call = state.calls.take_back(queue);
+                    let call = state.calls(queue.kind).take_back(queue.device);
                     drop(state); // before the call is dropped
                     drop(call);
                     return Err(error);
@@ -107,10 +142,11 @@ impl BlockingThreads {
 
 impl Drop for BlockingThreads {
     fn drop(&mut self) {
-        // In a fork another thread, which is not there, may have it locked; and there are no threads to be told.
-        if let Ok(mut queue) = self.shared.queue.try_lock() {
-            queue.is_closed = true;
+        // In a fork a thread that is not there may have it locked; and there are no threads to be told.
+        if self.process.is_forked() {
+            return;
         }
+        self.shared.lock().is_closed = true;
         self.shared.arrived.notify_all();
     }
 }
@@ -126,28 +162,26 @@ impl fmt::Debug for BlockingThreads {
 impl Shared {
     fn work(&self) {
         crate::sys::signal::block_all();
-        let mut queue = self.lock();
+        let mut state = self.lock();
         loop {
-            if let Some((device, call)) = queue.calls.begin() {
-                drop(queue);
+            if let Some((queue, call)) = state.begin() {
+                drop(state);
                 contained(call);
-                queue = self.lock();
-                queue.calls.end(device);
+                state = self.lock();
+                state.end(queue);
                 continue;
             }
-            if queue.is_closed {
+            if state.is_closed {
                 break;
             }
-            queue.idle += 1;
             let (woken, wait) =
-                self.arrived.wait_timeout(queue, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
-            queue = woken;
-            queue.idle -= 1;
-            if wait.timed_out() && queue.calls.ready() == 0 {
+                self.arrived.wait_timeout(state, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            if wait.timed_out() && state.ready() == 0 {
                 break;
             }
         }
-        queue.threads -= 1;
+        state.threads -= 1;
     }
 
     /// Nothing panics with the lock held, so a poisoned one is as good as any.
@@ -191,13 +225,13 @@ mod tests {
             threads.run(calls, Box::new(move || told.send(other).unwrap())).unwrap();
             assert_eq!(ended.recv_timeout(LONG), Ok(other));
         }
-        assert!(begun.load(Ordering::Relaxed) <= DEVICE_THREADS_MAX);
+        assert!(begun.load(Ordering::Relaxed) <= WRITES_MAX);
         hangs.store(false, Ordering::Relaxed);
         let mut numbers: Vec<_> = (0..100).map(|_| ended.recv_timeout(LONG).unwrap()).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, Vec::from_iter(0..100), "each is made once");
-        let queue = threads.shared.lock();
-        assert!(queue.calls.ready() == 0 && queue.threads <= THREADS_MAX);
+        let state = threads.shared.lock();
+        assert!(state.ready() == 0 && state.threads <= WRITES_MAX + 2, "{} threads", state.threads);
     }
 
     #[test]

@@ -205,6 +205,14 @@ impl Story {
         assert_eq!((bytes, wrong), (should.len(), None), "a read of {len} bytes at {at}");
     }
 
+    /// How many pages of the file are read otherwise than they were written.
+    fn wrong_pages(&self) -> usize {
+        let mut found = vec![0xee; BYTES_MAX];
+        let bytes = self.file.read_at(&mut found, 0).unwrap();
+        assert_eq!(bytes, self.now().len());
+        found[..bytes].chunks(PAGE).zip(self.now().chunks(PAGE)).filter(|(is, should)| is != should).count()
+    }
+
     fn end(mut self, samples: u64, seed: u64) -> Result<(), String> {
         let (disk, images) = (Arc::clone(&self.disk), std::mem::take(&mut self.images));
         let checker = CrashChecker { images: &images, events: &self.events, sync_points: &self.sync_points };
@@ -355,11 +363,14 @@ proptest! {
         let faults = WriteFaults { errors, full, sync_errors, drops: errors / 4 };
         let mut story = Story::new(start, order, seed, faults);
         ops.iter().for_each(|op| story.tell(op));
-        // After a flush that failed, a change of the file's times may be another's, and clean pages are dropped. If the
-        // device then loses them in a sync that fails, the sync says so, and no later one makes up for that.
-        prop_assume!(story.cache.stats().lost_pages == 0);
-        // What is in memory is right, whatever the device did.
-        story.read(0, BYTES_MAX);
+        // What is in memory is right, whatever the device did. But after a flush that failed, a change of the file's
+        // times may be another's, and clean pages are dropped. If the device then loses them in a sync that fails, the
+        // sync says of how many, and no later one makes up for that.
+        let lost = story.cache.stats().lost_pages;
+        prop_assert!(story.wrong_pages() as u64 <= lost);
+        if lost > 0 {
+            return Ok(());
+        }
         let told = story.end(SAMPLES, seed);
         prop_assert!(told.is_ok(), "{}", told.unwrap_err());
     }

@@ -96,8 +96,8 @@ pub use local_file::LocalFile;
 pub use memory::MemoryFile;
 #[doc(hidden)]
 pub use null::NullBackend;
-#[doc(hidden)]
 pub(crate) use open_file::is_memory_file;
+#[doc(hidden)]
 pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, WriteOptions};
 pub use parked::ParkedBackend;
 pub use quinion_disk::ContentKey;

@@ -96,6 +96,9 @@ use crate::sys::ring::{
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
 const TRIES_MAX: u32 = 1000;
+/// The longest wait of the leader before it looks whether it is done: what it waits for may be done by a thread, as the
+/// last page of a file is, while no request of the ring ends.
+const LEADER_LOOK: Duration = Duration::from_millis(20);
 /// The parts that a device may have for each place that is free.
 const SHARE: usize = 4;
 /// While others have many jobs, a device may have so many, as 1 / so many of the queue's depth, before it is busy.
@@ -325,7 +328,7 @@ impl<K: Kernel> RingDriver<K> {
                     self.enter(claim, CompletionWait::AwaitedFor(time));
                     how = ReapMode::Ready; // one wait
                 }
-                _ => self.enter(claim, CompletionWait::Awaited),
+                _ => self.enter(claim, CompletionWait::AwaitedFor(LEADER_LOOK)),
             }
         }
     }

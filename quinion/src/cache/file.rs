@@ -243,6 +243,16 @@ impl File {
         self.end_read(buffer, read, hits)
     }
 
+    /// As a read that does not wait, of bytes that the caller has had brought: they are not forgotten.
+    #[cfg(feature = "tokio")]
+    pub(super) fn read_brought(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        let options = ReadOptions::new().nowait(true);
+        if self.lookup_cell() != WATCHED || self.process.is_forked() || position >= FILE_BYTES_MAX {
+            return self.read_at_with(buffer, position, options);
+        }
+        self.end_read(buffer, PositionedRead { position, options }, Hits::none(HitStop::Absent))
+    }
+
     fn read_watched(&self, buffer: &mut [u8], read: PositionedRead) -> Result<usize> {
         self.assure()?;
         let (position, len) = (read.position, buffer.len());
@@ -403,10 +413,9 @@ impl File {
         if options.nowait || options.cached_only {
             return Poll::Ready(self.read_at_with(buffer, position, options));
         }
-        if progress.has_begun() {
-            self.assure_again()?
-        } else {
-            self.assure()?
+        // Once: what comes after is of then or later, and a look may forget the page that was waited for.
+        if !progress.has_begun() {
+            self.assure()?;
         }
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing_with(options)?;

@@ -83,6 +83,7 @@ impl AsyncFile {
     }
 
     fn poll_read_into(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut is_brought = false;
         loop {
             let position = self.position();
             if let Some(missing) = &mut self.missing {
@@ -91,8 +92,13 @@ impl AsyncFile {
                 if !came? {
                     return Poll::Ready(Ok(0));
                 }
+                is_brought = true;
             }
-            match self.file.read_at_with(buffer, position, ReadOptions::new().nowait(true)) {
+            let read = match is_brought {
+                true => self.file.read_brought(buffer, position),
+                false => self.file.read_at_with(buffer, position, ReadOptions::new().nowait(true)),
+            };
+            match read {
                 Ok(0) => self.missing = Some(PagePresence::default()), // the end, or the file has grown
                 Ok(bytes) => return Poll::Ready(Ok(bytes)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

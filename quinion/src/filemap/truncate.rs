@@ -147,9 +147,10 @@ impl<'c> Truncation<'c> {
             self.mapping.set_size(size);
             return Ok(());
         }
-        // 5: also pages that are to go are kept, until the device has agreed.
+        // 5: also pages that are to go are kept, until the device has agreed. Memory files have none.
         let edge = self.page_behind(size);
-        self.split(edge, edge..edge)?;
+        let unwanted = if self.mapping.is_memory() { edge..touched.end } else { edge..edge };
+        self.split(edge, unwanted)?;
         // 6
         alone.change(|device| device.set_size(size)).map_err(failed)?;
         // 7: in one hold of the tree lock, so that no page behind the end is taken for write-back.
@@ -195,8 +196,10 @@ impl<'c> Truncation<'c> {
             self.zero(range.clone())?;
         } else {
             // As in a cut, the device may refuse.
-            self.split(between.start, between.start..between.start)?;
-            self.split(between.end, between.end..between.end)?;
+            let first = between.start;
+            let unwanted = if self.mapping.is_memory() { between.clone() } else { first..first };
+            self.split(between.start, unwanted.clone())?;
+            self.split(between.end, unwanted)?;
             self.zero(range.start..between.start.first_byte())?;
             self.zero(between.end.first_byte()..range.end)?;
         }

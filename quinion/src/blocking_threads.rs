@@ -17,7 +17,8 @@
 //!  2. A call that panics takes no thread with it.
 //!  3. The threads keep no cache alive by themselves: only calls in the queue do.
 //!
-//! Not an invariant: that a call finds a thread. Where more than seven devices hang, others' calls wait for them.
+//! Not an invariant: that a call finds a thread. Where more than six devices hang in calls of both kinds, others'
+//! calls wait for them.
 
 use std::fmt;
 use std::io;
@@ -34,7 +35,7 @@ const THREADS_MAX: usize = 128;
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 /// Calls of one kind wait for each other, where a device is slow, and for none of the other kind.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallKind {
     /// A look at a file, or a wait for memory, of a read.
     Read,
@@ -43,7 +44,7 @@ pub enum CallKind {
 }
 
 /// The calls that wait for each other where a device is slow.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallQueue {
     /// See [`Identity`](crate::backend::Identity).
     pub device: u64,
@@ -68,8 +69,8 @@ struct Shared {
 }
 
 struct Queue {
-    reads: DeviceQueues<u64, BlockingTask>,
-    writes: DeviceQueues<u64, BlockingTask>,
+    reads: DeviceQueues<BlockingTask>,
+    writes: DeviceQueues<BlockingTask>,
     threads: usize,
     /// Threads that are at a call; the others take one that is ready before they sleep, or are woken for it.
     running: usize,
@@ -84,7 +85,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    fn calls(&mut self, kind: CallKind) -> &mut DeviceQueues<u64, BlockingTask> {
+    fn calls(&mut self, kind: CallKind) -> &mut DeviceQueues<BlockingTask> {
         match kind {
             CallKind::Read => &mut self.reads,
             CallKind::Write => &mut self.writes,

@@ -16,9 +16,12 @@ use std::time::{Duration, Instant};
 use object_store::{ObjectStore, ObjectStoreExt};
 use quinion::Cache;
 use quinion_object::{Freshness, Options};
-use quinion_service::{Client, ClientFile, ClientStore, ErrorKind, RangeRead, Server, Socket};
+use quinion_service::{Client, ClientStore, ErrorKind, Server, Socket};
 use quinion_testing::content::Dice;
 use quinion_testing_s3 as s3;
+use reads::read_once;
+
+mod reads;
 
 const URL: &str = "s3://bucket/object";
 const OBJECT_BYTES: usize = 8_000_000;
@@ -145,42 +148,6 @@ fn for_ever(mut act: impl FnMut()) {
         if begun.elapsed() > Duration::from_millis(20) {
             say("goes on");
             begun = Instant::now();
-        }
-    }
-}
-
-fn read_once(file: &ClientFile, random: &mut Dice) {
-    let len = 1 + random.below(200_000);
-    let at = random.below(file.len() - 2 * len);
-    let mut buffer = vec![0; len as usize];
-    match random.below(6) {
-        0 => {
-            let pin = file.pin(at..at + len).unwrap();
-            assert_eq!(pin.len() as u64, len);
-            s3::check(1, at, &pin.to_vec());
-        }
-        1 => {
-            let mut second = buffer.clone();
-            let mut ranges = [
-                RangeRead { offset: at, buffer: &mut buffer },
-                RangeRead { offset: at + len, buffer: &mut second },
-            ];
-            file.read_ranges(&mut ranges).unwrap();
-            ranges.iter().for_each(|range| s3::check(1, range.offset, range.buffer));
-        }
-        2 => {
-            file.prefetch(at..at + len).unwrap();
-            file.residents(at..at + len).unwrap();
-            file.is_served().unwrap();
-        }
-        3 => {
-            if file.read_ready(&mut buffer, at).unwrap() {
-                s3::check(1, at, &buffer);
-            }
-        }
-        _ => {
-            file.read_exact_at(&mut buffer, at).unwrap();
-            s3::check(1, at, &buffer);
         }
     }
 }

@@ -26,6 +26,9 @@ use quinion_testing::content::Dice;
 use quinion_testing_s3 as s3;
 
 use quinion_testing_s3::Fault;
+use reads::read_once;
+
+mod reads;
 
 const URL: &str = "s3://bucket/object";
 /// Longer than anything here takes on a machine that is busy with other tests.
@@ -260,32 +263,6 @@ fn open_and_go_on(client: &Client) -> ! {
     });
     let _: std::thread::Result<()> = opener.join();
     std::process::exit(1)
-}
-
-fn read_once(file: &ClientFile, random: &mut Dice) {
-    let len = 1 + random.below(200_000);
-    let at = random.below(file.len() - 2 * len);
-    let mut buffer = vec![0; len as usize];
-    match random.below(4) {
-        0 => {
-            let pin = file.pin(at..at + len).unwrap();
-            assert_eq!(pin.len() as u64, len);
-            s3::check(1, at, &pin.to_vec());
-        }
-        1 => {
-            let mut second = buffer.clone();
-            let mut ranges = [
-                RangeRead { offset: at, buffer: &mut buffer },
-                RangeRead { offset: at + len, buffer: &mut second },
-            ];
-            file.read_ranges(&mut ranges).unwrap();
-            ranges.iter().for_each(|range| s3::check(1, range.offset, range.buffer));
-        }
-        _ => {
-            file.read_exact_at(&mut buffer, at).unwrap();
-            s3::check(1, at, &buffer);
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

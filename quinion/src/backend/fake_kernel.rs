@@ -194,7 +194,7 @@ impl Kernel for FakeKernel {
             left -= gate.call(left.min(entries.at_a_time)).map_err(|error| EnterRefused { left, error })?;
         }
         match wait {
-            CompletionWait::Awaited | CompletionWait::AwaitedFor(_) => gate.wait(),
+            CompletionWait::AwaitedFor(_) => gate.wait(),
             CompletionWait::NotAwaited => gate.delay(),
         }
         Ok(())

@@ -241,7 +241,7 @@ struct Shared {
 }
 
 struct State {
-    queue: DeviceQueues<u64, Queued>,
+    queue: DeviceQueues<Queued>,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     is_closing: bool,

@@ -385,9 +385,9 @@ impl CoherenceState {
         }
     }
 
-    /// As [`Self::assure`], in the course of a read that was assured at its start, or for a viewer that looks at times:
-    /// no pages are forgotten, which may be those that this read waits for.
-    pub(super) fn assure_again(self: &Arc<Self>, policy: Coherence) -> Result<()> {
+    /// As [`Self::assure`], for a viewer, whose own reads go by the file's times: no pages are forgotten, which would be
+    /// those of its request before.
+    pub(super) fn assure_for_viewer(self: &Arc<Self>, policy: Coherence) -> Result<()> {
         let is_by_lease = policy == Coherence::Lease && !self.holds_lease() && !self.is_writer();
         if is_by_lease { self.has_lease_or_looks().map(drop) } else { self.assure(policy) }
     }
@@ -509,7 +509,8 @@ impl CoherenceState {
     }
 
     fn times_tell(&self) -> bool {
-        self.times_are(FileTimes::ChangedByStores)
+        let backend = self.mapping.backend();
+        backend.leasable().is_some_and(|leasable| leasable.times == FileTimes::ChangedByStores)
     }
 
     /// Whether a process that has the file mapped may change it while its times stay as they are: where its pages are
@@ -519,10 +520,6 @@ impl CoherenceState {
         backend.leasable().is_some_and(|leasable| {
             leasable.times == FileTimes::ChangedByWrites && is_memory_file(leasable.descriptor)
         })
-    }
-
-    fn times_are(&self, wanted: FileTimes) -> bool {
-        self.mapping.backend().leasable().is_some_and(|leasable| leasable.times == wanted)
     }
 
     fn end(&self, state: &mut RankedGuard<'_, LeaseState>) {
@@ -588,9 +585,9 @@ impl File {
         self.handle.watch.assure(self.handle.access.coherence)
     }
 
-    /// As [`Self::assure`], while a read is under way.
-    pub(super) fn assure_again(&self) -> Result<()> {
-        self.handle.watch.assure_again(self.handle.access.coherence)
+    /// As [`Self::assure`], for a viewer.
+    pub(super) fn assure_for_viewer(&self) -> Result<()> {
+        self.handle.watch.assure_for_viewer(self.handle.access.coherence)
     }
 }
 

@@ -140,12 +140,12 @@ impl ServedFile for File {
         (identity.device, identity.inode) == (id.device, id.inode)
     }
     fn make_ready(&self, position: u64, len: usize) -> Result<()> {
-        self.assure_again()?;
+        self.assure_for_viewer()?;
         let call = self.call(None, WaitPolicy::Wait);
         self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)
     }
     fn make_ready_uncached(&self, position: u64, len: usize) -> Result<()> {
-        self.assure_again()?;
+        self.assure_for_viewer()?;
         let passing = self.passing()?;
         let call = self.call(Some(&passing), WaitPolicy::Wait);
         self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)

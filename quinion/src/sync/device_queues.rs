@@ -16,9 +16,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Work of all devices; see the head of this file.
 #[derive(Debug)]
-pub struct DeviceQueues<D, T> {
-    devices: BTreeMap<D, DeviceQueue<T>>,
-    ready: VecDeque<D>,
+pub struct DeviceQueues<T> {
+    devices: BTreeMap<u64, DeviceQueue<T>>,
+    ready: VecDeque<u64>,
     /// How many threads one device may keep.
     at_once_max: usize,
 }
@@ -31,21 +31,21 @@ struct DeviceQueue<T> {
     ready: usize,
 }
 
-impl<D: Ord + Copy, T> DeviceQueues<D, T> {
+impl<T> DeviceQueues<T> {
     /// No work, of which `at_once_max` pieces of one device may be under way at a time, at least 1.
     pub fn new(at_once_max: usize) -> Self {
         Self { devices: BTreeMap::new(), ready: VecDeque::new(), at_once_max: at_once_max.max(1) }
     }
 
     /// Adds `work`, after what `device` has already.
-    pub fn push(&mut self, device: D, work: T) {
+    pub fn push(&mut self, device: u64, work: T) {
         let new = || DeviceQueue { waiting: VecDeque::new(), running: 0, ready: 0 };
         self.devices.entry(device).or_insert_with(new).waiting.push_back(work);
         self.admit(device);
     }
 
     /// Takes the last work that was pushed for `device` back, if it has not begun.
-    pub fn take_back(&mut self, device: D) -> Option<T> {
+    pub fn take_back(&mut self, device: u64) -> Option<T> {
         let queue = self.devices.get_mut(&device)?;
         let work = queue.waiting.pop_back();
         if queue.ready > queue.waiting.len() {
@@ -63,12 +63,12 @@ impl<D: Ord + Copy, T> DeviceQueues<D, T> {
     }
 
     /// How much work of `device` waits or is under way.
-    pub fn outstanding(&self, device: D) -> usize {
+    pub fn outstanding(&self, device: u64) -> usize {
         self.devices.get(&device).map_or(0, |queue| queue.waiting.len() + queue.running)
     }
 
     /// The work that is next, and its device; [`Self::end`] is to be called when it is done.
-    pub fn begin(&mut self) -> Option<(D, T)> {
+    pub fn begin(&mut self) -> Option<(u64, T)> {
         let device = self.ready.pop_front()?;
         let queue = self.devices.get_mut(&device).expect("a ready device has work");
         queue.ready -= 1;
@@ -77,13 +77,13 @@ impl<D: Ord + Copy, T> DeviceQueues<D, T> {
     }
 
     /// Work of `device` that was begun has ended.
-    pub fn end(&mut self, device: D) {
+    pub fn end(&mut self, device: u64) {
         self.devices.get_mut(&device).expect("work that was begun is counted").running -= 1;
         self.admit(device);
         self.forget_unused(device);
     }
 
-    fn admit(&mut self, device: D) {
+    fn admit(&mut self, device: u64) {
         let queue = self.devices.get_mut(&device).expect("its caller has looked at it");
         if queue.ready < queue.waiting.len() && queue.running + queue.ready < self.at_once_max {
             queue.ready += 1;
@@ -91,7 +91,7 @@ impl<D: Ord + Copy, T> DeviceQueues<D, T> {
         }
     }
 
-    fn forget_unused(&mut self, device: D) {
+    fn forget_unused(&mut self, device: u64) {
         if self.devices.get(&device).is_some_and(|queue| queue.waiting.is_empty() && queue.running == 0) {
             self.devices.remove(&device);
         }

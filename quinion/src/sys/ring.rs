@@ -44,9 +44,7 @@ pub struct Gate {
 pub enum CompletionWait {
     /// It does not.
     NotAwaited,
-    /// It returns when one is there; a signal may end the wait early.
-    Awaited,
-    /// As `Awaited`, and returns without one after so long, on Linux 5.11 and newer.
+    /// It returns when one is there, or, on Linux 5.11 and newer, after so long; a signal may end the wait early.
     AwaitedFor(Duration),
 }
 
@@ -185,7 +183,6 @@ impl Gate {
         let (least, flags, time) = match wait {
             CompletionWait::NotAwaited => (0, 0, None),
             CompletionWait::AwaitedFor(_) if !can_bound => (1, EnterFlags::GETEVENTS.bits(), None),
-            CompletionWait::Awaited => (1, EnterFlags::GETEVENTS.bits(), None),
             CompletionWait::AwaitedFor(time) => {
                 let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
                 (1, flags.bits(), Some(types::Timespec::from(time)))

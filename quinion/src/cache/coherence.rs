@@ -385,8 +385,8 @@ impl CoherenceState {
         }
     }
 
-    /// As [`Self::assure`], for a viewer, whose own reads go by the file's times: no pages are forgotten, which would be
-    /// those of its request before.
+    /// As [`Self::assure`], for a viewer, whose own reads go by the file's times: no pages are forgotten, which would
+    /// be those of its request before.
     pub(super) fn assure_for_viewer(self: &Arc<Self>, policy: Coherence) -> Result<()> {
         let is_by_lease = policy == Coherence::Lease && !self.holds_lease() && !self.is_writer();
         if is_by_lease { self.has_lease_or_looks().map(drop) } else { self.assure(policy) }

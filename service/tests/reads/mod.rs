@@ -1,4 +1,10 @@
-//! Reads: one read of a served object in each of the ways that a client has, chosen by dice, with each byte checked.
+//! Reads: one read of a served object, chosen by dice among the ways that a client has.
+//!
+//! ```text
+//!   dice --> pin, ranges, prefetch and residency, ready bytes, or a plain read --> each byte checked by `s3::check`
+//! ```
+//!
+//! Not an invariant: that each call reads. A prefetch and a look at what is resident copy nothing.
 
 use quinion_service::{ClientFile, RangeRead};
 use quinion_testing::content::Dice;

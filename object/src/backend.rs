@@ -251,6 +251,9 @@ impl Backend for ObjectBackend {
     fn attributes(&self) -> io::Result<Attributes> {
         Ok(self.attributes)
     }
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
     fn content_key(&self) -> Option<ContentKey> {
         self.content_key
     }

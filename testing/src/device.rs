@@ -126,6 +126,9 @@ impl Backend for Device {
     fn name(&self) -> &'static str {
         "device"
     }
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
     fn attributes(&self) -> io::Result<Attributes> {
         let generation = self.generation.load(Ordering::Relaxed) as i64;
         Ok(Attributes {

@@ -447,6 +447,9 @@ impl Backend for TieredBackend {
     fn attributes(&self) -> io::Result<Attributes> {
         self.source.inner.attributes()
     }
+    fn attributes_may_wait(&self) -> bool {
+        self.source.inner.attributes_may_wait()
+    }
     fn attach(&self, wait_queue: &Arc<WaitQueue>) {
         self.source.inner.attach(wait_queue);
     }

@@ -124,6 +124,9 @@ impl Backend for LocalFile {
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
     }
+    fn attributes_may_wait(&self) -> bool {
+        self.file.looks_may_wait()
+    }
     fn submit(&self, fills: Vec<Fill>) {
         self.engine.submit(&self.file, fills);
     }

@@ -140,6 +140,9 @@ impl Backend for MemoryFile {
         let identity = Identity { device: DEVICE, inode: self.inode, born: 0 };
         Ok(Attributes { identity, version, size: content.bytes.len() as u64 })
     }
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
     fn submit(&self, fills: Vec<Fill>) {
         for mut fill in fills {
             let bytes = self.copy_out(fill.position(), fill.len(), |bytes| fill.write(0, bytes));

@@ -241,6 +241,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The file as it is now. May wait for the file system, never for the device's data.
     fn attributes(&self) -> io::Result<Attributes>;
 
+    /// Whether [`Backend::attributes`] may wait, for another machine or another program. If not, threads that serve all
+    /// files ask for them; else a thread that waits with this file's users alone.
+    fn attributes_may_wait(&self) -> bool {
+        true
+    }
+
     /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`]. Does not
     /// wait for earlier fills: fills that the device cannot take yet are kept, and go to it when others reap.
     fn submit(&self, fills: Vec<Fill>);

@@ -29,6 +29,9 @@ impl Backend for NullBackend {
         let version = Version { modified: 0, changed: 0, settled: true, steps: true };
         Ok(Attributes { identity, version, size: 0 })
     }
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
     fn submit(&self, fills: Vec<Fill>) {
         for fill in fills {
             fill.complete(Err(read_only(self.name())));

@@ -336,6 +336,11 @@ impl OpenFile {
         }
     }
 
+    /// Whether the kernel may ask another machine, or another program, for the file's size and times.
+    pub(super) fn looks_may_wait(&self) -> bool {
+        self.clock.local.is_none()
+    }
+
     /// Whether the file ends at or before byte `position`. If the file does not say, a read will.
     pub(super) fn ends_by(&self, position: u64) -> bool {
         self.size().is_ok_and(|size| size <= position)

@@ -48,6 +48,9 @@ impl Backend for ParkedBackend {
     fn attributes(&self) -> io::Result<Attributes> {
         Err(not_open())
     }
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
     fn submit(&self, fills: Vec<Fill>) {
         fills.into_iter().for_each(|fill| fill.complete(Err(not_open())));
     }

@@ -70,7 +70,7 @@
 //!
 //! Not an invariant: that a thread leads while something is in flight. If no thread waits, none needs to. Nor that many
 //! devices which hang leave a place: of 128 the first has 103, the next 20, then 4, then the last. Nor that the leader
-//! waits for no device but in the ring: it looks at a file's times and end when a flush or a short read has ended.
+//! asks a file for its end: where that may wait for another machine, a second read finds it.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -608,8 +608,10 @@ struct ShortCompletion {
 impl ShortCompletion {
     fn resolve(self) -> (Key, CompletionVerdict) {
         let Self { key, mut part, file, position, direction, result } = self;
-        // A write has no end of the file to meet.
-        let is_end = |at| direction == Direction::Read && file.ends_by(position + at as u64);
+        // A write has no end of the file to meet. Where the file's size may keep a thread waiting, and not only for its
+        // own users, another read finds the end.
+        let asks = direction == Direction::Read && !file.looks_may_wait();
+        let is_end = |at| asks && file.ends_by(position + at as u64);
         let verdict = if let Ok(bytes) = usize::try_from(result) {
             match part.transfer.advance(bytes, is_end) {
                 TransferStep::Complete => CompletionVerdict::Complete,

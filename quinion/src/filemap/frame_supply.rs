@@ -513,7 +513,7 @@ impl FrameSupply {
 
     /// Fills and flushes in flight, whose pages cannot go yet, and how many have ended.
     fn under_way(&self) -> (u64, u64) {
-        let ((fills, filled), (flushes, flushed)) = (self.reclaim.all_fills(), self.writeback.flushes());
+        let ((fills, filled), (flushes, flushed)) = (self.reclaim.all_fills(), self.writeback.under_way());
         let (spills, spilled) = self.spills();
         (fills + flushes + spills, filled + flushed + spilled)
     }
@@ -525,7 +525,7 @@ impl FrameSupply {
 
     /// As [`Self::under_way`]; a flush's pool is not known, so all flushes count.
     fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
-        let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
+        let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.under_way());
         let (spills, spilled) = self.spills();
         (fills + flushes + spills, filled + flushed + spilled)
     }
@@ -666,7 +666,7 @@ impl ShortageWait<'_> {
         let (fills, _) = self.pool.map_or_else(|| reclaim.all_fills(), |pool| reclaim.fills(pool));
         let is_spilling = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
         let is_under_way = || {
-            self.pool.is_some() && writeback.flushes().0 + writeback.totals().total() > 0
+            self.pool.is_some() && writeback.under_way().0 + writeback.totals().total() > 0
                 || spill.as_ref().is_some_and(is_spilling)
                 || self.was_charged
                 || self.is_charged()

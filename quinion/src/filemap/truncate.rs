@@ -108,9 +108,10 @@ impl<'m> ExclusiveAccess<'m> {
         let was_known =
             device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, look, &before));
         change(&*device)?;
+        let all_ended = self.mapping.writeback().all_ended();
         if was_known && let Ok(after) = device.attributes() {
             *self.version = after.version;
-            self.mapping.reset_own_changes();
+            self.mapping.reset_own_changes(all_ended);
         }
         Ok(())
     }

@@ -35,12 +35,12 @@ impl Mapping {
         // no longer among those that are kept: then it is asked again. (None begins under this lock.)
         // The tree's lock before the size: a fill that ends between the two must not find its folios still
         // in their places and cut the new size off.
-        let (attributes, mut tree) = loop {
-            let ended = self.writeback().flushes_ended();
+        let (attributes, all_ended, mut tree) = loop {
+            let (ended, all_ended) = (self.writeback().flushes_ended(), self.writeback().all_ended());
             let attributes = self.backend().attributes()?;
             let tree = self.lock();
             if self.writeback().flushes_ended() == ended {
-                break (attributes, tree);
+                break (attributes, all_ended, tree);
             }
         };
         // A shorter size first, so that no reader takes the removed pages for the file's; a longer one last, so that
@@ -50,7 +50,7 @@ impl Mapping {
         let size = attributes.size.max(kept_end);
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
-        self.reset_own_changes();
+        self.reset_own_changes(all_ended);
         self.writeback().set_size_on_device(attributes.size);
         let pages = tree.remove_all_but(&unwritten);
         self.renewals.fetch_add(1, Ordering::Release); // partner: the Acquire in `renewals`

@@ -21,6 +21,9 @@
 //! Not an invariant: that a change by others is noticed that falls into the time of the cache's own flushes. Two who
 //! write one file by two caches need more than times.
 //!
+//! A file system of a network may not answer for hours. So the look is the caller's, which chooses the thread to wait
+//! ([`Mapping::look_before_flush`], [`Mapping::look_after_flush`]); until it is over, the state is as above.
+//!
 //! Locks: its own, and below it that of the device's account. A look calls the file system, with no lock held.
 
 use std::sync::{MutexGuard, PoisonError};
@@ -41,35 +44,53 @@ fn times(version: Version) -> (i64, i64) {
     (version.modified, version.changed)
 }
 
+/// A look that is due before flushes begin, and the state that it compares with.
+#[derive(Clone, Copy, Debug)]
+pub struct LookBeforeFlush {
+    known: Version,
+    probe: VersionProbe,
+}
+
+/// A look that is due after so many flushes, all of which have ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LookAfterFlush {
+    flushes: u64,
+}
+
 impl Mapping {
-    /// To be called before flushes take pages from the tree. Looks at the file if none is under way.
-    pub fn look_before_flush(&self) {
+    /// To be asked before flushes take pages from the tree: the look that is due, if none of them is under way. The
+    /// caller asks for the file's attributes, and says them by [`Mapping::end_look_before`].
+    pub fn look_before_flush(&self) -> Option<LookBeforeFlush> {
         // A thread that forgets the file's pages looks at it itself, and is not waited for.
-        let Some(known) = self.try_hold_off_invalidation().map(|version| *version) else { return };
-        let look = self.begin_look();
-        if look.flushes.is_none() {
-            return;
-        }
-        // A thread that cannot get the file's attributes will be asked again.
-        let Some(Ok(before)) = self.writeback().writer().map(|writer| writer.attributes()) else { return };
-        if !self.is_as_known(known, look, &before) {
+        let known = self.try_hold_off_invalidation().map(|version| *version)?;
+        let probe = self.begin_look();
+        probe.flushes.is_some().then_some(LookBeforeFlush { known, probe })
+    }
+
+    /// The file is as in `before`, which was asked for after `look` was made.
+    pub fn end_look_before(&self, look: LookBeforeFlush, before: &Attributes) {
+        if !self.is_as_known(look.known, look.probe, before) {
             self.own_changes().is_strange = true;
         }
     }
 
-    /// A flush has ended. Looks at the file if it was the last.
-    pub fn look_after_flush(&self) {
-        let Some(flushes) = self.writeback().all_ended() else { return };
-        let after = self.writeback().writer().map(|writer| writer.attributes());
+    /// To be asked when a flush has ended: the look that is due, if it was the last. The caller asks for the file's
+    /// attributes, and ends by [`Mapping::end_look_after`].
+    pub fn look_after_flush(&self) -> Option<LookAfterFlush> {
+        self.writeback().not_looked_at().map(|flushes| LookAfterFlush { flushes })
+    }
+
+    /// The file is as in `after`, which was asked for after `look` was made; `None`: it cannot be had.
+    pub fn end_look_after(&self, look: LookAfterFlush, after: Option<&Attributes>) {
         let mut own = self.own_changes();
-        if self.writeback().all_ended() != Some(flushes) {
-            return; // the end of another sees to it
+        if self.writeback().not_looked_at() != Some(look.flushes) {
+            return; // the end of another flush sees to it; or the file's pages were forgotten, with a later look
         }
         // If the file's attributes cannot be had, it counts as changed, and its clean pages go.
-        if let Some(Ok(after)) = after {
+        if let Some(after) = after {
             own.after = Some(after.version);
         }
-        self.writeback().note_look(flushes);
+        self.writeback().note_look(look.flushes);
     }
 
     /// The file's attributes are asked for next.
@@ -104,9 +125,14 @@ impl Mapping {
         known.settled && self.own_changes().after.is_none_or(|after| after.settled || after.steps)
     }
 
-    /// The file was looked at, and its version is known anew. The caller has the invalidate lock alone.
-    pub fn reset_own_changes(&self) {
-        *self.own_changes() = ObservedVersion::default();
+    /// The file was looked at, and its version is known anew. The caller has the invalidate lock alone. `ended`: how
+    /// many flushes had begun, and all had ended, before that look; it serves them as the look after a flush does.
+    pub fn reset_own_changes(&self, ended: Option<u64>) {
+        let mut own = self.own_changes();
+        *own = ObservedVersion::default();
+        if let Some(flushes) = ended {
+            self.writeback().note_look(flushes);
+        }
     }
 
     fn own_changes(&self) -> MutexGuard<'_, ObservedVersion> {

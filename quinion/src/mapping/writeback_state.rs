@@ -53,6 +53,8 @@ pub struct WritebackState {
     errors: ErrorSequence,
     /// Changed with the lock of write-back's list held.
     is_listed: AtomicBool,
+    /// Whether a thread looks at the file, and goes on with its pass then.
+    is_looked_at_elsewhere: AtomicBool,
     account: Mutex<FlushAccount>,
 }
 
@@ -249,6 +251,16 @@ impl WritebackState {
         self.is_listed.store(is_listed, Ordering::Relaxed);
     }
 
+    /// A thread is to look at the file before its pass goes on. `false`: one does already.
+    pub fn begin_look_elsewhere(&self) -> bool {
+        !self.is_looked_at_elsewhere.swap(true, Ordering::Relaxed)
+    }
+
+    /// It does so no more.
+    pub fn end_look_elsewhere(&self) {
+        self.is_looked_at_elsewhere.store(false, Ordering::Relaxed);
+    }
+
     /// A flush of `pages` begins. The caller holds the tree lock, under which it took the pages.
     pub fn begin_flush(&self, pages: Range<PageIndex>) -> FlushNumber {
         let mut account = self.account();
@@ -324,7 +336,20 @@ impl WritebackState {
         (account.next == account.ended).then_some(account.next)
     }
 
-    /// The same, if the file was looked at since, so that all changes by the cache are known. The same number before
+    /// The same, if the file was not looked at since.
+    pub fn not_looked_at(&self) -> Option<u64> {
+        let account = self.account();
+        (account.next == account.ended && account.looked < account.next).then_some(account.next)
+    }
+
+    /// Whether the file was looked at after the first `flushes` flushes, all of which have ended, or another has begun
+    /// since. Stays true.
+    pub fn is_look_over(&self, flushes: u64) -> bool {
+        let account = self.account();
+        account.looked >= flushes || account.next > flushes
+    }
+
+    /// The same as [`WritebackState::all_ended`], if the file was looked at since, so that all changes by the cache are known. The same number before
     /// and after a look at the file's attributes says that no flush of the cache has changed them meanwhile.
     pub fn flushes_if_looked_at(&self) -> Option<u64> {
         let account = self.account();

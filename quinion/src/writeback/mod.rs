@@ -61,16 +61,18 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
 use crate::backend::{Backend, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread, ThreadExit};
+use crate::blocking_threads::BlockingThreads;
 use crate::mapping::{DirtyPages, Mapping};
 use crate::stats::Counters;
 use crate::units::Millis;
 
+mod looks;
 pub mod plan;
 mod round;
 mod run;
@@ -146,6 +148,18 @@ impl Default for WritebackOptions {
     }
 }
 
+/// See `looks.rs`.
+#[derive(Default)]
+struct Looks {
+    /// Its own, so that no call of a future, which may wait for write-back, stands before a look.
+    threads: BlockingThreads,
+    /// Looks before flushes that another thread makes, and those that have ended.
+    pending: AtomicU64,
+    ended: AtomicU64,
+    /// Held while a pass goes on after such a look.
+    is_closed: RwLock<bool>,
+}
+
 /// The write-back of one cache.
 pub struct Writeback {
     /// For flushes under way, which outlive a call.
@@ -165,6 +179,7 @@ pub struct Writeback {
     awaited: AtomicU64,
     is_awake: AtomicBool,
     pace: Mutex<round::RoundInterval>,
+    looks: Looks,
     /// Its own thread, because its calls may block in a file system.
     background: BackgroundThread,
 }
@@ -192,6 +207,7 @@ impl Writeback {
             awaited: AtomicU64::new(0),
             is_awake: AtomicBool::new(false),
             pace: Mutex::default(),
+            looks: Looks::default(),
             background: BackgroundThread::named("quinion-flush"),
         });
         let task: Weak<Self> = Arc::downgrade(&writeback);
@@ -296,6 +312,7 @@ impl Writeback {
     /// Ends the background's thread. Dirty pages stay dirty, unless another thread writes them.
     pub fn close(&self) {
         self.background.close();
+        self.close_looks();
     }
 }
 

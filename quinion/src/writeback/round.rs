@@ -16,8 +16,8 @@
 //! end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
-//!  1. A round waits for no device. (A file system may make a write wait, or the look at a file's times before it; then
-//!     it is this thread that waits.)
+//!  1. A round waits for no device, nor for a file's times (`looks.rs`). (A file system may make a write wait; then it is
+//!     this thread that waits.)
 //!  2. Files whose flushes never end keep no other from being written.
 //!  3. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
@@ -33,6 +33,7 @@ use crate::units::PageIndex;
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
+use super::looks::Looker;
 use super::plan::{FileDirtyState, FlushScope, is_due};
 use super::run::FlushRequest;
 
@@ -144,6 +145,11 @@ impl Writeback {
 
     /// Goes on with the pass of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
+        self.run_pass_after(mapping, Looker::Other);
+    }
+
+    /// As [`Writeback::run_pass`]; `looker` looks at the file before.
+    pub(super) fn run_pass_after(&self, mapping: &Arc<Mapping>, looker: Looker) {
         let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
         let is_stuck = || self.pace.lock().unwrap_or_else(PoisonError::into_inner).is_stuck();
         let least = if own == 0 && is_stuck() { FIRST_PAGES } else { 0 };
@@ -157,7 +163,8 @@ impl Writeback {
         let place = state.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
         // A thread that cuts the file may be waiting for a device, and this is not the thread to wait with it.
-        match self.write_some(mapping, FlushRequest::without_waiting(pages, capacity)) {
+        let request = FlushRequest { looker, ..FlushRequest::without_waiting(pages, capacity) };
+        match self.write_some(mapping, request) {
             TakeEnd::More(at) | TakeEnd::Busy(at) => state.pause_pass(place, at),
             TakeEnd::Done => {
                 mapping.lock().note_round(place.began);

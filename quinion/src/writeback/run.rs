@@ -31,6 +31,7 @@ use crate::sync::LockWait;
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::Writeback;
+use super::looks::{LookedBefore, Looker};
 
 /// The number of an error that has none of the system's.
 pub(super) const UNNAMED: i32 = libc::EIO;
@@ -67,26 +68,30 @@ pub(super) struct FlushRequest {
     pub pages_max: u32,
     /// Whether a thread that cuts or punches the file is waited for.
     pub locks: LockWait,
+    /// Whose thread waits for the file's attributes.
+    pub looker: Looker,
 }
 
 impl FlushRequest {
     /// For callers that must not wait: dirty pages of `pages`, `pages_max` of them at most.
     pub(super) fn without_waiting(pages: Range<PageIndex>, pages_max: u32) -> Self {
-        Self { pages, which: TakeFilter::Dirty, pages_max, locks: LockWait::Try }
+        Self { pages, which: TakeFilter::Dirty, pages_max, locks: LockWait::Try, looker: Looker::Other }
     }
 }
 
 impl Writeback {
     /// Starts writing the dirty pages of a request. Waits for nothing but the tree lock, whatever a file system makes a
     /// write wait for, and, if its `locks` says so, a thread that cuts or punches the file. If `locks` forbids that
-    /// wait, the call has done nothing, and the caller repeats it later. Returns where it has ended, as
+    /// wait, or its `looker` another's look at the file, the call has done nothing, and the caller repeats it later. Returns where it has ended, as
     /// [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only, before pages that are under way.
     ///
     /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
     pub(super) fn write_some(&self, mapping: &Arc<Mapping>, request: FlushRequest) -> TakeEnd {
         let Some(writer) = mapping.writeback().writer() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
-        mapping.look_before_flush();
+        if self.look_before_flush(mapping, request.looker) == LookedBefore::Elsewhere {
+            return TakeEnd::More(request.pages.start);
+        }
         // A backend may complete inside the call, and a waker, foreign code, may want the locks that are held here.
         let wakes = DeferredWakes::new();
         let held_off = match request.locks {
@@ -181,7 +186,7 @@ impl FlushSink for FlushInFlight {
         if let Some(behind) = behind {
             mapping.drop_behind(behind, DropReason::Written, LockWait::Wait);
         }
-        mapping.look_after_flush();
+        writeback.look_after_flush(mapping);
         writeback.count_flush(written, bytes, errno);
         writeback.wait_queue.wake();
     }

@@ -44,6 +44,7 @@ use crate::sync::LockWait;
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
+use super::looks::Looker;
 use super::run::{FlushRequest, UNNAMED, errno_of};
 
 /// Pages of a file that a sync has under way at most: 16 MiB.
@@ -104,6 +105,7 @@ impl Writeback {
                 }
             }
             lost_pages = self.make_durable(file, range);
+            self.wait_for_look(mapping, file.writer);
         } else if let Err(error) = mapping.backend().sync_others(range.kind) {
             // This cache does not write it; writes by other processes are to be durable, too.
             self.counters.add(Count::SyncErrors, 1);
@@ -156,12 +158,15 @@ impl Writeback {
         failed
     }
 
-    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache.
+    /// Starts writing the dirty pages of every file, and waits for no device: for the end of a cache.
     pub fn start_all(&self) {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
-            while let TakeEnd::More(next) | TakeEnd::Busy(next) =
-                self.write_some(&mapping, FlushRequest::without_waiting(at..whole_file().end, u32::MAX))
+            let request = |at| FlushRequest {
+                looker: Looker::Caller,
+                ..FlushRequest::without_waiting(at..whole_file().end, u32::MAX)
+            };
+            while let TakeEnd::More(next) | TakeEnd::Busy(next) = self.write_some(&mapping, request(at))
                 && next > at
             {
                 at = next;
@@ -192,7 +197,8 @@ impl Writeback {
         loop {
             self.wait_for_capacity(file);
             let (which, pages_max) = (TakeFilter::ToWrite, (UNDER_WAY_MAX / 2) as u32);
-            let request = FlushRequest { pages: at..end, which, pages_max, locks: LockWait::Wait };
+            let (locks, looker) = (LockWait::Wait, Looker::Caller);
+            let request = FlushRequest { pages: at..end, which, pages_max, locks, looker };
             match self.write_some(mapping, request) {
                 TakeEnd::Done => break,
                 TakeEnd::More(next) => at = next,

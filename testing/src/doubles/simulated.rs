@@ -615,6 +615,9 @@ impl Backend for SimulatedBackend {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(wait_queue));
     }
 
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
     fn attributes(&self) -> io::Result<Attributes> {
         match &self.content {
             Content::Memory(file) => file.attributes(),

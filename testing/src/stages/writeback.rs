@@ -235,6 +235,9 @@ impl Backend for RecordingBackend {
         self.call(|record| &mut record.before_attributes);
         self.inner.attributes()
     }
+    fn attributes_may_wait(&self) -> bool {
+        self.inner.attributes_may_wait()
+    }
     fn submit(&self, fills: Vec<Fill>) {
         self.inner.submit(fills);
     }
@@ -307,6 +310,9 @@ impl Backend for Early {
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
+    }
+    fn attributes_may_wait(&self) -> bool {
+        false
     }
     fn submit(&self, fills: Vec<Fill>) {
         self.file.submit(fills);

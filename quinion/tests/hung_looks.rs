@@ -285,6 +285,36 @@ fn a_look_that_comes_late_counts_as_not_had() {
     assert!(!is_known(&file, &*device), "its clean pages may be old");
 }
 
+/// Six devices take writes and end none. Each has as much under way as the background gives one file, and not what
+/// the others have left of a bound for all.
+#[test]
+fn devices_that_never_answer_leave_others_the_whole_of_their_bound() {
+    const FILE_PAGES: u64 = 1024;
+    let options =
+        WritebackOptions::new().expire(Duration::from_millis(10)).interval(Duration::from_millis(10));
+    let options = options.background_share(60).throttle_share(70);
+    let cache = Cache::builder().memory(128 << 20).writeback(options).build().unwrap();
+    let write = OpenOptions::new().write(true).to_owned();
+    let files = [1000, 1001, 1002, 1003, 1004, 1005].map(|number| {
+        let simulated = SimulatedBackend::of_memory(Arc::new(memory(2048)), Faults::default());
+        let device = HangingLooks::new(simulated, number);
+        device.inner.pause();
+        let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
+        file.write_all_at(&vec![8; 2048 * PAGE], 0).unwrap();
+        (device, file)
+    });
+    let began = Instant::now();
+    let under_way = || cache.stats().writeback_pages;
+    while under_way() < 6 * FILE_PAGES && began.elapsed() < BOUND {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let most = under_way();
+    files.iter().for_each(|(device, _)| device.inner.resume());
+    assert_eq!(most, 6 * FILE_PAGES);
+    files.iter().for_each(|(_, file)| file.sync_data().unwrap());
+    cache.check().unwrap();
+}
+
 /// All is written when the cache ends, and a look hangs.
 #[test]
 fn a_cache_ends_though_a_look_hangs() {

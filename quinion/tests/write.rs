@@ -739,6 +739,10 @@ impl Backend for Eventful {
         }
         Ok(known)
     }
+    /// So that a call that starts flushes has started them when it returns.
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
     fn submit(&self, fills: Vec<quinion::backend::Fill>) {
         self.fills.lock().expect("ours").extend(fills);
     }

@@ -58,7 +58,7 @@
 //! See also `mm/page-writeback.c` and `fs/fs-writeback.c` of Linux. This module differs: errors keep pages dirty, waits
 //! are bounded, and no bandwidth is estimated: a waiting writer continues when enough has been written.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -179,6 +179,8 @@ pub struct Writeback {
     awaited: AtomicU64,
     is_awake: AtomicBool,
     pace: Mutex<round::RoundInterval>,
+    /// Those that flushes are under way to.
+    devices: Mutex<BTreeMap<u64, round::DeviceLoad>>,
     looks: Looks,
     /// Its own thread, because its calls may block in a file system.
     background: BackgroundThread,
@@ -207,6 +209,7 @@ impl Writeback {
             awaited: AtomicU64::new(0),
             is_awake: AtomicBool::new(false),
             pace: Mutex::default(),
+            devices: Mutex::default(),
             looks: Looks::default(),
             background: BackgroundThread::named("quinion-flush"),
         });

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Little at a time, of every file in turn, so that no file waits for the end of another, and readers do not stand
-//! behind more than that in a queue of their device: some gigabytes in a second.
+//! behind more than that in a queue of their device: some gigabytes in a second. So the bound is a device's: those that
+//! hang take nothing of it from others.
 //!
 //! A pass takes a page once; pages that are dirtied again behind it are left to the next pass. When it has come to the
 //! end, all that was dirty when it began has been taken.
@@ -18,18 +19,19 @@
 //! Invariants:
 //!  1. A round waits for no device, nor for a file's times (`looks.rs`). (A file system may make a write wait; then it is
 //!     this thread that waits.)
-//!  2. Files whose flushes never end keep no other from being written.
+//!  2. Files whose flushes never end keep no other from being written; those of another device take nothing of its bound.
 //!  3. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::ReapMode;
 use crate::background::BackgroundTask;
 use crate::mapping::{Mapping, TakeEnd};
 use crate::sync::contained;
-use crate::units::PageIndex;
+use crate::units::{Millis, PageIndex};
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
@@ -39,11 +41,13 @@ use super::run::FlushRequest;
 
 /// The most pages of one file that the background has under way: 4 MiB.
 const FILE_PAGES_MAX: u64 = 1024;
-/// And of all files: 16 MiB.
-const ALL_PAGES_MAX: u64 = 4096;
-/// While nothing ends, a file that has nothing under way may have so many beyond that: devices that never answer keep
-/// their share.
+/// And of all files of a device: 16 MiB.
+const DEVICE_PAGES_MAX: u64 = 4096;
+/// While nothing of a device ends, a file that has nothing under way may have so many beyond that: what seems to be one
+/// device may be several, of which some never answer.
 const FIRST_PAGES: u64 = 64;
+/// For so long.
+const STUCK: Millis = Millis(128);
 /// From one round to the next while something is under way.
 const SOON: Duration = Duration::from_millis(1);
 /// The same, when nothing has come of it for long.
@@ -62,11 +66,25 @@ impl Default for RoundInterval {
     }
 }
 
-impl RoundInterval {
-    fn is_stuck(&self) -> bool {
-        self.after >= LATER
-    }
+/// What is under way to one device.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct DeviceLoad {
+    pages: u64,
+    /// When a flush of it has ended last, or the first of these has begun.
+    moved: Millis,
+}
 
+impl DeviceLoad {
+    /// How many more pages of a file may go, of which `own` are under way.
+    fn capacity(self, own: u64, now: Millis) -> u64 {
+        let is_stuck = self.pages > 0 && now.0.saturating_sub(self.moved.0) >= STUCK.0;
+        let least = if own == 0 && is_stuck { FIRST_PAGES } else { 0 };
+        let left = FILE_PAGES_MAX.saturating_sub(own).min(DEVICE_PAGES_MAX.saturating_sub(self.pages));
+        left.max(least)
+    }
+}
+
+impl RoundInterval {
     /// After how long to come again while something is under way, `completed` flushes having ended so far.
     fn step(&mut self, completed: u64) -> Duration {
         self.after = if completed == self.completed { (self.after * 2).min(LATER) } else { SOON };
@@ -150,11 +168,8 @@ impl Writeback {
 
     /// As [`Writeback::run_pass`]; `looker` looks at the file before.
     pub(super) fn run_pass_after(&self, mapping: &Arc<Mapping>, looker: Looker) {
-        let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
-        let is_stuck = || self.pace.lock().unwrap_or_else(PoisonError::into_inner).is_stuck();
-        let least = if own == 0 && is_stuck() { FIRST_PAGES } else { 0 };
-        let left = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all));
-        let capacity = left.max(least) as u32;
+        let own = mapping.writeback().dirty_pages().writeback();
+        let capacity = self.load_of(mapping).capacity(own, self.now()) as u32;
         let has_capacity = mapping.writeback().writer().is_some_and(|writer| writer.has_capacity(1));
         if capacity == 0 || !has_capacity {
             return;
@@ -171,6 +186,30 @@ impl Writeback {
                 state.end_pass(place);
             }
         }
+    }
+
+    fn load_of(&self, mapping: &Mapping) -> DeviceLoad {
+        self.devices().get(&mapping.identity().shared_device()).copied().unwrap_or_default()
+    }
+
+    pub(super) fn note_begun(&self, mapping: &Mapping, pages: u32) {
+        let (mut devices, now) = (self.devices(), self.now());
+        let first = DeviceLoad { pages: 0, moved: now };
+        devices.entry(mapping.identity().shared_device()).or_insert(first).pages += u64::from(pages);
+    }
+
+    pub(super) fn note_ended(&self, mapping: &Mapping, pages: u32) {
+        let (mut devices, now) = (self.devices(), self.now());
+        let device = mapping.identity().shared_device();
+        let load = devices.get_mut(&device).expect("a flush that ends has begun");
+        *load = DeviceLoad { pages: load.pages - u64::from(pages), moved: now };
+        if load.pages == 0 {
+            devices.remove(&device);
+        }
+    }
+
+    fn devices(&self) -> MutexGuard<'_, BTreeMap<u64, DeviceLoad>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts to write some dirty pages, old or not, because memory is wanted. Returns whether anything is under way.
@@ -194,6 +233,27 @@ impl Writeback {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_is_stuck_gives_a_little_to_each_file_and_no_other_is_asked() {
+        let (full, moved) = (DEVICE_PAGES_MAX, Millis(1000));
+        let later = Millis(moved.0 + STUCK.0);
+        for (pages, own, now, capacity) in [
+            (0, 0, later, FILE_PAGES_MAX),
+            (1000, 1000, moved, FILE_PAGES_MAX - 1000),
+            (full - 10, 0, moved, 10),
+            (full - 10, 0, later, FIRST_PAGES),
+            (full + 10, 0, moved, 0),
+            (full + 10, 0, later, FIRST_PAGES),
+            (full, 1, later, 0),
+        ] {
+            assert_eq!(
+                DeviceLoad { pages, moved }.capacity(own, now),
+                capacity,
+                "{pages} pages, {own} of it"
+            );
+        }
+    }
 
     #[test]
     fn the_pace_slows_down_while_nothing_ends() {

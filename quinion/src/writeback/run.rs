@@ -105,6 +105,7 @@ impl Writeback {
         let mut here = None;
         if !runs.is_empty() {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
+            self.note_begun(mapping, runs.iter().map(|taken| taken.run.pages).sum());
             flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));
             // A sync waits for all pages it takes, the last one too; the background waits for nothing.
             if request.which == TakeFilter::ToWrite {
@@ -187,6 +188,7 @@ impl FlushSink for FlushInFlight {
             mapping.drop_behind(behind, DropReason::Written, LockWait::Wait);
         }
         writeback.look_after_flush(mapping);
+        writeback.note_ended(mapping, self.run.pages);
         writeback.count_flush(written, bytes, errno);
         writeback.wait_queue.wake();
     }

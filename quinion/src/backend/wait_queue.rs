@@ -20,6 +20,8 @@
 //!     they point into, is there.
 //!  2. Between the evaluation of a waiter's condition and its place in the list the list stays locked.
 //!  3. A thread that was woken to lead and does not, because it is done, wakes another if one is wanted.
+//!  4. A condition or a backend that panics takes no other waiter with it, nor the thread that wakes: its own thread is
+//!     woken, asks again, and has the panic.
 //!
 //! Not an invariant: that the condition of a woken thread is still true when it runs. It looks again.
 
@@ -31,6 +33,7 @@ use std::time::{Duration, Instant};
 use super::deferred_wakes::{BlockingWait, WakeCondition};
 use super::waker_registry::{PageKey, WakerRegistry};
 use super::{Backend, ReapMode, ReapOutcome};
+use crate::sync::contained;
 
 /// Where all threads and futures of one cache wait for fills.
 #[derive(Default)]
@@ -224,7 +227,7 @@ impl ParkedWaiters {
         let woken = self.waiters.extract_if(.., |waiter| {
             // SAFETY: the waiter is in the list, and that is locked: invariant 1. It lent its condition for as long as
             // it is there, so no other reference to it is in use.
-            let is_true = unsafe { (*waiter.condition)() };
+            let is_true = contained(|| unsafe { (*waiter.condition)() }).unwrap_or(true);
             is_true || waiter.should_lead(&mut led)
         });
         woken.map(|waiter| waiter.event).collect()
@@ -236,7 +239,7 @@ impl ParkedWaiter {
     fn should_lead(&self, led: &mut Vec<*const ()>) -> bool {
         let Some(backend) = self.backend else { return false };
         // SAFETY: the waiter is in the list, and that is locked: invariant 1 of this file.
-        let wants_leader = unsafe { (*backend).wants_leader() };
+        let wants_leader = contained(|| unsafe { (*backend).wants_leader() }).unwrap_or(true);
         let is_wanted = wants_leader && !led.contains(&backend.cast());
         if is_wanted {
             led.push(backend.cast());
@@ -300,6 +303,22 @@ mod tests {
         let is_set = |event: &Arc<WakeEvent>| woken_events.iter().any(|other| Arc::ptr_eq(event, other));
         assert_eq!(events.iter().map(is_set).collect::<Vec<_>>(), [true, false, false, true, false, false]);
         assert_eq!(parked.waiters.len(), 4, "what was woken is in the list no more");
+    }
+
+    #[test]
+    fn a_condition_that_panics_loses_no_other_waiter() {
+        let mut parked = ParkedWaiters::default();
+        let mut granted = [(); 2].map(|()| || true);
+        let [first, last] = &mut granted;
+        let (mut panics, mut open) = (|| panic!("a condition that panics"), || false);
+        let mut events = vec![parked.take(first, None)];
+        events.push(parked.take(&mut panics, None));
+        events.push(parked.take(last, None));
+        events.push(parked.take(&mut open, None));
+        let woken_events = parked.take_woken();
+        let is_set = |event: &Arc<WakeEvent>| woken_events.iter().any(|other| Arc::ptr_eq(event, other));
+        assert_eq!(events.iter().map(is_set).collect::<Vec<_>>(), [true, true, true, false]);
+        assert_eq!(parked.waiters.len(), 1);
     }
 
     /// Waits that end by themselves, beside wakes that take them out at the same moment.

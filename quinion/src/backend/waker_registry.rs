@@ -227,13 +227,21 @@ impl RegistryState {
         let [first, end] = [first, end].map(|page| WaiterId { page, turn: 0 });
         let asked = self.waiters.range_mut(first..end);
         let ready: Vec<_> =
-            asked.filter_map(|(number, waiter)| (waiter.condition)().then_some(*number)).collect();
+            asked.filter_map(|(number, waiter)| waiter.is_ready().then_some(*number)).collect();
         ready.into_iter().filter_map(|number| self.take(number)).collect()
     }
 
     fn leaderless(&self) -> Option<Arc<dyn Backend>> {
-        let (backend, _) = self.backends.values().find(|(backend, _)| backend.wants_leader())?;
+        let wants_leader = |backend: &dyn Backend| contained(|| backend.wants_leader()) == Some(true);
+        let (backend, _) = self.backends.values().find(|(backend, _)| wants_leader(&**backend))?;
         Some(Arc::clone(backend))
+    }
+}
+
+impl Waiter {
+    /// Whether its future is to look. One whose condition panics is: it asks again, and has the panic.
+    fn is_ready(&mut self) -> bool {
+        contained(|| (self.condition)()).unwrap_or(true)
     }
 }
 
@@ -264,5 +272,40 @@ impl fmt::Debug for WakerRegistry {
         f.debug_struct("WakerRegistry")
             .field("waiters", &self.waiters.load(Ordering::Relaxed))
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Wake, Waker};
+
+    use super::super::MemoryFile;
+    use super::*;
+
+    struct Counts(AtomicUsize);
+
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Three futures wait for a page. The second's condition panics when it is asked by the thread that has filled it.
+    #[test]
+    fn a_condition_that_panics_loses_no_other_future() {
+        let (registry, counts) = (WakerRegistry::default(), Arc::new(Counts(AtomicUsize::new(0))));
+        let page = PageKey { mapping: MappingId(1), page: PageIndex(0) };
+        for number in 0..3 {
+            let mut is_asked = false;
+            let condition = Box::new(move || {
+                assert!(number != 1 || !is_asked, "a condition that panics");
+                std::mem::replace(&mut is_asked, true)
+            });
+            let (backend, waker) = (Arc::new(MemoryFile::new([])), Waker::from(Arc::clone(&counts)));
+            assert!(registry.register(page, Waiter { condition, backend, waker }).is_some());
+        }
+        registry.wake_filled(page, 1);
+        assert_eq!(counts.0.load(Ordering::Relaxed), 3);
+        assert!(!registry.has_waiters());
     }
 }

@@ -97,7 +97,8 @@ impl Client {
             match open(&connection) {
                 // The server has ended meanwhile.
                 Err(error) if error.kind() == ErrorKind::OwnerDead && retry.pause() => {
-                    connection = connection.successor(self.reconnect_timeout).ok_or(error)?;
+                    connection =
+                        connection.successor(self.reconnect_timeout).map_err(|none| none.or(error))?;
                 }
                 opened => return opened,
             }
@@ -107,7 +108,7 @@ impl Client {
     /// The connection to the server that is there now, or comes in time; else the old one.
     fn current(&self, timeout: Duration) -> Result<Arc<Connection>> {
         let old = &self.connection;
-        let new = old.viewer()?.owner_is_dead().then(|| old.successor(timeout)).flatten();
+        let new = old.viewer()?.owner_is_dead().then(|| old.successor(timeout).ok()).flatten();
         Ok(new.unwrap_or_else(|| Arc::clone(old)))
     }
 

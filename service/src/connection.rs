@@ -101,6 +101,25 @@ pub(crate) struct Connection {
 
 type GivenBack = (Operation, [u64; 3]);
 
+/// Why there is no connection in the place of one whose server has ended.
+#[derive(Debug)]
+pub(crate) enum NoSuccessor {
+    /// No server answers there.
+    Absent,
+    /// One does, and admits no client: this is what it says.
+    Refused(Error),
+}
+
+impl NoSuccessor {
+    /// The error of a call that has failed by `ended`, the end of the last server.
+    pub(crate) fn or(self, ended: Error) -> Error {
+        match self {
+            Self::Absent => ended,
+            Self::Refused(error) => error,
+        }
+    }
+}
+
 impl Connection {
     /// The connection to the server that listens there; connects within some time, if there is none.
     pub(crate) fn to(socket: &Path, time: Duration) -> Result<Arc<Self>> {
@@ -171,14 +190,20 @@ impl Connection {
 
     /// The connection to the server that listens in the place of this one, which has ended. Waits until `timeout` after
     /// the end of the last server there was noticed; so many reads that find it gone wait once in all.
-    pub(crate) fn successor(self: &Arc<Self>, timeout: Duration) -> Option<Arc<Self>> {
+    ///
+    /// # Errors
+    /// No server answers there, or one that does refuses this process.
+    pub(crate) fn successor(
+        self: &Arc<Self>,
+        timeout: Duration,
+    ) -> std::result::Result<Arc<Self>, NoSuccessor> {
         let last = self.last();
         if !last.viewer.owner_is_dead() {
-            return Some(last);
+            return Ok(last);
         }
         let found = last.find_successor(timeout)?;
         last.set_next(&found);
-        Some(found)
+        Ok(found)
     }
 
     /// The last of those that took this one's place, as far as is known.
@@ -200,28 +225,28 @@ impl Connection {
         }
     }
 
-    fn find_successor(&self, timeout: Duration) -> Option<Arc<Self>> {
+    fn find_successor(&self, timeout: Duration) -> std::result::Result<Arc<Self>, NoSuccessor> {
         let noticed = *self.dead_since.get_or_init(Instant::now);
         let mut retry = RetryDeadline::new(timeout.saturating_sub(noticed.elapsed()));
         // A socket that a manager keeps takes connections though no server answers: a reader that does not wait looks
         // for one now and then only.
         let sought = *self.sought.lock().unwrap_or_else(PoisonError::into_inner);
         if retry.left().is_zero() && sought.is_some_and(|sought| sought.elapsed() < SEEK_PAUSE) {
-            return None;
+            return Err(NoSuccessor::Absent);
         }
         let mut begun;
-        loop {
+        let last = loop {
             begun = Instant::now();
             match Self::to(&self.socket, retry.left().clamp(SEEK_MAX, CONNECT_MAX)) {
-                Ok(connection) => return Some(connection),
+                Ok(connection) => return Ok(connection),
                 Err(_) if retry.pause() => {}
-                Err(_) => break,
+                Err(error) => break error,
             }
-        }
+        };
         if begun.elapsed() >= SEEK_MAX / 2 {
             *self.sought.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
-        None
+        Err(if last.is_refused() { NoSuccessor::Refused(last) } else { NoSuccessor::Absent })
     }
 
     /// Asks until there is an answer, for `time` at most. An error of a server that ends or has ended is
@@ -400,17 +425,18 @@ pub(crate) fn is_busy(error: RequestError) -> bool {
 
 #[derive(Debug)]
 pub(crate) struct RetryDeadline {
-    until: Instant,
+    /// `None`: behind the range of the clock, and so never.
+    until: Option<Instant>,
     pause: Duration,
 }
 
 impl RetryDeadline {
     pub(crate) fn new(time: Duration) -> Self {
-        Self { until: Instant::now() + time, pause: PAUSES.0 }
+        Self { until: Instant::now().checked_add(time), pause: PAUSES.0 }
     }
 
     pub(crate) fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+        self.until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
     /// Longer each time; `false` if there is no time left.
@@ -440,6 +466,35 @@ mod tests {
         assert!(hints[0].contains("clients_max") && hints[1].contains("memory"), "{hints:?}");
         assert!(hints[2].contains("version") && hints[3].contains("running"), "{hints:?}");
         assert_eq!(hint_for(&std::io::Error::other("x")), hints[3]);
+    }
+
+    #[test]
+    fn a_deadline_behind_the_range_of_the_clock_never_comes() {
+        let mut retry = RetryDeadline::new(Duration::MAX);
+        assert!(retry.left() > DEADLINE && retry.pause());
+    }
+
+    /// 1. A server ends, and another that admits no more clients takes its place.
+    /// 2. A client of the first is told why the second refuses it, and not that the first has ended.
+    #[test]
+    fn a_refusal_by_the_next_server_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q/s.sock");
+        let start = |clients| {
+            let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
+            let server =
+                Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
+            server.clients_max(clients).start(path.to_str().unwrap()).unwrap()
+        };
+        let first = start(1);
+        let client =
+            crate::Client::connect(path.to_str().unwrap()).unwrap().with_reconnect_timeout(Duration::ZERO);
+        drop(first);
+        assert_eq!(client.open("s3://b/object").unwrap_err().kind(), ErrorKind::OwnerDead, "none is there");
+        let _second = start(0);
+        let refused = client.open("s3://b/object").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Connect, "{refused}");
+        assert!(refused.to_string().contains("as many clients as it admits"), "{refused}");
     }
 
     /// 1. A thread waits for a moment for an answer, as for a local file, and none comes: all requests are refused

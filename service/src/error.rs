@@ -91,6 +91,14 @@ impl Error {
         Self::new(ErrorKind::Forked, text)
     }
 
+    /// Whether a server answered a connect, and has not admitted this process.
+    pub(crate) fn is_refused(&self) -> bool {
+        use libc::{EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EUSERS};
+        let errno = self.source.as_ref().and_then(io::Error::raw_os_error);
+        let refusals = [EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EUSERS];
+        errno.is_some_and(|errno| refusals.contains(&errno))
+    }
+
     pub(crate) fn owner_dead(name: &str) -> Self {
         let text =
             format!("cannot read {name}: the server of the cache has ended; start one and connect again");

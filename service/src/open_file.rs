@@ -102,8 +102,11 @@ impl OpenFile {
         let newest = self.newest()?;
         let mut connection =
             Arc::clone(newest.as_ref().map_or(&self.connection, |newest| &newest.connection));
-        while let Some(next) = connection.successor(self.reopened.timeout) {
-            connection = next;
+        loop {
+            connection = match connection.successor(self.reopened.timeout) {
+                Ok(next) => next,
+                Err(none) => return Err(none.or(dead)),
+            };
             // The store is asked: this handle's version may have been taken for current for long.
             let request = OpenRequest { freshness: Some(Freshness::Always), ..OpenRequest::default() };
             let opened = Self::object(&connection, &self.name, request, self.reopened.timeout);
@@ -119,10 +122,9 @@ impl OpenFile {
                 answer => return answer,
             }
             if !retry.pause() {
-                break;
+                return Err(dead);
             }
         }
-        Err(dead)
     }
 
     fn is_same_version(&self, metadata: &ObjectMetadata) -> bool {

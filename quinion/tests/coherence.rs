@@ -14,7 +14,7 @@
 use quinion_testing::hazard;
 use std::fs::{self, File as Plain, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quinion::backend::{Attributes, Backend, Engine, EngineOptions, Fill, Leasable, WaitQueue};
+use quinion::backend::{Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, WaitQueue};
 use quinion::{BatchRead, Cache, Coherence, ErrorKind, File, NoLease, OpenOptions as Opening};
 use quinion_testing::content::{fill_content, generations};
 use tempfile::TempDir;
@@ -519,6 +519,32 @@ fn a_file_open_for_writing_has_no_lease_and_each_read_looks() {
 #[test]
 #[allow(unsafe_code, reason = "stores to a mapped file")]
 fn stores_to_mapped_memory_of_tmpfs_are_seen_by_each_read_without_a_lease() {
+    for is_leasable in [true, false] {
+        stores_are_seen(is_leasable);
+    }
+}
+
+/// A file by whose descriptor there is no lease, as by one that another party shares.
+#[derive(Debug)]
+struct Unleasable(LocalFile);
+
+impl Backend for Unleasable {
+    fn name(&self) -> &'static str {
+        "unleasable"
+    }
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.0.descriptor()
+    }
+    fn attributes(&self) -> std::io::Result<Attributes> {
+        self.0.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        fills.into_iter().for_each(|fill| self.0.fill_here(fill));
+    }
+}
+
+#[allow(unsafe_code, reason = "stores to a mapped file")]
+fn stores_are_seen(is_leasable: bool) {
     let folder = TempDir::new_in("/dev/shm").unwrap();
     let (path, cache) = (file_in(&folder, 1), cache());
     let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
@@ -526,8 +552,16 @@ fn stores_to_mapped_memory_of_tmpfs_are_seen_by_each_read_without_a_lease() {
     // SAFETY: the kernel chooses the place.
     let mapped = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, fd, 0) };
     assert_ne!(mapped, libc::MAP_FAILED);
-    let file = cache.open_with(&path, &leasing()).unwrap();
-    assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::OpenForWriting));
+    let unleasable = || {
+        let engine = Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default());
+        let file = Unleasable(engine.open(&path).unwrap());
+        cache.open_backend_with(Arc::new(file), &leasing()).unwrap()
+    };
+    let (file, why) = match is_leasable {
+        true => (cache.open_with(&path, &leasing()).unwrap(), NoLease::OpenForWriting),
+        false => (unleasable(), NoLease::NotSupported),
+    };
+    assert_eq!(file.coherence().unwrap().no_lease, Some(why));
     let (begun, mut stored) = (Instant::now(), 0_u8);
     // The times settle meanwhile.
     while begun.elapsed() < Duration::from_millis(500) {
@@ -540,6 +574,24 @@ fn stores_to_mapped_memory_of_tmpfs_are_seen_by_each_read_without_a_lease() {
     }
     // SAFETY: it was mapped above, and no reference to it is left.
     unsafe { libc::munmap(mapped, PAGE) };
+}
+
+/// A memfd, which another process would open by the number of the first one's descriptor. The kernel does not count
+/// that as one that can write, and would give a lease.
+#[test]
+fn memory_without_a_name_has_no_lease_and_its_stores_are_seen() {
+    let (memory, cache) = (rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap(), cache());
+    let memory = Plain::from(memory);
+    memory.write_all_at(&[1; PAGE], 0).unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    let file = cache.open_with(path, &leasing()).unwrap();
+    assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::NotSupported));
+    for stored in 2..20 {
+        memory.write_all_at(&[stored; PAGE], 0).unwrap();
+        let mut read = [0; PAGE];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(read, [stored; PAGE]);
+    }
 }
 
 #[test]

@@ -517,9 +517,10 @@ impl CoherenceState {
     /// the file, and are never cleaned to be stored to anew.
     fn times_miss_stores(&self) -> bool {
         let backend = self.mapping.backend();
-        backend.leasable().is_some_and(|leasable| {
-            leasable.times == FileTimes::ChangedByWrites && is_memory_file(leasable.descriptor)
-        })
+        // Not by the lease that might be had: there is none by a descriptor that others share.
+        let descriptor =
+            backend.descriptor().or_else(|| backend.leasable().map(|leasable| leasable.descriptor));
+        descriptor.is_some_and(is_memory_file)
     }
 
     fn end(&self, state: &mut RankedGuard<'_, LeaseState>) {

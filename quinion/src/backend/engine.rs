@@ -27,6 +27,9 @@ use super::{Fill, Flush, ReapMode, ReapOutcome, WaitQueue};
 use crate::sys::ring::RingRefused;
 use crate::units::PAGE_SIZE;
 
+/// One device that hangs leaves a place to others.
+const QUEUE_DEPTH_MIN: usize = 2;
+
 /// How files are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mechanism {
@@ -45,7 +48,8 @@ pub enum Mechanism {
 pub struct EngineOptions {
     /// io_uring or threads.
     pub mechanism: Mechanism,
-    /// The most requests in the kernel's hands at a time, 1 to 4096; values outside are brought inside.
+    /// The most requests in the kernel's hands at a time, 2 to 4096; values outside are brought inside. With 1, a
+    /// device that hangs would leave no place to another.
     pub queue_depth: usize,
     /// The most bytes of one request; longer fills are cut. A multiple of 4096 up to 1 GiB; other values
     /// are rounded down, to at least 4096.
@@ -169,7 +173,7 @@ impl DriverPlan {
 
 impl EngineShared {
     fn new(wait_queue: Arc<WaitQueue>, options: EngineOptions, requested: Option<&str>) -> Self {
-        let queue_depth = options.queue_depth.clamp(1, 4096);
+        let queue_depth = options.queue_depth.clamp(QUEUE_DEPTH_MIN, 4096);
         let io_bytes_max = options.io_bytes_max.clamp(PAGE_SIZE, 1 << 30) / PAGE_SIZE * PAGE_SIZE;
         let pool = ThreadPool::new(Arc::clone(&wait_queue), options.threads, queue_depth);
         let mechanism = mechanism_of(options.mechanism, requested);

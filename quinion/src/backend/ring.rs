@@ -18,7 +18,8 @@
 //!
 //! **Shares.** A device may have one more part only while it has fewer than [`SHARE`] times the places that are free:
 //! four fifths of all if it is alone, and a second one four fifths of the rest. So one that hangs leaves places to
-//! others, and no place is set aside that a device which needs it could not have. The rule is that of A. K. Choudhury
+//! others, and no place is set aside that a device which needs it could not have; but none has all places, which
+//! of four or fewer would be its share. The rule is that of A. K. Choudhury
 //! and E. L. Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998. Devices take turns.
 //!
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is entered without the lock, because that
@@ -705,7 +706,9 @@ impl<K: Kernel> SubmissionState<K> {
 
     fn cut_of(&mut self, at: usize) -> Option<Key> {
         let (share, free) = (&mut self.shares[at], self.queue_depth.saturating_sub(self.parts.len()));
-        if share.parts >= SHARE * free {
+        // Of few places its share would be all.
+        let is_last = share.parts + 1 >= self.queue_depth.max(2);
+        if share.parts >= SHARE * free || is_last {
             return None;
         }
         while let Some(&key) = share.backlog.front() {
@@ -879,6 +882,7 @@ fn copy_of(error: &io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::FileTimes;
     use super::super::doubles::Request as Filled;
     use super::*;
     use crate::units::PAGE_SIZE;
@@ -958,8 +962,13 @@ mod tests {
 
     #[test]
     fn a_write_that_falls_short_goes_on_and_one_that_stands_still_fails() {
-        let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        let resolve = |direction, align, calls: &[i32]| {
+        let open = |local| {
+            let mut file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
+            file.clock.local = local;
+            Arc::new(file)
+        };
+        let (file, remote) = (open(Some(FileTimes::ChangedByStores)), open(None));
+        let resolve_of = |file: &Arc<OpenFile>, direction, align, calls: &[i32]| {
             let mut part = RingRequest {
                 job: Key(0),
                 at: 0,
@@ -968,7 +977,7 @@ mod tests {
                 tries: 0,
             };
             for (number, &result) in calls.iter().enumerate() {
-                let file = Arc::clone(&file);
+                let file = Arc::clone(file);
                 let doubtful =
                     ShortCompletion { key: Key(0), part, file, position: 1 << 40, direction, result };
                 match doubtful.resolve().1 {
@@ -978,6 +987,7 @@ mod tests {
             }
             (calls.len(), CompletionVerdict::Again(part))
         };
+        let resolve = |direction, align, calls: &[i32]| resolve_of(&file, direction, align, calls);
         let (_, short) = resolve(Direction::Write, 512, &[1000]);
         assert!(matches!(short, CompletionVerdict::Again(part) if part.transfer.rest() == (512, 7680)));
         assert!(matches!(resolve(Direction::Write, 1, &[1000, 7192]), (1, CompletionVerdict::Complete)));
@@ -990,13 +1000,24 @@ mod tests {
         );
         // The same calls of a read are the end of the file.
         assert!(matches!(resolve(Direction::Read, 1, &[1000]), (0, CompletionVerdict::Ended(1000))));
+        // Where another machine would be asked for the end, the leader does not: a second read finds it.
+        let remote = |calls: &[i32]| resolve_of(&remote, Direction::Read, 1, calls);
+        assert!(matches!(remote(&[1000]), (1, CompletionVerdict::Again(_))));
+        assert!(matches!(remote(&[1000, 0]), (1, CompletionVerdict::Ended(1000))));
     }
 
     /// A device that hangs, with far more than the queue takes; then another, whose parts come and go.
     #[test]
     fn a_device_that_hangs_leaves_places_to_others() {
+        for (depth, kept) in [(2, 1), (3, 2), (4, 3), (5, 4), (10, 8)] {
+            leaves_places(depth, kept);
+        }
+    }
+
+    /// Of `depth` places the device that hangs keeps `kept`.
+    fn leaves_places(depth: usize, kept: usize) {
         let (mut submission, _) = job(1);
-        (submission.queue_depth, submission.parts, submission.jobs) = (10, Slab::new(), Slab::new());
+        (submission.queue_depth, submission.parts, submission.jobs) = (depth, Slab::new(), Slab::new());
         submission.shares.clear();
         let wait_queue = Arc::new(WaitQueue::new());
         let on = |device| {
@@ -1010,10 +1031,10 @@ mod tests {
         }
         let cut = |submission: &mut SubmissionState<Uring>| std::iter::from_fn(|| submission.cut()).collect();
         let parts: Vec<_> = cut(&mut submission);
-        assert_eq!((parts.len(), submission.jobs_of(1), submission.jobs_of(2)), (8, 20, 0));
+        assert_eq!((parts.len(), submission.jobs_of(1), submission.jobs_of(2)), (kept, 20, 0));
         submission.add(Work::Fill(Filled::new(&wait_queue, 0, PAGES).0), healthy);
         let (mut under_way, mut finished): (VecDeque<Key>, _) = (cut(&mut submission).into(), Vec::new());
-        assert_eq!(under_way.len(), 2);
+        assert_eq!(under_way.len(), depth - kept);
         let mut ended = 0;
         while let Some(part) = under_way.pop_front() {
             submission.end(part, CompletionVerdict::Complete, &mut finished);

@@ -15,7 +15,9 @@
 //! a thread that waits for that page alone. Clean, the page stays in the kernel's cache, since a program that appends a
 //! little soon appends again; the next direct write there drops it, and so does the end of this backend. It is a whole
 //! page, because a sector that is written directly while the kernel's cache holds the block around it would be undone
-//! by that. Where no second descriptor can be had, all of the file goes through the cache.
+//! by that. Where no second descriptor can be had, all of the file goes through the cache; and so it does where
+//! the file system's blocks are larger than a page (XFS since Linux 6.12): the kernel's cache holds the whole block
+//! around the end, and would undo direct writes of the pages beside it.
 //!
 //! A file that cannot be cached is refused at open, with the reason: directories; pipes, sockets and character devices,
 //! whose bytes come once; and files of pseudo file systems, whose bytes are made when they are read.
@@ -165,6 +167,8 @@ pub(super) struct OpenFile {
     /// For leases: see [`FileTimes`]. `None` if the description is not the library's, or changes bypass this kernel.
     pub(super) lease: Option<FileTimes>,
     pub(super) writing: Option<WriteState>,
+    /// The size of the file system's blocks.
+    block_bytes: u64,
     /// The mount it was opened by, by a number that is used once.
     pub(super) mount: Option<u64>,
     /// The device of its file system, as `fstat` gives it; its own, if it is a block device.
@@ -242,16 +246,20 @@ impl OpenFile {
         let descriptor = open_past_leases(path, flags, Mode::from_raw_mode(options.mode))?;
         // 3 Look again, and settle how to read and write it.
         let mut file = Self::of(descriptor, Description::Ours)?;
-        let by_cache =
-            (file.way() == IoMode::Direct).then(|| reopen_for_writing(&file.descriptor)).and_then(Result::ok);
-        if by_cache.is_none() {
-            file.fall_back();
-        }
-        file.writing = Some(WriteState { by_cache, tail: AtomicU64::new(NO_TAIL) });
+        file.begin_writing();
         if options.start == InitialContent::Emptied && file.kind == FileKind::Regular {
             file.set_size(0)?;
         }
         Ok(file)
+    }
+
+    fn begin_writing(&mut self) {
+        let goes_directly = self.way() == IoMode::Direct && self.block_bytes <= PAGE_SIZE as u64;
+        let by_cache = goes_directly.then(|| reopen_for_writing(&self.descriptor)).and_then(Result::ok);
+        if by_cache.is_none() {
+            self.fall_back();
+        }
+        self.writing = Some(WriteState { by_cache, tail: AtomicU64::new(NO_TAIL) });
     }
 
     /// Reads by way of `descriptor`, which another party opened for reading. It is reopened, so that the other's
@@ -271,7 +279,7 @@ impl OpenFile {
     }
 
     fn of(descriptor: OwnedFd, description: Description) -> Result<Self, OpenError> {
-        let (kind, stat, clock) = check(&descriptor)?;
+        let CheckedFile { kind, stat, clock, block_bytes } = check(&descriptor)?;
         let direct_align = direct_align(&stat);
         let way = match (description, direct_align) {
             (Description::Ours, Some(_)) if set_flags(&descriptor, OFlags::DIRECT).is_ok() => IoMode::Direct,
@@ -292,6 +300,7 @@ impl OpenFile {
             clock,
             lease: clock.local.filter(|_| description == Description::Ours && kind == FileKind::Regular),
             writing: None,
+            block_bytes,
             mount: mount_of(&stat),
             device: device_of(kind, &stat),
             open: Arc::new(()),
@@ -658,17 +667,27 @@ pub(crate) fn is_memory_file(descriptor: BorrowedFd<'_>) -> bool {
     fstatfs(descriptor).is_ok_and(|data| [TMPFS, RAMFS].contains(&(data.f_type as u64 & 0xffff_ffff)))
 }
 
-fn check(descriptor: &OwnedFd) -> Result<(FileKind, Statx, TimestampClock), OpenError> {
+struct CheckedFile {
+    kind: FileKind,
+    stat: Statx,
+    clock: TimestampClock,
+    block_bytes: u64,
+}
+
+fn check(descriptor: &OwnedFd) -> Result<CheckedFile, OpenError> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN | STATX_MNT_ID_UNIQUE);
     let stat = statx(descriptor, "", AtFlags::EMPTY_PATH, wanted).map_err(io::Error::from)?;
     let kind = kind_of(&stat)?;
-    let magic = fstatfs(descriptor).map_err(io::Error::from)?.f_type as u64 & 0xffff_ffff;
+    let file_system = fstatfs(descriptor).map_err(io::Error::from)?;
+    let magic = file_system.f_type as u64 & 0xffff_ffff;
     if kind == FileKind::Regular
         && let Some(&(_, file_system)) = PSEUDO_FILE_SYSTEMS.iter().find(|&&(pseudo, _)| pseudo == magic)
     {
         return Err(OpenError::PseudoFile { file_system });
     }
-    Ok((kind, stat, TimestampClock::of(magic)))
+    // Of a block device, those of the file system that its node is in.
+    let block_bytes = if kind == FileKind::Regular { file_system.f_bsize as u64 } else { 0 };
+    Ok(CheckedFile { kind, stat, clock: TimestampClock::of(magic), block_bytes })
 }
 
 fn kind_of(stat: &Statx) -> Result<FileKind, OpenError> {
@@ -801,6 +820,28 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+
+    /// The kernel's cache holds whole blocks of the file system, and the one around the end beside direct writes.
+    #[test]
+    fn a_file_whose_blocks_are_larger_than_a_page_is_written_by_the_kernels_cache() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        for (block_bytes, may_be_direct) in [(4096, true), (16384, false), (65536, false)] {
+            let path = folder.path().join(format!("{block_bytes}"));
+            fs::write(&path, [7; 10_000]).unwrap();
+            let descriptor = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            let mut file = OpenFile::of(descriptor, Description::Ours).unwrap();
+            assert!(file.block_bytes.is_power_of_two(), "{}", file.block_bytes);
+            let was_direct = file.way() == IoMode::Direct;
+            file.block_bytes = block_bytes;
+            file.begin_writing();
+            assert_eq!(file.way() == IoMode::Direct, was_direct && may_be_direct);
+            let writing = file.writing.as_ref().unwrap();
+            assert_eq!(writing.by_cache.is_some(), was_direct && may_be_direct);
+            if !was_direct {
+                println!("SKIPPED: no direct I/O here, so nothing is to be left");
+            }
+        }
+    }
 
     #[test]
     fn now_is_never_ahead_of_the_time_that_a_file_gets() {

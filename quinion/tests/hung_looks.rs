@@ -315,6 +315,29 @@ fn devices_that_never_answer_leave_others_the_whole_of_their_bound() {
     cache.check().unwrap();
 }
 
+/// 1 Three devices have dirty pages. Two answer no look, which their pages need before they are written.
+/// 2 The cache ends: it waits for these two, and writes the pages of the third.
+#[test]
+fn the_end_of_a_cache_writes_healthy_files_beside_hung_ones() {
+    let stage = Stage::new(by_hand());
+    let devices = [1000, 1001, 1002].map(|number| HangingLooks::new(memory(64), number));
+    let files = [0, 1, 2].map(|at| stage.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
+    files.iter().for_each(|file| file.write(0..4, 1));
+    [&devices[0], &devices[2]].iter().for_each(|device| device.hang());
+    thread::scope(|scope| {
+        let end = scope.spawn(|| stage.writeback.write_out_all());
+        let began = Instant::now();
+        while files[1].dirty() + files[1].under_way() > 0 && began.elapsed() < BOUND {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let (left, is_over) = (files[1].dirty() + files[1].under_way(), end.is_finished());
+        devices.iter().for_each(|device| device.answer());
+        assert!(left == 0 && !is_over, "{left} pages of the healthy file are left");
+        assert_eq!(end.join().unwrap(), 0);
+    });
+    assert!(files.iter().all(|file| file.dirty() == 0));
+}
+
 /// All is written when the cache ends, and a look hangs.
 #[test]
 fn a_cache_ends_though_a_look_hangs() {

@@ -30,10 +30,12 @@
 //!     began after they had ended.
 //!  2. A call ends, however much others write: the tagged pages are finite, and each is waited for once.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::thread;
 
 use crate::backend::Backend;
 use crate::errseq::ErrorCursor;
@@ -49,6 +51,9 @@ use super::run::{FlushRequest, UNNAMED, errno_of};
 
 /// Pages of a file that a sync has under way at most: 16 MiB.
 const UNDER_WAY_MAX: u64 = 4096;
+
+/// At the end of a cache so many devices' files are written by threads beside the last one's.
+const ENDS_MAX: usize = 32;
 
 /// A sync that failed.
 #[derive(Debug, thiserror::Error)]
@@ -144,15 +149,43 @@ impl Writeback {
     }
 
     /// Ends the background, and writes out the dirty pages of every file: for the end of a cache. Waits for the
-    /// devices; makes nothing durable. Returns the files that could not be written.
+    /// devices, one beside the other: if one never answers, the pages of the others are written all the same. Makes
+    /// nothing durable. Returns the files that could not be written.
     pub fn write_out_all(&self) -> u64 {
         self.close();
-        let mut failed = 0;
+        let mut devices: BTreeMap<u64, Vec<Arc<Mapping>>> = BTreeMap::new();
         for mapping in self.listed() {
+            devices.entry(mapping.identity().shared_device()).or_default().push(mapping);
+        }
+        let devices: Vec<_> = devices.into_values().collect();
+        let (others, own) = devices.split_at(devices.len().saturating_sub(1).min(ENDS_MAX));
+        thread::scope(|scope| {
+            let begun = others.iter().map(|files| {
+                let end = move || {
+                    crate::sys::signal::block_all();
+                    self.write_out_files(files)
+                };
+                thread::Builder::new().name("quinion-end".into()).spawn_scoped(scope, end).map_err(|_| files)
+            });
+            let begun: Vec<_> = begun.collect();
+            let mut failed: u64 = own.iter().map(|files| self.write_out_files(files)).sum();
+            for thread in begun {
+                failed += match thread {
+                    Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                    Err(files) => self.write_out_files(files), // the system has no thread
+                };
+            }
+            failed
+        })
+    }
+
+    fn write_out_files(&self, files: &[Arc<Mapping>]) -> u64 {
+        let mut failed = 0;
+        for mapping in files {
             // A flush of the background that failed was not this call's attempt: it is now.
             let is_written =
-                self.write_out(&mapping).is_ok() && mapping.writeback().dirty_pages().dirty() == 0;
-            failed += u64::from(!is_written && self.write_out(&mapping).is_err());
+                self.write_out(mapping).is_ok() && mapping.writeback().dirty_pages().dirty() == 0;
+            failed += u64::from(!is_written && self.write_out(mapping).is_err());
             self.counters.add(Count::LostPages, mapping.writeback().dirty_pages().dirty());
         }
         failed

@@ -349,8 +349,9 @@ impl WritebackState {
         account.looked >= flushes || account.next > flushes
     }
 
-    /// The same as [`WritebackState::all_ended`], if the file was looked at since, so that all changes by the cache are known. The same number before
-    /// and after a look at the file's attributes says that no flush of the cache has changed them meanwhile.
+    /// The same as [`WritebackState::all_ended`], if the file was looked at since, so that all changes by the cache are
+    /// known. The same number before and after a look at the file's attributes says that no flush of the cache has
+    /// changed them meanwhile.
     pub fn flushes_if_looked_at(&self) -> Option<u64> {
         let account = self.account();
         (account.next == account.looked).then_some(account.next)

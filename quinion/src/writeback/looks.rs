@@ -4,7 +4,7 @@
 //!   before   a sync                    looks itself: it is the file's user
 //!            the background, a need of memory, a throttled writer
 //!                                      attributes at hand? looks itself
-//!                                      else nothing more, and a thread of the device --look, the file's pass--> flushes
+//!                                      else a thread of the device --look, the file's pass--> flushes
 //!   after    a thread that ends flushes, of any file
 //!                                      attributes at hand? looks itself
 //!                                      else a thread of the device --look--> the syncs that wait for it
@@ -14,7 +14,7 @@
 //! nothing ([`Backend::attributes_may_wait`]); those that do are some for each device, and hold nothing while they
 //! wait: neither the cache's memory nor the mapping.
 //!
-//! What others change between the last flush and the look after it would pass for the cache's own change. So a sync
+//! A change by others between the last flush and the look after it would pass for the cache's own. So a sync
 //! ends after that look, and a look that took longer than [`LOOK_MAX`] counts as not had.
 //!
 //! Invariants:
@@ -184,7 +184,7 @@ impl Writeback {
         }
     }
 
-    /// What a thread that needs memory may wait for, and how much of it has ended: flushes, and looks before some.
+    /// Flushes, and looks before some, that a thread which needs memory may wait for; and how many have ended.
     pub fn under_way(&self) -> (u64, u64) {
         let (in_flight, completed) = self.flushes();
         let looks = &self.looks;

@@ -17,9 +17,10 @@
 //! end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
-//!  1. A round waits for no device, nor for a file's times (`looks.rs`). (A file system may make a write wait; then it is
-//!     this thread that waits.)
-//!  2. Files whose flushes never end keep no other from being written; those of another device take nothing of its bound.
+//!  1. A round waits for no device, nor for a file's times (`looks.rs`). (A file system may make a write wait; then it
+//!     is this thread that waits.)
+//!  2. Files whose flushes never end keep no other from being written; those of another device take nothing of its
+//!     bound.
 //!  3. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
 use std::collections::BTreeMap;
@@ -66,7 +67,7 @@ impl Default for RoundInterval {
     }
 }
 
-/// What is under way to one device.
+/// The pages that are under way to one device.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct DeviceLoad {
     pages: u64,

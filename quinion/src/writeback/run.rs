@@ -82,8 +82,9 @@ impl FlushRequest {
 impl Writeback {
     /// Starts writing the dirty pages of a request. Waits for nothing but the tree lock, whatever a file system makes a
     /// write wait for, and, if its `locks` says so, a thread that cuts or punches the file. If `locks` forbids that
-    /// wait, or its `looker` another's look at the file, the call has done nothing, and the caller repeats it later. Returns where it has ended, as
-    /// [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only, before pages that are under way.
+    /// wait, or its `looker` another's look at the file, the call has done nothing, and the caller repeats it later.
+    /// Returns where it has ended, as [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only, before pages
+    /// that are under way.
     ///
     /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
     pub(super) fn write_some(&self, mapping: &Arc<Mapping>, request: FlushRequest) -> TakeEnd {

@@ -91,11 +91,11 @@ impl Error {
         Self::new(ErrorKind::Forked, text)
     }
 
-    /// Whether a server answered a connect, and has not admitted this process.
+    /// Whether a connect was answered, and this process not admitted: by a server, or by a socket of another kind.
     pub(crate) fn is_refused(&self) -> bool {
-        use libc::{EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EUSERS};
+        use libc::{EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EPROTOTYPE, EUSERS};
         let errno = self.source.as_ref().and_then(io::Error::raw_os_error);
-        let refusals = [EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EUSERS];
+        let refusals = [EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EPROTOTYPE, EUSERS];
         errno.is_some_and(|errno| refusals.contains(&errno))
     }
 

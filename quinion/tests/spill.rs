@@ -9,11 +9,13 @@
 //! The device is memory that a test can read and damage, or a simulated one with delays and faults under a seed, or a
 //! file without a name. After each test every slot is in use, or free.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::{fmt, io};
 
 use proptest::prelude::*;
-use quinion::backend::{Backend, MemoryFile};
+use quinion::backend::{Attributes, Backend, Fill, Flush, MemoryFile};
 use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, SpillOptions};
 use quinion_testing::content::{Dice, PAGE, fill_content, generations, page_content, verify};
 use quinion_testing::doubles::{CompletionOrder, FailureCount, Faults, SimulatedBackend, WriteFaults};
@@ -563,6 +565,87 @@ fn cuts_and_punches_run_beside_readers_and_spills_under_way() {
     }
     assert_eq!(cache.stats().spill_pages, 0);
     cache.check().unwrap();
+}
+
+/// Memory, and a step of the test before the second fill.
+struct Stepping {
+    memory: MemoryFile,
+    fills: AtomicU32,
+    step: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl fmt::Debug for Stepping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stepping")
+    }
+}
+
+impl Backend for Stepping {
+    fn name(&self) -> &'static str {
+        "stepping"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.memory.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        let step = match self.fills.fetch_add(1, Ordering::Relaxed) {
+            1 => self.step.lock().unwrap().take(),
+            _ => None,
+        };
+        if let Some(step) = step {
+            step();
+        }
+        self.memory.submit(fills);
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.memory.flush(flushes);
+    }
+}
+
+/// 1 P, which punches, brings the pages with both edges back from the spill file, one after the other.
+/// 2 W wants memory meanwhile: the first of them is spilled again, with its neighbours.
+/// 3 P alone with the file parts what is spilled at its edges, and brings the first page back again to zero its end.
+/// The neighbours that came with it reached over the edge, as one folio, and so were left in the file.
+#[test]
+fn punched_pages_do_not_come_back_with_the_page_at_the_edge() {
+    let disk = Arc::new(Stepping {
+        memory: MemoryFile::new(Vec::new()),
+        fills: AtomicU32::new(0),
+        step: Mutex::new(None),
+    });
+    let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+    let cache = builder().spill_to(backend, options(128)).build().unwrap();
+    let (punched, other) = (file(&cache), file(&cache));
+    fill(&punched, 8, 1);
+    let push_out = move |file: &MemFile| {
+        while numbers(file).data_pages > 0 {
+            fill(&other, BIG, 1);
+        }
+    };
+    push_out(&punched);
+    let same = punched.clone();
+    disk.fills.store(0, Ordering::Relaxed);
+    *disk.step.lock().unwrap() = Some(Box::new(move || push_out(&same)));
+    let (start, end) = (MIB + 5 * PAGE as u64 + 100, 3 * MIB + 7);
+    punched.punch_hole(start, end - start).unwrap();
+    assert!(disk.fills.load(Ordering::Relaxed) > 2, "the page with the first edge is brought back again");
+    let mut bytes = vec![0; (end - start) as usize];
+    punched.read_exact_at(&mut bytes, start).unwrap();
+    let left = bytes.iter().position(|byte| *byte != 0);
+    assert_eq!(left.map(|at| at as u64 + start), None, "this byte was punched");
+    verify_all_but(&punched, start..end);
+    cache.check().unwrap();
+}
+
+fn verify_all_but(file: &MemFile, range: Range<u64>) {
+    for part in [0..range.start, range.end..file.len()] {
+        let mut bytes = vec![0; (part.end - part.start) as usize];
+        file.read_exact_at(&mut bytes, part.start).unwrap();
+        verify(&bytes, FILE, part.start).unwrap();
+    }
 }
 
 #[test]

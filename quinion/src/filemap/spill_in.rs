@@ -123,8 +123,26 @@ impl<'c> SpillIn<'c> {
     /// # Errors
     /// It cannot be read, or there is no memory for it. It stays where it is.
     pub fn bring(self, pages: Range<PageIndex>, kept: TruncateExclusion) -> Result<(), Error> {
+        self.bring_within(pages, kept, SpillInExtent::Batch)
+    }
+
+    /// As [`SpillIn::bring`], for the thread that cuts or punches the file: of `page`, its value at most. In a batch,
+    /// values on both sides of an edge would become one folio, which reaches over the edge.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bring_alone(self, page: PageIndex) -> Result<(), Error> {
+        self.bring_within(page..page.plus(1), TruncateExclusion::ByCaller, SpillInExtent::Alone)
+    }
+
+    fn bring_within(
+        self,
+        pages: Range<PageIndex>,
+        kept: TruncateExclusion,
+        mut reach: SpillInExtent,
+    ) -> Result<(), Error> {
         let (Some(spill), wanted) = (self.mapping.backing().spill(), pages.start) else { return Ok(()) };
-        let (mut reach, mut short) = (SpillInExtent::Batch, 0);
+        let mut short = 0;
         for _ in 0..TRIES {
             // 1
             let Some(plan) = self.plan(spill, pages.clone(), reach) else { return Ok(()) };

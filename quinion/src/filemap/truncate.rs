@@ -62,7 +62,7 @@ use crate::sync::{LockWait, RankedWriteGuard};
 use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 
 use super::shared::Filemap;
-use super::spill_in::{SpillIn, TruncateExclusion};
+use super::spill_in::SpillIn;
 
 /// Then a held folio that reaches over an edge is detached.
 const HOLDS_WAIT: Duration = Duration::from_millis(20);
@@ -332,8 +332,7 @@ impl<'c> Truncation<'c> {
         loop {
             match self.mapping.split_at(edge) {
                 SplitOutcome::Done => return Ok(()),
-                SplitOutcome::Packed => SpillIn::of(self.filemap, self.mapping)
-                    .bring(edge..edge.plus(1), TruncateExclusion::ByCaller)?,
+                SplitOutcome::Packed => SpillIn::of(self.filemap, self.mapping).bring_alone(edge)?,
                 SplitOutcome::NoNode if self.filemap.supply.make_nodes(PoolNumber::DEFAULT) => {}
                 SplitOutcome::NoNode => return Err(self.filemap.no_memory(edge.first_byte())),
                 SplitOutcome::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(self.mapping, edge) => {
@@ -438,8 +437,7 @@ impl<'c> Truncation<'c> {
                     let found = self.mapping.lock().at(index, index.plus(1));
                     match found {
                         MemoryEntry::Spilled { .. } => {
-                            SpillIn::of(self.filemap, self.mapping)
-                                .bring(index..index.plus(1), TruncateExclusion::ByCaller)?;
+                            SpillIn::of(self.filemap, self.mapping).bring_alone(index)?;
                         }
                         MemoryEntry::Folio => {}
                         MemoryEntry::Hole { .. } => at = page_end,

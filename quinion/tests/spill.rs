@@ -240,6 +240,11 @@ fn a_full_spill_file_is_an_error_and_nothing_is_lost() {
     cache.check().unwrap();
     let mut bytes = vec![0; at as usize];
     // What is not in memory finds none to come back to, as long as all of it is full of what cannot go.
+    let refused = file.read_exact_at(&mut bytes, 0).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoMemory);
+    assert!(refused.to_string().contains("the spill file is full"), "{refused}");
+    let refused = file.pin(0, PAGE).unwrap_err();
+    assert!(refused.to_string().contains("the spill file is full"), "{refused}");
     file.punch_hole(at - MIB, MIB).unwrap();
     file.read_exact_at(&mut bytes[..(at - MIB) as usize], 0).unwrap();
     verify(&bytes[..(at - MIB) as usize], FILE, 0).unwrap();

@@ -225,7 +225,9 @@ impl MemFile {
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio is
-    /// held more often than can be. Nothing was read then.
+    /// held more often than can be, or a page in the spill file finds no memory, since nothing that is there can go:
+    /// the spill file is full as well, say. [`ErrorKind::Io`](crate::ErrorKind::Io): the spill file cannot be read.
+    /// Nothing was read then, and all bytes are where they were.
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         self.check_process()?;
@@ -264,7 +266,7 @@ impl MemFile {
 
     fn shmem_read(&self, target: &mut impl Target, position: u64, why: Option<HitStop>) -> Result<usize> {
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        shared.shmem.read(mapping, position, target, why)
+        shared.shmem.read(mapping, position, target, why).map_err(|error| self.explain(error))
     }
 
     /// As [`MemFile::read_at`] into the buffers of `pieces`, one after the other.
@@ -313,7 +315,8 @@ impl MemFile {
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
         self.check_process()?;
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        shared.shmem.pin(mapping, position.min(FILE_BYTES_MAX), len, self.process)
+        let pinned = shared.shmem.pin(mapping, position.min(FILE_BYTES_MAX), len, self.process);
+        pinned.map_err(|error| self.explain(error))
     }
 
     // ---- writing --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 //! Invariant: nothing here reclaims.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::buddy::FrameRun;
 use super::cells::CellFreed;
@@ -73,8 +74,8 @@ pub(super) enum GrowOutcome {
 impl Arena {
     /// Takes a naturally aligned run of `order` (at most 9). Its bytes are arbitrary, its descriptors odd.
     /// `None`: nothing is free and the arena may not grow; reclaim and ask again.
-    /// Locks: Growth, Arena. May wait while extents are grown: half a millisecond for each of up to 8, or some where a
-    /// virtual machine has to fetch the memory first.
+    /// Locks: Growth, Arena. May wait while extents are grown: half a millisecond for each of up to 8, or some for one
+    /// where a virtual machine has to fetch the memory first.
     pub fn alloc(&self, order: Order) -> Option<Frame> {
         assert!(order <= Order::MAX, "{order:?} is larger than an extent");
         self.alloc_growing(LockWait::Wait, |stock, _| {
@@ -373,14 +374,18 @@ impl Arena {
             if stock.growable(wanted) == 0 {
                 return GrowOutcome::No;
             }
-            stock.next_extents(wanted, extents).expect("it may grow")
+            stock.next_extents(wanted, extents.min(growth.step_max())).expect("it may grow")
         };
         // 2 memory, while others go on allocating
         let fresh = self.view.frames_grown()..extents.end * EXTENT_PAGES;
+        let begun = Instant::now();
         let sizes = growth.ask(|tables| {
             self.make_entries(tables, fresh)?;
             self.arena_segment.populate_many(extents.clone())
         });
+        if let Some(sizes) = &sizes {
+            growth.extent_time = begun.elapsed() / sizes.len() as u32;
+        }
         // 3 known to viewers, then handed out
         let mut stock = self.stock.lock();
         stock.is_refused = sizes.is_none();

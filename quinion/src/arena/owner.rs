@@ -129,7 +129,7 @@ impl Arena {
             emptying: BTreeMap::new(),
             is_lowered: false,
         };
-        let growth = GrowthParams { tables: Tables::new(extents_grown), failures: 0, refuse: 0, returned: 0 };
+        let growth = GrowthParams::new(Tables::new(extents_grown));
         let arena = Self {
             view,
             control,

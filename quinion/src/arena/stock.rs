@@ -15,6 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::DescriptorWord;
 use super::buddy::{Buddy, FrameRun, FreeLinks};
@@ -29,8 +30,11 @@ use quinion_view::arena::{CellNumber, View};
 /// Kept whole and free ahead of need: one part in so many of the grown memory, and so many extents at most, 32 MiB.
 const AHEAD_SHARE: u32 = 8;
 const AHEAD_EXTENTS_MAX: u32 = 16;
-/// Grown in one step at most, 16 MiB: an allocation that waits for a step waits for some milliseconds.
+/// Grown in one step at most, 16 MiB.
 pub(super) const STEP_EXTENTS_MAX: u32 = 8;
+/// A step has no more extents than came in this time before, since an allocation waits for a whole step. A virtual
+/// machine that has given its free memory back to its host gets an extent in 5 milliseconds, others in a quarter of one.
+const STEP_TIME: Duration = Duration::from_millis(4);
 /// After the machine refused memory, as many further requests to grow are refused without asking it.
 pub(super) const GROWTHS_REFUSED: u32 = 64;
 
@@ -242,9 +246,21 @@ pub(super) struct GrowthParams {
     pub(super) failures: u64,
     pub(super) refuse: u32,
     pub(super) returned: u64,
+    /// What each extent of the last step took; zero before the first.
+    pub(super) extent_time: Duration,
 }
 
 impl GrowthParams {
+    pub(super) fn new(tables: Tables) -> Self {
+        Self { tables, failures: 0, refuse: 0, returned: 0, extent_time: Duration::ZERO }
+    }
+
+    /// How many extents the next step may have.
+    pub(super) fn step_max(&self) -> u32 {
+        let extents = STEP_TIME.as_nanos().checked_div(self.extent_time.as_nanos());
+        extents.map_or(STEP_EXTENTS_MAX, |extents| extents.clamp(1, STEP_EXTENTS_MAX.into()) as u32)
+    }
+
     /// After a refusal the machine is left alone for a number of requests, as asking is expensive then.
     pub(super) fn ask<T>(&mut self, populate: impl FnOnce(&mut Tables) -> std::io::Result<T>) -> Option<T> {
         if self.refuse > 0 {

@@ -10,7 +10,9 @@ use crate::arena::allocate::{GrowOutcome, GrowRequest, pages_of};
 use crate::arena::buddy::FrameRun;
 use crate::arena::control::{GROUP_VIEWERS, GROUPS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
-use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED, Gap};
+use crate::arena::stock::{
+    AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED, Gap, STEP_EXTENTS_MAX,
+};
 use crate::arena::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 use crate::sync::LockWait;
 use crate::units::{Order, Orders, PageIndex};
@@ -22,6 +24,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
 use std::collections::HashMap;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::time::Duration;
 
 const SMALL: u64 = Arena::MEMORY_MIN;
 
@@ -249,6 +252,7 @@ fn an_arena_that_is_used_up_grows_ahead() {
         let grown = || arena.stats().grown_bytes / EXTENT_SIZE as u64;
         let free = || arena.stats().free_pages / u64::from(EXTENT_PAGES);
         let (before, free_before, due) = (grown(), free(), is_due());
+        arena.growth.lock().extent_time = Duration::ZERO; // whatever the machine's host takes
         if arena.grow_ahead() {
             let step = grown() - before;
             steps.push(step);
@@ -269,6 +273,25 @@ fn an_arena_that_is_used_up_grows_ahead() {
     assert!(steps.starts_with(&[1]) && steps.contains(&8), "{steps:?}");
     assert!(!arena.grow_ahead() && !is_due(), "the bound is reached");
     frames.into_iter().for_each(|frame| arena.free(frame, Order::MAX));
+    arena.check().unwrap();
+}
+
+/// 1 The host of a virtual machine takes 5 milliseconds for an extent. 2 The background thread grows by eight of them.
+/// 3 A reader that needs one waits for the growth lock, for 40 milliseconds.
+#[test]
+fn a_step_is_short_where_the_machine_is_slow() {
+    let arena = arena(64 * EXTENT_SIZE as u64);
+    let step = |extent_time: Duration| {
+        let before = arena.stats().grown_bytes;
+        let seen = arena.stock.lock().growths;
+        arena.growth.lock().extent_time = extent_time;
+        let request = GrowRequest { wanted: ExtentPurpose::Data, seen, locks: LockWait::Wait };
+        assert_eq!(arena.grow_by(STEP_EXTENTS_MAX, request), GrowOutcome::Yes);
+        assert_ne!(arena.growth.lock().extent_time, extent_time, "each step is measured");
+        (arena.stats().grown_bytes - before) / EXTENT_SIZE as u64
+    };
+    let millis = Duration::from_millis;
+    assert_eq!([millis(0), millis(1), millis(5), millis(9000)].map(step), [8, 4, 1, 1]);
     arena.check().unwrap();
 }
 
@@ -759,7 +782,7 @@ fn give_back(arena: &Arena, run: FrameRun, thread: u32) {
 
 #[test]
 fn a_machine_without_memory_is_asked_now_and_then() {
-    let mut growth = GrowthParams { tables: Tables::new(0), failures: 0, refuse: 0, returned: 0 };
+    let mut growth = GrowthParams::new(Tables::new(0));
     let mut asked = 0;
     for _ in 0..3 * (GROWTHS_REFUSED + 1) {
         let refused: Option<()> = growth.ask(|_| {

@@ -289,6 +289,28 @@ fn poll_once(read: &mut quinion::ReadFuture<'_>) -> Option<ErrorKind> {
     }
 }
 
+/// The first reads of a cache wait for each 2 MiB that it takes from the machine, unless it has taken them before.
+#[test]
+fn a_populated_cache_has_its_memory_before_the_first_read_and_no_more_than_its_bound() {
+    const MEMORY: u64 = 64 << 20;
+    let (_folder, path) = content();
+    let cache = Cache::builder().memory(MEMORY).build().unwrap();
+    let half = cache.populate(MEMORY / 2).unwrap();
+    assert!((MEMORY / 2..MEMORY / 2 + (2 << 20)).contains(&half) && taken(&cache) >= half, "{half}");
+    assert_eq!(cache.populate(1).unwrap(), half, "it has that already");
+    let all = cache.populate(u64::MAX).unwrap();
+    assert!(all <= MEMORY && all + (6 << 20) > MEMORY, "{:?}", cache.stats());
+    assert!((all..=MEMORY).contains(&taken(&cache)), "{}", taken(&cache));
+    let file = cache.open(&path).unwrap();
+    let mut buffer = vec![0; 1 << 20];
+    for at in (0..32 << 20).step_by(buffer.len()) {
+        file.read_exact_at(&mut buffer, at).unwrap();
+    }
+    // The index and the rings of folios have extents of their own, which are kept for them.
+    assert!(cache.stats().grown_bytes <= all + (4 << 20), "{all} {:?}", cache.stats());
+    cache.check().unwrap();
+}
+
 #[test]
 fn every_call_of_a_forked_child_says_so() {
     let (_folder, path) = content();
@@ -315,6 +337,7 @@ fn every_call_of_a_forked_child_says_so() {
                 poll_once(&mut file.read_at_async(&mut [0; 10], 0)),
                 cache.open(&path).err().map(|e| e.kind()),
                 cache.resize(Cache::MEMORY_MIN).err().map(|e| e.kind()),
+                cache.populate(Cache::MEMORY_MIN).err().map(|e| e.kind()),
                 file.residency(0, 10).err().map(|e| e.kind()),
                 file.read_at(&mut [], 0).err().map(|e| e.kind()),
             ];

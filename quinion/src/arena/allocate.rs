@@ -23,7 +23,7 @@ use super::stock::{
     is_unclaimed,
 };
 use crate::sync::{LockWait, RankedGuard};
-use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, PageIndex};
 use quinion_view::arena::CellNumber;
 use quinion_view::arena::{Flags, NodeHead};
 
@@ -335,6 +335,19 @@ impl Arena {
         let (extents, seen) = {
             let stock = self.stock.lock();
             (stock.extents_ahead(), stock.growths)
+        };
+        let (wanted, locks) = (ExtentPurpose::Data, LockWait::Wait);
+        extents > 0 && self.grow_by(extents, GrowRequest { wanted, seen, locks }) == GrowOutcome::Yes
+    }
+
+    /// Grows by one step, if it has less than `bytes` and the bound allows it. Says whether it did.
+    /// Locks: Growth, Arena.
+    pub fn grow_toward(&self, bytes: u64) -> bool {
+        let (extents, seen) = {
+            let stock = self.stock.lock();
+            let missing = bytes.saturating_sub(u64::from(stock.extents_grown) * EXTENT_SIZE as u64);
+            let missing = missing.div_ceil(EXTENT_SIZE as u64).min(STEP_EXTENTS_MAX.into()) as u32;
+            (missing.min(stock.growable(ExtentPurpose::Data)), stock.growths)
         };
         let (wanted, locks) = (ExtentPurpose::Data, LockWait::Wait);
         extents > 0 && self.grow_by(extents, GrowRequest { wanted, seen, locks }) == GrowOutcome::Yes

@@ -33,7 +33,7 @@ const AHEAD_EXTENTS_MAX: u32 = 16;
 /// Grown in one step at most, 16 MiB.
 pub(super) const STEP_EXTENTS_MAX: u32 = 8;
 /// A step has no more extents than came in this time before, since an allocation waits for a whole step. A virtual
-/// machine that has given its free memory back to its host gets an extent in 5 milliseconds, others in a quarter of one.
+/// machine that has given its free memory back to its host gets an extent in 5 milliseconds, another in a quarter.
 const STEP_TIME: Duration = Duration::from_millis(4);
 /// After the machine refused memory, as many further requests to grow are refused without asking it.
 pub(super) const GROWTHS_REFUSED: u32 = 64;
@@ -246,7 +246,7 @@ pub(super) struct GrowthParams {
     pub(super) failures: u64,
     pub(super) refuse: u32,
     pub(super) returned: u64,
-    /// What each extent of the last step took; zero before the first.
+    /// The time that each extent of the last step took; zero before the first.
     pub(super) extent_time: Duration,
 }
 

@@ -305,6 +305,21 @@ impl Cache {
         resized.map_err(|e| Repr::Resize(Box::new(e)).into())
     }
 
+    /// Takes memory from the machine now, until the cache has `bytes` bytes, or its bound, or there is no more; and
+    /// returns how many it has. Readers go on meanwhile.
+    ///
+    /// By itself a cache takes memory as it fills, 2 MiB at a time, and reads that fill it wait for that: a quarter of
+    /// a millisecond, or some milliseconds on a virtual machine whose host has to find the memory first. A program
+    /// whose first reads are to be fast calls this when it starts, on a thread of its own. Memory that is given back
+    /// later ([`Cache::resize`], [`Builder::pressure`]) is not taken again by this.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn populate(&self, bytes: u64) -> Result<u64> {
+        self.check_process()?;
+        Ok(self.shared.filemap.grow_to(bytes))
+    }
+
     /// Makes durable all writes by handles of this cache, also closed ones: [`File::sync_all`] of each file in turn
     /// that has something to write. All files are tried, even if one fails.
     ///

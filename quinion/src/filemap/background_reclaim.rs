@@ -12,8 +12,8 @@
 //! A cache that is not full yet **grows** instead, by extents of 2 MiB, which the kernel fills with zeros; a reader
 //! that finds none waits for that. So the thread keeps an eighth of the cache free, at most 32 MiB, in whole extents,
 //! since large folios are made of no others. It is woken when half of that is left, and grows until more is there, by
-//! 16 MiB at most in one request, and no more than came in 4 milliseconds before. A thread that waits for the growth lock
-//! goes first.
+//! 16 MiB at most in one request, and no more than came in 4 milliseconds before. A thread that waits for the growth
+//! lock goes first.
 //!
 //! **Streams** do not use these pages: a stream reuses the pages it has passed. Pages that pools protect are not
 //! evicted in the background, and write-back is not started: if all pages are dirty it finds nothing.
@@ -110,6 +110,19 @@ impl Filemap {
             }
         }
         has_grown
+    }
+}
+
+impl Filemap {
+    /// Grows the arena to `bytes`, or its bound, step by step; a thread that waits to grow it goes first. Says how
+    /// many bytes it has.
+    pub fn grow_to(&self, bytes: u64) -> u64 {
+        while self.arena.grow_toward(bytes) {
+            if self.arena.is_growth_awaited() {
+                std::thread::sleep(GROWN_PAUSE);
+            }
+        }
+        self.arena.stats().grown_bytes
     }
 }
 

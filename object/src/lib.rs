@@ -46,6 +46,7 @@ mod error;
 mod fetch;
 mod file;
 mod first_byte;
+mod first_get;
 mod options;
 mod metadata_cache;
 mod plan;

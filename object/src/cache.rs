@@ -274,7 +274,7 @@ impl ObjectCache {
             return opened;
         };
         let (by, question) = (self.fetcher(), self.shared.known.question());
-        let most = by.first_max().min(self.ahead_max().max(FIRST_STEP));
+        let most = self.first_max();
         let range = 0..len.clamp(1, most).next_multiple_of(FIRST_STEP).min(most);
         let (fetcher, wanted) = (Arc::clone(&by), path.clone());
         let get = GetOptions::new().with_range(Some(range));
@@ -292,6 +292,12 @@ impl ObjectCache {
         // A prefetch that cannot be started now is left to the read.
         let _ = file.prefetch(0..end);
         Ok((file, attributes))
+    }
+
+    /// How many of the first bytes of an object a GET in place of a HEAD asks for at most.
+    pub(crate) fn first_max(&self) -> u64 {
+        let free = self.shared.cache.stats().free_bytes;
+        self.fetcher().first_max(free).min(self.ahead_max().max(FIRST_STEP))
     }
 
     /// As [`ObjectCache::open`], without blocking. Needs no particular runtime.
@@ -402,10 +408,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// An object of 36 MiB is opened by its first GET, where a connection brings `product` bytes in the time to the
-    /// first byte.
-    fn opened(server: &Server, product: u64) -> (ObjectCache, ObjectFile) {
+    /// first byte, by a cache that has so much memory already.
+    fn opened(server: &Server, product: u64, populated: u64) -> (ObjectCache, ObjectFile) {
         server.control.put("object", 36 << 20);
         let cache = Cache::builder().memory(512 << 20).build().unwrap();
+        cache.populate(populated).unwrap();
         let objects = ObjectCache::new(cache, server.store(), Options::new()).unwrap();
         let time = Duration::from_millis(20);
         objects.fetcher().counters.bandwidth_delay.record(time, product, time);
@@ -424,9 +431,15 @@ mod tests {
     /// A stream of a fast connection waited for the first byte twice: of the first 8 MiB, and of what is behind them.
     #[test]
     fn the_first_get_is_as_long_as_others_would_come_later() {
-        for (product, first) in [(2 * MIB, 8 * MIB), (30 * MIB, 30 * MIB), (1 << 40, 32 * MIB)] {
+        let memory = 64 * MIB;
+        for (product, populated, first) in [
+            (2 * MIB, memory, 8 * MIB),
+            (30 * MIB, memory, 30 * MIB),
+            (1 << 40, memory, 32 * MIB),
+            (30 * MIB, 0, 8 * MIB),
+        ] {
             let server = Server::new();
-            let (objects, file) = opened(&server, product);
+            let (objects, file) = opened(&server, product, populated);
             read_all(&file);
             let mut ranges = server.control.ranges();
             ranges.sort_unstable();
@@ -441,7 +454,7 @@ mod tests {
         for fault in [Fault::Cut(11 << 20), Fault::Short(11 << 20)] {
             let server = Server::new();
             server.control.trouble([fault]);
-            let (objects, file) = opened(&server, 30 * MIB);
+            let (objects, file) = opened(&server, 30 * MIB, 64 * MIB);
             read_all(&file);
             assert!(objects.stats().bytes <= 36 * MIB && server.control.gets() <= 4, "{:?}", objects.stats());
         }

@@ -203,9 +203,12 @@ impl Fetcher {
         }
     }
 
-    /// How many of the first bytes of an object are asked for at most by [`Fetcher::open_get`].
-    pub(crate) fn first_max(&self) -> u64 {
-        self.counters.bandwidth_delay.length(self.options.request_max, self.options.in_flight_max)
+    /// How many of the first bytes of an object are asked for at most by [`Fetcher::open_get`], where so many bytes of
+    /// memory are `free`.
+    pub(crate) fn first_max(&self, free: u64) -> u64 {
+        // Half of what may be under way, so that others go on beside it.
+        let most = free.min(self.options.in_flight_max / 2);
+        self.counters.bandwidth_delay.length(self.options.request_max, most)
     }
 
     /// Completes the fills of `job` by one GET after another, or until none may follow. `on_failure` is told of the

@@ -11,6 +11,9 @@
 //! bytes keeps back what several connections would bring sooner. A connection of 80 MB/s and 20 ms brings 1.6 MB, less
 //! than any GET of a long range; one of 1.4 GB/s brings 28 MB.
 //!
+//! Its pages are allocated before its first byte goes into one. So it is no longer than the others where so much memory
+//! is not free: on a virtual machine that would be waited for, as long as for the bytes themselves or longer.
+//!
 //! The product is measured at first GETs alone: those that go side by side share the bandwidth of the machine.
 //!
 //! Not an invariant: that it is right for the next object. It decides about a length, and so about time.
@@ -50,10 +53,9 @@ impl BandwidthDelay {
         self.0.store(mean, Ordering::Relaxed);
     }
 
-    /// How long a first GET is at most, where others have `request_max` bytes.
-    pub(crate) fn length(&self, request_max: u64, in_flight_max: u64) -> u64 {
-        // Half of what may be under way, so that others go on beside it.
-        (self.0.load(Ordering::Relaxed) / STEP * STEP).min(in_flight_max / 2 / STEP * STEP).max(request_max)
+    /// How long a first GET is, where others have `request_max` bytes; `most` is the bound of a longer one.
+    pub(crate) fn length(&self, request_max: u64, most: u64) -> u64 {
+        (self.0.load(Ordering::Relaxed).min(most) / STEP * STEP).max(request_max)
     }
 }
 
@@ -68,7 +70,7 @@ mod tests {
         for &(first_byte, bytes, time) in measured {
             product.record(Duration::from_millis(first_byte), bytes, Duration::from_millis(time));
         }
-        product.length(8 * MIB, 64 * MIB)
+        product.length(8 * MIB, 32 * MIB)
     }
 
     #[test]
@@ -77,7 +79,7 @@ mod tests {
         assert_eq!(of(&[(20, 8 * MIB, 100)]), 8 * MIB);
         assert_eq!(of(&[(20, 8 * MIB, 6)]), 26 * MIB);
         assert_eq!(of(&[(0, 8 * MIB, 6)]), 8 * MIB);
-        assert_eq!(of(&[(20, 8 * MIB, 0), (20, u64::MAX, 0)]), 32 * MIB, "half of what may be under way");
+        assert_eq!(of(&[(20, 8 * MIB, 0), (20, u64::MAX, 0)]), 32 * MIB, "the bound");
         assert_eq!(of(&[(20, MIB - 1, 0)]), 8 * MIB, "a body that came with its headers");
     }
 

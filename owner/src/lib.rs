@@ -53,5 +53,5 @@ pub(crate) use internals::*;
 pub use internals::owner::{
     AttachmentCounts, CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
 };
-pub use internals::serve::NameRefusal;
+pub use internals::serve::{NameRefusal, RevisionRequest};
 pub use quinion_view::viewer::sys::Errno;

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use crate::serve::{
     AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
-    ServiceHandle, ViewerTotals, WriterAccess,
+    RevisionRequest, ServiceHandle, ViewerTotals, WriterAccess, file_id,
 };
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::control::{Advice, AttachPolicy};
@@ -143,6 +143,24 @@ impl CacheOwner {
             text: "this cache serves files alone; start one that was given stores".into(),
         };
         self.opener.as_ref().ok_or_else(none)
+    }
+
+    /// Notes an object that was opened by a name as attached.
+    fn note_named(
+        &self,
+        object: Arc<dyn NamedObject>,
+        place: NamedPlace,
+    ) -> Result<NamedAttachment, NameRefusal> {
+        let NamedPlace { device, path } = place;
+        let file = Arc::new(object.file().clone());
+        let failed = |error: Error| NameRefusal { error: errno(&error), text: error.to_string() };
+        file.admit(Validation::Immutable).map_err(failed)?;
+        let (cell, mapping) = file.record();
+        let id = FileId { device, inode: u64::from(mapping.0) };
+        self.accesses.attached(mapping, path.clone());
+        let text = object.text();
+        let handle = self.files.insert(Attachment::new(file, id, path).with_object(object));
+        Ok(NamedAttachment { attached: Attached { handle, cell, id: mapping }, id, text })
     }
 
     fn close(&self, gone: impl IntoIterator<Item = Attachment>) {
@@ -300,6 +318,12 @@ impl CacheOwner {
             }
         }
     }
+}
+
+/// Where an object is that is opened by a name.
+struct NamedPlace {
+    device: u64,
+    path: PathBuf,
 }
 
 const WRITTEN: &str = "another process has the file open for writing, or mapped for writing";
@@ -472,16 +496,21 @@ impl Owner for CacheOwner {
     fn open_named(&self, name: &[u8]) -> Result<NamedAttachment, NameRefusal> {
         let device = self.device_of_name(name)?;
         let object = self.opener()?.open(name)?;
-        let file = Arc::new(object.file().clone());
-        let failed = |error: Error| NameRefusal { error: errno(&error), text: error.to_string() };
-        file.admit(Validation::Immutable).map_err(failed)?;
-        let (cell, mapping) = file.record();
-        let id = FileId { device, inode: u64::from(mapping.0) };
-        let path = PathBuf::from(String::from_utf8_lossy(name).into_owned());
-        self.accesses.attached(mapping, path.clone());
-        let text = object.text();
-        let handle = self.files.insert(Attachment::new(file, id, path).with_object(object));
-        Ok(NamedAttachment { attached: Attached { handle, cell, id: mapping }, id, text })
+        self.note_named(
+            object,
+            NamedPlace { device, path: String::from_utf8_lossy(name).into_owned().into() },
+        )
+    }
+
+    fn open_revision(&self, request: RevisionRequest<'_>) -> Result<NamedAttachment, NameRefusal> {
+        let id = file_id(&request.file).ok_or_else(|| NameRefusal {
+            error: Errno::OPNOTSUPP,
+            text: "it is no regular file; read it by itself".into(),
+        })?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", request.file.as_raw_fd()));
+        let object = self.opener()?.open_revision(request)?;
+        let path = path.unwrap_or_default();
+        self.note_named(object, NamedPlace { device: id.device | NAMED_DEVICE, path })
     }
 
     fn pin(&self, handle: u64, position: u64, len: u64) -> Result<(u64, u64), Errno> {

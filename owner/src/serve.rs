@@ -130,7 +130,7 @@ use handles::FileHandles;
 use listener::Listener;
 pub use owner::{
     AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
-    ServiceHandle, SyscallAuditor, WriterAccess, file_id,
+    RevisionRequest, ServiceHandle, SyscallAuditor, WriterAccess, file_id,
 };
 use pending_requests::PendingRequests;
 use pins::ViewerPins;

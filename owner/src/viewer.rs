@@ -5,5 +5,5 @@
 
 mod connect;
 
-pub use connect::{SentName, connect, connect_within, of_files, send_descriptor, send_name};
+pub use connect::{NameRequest, SentName, connect, connect_within, of_files, send_descriptor, send_name};
 pub use quinion_view::viewer::*;

@@ -11,6 +11,7 @@ use quinion_object::Freshness;
 use crate::connection::{CONNECT_MAX, Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::ClientFile;
+use crate::revision::{FileRevision, RevisionRequest};
 use crate::socket::path_of;
 use crate::stores::OpenRequest;
 
@@ -36,13 +37,21 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Connect`]: there is no such server, or it does not admit this process.
     pub fn connect(server: &str) -> Result<Self> {
+        Self::connect_within(server, CONNECT_MAX)
+    }
+
+    /// As [`Client::connect`], and waits as long at most.
+    ///
+    /// # Errors
+    /// Those of [`Client::connect`].
+    pub fn connect_within(server: &str, timeout: Duration) -> Result<Self> {
         let failed = |error| {
             Error::of_io(ErrorKind::Connect, format!("cannot connect to {server:?}"), error).with_hint(
                 "name a server as it was started (`quinion serve --name`), or the path of its socket",
             )
         };
         let socket = path_of(server).map_err(failed)?;
-        let connection = Connection::to(&socket, CONNECT_MAX)?;
+        let connection = Connection::to(&socket, timeout.min(CONNECT_MAX))?;
         Ok(Self { connection, reconnect_timeout: RECONNECT_TIMEOUT, freshness: None })
     }
 
@@ -79,6 +88,21 @@ impl Client {
             Some(_) => self.open_object(connection, name, None),
             None => ClientFile::open_local(connection, name),
         })
+    }
+
+    /// Opens a local file as it is now, under a name that the caller has for its content: all processes that give the
+    /// same name, and find the same size and times, share the cached pages. The pages stay those bytes, whatever is
+    /// written to the file later; bytes that are read after a change are refused.
+    ///
+    /// Open it, and read from it, while the file cannot change by the rules of those who write to it, as under a lock;
+    /// else what is read may be older than the file is. Waits half a second at most.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Open`]: the file was changed within the last 20 ms, its file system does not tell of each write
+    /// by times (networks, FUSE, overlayfs), the server is of an older release, or cannot have the file;
+    /// [`ErrorKind::OwnerDead`]; [`ErrorKind::Connect`]; [`ErrorKind::TimedOut`]; [`ErrorKind::Forked`].
+    pub fn open_revision(&self, request: RevisionRequest<'_>) -> Result<FileRevision> {
+        FileRevision::open(&self.current(Duration::ZERO)?, request)
     }
 
     pub(crate) fn open_first(&self, url: &str, len: u64) -> Result<ClientFile> {

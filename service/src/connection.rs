@@ -19,7 +19,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::FileId;
 use quinion_owner::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NAME_MAX, NO_PLAN, NameOffer};
 use quinion_owner::internals::viewer::sys::Errno;
-use quinion_owner::internals::viewer::{self, RequestError, Viewer};
+use quinion_owner::internals::viewer::{self, NameRequest, RequestError, Viewer};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{ObjectMetadata, OpenRequest};
@@ -284,39 +284,64 @@ impl Connection {
     }
 
     pub(crate) fn open(&self, url: &str, request: OpenRequest) -> Result<([u64; 2], ObjectMetadata)> {
-        let viewer = self.viewer()?;
-        if viewer.owner_is_dead() {
-            return Err(Error::owner_dead(url)); // another may listen at the socket, or none and a manager keeps it
-        }
-        let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
-        let (name, mut retry) = (request.name(url), RetryDeadline::new(DEADLINE));
+        let name = request.name(url);
         if name.len() > NAME_MAX {
             let text = format!("cannot open a URL of {} bytes: a server takes {NAME_MAX} at most", url.len());
             return Err(Error::new(ErrorKind::Open, text));
         }
-        let mut disconnected = RetryDeadline::new(CONNECT_MAX);
+        let open = NamedOpen { shown: url, name: name.as_bytes(), descriptor: None, time: DEADLINE };
+        let (answer, text) = self.open_named(&open)?;
+        match text.ok().and_then(|text| ObjectMetadata::of(&text)) {
+            Some(metadata) => Ok((answer, metadata)),
+            None => {
+                self.give_back(Operation::Detach, [answer[0], 0, 0]);
+                Err(Error::new(
+                    ErrorKind::Other,
+                    format!(
+                        "cannot open {url}: the server answered without its size and version; use the same version of \
+                         Quinion for both"
+                    ),
+                ))
+            }
+        }
+    }
+
+    /// Has the server open what has that name. Returns where it is, and what the server says of it.
+    pub(crate) fn open_named(&self, open: &NamedOpen<'_>) -> Result<([u64; 2], std::io::Result<String>)> {
+        let (viewer, shown) = (self.viewer()?, open.shown);
+        if viewer.owner_is_dead() {
+            return Err(Error::owner_dead(shown)); // another may listen at the socket, or none and a manager keeps it
+        }
+        let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
+        let request = NameRequest {
+            descriptor: open.descriptor,
+            time: open.time,
+            ..NameRequest::of_object(offer, open.name)
+        };
+        let mut retry = RetryDeadline::new(open.time);
+        let mut disconnected = RetryDeadline::new(open.time.min(CONNECT_MAX));
         loop {
-            let sent = match viewer::send_name(&self.socket, &offer, name.as_bytes()) {
+            let sent = match viewer::send_name(&self.socket, &request) {
                 Ok(sent) => sent,
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && retry.pause() => continue,
                 Err(error) if is_disconnected(&error) && !viewer.owner_is_dead() && disconnected.pause() => {
                     continue;
                 }
-                Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(url)),
-                Err(error) => return Err(self.unasked(url, error)),
+                Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(shown)),
+                Err(error) => return Err(self.unasked(shown, error)),
             };
             let ticket = [u64::from(sent.ticket()), 0, 0];
             match self.ask(Operation::OpenNamed, ticket, retry.left()) {
-                Ok(answer) => return self.opened(url, answer, sent.reply()),
+                Ok(answer) => return Ok((answer, sent.reply().map(|(_, text)| text))),
                 // The ticket has expired before a worker came to it.
                 Err(RequestError::Errno(error)) if error == Errno::BADF.0 && retry.pause() => {}
                 Err(RequestError::Errno(_)) => {
                     return match sent.reply() {
-                        Err(_) if viewer.owner_is_dead() => Err(Error::owner_dead(url)),
-                        reply => Err(refused(url, reply)),
+                        Err(_) if viewer.owner_is_dead() => Err(Error::owner_dead(shown)),
+                        reply => Err(refused(shown, reply)),
                     };
                 }
-                Err(error) => return Err(Error::of_request(url, error)),
+                Err(error) => return Err(Error::of_request(shown, error)),
             }
         }
     }
@@ -327,27 +352,6 @@ impl Connection {
         let (kind, hint) = (if is_late { ErrorKind::TimedOut } else { ErrorKind::Connect }, hint_for(&error));
         let text = format!("cannot ask the server at {} to open {url}", self.socket.display());
         Error::of_io(kind, text, error).with_hint(hint)
-    }
-
-    fn opened(
-        &self,
-        name: &str,
-        answer: [u64; 2],
-        reply: std::io::Result<(u32, String)>,
-    ) -> Result<([u64; 2], ObjectMetadata)> {
-        match reply.as_ref().ok().and_then(|(_, text)| ObjectMetadata::of(text)) {
-            Some(metadata) => Ok((answer, metadata)),
-            None => {
-                self.give_back(Operation::Detach, [answer[0], 0, 0]);
-                Err(Error::new(
-                    ErrorKind::Other,
-                    format!(
-                        "cannot open {name}: the server answered without its size and version; use the same version of \
-                         Quinion for both"
-                    ),
-                ))
-            }
-        }
     }
 
     pub(crate) fn give_back(&self, operation: Operation, arguments: [u64; 3]) {
@@ -407,6 +411,17 @@ fn hint_for(error: &std::io::Error) -> &'static str {
         None if error.kind() == std::io::ErrorKind::TimedOut => "the server is stopped, or too busy",
         _ => "is the server running? `quinion serve --name NAME` starts one",
     }
+}
+
+/// The request of [`Connection::open_named`].
+pub(crate) struct NamedOpen<'o> {
+    /// In errors.
+    pub(crate) shown: &'o str,
+    pub(crate) name: &'o [u8],
+    /// Of the file whose revision is opened.
+    pub(crate) descriptor: Option<BorrowedFd<'o>>,
+    /// How long it takes at most.
+    pub(crate) time: Duration,
 }
 
 fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {

@@ -189,7 +189,7 @@ impl ClientFile {
             (Source::Local(file), viewed) => {
                 let viewed = viewed.as_ref().filter(|viewed| is_valid(viewer, viewed));
                 let served = viewed.map(|viewed| ServedFile { viewer, viewed });
-                let done = served.map_or(0, |served| self.read_served(served, buffer, offset));
+                let done = served.map_or(0, |served| served.read(&self.inner.connection, buffer, offset));
                 Ok(done + self.read_by_kernel(file, &mut buffer[done..], offset + done as u64)?)
             }
             (Source::Object(_), None) => unreachable!("an object that is open has a handle"),
@@ -391,32 +391,6 @@ impl ClientFile {
         Ok(done)
     }
 
-    /// Copies what the server has of a local file, and asks for the rest; how much was copied.
-    fn read_served(&self, served: ServedFile<'_>, buffer: &mut [u8], offset: u64) -> usize {
-        let ServedFile { viewer, viewed } = served;
-        let (file, mut done, mut asked) = (viewed.file(), 0, 0);
-        while done < buffer.len() && asked <= FRUITLESS_MAX {
-            let at = offset + done as u64;
-            match viewer.read_ready_into(&file, at, &mut buffer[done..]) {
-                Some(found) if found.end == ReadEnd::Full => done += found.bytes,
-                Some(found) => {
-                    done += if matches!(found.end, ReadEnd::EndOfFile(_)) { found.bytes } else { 0 };
-                    break;
-                }
-                None => {}
-            }
-            if done < buffer.len() {
-                asked += 1;
-                let arguments = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
-                if self.inner.connection.ask(Operation::Fill, arguments, FILE_MAX).is_err() {
-                    break;
-                }
-            }
-        }
-        note(viewer, done, asked);
-        done
-    }
-
     fn read_by_kernel(&self, file: &File, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
@@ -437,9 +411,37 @@ impl ClientFile {
 
 /// A file that the server has open, and by what its pages are viewed.
 #[derive(Clone, Copy)]
-struct ServedFile<'f> {
-    viewer: &'f Viewer,
-    viewed: &'f Viewed,
+pub(crate) struct ServedFile<'f> {
+    pub(crate) viewer: &'f Viewer,
+    pub(crate) viewed: &'f Viewed,
+}
+
+impl ServedFile<'_> {
+    /// Copies what the server has of a local file, and asks for the rest; how much was copied.
+    pub(crate) fn read(self, connection: &Connection, buffer: &mut [u8], offset: u64) -> usize {
+        let ServedFile { viewer, viewed } = self;
+        let (file, mut done, mut asked) = (viewed.file(), 0, 0);
+        while done < buffer.len() && asked <= FRUITLESS_MAX {
+            let at = offset + done as u64;
+            match viewer.read_ready_into(&file, at, &mut buffer[done..]) {
+                Some(found) if found.end == ReadEnd::Full => done += found.bytes,
+                Some(found) => {
+                    done += if matches!(found.end, ReadEnd::EndOfFile(_)) { found.bytes } else { 0 };
+                    break;
+                }
+                None => {}
+            }
+            if done < buffer.len() {
+                asked += 1;
+                let arguments = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
+                if connection.ask(Operation::Fill, arguments, FILE_MAX).is_err() {
+                    break;
+                }
+            }
+        }
+        note(viewer, done, asked);
+        done
+    }
 }
 
 /// In order; ranges that overlap or touch are one.
@@ -456,7 +458,7 @@ fn spans_of<'r>(ranges: impl Iterator<Item = &'r RangeRead<'r>>) -> Vec<Range<u6
 }
 
 #[inline]
-fn is_valid(viewer: &Viewer, viewed: &Viewed) -> bool {
+pub(crate) fn is_valid(viewer: &Viewer, viewed: &Viewed) -> bool {
     matches!(viewer.validation(&viewed.file()), Validation::Leased | Validation::Immutable)
 }
 

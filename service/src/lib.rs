@@ -50,16 +50,21 @@
 //! The client itself opens local files, and hands the server its descriptor: so the server reads nothing that the
 //! client could not. A file is served while a read lease of the kernel stands; else the kernel reads it.
 //!
+//! A file that processes change under locks of their own, such as a database, is cached for all of them by its
+//! revisions ([`Client::open_revision`]).
+//!
 //! Not promised: that the mapping of a server that has ended is given back before the client ends.
 
 mod error;
 mod socket;
+mod revision_attributes;
 mod stores;
 mod server;
 mod connection;
 mod open_file;
 mod pin;
 mod file;
+mod revision;
 mod client;
 mod client_store;
 
@@ -69,5 +74,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use file::{ClientFile, RangeRead};
 pub use pin::PinnedBytes;
 pub use quinion_object::Freshness;
+pub use revision::{FileRevision, RevisionRequest};
+pub use revision_attributes::RevisionAttributes;
 pub use server::{Builder, Server, ServerStats};
 pub use socket::Socket;

@@ -22,14 +22,18 @@ use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use quinion::backend::{Attributes as FileAttributes, Identity};
+use quinion::internals::serving::ServedCache;
 use quinion::{Cache, File};
 use quinion_object::{FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
 use quinion_owner::internals::serve::NameRefusal;
 use quinion_owner::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion_owner::internals::viewer::sys::Errno;
-use quinion_owner::{NameOpener, NamedObject};
+use quinion_owner::{NameOpener, NamedObject, RevisionRequest};
+use sha2::{Digest, Sha256};
 
 use crate::error::{CHANGED, FETCH};
+use crate::revision_attributes::RevisionAttributes;
 
 const UNKNOWN_OPTION: &str =
     "the client asks for an option that this server does not have; use the same version for both";
@@ -216,6 +220,67 @@ impl NameOpener for Stores {
         let (file, attributes) = opened.map_err(|error| failed(errno_of_open(&error), &error))?;
         Ok(Arc::new(OpenedObject { file, attributes, store, ahead: objects.ahead_max() }))
     }
+
+    fn open_revision(&self, request: RevisionRequest<'_>) -> Result<Arc<dyn NamedObject>, NameRefusal> {
+        Ok(Arc::new(OpenedRevision::open(&self.cache, request)?))
+    }
+}
+
+#[derive(Debug)]
+struct OpenedRevision {
+    file: File,
+    attributes: RevisionAttributes,
+}
+
+impl OpenedRevision {
+    fn open(cache: &Cache, request: RevisionRequest<'_>) -> Result<Self, NameRefusal> {
+        let RevisionRequest { name, file } = request;
+        let mut attributes = RevisionAttributes::default();
+        let opened = cache.open_revision(file, |now| {
+            attributes = RevisionAttributes::of(now);
+            identity_of_revision(name, now)
+        });
+        let file = opened.map_err(|error| {
+            let number = error.raw_os_error().unwrap_or(libc::EIO);
+            refusal(Errno(number), format!("a revision of a file: {error}"))
+        })?;
+        Ok(Self { file, attributes })
+    }
+}
+
+impl NamedObject for OpenedRevision {
+    fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn text(&self) -> String {
+        self.attributes.text()
+    }
+
+    fn announce(&self, _position: u64, _len: u64) {}
+
+    fn will_need(&self, position: u64, len: u64) {
+        let _ = self.file.will_need(position, len); // what cannot be is read later
+    }
+
+    fn errno(&self, error: quinion::Error) -> Errno {
+        match error.kind() {
+            quinion::ErrorKind::NoMemory => Errno(libc::ENOMEM),
+            _ => error.raw_os_error().map_or(Errno::IO, Errno),
+        }
+    }
+}
+
+/// Another for another file, another size, other times, and another name.
+fn identity_of_revision(name: &[u8], now: &FileAttributes) -> Identity {
+    let mut hasher = Sha256::new_with_prefix(b"quinion revision 1");
+    let Identity { device, inode, born } = now.identity;
+    let numbers =
+        [device, inode, born as u64, now.size, now.version.modified as u64, now.version.changed as u64];
+    numbers.iter().for_each(|number| hasher.update(number.to_le_bytes()));
+    hasher.update(name);
+    let digest = hasher.finalize();
+    Identity::of_digest(std::array::from_fn(|at| digest[at]))
 }
 
 fn errno_of_open(error: &quinion_object::Error) -> Errno {

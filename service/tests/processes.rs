@@ -20,7 +20,7 @@ use quinion_object::Options;
 use quinion_owner::internals::viewer::handshake::{
     ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
 };
-use quinion_owner::internals::viewer::{self, RequestError, SentName, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{self, NameRequest, RequestError, SentName, ViewedFile, Viewer};
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
 use quinion_testing::content::Dice;
 use quinion_testing_s3 as s3;
@@ -849,7 +849,7 @@ fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one()
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
     let viewer = viewer::connect(&stage.socket(), &hello).unwrap();
     let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
-    let sent = viewer::send_name(&stage.socket(), &offer, URL.as_bytes()).unwrap();
+    let sent = viewer::send_name(&stage.socket(), &NameRequest::of_object(offer, URL.as_bytes())).unwrap();
     let ask = |operation, arguments| viewer.request_within(operation, arguments, 60_000);
     let [handle, place] = ask(Operation::OpenNamed, [sent.ticket().into(), 0, 0]).unwrap();
     // Large folios come of a range that will be needed; the first GET of it ends in the first of them.
@@ -964,7 +964,7 @@ impl Liar {
     }
 
     fn send_name(&self, name: &[u8]) -> std::io::Result<SentName> {
-        viewer::send_name(&self.stage.socket(), &self.offer, name)
+        viewer::send_name(&self.stage.socket(), &NameRequest::of_object(self.offer, name))
     }
 
     fn pins(&self) -> usize {
@@ -981,7 +981,7 @@ fn hostile_names_and_bytes_at_the_socket_harm_no_other_client() {
     // 1 names of another cache or version, and none
     let offer = liar.offer;
     for offer in [NameOffer { version: 1, ..offer }, NameOffer { token: offer.token ^ 1, ..offer }] {
-        assert!(viewer::send_name(&socket, &offer, b"s3://bucket/object").is_err());
+        assert!(viewer::send_name(&socket, &NameRequest::of_object(offer, b"s3://bucket/object")).is_err());
     }
     for name in [&b""[..], &[b'x'; NAME_MAX + 1]] {
         assert!(liar.send_name(name).is_err());

@@ -15,7 +15,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::serve::NameRefusal;
+use crate::serve::{NameRefusal, RevisionRequest};
 use crate::viewer::sys::Errno;
 use quinion::File;
 use quinion::internals::error::Error;
@@ -33,6 +33,12 @@ pub trait NameOpener: Send + Sync + fmt::Debug {
     /// # Errors
     /// It cannot be opened: the error for the program, and a text for people.
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal>;
+    /// Opens a local file as it is now, through the owner's cache, as a file that never changes. May wait for the file
+    /// system.
+    ///
+    /// # Errors
+    /// As [`NameOpener::open`]; `ETXTBSY`: the file was changed just now.
+    fn open_revision(&self, request: RevisionRequest<'_>) -> Result<Arc<dyn NamedObject>, NameRefusal>;
 }
 
 /// One open of one version of an object.

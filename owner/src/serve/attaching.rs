@@ -93,7 +93,12 @@ impl Shared {
     }
 
     /// Refuses a descriptor of a file system that is not served, and closes it where no viewer waits.
-    fn check_mount(&self, job: &ViewerJob, file: OwnedFd, id: FileId) -> Result<(OwnedFd, Mount), Errno> {
+    pub(super) fn check_mount(
+        &self,
+        job: &ViewerJob,
+        file: OwnedFd,
+        id: FileId,
+    ) -> Result<(OwnedFd, Mount), Errno> {
         let known = mounts::path_of_own(file.as_fd())
             .and_then(|path| Ok((path, mounts::of_own(file.as_fd(), job.process.number)?)));
         let Ok((path, mount)) = known else {
@@ -125,7 +130,7 @@ fn check_file(file: &OwnedFd, id: FileId) -> Result<(), Errno> {
     Ok(())
 }
 
-fn check_readable(file: &OwnedFd) -> Result<(), Errno> {
+pub(super) fn check_readable(file: &OwnedFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(file).map_err(|error| Errno(error.raw_os_error()))?;
     // Access mode 3 is for ioctl alone: it includes O_WRONLY.
     if flags.intersects(OFlags::PATH | OFlags::WRONLY) { Err(Errno::BADF) } else { Ok(()) }

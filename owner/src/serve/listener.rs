@@ -207,11 +207,10 @@ impl Listener {
             self.queues.spawn(key, move || shared.listener.welcome(&connection, hello, &shared));
         } else if let Some(offer) = DescriptorOffer::of(message.bytes()).filter(|_| message.has_descriptors) {
             let known = self.check_token(offer.version, offer.token);
-            self.accept_offer(known, Offer { connection, name: None }, shared);
-        } else if let Some((offer, name)) =
-            NameOffer::of(message.bytes()).filter(|_| !message.has_descriptors)
-        {
-            let kept = Offer { connection, name: Some(name.into()) };
+            self.accept_offer(known, Offer { connection, has_descriptor: true, name: None }, shared);
+        } else if let Some((offer, name)) = NameOffer::of(message.bytes()) {
+            let has_descriptor = message.has_descriptors;
+            let kept = Offer { connection, has_descriptor, name: Some(name.into()) };
             self.accept_offer(self.check_token(offer.version, offer.token), kept, shared);
         }
         None

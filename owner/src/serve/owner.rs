@@ -91,6 +91,15 @@ pub struct NamedAttachment {
     pub text: String,
 }
 
+/// A revision of a file that a viewer asks for: the file as it is now.
+#[derive(Debug)]
+pub struct RevisionRequest<'r> {
+    /// Distinguishes contents that have the same size and times, as the viewer says.
+    pub name: &'r [u8],
+    /// A duplicate of the viewer's descriptor, which is open for reading: proof that it may read the file.
+    pub file: OwnedFd,
+}
+
 /// Why nothing is opened by a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NameRefusal {
@@ -204,6 +213,18 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// It cannot be opened.
     fn open_named(&self, name: &[u8]) -> Result<NamedAttachment, NameRefusal> {
         self.device_of_name(name).and(Err(NameRefusal { error: Errno::OPNOTSUPP, text: String::new() }))
+    }
+    /// Opens a file as it is now, for a viewer. Its record says that it never changes: bytes that are read of it after
+    /// a change of the file are refused.
+    ///
+    /// # Errors
+    /// `ETXTBSY`: it was changed just now. Others: it cannot be opened so.
+    fn open_revision(&self, request: RevisionRequest<'_>) -> Result<NamedAttachment, NameRefusal> {
+        drop(request);
+        Err(NameRefusal {
+            error: Errno::OPNOTSUPP,
+            text: "this cache opens no revisions of files; ask a server".into(),
+        })
     }
     /// Pins up to `len` bytes at `position` until they are unpinned or the handle is detached. Returns the pin's
     /// number, unlike all others, and how many bytes are pinned.

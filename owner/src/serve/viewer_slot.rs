@@ -84,8 +84,9 @@ pub(super) struct PinnedRange {
 
 #[derive(Debug)]
 pub(super) struct Offer {
-    /// A descriptor lies in it, unless there is a name.
+    /// The descriptor lies in it, if there is one.
     pub(super) connection: PeerConnection,
+    pub(super) has_descriptor: bool,
     pub(super) name: Option<Box<[u8]>>,
 }
 

@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::time::{Duration, Instant};
@@ -70,22 +70,51 @@ pub fn connect_within(socket: &Path, hello: &JoinRequest, time: Duration) -> io:
 pub fn send_descriptor(socket: &Path, offer: &DescriptorOffer, descriptor: impl AsFd) -> io::Result<u32> {
     let until = Instant::now() + WELCOME_MAX;
     let end = reach(socket, until)?;
+    send_with(&end, descriptor.as_fd(), &offer.bytes())?;
+    Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer)
+}
+
+fn send_with(end: &OwnedFd, descriptor: BorrowedFd<'_>, message: &[u8]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut with = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor.as_fd()];
+    let descriptors = [descriptor];
     with.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(&end, &[IoSlice::new(&offer.bytes())], &mut with, SendFlags::NOSIGNAL)?;
-    Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer)
+    sendmsg(end, &[IoSlice::new(message)], &mut with, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The request of [`send_name`].
+#[derive(Clone, Copy, Debug)]
+pub struct NameRequest<'r> {
+    /// Of the cache.
+    pub offer: NameOffer,
+    /// Of an object; or of a revision, if there is a descriptor.
+    pub name: &'r [u8],
+    /// Of the file whose revision is opened.
+    pub descriptor: Option<BorrowedFd<'r>>,
+    /// How long to wait for the ticket at most.
+    pub time: Duration,
+}
+
+impl<'r> NameRequest<'r> {
+    /// Of an object.
+    pub fn of_object(offer: NameOffer, name: &'r [u8]) -> Self {
+        Self { offer, name, descriptor: None, time: WELCOME_MAX }
+    }
 }
 
 /// As [`send_descriptor`], for an open by a name.
 ///
 /// # Errors
 /// Those of [`send_descriptor`].
-pub fn send_name(socket: &Path, offer: &NameOffer, name: &[u8]) -> io::Result<SentName> {
-    let until = Instant::now() + WELCOME_MAX;
+pub fn send_name(socket: &Path, request: &NameRequest<'_>) -> io::Result<SentName> {
+    let until = Instant::now() + request.time.min(WELCOME_MAX);
     let end = reach(socket, until)?;
-    net::send(&end, &[&offer.bytes()[..], name].concat(), SendFlags::NOSIGNAL)?;
+    let message = [&request.offer.bytes()[..], request.name].concat();
+    match request.descriptor {
+        Some(descriptor) => send_with(&end, descriptor, &message)?,
+        None => drop(net::send(&end, &message, SendFlags::NOSIGNAL)?),
+    }
     let ticket = receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer;
     Ok(SentName { ticket, end })
 }
@@ -123,7 +152,12 @@ impl SentName {
     pub fn reply(self) -> io::Result<(u32, String)> {
         wait_readable(&self.end, Instant::now() + WELCOME_MAX)?;
         let mut bytes = vec![0; WELCOME_BYTES + NAME_TEXT_MAX + 1];
-        let received = net::recv(&self.end, &mut bytes[..], RecvFlags::empty())?.0;
+        let received = match net::recv(&self.end, &mut bytes[..], RecvFlags::empty()) {
+            // The owner has closed its end, and the message with a descriptor lies there unread. That is told once;
+            // the reply was sent before, and comes next.
+            Err(rustix::io::Errno::CONNRESET) => net::recv(&self.end, &mut bytes[..], RecvFlags::empty())?.0,
+            received => received?.0,
+        };
         let (reply, text) = NameReply::of(&bytes[..received]).ok_or_else(|| {
             io::Error::other(format!("cannot open the name: the owner's answer is not known; {ONE_VERSION}"))
         })?;

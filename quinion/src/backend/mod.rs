@@ -18,6 +18,7 @@
 //! | backend | bytes from | completes |
 //! |---|---|---|
 //! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring) or by itself (threads); or in `fill_here` |
+//! | a revision of a local file | that file, while it is as it was | in `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
 //! | a disk tier before any of them that is named for ever | a local disk, or that backend | by itself, or as that does |
@@ -58,6 +59,7 @@ mod deferred_wakes;
 mod disk_tier;
 mod pending_copies;
 mod registration;
+mod revision;
 mod waker_registry;
 mod engine;
 mod local_file;
@@ -103,6 +105,7 @@ pub use parked::ParkedBackend;
 pub use quinion_disk::ContentKey;
 #[doc(hidden)]
 pub use registration::{Registered, RegisteredWaiter};
+pub(crate) use revision::{FileRevision, RevisionOpen};
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
 pub use wait_queue::WaitQueue;
 #[doc(hidden)]

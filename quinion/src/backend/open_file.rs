@@ -355,6 +355,12 @@ impl OpenFile {
         self.size().is_ok_and(|size| size <= position)
     }
 
+    /// Whether each write sets the file's times, by this kernel's clock, before it changes a byte. Stores to mapped
+    /// memory need not.
+    pub(super) fn tells_of_writes(&self) -> bool {
+        self.kind == FileKind::Regular && self.clock.tells_of_writes
+    }
+
     pub(super) fn attributes(&self) -> io::Result<Attributes> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = statx(&self.descriptor, "", AtFlags::EMPTY_PATH, wanted)?;
@@ -647,6 +653,8 @@ pub(super) struct TimestampClock {
     /// Whether a time that was looked at is not used again.
     steps: bool,
     pub(super) local: Option<FileTimes>,
+    /// Whether each write sets the file's own times, by this kernel's clock, before it changes a byte.
+    tells_of_writes: bool,
 }
 
 impl TimestampClock {
@@ -654,11 +662,13 @@ impl TimestampClock {
         let is_local = matches!(FileSystem::of(magic), FileSystem::Local | FileSystem::ReadOnly);
         if !FINE_CLOCKS.contains(&magic) {
             let local = is_local.then_some(FileTimes::ChangedByWrites);
-            return Self { settling: SETTLING_REMOTE, steps: false, local };
+            return Self { settling: SETTLING_REMOTE, steps: false, local, tells_of_writes: false };
         }
         let times = if magic == TMPFS { FileTimes::ChangedByWrites } else { FileTimes::ChangedByStores };
         let steps = STEPPING_FILE_SYSTEMS.contains(&magic) && linux() >= STEPPING_LINUX;
-        Self { settling: SETTLING_LOCAL, steps, local: is_local.then_some(times) }
+        // The file behind an overlay may be another one after its first write.
+        let tells_of_writes = is_local && magic != OVERLAYFS;
+        Self { settling: SETTLING_LOCAL, steps, local: is_local.then_some(times), tells_of_writes }
     }
 }
 
@@ -778,7 +788,8 @@ const SETTLING_REMOTE: i64 = 10_000_000_000;
 
 /// ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS, bcachefs, overlayfs: clocked by this kernel, to the nanosecond.
 const FINE_CLOCKS: [u64; 8] =
-    [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e, 0x794c_7630];
+    [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e, OVERLAYFS];
+const OVERLAYFS: u64 = 0x794c_7630;
 
 /// ext4, XFS, Btrfs and tmpfs stamp a change with a finer clock if the file's times have been looked at since the last
 /// one ("multigrain timestamps"), since Linux 6.13.

@@ -11,20 +11,22 @@
 //! The crate `quinion-owner` shows a cache to other processes. Its viewers read where the cache's memory lies, so they
 //! are told of records and pages by their numbers, which public methods never give out.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::arena::{Arena, ArenaError, CellNumber, Validation};
-use crate::backend::ParkedBackend;
-use crate::error::Result;
+use crate::backend::{Attributes, FileRevision, Identity, ParkedBackend, RevisionOpen};
+use crate::error::{Repr, Result};
 use crate::filemap::WaitPolicy;
 use crate::folio::Pinned;
 use crate::lease::NoLease;
+use crate::readahead::Hint;
 use crate::sync::LockWait;
 use crate::units::{FILE_BYTES_MAX, FileId, MappingId, PageIndex};
 
-use super::{Cache, File, Handle, OpenOptions};
+use super::{Cache, Coherence, File, Handle, OpenOptions};
 
 pub use super::coherence::CoherenceState;
 pub use crate::filemap::touch;
@@ -52,6 +54,13 @@ pub trait ServedCache {
     /// Closes the descriptors of all files without open handles, and waits for requests in flight by them, half a
     /// second at most.
     fn release_idle(&self);
+    /// Opens a local file as it is now, as a file that never changes: a read of what is not cached fails with `ESTALE`
+    /// once the file has changed. `identity` makes the identity from what the file is: another for another size or
+    /// other times. There is no readahead.
+    ///
+    /// # Errors
+    /// `ETXTBSY`: the file was changed just now; ask again later. `EOPNOTSUPP`: its times do not tell of each write.
+    fn open_revision(&self, file: OwnedFd, identity: impl FnOnce(&Attributes) -> Identity) -> Result<File>;
 }
 
 impl ServedCache for Cache {
@@ -77,6 +86,14 @@ impl ServedCache for Cache {
     }
     fn release_idle(&self) {
         self.shared.release_idle();
+    }
+    fn open_revision(&self, file: OwnedFd, identity: impl FnOnce(&Attributes) -> Identity) -> Result<File> {
+        let opened = FileRevision::open(&self.shared.engine, RevisionOpen { file, identity });
+        let mut options = OpenOptions::new();
+        options.coherence(Coherence::Immutable);
+        let file = self.open_backend_with(Arc::new(opened.map_err(Repr::Attributes)?), &options)?;
+        file.advise(Hint::Random)?;
+        Ok(file)
     }
 }
 

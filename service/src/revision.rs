@@ -1,0 +1,124 @@
+//! Revision: a local file as it is now, cached for all processes of the node under the caller's own locks.
+//!
+//! ```text
+//!   engine, under its lock --name of the content, descriptor--> server: are the times settled?  no: refused
+//!      read                <--a copy of what is cached----------  the same pages for each process with that name
+//!                          <--false-------------------- else: the engine reads its file by itself
+//! ```
+//!
+//! A file that several processes change is cached by a server only while a lease stands, which a database that is open
+//! for writing never gives. But an engine with locks knows when its file does not change, and a name for what it is
+//! then: a change counter, say. A revision is the file under that name, with the size and the times that the server
+//! sees. It never changes. The server looks at the times again after each read of the file, and refuses the bytes if
+//! they are others: so a page of a revision is as the file was while it had these times.
+//!
+//! Invariant: a read returns bytes of the revision, or `false`.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinion::internals::arena::control::Operation;
+
+use crate::connection::{Connection, NamedOpen};
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::{ServedFile, is_valid};
+use crate::open_file::Viewed;
+use crate::revision_attributes::RevisionAttributes;
+
+/// Bytes of a revision's name, at most.
+const NAME_BYTES_MAX: usize = 128;
+/// How long a server is waited for on the way to a revision, before the engine reads.
+const OPEN_MAX: Duration = Duration::from_millis(500);
+
+/// The request of [`Client::open_revision`](crate::Client::open_revision).
+#[derive(Clone, Copy, Debug)]
+pub struct RevisionRequest<'r> {
+    /// The file, open for reading. It is lent to the server, which opens the file anew; no descriptor is opened or
+    /// closed in this process, where a close would end the process's POSIX locks on the file.
+    pub file: BorrowedFd<'r>,
+    /// Tells contents apart that have the same size and times, as stores to mapped memory leave them; such as a change
+    /// counter. 1 to 128 bytes.
+    pub name: &'r [u8],
+}
+
+/// A local file as it was when it was opened, at a server; never changed.
+#[derive(Debug)]
+pub struct FileRevision {
+    connection: Arc<Connection>,
+    viewed: Viewed,
+    attributes: RevisionAttributes,
+}
+
+impl FileRevision {
+    pub(crate) fn open(connection: &Arc<Connection>, request: RevisionRequest<'_>) -> Result<Self> {
+        let RevisionRequest { file, name } = request;
+        let shown = "the revision of a file";
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            let text = format!(
+                "cannot open {shown} by a name of {} bytes: give 1 to {NAME_BYTES_MAX} bytes",
+                name.len()
+            );
+            return Err(Error::new(ErrorKind::Open, text));
+        }
+        let open = NamedOpen { shown, name, descriptor: Some(file), time: OPEN_MAX };
+        let (answer, text) = connection.open_named(&open)?;
+        let attributes = text.ok().and_then(|text| RevisionAttributes::of_text(&text));
+        let known = attributes.is_some();
+        let attributes = attributes.unwrap_or_default();
+        let opened = Self { connection: Arc::clone(connection), viewed: Viewed::of(answer), attributes };
+        let unknown = || {
+            let text = format!(
+                "cannot open {shown}: the server does not say of which file; use one version for both"
+            );
+            Error::new(ErrorKind::Other, text)
+        };
+        known.then_some(opened).ok_or_else(unknown)
+    }
+
+    /// The file as the server found it. A descriptor that was closed meanwhile, and used again, may have led it to
+    /// another file than the caller meant: compare.
+    pub fn attributes(&self) -> &RevisionAttributes {
+        &self.attributes
+    }
+
+    /// Its size in bytes.
+    pub fn len(&self) -> u64 {
+        self.attributes.size
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills the buffer from byte `offset` on. `false`: not all of it could be had, since it ends before, the file has
+    /// changed, or the server has ended or does not answer; read the file. Cached bytes are copied without a system
+    /// call; for others the server is waited for, 50 ms at most for each page.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`].
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<bool> {
+        let viewer = self.connection.viewer()?;
+        let is_inside = offset.checked_add(buffer.len() as u64).is_some_and(|end| end <= self.len());
+        if !is_inside || !is_valid(viewer, &self.viewed) {
+            return Ok(false);
+        }
+        let served = ServedFile { viewer, viewed: &self.viewed };
+        Ok(served.read(&self.connection, buffer, offset) == buffer.len())
+    }
+
+    /// Whether the server still serves it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`].
+    pub fn is_served(&self) -> Result<bool> {
+        Ok(is_valid(self.connection.viewer()?, &self.viewed))
+    }
+}
+
+impl Drop for FileRevision {
+    fn drop(&mut self) {
+        self.connection.give_back(Operation::Detach, [self.viewed.handle, 0, 0]);
+    }
+}

@@ -1,0 +1,255 @@
+//! Revisions: a local file as it was, shared by the clients of a server under the file's own changes.
+//!
+//! A revision never changes: what is cached of it stays, and what is not is refused after a change of the file, so that
+//! the engine reads by itself. Each test changes the file as another process would, by calls the server does not see.
+//! The server is this test program started again (`the_child`): of its own process a server opens no revision.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use quinion::Cache;
+use quinion_service::{Client, ErrorKind, FileRevision, RevisionRequest, Server, Socket};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use tempfile::TempDir;
+
+const SOCKET: &str = "QUINION_REVISIONS_SOCKET";
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+/// Longer than the times of a file need to settle.
+const SETTLED: Duration = Duration::from_millis(60);
+
+/// A server in a process of its own, which answers a line with how many bytes it has read.
+struct ServerProcess {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl ServerProcess {
+    fn start(socket: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_child", "--nocapture", "--test-threads=1"]);
+        command.env(SOCKET, socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let mut server = Self { child, answers };
+        server.device_bytes();
+        server
+    }
+
+    fn device_bytes(&mut self) -> u64 {
+        writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
+        loop {
+            let mut line = String::new();
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the server has ended");
+            if let Some(bytes) = line.strip_prefix("bytes ") {
+                return bytes.trim_end().parse().unwrap();
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The server's process; without its socket it is no test.
+#[test]
+fn the_child() {
+    let Ok(socket) = std::env::var(SOCKET) else { return };
+    let cache = Cache::builder().memory(16 << 20).build().unwrap();
+    let server = Server::builder(cache).start_at(Socket::bind(&socket).unwrap()).unwrap();
+    for _ in std::io::stdin().lines() {
+        println!("\nbytes {}", server.cache().stats().device_bytes);
+    }
+    server.stop();
+}
+
+struct Stage {
+    server: RefCell<ServerProcess>,
+    client: Client,
+    path: PathBuf,
+    _folder: TempDir,
+}
+
+impl Stage {
+    /// With a file whose pages have the bytes `first`, `first + 1`, ..
+    fn new(first: u8) -> Self {
+        let mode = Permissions::from_mode(0o700);
+        let folder =
+            tempfile::Builder::new().permissions(mode).tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = folder.path().join("file");
+        let bytes: Vec<u8> = (0..PAGES).flat_map(|page| [first + page as u8; PAGE]).collect();
+        std::fs::write(&path, bytes).unwrap();
+        let socket = folder.path().join("socket");
+        let server = RefCell::new(ServerProcess::start(&socket));
+        let client = Client::connect(socket.to_str().unwrap()).unwrap();
+        sleep(SETTLED);
+        Self { server, client, path, _folder: folder }
+    }
+
+    fn open(&self, name: &[u8]) -> Result<FileRevision, quinion_service::Error> {
+        let file = File::open(&self.path).unwrap();
+        self.client.open_revision(RevisionRequest { file: file.as_fd(), name })
+    }
+
+    fn change(&self, page: usize, byte: u8) {
+        let file = OpenOptions::new().write(true).open(&self.path).unwrap();
+        file.write_all_at(&[byte; PAGE], (page * PAGE) as u64).unwrap();
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.server.borrow_mut().device_bytes()
+    }
+}
+
+/// The byte that fills the page; `None` if it was not read.
+fn page_of(revision: &FileRevision, page: usize) -> Option<u8> {
+    let mut buffer = vec![0; PAGE];
+    let is_whole = revision.read_exact_at(&mut buffer, (page * PAGE) as u64).unwrap();
+    assert!(
+        !is_whole || buffer.iter().all(|&byte| byte == buffer[0]),
+        "page {page} has bytes of two contents"
+    );
+    is_whole.then_some(buffer[0])
+}
+
+#[test]
+fn handles_of_one_revision_share_its_pages() {
+    let stage = Stage::new(1);
+    let (one, other) = (stage.open(b"7").unwrap(), stage.open(b"7").unwrap());
+    assert_eq!(one.len(), (PAGES * PAGE) as u64);
+    assert_eq!(page_of(&one, 5), Some(6));
+    let read = stage.device_bytes();
+    assert!(read >= PAGE as u64 && read < (PAGES * PAGE) as u64, "{read}: a page, and nothing ahead of it");
+    assert_eq!(page_of(&other, 5), Some(6));
+    assert_eq!(stage.device_bytes(), read, "the server has read it before");
+    drop((one, other));
+    assert_eq!(page_of(&stage.open(b"7").unwrap(), 5), Some(6));
+    assert_eq!(stage.device_bytes(), read, "and has it still, without a handle");
+    assert_eq!(page_of(&stage.open(b"8").unwrap(), 5), Some(6));
+    assert!(stage.device_bytes() > read, "another name is another content");
+}
+
+#[test]
+fn a_revision_keeps_its_pages_and_takes_none_of_a_later_content() {
+    let stage = Stage::new(1);
+    let old = stage.open(b"7").unwrap();
+    assert_eq!(page_of(&old, 5), Some(6));
+    stage.change(5, 200);
+    stage.change(9, 201);
+    assert_eq!(page_of(&old, 5), Some(6), "it is cached");
+    assert_eq!(page_of(&old, 9), None, "the file has another content now");
+    assert_eq!(page_of(&old, 30), None, "which may be of this page, too");
+    sleep(SETTLED);
+    assert_eq!(page_of(&old, 9), None);
+    let new = stage.open(b"7").unwrap();
+    assert_eq!((page_of(&new, 5), page_of(&new, 9), page_of(&new, 30)), (Some(200), Some(201), Some(31)));
+    assert_eq!(page_of(&old, 5), Some(6));
+}
+
+#[test]
+fn a_file_that_was_changed_just_now_has_no_revision() {
+    let stage = Stage::new(1);
+    stage.change(5, 200);
+    let refused = stage.open(b"7").map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Open, "{refused}");
+    sleep(SETTLED);
+    assert_eq!(page_of(&stage.open(b"7").unwrap(), 5), Some(200));
+}
+
+#[test]
+fn a_cut_file_gives_nothing_behind_its_end() {
+    let stage = Stage::new(1);
+    let old = stage.open(b"7").unwrap();
+    OpenOptions::new().write(true).open(&stage.path).unwrap().set_len(PAGE as u64).unwrap();
+    assert_eq!(page_of(&old, 5), None);
+    assert_eq!(page_of(&old, PAGES), None, "the revision ends before");
+    assert!(!old.read_exact_at(&mut [0; 2], u64::MAX).unwrap());
+}
+
+#[test]
+fn requests_that_mean_nothing_are_refused_in_words() {
+    let stage = Stage::new(1);
+    for name in [&b""[..], &[7; 129]] {
+        let refused = stage.open(name).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("1 to 128 bytes"), "{refused}");
+    }
+    let open_as = |file: &File| {
+        let request = RevisionRequest { file: file.as_fd(), name: b"7" };
+        stage.client.open_revision(request).map(drop)
+    };
+    let write_only = OpenOptions::new().write(true).open(&stage.path).unwrap();
+    let folder = File::open(stage.path.parent().unwrap()).unwrap();
+    let pseudo = File::open("/proc/self/status").unwrap();
+    for (file, what) in [(&write_only, "for writing"), (&folder, "a folder"), (&pseudo, "of /proc")] {
+        let refused = open_as(file).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Open, "{what}: {refused}");
+    }
+    assert_eq!(page_of(&stage.open(b"7").unwrap(), 1), Some(2), "the server serves on");
+}
+
+#[test]
+fn after_the_end_of_the_server_the_engine_reads() {
+    let stage = Stage::new(1);
+    let revision = stage.open(b"7").unwrap();
+    assert_eq!(page_of(&revision, 5), Some(6));
+    assert!(revision.is_served().unwrap());
+    stage.server.borrow_mut().stop();
+    assert_eq!(page_of(&revision, 5), None);
+    assert!(!revision.is_served().unwrap());
+    assert!(stage.open(b"7").is_err());
+}
+
+/// A close of any descriptor of a file ends the locks of the process on it: none is closed here.
+#[test]
+fn locks_of_the_process_on_the_file_outlive_its_revisions() {
+    let stage = Stage::new(1);
+    let file = OpenOptions::new().read(true).write(true).open(&stage.path).unwrap();
+    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let request = RevisionRequest { file: file.as_fd(), name: b"7" };
+    let revision = stage.client.open_revision(request).unwrap();
+    assert_eq!(page_of(&revision, 5), Some(6));
+    drop(revision);
+    assert_locked(&stage.path);
+    drop(file);
+}
+
+#[test]
+fn a_server_opens_no_revision_for_its_own_process() {
+    let stage = Stage::new(1);
+    let socket = stage.path.with_file_name("own").display().to_string();
+    let cache = Cache::builder().memory(16 << 20).build().unwrap();
+    let server = Server::builder(cache).start_at(Socket::bind(&socket).unwrap()).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&stage.path).unwrap();
+    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let own = Client::connect(&socket).unwrap();
+    let refused =
+        own.open_revision(RevisionRequest { file: file.as_fd(), name: b"7" }).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("this very process"), "{refused}");
+    drop((own, server));
+    assert_locked(&stage.path);
+}
+
+/// Another process cannot lock the file.
+#[track_caller]
+fn assert_locked(path: &Path) {
+    let program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1)";
+    let other = Command::new("python3").args(["-c", program]).arg(path).output().unwrap();
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(said.contains("BlockingIOError"), "another process can lock the file: {said}");
+}

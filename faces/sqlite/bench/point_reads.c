@@ -4,6 +4,9 @@
  *   point_reads make DB ROWS                                    rows of 1,000 bytes
  *   point_reads DB VFS EXTENSION THREADS SECONDS MMAP_BYTES     VFS: quinion or unix; EXTENSION: - for none
  *
+ * Behind the VFS may stand what else the URI is to have, as quinion&server=main. With POINT_READS_WAIT in the environment it
+ * says "ready" when it is warm, and waits for a line: so several processes begin at one time (processes.py).
+ *
  * Each row that is read is compared with what it must be. Prints one line of JSON: operations a second, percentiles in
  * nanoseconds, CPU seconds of the process, and its memory. Warm: it reads all rows once before the clock starts.
  */
@@ -142,6 +145,11 @@ int main(int argc, char **argv) {
     rows = sqlite3_column_int64(statement, 0);
     sqlite3_finalize(statement);
     execute(first, "BEGIN; SELECT sum(length(v)) FROM t; COMMIT");
+    if (getenv("POINT_READS_WAIT")) {
+        puts("ready");
+        fflush(stdout);
+        getchar();
+    }
 
     struct worker *workers = calloc((size_t)threads, sizeof *workers);
     struct rusage before, after;

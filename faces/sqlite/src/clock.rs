@@ -44,6 +44,12 @@ pub struct Settled {
     setbacks: u64,
 }
 
+impl Settled {
+    pub fn times(&self) -> &Times {
+        &self.times
+    }
+}
+
 #[cfg(test)]
 impl Settled {
     pub(crate) fn of_times(times: Times) -> Self {

@@ -22,6 +22,7 @@ use libsqlite3_sys::*;
 
 use crate::database::{Counters, Database, Generation};
 use crate::ffi::guarded;
+use crate::node::{NodeDatabase, NodePages};
 use crate::place::{Place, Times};
 use crate::process::Process;
 use crate::stamp::{HEADER_AT, HEADER_BYTES, Stamp};
@@ -53,6 +54,8 @@ pub const REAL_AT: usize = size_of::<MainFile>().next_multiple_of(16);
 struct Connection {
     real: NonNull<sqlite3_file>,
     database: Arc<Database>,
+    /// The database at the server that the URI names.
+    node: Option<Arc<NodeDatabase>>,
     /// `None` if the file's place is not known.
     place: Option<Place>,
     pages: Pages,
@@ -82,6 +85,7 @@ const SERVED_ALONE_MAX: u64 = 256;
 enum Answer {
     Unasked,
     Pages,
+    Node,
     /// There was a stamp, and no cache, or no room in it.
     NoRoom,
     /// With these read locks of the wal-index.
@@ -94,6 +98,8 @@ enum Pages {
     /// It may, and has not asked for them.
     Unasked,
     Some(Arc<Generation>),
+    /// Those that processes of the node share.
+    Node(Arc<NodePages>),
 }
 
 impl From<Option<Arc<Generation>>> for Pages {
@@ -169,27 +175,35 @@ impl Connection {
         Stamp::of_idle(self.present_header()?, times)
     }
 
-    /// The pages that a page may be read from now.
-    fn pages(&mut self) -> Option<&Arc<Generation>> {
-        if matches!(self.pages, Pages::Unasked) {
-            let stamp = match self.read_locks {
-                0 if self.is_immutable => self.header_stamp(),
-                // A file whose header names a write-ahead log that is not open yet: other processes may be writing to
-                // the file.
-                0 => self.header_stamp().filter(Stamp::is_rollback),
-                locks => self.wal_stamp(locks),
-            };
-            self.pages = stamp.and_then(|stamp| self.database.begin(stamp, || self.times())).into();
-            self.last = match (&self.pages, stamp) {
-                (Pages::Some(_), _) => Answer::Pages,
-                (_, Some(_)) => Answer::NoRoom,
-                (_, None) => Answer::NoStamp(self.read_locks),
-            };
+    /// Asks for the pages that a page may be read from now, if it has not yet.
+    fn ask_for_pages(&mut self) {
+        if !matches!(self.pages, Pages::Unasked) {
+            return;
         }
-        match &self.pages {
-            Pages::Some(pages) => Some(pages),
-            Pages::None | Pages::Unasked => None,
+        let stamp = match self.read_locks {
+            0 if self.is_immutable => self.header_stamp(),
+            // A file whose header names a write-ahead log that is not open yet: other processes may be writing to the
+            // file.
+            0 => self.header_stamp().filter(Stamp::is_rollback),
+            locks => self.wal_stamp(locks),
+        };
+        if let Some(node) = stamp.and_then(|stamp| self.node_pages(&stamp)) {
+            (self.pages, self.last) = (Pages::Node(node), Answer::Node);
+            return;
         }
+        self.pages = stamp.and_then(|stamp| self.database.begin(stamp, || self.times())).into();
+        self.last = match (&self.pages, stamp) {
+            (Pages::Some(_), _) => Answer::Pages,
+            (_, Some(_)) => Answer::NoRoom,
+            (_, None) => Answer::NoStamp(self.read_locks),
+        };
+    }
+
+    /// The pages of a revision that has this stamp, under the lock that the stamp was read under.
+    fn node_pages(&self, stamp: &Stamp) -> Option<Arc<NodePages>> {
+        let node = self.node.as_ref()?;
+        let times = self.times().and_then(|times| Process::get().clock().settled(times))?;
+        node.pages(stamp, times)
     }
 
     /// Whether the last transaction was served, or why not, in words.
@@ -197,6 +211,7 @@ impl Connection {
         let locks = match self.last {
             Answer::Unasked => return "none has read a page",
             Answer::Pages => return "cached",
+            Answer::Node => return "cached by the server",
             Answer::NoRoom => return "the cache could not be made, or has no room for it",
             Answer::NoStamp(locks) => locks,
         };
@@ -229,12 +244,15 @@ impl Connection {
 
     /// Reads a page from the pages. Returns whether the buffer has it.
     fn read_page(&mut self, buffer: &mut [u8], position: u64) -> bool {
-        let real = self.real;
-        let Some(pages) = self.pages().filter(|pages| pages.is_page(position, buffer.len())) else {
-            return false;
-        };
-        // SAFETY: the file is open, and SQLite has the thread read it.
-        unsafe { pages::read(real, pages.file(), buffer, position) }
+        self.ask_for_pages();
+        match &self.pages {
+            Pages::Node(pages) => pages.read(buffer, position),
+            Pages::Some(pages) if pages.is_page(position, buffer.len()) => {
+                // SAFETY: the file is open, and SQLite has the thread read it.
+                unsafe { pages::read(self.real, pages.file(), buffer, position) }
+            }
+            Pages::Some(_) | Pages::None | Pages::Unasked => false,
+        }
     }
 
     /// Forgets the pages of bytes that were written or cut off.
@@ -242,7 +260,7 @@ impl Connection {
         self.header = None;
         self.is_uncommitted = true;
         let pages = self.database.written(position, len);
-        if matches!(self.pages, Pages::Some(_)) {
+        if matches!(self.pages, Pages::Some(_) | Pages::Node(_)) {
             self.pages = pages.into();
         }
     }
@@ -331,16 +349,21 @@ pub unsafe fn real_of(file: *mut sqlite3_file) -> *mut sqlite3_file {
     unsafe { file.byte_add(REAL_AT) }
 }
 
+/// The request of [`adopt`].
+pub struct Adopted {
+    pub database: Arc<Database>,
+    pub node: Option<Arc<NodeDatabase>>,
+    /// `None` if the file's place is not known.
+    pub place: Option<Place>,
+    pub is_immutable: bool,
+}
+
 /// Makes `file` one of this library's, whose real file is open.
 ///
 /// # Safety
 /// As SQLite calls xOpen; the real file is open.
-pub unsafe fn adopt(
-    file: *mut sqlite3_file,
-    database: Arc<Database>,
-    place: Option<Place>,
-    is_immutable: bool,
-) {
+pub unsafe fn adopt(file: *mut sqlite3_file, adopted: Adopted) {
+    let Adopted { database, node, place, is_immutable } = adopted;
     database.opened(place.as_ref().and_then(Place::times));
     // SAFETY: the caller's contract.
     let (real, has_shm) = unsafe {
@@ -351,6 +374,7 @@ pub unsafe fn adopt(
     let connection = Box::new(Connection {
         real,
         database,
+        node,
         place,
         pages: if is_immutable { Pages::Unasked } else { Pages::None },
         lock: SQLITE_LOCK_NONE,

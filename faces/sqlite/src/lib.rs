@@ -3,13 +3,15 @@
 //! ```text
 //!   .load ./quinion_vfs                          once in a process; then, by each connection,
 //!   .open file:x.db?vfs=quinion                  through the cache
+//!   .open file:x.db?vfs=quinion&server=main      the same, and its pages are those of all processes of the node
 //!   .open file:x?vfs=quinion&url=s3://b/x.db     an object, through the server of a node; read only
 //!
 //!   lib ---> vfs ---> connection ---> database ---> pages ---> the cache (crate `quinion`)
 //!             |           |              |-- stamp -- clock
 //!             |           |              `-- place
-//!             |           `-- pragma
-//!             `---> object ---> the node's server (crate `quinion-service`)
+//!             |           |-- pragma
+//!             |           `---> node ----.
+//!             `---> object --------------+--> the node's server (crate `quinion-service`)
 //!   process: the cache and the open databases, for all of these
 //! ```
 //!
@@ -26,6 +28,7 @@ mod ffi;
 mod clock;
 mod connection;
 mod database;
+mod node;
 mod object;
 mod pages;
 mod place;

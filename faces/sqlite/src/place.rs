@@ -39,6 +39,23 @@ impl Times {
         Self { bytes: 0, modified: changed, changed }
     }
 
+    /// Its size in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// When its bytes were changed last, in nanoseconds since 1970.
+    pub fn modified_nanos(&self) -> i64 {
+        let (seconds, nanoseconds) = self.modified;
+        seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
+    }
+
+    /// When anything of the file was changed last, in nanoseconds since 1970.
+    pub fn changed_nanos(&self) -> i64 {
+        let (seconds, nanoseconds) = self.changed;
+        seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
+    }
+
     /// When anything of the file was changed last, in seconds and nanoseconds.
     pub fn changed(&self) -> (i64, i64) {
         self.changed
@@ -59,6 +76,10 @@ impl Place {
         let known = regular(&path)?;
         let is_clocked = statfs(&path).is_ok_and(|system| CLOCKED.contains(&(system.f_type as u32)));
         Some(Self { path, inode: inode(&known), is_clocked })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn inode(&self) -> Inode {

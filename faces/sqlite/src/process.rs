@@ -4,6 +4,7 @@
 //! It never uses the parent's.
 
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,7 +15,8 @@ use quinion::Cache;
 use crate::clock::Clock;
 use crate::database::Database;
 use crate::ffi::log;
-use crate::place::Inode;
+use crate::node::{LentFiles, NodeDatabase};
+use crate::place::{Inode, Place};
 
 /// The default bound of the cache, in bytes.
 const MEMORY: u64 = 256 << 20;
@@ -27,7 +29,9 @@ const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
 pub struct Process {
     pid: u32,
     clock: Clock,
+    lent: LentFiles,
     shared: Mutex<Shared>,
+    nodes: Mutex<HashMap<NodeKey, Weak<NodeDatabase>>>,
 }
 
 /// Reads of databases that went past the cache.
@@ -45,6 +49,13 @@ struct Shared {
 pub struct Key {
     pub inode: Inode,
     pub is_immutable: bool,
+}
+
+/// A database at a server, by its name or its socket.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct NodeKey {
+    pub inode: Inode,
+    pub server: CString,
 }
 
 impl Process {
@@ -89,6 +100,23 @@ impl Process {
     /// As [`Process::database`].
     pub fn lone_database(&self, memory: Option<u64>) -> Result<Arc<Database>, String> {
         Ok(Arc::new(Database::new(self.shared().cache(memory)?)))
+    }
+
+    /// The database of this key at its server. `None`, which is logged: it cannot be shared.
+    pub fn node_database(&self, key: NodeKey, place: &Place) -> Option<Arc<NodeDatabase>> {
+        let mut nodes = self.nodes();
+        if let Some(known) = nodes.get(&key).and_then(Weak::upgrade) {
+            return Some(known);
+        }
+        let server = key.server.to_string_lossy().into_owned();
+        let new = Arc::new(NodeDatabase::new(server, place, &self.lent)?);
+        nodes.retain(|_, known| known.strong_count() > 0);
+        nodes.insert(key, Arc::downgrade(&new));
+        Some(new)
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, HashMap<NodeKey, Weak<NodeDatabase>>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn clock(&self) -> &Clock {

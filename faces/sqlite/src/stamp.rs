@@ -104,6 +104,28 @@ impl Stamp {
         matches!(self.content, Content::Rollback(bytes) if bytes[2] == 1 && bytes[3] == 1)
     }
 
+    /// All of it in bytes, at most 29: equal for equal stamps alone, the times of an idle log apart.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.page_bytes.to_le_bytes().to_vec();
+        match self.content {
+            Content::Rollback(header) => {
+                bytes.push(b'r');
+                bytes.extend(header);
+            }
+            Content::Wal { salts, backfilled, attempted } => {
+                bytes.push(b'w');
+                bytes.extend(
+                    [salts[0], salts[1], backfilled, attempted].iter().flat_map(|word| word.to_le_bytes()),
+                );
+            }
+            Content::Idle(header, _) => {
+                bytes.push(b'i');
+                bytes.extend(header);
+            }
+        }
+        bytes
+    }
+
     /// The order of a folio that is one page of the database.
     pub fn order(&self) -> u8 {
         (self.page_bytes / PAGE_LEAST).trailing_zeros() as u8
@@ -255,6 +277,32 @@ mod tests {
         assert_ne!(Stamp::of_idle(header(4096, 2, 8), times(1000)), Some(before));
         assert_ne!(Stamp::of_header(header(4096, 2, 7)), Some(before));
         assert_eq!(Stamp::of_idle(header(1024, 2, 7), times(1000)), None);
+    }
+
+    #[test]
+    fn stamps_that_differ_have_other_bytes() {
+        let times = Settled::of_times(Times::of_change((1000, 5)));
+        let words = wal_index(4096);
+        let add = |at: &[usize]| {
+            let mut words = words;
+            at.iter().for_each(|&at| words[at] += 1);
+            of_words(words).unwrap()
+        };
+        let stamps = [
+            Stamp::of_header(header(4096, 1, 7)).unwrap(),
+            Stamp::of_header(header(4096, 1, 8)).unwrap(),
+            Stamp::of_header(header(8192, 1, 7)).unwrap(),
+            Stamp::of_idle(header(4096, 1, 7), times).unwrap(),
+            of_words(words).unwrap(),
+            add(&[SALTS, SALTS + WAL_HEADER_WORDS]),
+            add(&[SALTS + 1, SALTS + 1 + WAL_HEADER_WORDS]),
+            add(&[BACKFILLED]),
+            add(&[ATTEMPTED]),
+        ];
+        let bytes: std::collections::HashSet<_> = stamps.iter().map(Stamp::bytes).collect();
+        assert_eq!(bytes.len(), stamps.len());
+        assert!(bytes.iter().all(|bytes| bytes.len() <= 29));
+        assert_eq!(of_words(words).unwrap().bytes(), stamps[4].bytes());
     }
 
     #[test]

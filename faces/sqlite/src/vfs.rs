@@ -3,6 +3,7 @@
 //! ```text
 //!   xOpen of a main database      SQLite's file behind one of this library (connection)
 //!        with `url` in its URI    an object of the node's server (object)
+//!        with `server` alone      as the first, and its pages are shared by that server (node)
 //!        of all else              SQLite's file as it is
 //!   the rest                      passed on
 //! ```
@@ -16,9 +17,10 @@ use std::ptr::null;
 
 use libsqlite3_sys::*;
 
+use crate::connection::Adopted;
 use crate::ffi::{guarded, log};
 use crate::place::Place;
-use crate::process::{Key, Process, memory_of_text};
+use crate::process::{Key, NodeKey, Process, memory_of_text};
 use crate::{connection, object};
 
 const NAME: &CStr = c"quinion";
@@ -189,10 +191,15 @@ unsafe fn wrap(
         Some(place) => Process::get().database(Key { inode: place.inode(), is_immutable }, memory),
         None => Process::get().lone_database(memory),
     };
+    // SAFETY: the name of a main database.
+    let server = unsafe { parameter(name, c"server") };
+    let node = server.zip(place.as_ref()).and_then(|(server, place)| {
+        Process::get().node_database(NodeKey { inode: place.inode(), server: server.to_owned() }, place)
+    });
     match database {
         // SAFETY: as above.
         Ok(database) => unsafe {
-            connection::adopt(file, database, place, is_immutable);
+            connection::adopt(file, Adopted { database, node, place, is_immutable });
             SQLITE_OK
         },
         Err(wrong) => {

@@ -7,6 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
@@ -102,6 +103,116 @@ fn a_storm_of_connections_that_come_and_go_sees_one_history() {
     let folder = Folder::below(Path::new("/dev/shm"), "visits");
     let told = storm_in(&folder, &["--journal", "wal", "--kills", "3", "--visits"]);
     assert!(!told.contains("\"idle\": 0,"), "no transaction met an idle log: {told}");
+}
+
+/// A server, in a folder that a socket's path may have, and the socket.
+fn server(folder: &Folder, memory: u64) -> (Server, PathBuf) {
+    let socket = folder.0.join("server.sock");
+    let cache = quinion::Cache::builder().memory(memory).build().unwrap();
+    let server = Server::builder(cache).start(socket.to_str().unwrap()).unwrap();
+    (server, socket)
+}
+
+/// On a file system whose times tell of each write.
+fn shared_storm(words: &[&str]) -> String {
+    let folder = Folder::below(Path::new("/dev/shm"), &words.join(""));
+    let (server, socket) = server(&folder, 16 << 20);
+    let words = [words, &["--seldom", "--kills", "3", "--server", socket.to_str().unwrap()]].concat();
+    let told = storm_in(&folder, &words);
+    server.stop();
+    told
+}
+
+#[test]
+fn a_storm_over_a_server_with_a_rollback_journal_sees_one_history() {
+    shared_storm(&["--journal", "delete"]);
+}
+
+#[test]
+fn a_storm_over_a_server_with_a_write_ahead_log_sees_one_history() {
+    shared_storm(&["--journal", "wal"]);
+}
+
+#[test]
+fn a_storm_over_a_server_that_changes_journal_modes_sees_one_history() {
+    shared_storm(&["--journal", "persist", "--switch", "--page", "8192"]);
+}
+
+#[test]
+fn a_storm_over_servers_that_come_and_go_sees_one_history() {
+    let folder = Folder::below(Path::new("/dev/shm"), "servers");
+    let (first, socket) = server(&folder, 16 << 20);
+    let words = ["--journal", "wal", "--seldom", "--server", socket.to_str().unwrap()];
+    let told = std::thread::scope(|scope| {
+        let storm = scope.spawn(|| storm_in(&folder, &words));
+        let mut present = first;
+        while !storm.is_finished() {
+            std::thread::sleep(Duration::from_millis(1500));
+            present.stop();
+            std::thread::sleep(Duration::from_millis(100));
+            present = server(&folder, 16 << 20).0;
+        }
+        present.stop();
+        storm.join().unwrap()
+    });
+    assert!(told.contains("\"wrong\": []"), "{told}");
+}
+
+/// Two processes read the same pages: the second has none read.
+#[test]
+fn processes_share_pages_by_a_server_until_one_writes() {
+    let folder = Folder::below(Path::new("/dev/shm"), "shared");
+    let (server, socket) = server(&folder, 64 << 20);
+    let run = |statements: &str| {
+        let mut command = Command::new("sqlite3");
+        command.current_dir(&folder.0).args(["-batch", "-bail", ":memory:"]);
+        command.arg(format!(".load {}", extension().display()));
+        command.arg(format!(".open file:x.db?vfs=quinion&server={}", socket.display()));
+        let ended = command.arg(statements).output().expect("no sqlite3; install it (scripts/setup)");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    let settle = || std::thread::sleep(Duration::from_millis(150));
+    run("CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(900000)), (randomblob(7));");
+    settle();
+    let look = "SELECT length(x) FROM t; PRAGMA integrity_check; PRAGMA quinion_database;";
+    let told = run(look);
+    assert!(told.starts_with("900000\n7\nok\n") && told.contains("\"cached by the server\""), "{told}");
+    let read = server.cache().stats().device_bytes;
+    assert!(read > 900_000, "{read}");
+    assert!(run(look).starts_with("900000\n7\nok\n"));
+    assert_eq!(server.cache().stats().device_bytes, read, "another process has read it");
+    // What one writes is seen at once, while the times settle, and after that.
+    let told = run(
+        "UPDATE t SET x = zeroblob(8) WHERE length(x) = 7; SELECT length(x), hex(x) FROM t WHERE rowid = 2;",
+    );
+    assert_eq!(told, "8|0000000000000000\n");
+    assert_eq!(run("SELECT length(x) FROM t;"), "900000\n8\n");
+    settle();
+    assert_eq!(run("SELECT length(x) FROM t;"), "900000\n8\n");
+    server.stop();
+    assert_eq!(run("SELECT length(x) FROM t;"), "900000\n8\n", "without a server it is SQLite's file");
+}
+
+/// The server's closes of the lent descriptor, and the process's own reads by the server, end no lock.
+#[test]
+fn a_process_that_shares_pages_keeps_its_locks() {
+    let folder = Folder::below(Path::new("/dev/shm"), "locks");
+    let (server, socket) = server(&folder, 64 << 20);
+    shell(&folder, "CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(900000));");
+    std::thread::sleep(Duration::from_millis(150));
+    let mut command = Command::new("sqlite3");
+    command.current_dir(&folder.0).args(["-batch", ":memory:"]);
+    command.arg(format!(".load {}", extension().display()));
+    command.arg(format!(".open file:x.db?vfs=quinion&server={}", socket.display()));
+    command.args(["BEGIN IMMEDIATE", "SELECT length(x) FROM t", "PRAGMA quinion_database"]);
+    command.args([".shell sqlite3 x.db 'INSERT INTO t VALUES (1)'", "COMMIT", "SELECT count(*) FROM t"]);
+    let ended = command.output().expect("no sqlite3; install it (scripts/setup)");
+    let (told, words) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(told.starts_with("900000\n") && told.contains("\"cached by the server\""), "{told}{words}");
+    assert!(words.contains("database is locked"), "another process could write: {told}{words}");
+    assert!(told.ends_with("\n1\n"), "{told}{words}");
+    server.stop();
 }
 
 fn case(name: &str) {

@@ -9,6 +9,8 @@ the number in a second table. So in each transaction that reads
   - a row's number is the one that was noted for it, in another tree of pages,
   - its contents are those of its number,
   - no number is above the counter, and the counter is not below what a connection without the cache saw before.
+With `--server` the pages of the workers that have the cache are those of a server. With `--seldom` all writes fall into
+the first quarter of each 0.6 s, so that the times of the file settle, and revisions are read.
 With `--visits` connections come and go, mostly to read, with pauses in which there may be none: logs are deleted, and
 readers alone open the next one. A page from before any change would break one of these. The database is larger than the cache. The last line says how
 many reads the cache answered, so that a storm that went past it can be told.
@@ -41,7 +43,8 @@ def connect(options, vfs):
 
 def idle(options, vfs):
     """A connection that has read nothing, and so has no lock."""
-    return sqlite3.connect(f"file:{options.database}?vfs={vfs}", uri=True, isolation_level=None, timeout=30)
+    server = f"&server={options.server}" if options.server and vfs == "quinion" else ""
+    return sqlite3.connect(f"file:{options.database}?vfs={vfs}{server}", uri=True, isolation_level=None, timeout=30)
 
 
 def prepare(connection):
@@ -85,6 +88,7 @@ class Worker:
         self.connection = connect(options, vfs)
         self.plain = connect(options, "unix")
         self.idle = 0  # transactions that read while the log had no frame
+        self.shared = 0  # transactions that read pages of the server
         self.coming = []
 
     def write(self):
@@ -121,6 +125,9 @@ class Worker:
                 self.check(found.fetchall(), counter, 1)
         finally:
             execute("ROLLBACK")
+            if self.options.server and self.vfs == "quinion":
+                told = json.loads(execute("PRAGMA quinion_database").fetchone()[0])
+                self.shared += told["last_transaction"] == "cached by the server"
 
     def check(self, rows, counter, count):
         if len(rows) != count:
@@ -167,6 +174,8 @@ class Worker:
 
     def step(self, writes=0.3):
         choice = self.random.random()
+        if self.options.seldom and time.time() % 0.6 > 0.15:
+            choice = writes  # it reads
         try:
             if choice < writes:
                 self.write()
@@ -207,7 +216,8 @@ def work(options):
         each.join()
     stats = json.loads(last.execute("PRAGMA quinion_stats").fetchone()[0]) if options.vfs == "quinion" else {}
     print(json.dumps({"vfs": options.vfs, "wrong": wrong, "hits": stats.get("hits", 0), "misses": stats.get("misses", 0),
-                      "idle": sum(worker.idle for worker in ended), "direct": stats.get("direct_reads", 0)}), flush=True)
+                      "idle": sum(worker.idle for worker in ended),
+                      "shared": sum(worker.shared for worker in ended), "direct": stats.get("direct_reads", 0)}), flush=True)
     return 1 if wrong else 0
 
 
@@ -222,6 +232,8 @@ def storm(options):
         words += ["--seconds", str(left), "--seed", str(next(seeds)), "--threads", str(options.threads)]
         words += ["--switch"] if options.switch else []
         words += ["--visits"] if options.visits else []
+        words += ["--seldom"] if options.seldom else []
+        words += ["--server", options.server] if options.server else []
         environment = {**os.environ, "QUINION_SQLITE_MEMORY": options.memory}
         return vfs, subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -244,8 +256,9 @@ def storm(options):
     wrong = [each for worker in told for each in worker["wrong"]] + ([] if whole == [("ok",)] else [str(whole[:3])])
     number = check.execute("SELECT number FROM counter").fetchone()[0]
     hits = sum(worker.get("hits", 0) for worker in told)
-    print(json.dumps({"wrong": wrong, "transactions": number, "hits": hits, "workers": told}))
-    return 1 if wrong or hits == 0 else 0
+    shared = sum(worker.get("shared", 0) for worker in told)
+    print(json.dumps({"wrong": wrong, "transactions": number, "hits": hits, "shared": shared, "workers": told}))
+    return 1 if wrong or hits == 0 or (options.seldom and options.server and shared == 0) else 0
 
 
 def main():
@@ -261,6 +274,8 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", default="16M")
     parser.add_argument("--switch", action="store_true", help="other journal modes now and then")
+    parser.add_argument("--server", help="the socket of a server that shares the pages of all workers")
+    parser.add_argument("--seldom", action="store_true", help="pauses between writes")
     parser.add_argument("--visits", action="store_true", help="connections that come and go")
     options = parser.parse_args()
     options.database = os.path.join(options.folder, "storm.db")

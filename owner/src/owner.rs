@@ -502,6 +502,10 @@ impl Owner for CacheOwner {
         )
     }
 
+    fn opens_revisions(&self) -> bool {
+        self.opener.as_ref().is_some_and(|opener| opener.opens_revisions())
+    }
+
     fn open_revision(&self, request: RevisionRequest<'_>) -> Result<NamedAttachment, NameRefusal> {
         let id = file_id(&request.file).ok_or_else(|| NameRefusal {
             error: Errno::OPNOTSUPP,

@@ -95,11 +95,13 @@ impl Client {
     /// written to the file later; bytes that are read after a change are refused.
     ///
     /// Open it, and read from it, while the file cannot change by the rules of those who write to it, as under a lock;
-    /// else what is read may be older than the file is. Waits half a second at most.
+    /// else what is read may be older than the file is. Times do not tell of stores to mapped memory: the name has to
+    /// tell contents apart that such stores make. Waits some tenths of a second at most.
     ///
     /// # Errors
-    /// [`ErrorKind::Open`]: the file was changed within the last 20 ms, its file system does not tell of each write
-    /// by times (networks, FUSE, overlayfs), the server is of an older release, or cannot have the file;
+    /// [`ErrorKind::Changed`]: the file was changed within the last 20 ms. [`ErrorKind::Open`]: its file system does not
+    /// tell of each write by times (networks, FUSE, overlayfs, inodes of 128 bytes on ext4), or the server opens no
+    /// revisions ([`Builder::revisions`](crate::Builder::revisions)), or cannot have the file.
     /// [`ErrorKind::OwnerDead`]; [`ErrorKind::Connect`]; [`ErrorKind::TimedOut`]; [`ErrorKind::Forked`].
     pub fn open_revision(&self, request: RevisionRequest<'_>) -> Result<FileRevision> {
         FileRevision::open(&self.current(Duration::ZERO)?, request)

@@ -321,6 +321,7 @@ impl Connection {
         let mut retry = RetryDeadline::new(open.time);
         let mut disconnected = RetryDeadline::new(open.time.min(CONNECT_MAX));
         loop {
+            let request = NameRequest { time: retry.left(), ..request };
             let sent = match viewer::send_name(&self.socket, &request) {
                 Ok(sent) => sent,
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && retry.pause() => continue,
@@ -332,11 +333,11 @@ impl Connection {
             };
             let ticket = [u64::from(sent.ticket()), 0, 0];
             match self.ask(Operation::OpenNamed, ticket, retry.left()) {
-                Ok(answer) => return Ok((answer, sent.reply().map(|(_, text)| text))),
+                Ok(answer) => return Ok((answer, sent.reply(open.time).map(|(_, text)| text))),
                 // The ticket has expired before a worker came to it.
                 Err(RequestError::Errno(error)) if error == Errno::BADF.0 && retry.pause() => {}
                 Err(RequestError::Errno(_)) => {
-                    return match sent.reply() {
+                    return match sent.reply(open.time) {
                         Err(_) if viewer.owner_is_dead() => Err(Error::owner_dead(shown)),
                         reply => Err(refused(shown, reply)),
                     };
@@ -355,11 +356,16 @@ impl Connection {
     }
 
     pub(crate) fn give_back(&self, operation: Operation, arguments: [u64; 3]) {
+        self.give_back_within(operation, arguments, GIVE_BACK_MAX);
+    }
+
+    /// As [`Connection::give_back`], which waits no longer for room among the requests.
+    pub(crate) fn give_back_within(&self, operation: Operation, arguments: [u64; 3], time: Duration) {
         if self.process.is_forked() {
             return; // it is the parent's
         }
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = if pending.is_empty() { GIVE_BACK_MAX } else { Duration::ZERO };
+        let wait = if pending.is_empty() { time } else { Duration::ZERO };
         pending.push_back((operation, arguments));
         self.send_pending(&mut pending, wait);
     }

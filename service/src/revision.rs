@@ -29,7 +29,7 @@ use crate::revision_attributes::RevisionAttributes;
 /// Bytes of a revision's name, at most.
 const NAME_BYTES_MAX: usize = 128;
 /// How long a server is waited for on the way to a revision, before the engine reads.
-const OPEN_MAX: Duration = Duration::from_millis(500);
+const OPEN_MAX: Duration = Duration::from_millis(200);
 
 /// The request of [`Client::open_revision`](crate::Client::open_revision).
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,15 @@ impl FileRevision {
             return Err(Error::new(ErrorKind::Open, text));
         }
         let open = NamedOpen { shown, name, descriptor: Some(file), time: OPEN_MAX };
-        let (answer, text) = connection.open_named(&open)?;
+        let changed = |error: Error| match error.errno() {
+            Some(libc::ETXTBSY) => {
+                let text =
+                    format!("cannot open {shown}: the file was changed just now; open it again in 20 ms");
+                Error::new(ErrorKind::Changed, text)
+            }
+            _ => error,
+        };
+        let (answer, text) = connection.open_named(&open).map_err(changed)?;
         let attributes = text.ok().and_then(|text| RevisionAttributes::of_text(&text));
         let known = attributes.is_some();
         let attributes = attributes.unwrap_or_default();
@@ -94,7 +102,7 @@ impl FileRevision {
 
     /// Fills the buffer from byte `offset` on. `false`: not all of it could be had, since it ends before, the file has
     /// changed, or the server has ended or does not answer; read the file. Cached bytes are copied without a system
-    /// call; for others the server is waited for, 50 ms at most for each page.
+    /// call; for others the server is waited for, 50 ms at most each time it is asked.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -119,6 +127,7 @@ impl FileRevision {
 
 impl Drop for FileRevision {
     fn drop(&mut self) {
-        self.connection.give_back(Operation::Detach, [self.viewed.handle, 0, 0]);
+        // The engine has a lock, perhaps: what finds no room goes with the next request.
+        self.connection.give_back_within(Operation::Detach, [self.viewed.handle, 0, 0], Duration::ZERO);
     }
 }

@@ -25,6 +25,7 @@ pub struct Builder {
     cache: Cache,
     stores: Vec<StoreRequest>,
     clients_max: usize,
+    revisions: bool,
 }
 
 impl fmt::Debug for Builder {
@@ -56,6 +57,18 @@ impl Builder {
         self
     }
 
+    /// Whether clients may have revisions of local files opened ([`Client::open_revision`](crate::Client::open_revision));
+    /// not by default.
+    ///
+    /// The server opens and closes such a file by itself. By the rule of POSIX locks each close ends all locks of this
+    /// process on the file: allow it only where nothing in this process locks files that clients share, as SQLite does
+    /// its databases.
+    #[must_use]
+    pub fn revisions(mut self, allowed: bool) -> Self {
+        self.revisions = allowed;
+        self
+    }
+
     /// Starts to serve under a name, or at a path, if it has a slash: see [`Client::connect`](crate::Client::connect).
     /// The socket's folder is made, if there is none, and must be this user's alone. A cache is served once: after a
     /// server has ended, the next one has a cache of its own.
@@ -83,7 +96,7 @@ impl Builder {
         };
         let stores = Stores::new(&self.cache, self.stores)
             .map_err(|why| Error::new(ErrorKind::Start, format!("cannot serve as {name:?}: {why}")))?;
-        let stores = Arc::new(stores);
+        let stores = Arc::new(if self.revisions { stores.with_revisions() } else { stores });
         let owner = CacheOwner::new(self.cache).with_opener(Arc::clone(&stores) as _);
         let owner = Arc::new(owner);
         let (listening, socket) = socket.into_parts();
@@ -138,7 +151,7 @@ pub struct ServerStats {
 impl Server {
     /// A server of that cache, to which stores are added.
     pub fn builder(cache: Cache) -> Builder {
-        Builder { cache, stores: Vec::new(), clients_max: VIEWERS }
+        Builder { cache, stores: Vec::new(), clients_max: VIEWERS, revisions: false }
     }
 
     /// Where it listens.

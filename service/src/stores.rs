@@ -17,7 +17,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
@@ -30,6 +30,7 @@ use quinion_owner::internals::serve::NameRefusal;
 use quinion_owner::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion_owner::internals::viewer::sys::Errno;
 use quinion_owner::{NameOpener, NamedObject, RevisionRequest};
+use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest, Sha256};
 
 use crate::error::{CHANGED, FETCH};
@@ -50,6 +51,8 @@ pub(crate) struct Stores {
     /// The longest prefixes first. The lock is held for looks and changes alone, and no store is asked under it.
     stores: RwLock<Vec<StoreEntry>>,
     count: AtomicU64,
+    /// `None`: no revisions of files are opened.
+    revisions: Option<Setbacks>,
 }
 
 #[derive(Clone, Debug)]
@@ -65,7 +68,8 @@ impl Stores {
     /// # Errors
     /// A prefix is there twice; those of [`Stores::set`].
     pub(crate) fn new(cache: &Cache, requests: Vec<StoreRequest>) -> Result<Self, String> {
-        let stores = Self { cache: cache.clone(), stores: RwLock::default(), count: AtomicU64::new(0) };
+        let cache = cache.clone();
+        let stores = Self { cache, stores: RwLock::default(), count: AtomicU64::new(0), revisions: None };
         for request in requests {
             let prefix = trimmed(&request.prefix).to_owned();
             if stores.set(request)? {
@@ -73,6 +77,10 @@ impl Stores {
             }
         }
         Ok(stores)
+    }
+
+    pub(crate) fn with_revisions(self) -> Self {
+        Self { revisions: Some(Setbacks::default()), ..self }
     }
 
     /// Adds a store in the place of that of the same prefix; whether there was one. If that had the same name of its
@@ -221,8 +229,14 @@ impl NameOpener for Stores {
         Ok(Arc::new(OpenedObject { file, attributes, store, ahead: objects.ahead_max() }))
     }
 
+    fn opens_revisions(&self) -> bool {
+        self.revisions.is_some()
+    }
+
     fn open_revision(&self, request: RevisionRequest<'_>) -> Result<Arc<dyn NamedObject>, NameRefusal> {
-        Ok(Arc::new(OpenedRevision::open(&self.cache, request)?))
+        let none = || refusal(Errno::OPNOTSUPP, "this server opens no revisions of local files".into());
+        let setbacks = self.revisions.as_ref().ok_or_else(none)?;
+        Ok(Arc::new(OpenedRevision::open(&self.cache, setbacks.count(), request)?))
     }
 }
 
@@ -233,12 +247,13 @@ struct OpenedRevision {
 }
 
 impl OpenedRevision {
-    fn open(cache: &Cache, request: RevisionRequest<'_>) -> Result<Self, NameRefusal> {
+    fn open(cache: &Cache, setbacks: u64, request: RevisionRequest<'_>) -> Result<Self, NameRefusal> {
         let RevisionRequest { name, file } = request;
+        let name = [&setbacks.to_le_bytes()[..], name].concat();
         let mut attributes = RevisionAttributes::default();
         let opened = cache.open_revision(file, |now| {
             attributes = RevisionAttributes::of(now);
-            identity_of_revision(name, now)
+            identity_of_revision(&name, now)
         });
         let file = opened.map_err(|error| {
             let number = error.raw_os_error().unwrap_or(libc::EIO);
@@ -268,6 +283,42 @@ impl NamedObject for OpenedRevision {
             quinion::ErrorKind::NoMemory => Errno(libc::ENOMEM),
             _ => error.raw_os_error().map_or(Errno::IO, Errno),
         }
+    }
+}
+
+/// How often the time of day was set back, as far as was looked: a content of after that may have times of before.
+#[derive(Debug)]
+struct Setbacks(Mutex<SetbackCount>);
+
+#[derive(Debug)]
+struct SetbackCount {
+    /// The most that the time of day was known to be ahead of the uptime, in nanoseconds.
+    ahead: i64,
+    count: u64,
+}
+
+impl Default for Setbacks {
+    fn default() -> Self {
+        Self(Mutex::new(SetbackCount { ahead: i64::MIN, count: 0 }))
+    }
+}
+
+impl Setbacks {
+    fn count(&self) -> u64 {
+        let nanoseconds = |clock| {
+            let time = clock_gettime(clock);
+            time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
+        };
+        // The uptime before and after: the thread may be interrupted between two looks.
+        let before = nanoseconds(ClockId::Boottime);
+        let now = nanoseconds(ClockId::Realtime);
+        let after = nanoseconds(ClockId::Boottime);
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_sub(before) < seen.ahead {
+            (seen.ahead, seen.count) = (now.saturating_sub(after), seen.count + 1);
+        }
+        seen.ahead = seen.ahead.max(now.saturating_sub(after));
+        seen.count
     }
 }
 

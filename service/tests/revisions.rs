@@ -20,6 +20,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use tempfile::TempDir;
 
 const SOCKET: &str = "QUINION_REVISIONS_SOCKET";
+const CLIENT: &str = "QUINION_REVISIONS_CLIENT";
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 /// Longer than the times of a file need to settle.
@@ -72,7 +73,7 @@ impl Drop for ServerProcess {
 fn the_child() {
     let Ok(socket) = std::env::var(SOCKET) else { return };
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
-    let server = Server::builder(cache).start_at(Socket::bind(&socket).unwrap()).unwrap();
+    let server = Server::builder(cache).revisions(true).start_at(Socket::bind(&socket).unwrap()).unwrap();
     for _ in std::io::stdin().lines() {
         println!("\nbytes {}", server.cache().stats().device_bytes);
     }
@@ -167,7 +168,7 @@ fn a_file_that_was_changed_just_now_has_no_revision() {
     let stage = Stage::new(1);
     stage.change(5, 200);
     let refused = stage.open(b"7").map(drop).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Open, "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::Changed, "{refused}");
     sleep(SETTLED);
     assert_eq!(page_of(&stage.open(b"7").unwrap(), 5), Some(200));
 }
@@ -234,7 +235,7 @@ fn a_server_opens_no_revision_for_its_own_process() {
     let stage = Stage::new(1);
     let socket = stage.path.with_file_name("own").display().to_string();
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
-    let server = Server::builder(cache).start_at(Socket::bind(&socket).unwrap()).unwrap();
+    let server = Server::builder(cache).revisions(true).start_at(Socket::bind(&socket).unwrap()).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(&stage.path).unwrap();
     fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
     let own = Client::connect(&socket).unwrap();
@@ -243,6 +244,35 @@ fn a_server_opens_no_revision_for_its_own_process() {
     assert!(refused.to_string().contains("this very process"), "{refused}");
     drop((own, server));
     assert_locked(&stage.path);
+}
+
+/// The close of a file ends all POSIX locks that the server's process has on it: a program with a server may have some.
+#[test]
+fn a_server_opens_revisions_only_if_its_program_allows_that() {
+    let stage = Stage::new(1);
+    let socket = stage.path.with_file_name("own").display().to_string();
+    let cache = Cache::builder().memory(16 << 20).build().unwrap();
+    let server = Server::builder(cache).start_at(Socket::bind(&socket).unwrap()).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&stage.path).unwrap();
+    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_client", "--test-threads=1"])
+        .env(CLIENT, format!("{socket}\n{}", stage.path.display()))
+        .status();
+    assert!(status.unwrap().success());
+    assert_locked(&stage.path);
+    server.stop();
+}
+
+/// A client in a process of its own, which is refused a revision; without its words it is no test.
+#[test]
+fn the_client() {
+    let Ok(words) = std::env::var(CLIENT) else { return };
+    let (socket, path) = words.split_once('\n').unwrap();
+    let file = File::open(path).unwrap();
+    let request = RevisionRequest { file: file.as_fd(), name: b"7" };
+    let refused = Client::connect(socket).unwrap().open_revision(request).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("opens no revisions"), "{refused}");
 }
 
 /// Another process cannot lock the file.

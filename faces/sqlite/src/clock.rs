@@ -48,6 +48,11 @@ impl Settled {
     pub fn times(&self) -> &Times {
         &self.times
     }
+
+    /// Whether the time of day was set back since this process has looked first.
+    pub fn is_after_setback(&self) -> bool {
+        self.setbacks > 0
+    }
 }
 
 #[cfg(test)]

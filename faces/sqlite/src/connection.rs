@@ -56,6 +56,8 @@ struct Connection {
     database: Arc<Database>,
     /// The database at the server that the URI names.
     node: Option<Arc<NodeDatabase>>,
+    /// The transaction has met a page that the server does not have, and reads by itself.
+    is_past_node: bool,
     /// `None` if the file's place is not known.
     place: Option<Place>,
     pages: Pages,
@@ -201,7 +203,7 @@ impl Connection {
 
     /// The pages of a revision that has this stamp, under the lock that the stamp was read under.
     fn node_pages(&self, stamp: &Stamp) -> Option<Arc<NodePages>> {
-        let node = self.node.as_ref()?;
+        let node = self.node.as_ref().filter(|_| !self.is_past_node)?;
         let times = self.times().and_then(|times| Process::get().clock().settled(times))?;
         node.pages(stamp, times)
     }
@@ -245,13 +247,23 @@ impl Connection {
     /// Reads a page from the pages. Returns whether the buffer has it.
     fn read_page(&mut self, buffer: &mut [u8], position: u64) -> bool {
         self.ask_for_pages();
+        if let Pages::Node(pages) = &self.pages
+            && pages.is_page(position, buffer.len())
+        {
+            if pages.read(buffer, position) {
+                return true;
+            }
+            // The file has another content by now, or the server has ended.
+            self.is_past_node = true;
+            self.pages = Pages::Unasked;
+            self.ask_for_pages();
+        }
         match &self.pages {
-            Pages::Node(pages) => pages.read(buffer, position),
             Pages::Some(pages) if pages.is_page(position, buffer.len()) => {
                 // SAFETY: the file is open, and SQLite has the thread read it.
                 unsafe { pages::read(self.real, pages.file(), buffer, position) }
             }
-            Pages::Some(_) | Pages::None | Pages::Unasked => false,
+            _ => false,
         }
     }
 
@@ -268,6 +280,7 @@ impl Connection {
     fn locked(&mut self, level: c_int) {
         if self.lock == SQLITE_LOCK_NONE {
             self.header = None;
+            self.is_past_node = false;
             self.pages = Pages::Unasked;
         }
         if level == SQLITE_LOCK_EXCLUSIVE && self.lock < level {
@@ -300,6 +313,7 @@ impl Connection {
     fn shm_locked(&mut self, first: c_int, count: c_int, flags: c_int) {
         if flags & SQLITE_SHM_SHARED != 0 && first >= READ_LOCKS {
             self.read_locks |= 1 << first;
+            self.is_past_node = false;
             self.pages = Pages::Unasked;
         } else if flags & SQLITE_SHM_EXCLUSIVE != 0 && may_write(first, count) {
             let locks = self.write_locks | 1 << first;
@@ -375,6 +389,7 @@ pub unsafe fn adopt(file: *mut sqlite3_file, adopted: Adopted) {
         real,
         database,
         node,
+        is_past_node: false,
         place,
         pages: if is_immutable { Pages::Unasked } else { Pages::None },
         lock: SQLITE_LOCK_NONE,

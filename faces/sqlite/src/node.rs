@@ -15,23 +15,26 @@
 //! was there and the times were looked at.
 //!
 //! The stamp is a part of the revision's name for programs that write to the file through a map: such writes need not
-//! change the times, but a commit changes the stamp.
+//! change the times, but a commit changes the stamp. (SQLite that is built with `SQLITE_MMAP_READWRITE` writes so. If it
+//! rolls such writes back, a page that the server reads meanwhile for a transaction that is over may stay: not for it.)
 //!
 //! A write by any process begins another revision for all. So this is for databases that are read much and written
 //! seldom; with a write-ahead log, only checkpoints write to the file.
 //!
-//! A process lends the server a descriptor of the database. It is opened once, and not closed before the process ends:
+//! A process lends the server a descriptor of the database. It is opened once, and not closed while the file has a name:
 //! the close of any descriptor ends the process's locks on the file. So their number is bounded.
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libsqlite3_sys::SQLITE_WARNING;
 use quinion_service::{Client, Error, ErrorKind, FileRevision, RevisionRequest};
+use rustix::fs::OFlags;
 
 use crate::clock::Settled;
 use crate::ffi::log;
@@ -40,32 +43,49 @@ use crate::stamp::Stamp;
 
 /// Databases whose descriptors a process lends at most.
 const LENT_MAX: usize = 256;
-/// How long no revision is asked for after one was refused, or after a server did not answer.
-const REFUSED_PAUSE: Duration = Duration::from_millis(20);
-const UNANSWERED_PAUSE: Duration = Duration::from_secs(1);
+/// How long no revision is asked for after the file was changed just now.
+const CHANGED_PAUSE: Duration = Duration::from_millis(20);
+/// The same after a server did not answer or refused: at first, and at most. Each time doubles it.
+const FAILED_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a transaction waits for a server that is to be connected to.
 const CONNECT_MAX: Duration = Duration::from_millis(200);
 
-/// Descriptors that were opened to be lent, which are never closed.
+/// A descriptor that is lent. Its end closes nothing: see [`LentFiles`].
+type LentFile = Arc<ManuallyDrop<File>>;
+
+/// Descriptors that were opened to be lent. One is closed only if its file is deleted and no connection has it.
 #[derive(Debug, Default)]
-pub struct LentFiles(Mutex<HashMap<Inode, &'static File>>);
+pub struct LentFiles(Mutex<HashMap<Inode, LentFile>>);
 
 impl LentFiles {
     /// `None`: it cannot be opened, is another file by now, or too many are open.
-    pub fn of(&self, place: &Place) -> Option<&'static File> {
+    pub fn of(&self, place: &Place) -> Option<LentFile> {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let deleted = |_: &Inode, file: &mut LentFile| {
+            Arc::strong_count(file) == 1 && file.metadata().is_ok_and(|known| known.nlink() == 0)
+        };
+        let deleted: Vec<_> =
+            files.extract_if(deleted).filter_map(|(_, file)| Arc::into_inner(file)).collect();
+        deleted.into_iter().map(ManuallyDrop::into_inner).for_each(drop);
+        // A program that closes what it has not opened may have had this number used again.
+        files.retain(|&inode, file| is_of(file, inode));
         if let Some(file) = files.get(&place.inode()) {
-            return Some(file);
+            return Some(Arc::clone(file));
         }
         if files.len() >= LENT_MAX {
             return None;
         }
-        // Never closed: leaked before anything can fail.
-        let file: &'static File = Box::leak(Box::new(File::open(place.path()).ok()?));
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32; // another kind of file may be there by now
+        let file = File::options().read(true).custom_flags(flags).open(place.path()).ok()?;
+        let file = Arc::new(ManuallyDrop::new(file));
         let known = file.metadata().ok()?;
         files.insert((known.dev(), known.ino()), file);
-        files.get(&place.inode()).copied()
+        files.get(&place.inode()).cloned()
     }
+}
+
+fn is_of(file: &File, inode: Inode) -> bool {
+    file.metadata().is_ok_and(|known| (known.dev(), known.ino()) == inode)
 }
 
 /// The pages of a revision.
@@ -76,11 +96,13 @@ pub struct NodePages {
 }
 
 impl NodePages {
-    /// Fills the buffer with a page of the database. `false`: read it otherwise.
+    pub fn is_page(&self, position: u64, len: usize) -> bool {
+        len == self.page_bytes as usize && position.is_multiple_of(u64::from(self.page_bytes))
+    }
+
+    /// Fills the buffer with a page of the database. `false`: the server has it no more, or never had it.
     pub fn read(&self, buffer: &mut [u8], position: u64) -> bool {
-        let is_page =
-            buffer.len() == self.page_bytes as usize && position.is_multiple_of(u64::from(self.page_bytes));
-        is_page && self.revision.read_exact_at(buffer, position).unwrap_or(false)
+        self.revision.read_exact_at(buffer, position).unwrap_or(false)
     }
 }
 
@@ -88,7 +110,7 @@ impl NodePages {
 #[derive(Debug)]
 pub struct NodeDatabase {
     server: String,
-    file: &'static File,
+    file: LentFile,
     inode: Inode,
     now: Mutex<Now>,
 }
@@ -97,10 +119,13 @@ pub struct NodeDatabase {
 struct Now {
     /// `None`: there was no such server yet.
     client: Option<Client>,
-    is_logged: bool,
     /// With its name.
     pages: Option<(Vec<u8>, Arc<NodePages>)>,
-    asked_again: Option<Instant>,
+    /// A thread asks for a revision. The others do not wait for it.
+    is_asking: bool,
+    not_before: Option<Instant>,
+    /// The pause after the next failure; `None`: the first one.
+    pause: Option<Duration>,
 }
 
 impl NodeDatabase {
@@ -119,55 +144,62 @@ impl NodeDatabase {
     }
 
     /// The pages of the file as it is now, under the lock of the stamp; `None`: they are not to be had. `times` are the
-    /// file's.
+    /// file's. Waits some tenths of a second for a server that does not answer, and then seldom again.
     pub fn pages(&self, stamp: &Stamp, times: Settled) -> Option<Arc<NodePages>> {
+        if times.is_after_setback() {
+            return None; // the same times may be of another content
+        }
         let name = name_of(stamp, times);
+        let client = {
+            let mut now = self.now();
+            if let Some((known, pages)) = &now.pages
+                && *known == name
+                && pages.revision.is_served().unwrap_or(false)
+            {
+                return Some(Arc::clone(pages));
+            }
+            if now.is_asking || now.not_before.is_some_and(|until| Instant::now() < until) {
+                return None;
+            }
+            now.is_asking = true;
+            now.client.clone()
+        };
+        let opened = self.open(client, &name);
         let mut now = self.now();
-        if let Some((known, pages)) = &now.pages
-            && *known == name
-            && pages.revision.is_served().unwrap_or(false)
-        {
-            return Some(Arc::clone(pages));
-        }
-        if now.asked_again.is_some_and(|until| Instant::now() < until) {
-            return None;
-        }
-        match self.open(&mut now, &name) {
-            Ok(revision) => {
+        now.is_asking = false;
+        match opened {
+            Ok((client, revision)) if self.is_meant(&revision, times) => {
                 let pages = Arc::new(NodePages { revision, page_bytes: stamp.page_bytes });
-                let is_meant = self.is_meant(&pages.revision, times);
+                (now.client, now.pause, now.not_before) = (Some(client), None, None);
                 let old = now.pages.replace((name, Arc::clone(&pages)));
                 drop(now);
                 drop(old); // tells the server, without the lock
-                is_meant.then_some(pages)
+                Some(pages)
+            }
+            // It is changed at this moment, by a program that takes no locks; or the descriptor is another file's.
+            Ok(_) => {
+                now.not_before = Some(Instant::now() + CHANGED_PAUSE);
+                None
             }
             Err(error) => {
-                let is_refused = error.kind() == ErrorKind::Open;
-                if !is_refused && !std::mem::replace(&mut now.is_logged, true) {
-                    log(SQLITE_WARNING, &format!("pages are not shared: {error}"));
-                }
-                now.asked_again =
-                    Some(Instant::now() + if is_refused { REFUSED_PAUSE } else { UNANSWERED_PAUSE });
+                now.failed(&error);
                 None
             }
         }
     }
 
-    fn open(&self, now: &mut Now, name: &[u8]) -> Result<FileRevision, Error> {
-        let client = match now.client.take() {
+    fn open(&self, client: Option<Client>, name: &[u8]) -> Result<(Client, FileRevision), Error> {
+        let client = match client {
             Some(client) => client,
             None => Client::connect_within(&self.server, CONNECT_MAX)?,
         };
-        let client = now.client.insert(client);
-        let opened = client.open_revision(RevisionRequest { file: self.file.as_fd(), name });
-        if opened.is_ok() {
-            now.is_logged = false;
-        }
-        opened
+        let revision = client.open_revision(RevisionRequest { file: self.file.as_fd(), name })?;
+        Ok((client, revision))
     }
 
     /// Whether the server found the file as this process did.
     fn is_meant(&self, revision: &FileRevision, times: Settled) -> bool {
+        // (The lent descriptor may have been closed by the program, and be another file's.)
         let (found, times) = (revision.attributes(), times.times());
         (found.device, found.inode) == self.inode
             && found.size == times.file_bytes()
@@ -180,6 +212,21 @@ impl NodeDatabase {
     }
 }
 
+impl Now {
+    fn failed(&mut self, error: &Error) {
+        if error.kind() == ErrorKind::Changed {
+            self.not_before = Some(Instant::now() + CHANGED_PAUSE);
+            return;
+        }
+        let pause = self.pause.unwrap_or_else(|| {
+            log(SQLITE_WARNING, &format!("pages are not shared: {error}"));
+            FAILED_PAUSES.0
+        });
+        self.not_before = Some(Instant::now() + pause);
+        self.pause = Some((pause * 2).min(FAILED_PAUSES.1));
+    }
+}
+
 fn name_of(stamp: &Stamp, times: Settled) -> Vec<u8> {
     let times = times.times();
     let mut name = stamp.bytes();
@@ -187,4 +234,69 @@ fn name_of(stamp: &Stamp, times: Settled) -> Vec<u8> {
     let numbers = [times.modified_nanos(), times.changed_nanos()];
     name.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     name
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::path::PathBuf;
+
+    use super::*;
+
+    struct Named(PathBuf);
+
+    impl Named {
+        fn new(name: &str) -> Self {
+            let path = PathBuf::from(format!("/dev/shm/quinion-node-{name}-{}", std::process::id()));
+            std::fs::write(&path, name).unwrap();
+            Self(path)
+        }
+
+        fn place(&self) -> Place {
+            Place::of_name(&CString::new(self.0.to_str().unwrap()).unwrap()).unwrap()
+        }
+    }
+
+    impl Drop for Named {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    fn leads_to(descriptor: i32) -> String {
+        let path = std::fs::read_link(format!("/proc/self/fd/{descriptor}"));
+        path.map_or_else(|_| String::new(), |path| path.display().to_string())
+    }
+
+    #[test]
+    fn a_descriptor_that_is_another_files_by_now_is_neither_lent_nor_closed() {
+        let (lent, meant, other) = (LentFiles::default(), Named::new("meant"), Named::new("other"));
+        let first = lent.of(&meant.place()).unwrap();
+        let number = first.as_raw_fd();
+        assert_eq!(lent.of(&meant.place()).unwrap().as_raw_fd(), number, "it is opened once");
+        drop(first);
+        // As a program does that closes all descriptors, and opens others.
+        // SAFETY: the number is open, and given up again at once.
+        let mut taken = unsafe { OwnedFd::from_raw_fd(number) };
+        rustix::io::dup2(File::open(&other.0).unwrap(), &mut taken).unwrap();
+        std::mem::forget(taken);
+        let again = lent.of(&meant.place()).unwrap();
+        assert!(again.as_raw_fd() != number && is_of(&again, meant.place().inode()));
+        assert_eq!(leads_to(number), other.0.display().to_string(), "it is the program's");
+    }
+
+    #[test]
+    fn a_deleted_file_is_closed_when_no_connection_has_it() {
+        let (lent, gone, other) = (LentFiles::default(), Named::new("gone"), Named::new("there"));
+        let file = lent.of(&gone.place()).unwrap();
+        let number = file.as_raw_fd();
+        drop(gone);
+        drop(lent.of(&other.place()));
+        assert!(leads_to(number).ends_with("(deleted)"), "a connection has it");
+        drop(file);
+        drop(lent.of(&other.place()));
+        assert!(!leads_to(number).contains("quinion-node-gone"), "it has the space still");
+        assert!(lent.of(&other.place()).is_some_and(|file| is_of(&file, other.place().inode())));
+    }
 }

@@ -109,7 +109,7 @@ fn a_storm_of_connections_that_come_and_go_sees_one_history() {
 fn server(folder: &Folder, memory: u64) -> (Server, PathBuf) {
     let socket = folder.0.join("server.sock");
     let cache = quinion::Cache::builder().memory(memory).build().unwrap();
-    let server = Server::builder(cache).start(socket.to_str().unwrap()).unwrap();
+    let server = Server::builder(cache).revisions(true).start(socket.to_str().unwrap()).unwrap();
     (server, socket)
 }
 

@@ -33,6 +33,8 @@ pub trait NameOpener: Send + Sync + fmt::Debug {
     /// # Errors
     /// It cannot be opened: the error for the program, and a text for people.
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal>;
+    /// Whether it opens any revision of a file: where not, no descriptor of one is taken.
+    fn opens_revisions(&self) -> bool;
     /// Opens a local file as it is now, through the owner's cache, as a file that never changes. May wait for the file
     /// system.
     ///

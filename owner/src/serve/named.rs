@@ -10,8 +10,9 @@
 //! ```
 //!
 //! A name that comes with a descriptor is that of a revision: the file behind the descriptor as it is now. It is opened
-//! as an attached file is, by the viewer's right to read it, and by the same rules. Not for a viewer of this process:
-//! the descriptors that are closed here would end its POSIX locks on the file.
+//! as an attached file is, by the viewer's right to read it, and by the same rules. A close of any of
+//! its descriptors here ends this process's POSIX locks on the file. So an owner says whether it opens any, before the
+//! descriptor is taken; and a viewer of this very process has none.
 //!
 //! A file is attached by a descriptor, which shows that the viewer may read it. An object is opened with the owner's
 //! credentials: so an owner opens by name only objects that all of its domain may read, for a process that is of the
@@ -79,6 +80,10 @@ impl Shared {
         // Not the error of an expired ticket, by which the viewer would ask again.
         let unserved = |_| refusal(Errno::OPNOTSUPP, "this file cannot be served; read it by itself");
         self.check_domain(job)?;
+        if !self.owner.opens_revisions() {
+            let text = "this server opens no revisions of local files; `quinion serve` does";
+            return Err(refusal(Errno::OPNOTSUPP, text));
+        }
         if job.process.number == std::process::id() {
             let text =
                 "the server is this very process, and would end its locks on the file; run it in another one";

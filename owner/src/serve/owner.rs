@@ -214,6 +214,11 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn open_named(&self, name: &[u8]) -> Result<NamedAttachment, NameRefusal> {
         self.device_of_name(name).and(Err(NameRefusal { error: Errno::OPNOTSUPP, text: String::new() }))
     }
+    /// Whether [`Owner::open_revision`] may open any. Asked before a descriptor is taken: its close ends the locks of
+    /// this process on the file.
+    fn opens_revisions(&self) -> bool {
+        false
+    }
     /// Opens a file as it is now, for a viewer. Its record says that it never changes: bytes that are read of it after
     /// a change of the file are refused.
     ///

@@ -145,12 +145,13 @@ impl SentName {
         self.ticket
     }
 
-    /// The owner's reply to the name, once the request was answered: an error number or 0, and a text. Waits.
+    /// The owner's reply to the name, once the request was answered: an error number or 0, and a text. Waits `time` at
+    /// most, and no longer than ten seconds.
     ///
     /// # Errors
     /// Nothing came, or no such message.
-    pub fn reply(self) -> io::Result<(u32, String)> {
-        wait_readable(&self.end, Instant::now() + WELCOME_MAX)?;
+    pub fn reply(self, time: Duration) -> io::Result<(u32, String)> {
+        wait_readable(&self.end, Instant::now() + time.min(WELCOME_MAX))?;
         let mut bytes = vec![0; WELCOME_BYTES + NAME_TEXT_MAX + 1];
         let received = match net::recv(&self.end, &mut bytes[..], RecvFlags::empty()) {
             // The owner has closed its end, and the message with a descriptor lies there unread. That is told once;

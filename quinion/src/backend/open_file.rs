@@ -355,10 +355,17 @@ impl OpenFile {
         self.size().is_ok_and(|size| size <= position)
     }
 
-    /// Whether each write sets the file's times, by this kernel's clock, before it changes a byte. Stores to mapped
-    /// memory need not.
-    pub(super) fn tells_of_writes(&self) -> bool {
-        self.kind == FileKind::Regular && self.clock.tells_of_writes
+    /// Whether each write sets the file's times, by this kernel's clock, before it changes a byte; `now` are the file's.
+    /// Stores to mapped memory need not. Inodes of 128 bytes on ext4 have whole seconds, which tell of no second write.
+    pub(super) fn tells_of_writes(&self, now: Version) -> bool {
+        let has_nanoseconds = now.changed % 1_000_000_000 != 0;
+        self.kind == FileKind::Regular && self.clock.tells_of_writes && has_nanoseconds
+    }
+
+    /// Whether the next write is sure to leave another time of change than `version` has. A program may set the time
+    /// of modification to any, so that does not count.
+    pub(super) fn has_settled_change(&self, version: Version) -> bool {
+        now().saturating_sub(version.changed) > self.clock.settling
     }
 
     pub(super) fn attributes(&self) -> io::Result<Attributes> {

@@ -11,9 +11,10 @@
 //! fine. So bytes that were read before a look that finds the old times are older than any write since. The file is
 //! read by the thread that asks, and not by a ring: the look comes behind the read, and before the fill ends.
 //!
-//! Stores through a shared mapping change the times with the first store to a page since it was written back, and not
-//! with the next one. A program that stores so has to have a name of its own for each content; see
-//! [`RevisionOpen::identity`].
+//! Not told of: stores through a shared mapping, which change the times with the first store to a page since it was
+//! written back, and not with the next one (on tmpfs with none); and a clock that is set back, which may give a later
+//! content the times of an earlier one. Whoever makes the identity puts in what tells of these
+//! ([`RevisionOpen::identity`]).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -46,17 +47,17 @@ impl FileRevision {
     ///
     /// # Errors
     /// `ETXTBSY`: it was changed just now, or is in the future, so its times do not tell of the next write.
-    /// `EOPNOTSUPP`: it is no regular file of a local file system. Else those of an open.
+    /// `EOPNOTSUPP`: it is no regular file of a local file system whose times have nanoseconds. Else those of an open.
     pub fn open<I>(engine: &Engine, request: RevisionOpen<I>) -> io::Result<Self>
     where
         I: FnOnce(&Attributes) -> Identity,
     {
         let file = OpenFile::adopt(request.file).map_err(io::Error::other)?;
-        if !file.tells_of_writes() {
+        let now = file.attributes()?;
+        if !file.tells_of_writes(now.version) {
             return Err(rustix::io::Errno::OPNOTSUPP.into());
         }
-        let now = file.attributes()?;
-        if !now.version.settled {
+        if !file.has_settled_change(now.version) {
             return Err(rustix::io::Errno::TXTBSY.into());
         }
         let version = Version { settled: true, steps: true, ..now.version };

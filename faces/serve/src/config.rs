@@ -3,6 +3,7 @@
 //! ```toml
 //! name = "node"
 //! memory = "8G"
+//! populate = true
 //! clients = 1024
 //! metrics = "127.0.0.1:9464"
 //!
@@ -41,6 +42,9 @@ pub struct Config {
     pub name: Option<String>,
     /// Memory of the cache.
     pub memory: Option<Bytes>,
+    /// Whether all of it is taken from the machine at the start.
+    #[serde(default)]
+    pub populate: bool,
     /// How many processes may be connected at a time.
     pub clients: Option<usize>,
     /// The disk tier.
@@ -171,6 +175,7 @@ impl Changes {
         };
         let other = [
             ("name", old.name != new.name),
+            ("populate", old.populate != new.populate),
             ("clients", old.clients != new.clients),
             ("disk", old.disk != new.disk),
             ("metrics", old.metrics != new.metrics),
@@ -212,11 +217,11 @@ mod tests {
 
     #[test]
     fn a_file_says_all_that_there_is() {
-        let text = "name='n'\nmemory='2G'\nmetrics='[::1]:80'\n\
+        let text = "name='n'\nmemory='2G'\npopulate=true\nmetrics='[::1]:80'\n\
              [disk]\nfolder='/d'\nsize='1T'\n[price]\ngets_1000=1\n\
              [[store]]\nprefix='s3://b'\nregion='r'\nfreshness='0.5'";
         let config = read(text).unwrap();
-        assert_eq!(config.memory, Some(Bytes(2 << 30)));
+        assert_eq!((config.memory, config.populate), (Some(Bytes(2 << 30)), true));
         assert_eq!(config.disk, "/d:1T".parse().ok());
         assert_eq!(config.metrics, "[::1]:80".parse().ok());
         assert_eq!(config.price.map(|price| price.of(1000, 1000)), Some(1.0));

@@ -30,6 +30,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::Parser;
@@ -59,13 +62,16 @@ struct Arguments {
     /// Memory of the cache in all, such as 8G.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
+    /// Take all of that memory from the machine at once, in place of as it fills: the first reads are faster then.
+    #[arg(long)]
+    populate: bool,
     /// How many processes may be connected at a time, 4096 at most; 1024 if not given.
     #[arg(long, value_name = "NUMBER")]
     clients: Option<usize>,
     /// Keep what leaves memory on a local disk as well: a folder and a size, such as /var/cache/quinion:200G.
     #[arg(long, value_name = "FOLDER:SIZE")]
     disk: Option<Disk>,
-    /// A store that clients may read: s3://BUCKET, gs://BUCKET, az://CONTAINER or http(s)://HOST/PATH.
+    /// A store that clients may read, if there is any: s3://BUCKET, gs://BUCKET, az://CONTAINER or http(s)://HOST/PATH.
     /// Given once or more often. Credentials come from the environment.
     #[arg(long, value_name = "PREFIX")]
     store: Vec<String>,
@@ -113,6 +119,7 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     let mut config = arguments.config.map_or(Ok(Config::default()), |path| Config::read(&path))?;
     config.name = arguments.name.or(config.name);
     config.memory = arguments.memory.or(config.memory);
+    config.populate |= arguments.populate;
     config.clients = arguments.clients.or(config.clients);
     config.disk = arguments.disk.or(config.disk);
     config.metrics = arguments.metrics.or(config.metrics);
@@ -121,10 +128,41 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     for store in &mut config.stores {
         store.complete_by(&arguments.store_defaults);
     }
-    if config.stores.is_empty() {
-        return Err("there is no store; give one as --store s3://BUCKET, or as [[store]] in the file".into());
-    }
     Ok(config)
+}
+
+/// A thread that takes memory for the cache from the machine. Ends with this value, within some steps.
+struct Populating {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Populating {
+    /// Bytes that are taken between two looks at whether it is over.
+    const STEP: u64 = 32 << 20;
+
+    fn start(server: &Server) -> Result<Self, String> {
+        let (cache, is_over) = (server.cache().clone(), Arc::new(AtomicBool::new(false)));
+        let over = Arc::clone(&is_over);
+        let populate = move || {
+            let mut wanted = Self::STEP;
+            // Until the bound, or the end of the machine's memory: then there is less than was wanted.
+            while !over.load(Ordering::Relaxed) && cache.populate(wanted).is_ok_and(|bytes| bytes >= wanted) {
+                wanted += Self::STEP;
+            }
+        };
+        let thread = std::thread::Builder::new().name("populate".into()).spawn(populate);
+        let thread =
+            Some(thread.map_err(|error| format!("cannot start a thread to populate memory: {error}"))?);
+        Ok(Self { is_over, thread })
+    }
+}
+
+impl Drop for Populating {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 /// How the server gets its name.
@@ -164,6 +202,7 @@ fn serve(
         }
     };
     told("READY=1");
+    let populating = config.populate.then(|| Populating::start(&server)).transpose()?;
     let price = config.price;
     let reloaded = RefCell::new(Reload::new(config));
     let reload = || reloaded.borrow_mut().reload(settle(), &server, log);
@@ -177,6 +216,7 @@ fn serve(
     });
     told("STOPPING=1");
     drop(monitor);
+    drop(populating);
     let stats = server.stats();
     Rc::into_inner(server).expect("the monitor's tasks ended with it").stop();
     let Savings { saved_gets, saved_bytes, .. } = Savings::of(&stats);
@@ -208,7 +248,7 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     }
     let socket = socket_of(config, takes)?;
     let cache = builder.build().map_err(|error| error.to_string())?;
-    let server = Server::builder(cache);
+    let server = Server::builder(cache).revisions(true); // this process locks no files that clients have
     let server = config.clients.into_iter().fold(server, Builder::clients_max);
     let server = opened
         .into_iter()

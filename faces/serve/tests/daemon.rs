@@ -261,7 +261,6 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     };
     for (arguments, why) in [
         (&["--config", config][..], "regoin"),
-        (&[], "there is no store"),
         (&["--store", "ftp://h"], "ftp://h"),
         (&["--store", "file:///tmp"], "open them themselves"),
         (&["--store", prefix], "another server has that name"),
@@ -273,6 +272,31 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = port.local_addr().unwrap().to_string();
     refused(&["--store", prefix, "--metrics", &address], &address);
+}
+
+/// It serves local files, and its memory is there before it is used.
+#[test]
+fn a_server_without_stores_that_is_populated_has_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::spawn(serve(folder.path()).args(["--populate", "--metrics", "127.0.0.1:0"]));
+    let address = monitors_of(&server.event());
+    let grown = || number(&ask(&address, "GET /metrics").1, "quinion_cache_grown_bytes ");
+    let begun = Instant::now();
+    while grown() < 20 << 20 {
+        assert!(begun.elapsed() < TIME_MAX, "{} bytes", grown());
+        sleep(Duration::from_millis(5));
+    }
+    let path = folder.path().join("file");
+    std::fs::write(&path, data(3, 100_000)).unwrap();
+    assert_eq!(read(folder.path(), path.to_str().unwrap()), data(3, 100_000));
+    server.process.signal(Signal::TERM);
+    assert_eq!(server.process.ended(), Some(0));
+}
+
+/// The metric of that name, a space behind it included.
+fn number(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name}: {text}")).trim().parse().unwrap()
 }
 
 /// The address at which a listening server answers monitors.
@@ -302,11 +326,6 @@ fn monitors_get_the_numbers_and_whether_clients_can_connect() {
     let event = server.event();
     let address =
         event.split("metrics=\"http://").nth(1).expect(&event).split('/').next().unwrap().to_owned();
-    let number = |text: &str, name: &str| -> u64 {
-        let line =
-            text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {text}"));
-        line.trim().parse().unwrap()
-    };
     let gets = "quinion_store_gets_total{store=\"s3://bucket\"}";
     let (status, before) = ask(&address, "GET /metrics");
     assert_eq!((status, number(&before, gets), number(&before, "quinion_service_clients ")), (200, 0, 0));

@@ -411,14 +411,14 @@ impl ClientFile {
 
 /// A file that the server has open, and by what its pages are viewed.
 #[derive(Clone, Copy)]
-pub(crate) struct ServedFile<'f> {
-    pub(crate) viewer: &'f Viewer,
-    pub(crate) viewed: &'f Viewed,
+struct ServedFile<'f> {
+    viewer: &'f Viewer,
+    viewed: &'f Viewed,
 }
 
 impl ServedFile<'_> {
     /// Copies what the server has of a local file, and asks for the rest; how much was copied.
-    pub(crate) fn read(self, connection: &Connection, buffer: &mut [u8], offset: u64) -> usize {
+    fn read(self, connection: &Connection, buffer: &mut [u8], offset: u64) -> usize {
         let ServedFile { viewer, viewed } = self;
         let (file, mut done, mut asked) = (viewed.file(), 0, 0);
         while done < buffer.len() && asked <= FRUITLESS_MAX {
@@ -462,7 +462,7 @@ pub(crate) fn is_valid(viewer: &Viewer, viewed: &Viewed) -> bool {
     matches!(viewer.validation(&viewed.file()), Validation::Leased | Validation::Immutable)
 }
 
-fn note(viewer: &Viewer, bytes: usize, asked: u32) {
+pub(crate) fn note(viewer: &Viewer, bytes: usize, asked: u32) {
     viewer.count(Counter::Reads, 1);
     viewer.count(Counter::Bytes, bytes as u64);
     if asked > 0 {

@@ -74,7 +74,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use file::{ClientFile, RangeRead};
 pub use pin::PinnedBytes;
 pub use quinion_object::Freshness;
-pub use revision::{FileRevision, RevisionRequest};
+pub use revision::{FileRevision, RevisionRead, RevisionRequest};
 pub use revision_attributes::RevisionAttributes;
 pub use server::{Builder, Server, ServerStats};
 pub use socket::Socket;

@@ -3,7 +3,7 @@
 //! ```text
 //!   engine, under its lock --name of the content, descriptor--> server: are the times settled?  no: refused
 //!      read                <--a copy of what is cached----------  the same pages for each process with that name
-//!                          <--false-------------------- else: the engine reads its file by itself
+//!                          <--unanswered, over--------- else: the engine reads its file by itself
 //! ```
 //!
 //! A file that several processes change is cached by a server only while a lease stands, which a database that is open
@@ -12,17 +12,18 @@
 //! sees. It never changes. The server looks at the times again after each read of the file, and refuses the bytes if
 //! they are others: so a page of a revision is as the file was while it had these times.
 //!
-//! Invariant: a read returns bytes of the revision, or `false`.
+//! Invariant: a read that is whole has bytes of the revision.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use quinion::internals::arena::control::Operation;
+use quinion_owner::internals::viewer::{ReadEnd, RequestError, Viewer};
 
 use crate::connection::{Connection, NamedOpen};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{ServedFile, is_valid};
+use crate::file::{is_valid, note};
 use crate::open_file::Viewed;
 use crate::revision_attributes::RevisionAttributes;
 
@@ -30,6 +31,10 @@ use crate::revision_attributes::RevisionAttributes;
 const NAME_BYTES_MAX: usize = 128;
 /// How long a server is waited for on the way to a revision, before the engine reads.
 const OPEN_MAX: Duration = Duration::from_millis(200);
+/// How long it is waited for on the way to a page: longer than a busy device or machine takes.
+const READ_MAX: Duration = Duration::from_millis(500);
+/// How often a page that was made ready may be gone again before it is copied.
+const FRUITLESS_MAX: u32 = 4;
 
 /// The request of [`Client::open_revision`](crate::Client::open_revision).
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +45,18 @@ pub struct RevisionRequest<'r> {
     /// Tells contents apart that have the same size and times, as stores to mapped memory leave them; such as a change
     /// counter. 1 to 128 bytes.
     pub name: &'r [u8],
+}
+
+/// The end of [`FileRevision::read_exact_at`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RevisionRead {
+    /// The buffer has all bytes.
+    Whole,
+    /// The server does not answer in time, or has no room for them: read the file. Other reads may go well.
+    Unanswered,
+    /// The file has another content than the revision, or the server has ended: read the file, and no uncached bytes of
+    /// the revision any more.
+    Over,
 }
 
 /// A local file as it was when it was opened, at a server; never changed.
@@ -100,20 +117,50 @@ impl FileRevision {
         self.len() == 0
     }
 
-    /// Fills the buffer from byte `offset` on. `false`: not all of it could be had, since it ends before, the file has
-    /// changed, or the server has ended or does not answer; read the file. Cached bytes are copied without a system
-    /// call; for others the server is waited for, 50 ms at most each time it is asked.
+    /// Fills the buffer from byte `offset` on. Cached bytes are copied without a system call; for others the server is
+    /// waited for, half a second at most each time it is asked. A range that is not inside the revision is
+    /// [`RevisionRead::Over`].
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
-    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<bool> {
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<RevisionRead> {
         let viewer = self.connection.viewer()?;
         let is_inside = offset.checked_add(buffer.len() as u64).is_some_and(|end| end <= self.len());
         if !is_inside || !is_valid(viewer, &self.viewed) {
-            return Ok(false);
+            return Ok(RevisionRead::Over);
         }
-        let served = ServedFile { viewer, viewed: &self.viewed };
-        Ok(served.read(&self.connection, buffer, offset) == buffer.len())
+        let found = viewer.read_ready_into(&self.viewed.file(), offset, buffer);
+        if found.is_some_and(|found| found.bytes == buffer.len()) {
+            note(viewer, buffer.len(), 0);
+            return Ok(RevisionRead::Whole);
+        }
+        Ok(self.read_asking(viewer, buffer, offset))
+    }
+
+    #[cold]
+    fn read_asking(&self, viewer: &Viewer, buffer: &mut [u8], offset: u64) -> RevisionRead {
+        let (file, mut done, mut asked, mut fruitless) = (self.viewed.file(), 0, 0, 0);
+        while done < buffer.len() {
+            let arguments = [self.viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
+            match self.connection.ask(Operation::Fill, arguments, READ_MAX) {
+                Ok(_) => asked += 1,
+                Err(RequestError::Errno(libc::ESTALE) | RequestError::OwnerDead) => {
+                    return RevisionRead::Over;
+                }
+                Err(_) => return RevisionRead::Unanswered,
+            }
+            if !is_valid(viewer, &self.viewed) {
+                return RevisionRead::Over;
+            }
+            match viewer.read_ready_into(&file, offset + done as u64, &mut buffer[done..]) {
+                Some(found) if found.end == ReadEnd::Full => done += found.bytes,
+                Some(_) => return RevisionRead::Over,
+                None if fruitless == FRUITLESS_MAX => return RevisionRead::Unanswered,
+                None => fruitless += 1,
+            }
+        }
+        note(viewer, done, asked);
+        RevisionRead::Whole
     }
 
     /// Whether the server still serves it.

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libsqlite3_sys::*;
+use quinion_service::RevisionRead;
 
 use crate::database::{Counters, Database, Generation};
 use crate::ffi::guarded;
@@ -250,13 +251,16 @@ impl Connection {
         if let Pages::Node(pages) = &self.pages
             && pages.is_page(position, buffer.len())
         {
-            if pages.read(buffer, position) {
-                return true;
+            match pages.read(buffer, position) {
+                RevisionRead::Whole => return true,
+                RevisionRead::Unanswered => return false,
+                // For the rest of the transaction there are the process's own pages.
+                RevisionRead::Over => {
+                    self.is_past_node = true;
+                    self.pages = Pages::Unasked;
+                    self.ask_for_pages();
+                }
             }
-            // The file has another content by now, or the server has ended.
-            self.is_past_node = true;
-            self.pages = Pages::Unasked;
-            self.ask_for_pages();
         }
         match &self.pages {
             Pages::Some(pages) if pages.is_page(position, buffer.len()) => {

@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libsqlite3_sys::SQLITE_WARNING;
-use quinion_service::{Client, Error, ErrorKind, FileRevision, RevisionRequest};
+use quinion_service::{Client, Error, ErrorKind, FileRevision, RevisionRead, RevisionRequest};
 use rustix::fs::OFlags;
 
 use crate::clock::Settled;
@@ -100,9 +100,9 @@ impl NodePages {
         len == self.page_bytes as usize && position.is_multiple_of(u64::from(self.page_bytes))
     }
 
-    /// Fills the buffer with a page of the database. `false`: the server has it no more, or never had it.
-    pub fn read(&self, buffer: &mut [u8], position: u64) -> bool {
-        self.revision.read_exact_at(buffer, position).unwrap_or(false)
+    /// Fills the buffer with a page of the database.
+    pub fn read(&self, buffer: &mut [u8], position: u64) -> RevisionRead {
+        self.revision.read_exact_at(buffer, position).unwrap_or(RevisionRead::Over)
     }
 }
 

@@ -22,7 +22,6 @@ use crate::error::{Repr, Result};
 use crate::filemap::WaitPolicy;
 use crate::folio::Pinned;
 use crate::lease::NoLease;
-use crate::readahead::Hint;
 use crate::sync::LockWait;
 use crate::units::{FILE_BYTES_MAX, FileId, MappingId, PageIndex};
 
@@ -56,7 +55,7 @@ pub trait ServedCache {
     fn release_idle(&self);
     /// Opens a local file as it is now, as a file that never changes: a read of what is not cached fails with `ESTALE`
     /// once the file has changed. `identity` makes the identity from what the file is: another for another size or
-    /// other times. There is no readahead.
+    /// other times.
     ///
     /// # Errors
     /// `ETXTBSY`: the file was changed just now; ask again later. `EOPNOTSUPP`: its times do not tell of each write.
@@ -91,9 +90,7 @@ impl ServedCache for Cache {
         let opened = FileRevision::open(&self.shared.engine, RevisionOpen { file, identity });
         let mut options = OpenOptions::new();
         options.coherence(Coherence::Immutable);
-        let file = self.open_backend_with(Arc::new(opened.map_err(Repr::Attributes)?), &options)?;
-        file.advise(Hint::Random)?;
-        Ok(file)
+        self.open_backend_with(Arc::new(opened.map_err(Repr::Attributes)?), &options)
     }
 }
 

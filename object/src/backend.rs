@@ -68,13 +68,13 @@ struct Plug {
 }
 
 impl Plug {
-    /// Keeps `fills`. Gives those back that are a whole GET by now, of as many bytes as `most` says for its start: a
-    /// long range is under way before the last of its pages is allocated.
-    fn keep(&mut self, fills: Vec<Fill>, most: impl Fn(u64) -> u64) -> Vec<Fill> {
+    /// Keeps `fills`. Gives those back that are a whole GET of `most` bytes by now: a long range is under way before
+    /// the last of its pages is allocated.
+    fn keep(&mut self, fills: Vec<Fill>, most: u64) -> Vec<Fill> {
         self.fills.extend(fills);
         self.fills.sort_unstable_by_key(Fill::position);
         let Some(start) = self.fills.first().map(Fill::position) else { return Vec::new() };
-        let (mut end, most) = (start, most(start));
+        let mut end = start;
         for at in 0..self.fills.len() {
             let fill = &self.fills[at];
             if fill.position() != end {
@@ -178,13 +178,6 @@ impl ObjectBackend {
         drop(before); // not under the lock: it is a store's
     }
 
-    /// The longest GET that begins at `start`: one that was answered already has the length of its answer.
-    fn get_max(&self, start: u64, request_max: u64) -> u64 {
-        let answered = lock(&self.answered);
-        let range = answered.as_ref().map(|result| &result.range).filter(|range| range.start == start);
-        range.map_or(request_max, |range| request_max.max(range.end - start))
-    }
-
     /// The store says that the object is this version: ranges that have failed may be asked for again.
     pub(crate) fn forget_failures(&self) {
         lock(&self.failed).clear();
@@ -219,28 +212,20 @@ impl ObjectBackend {
                 kept.push(fill);
             }
         }
-        let Some(start) = wanted.first().map(|range| range.start) else { return };
-        let mut kept = kept.into_iter();
-        // The bytes of the answer to a first GET are not asked for by others.
-        let answered = lock(&self.answered).take_if(|result| result.range.start == start);
-        let mut inside = 0;
-        if let Some(result) = answered {
-            let end = result.range.end;
-            inside = wanted.iter().take_while(|range| range.end <= end).count().max(1);
-            self.fetch(&fetcher, kept.by_ref().take(inside).collect(), Some(result));
-        }
         let options = &fetcher.options;
-        let limits = JoinLimits { gap: options.gap_max, bytes: options.request_max };
-        for group in join(&wanted[inside..], limits) {
-            self.fetch(&fetcher, kept.by_ref().take(group.len()).collect(), None);
+        let groups = join(&wanted, JoinLimits { gap: options.gap_max, bytes: options.request_max });
+        let mut kept = kept.into_iter();
+        for group in groups {
+            self.fetch(&fetcher, kept.by_ref().take(group.len()).collect());
         }
     }
 
-    fn fetch(&self, by: &Arc<Fetcher>, fills: Vec<Fill>, answered: Option<GetResult>) {
+    fn fetch(&self, by: &Arc<Fetcher>, fills: Vec<Fill>) {
         let (fetcher, meta) = (Arc::clone(by), Arc::clone(&self.meta));
         let (failed, known) = (Arc::clone(&self.failed), Arc::clone(&self.known));
         let all = fills.first().map_or(0, Fill::position)
             ..fills.last().map_or(0, |fill| fill.position() + fill.len() as u64);
+        let answered = lock(&self.answered).take_if(|result| result.range.start == all.start);
         by.spawn(async move {
             let note = |error: FetchError| {
                 if error.is_change() {
@@ -276,10 +261,7 @@ impl Backend for ObjectBackend {
         let thread = thread::current().id();
         let mut plugs = lock(&self.plugs);
         let fills = match plug_of(&plugs, thread) {
-            Some(at) => {
-                let request_max = self.fetcher.get().options.request_max;
-                plugs[at].keep(fills, |start| self.get_max(start, request_max))
-            }
+            Some(at) => plugs[at].keep(fills, self.fetcher.get().options.request_max),
             None => fills,
         };
         drop(plugs);

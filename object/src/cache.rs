@@ -259,7 +259,7 @@ impl ObjectCache {
     }
 
     /// As [`ObjectCache::open_with_attributes`], for a caller that is about to read the first `len` bytes. If nothing
-    /// is known of the object, a GET of them (see [`Options::request_max`]) takes the place of the HEAD, and the
+    /// is known of the object, a GET of them (of [`Options::request_max`] at most) takes the place of the HEAD, and the
     /// fetch is under way when this returns.
     ///
     /// # Errors
@@ -274,7 +274,7 @@ impl ObjectCache {
             return opened;
         };
         let (by, question) = (self.fetcher(), self.shared.known.question());
-        let most = self.first_max();
+        let most = by.options.request_max.min(self.ahead_max().max(FIRST_STEP));
         let range = 0..len.clamp(1, most).next_multiple_of(FIRST_STEP).min(most);
         let (fetcher, wanted) = (Arc::clone(&by), path.clone());
         let get = GetOptions::new().with_range(Some(range));
@@ -292,12 +292,6 @@ impl ObjectCache {
         // A prefetch that cannot be started now is left to the read.
         let _ = file.prefetch(0..end);
         Ok((file, attributes))
-    }
-
-    /// How many of the first bytes of an object a GET in place of a HEAD asks for at most.
-    pub(crate) fn first_max(&self) -> u64 {
-        let free = self.shared.cache.stats().free_bytes;
-        self.fetcher().first_max(free).min(self.ahead_max().max(FIRST_STEP))
     }
 
     /// As [`ObjectCache::open`], without blocking. Needs no particular runtime.
@@ -397,66 +391,5 @@ impl ObjectCache {
 
     pub(crate) fn fetcher(&self) -> Arc<Fetcher> {
         self.shared.fetcher.get()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use quinion_testing_s3::{Fault, Server, check};
-
-    const MIB: u64 = 1 << 20;
-
-    /// An object of 36 MiB is opened by its first GET, where a connection brings `product` bytes in the time to the
-    /// first byte, by a cache that has so much memory already.
-    fn opened(server: &Server, product: u64, populated: u64) -> (ObjectCache, ObjectFile) {
-        server.control.put("object", 36 << 20);
-        let cache = Cache::builder().memory(512 << 20).build().unwrap();
-        cache.populate(populated).unwrap();
-        let objects = ObjectCache::new(cache, server.store(), Options::new()).unwrap();
-        let time = Duration::from_millis(20);
-        objects.fetcher().counters.bandwidth_delay.record(time, product, time);
-        let file = objects.open_first(&Path::from("object"), u64::MAX).unwrap().0;
-        (objects, file)
-    }
-
-    fn read_all(file: &ObjectFile) {
-        let mut buffer = vec![0; 4 << 20];
-        for at in (0..36 * MIB).step_by(buffer.len()) {
-            assert_eq!(file.read_at(&mut buffer, at).unwrap(), buffer.len());
-            check(1, at, &buffer);
-        }
-    }
-
-    /// A stream of a fast connection waited for the first byte twice: of the first 8 MiB, and of what is behind them.
-    #[test]
-    fn the_first_get_is_as_long_as_others_would_come_later() {
-        let memory = 64 * MIB;
-        for (product, populated, first) in [
-            (2 * MIB, memory, 8 * MIB),
-            (30 * MIB, memory, 30 * MIB),
-            (1 << 40, memory, 32 * MIB),
-            (30 * MIB, 0, 8 * MIB),
-        ] {
-            let server = Server::new();
-            let (objects, file) = opened(&server, product, populated);
-            read_all(&file);
-            let mut ranges = server.control.ranges();
-            ranges.sort_unstable();
-            assert_eq!(ranges[0], (0, first));
-            assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "no byte came twice: {ranges:?}");
-            assert_eq!((objects.stats().bytes, server.control.heads()), (36 * MIB, 0));
-        }
-    }
-
-    #[test]
-    fn the_rest_of_a_long_first_get_that_breaks_off_is_asked_for_once() {
-        for fault in [Fault::Cut(11 << 20), Fault::Short(11 << 20)] {
-            let server = Server::new();
-            server.control.trouble([fault]);
-            let (objects, file) = opened(&server, 30 * MIB, 64 * MIB);
-            read_all(&file);
-            assert!(objects.stats().bytes <= 36 * MIB && server.control.gets() <= 4, "{:?}", objects.stats());
-        }
     }
 }

@@ -45,7 +45,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::error::{Error, FetchError, FetchFailure, FetchReport, Result};
-use crate::first_get::FirstAnswer;
 use crate::options::Options;
 use crate::retry::{Backoff, is_transient};
 use crate::stats::{Counters, add};
@@ -187,28 +186,14 @@ impl Fetcher {
         options: GetOptions,
     ) -> std::result::Result<GetResult, StoreError> {
         add(&self.counters.gets, 1);
-        let sent = Instant::now();
         let answer = timeout(self.options.stall_max, caught(self.store.get_opts(path, options)));
         let ours =
             |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
         match answer.await {
-            Ok(Ok(answer)) => answer.map(|mut result| {
-                let begun = Instant::now();
-                let first_byte = begun.duration_since(sent);
-                result.extensions.insert(FirstAnswer { first_byte, begun: begun.into_std() });
-                result
-            }),
+            Ok(Ok(answer)) => answer,
             Ok(Err(panic)) => Err(ours(panic)),
             Err(_) => Err(ours(FetchFailure::Stalled(self.options.stall_max))),
         }
-    }
-
-    /// How many of the first bytes of an object are asked for at most by [`Fetcher::open_get`], where so many bytes of
-    /// memory are `free`.
-    pub(crate) fn first_max(&self, free: u64) -> u64 {
-        // Half of what may be under way, so that others go on beside it.
-        let most = free.min(self.options.in_flight_max / 2);
-        self.counters.bandwidth_delay.length(self.options.request_max, most)
     }
 
     /// Completes the fills of `job` by one GET after another, or until none may follow. `on_failure` is told of the
@@ -230,13 +215,8 @@ impl Fetcher {
             attempts += 1;
             let answered = answered.take().filter(|result| result.range.start == before);
             let answered_end = answered.as_ref().map(|result| result.range.end);
-            let opened = answered.as_ref().and_then(|result| result.extensions.get::<FirstAnswer>().copied());
             let attempt = timeout_at(deadline, caught(self.attempt(meta, &mut delivery, answered))).await;
             drop(turn);
-            if let Some(FirstAnswer { first_byte, begun }) = opened {
-                let bytes = delivery.at - before;
-                self.counters.bandwidth_delay.record(first_byte, bytes, begun.elapsed());
-            }
             match attempt {
                 Ok(Ok(Ok(()))) => return,
                 Ok(Ok(Err(_))) if Some(delivery.at) == answered_end => continue,

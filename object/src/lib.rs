@@ -46,7 +46,6 @@ mod error;
 mod fetch;
 mod file;
 mod first_byte;
-mod first_get;
 mod options;
 mod metadata_cache;
 mod plan;

@@ -89,9 +89,7 @@ impl Options {
         self
     }
     /// The largest GET, in bytes; at least 1 MiB, the longest run that the cache fills in one piece. The default is 8
-    /// MiB. A longer range is fetched by several GETs side by side. The first GET of an object of unknown size, beside
-    /// which there are none, may be longer: as many bytes as a connection has brought in the time to the first byte,
-    /// and half of [`Options::in_flight_max`] at most; where the cache has so much free memory at hand.
+    /// MiB. A longer range is fetched by several GETs side by side.
     #[must_use]
     pub fn request_max(mut self, bytes: u64) -> Self {
         self.request_max = bytes;

@@ -5,7 +5,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::first_byte::FirstByteTimes;
-use crate::first_get::BandwidthDelay;
 
 /// Counts of an [`ObjectCache`](crate::ObjectCache)'s fetches so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,7 +45,6 @@ pub(crate) struct Counters {
     pub(crate) hedges: AtomicU64,
     pub(crate) hedges_won: AtomicU64,
     pub(crate) first_byte: FirstByteTimes,
-    pub(crate) bandwidth_delay: BandwidthDelay,
 }
 
 pub(crate) fn add(counter: &AtomicU64, more: u64) {

@@ -114,7 +114,7 @@ impl Shared {
         let question = self.known.question();
         let is_known = self.known.handle(path).is_some();
         let mut answered = None;
-        let most = self.objects.first_max();
+        let most = self.objects.fetcher().options.request_max.min(self.objects.ahead_max().max(PART_BYTES));
         if let Some(range) = first_bytes(options, most).filter(|_| !is_known) {
             let get = GetOptions { range: Some(range), ..options.clone() };
             match self.objects.open_get(path, get).await {

@@ -57,7 +57,8 @@ impl Client {
 
     /// How long opens and reads wait for another server in the place of one that has ended, from when that was noticed
     /// first, before they are [`ErrorKind::OwnerDead`]. 5 seconds by default. With zero they take the one that is
-    /// there.
+    /// there. A server that does not admit this process, or is of another version, is not waited for: that is
+    /// [`ErrorKind::Connect`].
     #[must_use]
     pub fn with_reconnect_timeout(self, timeout: Duration) -> Self {
         Self { reconnect_timeout: timeout, ..self }
@@ -76,8 +77,8 @@ impl Client {
     /// enough ([`Client::with_freshness`]).
     ///
     /// # Errors
-    /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerDead`]; [`ErrorKind::TimedOut`];
-    /// [`ErrorKind::Forked`].
+    /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerDead`]; [`ErrorKind::Connect`];
+    /// [`ErrorKind::TimedOut`]; [`ErrorKind::Forked`].
     pub fn open(&self, name: &str) -> Result<ClientFile> {
         self.open_with(|connection| match name.split_once("://") {
             Some(("file", path)) => ClientFile::open_local(connection, path),

@@ -239,7 +239,7 @@ impl Connection {
             begun = Instant::now();
             match Self::to(&self.socket, retry.left().clamp(SEEK_MAX, CONNECT_MAX)) {
                 Ok(connection) => return Ok(connection),
-                Err(_) if retry.pause() => {}
+                Err(error) if !error.is_refused_for_good() && retry.pause() => {}
                 Err(error) => break error,
             }
         };

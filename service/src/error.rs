@@ -91,12 +91,18 @@ impl Error {
         Self::new(ErrorKind::Forked, text)
     }
 
-    /// Whether a connect was answered, and this process not admitted: by a server, or by a socket of another kind.
+    /// Whether this process is not admitted: by a server, or by a socket of another kind. A lack of descriptors or
+    /// memory may be this process's own, and says nothing of a server.
     pub(crate) fn is_refused(&self) -> bool {
-        use libc::{EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EPROTOTYPE, EUSERS};
         let errno = self.source.as_ref().and_then(io::Error::raw_os_error);
-        let refusals = [EACCES, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, EPROTOTYPE, EUSERS];
-        errno.is_some_and(|errno| refusals.contains(&errno))
+        self.is_refused_for_good() || errno == Some(libc::EUSERS)
+    }
+
+    /// Whether asking again is of no use: other credentials, another version, another kind of socket.
+    pub(crate) fn is_refused_for_good(&self) -> bool {
+        let errno = self.source.as_ref().and_then(io::Error::raw_os_error);
+        errno
+            .is_some_and(|errno| [libc::EACCES, libc::EPERM, libc::EPROTO, libc::EPROTOTYPE].contains(&errno))
     }
 
     pub(crate) fn owner_dead(name: &str) -> Self {

@@ -5,6 +5,7 @@
 //!     out    take a run of slots, note a checksum of each, one Flush      (packed first, if that saves a slot)
 //!   spill file                      slots     .. [p0 p1 p2 p3] .. [packed] ..          4 KiB each
 //!     in     Fills, straight into frames that are not published yet; each page checked against its checksum
+//!     copy   a Fill into memory of the heap, for a reader that finds no frame; the folio stays where it is
 //! ```
 //!
 //! A folio of a memory file has no other copy. So there may be one file of the cache's own to which such folios go when
@@ -147,7 +148,7 @@ pub struct SpillStats {
     pub bytes_max: u64,
     /// Folios that could not be written.
     pub write_errors: u64,
-    /// Requests for folios to come back that failed.
+    /// Requests for spilled pages that failed.
     pub read_errors: u64,
 }
 
@@ -371,7 +372,21 @@ impl Spill {
         Some(SlotReadGuard { spill: self, slots })
     }
 
-    /// Waits until no thread reads the slots that `value` stood for a moment ago.
+    /// As [`Spill::begin_read`], of `pages` of the folio that `value` stands for, for a thread that only wants their
+    /// bytes: it shares the slots, and neither waits for another reader nor holds one up.
+    pub fn begin_share(&self, value: Value, pages: Range<u32>) -> SharedSlots<'_> {
+        let mut store = self.store();
+        let packed_bytes = store.record(value.payload()).packed_bytes() as usize;
+        let slots = match packed_bytes {
+            0 => value.payload() + pages.start..value.payload() + pages.end,
+            _ => store.slots_of(value),
+        };
+        store.slots.begin_share(slots.clone());
+        drop(store);
+        SharedSlots { spill: self, value, pages, slots, packed_bytes }
+    }
+
+    /// Waits until no thread is alone with the slots that `value` stood for a moment ago, reading.
     pub fn wait_for_reader(&self, value: Value) {
         self.wait_queue.wait(&*self.backend, &mut || {
             let store = self.store();
@@ -433,6 +448,27 @@ impl Store {
         match self.record(first).packed_bytes() {
             0 => first..first + Order(value.order()).pages(),
             bytes => first..first + bytes.div_ceil(PAGE_SIZE as u32),
+        }
+    }
+}
+
+/// Slots that the owner of this reads beside others, for some pages of a folio.
+#[derive(Debug)]
+pub struct SharedSlots<'s> {
+    spill: &'s Spill,
+    value: Value,
+    /// Of the folio.
+    pages: Range<u32>,
+    slots: Range<u32>,
+    /// 0: it is plain, and each page has a slot.
+    packed_bytes: usize,
+}
+
+impl Drop for SharedSlots<'_> {
+    fn drop(&mut self) {
+        let mut store = self.spill.store();
+        if store.slots.end_share(self.slots.clone()) {
+            self.spill.missing_run.store(u32::MAX, Ordering::Relaxed);
         }
     }
 }

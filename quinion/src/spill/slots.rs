@@ -9,17 +9,22 @@
 //! Pages that are spilled together should lie together, so that one run writes them, and one reads them. So a search
 //! begins where the last one ended, and wraps once: the next fit. Runs need no alignment.
 //!
-//! A slot freed while a thread reads it must not become another folio's before: [`Slots::begin_read`] marks it.
+//! A slot freed while a thread reads it must not become another folio's before. A thread that will put the bytes back
+//! into memory reads alone ([`Slots::begin_read`]); threads that only want to know them share ([`Slots::begin_share`]),
+//! with each other and with the one that reads alone: so they hold up nobody.
 //!
 //! Invariants (asserted by [`Slots::check`]):
 //!  1. No slot is taken twice, or freed twice.
 //!  2. The number of slots taken is counted, and never larger than the bound.
-//!  3. A slot that is being read is taken, also if it was freed meanwhile. It is read by one reader at a time.
+//!  3. A slot that is being read is taken, also if it was freed meanwhile. One reader at a time is alone with it, beside
+//!     those that share it.
 //!
 //! Not an invariant: that a run is found whenever so many slots are free. They may lie apart.
 //!
-//! Cost: three bits for each slot, so 6 KiB for 64 MiB. A search looks at a word for each 64 slots that it passes.
+//! Cost: three bits for each slot, so 6 KiB for 64 MiB, and an entry of a map for each that is shared. A search looks at
+//! a word for each 64 slots that it passes.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The slots of one spill file.
@@ -30,6 +35,8 @@ pub struct Slots {
     taken: u32,
     next: u32,
     reading: Vec<u64>,
+    /// By how many readers a slot is shared; those of none are not in it.
+    shared: BTreeMap<u32, u32>,
     condemned_words: Vec<u64>,
     condemned: u32,
 }
@@ -49,7 +56,8 @@ impl Slots {
     pub fn new(slots: u32) -> Self {
         let words = || vec![0; slots.div_ceil(64) as usize];
         let (reading, condemned_words) = (words(), words());
-        Self { words: words(), slots, taken: 0, next: 0, reading, condemned_words, condemned: 0 }
+        let shared = BTreeMap::new();
+        Self { words: words(), slots, taken: 0, next: 0, reading, shared, condemned_words, condemned: 0 }
     }
 
     pub fn slots(&self) -> u32 {
@@ -95,7 +103,7 @@ impl Slots {
         for slot in slots {
             let is_condemned = self.is_taken(slot) && has(&self.condemned_words, slot);
             assert!(self.is_taken(slot) && !is_condemned, "slot {slot} is freed twice");
-            if has(&self.reading, slot) {
+            if has(&self.reading, slot) || self.shared.contains_key(&slot) {
                 set(&mut self.condemned_words, slot);
                 self.condemned += 1;
             } else {
@@ -123,15 +131,35 @@ impl Slots {
         for slot in slots {
             assert!(has(&self.reading, slot), "slot {slot} is being read until that ends");
             clear(&mut self.reading, slot);
-            if has(&self.condemned_words, slot) {
-                clear(&mut self.condemned_words, slot);
-                self.condemned -= 1;
-                self.release(slot);
-            }
+            self.release_if_condemned(slot);
         }
     }
 
-    /// Whether one of these is being read.
+    /// One more thread is about to read these slots, which are taken; until it has called [`Slots::end_share`] they
+    /// stay so.
+    pub fn begin_share(&mut self, slots: Range<u32>) {
+        debug_assert!(slots.clone().all(|slot| self.is_taken(slot)), "{slots:?} are read, and free");
+        slots.for_each(|slot| *self.shared.entry(slot).or_default() += 1);
+    }
+
+    /// A thread that shared `slots` is done; whether some of them are free now.
+    ///
+    /// # Panics
+    /// If one of them is shared by nobody.
+    pub fn end_share(&mut self, slots: Range<u32>) -> bool {
+        let taken = self.taken;
+        for slot in slots {
+            let readers = self.shared.get_mut(&slot).expect("a slot is shared until that ends");
+            *readers -= 1;
+            if *readers == 0 {
+                self.shared.remove(&slot);
+                self.release_if_condemned(slot);
+            }
+        }
+        self.taken < taken
+    }
+
+    /// Whether a thread is alone with one of these, reading.
     pub fn is_read(&self, slots: &Range<u32>) -> bool {
         slots.clone().any(|slot| has(&self.reading, slot))
     }
@@ -159,7 +187,10 @@ impl Slots {
             ));
         }
         for (nth, &taken) in self.words.iter().enumerate() {
-            let (reading, condemned) = (self.reading[nth], self.condemned_words[nth]);
+            let (first, condemned) = (nth as u32 * 64, self.condemned_words[nth]);
+            let shared = self.shared.range(first..first + 64);
+            let shared = shared.fold(0, |bits: u64, (&slot, _)| bits | 1 << (slot - first));
+            let reading = self.reading[nth] | shared;
             if reading & !taken != 0 {
                 return Err(format!("of the slots from {} on one is being read, and is free", nth * 64));
             }
@@ -168,6 +199,16 @@ impl Slots {
             }
         }
         Ok(())
+    }
+
+    /// A reader of `slot` is done: if it was freed meanwhile and nobody else reads it, it is free.
+    fn release_if_condemned(&mut self, slot: u32) {
+        let is_read = has(&self.reading, slot) || self.shared.contains_key(&slot);
+        if has(&self.condemned_words, slot) && !is_read {
+            clear(&mut self.condemned_words, slot);
+            self.condemned -= 1;
+            self.release(slot);
+        }
     }
 
     fn release(&mut self, slot: u32) {
@@ -241,6 +282,27 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_slot_is_free_when_its_last_reader_is_done_and_holds_up_none() {
+        let mut slots = Slots::new(4);
+        assert_eq!(slots.take(4), Some(0));
+        slots.begin_share(0..3);
+        slots.begin_share(2..4);
+        assert!(slots.begin_read(1..3), "the one that reads alone does not wait for them");
+        slots.free(0..4);
+        assert_eq!((slots.taken(), slots.condemned()), (4, 4));
+        slots.check().unwrap();
+        slots.end_read(1..3);
+        assert_eq!((slots.taken(), slots.end_share(0..3)), (4, true));
+        assert_eq!((slots.taken(), slots.condemned()), (2, 2), "slots 2 and 3 are still shared");
+        slots.check().unwrap();
+        assert!(slots.end_share(2..4));
+        assert_eq!((slots.taken(), slots.condemned(), slots.take(4)), (0, 0, Some(0)));
+        slots.begin_share(0..1);
+        assert!(!slots.end_share(0..1), "it was not freed");
+        assert_eq!(slots.taken(), 4);
+    }
+
+    #[test]
     #[should_panic(expected = "slot 1 is freed twice")]
     fn a_slot_is_freed_once_also_while_it_is_read() {
         let mut slots = Slots::new(2);
@@ -256,6 +318,8 @@ mod tests {
         Free(usize, u32, u32),
         BeginRead(usize),
         EndRead(usize),
+        BeginShare(usize),
+        EndShare(usize),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -264,6 +328,8 @@ mod tests {
             3 => (any::<usize>(), 0u32..40, 1u32..40).prop_map(|(which, from, len)| Op::Free(which, from, len)),
             1 => any::<usize>().prop_map(Op::BeginRead),
             1 => any::<usize>().prop_map(Op::EndRead),
+            1 => any::<usize>().prop_map(Op::BeginShare),
+            1 => any::<usize>().prop_map(Op::EndShare),
         ]
     }
 
@@ -272,12 +338,20 @@ mod tests {
         owned: BTreeSet<u32>,
         condemned: BTreeSet<u32>,
         reading: Vec<Range<u32>>,
+        sharing: Vec<Range<u32>>,
         runs: Vec<Range<u32>>,
     }
 
     impl Twin {
         fn is_read(&self, slot: u32) -> bool {
             self.reading.iter().any(|range| range.contains(&slot))
+        }
+        fn is_shared(&self, slot: u32) -> bool {
+            self.sharing.iter().any(|range| range.contains(&slot))
+        }
+        fn end_reads(&mut self) {
+            let condemned = std::mem::take(&mut self.condemned).into_iter();
+            self.condemned = condemned.filter(|&slot| self.is_read(slot) || self.is_shared(slot)).collect();
         }
         fn is_taken(&self, slot: u32) -> bool {
             self.owned.contains(&slot) || self.condemned.contains(&slot)
@@ -313,7 +387,7 @@ mod tests {
                         slots.free(start..end);
                         for slot in start..end {
                             twin.owned.remove(&slot);
-                            if twin.is_read(slot) {
+                            if twin.is_read(slot) || twin.is_shared(slot) {
                                 twin.condemned.insert(slot);
                             }
                         }
@@ -330,9 +404,18 @@ mod tests {
                     Op::EndRead(which) if !twin.reading.is_empty() => {
                         let run = twin.reading.swap_remove(which % twin.reading.len());
                         slots.end_read(run);
-                        let still: BTreeSet<u32> =
-                            twin.condemned.iter().copied().filter(|&slot| twin.is_read(slot)).collect();
-                        twin.condemned = still;
+                        twin.end_reads();
+                    }
+                    Op::BeginShare(which) if !twin.runs.is_empty() => {
+                        let run = twin.runs[which % twin.runs.len()].clone();
+                        slots.begin_share(run.clone());
+                        twin.sharing.push(run);
+                    }
+                    Op::EndShare(which) if !twin.sharing.is_empty() => {
+                        let (run, before) = (twin.sharing.swap_remove(which % twin.sharing.len()), twin.condemned.len());
+                        let freed = slots.end_share(run);
+                        twin.end_reads();
+                        prop_assert_eq!(freed, twin.condemned.len() < before);
                     }
                     _ => {}
                 }

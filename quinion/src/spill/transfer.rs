@@ -5,6 +5,7 @@
 //!         frames --copy--> heap --pack--> heap: checksums, one Flush of that      (if it saves a slot)
 //!   in    a Fill for each run of slots and frames --> page by page: is that what was written?
 //!         a Fill into the heap --> is it? --> unpack --copy--> frames
+//!   copy  a Fill into the heap --> is it? --> unpack, if it is packed --> the reader
 //! ```
 //!
 //! A caller that sends a folio out keeps its frames until the end is reported, and may let others write to them: then
@@ -27,7 +28,7 @@ use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Value;
 
 use super::pack::{SLOT_BYTES, checksum, pack, unpack};
-use super::{SlotRecord, Spill, Store};
+use super::{SharedSlots, SlotRecord, Spill, Store};
 
 /// Is told the outcome for a folio that was sent out.
 pub trait SpillSink: Send + Sync {
@@ -67,6 +68,17 @@ impl Buffer {
     }
     fn start(&mut self) -> NonNull<u8> {
         NonNull::from(&mut self.0[..]).cast()
+    }
+    /// The run of slots from `first` on that fills it.
+    fn run_from(&self, first: u32) -> FillRun {
+        let (index, frame) = (PageIndex(u64::from(first)), Frame(0)); // the frame is not used
+        FillRun { index, frame, pages: self.0.len() as u32 }
+    }
+    fn bytes(&self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.0.len() * SLOT_BYTES);
+        self.0.iter().for_each(|slot| bytes.extend_from_slice(&slot.0));
+        bytes.truncate(len);
+        bytes
     }
 }
 
@@ -183,6 +195,13 @@ struct FetchBatch {
 }
 
 impl FetchBatch {
+    fn of(fills: usize, wait_queue: &Arc<WaitQueue>) -> Arc<Self> {
+        let (left, wait_queue) = (AtomicUsize::new(fills), Arc::clone(wait_queue));
+        Arc::new(Self { left, failed: Mutex::default(), wait_queue })
+    }
+    fn sink(self: &Arc<Self>) -> Arc<dyn FillSink> {
+        Arc::clone(self) as Arc<dyn FillSink>
+    }
     fn fail(&self, error: io::Error) {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
@@ -195,7 +214,7 @@ impl FillSink for FetchBatch {
             Ok(bytes) => self.fail(short(run, bytes)),
             Err(error) => self.fail(error),
         }
-        // Release, partner: the Acquire in `fetch`: a thread that sees that all have ended sees their errors, and the
+        // Release, partner: the Acquire in `run_fills`: a thread that sees that all have ended sees their errors, and the
         // bytes.
         self.left.fetch_sub(1, Ordering::Release);
         self.wait_queue.wake();
@@ -218,41 +237,39 @@ impl Spill {
     /// # Safety
     /// The frames are the caller's alone, and in no tree.
     pub unsafe fn fetch(&self, parts: &[SpilledPart]) -> io::Result<()> {
-        let wait_queue = Arc::clone(&self.wait_queue);
         let (plain, packed) = self.sorted(parts);
         // If a backend panics, the device may still be reading into these: then they are leaked.
         let mut packed = ManuallyDrop::new(packed);
-        let left = AtomicUsize::new(plain.len() + packed.len());
-        let fetching = Arc::new(FetchBatch { left, failed: Mutex::default(), wait_queue });
-        let sink = || Arc::clone(&fetching) as Arc<dyn FillSink>;
+        let fetching = FetchBatch::of(plain.len() + packed.len(), &self.wait_queue);
         let mut fills = Vec::with_capacity(plain.len() + packed.len());
         for &run in &plain {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
             // SAFETY: the frames are the caller's alone until this returns, and so until all fills have ended.
-            fills.push(unsafe { Fill::new(run, buffer, sink()) });
+            fills.push(unsafe { Fill::new(run, buffer, fetching.sink()) });
         }
         for PackedFetch { value, buffer, .. } in packed.iter_mut() {
-            let run = FillRun {
-                index: PageIndex(u64::from(value.payload())),
-                frame: Frame(0), // not used
-                pages: buffer.0.len() as u32,
-            };
+            let run = buffer.run_from(value.payload());
             // SAFETY: the buffer is this function's, and is neither touched nor freed until all fills have ended,
             // below.
-            fills.push(unsafe { Fill::new(run, buffer.start(), sink()) });
+            fills.push(unsafe { Fill::new(run, buffer.start(), fetching.sink()) });
         }
-        self.backend.submit_with_reap(fills);
-        // Acquire, partner: the Release in `fill_completed`.
-        self.wait_queue.wait(&*self.backend, &mut || fetching.left.load(Ordering::Acquire) == 0);
+        let filled = self.run_fills(fills, &fetching);
         let packed = ManuallyDrop::into_inner(packed);
-        let failed = fetching.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let outcome = failed
-            .map_or(Ok(()), Err)
+        let outcome = filled
             .and_then(|()| self.verify(&plain))
             .and_then(|()| packed.iter().try_for_each(|packed| self.unpack_into(packed, parts)));
         self.read_errors.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
         outcome
+    }
+
+    /// Hands `fills` to the device and waits until all have ended.
+    fn run_fills(&self, fills: Vec<Fill>, fetching: &FetchBatch) -> io::Result<()> {
+        self.backend.submit_with_reap(fills);
+        // Acquire, partner: the Release in `fill_completed`.
+        self.wait_queue.wait(&*self.backend, &mut || fetching.left.load(Ordering::Acquire) == 0);
+        let failed = fetching.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failed.map_or(Ok(()), Err)
     }
 
     fn sorted(&self, parts: &[SpilledPart]) -> (Vec<FillRun>, Vec<PackedFetch>) {
@@ -303,14 +320,14 @@ impl Spill {
         if checksum(slot, bytes) == known.checksum() { Ok(()) } else { Err(other_bytes(slot)) }
     }
 
+    fn verify_buffer(&self, first: u32, buffer: &Buffer) -> io::Result<()> {
+        buffer.0.iter().zip(first..).try_for_each(|(slot, nth)| self.verify_slot(nth, &slot.0))
+    }
+
     fn unpack_into(&self, packed: &PackedFetch, parts: &[SpilledPart]) -> io::Result<()> {
         let first = packed.value.payload();
-        for (nth, slot) in packed.buffer.0.iter().enumerate() {
-            self.verify_slot(first + nth as u32, &slot.0)?;
-        }
-        let small: Vec<u8> = packed.buffer.0.iter().flat_map(|slot| slot.0).take(packed.bytes).collect();
-        let mut bytes = vec![0; Order(packed.value.order()).bytes()];
-        unpack(&small, &mut bytes).ok_or_else(|| other_bytes(first))?;
+        self.verify_buffer(first, &packed.buffer)?;
+        let bytes = unpacked(packed.value, &packed.buffer.bytes(packed.bytes))?;
         for part in parts.iter().filter(|part| part.value == packed.value) {
             let from = &bytes[part.at as usize * PAGE_SIZE..][..part.pages as usize * PAGE_SIZE];
             let to = self.arena.view().bytes(part.frame).expect("a run of ours exists");
@@ -320,6 +337,45 @@ impl Spill {
         }
         Ok(())
     }
+}
+
+impl SharedSlots<'_> {
+    /// Reads the bytes of the pages, all of each, and waits for it. The caller holds no lock that ends of fills or
+    /// flushes take.
+    ///
+    /// # Errors
+    /// The device's; or the bytes that came are not those that were written.
+    pub fn read(&self) -> io::Result<Vec<u8>> {
+        let read = self.read_slots();
+        self.spill.read_errors.fetch_add(u64::from(read.is_err()), Ordering::Relaxed);
+        read
+    }
+
+    fn read_slots(&self) -> io::Result<Vec<u8>> {
+        let Self { spill, value, ref pages, ref slots, packed_bytes } = *self;
+        // If a backend panics, the device may still be reading into it: then it is leaked.
+        let mut buffer = ManuallyDrop::new(Buffer::zeroed(slots.len()));
+        let fetching = FetchBatch::of(1, &spill.wait_queue);
+        let run = buffer.run_from(slots.start);
+        // SAFETY: the buffer is this function's, and is neither touched nor freed until the fill has ended, below.
+        let fill = unsafe { Fill::new(run, buffer.start(), fetching.sink()) };
+        let filled = spill.run_fills(vec![fill], &fetching);
+        let buffer = ManuallyDrop::into_inner(buffer);
+        filled?;
+        spill.verify_buffer(slots.start, &buffer)?;
+        if packed_bytes == 0 {
+            return Ok(buffer.bytes(slots.len() * SLOT_BYTES));
+        }
+        let folio = unpacked(value, &buffer.bytes(packed_bytes))?;
+        Ok(folio[pages.start as usize * PAGE_SIZE..pages.end as usize * PAGE_SIZE].to_vec())
+    }
+}
+
+/// The bytes of the folio that `value` stands for, made of those that it was packed into.
+fn unpacked(value: Value, packed: &[u8]) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; Order(value.order()).bytes()];
+    unpack(packed, &mut bytes).ok_or_else(|| other_bytes(value.payload()))?;
+    Ok(bytes)
 }
 
 fn short(run: FillRun, bytes: usize) -> io::Error {

@@ -9,6 +9,7 @@
 //! The device is memory that a test can read and damage, or a simulated one with delays and faults under a seed, or a
 //! file without a name. After each test every slot is in use, or free.
 
+use std::io::IoSliceMut;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -239,10 +240,9 @@ fn a_full_spill_file_is_an_error_and_nothing_is_lost() {
     assert!(at > 4 * MIB, "both are used: {at}");
     cache.check().unwrap();
     let mut bytes = vec![0; at as usize];
-    // What is not in memory finds none to come back to, as long as all of it is full of what cannot go.
-    let refused = file.read_exact_at(&mut bytes, 0).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::NoMemory);
-    assert!(refused.to_string().contains("the spill file is full"), "{refused}");
+    // What is not in memory finds none to come back to: it is read where it is. A pin lends frames, and there is none.
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    verify(&bytes, FILE, 0).unwrap();
     let refused = file.pin(0, PAGE).unwrap_err();
     assert!(refused.to_string().contains("the spill file is full"), "{refused}");
     file.punch_hole(at - MIB, MIB).unwrap();
@@ -251,6 +251,125 @@ fn a_full_spill_file_is_an_error_and_nothing_is_lost() {
     fill_content(&mut piece, FILE, at - MIB, 1);
     file.write_all_at(&piece, at - MIB).unwrap();
     cache.check().unwrap();
+}
+
+/// Appends runs of pages that can be packed until neither memory nor the spill file takes more; returns how many pages
+/// there are.
+fn fill_both(file: &MemFile, run: u64) -> u64 {
+    let mut page = file.len() / PAGE as u64;
+    loop {
+        let bytes: Vec<u8> = (page..page + run).flat_map(dull_page).collect();
+        match file.write_at(&bytes, page * PAGE as u64) {
+            Ok(bytes) if bytes == bytes / PAGE * PAGE => page += (bytes / PAGE) as u64,
+            Ok(bytes) => panic!("{bytes} bytes of whole pages were written"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+                return page;
+            }
+        }
+        assert!(page * (PAGE as u64) < 64 * MIB, "it cannot all be there");
+    }
+}
+
+/// A page full of its own number, which can be packed with its neighbours.
+fn dull_page(page: u64) -> Vec<u8> {
+    (page + 1).to_le_bytes().repeat(PAGE / 8)
+}
+
+#[test]
+fn written_bytes_are_read_while_memory_and_the_spill_file_are_full() {
+    for (compress, mib, run) in [(false, 16, 1), (false, 4, 16), (true, 1, 16)] {
+        let disk = Arc::new(MemoryFile::new(Vec::new())) as Arc<dyn Backend>;
+        let cache = builder().spill_to(disk, options(mib).compress(compress)).build().unwrap();
+        let file = file(&cache);
+        let pages = fill_both(&file, run);
+        let spilled = numbers(&file).spilled_pages;
+        assert!(spilled > 0, "compress {compress}");
+        assert!(file.pin(0, PAGE).is_err(), "page 0 is spilled, and there is no memory for it");
+        let wanted: Vec<u8> = (0..pages).flat_map(dull_page).collect();
+        let mut dice = Dice::new(mib);
+        for nth in 0..300 {
+            let at = dice.below(wanted.len() as u64 - 1) as usize;
+            let at = if nth == 0 { 0 } else { at };
+            let len =
+                (1 + dice.below(if nth % 30 == 0 { 500_000 } else { 9000 }) as usize).min(wanted.len() - at);
+            let (mut bytes, middle) = (vec![0xee; len], len / 3);
+            let read = if nth % 4 == 0 {
+                let (one, other) = bytes.split_at_mut(middle);
+                file.read_vectored_at(&mut [IoSliceMut::new(one), IoSliceMut::new(other)], at as u64)
+            } else {
+                file.read_at(&mut bytes, at as u64)
+            };
+            assert_eq!(read.unwrap(), len, "at {at}");
+            assert!(bytes == wanted[at..at + len], "{len} bytes at {at}");
+        }
+        assert_eq!(numbers(&file).spilled_pages, spilled, "they stay where they are");
+        cache.check().unwrap();
+        // As soon as there is memory, a page that is read comes back.
+        file.set_len((pages - 1024) * PAGE as u64).unwrap();
+        let mut bytes = vec![0; PAGE];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == dull_page(0));
+        assert!(numbers(&file).spilled_pages < spilled);
+        cache.check().unwrap();
+    }
+}
+
+/// 1 R reads a page where it is, in the spill file, because both are full.
+/// 2 C punches that page meanwhile, or writes it, and others' bytes want its slots.
+/// R gets what the page is when its read has ended; and its slots are free then.
+#[test]
+fn a_page_that_changes_while_it_is_read_in_the_spill_file_is_looked_at_again() {
+    for (compress, mib) in [(false, 4), (true, 1)] {
+        let disk = Arc::new(Stepping {
+            memory: MemoryFile::new(Vec::new()),
+            fills: AtomicU32::new(0),
+            step: Mutex::new(None),
+        });
+        let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+        let cache = builder().spill_to(backend, options(mib).compress(compress)).build().unwrap();
+        let file = file(&cache);
+        let pages = fill_both(&file, 16);
+        let read_beside = |page: u64, step: Box<dyn FnOnce() + Send>| {
+            assert!(
+                file.pin(page * PAGE as u64, PAGE).is_err(),
+                "page {page} finds memory, compress {compress}"
+            );
+            disk.fills.store(1, Ordering::Relaxed); // the next fill is the one with the step
+            *disk.step.lock().unwrap() = Some(step);
+            let mut bytes = vec![0xee; PAGE];
+            file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+            assert!(disk.step.lock().unwrap().is_none(), "the step was taken beside a read of slots");
+            bytes
+        };
+        assert!(read_beside(2, Box::new(|| {})) == dull_page(2));
+        // Whole folios are punched, which needs no memory; then others take memory, and the slots.
+        let punch =
+            |file: &MemFile, page: u64| file.punch_hole(page * PAGE as u64, 64 * PAGE as u64).unwrap();
+        let same = file.clone();
+        let bytes = read_beside(
+            2,
+            Box::new(move || {
+                punch(&same, 0);
+                assert!(fill_both(&same, 1) > pages, "there was no room for others");
+            }),
+        );
+        assert!(bytes.iter().all(|byte| *byte == 0), "the page was punched");
+        fill_both(&file, 1); // the slots of that read, too
+        let same = file.clone();
+        let bytes = read_beside(
+            130,
+            Box::new(move || {
+                punch(&same, 64);
+                same.write_all_at(&dull_page(999), 130 * PAGE as u64).unwrap();
+            }),
+        );
+        assert!(bytes == dull_page(999), "the page was written");
+        cache.check().unwrap();
+        drop(file);
+        assert_eq!(cache.stats().spill_bytes, 0, "no slot is kept for a reader that has ended");
+        cache.check().unwrap();
+    }
 }
 
 #[test]

@@ -223,10 +223,14 @@ impl MemFile {
     /// A read of a hole takes the file's index lock briefly, once however large. Waits only for a call that is
     /// populating a page of the range.
     ///
+    /// A read of bytes in the spill file ([`Builder::spill`](crate::Builder::spill)) brings them back into memory, and
+    /// waits for that and for the device. If nothing that is in memory can go, since the spill file is full, say, they
+    /// are read where they are, and stay there: bytes that were written can be read however short memory is. Each such
+    /// call reads the device, by way of 256 KiB of the heap, or of twice the largest folio if these are packed.
+    ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio is
-    /// held more often than can be, or a page in the spill file finds no memory, since nothing that is there can go:
-    /// the spill file is full as well, say. [`ErrorKind::Io`](crate::ErrorKind::Io): the spill file cannot be read.
+    /// held more often than can be. [`ErrorKind::Io`](crate::ErrorKind::Io): the spill file cannot be read.
     /// Nothing was read then, and all bytes are where they were.
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
@@ -311,7 +315,8 @@ impl MemFile {
     ///
     /// # Errors
     /// As [`MemFile::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside
-    /// the bytes that are pinned already.
+    /// the bytes that are pinned already, or a page in the spill file finds no memory, since nothing that is there can
+    /// go.
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
         self.check_process()?;
         let MemHandle { shared, mapping, .. } = &*self.handle;

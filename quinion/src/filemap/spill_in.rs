@@ -17,6 +17,11 @@
 //! callers that asked for it see the error; after a failed batch the page is tried alone. Of a plain value a part is
 //! brought back; a packed folio comes as a whole.
 //!
+//! A reader that copies bytes needs no frame for that. If there is none, since the spill file is full as well, it reads
+//! the slots into memory of the heap, beside all others that read them, and looks at the tree again: if the value still
+//! stands there, these are the page's bytes; else it begins anew. The page stays spilled ([`SpillIn::read_through`]).
+//! While the spill file takes nothing, such a reader waits for no memory at all ([`SpillIn::without_waiting`]).
+//!
 //! Invariants:
 //!  1. No lock of the index is held while memory or the device is waited for. (A thread that cuts the file
 //!     has Write and Invalidate alone, as when it waits for a device.)
@@ -52,6 +57,10 @@ const BATCH_PAGES: u64 = 64;
 const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 /// Tries with too few frames for folios that have to come as a whole; a pause before each.
 const SHORT_MAX: u32 = 200;
+/// Of a caller that waits for no memory: one for all that is wanted, and one for the page alone.
+const SHORT_MAX_UNWAITED: u32 = 2;
+/// The most pages of a plain folio that are read through the heap at a time: 256 KiB.
+const THROUGH_PAGES_MAX: u64 = 64;
 const PAUSE: Duration = Duration::from_millis(1);
 const TRIES: u32 = 1000;
 
@@ -109,12 +118,54 @@ fn end_of(first: PageIndex, value: Value) -> PageIndex {
 pub(crate) struct SpillIn<'c> {
     filemap: &'c Arc<Filemap>,
     mapping: &'c Arc<Mapping>,
+    urgency: FillUrgency,
 }
 
 impl<'c> SpillIn<'c> {
     /// Nothing is done yet.
     pub fn of(filemap: &'c Arc<Filemap>, mapping: &'c Arc<Mapping>) -> Self {
-        Self { filemap, mapping }
+        Self { filemap, mapping, urgency: FillUrgency::Asked }
+    }
+
+    /// For a caller that can do without frames: while folios cannot go to the spill file, memory is taken from what can
+    /// be evicted at once, and not waited for.
+    #[must_use]
+    pub fn without_waiting(self) -> Self {
+        let is_stuck = self.mapping.backing().spill().is_some_and(|spill| spill.trouble().is_some());
+        Self { urgency: if is_stuck { FillUrgency::Ahead } else { FillUrgency::Asked }, ..self }
+    }
+
+    /// Reads `pages.start`, and more of `pages`, in the spill file, and leaves them there. These are the bytes of whole
+    /// pages, as they were when this returned; none if the first is not there any more, or was changed meanwhile: look
+    /// again. Waits for the device. The caller holds no lock.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read_through(self, pages: Range<PageIndex>) -> Result<Vec<u8>, Error> {
+        let (Some(spill), wanted) = (self.mapping.backing().spill(), pages.start) else {
+            return Ok(Vec::new());
+        };
+        // After a failed read of several pages, the first alone: it may be another of them that is bad.
+        let read =
+            self.read_shared(spill, pages).or_else(|_| self.read_shared(spill, wanted..wanted.plus(1)));
+        read.map_err(|source| Repr::Read { position: wanted.first_byte(), len: PAGE_SIZE, source }.into())
+    }
+
+    fn read_shared(self, spill: &Spill, pages: Range<PageIndex>) -> std::io::Result<Vec<u8>> {
+        let (stood, reading) = {
+            let guard = self.mapping.lock();
+            let Some(&(first, value)) = guard.spilled_from(pages.start..pages.start.plus(1)).first() else {
+                return Ok(Vec::new());
+            };
+            let end = pages.end.min(end_of(first, value)).min(pages.start.plus(THROUGH_PAGES_MAX));
+            let part = (pages.start.0 - first.0) as u32..(end.0 - first.0) as u32;
+            ((first, value), spill.begin_share(value, part))
+        };
+        let bytes = reading.read()?;
+        // The slots were not given to others, so a value that still stands there has stood for these bytes all along.
+        let stands = self.mapping.lock().has_values(&[stood]);
+        drop(reading);
+        Ok(if stands { bytes } else { Vec::new() })
     }
 
     /// Brings `pages.start` back from the spill file, and more of `pages` and around. When this returns the page is
@@ -143,6 +194,7 @@ impl<'c> SpillIn<'c> {
     ) -> Result<(), Error> {
         let (Some(spill), wanted) = (self.mapping.backing().spill(), pages.start) else { return Ok(()) };
         let mut short = 0;
+        let short_max = if self.urgency == FillUrgency::Asked { SHORT_MAX } else { SHORT_MAX_UNWAITED };
         for _ in 0..TRIES {
             // 1
             let Some(plan) = self.plan(spill, pages.clone(), reach) else { return Ok(()) };
@@ -153,10 +205,10 @@ impl<'c> SpillIn<'c> {
                 self.filemap.supply.free_runs(&runs);
                 reach = SpillInExtent::Alone;
                 short += 1;
-                if short == SHORT_MAX {
+                if short == short_max {
                     break;
                 }
-                if !spill.wait_for_one() {
+                if self.urgency == FillUrgency::Asked && !spill.wait_for_one() {
                     pause(PAUSE); // others are at it, and take what gets free
                 }
                 continue;
@@ -219,7 +271,7 @@ impl<'c> SpillIn<'c> {
         let (pool, position) = (self.mapping.backing().spill_pool(), plan.pages.start.first_byte());
         let gaps = vec![Gap { first: plan.pages.start, pages: plan.count() }];
         let window = self.window_of(plan);
-        let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
+        let (urgency, reservation, locks) = (self.urgency, None, LockWait::Wait);
         let request = FrameRequest { mapping: self.mapping, pool, window, urgency, reservation, locks };
         self.filemap.supply.take(&request, gaps).map_err(|refused| match refused {
             NoFrames::PoolFull => self.filemap.pool_full(pool, position),

@@ -10,6 +10,9 @@
 //!                                                             waited for when it is the first
 //! ```
 //!
+//! A spilled page is brought back, or, if there is no memory for it, read where it is; of a call that has found none all
+//! that follows is read so.
+//!
 //! Each folio of a batch is looked at before it is copied: up to date, allocated, or on its way. To read a folio
 //! without bytes as zeros is right in every race: a moment before it was zeros. An empty batch says nothing; the tree
 //! is asked under its lock, once for each hole.
@@ -41,12 +44,20 @@ enum ReadStep {
     Absent,
 }
 
+/// What a call does with the spilled pages that it meets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum SpilledPages {
+    ComeBack,
+    /// There was no memory for one of them: they are read where they are.
+    Stay,
+}
+
 impl Shmem {
     /// Reads the file's bytes from `position` on, as far as `target` takes them; returns how many. `stopped` is why the
     /// hits before it ended, if there were any. Waits for a caller that is just filling a page.
     ///
     /// # Errors
-    /// A folio has all the holds that it can have. Nothing was read then.
+    /// A folio has all the holds that it can have, or the spill file cannot be read. Nothing was read then.
     pub(crate) fn read(
         &self,
         mapping: &Arc<Mapping>,
@@ -55,6 +66,7 @@ impl Shmem {
         stopped: Option<HitStop>,
     ) -> Result<usize, Error> {
         let (mut done, mut is_absent) = (0, stopped == Some(HitStop::Absent));
+        let mut spilled = SpilledPages::ComeBack;
         loop {
             let at = position + done as u64;
             let size = mapping.size();
@@ -64,7 +76,7 @@ impl Shmem {
             }
             let wanted = at..at + want as u64;
             let step = if is_absent {
-                self.read_hole(mapping, wanted, target)
+                self.read_hole(mapping, wanted, target, &mut spilled)
             } else if want <= PAGE_SIZE {
                 self.read_single(mapping, wanted, target)
             } else {
@@ -152,21 +164,57 @@ impl Shmem {
         mapping: &Arc<Mapping>,
         wanted: Range<u64>,
         target: &mut impl Target,
+        spilled: &mut SpilledPages,
     ) -> Result<ReadStep, Error> {
-        let bytes = self.hole_at(mapping, wanted)?;
-        target.zero(bytes);
+        let bytes = match entry_at(mapping, &wanted) {
+            MemoryEntry::Hole { end } => {
+                let bytes = (end.first_byte().min(wanted.end) - wanted.start) as usize;
+                target.zero(bytes);
+                bytes
+            }
+            MemoryEntry::Folio => 0,
+            MemoryEntry::Spilled { .. } => self.read_spilled(mapping, wanted, target, spilled)?,
+        };
         Ok(ReadStep::Read(bytes))
+    }
+
+    /// 0: look again.
+    fn read_spilled(
+        &self,
+        mapping: &Arc<Mapping>,
+        wanted: Range<u64>,
+        target: &mut impl Target,
+        spilled: &mut SpilledPages,
+    ) -> Result<usize, Error> {
+        let (pages, spill_in) = (pages_of(&wanted), SpillIn::of(&self.filemap, mapping));
+        if *spilled == SpilledPages::ComeBack {
+            match spill_in.without_waiting().bring(pages.clone(), TruncateExclusion::No) {
+                Err(error) if error.is_of_memory() => *spilled = SpilledPages::Stay,
+                brought => return brought.map(|()| 0),
+            }
+        }
+        let bytes = spill_in.read_through(pages)?;
+        let within = (wanted.start % PAGE_SIZE as u64) as usize;
+        let mut rest = bytes.get(within..).unwrap_or_default();
+        rest = &rest[..rest.len().min((wanted.end - wanted.start) as usize)];
+        let count = rest.len();
+        while !rest.is_empty() {
+            let part = target.next(rest.len());
+            let (now, behind) = rest.split_at(part.len());
+            part.copy_from_slice(now);
+            rest = behind;
+        }
+        Ok(count)
     }
 
     /// 0: there is a folio, or is now. Spilled pages are restored.
     pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, wanted: Range<u64>) -> Result<usize, Error> {
-        let (index, end) = (PageIndex::of_byte(wanted.start), PageIndex(pages_of_bytes(wanted.end)));
-        let found = mapping.lock().at(index, end);
-        match found {
+        match entry_at(mapping, &wanted) {
             MemoryEntry::Hole { end } => Ok((end.first_byte().min(wanted.end) - wanted.start) as usize),
             MemoryEntry::Folio => Ok(0),
             MemoryEntry::Spilled { .. } => {
-                SpillIn::of(&self.filemap, mapping).bring(index..end, TruncateExclusion::No).map(|()| 0)
+                let spill_in = SpillIn::of(&self.filemap, mapping);
+                spill_in.bring(pages_of(&wanted), TruncateExclusion::No).map(|()| 0)
             }
         }
     }
@@ -180,6 +228,15 @@ impl Shmem {
     pub(super) fn touch(&self, held: &HeldFolio<'_>) {
         crate::filemap::touch(self.filemap.arena.view().grown(), held.frame());
     }
+}
+
+fn pages_of(bytes: &Range<u64>) -> Range<PageIndex> {
+    PageIndex::of_byte(bytes.start)..PageIndex(pages_of_bytes(bytes.end))
+}
+
+fn entry_at(mapping: &Mapping, wanted: &Range<u64>) -> MemoryEntry {
+    let Range { start, end } = pages_of(wanted);
+    mapping.lock().at(start, end)
 }
 
 fn copy_out(held: &HeldFolio<'_>, from: u64, bytes: usize, target: &mut impl Target) {

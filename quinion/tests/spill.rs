@@ -17,7 +17,7 @@ use std::{fmt, io};
 
 use proptest::prelude::*;
 use quinion::backend::{Attributes, Backend, Fill, Flush, MemoryFile};
-use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, SpillOptions};
+use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, PoolOptions, SpillOptions};
 use quinion_testing::content::{Dice, PAGE, fill_content, generations, page_content, verify};
 use quinion_testing::doubles::{CompletionOrder, FailureCount, Faults, SimulatedBackend, WriteFaults};
 
@@ -370,6 +370,35 @@ fn a_page_that_changes_while_it_is_read_in_the_spill_file_is_looked_at_again() {
         assert_eq!(cache.stats().spill_bytes, 0, "no slot is kept for a reader that has ended");
         cache.check().unwrap();
     }
+}
+
+#[test]
+fn written_bytes_are_read_while_a_pool_is_at_its_limit_and_the_spill_file_is_full() {
+    let (cache, _disk) = in_memory(4);
+    let pool = cache.add_pool("small", PoolOptions::new().limit(2 * MIB)).unwrap();
+    let file = pool.mem_file(MemFileOptions::new()).unwrap();
+    let pages = fill_both(&file, 16);
+    assert!(file.pin(0, PAGE).is_err(), "page 0 is spilled, and the pool is full");
+    let mut bytes = vec![0; pages as usize * PAGE];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes.chunks(PAGE).zip(0..).all(|(bytes, page)| bytes == dull_page(page)));
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_page_that_cannot_be_read_where_it_is_is_an_error_for_its_reader() {
+    let (cache, disk) = simulated(4, Faults::default(), WriteFaults::default());
+    let file = file(&cache);
+    fill_both(&file, 16);
+    let mut bytes = vec![0; 4 * PAGE];
+    disk.fail_at(0..4 * MIB, FailureCount::First(2));
+    // The pages together, then the first alone.
+    let error = file.read_at(&mut bytes, 0).unwrap_err();
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(libc::EIO)), "{error}");
+    assert_eq!(cache.stats().spill_errors, 2, "both requests are counted");
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes.chunks(PAGE).zip(0..).all(|(bytes, page)| bytes == dull_page(page)));
+    cache.check().unwrap();
 }
 
 #[test]

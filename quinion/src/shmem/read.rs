@@ -10,8 +10,8 @@
 //!                                                             waited for when it is the first
 //! ```
 //!
-//! A spilled page is brought back, or, if there is no memory for it, read where it is; of a call that has found none all
-//! that follows is read so.
+//! A spilled page is brought back, or, if there is no memory for it, read where it is; a call that has found none reads
+//! so all that follows.
 //!
 //! Each folio of a batch is looked at before it is copied: up to date, allocated, or on its way. To read a folio
 //! without bytes as zeros is right in every race: a moment before it was zeros. An empty batch says nothing; the tree
@@ -44,12 +44,19 @@ enum ReadStep {
     Absent,
 }
 
-/// What a call does with the spilled pages that it meets.
+/// How a call reads spilled pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SpilledPages {
     ComeBack,
     /// There was no memory for one of them: they are read where they are.
     Stay,
+}
+
+/// A read of bytes where no folio was found.
+struct MissedBytes<'r> {
+    mapping: &'r Arc<Mapping>,
+    wanted: Range<u64>,
+    spilled: &'r mut SpilledPages,
 }
 
 impl Shmem {
@@ -76,7 +83,7 @@ impl Shmem {
             }
             let wanted = at..at + want as u64;
             let step = if is_absent {
-                self.read_hole(mapping, wanted, target, &mut spilled)
+                self.read_missed(MissedBytes { mapping, wanted, spilled: &mut spilled }, target)
             } else if want <= PAGE_SIZE {
                 self.read_single(mapping, wanted, target)
             } else {
@@ -159,33 +166,23 @@ impl Shmem {
         bytes
     }
 
-    fn read_hole(
-        &self,
-        mapping: &Arc<Mapping>,
-        wanted: Range<u64>,
-        target: &mut impl Target,
-        spilled: &mut SpilledPages,
-    ) -> Result<ReadStep, Error> {
-        let bytes = match entry_at(mapping, &wanted) {
+    fn read_missed(&self, missed: MissedBytes<'_>, target: &mut impl Target) -> Result<ReadStep, Error> {
+        let wanted = &missed.wanted;
+        let bytes = match entry_at(missed.mapping, wanted) {
             MemoryEntry::Hole { end } => {
                 let bytes = (end.first_byte().min(wanted.end) - wanted.start) as usize;
                 target.zero(bytes);
                 bytes
             }
             MemoryEntry::Folio => 0,
-            MemoryEntry::Spilled { .. } => self.read_spilled(mapping, wanted, target, spilled)?,
+            MemoryEntry::Spilled { .. } => self.read_spilled(missed, target)?,
         };
         Ok(ReadStep::Read(bytes))
     }
 
     /// 0: look again.
-    fn read_spilled(
-        &self,
-        mapping: &Arc<Mapping>,
-        wanted: Range<u64>,
-        target: &mut impl Target,
-        spilled: &mut SpilledPages,
-    ) -> Result<usize, Error> {
+    fn read_spilled(&self, missed: MissedBytes<'_>, target: &mut impl Target) -> Result<usize, Error> {
+        let MissedBytes { mapping, wanted, spilled } = missed;
         let (pages, spill_in) = (pages_of(&wanted), SpillIn::of(&self.filemap, mapping));
         if *spilled == SpilledPages::ComeBack {
             match spill_in.without_waiting().bring(pages.clone(), TruncateExclusion::No) {

@@ -11,18 +11,18 @@
 //!
 //! A slot freed while a thread reads it must not become another folio's before. A thread that will put the bytes back
 //! into memory reads alone ([`Slots::begin_read`]); threads that only want to know them share ([`Slots::begin_share`]),
-//! with each other and with the one that reads alone: so they hold up nobody.
+//! with each other and with the one that reads alone: so no thread waits for them.
 //!
 //! Invariants (asserted by [`Slots::check`]):
 //!  1. No slot is taken twice, or freed twice.
 //!  2. The number of slots taken is counted, and never larger than the bound.
-//!  3. A slot that is being read is taken, also if it was freed meanwhile. One reader at a time is alone with it, beside
-//!     those that share it.
+//!  3. A slot that is being read is taken, also if it was freed meanwhile. One reader at a time is alone with it,
+//!     beside those that share it.
 //!
 //! Not an invariant: that a run is found whenever so many slots are free. They may lie apart.
 //!
-//! Cost: three bits for each slot, so 6 KiB for 64 MiB, and an entry of a map for each that is shared. A search looks at
-//! a word for each 64 slots that it passes.
+//! Cost: three bits for each slot, so 6 KiB for 64 MiB, and an entry of a map for each that is shared. A search looks
+//! at a word for each 64 slots that it passes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -145,7 +145,7 @@ impl Slots {
     /// A thread that shared `slots` is done; whether some of them are free now.
     ///
     /// # Panics
-    /// If one of them is shared by nobody.
+    /// If one of them is not shared.
     pub fn end_share(&mut self, slots: Range<u32>) -> bool {
         let taken = self.taken;
         for slot in slots {
@@ -201,7 +201,7 @@ impl Slots {
         Ok(())
     }
 
-    /// A reader of `slot` is done: if it was freed meanwhile and nobody else reads it, it is free.
+    /// A reader of `slot` is done: if it was freed meanwhile, and has no other reader, it is free.
     fn release_if_condemned(&mut self, slot: u32) {
         let is_read = has(&self.reading, slot) || self.shared.contains_key(&slot);
         if has(&self.condemned_words, slot) && !is_read {
@@ -412,7 +412,8 @@ mod tests {
                         twin.sharing.push(run);
                     }
                     Op::EndShare(which) if !twin.sharing.is_empty() => {
-                        let (run, before) = (twin.sharing.swap_remove(which % twin.sharing.len()), twin.condemned.len());
+                        let run = twin.sharing.swap_remove(which % twin.sharing.len());
+                        let before = twin.condemned.len();
                         let freed = slots.end_share(run);
                         twin.end_reads();
                         prop_assert_eq!(freed, twin.condemned.len() < before);

@@ -214,8 +214,8 @@ impl FillSink for FetchBatch {
             Ok(bytes) => self.fail(short(run, bytes)),
             Err(error) => self.fail(error),
         }
-        // Release, partner: the Acquire in `run_fills`: a thread that sees that all have ended sees their errors, and the
-        // bytes.
+        // Release, partner: the Acquire in `run_fills`: a thread that sees that all have ended sees their errors, and
+        // the bytes.
         self.left.fetch_sub(1, Ordering::Release);
         self.wait_queue.wake();
     }

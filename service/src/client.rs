@@ -100,8 +100,8 @@ impl Client {
     /// tell contents apart that such stores make. Waits some tenths of a second at most.
     ///
     /// # Errors
-    /// [`ErrorKind::Changed`]: the file was changed within the last 20 ms. [`ErrorKind::Open`]: its file system does not
-    /// tell of each write by times (networks, FUSE, overlayfs, inodes of 128 bytes on ext4), or the server opens no
+    /// [`ErrorKind::Changed`]: the file was changed within the last 20 ms. [`ErrorKind::Open`]: its file system does
+    /// not tell of each write by times (networks, FUSE, overlayfs, inodes of 128 bytes on ext4), or the server opens no
     /// revisions ([`Builder::revisions`](crate::Builder::revisions)), or cannot have the file.
     /// [`ErrorKind::OwnerDead`]; [`ErrorKind::Connect`]; [`ErrorKind::TimedOut`]; [`ErrorKind::Forked`].
     pub fn open_revision(&self, request: RevisionRequest<'_>) -> Result<FileRevision> {

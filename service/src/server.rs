@@ -57,8 +57,8 @@ impl Builder {
         self
     }
 
-    /// Whether clients may have revisions of local files opened ([`Client::open_revision`](crate::Client::open_revision));
-    /// not by default.
+    /// Whether clients may have revisions of local files opened; not by default. See
+    /// [`Client::open_revision`](crate::Client::open_revision).
     ///
     /// The server opens and closes such a file by itself. By the rule of POSIX locks each close ends all locks of this
     /// process on the file: allow it only where nothing in this process locks files that clients share, as SQLite does

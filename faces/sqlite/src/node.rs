@@ -15,14 +15,14 @@
 //! was there and the times were looked at.
 //!
 //! The stamp is a part of the revision's name for programs that write to the file through a map: such writes need not
-//! change the times, but a commit changes the stamp. (SQLite that is built with `SQLITE_MMAP_READWRITE` writes so. If it
-//! rolls such writes back, a page that the server reads meanwhile for a transaction that is over may stay: not for it.)
+//! change the times, but a commit changes the stamp. Not for a SQLite that is built with `SQLITE_MMAP_READWRITE`: if it
+//! rolls such writes back, a page may stay that the server reads meanwhile for a transaction that is over.
 //!
 //! A write by any process begins another revision for all. So this is for databases that are read much and written
 //! seldom; with a write-ahead log, only checkpoints write to the file.
 //!
-//! A process lends the server a descriptor of the database. It is opened once, and not closed while the file has a name:
-//! the close of any descriptor ends the process's locks on the file. So their number is bounded.
+//! A process lends the server a descriptor of the database. It is opened once, and not closed while the file has a
+//! name: the close of any descriptor ends the process's locks on the file. So their number is bounded.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -355,7 +355,7 @@ impl OpenFile {
         self.size().is_ok_and(|size| size <= position)
     }
 
-    /// Whether each write sets the file's times, by this kernel's clock, before it changes a byte; `now` are the file's.
+    /// Whether each write sets the file's times, by this kernel's clock, before it changes a byte; `now` are those.
     /// Stores to mapped memory need not. Inodes of 128 bytes on ext4 have whole seconds, which tell of no second write.
     pub(super) fn tells_of_writes(&self, now: Version) -> bool {
         let has_nanoseconds = now.changed % 1_000_000_000 != 0;

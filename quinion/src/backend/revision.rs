@@ -13,8 +13,7 @@
 //!
 //! Not told of: stores through a shared mapping, which change the times with the first store to a page since it was
 //! written back, and not with the next one (on tmpfs with none); and a clock that is set back, which may give a later
-//! content the times of an earlier one. Whoever makes the identity puts in what tells of these
-//! ([`RevisionOpen::identity`]).
+//! content the times of an earlier one. The caller's identity has to tell of these ([`RevisionOpen::identity`]).
 
 use std::io;
 use std::os::fd::OwnedFd;

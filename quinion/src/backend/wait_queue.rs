@@ -19,7 +19,7 @@
 //!     before its event is set, or by its own thread; and that returns after that. So the stack of that thread, which
 //!     they point into, is there.
 //!  2. Between the evaluation of a waiter's condition and its place in the list the list stays locked.
-//!  3. A thread that was woken to lead and does not, because it is done, wakes another if one is wanted.
+//!  3. A thread that was woken to lead and does not, because it is done or panics, wakes another if one is wanted.
 //!  4. A condition or a backend that panics takes no other waiter with it, nor the thread that wakes: its own thread is
 //!     woken, asks again, and has the panic.
 //!
@@ -104,8 +104,8 @@ impl WaitQueue {
         done: &mut WakeCondition<'_>,
         until: Option<Instant>,
     ) -> bool {
-        let mut has_slept = false;
         let mut blocking = None;
+        let mut turn = LeaderTurn { queue: self, backend, has_slept: false };
         let mut is_done = done();
         while !is_done {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -117,14 +117,10 @@ impl WaitQueue {
                 ReapOutcome::Some(_) => {}
                 ReapOutcome::Busy | ReapOutcome::Elsewhere => {
                     self.park(done, Some(backend), left);
-                    has_slept = true;
+                    turn.has_slept = true;
                 }
             }
             is_done = done();
-        }
-        // This thread may have been the only one that was woken to lead.
-        if has_slept && backend.wants_leader() {
-            self.wake();
         }
         is_done
     }
@@ -245,6 +241,23 @@ impl ParkedWaiter {
             led.push(backend.cast());
         }
         is_wanted
+    }
+}
+
+/// A thread that waits, and may have been the only one that was woken to lead. Dropping this, also as a condition or
+/// the backend panics, wakes another if one is wanted.
+struct LeaderTurn<'w> {
+    queue: &'w WaitQueue,
+    backend: &'w dyn Backend,
+    has_slept: bool,
+}
+
+impl Drop for LeaderTurn<'_> {
+    fn drop(&mut self) {
+        let may_have_led = self.has_slept || std::thread::panicking();
+        if may_have_led && contained(|| self.backend.wants_leader()).unwrap_or(true) {
+            self.queue.wake();
+        }
     }
 }
 
@@ -382,6 +395,46 @@ mod tests {
                 });
             });
             assert!(are_there.load(Ordering::Relaxed) && request.take().is_ok());
+        }
+    }
+
+    /// As above, but the thread that was woken to lead panics when it asks whether it is done.
+    #[test]
+    fn a_thread_that_was_woken_to_lead_and_panics_wakes_another() {
+        for _ in 0..20 {
+            let queue = Arc::new(WaitQueue::new());
+            let device = device(&queue);
+            let (fill, request) = Request::new(&queue, 0, 1);
+            device.submit(vec![fill]);
+            let (early, late) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let asked = |asks: &AtomicUsize| {
+                while asks.load(Ordering::Relaxed) < 2 {
+                    std::thread::yield_now();
+                }
+            };
+            std::thread::scope(|scope| {
+                device.reap(ReapMode::Wait, &mut || {
+                    scope.spawn(|| {
+                        let mut done = || {
+                            assert!(early.fetch_add(1, Ordering::Relaxed) < 3, "a condition that panics");
+                            false
+                        };
+                        assert!(contained(|| queue.wait(&device, &mut done)).is_none());
+                    });
+                    asked(&early);
+                    scope.spawn(|| {
+                        let mut done = || {
+                            late.fetch_add(1, Ordering::Relaxed);
+                            request.is_done()
+                        };
+                        assert!(queue.wait_for(&device, &mut done, Duration::from_secs(10)), "nobody leads");
+                    });
+                    asked(&late);
+                    std::thread::sleep(Duration::from_millis(1));
+                    true
+                });
+            });
+            assert!(request.take().is_ok());
         }
     }
 }

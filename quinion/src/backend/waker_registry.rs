@@ -146,8 +146,8 @@ impl WakerRegistry {
             drop(state); // before the waiter is dropped
             return None;
         }
-        counted.keep();
         let is_needed = waiter.backend.wants_leader();
+        counted.keep(); // last: a backend that panics registers nothing
         let number = state.put(page, waiter);
         if is_needed {
             self.wake_poller(state);
@@ -307,5 +307,34 @@ mod tests {
         registry.wake_filled(page, 1);
         assert_eq!(counts.0.load(Ordering::Relaxed), 3);
         assert!(!registry.has_waiters());
+    }
+
+    #[derive(Debug)]
+    struct PanicsWhenAsked(MemoryFile);
+
+    impl Backend for PanicsWhenAsked {
+        fn name(&self) -> &'static str {
+            "panics when asked"
+        }
+        fn attributes(&self) -> io::Result<super::super::Attributes> {
+            self.0.attributes()
+        }
+        fn submit(&self, fills: Vec<super::super::Fill>) {
+            self.0.submit(fills);
+        }
+        fn wants_leader(&self) -> bool {
+            panic!("a backend that panics")
+        }
+    }
+
+    /// A waiter that was not registered is not counted: each wake-up would look for it.
+    #[test]
+    fn a_backend_that_panics_while_a_future_registers_leaves_no_count() {
+        let registry = WakerRegistry::default();
+        let page = PageKey { mapping: MappingId(1), page: PageIndex(0) };
+        let (condition, waker) = (Box::new(|| false), Waker::noop().clone());
+        let waiter = Waiter { condition, backend: Arc::new(PanicsWhenAsked(MemoryFile::new([]))), waker };
+        assert!(contained(|| registry.register(page, waiter)).is_none());
+        assert!(!registry.has_waiters() && registry.lock().waiters.is_empty());
     }
 }

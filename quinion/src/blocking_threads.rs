@@ -141,6 +141,13 @@ impl BlockingThreads {
     }
 }
 
+impl BlockingThreads {
+    /// How many calls are in a queue or under way there.
+    pub fn outstanding(&self, queue: CallQueue) -> usize {
+        self.shared.lock().calls(queue.kind).outstanding(queue.device)
+    }
+}
+
 impl Drop for BlockingThreads {
     fn drop(&mut self) {
         // In a fork a thread that is not there may have it locked; and there are no threads to be told.

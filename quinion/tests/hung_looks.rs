@@ -23,19 +23,18 @@ use quinion::backend::{
     Attributes, Backend, Creation, Engine, EngineOptions, Fill, Flush, Identity, InitialContent, MemoryFile,
     ReapMode, ReapOutcome, SyncKind, WaitQueue, WriteOptions,
 };
+use quinion::internals::filemap::{OnPinned, Truncation};
 use quinion::internals::mapping::writeback_state::SyncRange;
 use quinion::internals::writeback::WritebackOptions;
-use quinion::{Cache, OpenOptions};
+use quinion::{Cache, ErrorKind, OpenOptions};
 use quinion_testing::doubles::{Faults, SimulatedBackend};
 use quinion_testing::stages::writeback::{ALL, Opened, Stage};
 
 const PAGE: usize = 4096;
 /// No step takes so long where nothing hangs.
 const BOUND: Duration = Duration::from_secs(10);
-/// Longer than any step that does not hang.
-const LONGER: Duration = Duration::from_millis(300);
-/// Longer than a look may take that counts.
-const TOO_LONG: Duration = Duration::from_millis(1200);
+/// So many looks before flushes may be queued for one device.
+const LOOKS_BEFORE_MAX: u64 = 64;
 
 /// A file whose attributes are kept back while it hangs. Its bytes come and go all the same.
 #[derive(Debug)]
@@ -43,19 +42,23 @@ struct HangingLooks<B> {
     inner: B,
     device: u64,
     is_hung: AtomicBool,
+    /// Whether the call that hands it flushes waits, too.
+    is_stuck: AtomicBool,
     /// Looks that are kept back.
     looks: AtomicU64,
 }
 
 impl<B> HangingLooks<B> {
     fn new(inner: B, device: u64) -> Arc<Self> {
-        Arc::new(Self { inner, device, is_hung: AtomicBool::new(false), looks: AtomicU64::new(0) })
+        let [is_hung, is_stuck] = [false, false].map(AtomicBool::new);
+        Arc::new(Self { inner, device, is_hung, is_stuck, looks: AtomicU64::new(0) })
     }
     fn hang(&self) {
         self.is_hung.store(true, Ordering::Relaxed);
     }
     fn answer(&self) {
         self.is_hung.store(false, Ordering::Relaxed);
+        self.is_stuck.store(false, Ordering::Relaxed);
     }
     fn looks(&self) -> u64 {
         self.looks.load(Ordering::Relaxed)
@@ -90,6 +93,7 @@ impl<B: Backend> Backend for HangingLooks<B> {
         true
     }
     fn flush(&self, flushes: Vec<Flush>) {
+        until("an answer", Duration::MAX, || !self.is_stuck.load(Ordering::Relaxed));
         self.inner.flush(flushes);
     }
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
@@ -190,11 +194,11 @@ fn a_thread_that_starts_write_back_waits_for_no_look() {
         stage.writeback.start(&file.mapping, ALL);
         stage.writeback.write_for_reclaim();
         assert_eq!(file.dirty(), 4, "nothing is written without a look");
-        assert_eq!(stage.writeback.under_way().0, 1, "memory may come of it");
+        assert_eq!(stage.writeback.looks_before(), 1, "memory may come of it");
     };
     assert!(ends_in_time(start, || hung.answer()), "it waits for a look");
     until("its write-back", BOUND, || {
-        file.dirty() + file.under_way() == 0 && stage.writeback.under_way().0 == 0
+        file.dirty() + file.under_way() == 0 && stage.writeback.looks_before() == 0
     });
     file.mapping.check().unwrap();
 }
@@ -213,9 +217,9 @@ fn the_leader_of_a_ring_waits_for_no_look() {
     let file = stage.open(1, Arc::clone(&hung) as _);
     let healthy = stage.open(2, Arc::new(open("healthy")));
     [&file, &healthy].iter().for_each(|file| file.set_size(64 * PAGE as u64));
-    stage.writeback.close(); // no other thread reaps, and looks are this thread's
+    stage.writeback.close(); // no other thread reaps
     file.write(0..4, 1);
-    stage.writeback.start(&file.mapping, ALL);
+    stage.writeback.start_all(); // by this thread
     hung.hang();
     let lead = || {
         let mut generation = 1;
@@ -230,59 +234,188 @@ fn the_leader_of_a_ring_waits_for_no_look() {
     engine.drain();
 }
 
+/// A look counts, however long it took.
+fn patient() -> Stage {
+    let stage = Stage::new(by_hand());
+    stage.writeback.set_look_max(Duration::MAX);
+    stage
+}
+
 /// A file with pages on their way to a device that is paused, and their look before over.
-fn flushed(stage: &Stage) -> (Arc<HangingLooks<SimulatedBackend>>, Arc<MemoryFile>, Opened<'_>) {
+struct FlushedFile<'s> {
+    device: Arc<HangingLooks<SimulatedBackend>>,
+    content: Arc<MemoryFile>,
+    file: Opened<'s>,
+}
+
+fn flushed(stage: &Stage, number: u32) -> FlushedFile<'_> {
     let content = Arc::new(memory(64));
     let simulated = SimulatedBackend::of_memory(Arc::clone(&content), Faults::default());
     let device = HangingLooks::new(simulated, 1000);
-    let file = stage.open(1, Arc::clone(&device) as _);
+    let file = stage.open(number, Arc::clone(&device) as _);
     device.inner.pause();
     file.write(0..4, 1);
     stage.writeback.start(&file.mapping, ALL);
     until("a flush", BOUND, || device.inner.held() > 0);
-    (device, content, file)
+    FlushedFile { device, content, file }
 }
 
-fn is_known(file: &Opened<'_>, device: &dyn Backend) -> bool {
+/// Files of the device of [`flushed`] whose looks after their flushes hang, one on each thread for such looks.
+fn with_hung_looks_after(stage: &Stage) -> Vec<FlushedFile<'_>> {
+    let hung: Vec<_> = (100..104).map(|number| flushed(stage, number)).collect();
+    for FlushedFile { device, file, .. } in &hung {
+        device.hang();
+        device.inner.resume();
+        stage.wait_queue.wait(&**device, &mut || file.under_way() == 0);
+    }
+    until("their looks", BOUND, || hung.iter().all(|hung| hung.device.looks() > 0));
+    hung
+}
+
+fn answer_all(files: &[FlushedFile<'_>]) {
+    files.iter().for_each(|file| file.device.answer());
+}
+
+fn is_known(FlushedFile { device, file, .. }: &FlushedFile<'_>) -> bool {
     let look = file.mapping.begin_look();
     file.mapping.is_as_in(look, &device.attributes().unwrap())
 }
 
+fn is_looked_at(file: &Opened<'_>) -> bool {
+    let state = file.mapping.writeback();
+    state.not_looked_at().is_none() && state.flushes_if_looked_at().is_some()
+}
+
 /// 1 A sync waits for a file's pages; when these are written, the look after that hangs.
-/// 2 The sync does not return before it.
+/// 2 The sync looks itself, and does not return before it has.
 /// 3 When it has returned another program writes the file: that is no change of the cache's own.
 #[test]
 fn a_sync_returns_after_the_look_and_a_later_change_is_others() {
-    let stage = Stage::new(by_hand());
-    let (device, content, file) = flushed(&stage);
+    let stage = patient();
+    let flushed = flushed(&stage, 1);
+    let FlushedFile { device, content, file } = &flushed;
     thread::scope(|scope| {
         device.hang();
-        let syncs = scope.spawn(|| sync(&file));
+        let syncs = scope.spawn(|| sync(file));
         device.inner.resume();
-        until("the look", BOUND, || device.looks() > 0);
-        thread::sleep(LONGER);
-        let early = syncs.is_finished();
+        let began = Instant::now();
+        while device.looks() < 2 && began.elapsed() < BOUND {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let (looks, early) = (device.looks(), syncs.is_finished());
         device.answer();
         assert!(!early, "what others change from here on would be taken for the cache's own");
+        assert_eq!(looks, 2, "the sync does not look");
     });
-    assert!(is_known(&file, &*device), "nobody else is there");
+    assert!(is_known(&flushed), "nobody else is there");
     content.change(|bytes| bytes[0] = 77);
-    assert!(!is_known(&file, &*device), "that was somebody else");
+    assert!(!is_known(&flushed), "that was somebody else");
+}
+
+/// Every thread that looks after flushes of the device hangs, in looks at other files. A sync of a file whose file
+/// system answers is held up by none of them.
+#[test]
+fn a_sync_waits_for_no_look_at_another_file() {
+    let stage = patient();
+    let hung = with_hung_looks_after(&stage);
+    let healthy = flushed(&stage, 1);
+    healthy.device.inner.resume();
+    let is_over = ends_in_time(|| sync(&healthy.file), || answer_all(&hung));
+    assert!(is_over, "it waits for the looks at other files");
+    assert!(is_known(&healthy));
+}
+
+/// More looks before flushes hang than there are threads for them. The look after the flush of another file of the
+/// device is had; and no more than a few of the looks before are queued, while the files beyond those come later.
+#[test]
+fn looks_before_flushes_are_bounded_and_hold_up_no_look_after() {
+    let stage = patient();
+    let healthy = flushed(&stage, 1);
+    let files = 2..=LOOKS_BEFORE_MAX as u32 + 20;
+    let hung: Vec<_> = files
+        .map(|number| {
+            let device = HangingLooks::new(memory(64), 1000);
+            let file = stage.open(number, Arc::clone(&device) as _);
+            device.hang();
+            file.write(0..2, 1);
+            stage.writeback.start(&file.mapping, ALL);
+            (device, file)
+        })
+        .collect();
+    until("a look", BOUND, || hung.iter().any(|(device, _)| device.looks() > 0));
+    let queued = stage.writeback.looks_before();
+    healthy.device.inner.resume();
+    stage.wait_queue.wait(&*healthy.device, &mut || healthy.file.under_way() == 0);
+    let began = Instant::now();
+    while !is_looked_at(&healthy.file) && began.elapsed() < BOUND {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let is_looked_at = is_looked_at(&healthy.file);
+    hung.iter().for_each(|(device, _)| device.answer());
+    assert!(is_looked_at, "its look waits for those of others before their flushes");
+    assert_eq!(queued, LOOKS_BEFORE_MAX);
+    until("the write-back of all", BOUND, || hung.iter().all(|(_, file)| file.dirty() == 0));
+}
+
+/// 1 A flush has ended, and the look after it is not over.
+/// 2 Another program changes the file, and this one cuts it.
+/// 3 The change is not taken for the cut's, nor for the flush's: neither at once nor when the look is over.
+#[test]
+fn a_cut_beside_a_look_that_is_due_hides_no_change_of_others() {
+    let stage = patient();
+    let hung = with_hung_looks_after(&stage);
+    let flushed = flushed(&stage, 1);
+    let FlushedFile { device, content, file } = &flushed;
+    device.inner.resume();
+    stage.wait_queue.wait(&**device, &mut || file.under_way() == 0);
+    content.change(|bytes| bytes[0] = 77);
+    Truncation::of(&stage.filemap, &file.mapping).cut(2 * PAGE as u64, OnPinned::Detach).unwrap();
+    let look = file.mapping.begin_look();
+    let is_looked_at_early = file.mapping.writeback().not_looked_at().is_none();
+    let is_known_early = is_looked_at_early && file.mapping.is_as_in(look, &device.attributes().unwrap());
+    answer_all(&hung);
+    until("the look", BOUND, || is_looked_at(file));
+    assert!(!is_known_early && !is_known(&flushed), "its clean pages are old");
 }
 
 /// A look that took long may have seen what others did meanwhile.
 #[test]
 fn a_look_that_comes_late_counts_as_not_had() {
-    let stage = Stage::new(by_hand());
-    let (device, content, file) = flushed(&stage);
+    let stage = patient();
+    let flushed = flushed(&stage, 1);
+    let FlushedFile { device, content, file } = &flushed;
     device.hang();
     device.inner.resume();
     until("the look", BOUND, || device.looks() > 0);
     content.change(|bytes| bytes[0] = 77);
-    thread::sleep(TOO_LONG);
+    stage.writeback.set_look_max(Duration::ZERO);
     device.answer();
-    sync(&file);
-    assert!(!is_known(&file, &*device), "its clean pages may be old");
+    sync(file);
+    assert!(!is_known(&flushed), "its clean pages may be old");
+}
+
+/// All memory is dirty, of a file whose file system answers no look. A thread that needs some is told so, as where a
+/// device takes nothing.
+#[test]
+fn a_need_of_memory_that_a_hung_look_has_is_told() {
+    let options = by_hand().wait_max(Duration::from_millis(20));
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).writeback(options).build().unwrap();
+    let bytes = Cache::MEMORY_MIN as usize;
+    let device = HangingLooks::new(memory(bytes / PAGE), 1000);
+    let write = OpenOptions::new().write(true).to_owned();
+    let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
+    let other = cache.open_backend(Arc::new(memory(64))).unwrap();
+    device.hang();
+    let fill_memory = || {
+        let mut pieces = (0..bytes).step_by(256 << 10);
+        let refused = pieces.find_map(|at| file.write_all_at(&[8; 256 << 10], at as u64).err());
+        assert_eq!(refused.expect("there is no room for all of it").kind(), ErrorKind::NoMemory);
+        let error = other.read_exact_at(&mut [0; PAGE], 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoMemory);
+    };
+    assert!(ends_in_time(fill_memory, || device.answer()), "it waits for a look");
+    file.sync_data().unwrap();
+    other.read_exact_at(&mut [0; PAGE], 0).unwrap();
 }
 
 /// Six devices take writes and end none. Each has as much under way as the background gives one file, and not what
@@ -333,6 +466,33 @@ fn the_end_of_a_cache_writes_healthy_files_beside_hung_ones() {
         let (left, is_over) = (files[1].dirty() + files[1].under_way(), end.is_finished());
         devices.iter().for_each(|device| device.answer());
         assert!(left == 0 && !is_over, "{left} pages of the healthy file are left");
+        assert_eq!(end.join().unwrap(), 0);
+    });
+    assert!(files.iter().all(|file| file.dirty() == 0));
+}
+
+/// 1 Threads are at the submission of two devices' pages, which does not return.
+/// 2 The cache ends: the pages of a third device are written all the same.
+#[test]
+fn the_end_of_a_cache_writes_healthy_files_beside_stuck_submissions() {
+    let stage = Stage::new(by_hand());
+    let devices = [1000, 1001, 1002].map(|number| HangingLooks::new(memory(64), number));
+    let files = [0, 1, 2].map(|at| stage.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
+    files.iter().for_each(|file| file.write(0..4, 1));
+    for at in [0, 2] {
+        devices[at].is_stuck.store(true, Ordering::Relaxed);
+        stage.writeback.start(&files[at].mapping, ALL);
+        until("a submission", BOUND, || files[at].under_way() > 0);
+    }
+    thread::scope(|scope| {
+        let end = scope.spawn(|| stage.writeback.write_out_all());
+        let began = Instant::now();
+        while files[1].dirty() + files[1].under_way() > 0 && began.elapsed() < BOUND {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let left = files[1].dirty() + files[1].under_way();
+        devices.iter().for_each(|device| device.answer());
+        assert_eq!(left, 0, "pages of the healthy file");
         assert_eq!(end.join().unwrap(), 0);
     });
     assert!(files.iter().all(|file| file.dirty() == 0));

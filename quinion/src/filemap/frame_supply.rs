@@ -668,6 +668,7 @@ impl ShortageWait<'_> {
         let is_under_way = || {
             self.pool.is_some() && writeback.under_way().0 + writeback.totals().total() > 0
                 || spill.as_ref().is_some_and(is_spilling)
+                || writeback.looks_before() > 0
                 || self.was_charged
                 || self.is_charged()
                 || reclaim.in_use(self.pool) != self.in_use

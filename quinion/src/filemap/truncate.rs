@@ -101,17 +101,21 @@ impl<'m> ExclusiveAccess<'m> {
         Self { mapping, version: mapping.invalidate_alone(), _write: Some(write), _wakes: wakes }
     }
 
-    /// Changes the file; if the version before was this cache's, the new one is.
+    /// Changes the file; if the version before was this cache's, the new one is. That cannot be told while a look after
+    /// flushes is due: what others did since they ended has no times of its own.
     fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
         let device = device_of(self.mapping);
         let look = self.mapping.begin_look();
         let was_known =
             device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, look, &before));
+        let was_known = was_known && self.mapping.writeback().not_looked_at().is_none();
         change(&*device)?;
         let all_ended = self.mapping.writeback().all_ended();
         if was_known && let Ok(after) = device.attributes() {
             *self.version = after.version;
             self.mapping.reset_own_changes(all_ended);
+        } else {
+            self.mapping.note_unknown_change();
         }
         Ok(())
     }

@@ -21,6 +21,9 @@
 //! Not an invariant: that a change by others is noticed that falls into the time of the cache's own flushes. Two who
 //! write one file by two caches need more than times.
 //!
+//! What nobody has looked at counts as a change by others ([`Mapping::note_unknown_change`]): a cut between the last
+//! flush and the look after it, and a flush without a look before.
+//!
 //! A file system of a network may not answer for hours. So the look is the caller's, which chooses the thread to wait
 //! ([`Mapping::look_before_flush`], [`Mapping::look_after_flush`]); until it is over, the state is as above.
 //!
@@ -29,6 +32,8 @@
 use std::sync::{MutexGuard, PoisonError};
 
 use crate::backend::{Attributes, Version};
+
+use crate::units::Millis;
 
 use super::own_changes::ObservedVersion;
 use super::owner::Mapping;
@@ -55,6 +60,8 @@ pub struct LookBeforeFlush {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LookAfterFlush {
     flushes: u64,
+    /// When the last of them ended.
+    pub ended: Millis,
 }
 
 impl Mapping {
@@ -77,7 +84,8 @@ impl Mapping {
     /// To be asked when a flush has ended: the look that is due, if it was the last. The caller asks for the file's
     /// attributes, and ends by [`Mapping::end_look_after`].
     pub fn look_after_flush(&self) -> Option<LookAfterFlush> {
-        self.writeback().not_looked_at().map(|flushes| LookAfterFlush { flushes })
+        let (flushes, ended) = self.writeback().flushes_to_look_after()?;
+        Some(LookAfterFlush { flushes, ended })
     }
 
     /// The file is as in `after`, which was asked for after `look` was made; `None`: it cannot be had.
@@ -91,6 +99,11 @@ impl Mapping {
             own.after = Some(after.version);
         }
         self.writeback().note_look(look.flushes);
+    }
+
+    /// Others may have changed the file, which no look will show: its clean pages go at the next look.
+    pub fn note_unknown_change(&self) {
+        self.own_changes().is_strange = true;
     }
 
     /// The file's attributes are asked for next.

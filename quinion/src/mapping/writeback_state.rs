@@ -122,6 +122,8 @@ struct FlushAccount {
     next: u64,
     under_way: FlushesInFlight,
     ended: u64,
+    /// When a flush ended last.
+    ended_at: Millis,
     /// So many flushes had begun, and ended, when the file was looked at last after one.
     looked: u64,
     /// Flushes below this number were under way when a sync failed.
@@ -287,6 +289,7 @@ impl WritebackState {
         let mut account = self.account();
         let pages = account.under_way.end(number.0);
         account.ended += 1;
+        account.ended_at = account.ended_at.max(now);
         account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.start + u64::from(written)));
         if let Some(errno) = errno {
             self.errors.record(errno);
@@ -338,15 +341,14 @@ impl WritebackState {
 
     /// The same, if the file was not looked at since.
     pub fn not_looked_at(&self) -> Option<u64> {
-        let account = self.account();
-        (account.next == account.ended && account.looked < account.next).then_some(account.next)
+        self.flushes_to_look_after().map(|(flushes, _)| flushes)
     }
 
-    /// Whether the file was looked at after the first `flushes` flushes, all of which have ended, or another has begun
-    /// since. Stays true.
-    pub fn is_look_over(&self, flushes: u64) -> bool {
+    /// The same, and when the last of them ended.
+    pub(super) fn flushes_to_look_after(&self) -> Option<(u64, Millis)> {
         let account = self.account();
-        account.looked >= flushes || account.next > flushes
+        let is_due = account.next == account.ended && account.looked < account.next;
+        is_due.then_some((account.next, account.ended_at))
     }
 
     /// The same as [`WritebackState::all_ended`], if the file was looked at since, so that all changes by the cache are

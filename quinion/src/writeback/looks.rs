@@ -7,36 +7,66 @@
 //!                                      else a thread of the device --look, the file's pass--> flushes
 //!   after    a thread that ends flushes, of any file
 //!                                      attributes at hand? looks itself
-//!                                      else a thread of the device --look--> the syncs that wait for it
+//!                                      else another thread of the device
+//!            a sync                    looks itself, if that is due
 //! ```
 //!
 //! A file system of a network whose server is gone answers no look. The threads that serve all files ask it for
-//! nothing ([`Backend::attributes_may_wait`]); those that do are some for each device, and hold nothing while they
-//! wait: neither the cache's memory nor the mapping.
+//! nothing ([`Backend::attributes_may_wait`]); those that do are some for each device, others before flushes than
+//! after, so that no look after waits for one before.
 //!
 //! A change by others between the last flush and the look after it would pass for the cache's own. So a sync
-//! ends after that look, and a look that took longer than [`LOOK_MAX`] counts as not had.
+//! ends after that look, and a look that was over later than [`Looks::max`] after the flush counts as not had.
 //!
 //! Invariants:
 //!  1. Of a file one thread at a time looks before flushes in place of another.
 //!  2. Each flush that is the last of some is followed by a look, by one that counts as not had, or by another flush.
 //!  3. When [`Writeback::close`] has returned, no pass is begun here.
+//!  4. Of a device no more than [`BEFORE_MAX`] looks before flushes are queued, and [`AFTER_MAX`] after. Files beyond
+//!     the first come later; those beyond the second are not looked at.
 //!
-//! Not an invariant: that a look ends. Its thread outlives the cache, and has the file's backend open.
+//! Not an invariant: that a look ends. It outlives the cache, and it, or its place in the queue, keeps the file's
+//! backend open; but neither the cache's memory nor the mapping.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Duration;
 
 use crate::backend::{Attributes, Backend};
-use crate::blocking_threads::{CallKind, CallQueue};
-use crate::mapping::Mapping;
+use crate::blocking_threads::{BlockingThreads, CallKind, CallQueue};
+use crate::mapping::{LookAfterFlush, Mapping};
 use crate::sync::contained;
 
 use super::Writeback;
 
-/// The longest time from the end of a flush to the end of the look after it.
-const LOOK_MAX: Duration = Duration::from_secs(1);
+/// Looks before flushes of one device that are queued or under way.
+const BEFORE_MAX: usize = 64;
+/// And after: more than its threads make in a second.
+const AFTER_MAX: usize = 4096;
+/// The longest time from the end of a flush to the end of the look after it, in milliseconds.
+const MAX: u64 = 1000;
+
+/// The looks of one cache.
+pub(super) struct Looks {
+    /// Its own, so that no call of a future, which may wait for write-back, stands before a look.
+    before: BlockingThreads,
+    after: BlockingThreads,
+    /// Looks before flushes that another thread makes, or is to make, and those that have ended.
+    pending: AtomicU64,
+    ended: AtomicU64,
+    /// Held while a pass goes on after such a look.
+    is_closed: RwLock<bool>,
+    /// So many milliseconds after a flush a look at its file still counts.
+    max: AtomicU64,
+}
+
+impl Looks {
+    pub(super) fn new() -> Self {
+        let [pending, ended, max] = [0, 0, MAX].map(AtomicU64::new);
+        let [before, after] = [(); 2].map(|()| BlockingThreads::default());
+        Self { before, after, pending, ended, is_closed: RwLock::new(false), max }
+    }
+}
 
 /// The thread that looks at a file before a flush, where that may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,13 +77,15 @@ pub(super) enum Looker {
     Other,
     /// The caller has looked just now.
     Done,
+    /// None: what others did counts as a change, and the file's clean pages go at the next look.
+    Nobody,
 }
 
 /// Whether flushes may begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LookedBefore {
     Now,
-    /// Another thread looks, and begins them.
+    /// Another thread looks, and begins them; or the caller asks again later.
     Elsewhere,
 }
 
@@ -93,6 +125,7 @@ impl Drop for LookTurn {
         if let Some(writeback) = self.writeback.upgrade() {
             writeback.looks.pending.fetch_sub(1, Ordering::Relaxed);
             writeback.looks.ended.fetch_add(1, Ordering::Relaxed);
+            writeback.wait_queue.wake();
         }
     }
 }
@@ -105,13 +138,19 @@ fn attributes_of(writer: &dyn Backend) -> Option<Attributes> {
 impl Writeback {
     /// Looks at the file if a flush of it needs that. A thread that cannot get its attributes will be asked again.
     pub(super) fn look_before_flush(&self, mapping: &Arc<Mapping>, looker: Looker) -> LookedBefore {
-        if looker == Looker::Done {
-            return LookedBefore::Now;
+        match looker {
+            Looker::Done => return LookedBefore::Now,
+            Looker::Nobody => {
+                mapping.note_unknown_change();
+                return LookedBefore::Now;
+            }
+            Looker::Caller | Looker::Other => {}
         }
         let (Some(writer), Some(due)) = (mapping.writeback().writer(), mapping.look_before_flush()) else {
             return LookedBefore::Now;
         };
-        if looker == Looker::Other && writer.attributes_may_wait() && self.look_elsewhere(mapping, writer) {
+        if looker == Looker::Other && writer.attributes_may_wait() {
+            self.look_elsewhere(mapping, writer);
             return LookedBefore::Elsewhere;
         }
         if let Ok(before) = writer.attributes() {
@@ -120,21 +159,28 @@ impl Writeback {
         LookedBefore::Now
     }
 
-    /// `false`: there is no thread, or the cache ends.
-    fn look_elsewhere(&self, mapping: &Arc<Mapping>, writer: &Arc<dyn Backend>) -> bool {
-        if !self.looks.is_closed.try_read().is_ok_and(|is_closed| !*is_closed) {
-            return false;
+    /// Does nothing if the cache ends, which writes its files then; if many looks of the device are queued; or if there
+    /// is no thread: a later round comes again.
+    fn look_elsewhere(&self, mapping: &Arc<Mapping>, writer: &Arc<dyn Backend>) {
+        let (looks, queue) = (&self.looks, looks_of(mapping));
+        let is_open = looks.is_closed.try_read().is_ok_and(|is_closed| !*is_closed);
+        // Several threads that ask at once may exceed it by one each.
+        if !is_open || looks.before.outstanding(queue) >= BEFORE_MAX {
+            return;
         }
-        let Some(turn) = LookTurn::take(self, mapping) else { return true };
+        let Some(turn) = LookTurn::take(self, mapping) else { return };
         let writer = Arc::clone(writer);
         let call = move || {
-            let Some((writeback, mapping)) = turn.look(writer) else { return };
-            writeback.pass_elsewhere(&mapping);
+            let writeback = Weak::clone(&turn.writeback);
+            if let Some((writeback, mapping)) = turn.look(writer) {
+                writeback.pass_elsewhere(&mapping);
+            }
             drop(turn);
-            writeback.background.wake();
-            writeback.wait_queue.wake();
+            if let Some(writeback) = writeback.upgrade() {
+                writeback.background.wake(); // for files beyond the bound, too
+            }
         };
-        self.looks.threads.run(looks_of(mapping), Box::new(call)).is_ok()
+        let _later = looks.before.run(queue, Box::new(call));
     }
 
     fn pass_elsewhere(&self, mapping: &Arc<Mapping>) {
@@ -157,39 +203,62 @@ impl Writeback {
         if !writer.attributes_may_wait() {
             return mapping.end_look_after(due, attributes_of(&**writer).as_ref());
         }
-        let (asked, of, writer) = (Instant::now(), Arc::downgrade(mapping), Arc::clone(writer));
-        let wait_queue = Arc::clone(&self.wait_queue);
+        let (looks, queue) = (&self.looks, looks_of(mapping));
+        if looks.after.outstanding(queue) >= AFTER_MAX {
+            return mapping.end_look_after(due, None);
+        }
+        let (of, me, writer) = (Arc::downgrade(mapping), Weak::clone(&self.me), Arc::clone(writer));
         let call = move || {
+            // Not kept during the look.
             let is_due = |mapping: Arc<Mapping>| mapping.look_after_flush() == Some(due);
-            if !of.upgrade().is_some_and(is_due) {
-                return;
-            }
-            let after = attributes_of(&*writer).filter(|_| asked.elapsed() <= LOOK_MAX);
+            let is_wanted = of.upgrade().is_some_and(is_due);
+            let is_in_time = me.upgrade().is_some_and(|writeback| writeback.is_in_time(due));
+            let after = if is_wanted && is_in_time { attributes_of(&*writer) } else { None };
             drop(writer);
-            if let Some(mapping) = of.upgrade() {
-                mapping.end_look_after(due, after.as_ref());
+            if is_wanted && let (Some(writeback), Some(mapping)) = (me.upgrade(), of.upgrade()) {
+                writeback.end_look_after(&mapping, due, after);
             }
-            wait_queue.wake();
         };
-        if self.looks.threads.run(looks_of(mapping), Box::new(call)).is_err() {
+        if looks.after.run(queue, Box::new(call)).is_err() {
             mapping.end_look_after(due, None);
         }
     }
 
-    /// Waits until the file was looked at after the flushes that have ended, unless others are under way or follow.
-    pub(super) fn wait_for_look(&self, mapping: &Mapping, writer: &dyn Backend) {
-        let state = mapping.writeback();
-        if let Some(flushes) = state.not_looked_at() {
-            self.wait_queue.wait(writer, &mut || state.is_look_over(flushes));
+    fn is_in_time(&self, due: LookAfterFlush) -> bool {
+        self.now().0.saturating_sub(due.ended.0) < self.looks.max.load(Ordering::Relaxed)
+    }
+
+    /// One that comes late may have seen what others did meanwhile.
+    fn end_look_after(&self, mapping: &Mapping, due: LookAfterFlush, after: Option<Attributes>) {
+        mapping.end_look_after(due, after.filter(|_| self.is_in_time(due)).as_ref());
+    }
+
+    /// For a sync, whose thread is the file's user: looks at the file after the flushes that have ended, if that is due,
+    /// and waits for none of the threads that look for others. No look is due then, or other flushes have begun.
+    pub(super) fn look_after_sync(&self, mapping: &Mapping, writer: &dyn Backend) {
+        if let Some(due) = mapping.look_after_flush() {
+            let after = if self.is_in_time(due) { attributes_of(writer) } else { None };
+            self.end_look_after(mapping, due, after);
         }
     }
 
-    /// Flushes, and looks before some, that a thread which needs memory may wait for; and how many have ended.
+    /// A look after a flush counts if it was over before so much time since that had passed: a second, if not set.
+    pub fn set_look_max(&self, time: Duration) {
+        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.looks.max.store(millis, Ordering::Relaxed);
+    }
+
+    /// Looks before flushes that other threads make, or are to make.
+    pub fn looks_before(&self) -> u64 {
+        self.looks.pending.load(Ordering::Relaxed)
+    }
+
+    /// Flushes that a thread which needs memory may wait for, without a bound, and how many have ended; with the looks
+    /// before flushes that have ended, which are a progress. One that is under way may never end: see
+    /// [`Writeback::looks_before`].
     pub fn under_way(&self) -> (u64, u64) {
         let (in_flight, completed) = self.flushes();
-        let looks = &self.looks;
-        let (pending, ended) = (looks.pending.load(Ordering::Relaxed), looks.ended.load(Ordering::Relaxed));
-        (in_flight + pending, completed + ended)
+        (in_flight, completed + self.looks.ended.load(Ordering::Relaxed))
     }
 }
 

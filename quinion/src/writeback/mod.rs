@@ -61,13 +61,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
 use crate::backend::{Backend, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread, ThreadExit};
-use crate::blocking_threads::BlockingThreads;
 use crate::mapping::{DirtyPages, Mapping};
 use crate::stats::Counters;
 use crate::units::Millis;
@@ -79,6 +78,7 @@ mod run;
 mod sync;
 mod throttle;
 
+use looks::Looks;
 use plan::DirtyLimits;
 pub use sync::SyncFailed;
 
@@ -148,18 +148,6 @@ impl Default for WritebackOptions {
     }
 }
 
-/// See `looks.rs`.
-#[derive(Default)]
-struct Looks {
-    /// Its own, so that no call of a future, which may wait for write-back, stands before a look.
-    threads: BlockingThreads,
-    /// Looks before flushes that another thread makes, and those that have ended.
-    pending: AtomicU64,
-    ended: AtomicU64,
-    /// Held while a pass goes on after such a look.
-    is_closed: RwLock<bool>,
-}
-
 /// The write-back of one cache.
 pub struct Writeback {
     /// For flushes under way, which outlive a call.
@@ -210,7 +198,7 @@ impl Writeback {
             is_awake: AtomicBool::new(false),
             pace: Mutex::default(),
             devices: Mutex::default(),
-            looks: Looks::default(),
+            looks: Looks::new(),
             background: BackgroundThread::named("quinion-flush"),
         });
         let task: Weak<Self> = Arc::downgrade(&writeback);

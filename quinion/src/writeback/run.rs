@@ -80,9 +80,10 @@ impl FlushRequest {
 }
 
 impl Writeback {
-    /// Starts writing the dirty pages of a request. Waits for nothing but the tree lock, whatever a file system makes a
-    /// write wait for, and, if its `locks` says so, a thread that cuts or punches the file. If `locks` forbids that
-    /// wait, or its `looker` another's look at the file, the call has done nothing, and the caller repeats it later.
+    /// Starts writing the dirty pages of a request. Waits for the tree lock, whatever a file system makes a write wait
+    /// for, and, if its `locks` says so, a thread that cuts or punches the file; and if its `looker` is the caller, for
+    /// the file's attributes. If `locks` forbids that wait, or another thread is to look at the file, the call has done
+    /// nothing, and the caller repeats it later.
     /// Returns where it has ended, as [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only, before pages
     /// that are under way.
     ///

@@ -110,7 +110,7 @@ impl Writeback {
                 }
             }
             lost_pages = self.make_durable(file, range);
-            self.wait_for_look(mapping, file.writer);
+            self.look_after_sync(mapping, file.writer);
         } else if let Err(error) = mapping.backend().sync_others(range.kind) {
             // This cache does not write it; writes by other processes are to be durable, too.
             self.counters.add(Count::SyncErrors, 1);
@@ -148,11 +148,11 @@ impl Writeback {
         }
     }
 
-    /// Ends the background, and writes out the dirty pages of every file: for the end of a cache. Waits for the
-    /// devices, one beside the other: if one never answers, the pages of the others are written all the same. Makes
-    /// nothing durable. Returns the files that could not be written.
+    /// Writes out the dirty pages of every file, and ends the background: for the end of a cache. Waits for the
+    /// devices, one beside the other: if one never answers, the pages of the others are written all the same, unless
+    /// there are more than 33 devices, or the system has no thread. Makes nothing durable. Returns the files that could
+    /// not be written.
     pub fn write_out_all(&self) -> u64 {
-        self.close();
         let mut devices: BTreeMap<u64, Vec<Arc<Mapping>>> = BTreeMap::new();
         for mapping in self.listed() {
             devices.entry(mapping.identity().shared_device()).or_default().push(mapping);
@@ -167,13 +167,20 @@ impl Writeback {
                 };
                 thread::Builder::new().name("quinion-end".into()).spawn_scoped(scope, end).map_err(|_| files)
             });
-            let begun: Vec<_> = begun.collect();
-            let mut failed: u64 = own.iter().map(|files| self.write_out_files(files)).sum();
+            let (mut threads, mut here) = (Vec::new(), Vec::new());
             for thread in begun {
-                failed += match thread {
-                    Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                    Err(files) => self.write_out_files(files), // the system has no thread
-                };
+                match thread {
+                    Ok(thread) => threads.push(thread),
+                    Err(files) => here.push(files), // the system has no thread
+                }
+            }
+            // All that this thread is to write before it waits for others: for their threads, or the background's,
+            // which may be at the submission to a device that hangs.
+            here.extend(own);
+            let mut failed: u64 = here.into_iter().map(|files| self.write_out_files(files)).sum();
+            self.close();
+            for thread in threads {
+                failed += thread.join().unwrap_or_else(|panic| resume_unwind(panic));
             }
             failed
         })
@@ -191,12 +198,12 @@ impl Writeback {
         failed
     }
 
-    /// Starts writing the dirty pages of every file, and waits for no device: for the end of a cache.
+    /// Starts writing the dirty pages of every file, and waits for no device, nor for a look: for the end of a cache.
     pub fn start_all(&self) {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
             let request = |at| FlushRequest {
-                looker: Looker::Caller,
+                looker: Looker::Nobody,
                 ..FlushRequest::without_waiting(at..whole_file().end, u32::MAX)
             };
             while let TakeEnd::More(next) | TakeEnd::Busy(next) = self.write_some(&mapping, request(at))

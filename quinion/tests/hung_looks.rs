@@ -317,8 +317,8 @@ fn a_sync_returns_after_the_look_and_a_later_change_is_others() {
 #[test]
 fn a_sync_waits_for_no_look_at_another_file() {
     let stage = patient();
-    let hung = with_hung_looks_after(&stage);
     let healthy = flushed(&stage, 1);
+    let hung = with_hung_looks_after(&stage);
     healthy.device.inner.resume();
     let is_over = ends_in_time(|| sync(&healthy.file), || answer_all(&hung));
     assert!(is_over, "it waits for the looks at other files");
@@ -363,8 +363,8 @@ fn looks_before_flushes_are_bounded_and_hold_up_no_look_after() {
 #[test]
 fn a_cut_beside_a_look_that_is_due_hides_no_change_of_others() {
     let stage = patient();
-    let hung = with_hung_looks_after(&stage);
     let flushed = flushed(&stage, 1);
+    let hung = with_hung_looks_after(&stage);
     let FlushedFile { device, content, file } = &flushed;
     device.inner.resume();
     stage.wait_queue.wait(&**device, &mut || file.under_way() == 0);
@@ -400,7 +400,7 @@ fn a_look_that_comes_late_counts_as_not_had() {
 fn a_need_of_memory_that_a_hung_look_has_is_told() {
     let options = by_hand().wait_max(Duration::from_millis(20));
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).writeback(options).build().unwrap();
-    let bytes = Cache::MEMORY_MIN as usize;
+    let bytes = 2 * Cache::MEMORY_MIN as usize;
     let device = HangingLooks::new(memory(bytes / PAGE), 1000);
     let write = OpenOptions::new().write(true).to_owned();
     let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();

@@ -21,8 +21,8 @@
 //! Not an invariant: that a change by others is noticed that falls into the time of the cache's own flushes. Two who
 //! write one file by two caches need more than times.
 //!
-//! What nobody has looked at counts as a change by others ([`Mapping::note_unknown_change`]): a cut between the last
-//! flush and the look after it, and a flush without a look before.
+//! A change in a time without a look counts as one by others ([`Mapping::note_unknown_change`]): a cut between the
+//! last flush and the look after it, and a flush without a look before.
 //!
 //! A file system of a network may not answer for hours. So the look is the caller's, which chooses the thread to wait
 //! ([`Mapping::look_before_flush`], [`Mapping::look_after_flush`]); until it is over, the state is as above.

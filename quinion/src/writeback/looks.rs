@@ -233,8 +233,8 @@ impl Writeback {
         mapping.end_look_after(due, after.filter(|_| self.is_in_time(due)).as_ref());
     }
 
-    /// For a sync, whose thread is the file's user: looks at the file after the flushes that have ended, if that is due,
-    /// and waits for none of the threads that look for others. No look is due then, or other flushes have begun.
+    /// For a sync, whose thread is the file's user: looks at the file after the flushes that have ended, if that is
+    /// due, and waits for none of the threads that look for others. No look is due then, or other flushes have begun.
     pub(super) fn look_after_sync(&self, mapping: &Mapping, writer: &dyn Backend) {
         if let Some(due) = mapping.look_after_flush() {
             let after = if self.is_in_time(due) { attributes_of(writer) } else { None };

@@ -391,7 +391,7 @@ fn a_look_that_comes_late_counts_as_not_had() {
     content.change(|bytes| bytes[0] = 77);
     stage.writeback.set_look_max(Duration::ZERO);
     device.answer();
-    sync(file);
+    until("the end of the look", BOUND, || is_looked_at(file));
     assert!(!is_known(&flushed), "its clean pages may be old");
 }
 

@@ -91,6 +91,14 @@ impl SpillInPlan {
     fn bare_values(&self) -> Vec<Value> {
         self.values.iter().map(|(_, value)| *value).collect()
     }
+    /// Whether it takes packed folios whole. The caller holds the tree's lock, and the values stand: since they were
+    /// planned, one may have come back, and a folio been packed under the same value.
+    fn parts_none_packed(&self, spill: &Spill) -> bool {
+        self.values.iter().all(|&(first, value)| {
+            let is_whole = self.pages.start <= first && end_of(first, value) <= self.pages.end;
+            is_whole || !spill.is_packed(value)
+        })
+    }
     /// Keeps the first `count` pages, as far as their folios are whole; `None` if `wanted` is not among them.
     fn cut(mut self, count: u32, unit: Order, wanted: PageIndex, spill: &Spill) -> Option<Self> {
         let mut end = self.pages.start.plus(u64::from(count)).align_down(unit);
@@ -162,7 +170,7 @@ impl<'c> SpillIn<'c> {
             ((first, value), spill.begin_share(value, part))
         };
         let bytes = reading.read()?;
-        // The slots were not given to others, so a value that still stands there has stood for these bytes all along.
+        // No other folio was given its slots, so a value that still stands there has stood for these bytes all along.
         let stands = self.mapping.lock().has_values(&[stood]);
         drop(reading);
         Ok(if stands { bytes } else { Vec::new() })
@@ -315,14 +323,17 @@ impl<'c> SpillIn<'c> {
         // 3
         let reading = {
             let guard = self.mapping.lock();
-            if !guard.has_values(&plan.values) {
+            if !guard.has_values(&plan.values) || !plan.parts_none_packed(spill) {
                 return Ok(RestoreOutcome::Changed);
             }
             spill.begin_read(&plan.bare_values())
         };
-        let Some(reading) = reading else {
-            plan.values.iter().for_each(|(_, value)| spill.wait_for_reader(*value));
-            return Ok(RestoreOutcome::Changed);
+        let reading = match reading {
+            Ok(reading) => reading,
+            Err(slots) => {
+                spill.wait_for_readers(&slots);
+                return Ok(RestoreOutcome::Changed);
+            }
         };
         // 4
         let parts = parts_of(&plan.values, runs);

@@ -74,9 +74,10 @@ impl Mapping {
         probe.flushes.is_some().then_some(LookBeforeFlush { known, probe })
     }
 
-    /// The file is as in `before`, which was asked for after `look` was made.
-    pub fn end_look_before(&self, look: LookBeforeFlush, before: &Attributes) {
-        if !self.is_as_known(look.known, look.probe, before) {
+    /// The file is as in `before`, which was asked for after `look` was made; `None`: it cannot be had, and others may
+    /// have changed the file.
+    pub fn end_look_before(&self, look: LookBeforeFlush, before: Option<&Attributes>) {
+        if !before.is_some_and(|before| self.is_as_known(look.known, look.probe, before)) {
             self.own_changes().is_strange = true;
         }
     }

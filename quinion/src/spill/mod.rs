@@ -355,43 +355,42 @@ impl Spill {
         self.free(value);
     }
 
-    /// The values that are to be read: until [`SlotReadGuard`] is dropped their slots are not reused. `None`:
-    /// another thread reads some of them, and is to be waited for by [`Spill::wait_for_reader`]. The caller
-    /// holds the lock of the tree in which they stand.
-    pub fn begin_read(&self, values: &[Value]) -> Option<SlotReadGuard<'_>> {
+    /// The values that are to be read: until [`SlotReadGuard`] is dropped their slots are not reused. The caller holds
+    /// the lock of the tree in which they stand.
+    ///
+    /// # Errors
+    /// Another thread reads some of them, and is to be waited for by [`Spill::wait_for_readers`]: their slots.
+    pub fn begin_read(&self, values: &[Value]) -> Result<SlotReadGuard<'_>, Vec<Range<u32>>> {
         let mut store = self.store();
         let slots: Vec<_> = values.iter().map(|&value| store.slots_of(value)).collect();
         if slots.iter().any(|slots| store.slots.is_read(slots)) {
-            return None;
+            return Err(slots);
         }
         for slots in &slots {
             let begun = store.slots.begin_read(slots.clone());
             debug_assert!(begun, "no slot is two folios'");
         }
         drop(store);
-        Some(SlotReadGuard { spill: self, slots })
+        Ok(SlotReadGuard { spill: self, slots })
     }
 
     /// As [`Spill::begin_read`], of `pages` of the folio that `value` stands for, for a thread that only wants their
-    /// bytes: it shares the slots, and neither waits for another reader nor holds one up.
+    /// bytes: it shares the slots, and neither waits for another reader nor holds one up. All slots of the value, so
+    /// that no later folio gets the same value while they are shared.
     pub fn begin_share(&self, value: Value, pages: Range<u32>) -> SharedSlots<'_> {
         let mut store = self.store();
         let packed_bytes = store.record(value.payload()).packed_bytes() as usize;
-        let slots = match packed_bytes {
-            0 => value.payload() + pages.start..value.payload() + pages.end,
-            _ => store.slots_of(value),
-        };
+        let slots = store.slots_of(value);
         store.slots.begin_share(slots.clone());
         drop(store);
         SharedSlots { spill: self, value, pages, slots, packed_bytes }
     }
 
-    /// Waits until no thread is alone with the slots that `value` stood for a moment ago, reading.
-    pub fn wait_for_reader(&self, value: Value) {
+    /// Waits until no thread is alone with these slots, reading. They may have been given to other folios meanwhile.
+    pub fn wait_for_readers(&self, slots: &[Range<u32>]) {
         self.wait_queue.wait(&*self.backend, &mut || {
             let store = self.store();
-            let slots = store.slots_of(value);
-            !store.slots.is_read(&slots)
+            !slots.iter().any(|slots| store.slots.is_read(slots))
         });
     }
 

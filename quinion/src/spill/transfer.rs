@@ -353,6 +353,11 @@ impl SharedSlots<'_> {
 
     fn read_slots(&self) -> io::Result<Vec<u8>> {
         let Self { spill, value, ref pages, ref slots, packed_bytes } = *self;
+        // Of a plain folio, those of the pages.
+        let slots = match packed_bytes {
+            0 => slots.start + pages.start..slots.start + pages.end,
+            _ => slots.clone(),
+        };
         // If a backend panics, the device may still be reading into it: then it is leaked.
         let mut buffer = ManuallyDrop::new(Buffer::zeroed(slots.len()));
         let fetching = FetchBatch::of(1, &spill.wait_queue);

@@ -107,11 +107,11 @@ impl LookTurn {
     fn look(&self, writer: Arc<dyn Backend>) -> Option<(Arc<Writeback>, Arc<Mapping>)> {
         // Asked for now: the call may have waited for its thread.
         let due = self.mapping.upgrade()?.look_before_flush();
-        let before = due.and_then(|due| Some((due, attributes_of(&*writer)?)));
+        let before = due.map(|due| (due, attributes_of(&*writer)));
         drop(writer);
         let (writeback, mapping) = (self.writeback.upgrade()?, self.mapping.upgrade()?);
         if let Some((due, before)) = before {
-            mapping.end_look_before(due, &before);
+            mapping.end_look_before(due, before.as_ref());
         }
         Some((writeback, mapping))
     }
@@ -136,7 +136,7 @@ fn attributes_of(writer: &dyn Backend) -> Option<Attributes> {
 }
 
 impl Writeback {
-    /// Looks at the file if a flush of it needs that. A thread that cannot get its attributes will be asked again.
+    /// Looks at the file if a flush of it needs that.
     pub(super) fn look_before_flush(&self, mapping: &Arc<Mapping>, looker: Looker) -> LookedBefore {
         match looker {
             Looker::Done => return LookedBefore::Now,
@@ -146,16 +146,19 @@ impl Writeback {
             }
             Looker::Caller | Looker::Other => {}
         }
-        let (Some(writer), Some(due)) = (mapping.writeback().writer(), mapping.look_before_flush()) else {
-            return LookedBefore::Now;
-        };
+        let Some(writer) = mapping.writeback().writer() else { return LookedBefore::Now };
+        // Once another flush has begun, a look after the last one that is late would be forgotten, and with it that
+        // others may have changed the file since.
+        let is_late = |due: &LookAfterFlush| writer.attributes_may_wait() && !self.is_in_time(*due);
+        if let Some(late) = mapping.look_after_flush().filter(is_late) {
+            mapping.end_look_after(late, None);
+        }
+        let Some(due) = mapping.look_before_flush() else { return LookedBefore::Now };
         if looker == Looker::Other && writer.attributes_may_wait() {
             self.look_elsewhere(mapping, writer);
             return LookedBefore::Elsewhere;
         }
-        if let Ok(before) = writer.attributes() {
-            mapping.end_look_before(due, &before);
-        }
+        mapping.end_look_before(due, writer.attributes().ok().as_ref());
         LookedBefore::Now
     }
 

@@ -91,7 +91,9 @@ impl Writeback {
     pub(super) fn write_some(&self, mapping: &Arc<Mapping>, request: FlushRequest) -> TakeEnd {
         let Some(writer) = mapping.writeback().writer() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
-        if self.look_before_flush(mapping, request.looker) == LookedBefore::Elsewhere {
+        // Where a look may wait, a clean file is not looked at: there is nothing to write.
+        let skips_look = writer.attributes_may_wait() && mapping.writeback().dirty_pages().dirty() == 0;
+        if !skips_look && self.look_before_flush(mapping, request.looker) == LookedBefore::Elsewhere {
             return TakeEnd::More(request.pages.start);
         }
         // A backend may complete inside the call, and a waker, foreign code, may want the locks that are held here.
@@ -106,6 +108,9 @@ impl Writeback {
         let begun = self.take(mapping, &request, &mut runs);
         let mut here = None;
         if !runs.is_empty() {
+            if skips_look {
+                mapping.note_unknown_change(); // it was written to meanwhile, and nothing has looked
+            }
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
             self.note_begun(mapping, runs.iter().map(|taken| taken.run.pages).sum());
             flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));

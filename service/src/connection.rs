@@ -90,6 +90,8 @@ pub(crate) struct Connection {
     socket: PathBuf,
     process: ForkGuard,
     pending: Mutex<VecDeque<GivenBack>>,
+    /// The same, of threads that must not wait for that lock. This one is never kept, and taken last.
+    later: Mutex<Vec<GivenBack>>,
     /// For those that only want to know: the lock orders the rest.
     has_pending: AtomicBool,
     dead_since: OnceLock<Instant>,
@@ -166,6 +168,7 @@ impl Connection {
             socket: socket.into(),
             process: ForkGuard::new(),
             pending: Mutex::default(),
+            later: Mutex::default(),
             has_pending: AtomicBool::new(false),
             dead_since: OnceLock::new(),
             sought: Mutex::new(None),
@@ -356,21 +359,36 @@ impl Connection {
     }
 
     pub(crate) fn give_back(&self, operation: Operation, arguments: [u64; 3]) {
-        self.give_back_within(operation, arguments, GIVE_BACK_MAX);
-    }
-
-    /// As [`Connection::give_back`], which waits no longer for room among the requests.
-    pub(crate) fn give_back_within(&self, operation: Operation, arguments: [u64; 3], time: Duration) {
         if self.process.is_forked() {
             return; // it is the parent's
         }
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = if pending.is_empty() { time } else { Duration::ZERO };
+        let wait = if pending.is_empty() { GIVE_BACK_MAX } else { Duration::ZERO };
         pending.push_back((operation, arguments));
         self.send_pending(&mut pending, wait);
     }
 
+    /// As [`Connection::give_back`], for a thread that must not wait: if there is no room, or another thread gives
+    /// back, it goes with a later request.
+    pub(crate) fn give_back_later(&self, operation: Operation, arguments: [u64; 3]) {
+        if self.process.is_forked() {
+            return; // it is the parent's
+        }
+        let mut later = self.later();
+        later.push((operation, arguments));
+        self.has_pending.store(true, Ordering::Relaxed);
+        drop(later);
+        if let Ok(mut pending) = self.pending.try_lock() {
+            self.send_pending(&mut pending, Duration::ZERO);
+        }
+    }
+
+    fn later(&self) -> MutexGuard<'_, Vec<GivenBack>> {
+        self.later.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn send_pending(&self, pending: &mut MutexGuard<'_, VecDeque<GivenBack>>, wait: Duration) {
+        pending.extend(self.later().drain(..));
         let mut retry = RetryDeadline::new(wait);
         while let Some(&(operation, arguments)) = pending.front() {
             match self.viewer.notify(operation, arguments) {
@@ -380,7 +398,8 @@ impl Connection {
                 Err(_) => pending.clear(), // the server has ended, and has all of it back
             }
         }
-        self.has_pending.store(!pending.is_empty(), Ordering::Relaxed);
+        let later = self.later();
+        self.has_pending.store(!pending.is_empty() || !later.is_empty(), Ordering::Relaxed);
     }
 }
 

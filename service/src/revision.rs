@@ -174,7 +174,7 @@ impl FileRevision {
 
 impl Drop for FileRevision {
     fn drop(&mut self) {
-        // The engine has a lock, perhaps: what finds no room goes with the next request.
-        self.connection.give_back_within(Operation::Detach, [self.viewed.handle, 0, 0], Duration::ZERO);
+        // The engine has a lock, perhaps.
+        self.connection.give_back_later(Operation::Detach, [self.viewed.handle, 0, 0]);
     }
 }

@@ -136,7 +136,7 @@ fn handles_of_one_revision_share_its_pages() {
     assert_eq!(one.len(), (PAGES * PAGE) as u64);
     assert_eq!(page_of(&one, 5), Some(6));
     let read = stage.device_bytes();
-    assert!(read >= PAGE as u64, "{read}");
+    assert!(read >= PAGE as u64 && read < (PAGES * PAGE) as u64, "{read}: a page, and nothing ahead of it");
     assert_eq!(page_of(&other, 5), Some(6));
     assert_eq!(stage.device_bytes(), read, "the server has read it before");
     drop((one, other));
@@ -166,8 +166,12 @@ fn a_revision_keeps_its_pages_and_takes_none_of_a_later_content() {
 #[test]
 fn a_file_that_was_changed_just_now_has_no_revision() {
     let stage = Stage::new(1);
-    stage.change(5, 200);
-    let refused = stage.open(b"7").map(drop).unwrap_err();
+    // A busy machine may need longer for an open than the times need to settle.
+    let change_and_open = |_| {
+        stage.change(5, 200);
+        stage.open(b"7").err()
+    };
+    let refused = (0..100).find_map(change_and_open).expect("no open comes soon after its change");
     assert_eq!(refused.kind(), ErrorKind::Changed, "{refused}");
     sleep(SETTLED);
     assert_eq!(page_of(&stage.open(b"7").unwrap(), 5), Some(200));

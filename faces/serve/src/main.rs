@@ -141,15 +141,19 @@ impl Populating {
     /// Bytes that are taken between two looks at whether it is over.
     const STEP: u64 = 32 << 20;
 
-    fn start(server: &Server) -> Result<Self, String> {
+    fn start(server: &Server, log: Log) -> Result<Self, String> {
         let (cache, is_over) = (server.cache().clone(), Arc::new(AtomicBool::new(false)));
         let over = Arc::clone(&is_over);
         let populate = move || {
-            let mut wanted = Self::STEP;
+            let (mut wanted, mut grown) = (Self::STEP, 0);
             // Until the bound, or the end of the machine's memory: then there is less than was wanted.
-            while !over.load(Ordering::Relaxed) && cache.populate(wanted).is_ok_and(|bytes| bytes >= wanted) {
-                wanted += Self::STEP;
+            while !over.load(Ordering::Relaxed) && grown + Self::STEP >= wanted {
+                match cache.populate(wanted) {
+                    Ok(bytes) => (grown, wanted) = (bytes, wanted + Self::STEP),
+                    Err(_) => break,
+                }
             }
+            log.event("populated", &[("bytes", &grown.to_string())]);
         };
         let thread = std::thread::Builder::new().name("populate".into()).spawn(populate);
         let thread =
@@ -196,13 +200,13 @@ fn serve(
     }
     let values: Vec<_> = values.iter().map(|(key, value)| (*key, value.as_str())).collect();
     log.event("listening", &values);
+    let populating = config.populate.then(|| Populating::start(&server, log)).transpose()?;
     let told = |state: &str| {
         if let Err(error) = notify::notify(state) {
             log.event("not notified", &[("state", state), ("why", &error.to_string())]);
         }
     };
     told("READY=1");
-    let populating = config.populate.then(|| Populating::start(&server)).transpose()?;
     let price = config.price;
     let reloaded = RefCell::new(Reload::new(config));
     let reload = || reloaded.borrow_mut().reload(settle(), &server, log);

@@ -9,6 +9,7 @@
 use std::fs::{DirBuilder, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use object_store::aws::AmazonS3Builder;
 use object_store::path::Path as ObjectPath;
 use object_store::{Certificate, ClientOptions, ObjectStore, ObjectStoreExt};
-use quinion_service::{Client, ErrorKind};
+use quinion_service::{Client, ErrorKind, RevisionRead, RevisionRequest};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -289,6 +290,14 @@ fn a_server_without_stores_that_is_populated_has_its_memory() {
     let path = folder.path().join("file");
     std::fs::write(&path, data(3, 100_000)).unwrap();
     assert_eq!(read(folder.path(), path.to_str().unwrap()), data(3, 100_000));
+    // A database that is open to be written has no lease; its revisions are served.
+    sleep(Duration::from_millis(60));
+    let file = std::fs::File::open(&path).unwrap();
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    let revision = client.open_revision(RevisionRequest { file: file.as_fd(), name: b"1" }).unwrap();
+    let mut bytes = vec![0; 100_000];
+    assert_eq!(revision.read_exact_at(&mut bytes, 0).unwrap(), RevisionRead::Whole);
+    assert_eq!(bytes, data(3, 100_000));
     server.process.signal(Signal::TERM);
     assert_eq!(server.process.ended(), Some(0));
 }

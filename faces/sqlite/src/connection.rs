@@ -237,10 +237,11 @@ impl Connection {
 
     fn counters(&mut self) -> String {
         self.count();
-        let Counters { hits, misses, direct, bytes } = self.database.counters();
+        let Counters { hits, misses, by_server, direct, bytes } = self.database.counters();
         let past = self.last_in_words();
         format!(
-            "{{\"hits\":{hits},\"misses\":{misses},\"direct_reads\":{direct},\"cached_bytes\":{bytes},\
+            "{{\"hits\":{hits},\"misses\":{misses},\"server_reads\":{by_server},\"direct_reads\":{direct},\
+             \"cached_bytes\":{bytes},\
              \"last_transaction\":\"{past}\"}}"
         )
     }
@@ -252,15 +253,17 @@ impl Connection {
             && pages.is_page(position, buffer.len())
         {
             match pages.read(buffer, position) {
-                RevisionRead::Whole => return true,
-                RevisionRead::Unanswered => return false,
-                // For the rest of the transaction there are the process's own pages.
-                RevisionRead::Over => {
-                    self.is_past_node = true;
-                    self.pages = Pages::Unasked;
-                    self.ask_for_pages();
+                RevisionRead::Whole => {
+                    self.database.by_server.fetch_add(1, Ordering::Relaxed);
+                    return true;
                 }
+                RevisionRead::Unanswered => self.node.iter().for_each(|node| node.unanswered()),
+                RevisionRead::Over => {}
             }
+            // For the rest of the transaction there are the process's own pages.
+            self.is_past_node = true;
+            self.pages = Pages::Unasked;
+            self.ask_for_pages();
         }
         match &self.pages {
             Pages::Some(pages) if pages.is_page(position, buffer.len()) => {

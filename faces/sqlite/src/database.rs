@@ -91,6 +91,8 @@ pub struct Database {
     cache: Option<Cache>,
     now: Mutex<Now>,
     pub served: AtomicU64,
+    /// Those among them whose pages a server had.
+    pub by_server: AtomicU64,
     pub direct: AtomicU64,
     /// Served reads that were read from the file.
     fills: Arc<AtomicU64>,
@@ -102,6 +104,8 @@ pub struct Counters {
     pub hits: u64,
     /// Reads of pages that it read from the file.
     pub misses: u64,
+    /// Reads of pages at a server, which had them or read them.
+    pub by_server: u64,
     /// Reads past it, those of a part of a page among them.
     pub direct: u64,
     pub bytes: u64,
@@ -124,6 +128,7 @@ impl Database {
             cache,
             now: Mutex::default(),
             served: AtomicU64::new(0),
+            by_server: AtomicU64::new(0),
             direct: AtomicU64::new(0),
             fills: Arc::default(),
         }
@@ -133,10 +138,11 @@ impl Database {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let generation = self.now().generation.clone();
         let cached = generation.and_then(|generation| generation.file.residency(0, SOURCE_BYTES).ok());
-        let misses = read(&self.fills);
+        let (misses, by_server) = (read(&self.fills), read(&self.by_server));
         Counters {
-            hits: read(&self.served).saturating_sub(misses),
+            hits: read(&self.served).saturating_sub(misses + by_server),
             misses,
+            by_server,
             direct: read(&self.direct),
             bytes: cached.map_or(0, |cached| cached.cached_pages * u64::from(PAGE_LEAST)),
         }

@@ -21,8 +21,8 @@
 //! A write by any process begins another revision for all. So this is for databases that are read much and written
 //! seldom; with a write-ahead log, only checkpoints write to the file.
 //!
-//! A process lends the server a descriptor of the database. It is opened once, and not closed while the file has a
-//! name: the close of any descriptor ends the process's locks on the file. So their number is bounded.
+//! A process lends the server a descriptor of the database. It is opened once, and not closed before the process ends:
+//! the close of any descriptor ends the process's locks on the file. So their number is bounded.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -53,7 +53,7 @@ const CONNECT_MAX: Duration = Duration::from_millis(200);
 /// A descriptor that is lent. Its end closes nothing: see [`LentFiles`].
 type LentFile = Arc<ManuallyDrop<File>>;
 
-/// Descriptors that were opened to be lent. One is closed only if its file is deleted and no connection has it.
+/// Descriptors that were opened to be lent, which are never closed.
 #[derive(Debug, Default)]
 pub struct LentFiles(Mutex<HashMap<Inode, LentFile>>);
 
@@ -61,12 +61,6 @@ impl LentFiles {
     /// `None`: it cannot be opened, is another file by now, or too many are open.
     pub fn of(&self, place: &Place) -> Option<LentFile> {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let deleted = |_: &Inode, file: &mut LentFile| {
-            Arc::strong_count(file) == 1 && file.metadata().is_ok_and(|known| known.nlink() == 0)
-        };
-        let deleted: Vec<_> =
-            files.extract_if(deleted).filter_map(|(_, file)| Arc::into_inner(file)).collect();
-        deleted.into_iter().map(ManuallyDrop::into_inner).for_each(drop);
         // A program that closes what it has not opened may have had this number used again.
         files.retain(|&inode, file| is_of(file, inode));
         if let Some(file) = files.get(&place.inode()) {
@@ -158,15 +152,20 @@ impl NodeDatabase {
             {
                 return Some(Arc::clone(pages));
             }
+            // The program may have closed what is lent, and opened another file by its number.
+            if !is_of(&self.file, self.inode) {
+                return None;
+            }
             if now.is_asking || now.not_before.is_some_and(|until| Instant::now() < until) {
                 return None;
             }
             now.is_asking = true;
             now.client.clone()
         };
+        let asking = Asking(self);
         let opened = self.open(client, &name);
+        drop(asking);
         let mut now = self.now();
-        now.is_asking = false;
         match opened {
             Ok((client, revision)) if self.is_meant(&revision, times) => {
                 let pages = Arc::new(NodePages { revision, page_bytes: stamp.page_bytes });
@@ -197,9 +196,16 @@ impl NodeDatabase {
         Ok((client, revision))
     }
 
+    /// The server did not answer a read in time: nothing is asked of it for a while.
+    pub fn unanswered(&self) {
+        let mut now = self.now();
+        let pause = now.next_pause();
+        now.not_before = Some(Instant::now() + pause);
+        now.pages = None;
+    }
+
     /// Whether the server found the file as this process did.
     fn is_meant(&self, revision: &FileRevision, times: Settled) -> bool {
-        // (The lent descriptor may have been closed by the program, and be another file's.)
         let (found, times) = (revision.attributes(), times.times());
         (found.device, found.inode) == self.inode
             && found.size == times.file_bytes()
@@ -218,12 +224,26 @@ impl Now {
             self.not_before = Some(Instant::now() + CHANGED_PAUSE);
             return;
         }
-        let pause = self.pause.unwrap_or_else(|| {
+        if self.pause.is_none() {
             log(SQLITE_WARNING, &format!("pages are not shared: {error}"));
-            FAILED_PAUSES.0
-        });
-        self.not_before = Some(Instant::now() + pause);
+        }
+        self.not_before = Some(Instant::now() + self.next_pause());
+    }
+
+    /// Twice as long each time, until an open goes well.
+    fn next_pause(&mut self) -> Duration {
+        let pause = self.pause.unwrap_or(FAILED_PAUSES.0);
         self.pause = Some((pause * 2).min(FAILED_PAUSES.1));
+        pause
+    }
+}
+
+/// The turn of the one thread that asks the server; its end is the end of this.
+struct Asking<'n>(&'n NodeDatabase);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.now().is_asking = false;
     }
 }
 
@@ -284,19 +304,5 @@ mod tests {
         let again = lent.of(&meant.place()).unwrap();
         assert!(again.as_raw_fd() != number && is_of(&again, meant.place().inode()));
         assert_eq!(leads_to(number), other.0.display().to_string(), "it is the program's");
-    }
-
-    #[test]
-    fn a_deleted_file_is_closed_when_no_connection_has_it() {
-        let (lent, gone, other) = (LentFiles::default(), Named::new("gone"), Named::new("there"));
-        let file = lent.of(&gone.place()).unwrap();
-        let number = file.as_raw_fd();
-        drop(gone);
-        drop(lent.of(&other.place()));
-        assert!(leads_to(number).ends_with("(deleted)"), "a connection has it");
-        drop(file);
-        drop(lent.of(&other.place()));
-        assert!(!leads_to(number).contains("quinion-node-gone"), "it has the space still");
-        assert!(lent.of(&other.place()).is_some_and(|file| is_of(&file, other.place().inode())));
     }
 }

@@ -868,6 +868,19 @@ mod tests {
     }
 
     #[test]
+    fn times_of_whole_seconds_and_of_overlays_do_not_tell_of_each_write() {
+        let mut file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
+        let at = |changed| Version { modified: 0, changed, settled: true, steps: true };
+        for (magic, tells) in [(0xef53, true), (TMPFS, true), (OVERLAYFS, false), (0x6969, false)] {
+            file.clock = TimestampClock::of(magic);
+            assert_eq!(file.tells_of_writes(at(5_000_000_001)), tells, "{magic:x}");
+            assert!(!file.tells_of_writes(at(5_000_000_000)), "{magic:x}");
+        }
+        file.clock = TimestampClock::of(0xef53);
+        assert!(file.has_settled_change(at(5)) && !file.has_settled_change(at(now() + 1_000_000_000)));
+    }
+
+    #[test]
     fn now_is_never_ahead_of_the_time_that_a_file_gets() {
         let folder = Path::new("/dev/shm");
         for number in 0..200 {

@@ -22,6 +22,7 @@ use crate::error::{Repr, Result};
 use crate::filemap::WaitPolicy;
 use crate::folio::Pinned;
 use crate::lease::NoLease;
+use crate::readahead::Hint;
 use crate::sync::LockWait;
 use crate::units::{FILE_BYTES_MAX, FileId, MappingId, PageIndex};
 
@@ -55,7 +56,7 @@ pub trait ServedCache {
     fn release_idle(&self);
     /// Opens a local file as it is now, as a file that never changes: a read of what is not cached fails with `ESTALE`
     /// once the file has changed. `identity` makes the identity from what the file is: another for another size or
-    /// other times.
+    /// other times. There is no readahead, which the thread that wants a page would wait for.
     ///
     /// # Errors
     /// `ETXTBSY`: the file was changed just now; ask again later. `EOPNOTSUPP`: its times do not tell of each write.
@@ -90,7 +91,9 @@ impl ServedCache for Cache {
         let opened = FileRevision::open(&self.shared.engine, RevisionOpen { file, identity });
         let mut options = OpenOptions::new();
         options.coherence(Coherence::Immutable);
-        self.open_backend_with(Arc::new(opened.map_err(Repr::Attributes)?), &options)
+        let file = self.open_backend_with(Arc::new(opened.map_err(Repr::Attributes)?), &options)?;
+        file.advise(Hint::Random)?;
+        Ok(file)
     }
 }
 

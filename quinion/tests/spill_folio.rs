@@ -365,6 +365,23 @@ fn a_part_is_restored_and_the_pages_around_it_stay_spilled() {
     drop(held);
 }
 
+/// Of a value no more is known than its order and its first slot: a later folio that got that slot would have the value
+/// of the one whose part is read.
+#[test]
+fn a_folio_of_which_a_part_is_read_keeps_all_of_its_slots() {
+    let stage = Stage::spilled();
+    let value = stage.mapping.spilled_values()[0];
+    let shared = stage.spill.begin_share(value, 2..4);
+    stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All);
+    assert_eq!(stage.spill.stats().bytes, 16 << 12, "they are shared");
+    stage.add();
+    stage.send();
+    stage.spill.drain();
+    assert_eq!(stage.mapping.spilled_values(), [Value::spill(ORDER.0, 16)], "other slots");
+    drop(shared);
+    assert_eq!(stage.spill.stats().bytes, 16 << 12, "those of the later folio");
+}
+
 #[test]
 fn slots_truncated_during_a_read_are_not_given_out() {
     let stage = Stage::spilled();

@@ -58,6 +58,7 @@
 mod error;
 mod socket;
 mod revision_attributes;
+mod setbacks;
 mod stores;
 mod server;
 mod connection;

@@ -89,16 +89,17 @@ impl FileRevision {
         };
         let (answer, text) = connection.open_named(&open).map_err(changed)?;
         let attributes = text.ok().and_then(|text| RevisionAttributes::of_text(&text));
-        let known = attributes.is_some();
-        let attributes = attributes.unwrap_or_default();
-        let opened = Self { connection: Arc::clone(connection), viewed: Viewed::of(answer), attributes };
+        let viewed = Viewed::of(answer);
+        // Also one of which the server does not say enough: its end gives the handle back.
+        let opened =
+            Self { connection: Arc::clone(connection), viewed, attributes: attributes.unwrap_or_default() };
         let unknown = || {
             let text = format!(
                 "cannot open {shown}: the server does not say of which file; use one version for both"
             );
             Error::new(ErrorKind::Other, text)
         };
-        known.then_some(opened).ok_or_else(unknown)
+        attributes.map(|_| opened).ok_or_else(unknown)
     }
 
     /// The file as the server found it. A descriptor that was closed meanwhile, and used again, may have led it to

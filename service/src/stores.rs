@@ -17,7 +17,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
@@ -30,11 +30,11 @@ use quinion_owner::internals::serve::NameRefusal;
 use quinion_owner::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion_owner::internals::viewer::sys::Errno;
 use quinion_owner::{NameOpener, NamedObject, RevisionRequest};
-use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest, Sha256};
 
 use crate::error::{CHANGED, FETCH};
 use crate::revision_attributes::RevisionAttributes;
+use crate::setbacks::Setbacks;
 
 const UNKNOWN_OPTION: &str =
     "the client asks for an option that this server does not have; use the same version for both";
@@ -283,42 +283,6 @@ impl NamedObject for OpenedRevision {
             quinion::ErrorKind::NoMemory => Errno(libc::ENOMEM),
             _ => error.raw_os_error().map_or(Errno::IO, Errno),
         }
-    }
-}
-
-/// How often the time of day was set back, as far as was looked: a content of after that may have times of before.
-#[derive(Debug)]
-struct Setbacks(Mutex<SetbackCount>);
-
-#[derive(Debug)]
-struct SetbackCount {
-    /// The most that the time of day was known to be ahead of the uptime, in nanoseconds.
-    ahead: i64,
-    count: u64,
-}
-
-impl Default for Setbacks {
-    fn default() -> Self {
-        Self(Mutex::new(SetbackCount { ahead: i64::MIN, count: 0 }))
-    }
-}
-
-impl Setbacks {
-    fn count(&self) -> u64 {
-        let nanoseconds = |clock| {
-            let time = clock_gettime(clock);
-            time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
-        };
-        // The uptime before and after: the thread may be interrupted between two looks.
-        let before = nanoseconds(ClockId::Boottime);
-        let now = nanoseconds(ClockId::Realtime);
-        let after = nanoseconds(ClockId::Boottime);
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_sub(before) < seen.ahead {
-            (seen.ahead, seen.count) = (now.saturating_sub(after), seen.count + 1);
-        }
-        seen.ahead = seen.ahead.max(now.saturating_sub(after));
-        seen.count
     }
 }
 

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_brought_inside_what_is_possible() {
+    fn values_are_clamped_to_their_limits() {
         let odd = Options::new().requests_max(0).request_max(1).in_flight_max(0).attempts_max(0).threads(0);
         let odd = odd.checked().unwrap();
         assert_eq!((odd.requests_max, odd.attempts_max, odd.threads), (1, 1, 1));

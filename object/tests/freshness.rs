@@ -33,7 +33,7 @@ fn is_of(file: &ObjectFile, version: u32, offset: usize, len: usize) {
 }
 
 #[test]
-fn an_open_asks_unless_what_is_known_is_as_fresh_as_it_wants() {
+fn an_open_asks_unless_known_metadata_is_as_fresh_as_it_wants() {
     let server = Server::with_object(4 * MIB);
     let by_default = objects(&server, options());
     (0..3).for_each(|_| drop(open(&by_default)));
@@ -113,7 +113,7 @@ fn an_object_found_deleted_is_known_no_more() {
 }
 
 #[test]
-fn a_write_through_the_cached_store_ends_what_is_known() {
+fn a_write_through_the_cached_store_forgets_the_metadata() {
     let server = Server::with_object(MIB);
     let objects = objects(&server, options().freshness(Freshness::Immutable));
     let store = cached_with(objects.clone(), Freshness::Immutable);

@@ -171,7 +171,7 @@ fn a_store_that_panics_fails_its_waiters_and_nothing_else() {
 }
 
 #[test]
-fn a_body_that_is_too_long_gives_what_was_asked_for() {
+fn a_body_that_is_too_long_gives_the_range_that_was_asked_for() {
     let store = Made::new(|options, _| {
         let meta = meta(4 * MIB, Some("\"x\""), 5);
         let range = asked(&options, meta.size);

@@ -323,7 +323,7 @@ fn tell(stage: &Stage) {
 }
 
 #[test]
-fn reads_under_faults_are_of_one_version_and_none_older_than_what_was_told() {
+fn reads_under_faults_are_of_one_version_and_none_older_than_the_last_told() {
     let stage = &Stage::new();
     let begun = Instant::now();
     std::thread::scope(|scope| {

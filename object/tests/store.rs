@@ -58,7 +58,7 @@ async fn the_crates_own_tests_pass_over_memory() {
 
 /// As `Range: bytes=0-18446744073709551615` asks for it.
 #[tokio::test]
-async fn a_range_that_ends_where_numbers_end_is_what_there_is() {
+async fn a_range_that_ends_where_numbers_end_is_cut_to_the_object() {
     let bare = Arc::new(InMemory::new());
     let path = Path::from("object");
     bare.put(&path, s3::content(1, 5000).into()).await.unwrap();

@@ -86,7 +86,7 @@ proptest! {
 
     /// The twin is a file of the kernel, by std's traits.
     #[test]
-    fn random_programs_see_what_a_plain_file_shows(steps in proptest::collection::vec(step(), 1..40)) {
+    fn random_programs_see_the_bytes_of_a_plain_file(steps in proptest::collection::vec(step(), 1..40)) {
         let (cache, folder) = (small(), tempfile::tempdir().expect("a folder"));
         let mut options = OpenOptions::new();
         let options = options.write(true).create(true);

@@ -697,7 +697,7 @@ fn an_open_for_writing_waits_for_the_lease_of_another_cache() {
 // ---- other policies -------------------------------------------------------------------------
 
 #[test]
-fn each_policy_sees_what_it_says() {
+fn each_coherence_mode_sees_the_changes_that_it_promises() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
     let open = |coherence| cache.open_with(&path, Opening::new().coherence(coherence)).unwrap();

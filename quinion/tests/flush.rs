@@ -176,7 +176,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_file_holds_what_a_vector_holds(
+    fn a_file_holds_the_bytes_of_its_vector(
         ring: bool, on_disk: bool, queue_depth in 1..5usize, io_pages in 1..6usize,
         steps in prop::collection::vec(steps(), 1..25),
     ) {
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn memory_holds_what_a_vector_holds(steps in prop::collection::vec(steps(), 1..25)) {
+    fn memory_holds_the_bytes_of_its_vector(steps in prop::collection::vec(steps(), 1..25)) {
         let wait_queue = Arc::new(WaitQueue::new());
         let file = MemoryFile::new([]);
         let look = || read(&wait_queue, &file, 0, 2 * PAGES);
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn a_users_source_holds_what_a_vector_holds(steps in prop::collection::vec(steps(), 1..25)) {
+    fn a_users_source_holds_the_bytes_of_its_vector(steps in prop::collection::vec(steps(), 1..25)) {
         let (wait_queue, engine) = engine(Mechanism::Threads, 8, 64 << 10);
         let file = engine.serve_for_writing(ShortWrites::default());
         let look = || file.source().bytes.lock().unwrap().clone();
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn a_device_that_delays_and_shuffles_holds_what_a_vector_holds(
+    fn a_device_that_delays_and_shuffles_holds_the_bytes_of_its_vector(
         steps in prop::collection::vec(steps(), 1..25), seed: u64, remembers: bool,
     ) {
         let wait_queue = Arc::new(WaitQueue::new());
@@ -849,7 +849,7 @@ fn some_story() -> Vec<Step> {
 }
 
 #[test]
-fn sectors_of_either_size_hold_what_a_vector_holds() {
+fn sectors_of_either_size_hold_the_bytes_of_their_vector() {
     for sector in ["512", "4096"] {
         let images = disk();
         let Some(mounted) = Mounted::new(&images.path().join("image"), sector) else {

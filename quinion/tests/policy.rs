@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use quinion::internals::policy::{DEFAULT_POLICY, FetchOrigin};
-use quinion_testing::twins::rings::{Rings, activates_what_comes_back, lost_to_a_scan, makes_room};
+use quinion_testing::twins::rings::{Rings, activates_refaulted_pages, lost_to_a_scan, makes_room};
 
 fn rings(pages_max: usize) -> Rings {
     Rings::new(DEFAULT_POLICY, pages_max as u64)
@@ -19,7 +19,7 @@ fn w04_a_scan_of_twice_the_cache_leaves_pages_that_were_read_often() {
 /// W04: a page that a scan has evicted is activated when it refaults soon after.
 #[test]
 fn w04_pages_that_a_scan_pushed_out_are_activated_when_they_come_back() {
-    assert!(activates_what_comes_back(DEFAULT_POLICY));
+    assert!(activates_refaulted_pages(DEFAULT_POLICY));
 }
 
 #[test]

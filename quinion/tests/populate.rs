@@ -495,7 +495,7 @@ impl Read for Slow<'_> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn a_memory_file_is_what_a_vector_is(
+    fn a_memory_file_behaves_as_a_vector(
         order in 0..6u8, ops in prop::collection::vec(op(), 1..20),
     ) {
         let cache = cache(16 << 20);

@@ -513,7 +513,7 @@ fn piece() -> impl Strategy<Value = (bool, u8, State)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn a_batch_is_what_a_naive_look_at_each_page_gives(
+    fn a_batch_equals_a_naive_look_at_each_page(
         pieces in prop::collection::vec(piece(), 1..90),
         ranges in prop::collection::vec((0u64..200, 0u64..120), 20),
         max in 1..=BATCH_FOLIOS_MAX,

@@ -848,7 +848,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
     #[test]
-    fn a_file_that_spills_does_what_a_vector_does(
+    fn a_file_that_spills_behaves_as_a_vector(
         seed in any::<u64>(),
         compress in any::<bool>(),
         ops in proptest::collection::vec(op(), 1..40),

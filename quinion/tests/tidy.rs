@@ -768,9 +768,11 @@ fn check_statements(source: &Source) -> Vec<Complaint> {
     complaints
 }
 
-/// How names begin that are clauses without a subject: a report of a failure has nothing but the name to say what
-/// failed.
-const HEADLESS: [&str; 6] = ["who_", "what_", "whoever_", "whatever_", "nobody_", "somebody_"];
+/// Words that begin a clause where a noun should stand: a report of a failure has nothing but the name to say which
+/// page, file or process it is of.
+const HEADLESS: [&str; 6] = ["who", "what", "whoever", "whatever", "nobody", "somebody"];
+/// Words behind which "what" and "who" are questions: "says what to do".
+const ASKS: [&str; 5] = ["say", "says", "know", "told", "decides"];
 
 /// Whether the function whose `fn` is at `at` has an attribute that makes it a test, of the standard library's kind or
 /// of another (`#[tokio::test(...)]`).
@@ -785,15 +787,24 @@ fn is_test(source: &Source, at: usize) -> bool {
     })
 }
 
+/// Whether a clause stands where a name should have a noun, as in "what_is_read_is_right" or "it_holds_what_it_had".
+fn is_headless_name(sentence: &str) -> bool {
+    let words: Vec<&str> = sentence.split('_').collect();
+    words.iter().enumerate().any(|(at, word)| {
+        let asks = at > 0 && ASKS.contains(&words[at - 1]);
+        HEADLESS.contains(word) && !asks
+    })
+}
+
 /// A test's name is a sentence with a subject, behind the letters of its statements.
 fn check_test_subjects(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "fn" && is_test(source, at)) {
         let (name, line) = (source.word(at + 1), source.tokens[at].line);
         let (_, sentence) = letters_of(name);
-        if HEADLESS.iter().any(|head| sentence.starts_with(head)) {
-            let wrong = format!("`{name}` is the name of a test without a subject");
-            let remedy = "name the handle, page, viewer, server ... that does what the test checks";
+        if is_headless_name(sentence) {
+            let wrong = format!("`{name}` has a clause where the name of a test should have a noun");
+            let remedy = "name the handle, page, viewer, server ... that acts or is read";
             complaints.push(complaint(source, line, wrong, remedy));
         }
     }
@@ -1311,14 +1322,17 @@ mod a_rule_can_fail {
     fn test_names_without_a_subject_are_seen() {
         let check = |text| check_test_subjects(&Source::new("quinion/tests/x.rs", text));
         let right = "fn who_asks() {}\n#[test]\nfn a_page_is_read() {}\nfn what_is_read() {}\n\
-                     #[test]\n#[ignore]\nfn whole_pages_are_read() {}\n#[cfg(test)]\nfn what_is_known() {}";
+                     #[test]\n#[ignore]\nfn whole_pages_are_read() {}\n#[cfg(test)]\nfn what_is_known() {}\n\
+                     #[test]\nfn an_error_says_what_to_do() {}";
         expect(check(right), &[]);
         let wrong = "#[test]\nfn who_asks_waits() {}\n\
                      proptest! {\n    #[test]\n    fn what_is_read_is_right(a: u8) {}\n}\n\
                      #[test]\n#[ignore]\nfn e02_e03_nobody_waits() {}\n\
-                     #[tokio::test(flavor = \"x\")]\nasync fn whatever_is_read() {}";
+                     #[tokio::test(flavor = \"x\")]\nasync fn whatever_is_read() {}\n\
+                     #[test]\nfn a_file_holds_what_a_vector_holds() {}";
         let names = ["who_asks_waits", "what_is_read_is_right", "e02_e03_nobody_waits", "whatever_is_read"];
-        expect(check(wrong), &[(2, names[0]), (5, names[1]), (9, names[2]), (11, names[3])]);
+        let inside = "a_file_holds_what_a_vector_holds";
+        expect(check(wrong), &[(2, names[0]), (5, names[1]), (9, names[2]), (11, names[3]), (13, inside)]);
     }
 
     #[test]

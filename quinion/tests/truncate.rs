@@ -972,7 +972,7 @@ fn run(ops: &[Op], order_min: u8) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn a_file_is_its_twin_whatever_is_done_to_it(ops in proptest::collection::vec(op(), 1..30)) {
+    fn a_file_equals_its_twin_after_any_operations(ops in proptest::collection::vec(op(), 1..30)) {
         run(&ops, 0);
     }
     #[test]

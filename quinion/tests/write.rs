@@ -346,7 +346,7 @@ fn writes_of_a_durable_handle_are_in_the_file_when_they_return() {
 }
 
 #[test]
-fn a_small_cache_keeps_dirty_pages_whatever_is_read_beside_them() {
+fn a_small_cache_keeps_dirty_pages_while_others_are_read() {
     let mut pair = Pair::new(8 << 20);
     let memory = Arc::new(MemoryFile::new(vec![9; 64 << 20]));
     let other = pair.cache.open_backend(memory).expect("it opens");
@@ -436,7 +436,7 @@ fn a_reader_sees_each_page_whole_while_it_is_written() {
 /// R12: a reader of a file that shrinks meanwhile sees bytes of the file alone, no zeros that a cut has left in the
 /// page of its end, and after the cut nothing past it: the size is read again after the data is held.
 #[test]
-fn r12_no_byte_behind_a_new_end_is_read_whoever_shrinks_the_file_meanwhile() {
+fn r12_no_byte_behind_a_new_end_is_read_while_the_file_shrinks() {
     let (pair, stop) = (Pair::new(0), AtomicBool::new(false));
     let (long, short) = (64 * PAGE, 3 * PAGE + 100);
     // Twice the size that the file has, odd while that changes; and how many reads saw one size from end to end.

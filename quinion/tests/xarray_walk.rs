@@ -110,7 +110,7 @@ fn race<const BITS: u32>(forest: &Forest<BITS>, steps: u32) -> u64 {
 }
 
 /// Whether both ways of walking find the same everywhere near the entries of a tree that stands still.
-fn steps_find_what_walks_find<const BITS: u32>() {
+fn steps_find_the_entries_that_walks_find<const BITS: u32>() {
     let forest = Forest::<BITS>::new(60_000, Reuse::Never);
     let same = |index| {
         let (entry, levels) = forest.walk_by_steps(index);
@@ -126,9 +126,9 @@ fn steps_find_what_walks_find<const BITS: u32>() {
 }
 
 #[test]
-fn a_walk_in_steps_finds_what_a_walk_finds() {
-    steps_find_what_walks_find::<2>();
-    steps_find_what_walks_find::<6>();
+fn a_walk_in_steps_finds_the_entries_of_a_walk() {
+    steps_find_the_entries_that_walks_find::<2>();
+    steps_find_the_entries_that_walks_find::<6>();
 }
 
 #[test]

@@ -310,7 +310,7 @@ mod tests {
 
     /// The same numbers as `nm` prints, for all that a C library offers.
     #[test]
-    fn a_library_offers_what_another_reader_says() {
+    fn a_library_offers_the_symbols_that_another_reader_lists() {
         let interpreter = ourselves().interpreter().unwrap();
         let library = std::fs::canonicalize(interpreter).unwrap().with_file_name("libc.so.6");
         let elf = Elf::open(&library).unwrap();

@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_program_is_clean_and_what_cannot_be_seen_is_the_worst() {
+    fn a_plain_program_is_clean_and_an_unreadable_one_counts_as_the_worst() {
         let examiner = examiner();
         let (audit, ended) = examined(&examiner, Path::new("/bin/sleep"));
         assert_eq!(audit, SyscallAudit::Clean);

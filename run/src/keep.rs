@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_and_written_and_what_is_none_is_refused() {
+    fn times_are_read_and_written_and_other_words_are_refused() {
         for time in ["90s", "30m", "2h", "250ms", "never", "90m", "0s"] {
             assert_eq!(time.parse::<Idle>().map(|time| time.to_string()).as_deref(), Ok(time));
         }

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_leads_to_what_runs_it() {
+    fn a_script_leads_to_its_interpreter() {
         let folder = tempfile::tempdir().unwrap();
         let [inner, outer] = ["inner", "outer"].map(|name| folder.path().join(name));
         std::fs::write(&inner, "#!/bin/sh\n").unwrap();

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_where_no_socket_can_be_is_refused_with_what_to_do() {
+    fn a_path_where_no_socket_can_be_is_refused_with_advice() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("q/folder")).unwrap();
         std::fs::set_permissions(folder.path().join("q"), std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn one_server_has_a_name_at_a_time_and_what_a_dead_one_left_is_removed() {
+    fn one_server_has_a_name_at_a_time_and_files_of_a_dead_one_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("q/s.sock");
         let at = |path: &Path| Listening::at(path, open_lock(path)?);

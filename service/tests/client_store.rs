@@ -96,7 +96,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn an_object_larger_than_what_may_be_pinned_is_copied_beyond_that() {
+async fn an_object_larger_than_the_pin_limit_is_copied_beyond_that() {
     let bare = Arc::new(InMemory::new());
     let stage = Stage::new(bare.clone(), 32 << 20);
     let store = cached(bare, stage.client.clone(), "s3://bucket/").unwrap();
@@ -179,7 +179,7 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
 /// 1. An object is taken for one that never changes, and changes.
 /// 2. A get on the condition that it is the new one fails by the metadata of the old one.
 #[tokio::test]
-async fn a_condition_that_fails_by_what_is_believed_is_asked_of_the_server() {
+async fn a_condition_that_fails_by_known_metadata_is_asked_of_the_server() {
     let server = s3::Server::with_object(100_000);
     let stage = Stage::new(server.store(), 16 << 20);
     let store = stage.over(server.store(), Freshness::Immutable);

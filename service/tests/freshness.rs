@@ -87,7 +87,7 @@ fn an_object_found_changed_by_one_client_is_asked_for_when_any_client_opens_it_n
 /// What a client's store knows is kept by that store: with what the server keeps besides it would be older than it
 /// says, and a write through it would not be seen.
 #[test]
-fn a_clients_store_sees_its_own_writes_whatever_the_server_believes() {
+fn a_clients_store_sees_its_own_writes_though_the_server_knows_older_metadata() {
     let (store, folder) = (s3::Server::with_object(LEN), tempfile::tempdir().unwrap());
     let server = serve(folder.path(), &store, Options::new().freshness(Freshness::Immutable));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

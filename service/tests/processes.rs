@@ -379,7 +379,7 @@ fn serve_and_fork(socket: &str) {
 /// 1. A client has an object open, and the server gets a store in the place of the one before: with other credentials.
 /// 2. What the client reads is fetched by the old store until the object is opened again.
 #[test]
-fn a_store_of_the_same_name_fetches_what_is_open_and_one_without_a_name_does_not() {
+fn a_store_of_the_same_name_fetches_open_objects_and_one_without_a_name_does_not() {
     for (name, is_same) in [(Some("one"), true), (None, false)] {
         let options = || {
             let options = Options::new().whole_max(0).fill_min(4096);

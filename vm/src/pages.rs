@@ -530,7 +530,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_are_what_a_naive_table_says(ops in prop::collection::vec(op(), 1..60)) {
+        fn pages_equal_a_naive_table(ops in prop::collection::vec(op(), 1..60)) {
             let (mut pages, mut twin) = two_regions();
             for op in &ops {
                 apply(op, &mut pages, &mut twin);
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_aligned_in_the_image_and_stop_at_what_is_not_absent() {
+    fn runs_are_aligned_in_the_image_and_stop_at_pages_that_are_there() {
         let place = MappedRegion { base: 0x10_0000, offset: 0x3000, bytes: 0x10_0000 };
         let mut pages = Pages::new(UNIT, &[place]);
         // Byte 0x3000 of the image is in the run from 0 to 0x10000, which the region has from 0x3000 on.

@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_what_their_bytes_say() {
+    fn messages_are_parsed_from_their_bytes() {
         let fault = |kind| Raw::Fault(Fault { address: 0x7001, kind });
         let expected = [
             (message(0x12, [0, 0x7001, 0]), fault(FaultKind::Missing)),

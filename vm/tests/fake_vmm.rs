@@ -146,9 +146,9 @@ fn a_monitor_may_be_killed_in_a_fault() {
 }
 
 #[test]
-fn a_guest_sums_and_writes_what_the_server_gave_it() {
+fn a_guest_sums_and_writes_the_servers_pages() {
     let needs = [Need::Userfault(kernel::EVENT_REMOVE), Need::Kvm];
-    if !vmm::has("a_guest_sums_and_writes_what_the_server_gave_it", &needs) {
+    if !vmm::has("a_guest_sums_and_writes_the_servers_pages", &needs) {
         return;
     }
     let stage = Stage::new(256);

@@ -27,8 +27,8 @@ fn mapping(stage: &Stage) -> Plan {
 }
 
 #[test]
-fn clones_share_an_image_and_keep_what_they_write() {
-    if !vmm::has("clones_share_an_image_and_keep_what_they_write", &[Need::Userfault(FEATURES)]) {
+fn clones_share_an_image_and_keep_their_writes() {
+    if !vmm::has("clones_share_an_image_and_keep_their_writes", &[Need::Userfault(FEATURES)]) {
         return;
     }
     let stage = Stage::new(Image::new(51, 3000));
@@ -117,9 +117,9 @@ fn an_image_is_handed_only_to_authorised_peers_and_not_for_writing() {
 }
 
 #[test]
-fn guests_of_one_image_go_on_in_it_and_keep_what_they_write() {
+fn guests_of_one_image_go_on_in_it_and_keep_their_writes() {
     let needs = [Need::Userfault(FEATURES), Need::Kvm];
-    if !vmm::has("guests_of_one_image_go_on_in_it_and_keep_what_they_write", &needs) {
+    if !vmm::has("guests_of_one_image_go_on_in_it_and_keep_their_writes", &needs) {
         return;
     }
     let stage = Stage::new(Image::new(12, 1024));

@@ -25,8 +25,8 @@ const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 const ALL_EVENTS: u64 = kernel::EVENT_REMOVE | kernel::EVENT_FORK | kernel::EVENT_REMAP | kernel::EVENT_UNMAP;
 
 #[test]
-fn machines_read_the_snapshot_and_what_they_wrote_and_zeros_where_the_balloon_was() {
-    let test = "machines_read_the_snapshot_and_what_they_wrote_and_zeros_where_the_balloon_was";
+fn machines_read_the_snapshot_and_their_writes_and_zeros_where_the_balloon_was() {
+    let test = "machines_read_the_snapshot_and_their_writes_and_zeros_where_the_balloon_was";
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
@@ -492,8 +492,8 @@ fn nothing_is_read_behind_the_memory_of_a_machine() {
 }
 
 #[test]
-fn memory_that_is_filled_unasked_is_right_whatever_the_machine_does_meanwhile() {
-    let test = "memory_that_is_filled_unasked_is_right_whatever_the_machine_does_meanwhile";
+fn memory_that_is_filled_unasked_is_right_beside_all_that_the_machine_does() {
+    let test = "memory_that_is_filled_unasked_is_right_beside_all_that_the_machine_does";
     if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }

@@ -328,7 +328,7 @@ fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
 }
 
 #[test]
-fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
+fn a_fork_has_its_parents_pages_and_the_snapshot_for_the_rest() {
     if !may() {
         return;
     }

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newer_compiler_builds_what_wants_one() {
+    fn a_newer_compiler_builds_the_packages_that_need_one() {
         assert!(is_since("1.91.0 (abc 2025-10-30)", PEERS_SINCE) && is_since("1.104.1", ENDPOINT_SINCE));
         assert!(!is_since("1.88.0", PEERS_SINCE) && !is_since("1.91.0", ENDPOINT_SINCE));
         assert!(!is_since("", PEERS_SINCE));

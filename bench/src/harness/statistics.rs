@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quartiles_are_in_the_middle_of_what_was_given() {
+    fn quartiles_are_in_the_middle_of_the_samples() {
         let of = |numbers: &[f64]| Quartiles::of(numbers).map(|q| (q.low, q.median, q.high));
         assert_eq!(of(&[3.0, 1.0, 2.0, 5.0, 4.0]), Some((2.0, 3.0, 4.0)));
         assert_eq!(of(&[1.0, 2.0]), Some((1.25, 1.5, 1.75)));

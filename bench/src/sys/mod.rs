@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn huge_memory_is_zero_aligned_and_keeps_what_is_written() {
+    fn huge_memory_is_zero_aligned_and_keeps_written_bytes() {
         let mut memory = HugeMemory::new(3 << 20).expect("there is memory");
         assert!(memory.len() == 3 << 20 && memory.iter().all(|&byte| byte == 0));
         assert_eq!(memory.as_ptr().addr() % HUGE_BYTES, 0);

@@ -124,7 +124,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn a_ram_disk_keeps_what_is_written_and_goes_with_its_last_user() {
+    fn a_ram_disk_keeps_written_bytes_until_its_last_user_ends() {
         let disk = match RamDisk::new(1 << 20) {
             Ok(disk) => disk,
             Err(error) => return eprintln!("not tested: {error}; it takes root and loop devices"),

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_given_what_they_have_room_for() {
+    fn callers_are_given_as_much_as_they_have_room_for() {
         let value = New { size: 24, one: 1, two: 2 };
         let mut words = [16_usize, 9, 9, 9];
         // SAFETY: a struct that says its size, of two words, then of four.

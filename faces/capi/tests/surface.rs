@@ -61,7 +61,7 @@ fn functions() -> Vec<Function> {
 }
 
 #[test]
-fn the_header_is_what_the_source_says() {
+fn the_header_is_generated_from_the_source() {
     let (now, path) = (header(), package().join("include/quinion.h"));
     if std::env::var_os("QUINION_RECORD").is_some() {
         fs::write(&path, &now).unwrap();

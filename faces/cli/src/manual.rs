@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_stay_lists_and_run_says_what_is_no_option() {
+    fn lists_stay_lists_in_the_manual_page_of_run() {
         let page = page_of(Some("run")).unwrap();
         for title in ["EXIT STATUS", "ENVIRONMENT", "FILES", "EXAMPLES", "NOTES"] {
             assert!(page.contains(&format!(".SH \"{title}\"\n.nf\n")), "{title}: {page}");

@@ -432,7 +432,7 @@ fn a_file_that_grows_is_read_to_its_new_end() {
 }
 
 #[test]
-fn a_file_that_shrinks_gives_what_it_had_or_its_end() {
+fn a_file_that_shrinks_gives_its_former_bytes_or_its_end() {
     let scratch = scratch();
     let path = scratch.path().join("shrinks");
     let content = noise(400_000, 12);

@@ -85,7 +85,7 @@ fn cat_joins_files_in_their_order() {
 }
 
 #[test]
-fn cat_names_what_it_cannot_read_and_goes_on() {
+fn cat_names_files_it_cannot_read_and_goes_on() {
     let files = Files::new();
     let ((a, mut joined), (b, second)) = (files.file("a", 100), files.file("b", 200));
     joined.extend(second);
@@ -162,7 +162,7 @@ fn stat_tells_size_and_residency() {
 }
 
 #[test]
-fn stat_names_what_it_cannot_look_at() {
+fn stat_names_files_it_cannot_look_at() {
     let files = Files::new();
     let (path, _) = files.file("some", 10);
     let output = output(&["stat"], &[&files.path("missing"), files.0.path(), &path]);

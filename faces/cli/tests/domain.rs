@@ -187,7 +187,7 @@ else:
 /// 1. A program does something after which it is no longer served. Its mappings stay.
 /// 2. It changes its user, by a function or by a system call number, and its mappings are still there.
 #[test]
-fn other_domain_of_who_was_served_no_more_before() {
+fn other_domain_of_a_process_that_was_no_longer_served_before() {
     if !is_root() {
         return;
     }

@@ -289,7 +289,7 @@ fn a_command_that_only_looks_makes_no_folder() {
 }
 
 #[test]
-fn the_second_run_finds_what_the_first_has_read() {
+fn the_second_run_hits_pages_that_the_first_has_read() {
     let home = Home::new();
     let path = home.file("file", 1);
     let first = home.reads(&path);

@@ -53,7 +53,7 @@ fn same_with_and_without(words: &[&str], variables: &[(&str, &Path)]) -> Report 
 }
 
 #[test]
-fn a_users_object_that_changes_what_read_brings_is_called() {
+fn a_users_object_that_changes_the_bytes_of_read_is_called() {
     for case in ["read", "pread"] {
         assert!(
             same_with_and_without(&[case], &[]).served() > 0,
@@ -276,7 +276,7 @@ for reads in (False, True):
 
 /// It is served no reads, and the owner is told what it does all the same: no lease tells of such a cut.
 #[test]
-fn a_child_with_threads_tells_what_it_does() {
+fn a_child_with_threads_tells_the_owner_of_its_changes() {
     let folder = scratch();
     let [file, other] = ["file", "other"].map(|name| folder.path().join(name));
     std::fs::write(&other, noise(FILE_BYTES, 7)).expect("the disk has room");

@@ -92,7 +92,7 @@ fn fio_by_the_c_librarys_threads() {
 }
 
 #[test]
-fn fio_by_what_is_the_kernels() {
+fn fio_by_calls_that_the_kernel_serves() {
     let folder = blocks();
     for engine in ["mmap", "libaio", "io_uring"] {
         for way in [READ_IN_TURN, READ_AT_RANDOM] {
@@ -177,7 +177,7 @@ fn db_bench_at_random() {
 
 /// Half of the keys do not exist, and as many are missed with the cache as without it.
 #[test]
-fn db_bench_looks_for_what_is_not_there() {
+fn db_bench_looks_for_absent_keys() {
     let folder = database();
     let words = ["db_bench", "--db=database", "--num=40000", "--value_size=1000", "--use_existing_db=1"];
     let more = ["--benchmarks=readrandom", "--reads=5000", "--seed=5", "--cache_size=1000000"];

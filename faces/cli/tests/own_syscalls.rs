@@ -203,7 +203,7 @@ fn a_call_behind_prefixes_is_one() {
 }
 
 #[test]
-fn bytes_that_only_look_like_a_call_are_none_and_what_may_be_one_is() {
+fn bytes_that_only_look_like_a_call_do_not_count_and_possible_calls_do() {
     assert_eq!(numbers(&["-DINSIDE"]), []);
     assert_eq!(numbers(&["-DDATA_BETWEEN_FUNCTIONS"]), []);
     assert_eq!(numbers(&["-DCODE_BETWEEN_FUNCTIONS"]), [None]);

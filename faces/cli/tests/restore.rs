@@ -277,8 +277,8 @@ fn a_record_names_the_pages_that_were_touched_and_is_replayed() {
 /// Faults overtake the record, since the machine begins at its end: still it gets what the record names, and nothing
 /// around that.
 #[test]
-fn a_machine_gets_what_its_record_names_and_nothing_else() {
-    let test = "a_machine_gets_what_its_record_names_and_nothing_else";
+fn a_machine_gets_the_pages_of_its_record_and_no_others() {
+    let test = "a_machine_gets_the_pages_of_its_record_and_no_others";
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
@@ -350,7 +350,7 @@ fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
         monitor.does("touch 0 16384 3");
         number(&served.stop(libc::SIGTERM).1, "device_bytes")
     };
-    if !can_read_what_is_held(&stage.snapshot()) {
+    if !can_read_held_bytes(&stage.snapshot()) {
         return vmm::skipped(test, "the file system does not say what the kernel holds");
     }
     for words in [&[][..], &["--fill", "all"]] {
@@ -368,7 +368,7 @@ fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
 }
 
 /// Whether a read that must not wait finds bytes that were just read.
-fn can_read_what_is_held(file: &Path) -> bool {
+fn can_read_held_bytes(file: &Path) -> bool {
     fs::read(file).unwrap();
     let (file, mut bytes) = (fs::File::open(file).unwrap(), [0; 4096]);
     let into = &mut [std::io::IoSliceMut::new(&mut bytes)];

@@ -88,7 +88,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100_000))]
 
     #[test]
-    fn a_thread_that_blocks_the_signal_is_found_whatever_lists_leave_out(
+    fn a_thread_that_blocks_the_signal_is_found_though_lists_leave_threads_out(
         others in 0_u32..4,
         changes in changes(),
     ) {

@@ -278,7 +278,7 @@ os.close(file)
 /// A file system from which a kept cache has read, or copied, can be unmounted by any process a few seconds later; the
 /// files were cached until then.
 #[test]
-fn umount_from_outside_of_what_a_kept_cache_has_read() {
+fn umount_from_outside_of_a_file_system_that_a_kept_cache_has_read() {
     if !can_mount() {
         return;
     }

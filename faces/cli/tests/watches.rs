@@ -33,7 +33,7 @@ while at < len(heard):
 ";
 
 #[test]
-fn a_program_that_watches_files_hears_what_it_hears_without() {
+fn a_program_that_watches_files_gets_the_same_events_as_without() {
     let folder = scratch();
     let path = folder.path().join("file");
     std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");

@@ -604,7 +604,7 @@ fn two_databases_in_turns_with_a_log() {
 }
 
 #[test]
-fn the_report_says_what_was_done_about_others() {
+fn the_report_says_how_changes_by_others_are_noticed() {
     let stage = Stage::new();
     let (file, report) = (stage.file(), stage.folder.path().join("report"));
     let mut lines = Command::new(env!("CARGO_BIN_EXE_quinion"));

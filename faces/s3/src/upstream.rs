@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_of_the_credentials_is_in_what_is_shown() {
+    async fn nothing_of_the_credentials_is_in_errors_and_lists() {
         let upstream = upstream();
         let text =
             "<Error><Code>SignatureDoesNotMatch</Code><AWSAccessKeyId>own-key</AWSAccessKeyId></Error>";

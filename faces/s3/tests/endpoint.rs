@@ -300,8 +300,10 @@ fn unsigned_requests_only_read_and_come_from_no_web_page() {
 }
 
 #[test]
-fn writes_through_the_endpoint_are_seen_at_once_whatever_is_believed() {
-    let Some(server) = versitygw("writes_through_the_endpoint_are_seen_at_once_whatever_is_believed") else {
+fn writes_through_the_endpoint_are_seen_at_once_though_older_metadata_is_known() {
+    let Some(server) =
+        versitygw("writes_through_the_endpoint_are_seen_at_once_though_older_metadata_is_known")
+    else {
         return;
     };
     let store = below(&server, "bucket");

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_line_whatever_its_values_have() {
+    fn an_event_is_one_line_with_any_bytes_in_its_values() {
         let values = [("why", "a\n\"b\"\\\u{1}")];
         let log = |form| Log { program: "quinion-serve", form };
         let json = log(Form::Json).line("failed", &values);

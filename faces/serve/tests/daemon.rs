@@ -597,7 +597,7 @@ fn a_configuration_names_the_endpoint_and_a_wrong_secret_opens_nothing() {
 }
 
 #[test]
-fn a_store_of_a_private_authority_is_read_by_those_who_trust_that_and_by_no_other() {
+fn a_store_of_a_private_authority_is_read_by_servers_that_trust_it_and_by_no_other() {
     let Some((bucket, trusted)) = Bucket::behind_tls() else { return };
     let authority = Certificate::from_pem(&std::fs::read(&trusted).unwrap()).unwrap();
     bucket.put_by(ClientOptions::new().with_root_certificate(authority), "a", data(6, 2 << 20));

@@ -400,7 +400,7 @@ fn storm(refuses: bool) {
 }
 
 #[test]
-fn every_fill_ends_once_and_rightly_whatever_the_kernel_does() {
+fn every_fill_ends_once_and_rightly_under_any_answers_of_the_kernel() {
     storm(false);
 }
 

@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_transfer_delivers_what_the_file_has(
+        fn a_transfer_delivers_the_bytes_of_the_file(
             pages in 1usize..5, size in 0usize..20_000, shift in prop_oneof![Just(0u32), Just(9), Just(12)],
             shorts in prop::collection::vec(1usize..9000, 0..6), knows_end: bool,
         ) {

@@ -364,7 +364,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_do_what_a_set_of_numbers_does(
+        fn slots_behave_as_a_set_of_numbers(
             count in 1u32..200,
             ops in proptest::collection::vec(op(), 1..120),
         ) {

@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn limits_rise_whatever_is_asked_for(pages: u64, background: u8, throttle: u8) {
+        fn limits_rise_for_any_options(pages: u64, background: u8, throttle: u8) {
             let options = WritebackOptions {
                 background_share: background,
                 throttle_share: throttle,

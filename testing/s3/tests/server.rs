@@ -79,7 +79,7 @@ async fn under(fault: Fault) -> (Result<Vec<u8>>, u32) {
 }
 
 #[tokio::test]
-async fn each_fault_is_what_it_is_called() {
+async fn each_fault_does_as_its_name_says() {
     let failed = |got: Result<Vec<u8>>, words: &str| {
         let error = got.unwrap_err();
         // The words may be of an error below.

@@ -117,7 +117,7 @@ pub fn lost_to_a_scan(policy: NewPolicy) -> Vec<u32> {
 }
 
 /// Whether a page that a scan has evicted is in Main when it was read again soon after.
-pub fn activates_what_comes_back(policy: NewPolicy) -> bool {
+pub fn activates_refaulted_pages(policy: NewPolicy) -> bool {
     let mut cache = Rings::new(policy, 100);
     // Half of the cache has proved itself: two lists measure a distance by that half.
     for _ in 0..4 {

@@ -212,8 +212,8 @@ fn steps_are_small_as_soon_as_anything_else_is_asked_for() {
 }
 
 #[test]
-fn steps_of_what_is_filled_are_large_while_the_vm_is_right_behind() {
-    for way in ways("steps_of_what_is_filled_are_large_while_the_vm_is_right_behind") {
+fn steps_of_a_fill_are_large_while_the_vm_is_right_behind() {
+    for way in ways("steps_of_a_fill_are_large_while_the_vm_is_right_behind") {
         let mut vm = QuietVm::new(way, 32 * MIB);
         vm.fill = Fill::All;
         assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: no fault has come");

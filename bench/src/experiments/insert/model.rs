@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_take_what_the_lock_takes_and_few_share_the_work() {
+    fn many_threads_take_the_time_of_the_lock_and_few_share_the_work() {
         let round = Round { work: 300.0, hold: 50.0, hand_over: 40.0 };
         let [few, many] = [2, 64].map(|threads| each_round(threads, round));
         assert!((150.0..215.0).contains(&few), "{few}");

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_reads_what_its_name_says() {
+    fn each_family_reads_the_pattern_of_its_name() {
         let loops = around(1.25);
         assert_eq!((unique(&loops), loops.len()), (5120, 20 * 5120));
         assert_eq!(loops[..5120], loops[5120..2 * 5120]);

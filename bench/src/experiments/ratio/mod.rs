@@ -328,7 +328,7 @@ mod tests {
         ["50.47", "48.31", "48.31", "48.12", "41.84", "44.76", "49.05", "52.67", "47.19", "49.79", "60.83"];
 
     #[test]
-    fn a_stream_that_goes_round_keeps_what_a_cache_can() {
+    fn a_looping_stream_hits_nearly_as_often_as_the_optimum() {
         for larger in LOOPS {
             let pages = (1000.0 * larger) as u64;
             let trace = synthetic::around(pages, LOOP_ROUNDS);

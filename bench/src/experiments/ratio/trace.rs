@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_reported_with_its_number_and_what_is_expected() {
+    fn a_bad_line_is_reported_with_its_number_and_the_expected_form() {
         let wrong = |parsed: Result<Vec<u64>, String>| parsed.expect_err("it is wrong");
         let few = wrong(csv("version,time,op,size,lbn\n1,2,3,512,8\n1,2,3\n"));
         assert!(

@@ -83,7 +83,7 @@ impl Policy for TwoList {
 mod tests {
     use proptest::prelude::*;
     use quinion::internals::policy::DEFAULT_POLICY;
-    use quinion_testing::twins::rings::{activates_what_comes_back, lost_to_a_scan, makes_room};
+    use quinion_testing::twins::rings::{activates_refaulted_pages, lost_to_a_scan, makes_room};
 
     use super::super::ours::Ours;
     use super::super::{percent_of, real, share, synthetic};
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_active_list_gives_back_what_it_has_too_much() {
+    fn the_active_list_gives_back_its_surplus() {
         let next = |held| TwoList::new().next(&held);
         assert_eq!(next(held(50, 50)), Some(Class::Probation));
         assert_eq!(next(held(49, 51)), Some(Class::Main));
@@ -125,9 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn two_lists_keep_what_was_read_often_and_activate_what_comes_back() {
+    fn two_lists_keep_pages_read_often_and_activate_refaulted_ones() {
         assert_eq!(lost_to_a_scan(TWO_LISTS), [0; 0]);
-        assert!(activates_what_comes_back(TWO_LISTS));
+        assert!(activates_refaulted_pages(TWO_LISTS));
     }
 
     #[test]

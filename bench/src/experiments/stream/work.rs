@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_reads_the_whole_file_and_says_what_is_kept() {
+    fn every_way_reads_the_whole_file_and_says_how_many_pages_stay() {
         // More than the memory. Uncached reads take nothing of what is hot. Plain ones are scanned as any: a stream
         // read the hot file, so half of it is where streams are evicted first. Twice proves nothing there, and a second
         // job that begins late, and has passed nothing yet, takes a part of that.

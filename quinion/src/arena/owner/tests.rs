@@ -165,7 +165,7 @@ fn a_run_is_allocated_by_growing_before_it_is_broken_into_pieces() {
 }
 
 #[test]
-fn a_cell_is_all_zeros_whatever_was_there() {
+fn a_cell_is_all_zeros_after_other_content() {
     let arena = arena(SMALL);
     // Two extents, so that one that data used is cut next.
     let scribble = drain(&arena, Order::MAX);

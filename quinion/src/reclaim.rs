@@ -625,15 +625,15 @@ impl Reclaim {
                     listed.pages[class as usize] += lists.list(frame, from, &mut reservation);
                     continue;
                 }
-                OldestVerdict::Goes { .. } if found + pages > may_go => {
+                OldestVerdict::Evict { .. } if found + pages > may_go => {
                     met.at_minimum = true;
                     listed.pages[class as usize] += lists.list(frame, from, &mut reservation);
                 }
-                OldestVerdict::Goes { remember } => {
+                OldestVerdict::Evict { remember } => {
                     found += pages;
                     victims.push(Victim { remember, from: Some(from), ..folio.victim() });
                 }
-                OldestVerdict::Stays(class) => {
+                OldestVerdict::Keep(class) => {
                     let to = ring(pool, class as usize);
                     listed.pages[class as usize] += lists.list(frame, to, &mut reservation);
                 }
@@ -659,16 +659,16 @@ impl Reclaim {
     ) -> OldestVerdict {
         match self.look(folio) {
             OldestState::Stuck => OldestVerdict::Stuck,
-            OldestState::Spared => OldestVerdict::Stays(class),
+            OldestState::Spared => OldestVerdict::Keep(class),
             OldestState::Due(_) if class == Class::Uncached && self.adopt(folio) => {
-                OldestVerdict::Stays(Class::Probation)
+                OldestVerdict::Keep(Class::Probation)
             }
             OldestState::Due(reads) => match policy.decide(class, reads, order.pages(), held) {
                 PolicyVerdict::Keep { class, reads } => {
                     folio.byte.store(reads, Ordering::Relaxed);
-                    OldestVerdict::Stays(class)
+                    OldestVerdict::Keep(class)
                 }
-                PolicyVerdict::Evict { remember } => OldestVerdict::Goes { remember },
+                PolicyVerdict::Evict { remember } => OldestVerdict::Evict { remember },
             },
         }
     }
@@ -876,8 +876,8 @@ enum OldestState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OldestVerdict {
     Stuck,
-    Stays(Class),
-    Goes { remember: bool },
+    Keep(Class),
+    Evict { remember: bool },
 }
 
 fn ring(pool: PoolNumber, class: usize) -> usize {

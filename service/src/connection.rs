@@ -89,9 +89,9 @@ pub(crate) struct Connection {
     viewer: Viewer,
     socket: PathBuf,
     process: ForkGuard,
-    pending: Mutex<VecDeque<GivenBack>>,
+    pending: Mutex<VecDeque<ReturnRequest>>,
     /// The same, of threads that must not wait for that lock. This one is never kept, and taken last.
-    later: Mutex<Vec<GivenBack>>,
+    later: Mutex<Vec<ReturnRequest>>,
     /// For those that only want to know: the lock orders the rest.
     has_pending: AtomicBool,
     dead_since: OnceLock<Instant>,
@@ -101,7 +101,12 @@ pub(crate) struct Connection {
     next: Mutex<Option<Arc<Self>>>,
 }
 
-type GivenBack = (Operation, [u64; 3]);
+/// A request that gives something back to the server; see [`Connection::give_back`].
+#[derive(Debug)]
+struct ReturnRequest {
+    operation: Operation,
+    arguments: [u64; 3],
+}
 
 /// Why there is no connection in the place of one whose server has ended.
 #[derive(Debug)]
@@ -364,7 +369,7 @@ impl Connection {
         }
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = if pending.is_empty() { GIVE_BACK_MAX } else { Duration::ZERO };
-        pending.push_back((operation, arguments));
+        pending.push_back(ReturnRequest { operation, arguments });
         self.send_pending(&mut pending, wait);
     }
 
@@ -375,7 +380,7 @@ impl Connection {
             return; // it is the parent's
         }
         let mut later = self.later();
-        later.push((operation, arguments));
+        later.push(ReturnRequest { operation, arguments });
         self.has_pending.store(true, Ordering::Relaxed);
         drop(later);
         if let Ok(mut pending) = self.pending.try_lock() {
@@ -383,14 +388,14 @@ impl Connection {
         }
     }
 
-    fn later(&self) -> MutexGuard<'_, Vec<GivenBack>> {
+    fn later(&self) -> MutexGuard<'_, Vec<ReturnRequest>> {
         self.later.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send_pending(&self, pending: &mut MutexGuard<'_, VecDeque<GivenBack>>, wait: Duration) {
+    fn send_pending(&self, pending: &mut MutexGuard<'_, VecDeque<ReturnRequest>>, wait: Duration) {
         pending.extend(self.later().drain(..));
         let mut retry = RetryDeadline::new(wait);
-        while let Some(&(operation, arguments)) = pending.front() {
+        while let Some(&ReturnRequest { operation, arguments }) = pending.front() {
             match self.viewer.notify(operation, arguments) {
                 Ok(()) => drop(pending.pop_front()),
                 Err(RequestError::NoSlot) if retry.pause() => {}

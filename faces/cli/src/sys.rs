@@ -13,7 +13,7 @@
 mod ending;
 mod probes;
 
-pub use ending::Ending;
+pub use ending::EndSignals;
 pub use probes::{can_read_uncached, can_take_lease, userfaultfd};
 
 use std::fs::File;

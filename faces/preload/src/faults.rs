@@ -258,17 +258,18 @@ impl Action {
     }
 
     /// The action that the kernel is to have in its place, if the program sets it; `None` if it cannot be.
-    pub fn told_if_set(&self) -> Option<Self> {
-        self.told(SA_RESTORER)
+    pub fn kernel_action_if_set(&self) -> Option<Self> {
+        self.kernel_action(SA_RESTORER)
     }
 
     /// The action that the kernel is to have in its place; `None` if it cannot be.
-    fn told(&self, restorer: u32) -> Option<Self> {
+    fn kernel_action(&self, restorer: u32) -> Option<Self> {
         let handler = entry_for(self.handler, self.flags & !SA_RESTORER | restorer)?;
         Some(Self { handler, flags: reported_flags(self.handler, self.flags), ..*self })
     }
 
-    pub fn heard(&self) -> Self {
+    /// The action that the program has set, of the one that the kernel has in its place.
+    pub fn program_action(&self) -> Self {
         let Some(entry) = entry_at(self.handler) else { return *self };
         let flags = entry.flags.load(Ordering::Relaxed);
         // A restorer that was never set is not reported either.
@@ -296,7 +297,8 @@ pub fn install() -> bool {
             if entry_at(old.handler).is_some() {
                 return true;
             }
-            let Some(new) = (old.handler != SIG_IGN).then(|| old.told(old.flags & SA_RESTORER)).flatten()
+            let Some(new) =
+                (old.handler != SIG_IGN).then(|| old.kernel_action(old.flags & SA_RESTORER)).flatten()
             else {
                 return false;
             };

@@ -21,7 +21,7 @@ const SA_RESETHAND: u32 = 0x8000_0000;
 /// Sets an action of one of the two signals for the program, and says what it was.
 fn change(signal: c_int, action: Option<&Action>, old: *mut Action) -> c_int {
     let told = action.and_then(|action| {
-        let told = if action.handler == SIG_IGN { None } else { action.told_if_set() };
+        let told = if action.handler == SIG_IGN { None } else { action.kernel_action_if_set() };
         if told.is_none() {
             stop(Reason::Passed);
         }
@@ -31,7 +31,7 @@ fn change(signal: c_int, action: Option<&Action>, old: *mut Action) -> c_int {
     let answer = real_action(signal, new, old);
     if answer == 0 && !old.is_null() {
         // SAFETY: the C library has just written it.
-        unsafe { *old = (*old).heard() };
+        unsafe { *old = (*old).program_action() };
     }
     answer
 }

@@ -95,10 +95,10 @@ fn main() -> ExitCode {
     let log = Log { program: "quinion-serve", form };
     // First: an inherited descriptor is taken before another could get its number.
     let given = activation::socket();
-    let takes = if arguments.replace { Takes::Replacing } else { Takes::Free };
+    let claim = if arguments.replace { NameClaim::Replacing } else { NameClaim::Free };
     let settle = || settled(arguments.clone());
-    let takes = given.map(|given| given.map_or(takes, |socket| Takes::Given(socket, arguments.replace)));
-    match takes.and_then(|takes| serve(settle()?, &settle, takes, log)) {
+    let claim = given.map(|given| given.map_or(claim, |socket| NameClaim::Given(socket, arguments.replace)));
+    match claim.and_then(|claim| serve(settle()?, &settle, claim, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             log.event("failed", &[("why", &why)]);
@@ -170,7 +170,7 @@ impl Drop for Populating {
 }
 
 /// How the server gets its name.
-enum Takes {
+enum NameClaim {
     Free,
     /// The server that has it ends first.
     Replacing,
@@ -182,7 +182,7 @@ enum Takes {
 fn serve(
     config: Config,
     settle: &dyn Fn() -> Result<Config, String>,
-    takes: Takes,
+    claim: NameClaim,
     log: Log,
 ) -> Result<(), String> {
     // Before anything else: a signal that comes while the server starts is not lost.
@@ -191,7 +191,7 @@ fn serve(
     let mut signals = runtime.block_on(async { Signals::new() }).map_err(|error| error.to_string())?;
     // It fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let server = Rc::new(start(&config, takes)?);
+    let server = Rc::new(start(&config, claim)?);
     // After a replaced server has released its port.
     let monitor = config.metrics.map(|address| runtime.block_on(Monitor::at(address))).transpose()?;
     let mut values = vec![("socket", server.socket().display().to_string())];
@@ -235,7 +235,7 @@ fn serve(
     Ok(())
 }
 
-fn start(config: &Config, takes: Takes) -> Result<Server, String> {
+fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
     stores::check_prefixes(&config.stores)?;
     let opened = stores::open_all(&config.stores)?;
     let mut builder = quinion::Cache::builder();
@@ -247,10 +247,10 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     }
     // After the stores are open and the rest was tried: an error of this server ends no other. And before the cache is
     // built: a replaced server has the disk tier until it ends.
-    if matches!(takes, Takes::Replacing) {
+    if matches!(claim, NameClaim::Replacing) {
         try_out(config)?;
     }
-    let socket = socket_of(config, takes)?;
+    let socket = socket_of(config, claim)?;
     let cache = builder.build().map_err(|error| error.to_string())?;
     let server = Server::builder(cache).revisions(true); // this process locks no files that clients have
     let server = config.clients.into_iter().fold(server, Builder::clients_max);
@@ -279,18 +279,18 @@ fn try_out(config: &Config) -> Result<(), String> {
 }
 
 /// Takes the name, or the socket that the service manager has given.
-fn socket_of(config: &Config, takes: Takes) -> Result<Socket, String> {
+fn socket_of(config: &Config, claim: NameClaim) -> Result<Socket, String> {
     let name = config.name.as_deref().unwrap_or("default");
-    let socket = match takes {
-        Takes::Given(_, true) => {
+    let socket = match claim {
+        NameClaim::Given(_, true) => {
             return Err(
                 "the service manager gives the socket, and replaces servers; leave out --replace".into()
             );
         }
         // It is not replaceable: its manager would start it again, or lose the socket.
-        Takes::Given(socket, false) => Socket::adopt(socket),
-        Takes::Free => Socket::bind(name).and_then(Socket::replaceable),
-        Takes::Replacing => Socket::replace(name, REPLACE_MAX).and_then(Socket::replaceable),
+        NameClaim::Given(socket, false) => Socket::adopt(socket),
+        NameClaim::Free => Socket::bind(name).and_then(Socket::replaceable),
+        NameClaim::Replacing => Socket::replace(name, REPLACE_MAX).and_then(Socket::replaceable),
     };
     socket.map_err(|error| error.to_string())
 }

@@ -67,6 +67,15 @@ impl BusyCount {
     }
 }
 
+/// The workers that wait for the futexes of all viewers.
+#[derive(Debug, Default)]
+struct Listeners {
+    /// The wake-up count when the last viewer joined.
+    wake_count: u32,
+    /// The workers that began to sleep after that.
+    asleep: usize,
+}
+
 #[derive(Debug)]
 pub(super) struct Workers {
     threads: RankedMutex<Vec<JoinHandle<()>>>,
@@ -74,8 +83,7 @@ pub(super) struct Workers {
     count: AtomicUsize,
     least: AtomicUsize,
     resting: AtomicUsize,
-    /// The wake-up count when the last viewer joined, and how many sleep since then.
-    listeners: RankedMutex<(u32, usize)>,
+    listeners: RankedMutex<Listeners>,
     at_work: RankedMutex<HashMap<WorkKey, BusyCount>>,
     probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
@@ -88,7 +96,7 @@ impl Default for Workers {
             count: AtomicUsize::new(0),
             least: AtomicUsize::new(0),
             resting: AtomicUsize::new(0),
-            listeners: RankedMutex::new(Rank::Viewer, (0, 0)),
+            listeners: RankedMutex::new(Rank::Viewer, Listeners::default()),
             at_work: RankedMutex::new(Rank::Viewer, HashMap::new()),
             probes: RankedMutex::new(Rank::Viewer, Vec::new()),
         }
@@ -140,8 +148,8 @@ impl Workers {
         self.resting.fetch_add(1, Ordering::Relaxed); // a hint, as all counts of threads here
         let count = |change: fn(usize) -> usize| {
             let mut listeners = self.listeners.lock();
-            if listeners.0 == wake_count {
-                listeners.1 = change(listeners.1);
+            if listeners.wake_count == wake_count {
+                listeners.asleep = change(listeners.asleep);
             }
         };
         count(|workers| workers + 1);
@@ -153,12 +161,12 @@ impl Workers {
     /// `change` notes another viewer and returns the new count; no worker waits for its futex yet.
     pub(super) fn announce(&self, change: impl FnOnce() -> u32) {
         let mut listeners = self.listeners.lock();
-        *listeners = (change(), 0);
+        *listeners = Listeners { wake_count: change(), asleep: 0 };
     }
 
     /// Whether a worker that sleeps, or is about to, waits for all futexes.
     pub(super) fn are_all_awaited(&self) -> bool {
-        self.listeners.lock().1 > 0
+        self.listeners.lock().asleep > 0
     }
 
     pub(super) fn lacks_one(&self) -> bool {

@@ -46,10 +46,17 @@ pub(super) struct DiskCopies {
 
 struct CopyTask {
     tier: Arc<DiskTier>,
-    /// The next pause for a disk that takes nothing, and the copies' buffer. Held by a run of the task alone.
-    state: Mutex<(CopyBackoff, Vec<u8>)>,
+    /// Locked by a run of the task alone.
+    state: Mutex<CopyTaskState>,
 }
 
+#[derive(Default)]
+struct CopyTaskState {
+    backoff: CopyBackoff,
+    buffer: Vec<u8>,
+}
+
+/// The next pause for a disk that takes nothing.
 #[derive(Debug)]
 struct CopyBackoff(Duration);
 
@@ -128,16 +135,15 @@ impl fmt::Debug for DiskCopies {
 impl BackgroundTask for CopyTask {
     fn run(&self) -> Option<Duration> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (pause, buffer) = &mut *state;
-        match self.tier.copy_pending(buffer) {
+        match self.tier.copy_pending(&mut state.buffer) {
             CopyOutcome::Nothing => {
-                *state = Default::default();
+                *state = CopyTaskState::default();
                 None
             }
-            CopyOutcome::Behind { took: true } => Some(pause.next_after_progress()),
-            CopyOutcome::Behind { took: false } => Some(pause.next()),
+            CopyOutcome::Behind { took: true } => Some(state.backoff.next_after_progress()),
+            CopyOutcome::Behind { took: false } => Some(state.backoff.next()),
             CopyOutcome::More => {
-                *pause = CopyBackoff::default();
+                state.backoff = CopyBackoff::default();
                 Some(Duration::ZERO)
             }
         }

@@ -20,7 +20,7 @@ use super::Coherence;
 pub struct OpenOptions {
     write: bool,
     append: bool,
-    creation: New,
+    creation: CreateMode,
     truncate: bool,
     mode: Option<u32>,
     durability: Durability,
@@ -31,11 +31,12 @@ pub struct OpenOptions {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum New {
+pub(super) enum CreateMode {
     #[default]
-    No,
-    May,
-    Must,
+    Never,
+    IfMissing,
+    /// The open fails if the file exists.
+    Always,
 }
 
 /// When a write of a handle is durable: when it returns, or after a sync.
@@ -79,8 +80,8 @@ impl OpenOptions {
     /// when its folder was synced, which the cache does not do.
     pub fn create(&mut self, create: bool) -> &mut Self {
         self.creation = match (create, self.creation) {
-            (true, New::No) => New::May,
-            (false, New::May) => New::No,
+            (true, CreateMode::Never) => CreateMode::IfMissing,
+            (false, CreateMode::IfMissing) => CreateMode::Never,
             (_, as_it_is) => as_it_is,
         };
         self
@@ -88,8 +89,8 @@ impl OpenOptions {
     /// Whether the file is made, and must not be there; then `create` and `truncate` do not matter.
     pub fn create_new(&mut self, create_new: bool) -> &mut Self {
         self.creation = match (create_new, self.creation) {
-            (true, _) => New::Must,
-            (false, New::Must) => New::No,
+            (true, _) => CreateMode::Always,
+            (false, CreateMode::Always) => CreateMode::Never,
             (false, as_it_is) => as_it_is,
         };
         self
@@ -133,7 +134,7 @@ impl OpenOptions {
         self.write || self.append
     }
     pub(super) fn empties(&self) -> bool {
-        self.truncate && self.creation != New::Must
+        self.truncate && self.creation != CreateMode::Always
     }
     pub(super) fn is_uncached(&self) -> bool {
         self.uncached
@@ -142,9 +143,9 @@ impl OpenOptions {
     pub(super) fn for_backend(&self) -> crate::backend::WriteOptions {
         use crate::backend::{Creation, InitialContent};
         let creation = match self.creation {
-            New::No => Creation::MustExist,
-            New::May => Creation::IfMissing,
-            New::Must => Creation::MustBeNew,
+            CreateMode::Never => Creation::MustExist,
+            CreateMode::IfMissing => Creation::IfMissing,
+            CreateMode::Always => Creation::MustBeNew,
         };
         crate::backend::WriteOptions {
             creation,
@@ -163,7 +164,7 @@ impl OpenOptions {
         }
     }
     pub(super) fn check(&self) -> Result<()> {
-        if self.writes() || (self.creation == New::No && !self.truncate) {
+        if self.writes() || (self.creation == CreateMode::Never && !self.truncate) {
             return Ok(());
         }
         let text =

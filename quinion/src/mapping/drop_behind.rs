@@ -71,11 +71,12 @@ pub struct DropBehindOutcome {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FolioVerdict {
-    Go,
+    Drop,
     Adopt,
-    Keep,
-    /// The thread that gives its pins back, or ends its write-back, sees to it.
-    Leave,
+    /// A later call drops it.
+    KeepForLater,
+    /// The thread that unpins it, or ends its write-back, drops it.
+    Skip,
 }
 
 impl Mapping {
@@ -170,14 +171,14 @@ impl DropWalk {
             }
             self.seen += 1;
             match mapping.drop_behind_verdict(frame, order, self.leaving) {
-                FolioVerdict::Go if run.is_empty() => run = first..end,
-                FolioVerdict::Go => run.end = end,
+                FolioVerdict::Drop if run.is_empty() => run = first..end,
+                FolioVerdict::Drop => run.end = end,
                 FolioVerdict::Adopt => {
                     mapping.adopt(frame);
                     self.adopted += u64::from(order.pages());
                 }
-                FolioVerdict::Leave => {}
-                FolioVerdict::Keep => self.keep(PageIndex(first)..PageIndex(end)),
+                FolioVerdict::Skip => {}
+                FolioVerdict::KeepForLater => self.keep(PageIndex(first)..PageIndex(end)),
             }
         }
         self.from = self.pages.end;
@@ -201,21 +202,21 @@ impl Mapping {
             return FolioVerdict::Adopt;
         }
         if descriptor.pins() > 0 {
-            return FolioVerdict::Leave;
+            return FolioVerdict::Skip;
         }
         let word = descriptor.word();
         // This changes under the tree lock alone, so a folio that is clean here is clean when it is retired.
         if word.has(Flags::UNWRITTEN) {
-            return FolioVerdict::Leave;
+            return FolioVerdict::Skip;
         }
         if !word.has(Flags::LOCKED) {
-            return FolioVerdict::Go;
+            return FolioVerdict::Drop;
         }
         let has_come = || view.run_read(frame, order.pages()) == order.pages();
         if word.holds() == 1 && (leaving != DropReason::Passed || has_come()) {
-            FolioVerdict::Go
+            FolioVerdict::Drop
         } else {
-            FolioVerdict::Keep
+            FolioVerdict::KeepForLater
         }
     }
 

@@ -154,7 +154,7 @@ impl MappingGuard<'_> {
                 }
                 seen += 1;
                 let goes = match entry.kind() {
-                    Kind::Folio(frame) => mapping.goes(Frame(frame), what),
+                    Kind::Folio(frame) => mapping.is_removable(Frame(frame), what),
                     Kind::Value(value) if value.is_spill() => what == RemoveFilter::All,
                     _ => continue, // a shadow goes also if it reaches over an edge
                 };
@@ -212,8 +212,8 @@ impl MappingGuard<'_> {
 }
 
 impl Mapping {
-    /// Whether a folio inside a range goes; see the table at the top. The caller holds the tree lock.
-    fn goes(&self, frame: Frame, what: RemoveFilter) -> bool {
+    /// Whether a folio inside a range is removed; see the table at the top. The caller holds the tree lock.
+    fn is_removable(&self, frame: Frame, what: RemoveFilter) -> bool {
         let word = self.view().own(frame).word();
         what == RemoveFilter::All || !word.has(Flags::UNWRITTEN | Flags::LOCKED)
     }

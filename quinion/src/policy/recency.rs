@@ -87,7 +87,7 @@ pub(super) struct ProbationUse {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FloorStep {
-    Goes,
+    Continues,
     /// The estimate was made for a smaller Main.
     Ends,
 }
@@ -170,7 +170,7 @@ impl Recency {
                 self.pause_next /= 2;
             }
         }
-        if before > 0 && self.floor == 0 { FloorStep::Ends } else { FloorStep::Goes }
+        if before > 0 && self.floor == 0 { FloorStep::Ends } else { FloorStep::Continues }
     }
 }
 
@@ -282,7 +282,7 @@ mod tests {
         let ends: Vec<FloorStep> =
             (0..8).map(|_| recency.step(probation(50), main_read(50), &held())).collect();
         let told = ends.iter().filter(|step| **step == FloorStep::Ends).count();
-        assert_eq!((ends[0], told, recency.floor()), (FloorStep::Goes, 1, 0), "{ends:?}");
+        assert_eq!((ends[0], told, recency.floor()), (FloorStep::Continues, 1, 0), "{ends:?}");
     }
 
     #[test]
@@ -298,7 +298,7 @@ mod tests {
     proptest! {
         /// Overflow and division by zero are panics here.
         #[test]
-        fn the_floor_has_a_bound_whatever_is_held(
+        fn the_floor_has_a_bound_with_any_folios_held(
             steps in prop::collection::vec(
                 (0..3_u64, 0..u64::MAX >> 20, 0..=ONE, 0..=ONE, 0..u64::MAX >> 20, 0..=ONE), 1..200),
         ) {

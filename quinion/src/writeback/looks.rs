@@ -77,8 +77,8 @@ pub(super) enum Looker {
     Other,
     /// The caller has looked just now.
     Done,
-    /// None: what others did counts as a change, and the file's clean pages go at the next look.
-    Nobody,
+    /// The times stay unknown: the next look takes them for another process's change, and drops the clean pages.
+    NoThread,
 }
 
 /// Whether flushes may begin.
@@ -140,7 +140,7 @@ impl Writeback {
     pub(super) fn look_before_flush(&self, mapping: &Arc<Mapping>, looker: Looker) -> LookedBefore {
         match looker {
             Looker::Done => return LookedBefore::Now,
-            Looker::Nobody => {
+            Looker::NoThread => {
                 mapping.note_unknown_change();
                 return LookedBefore::Now;
             }

@@ -203,7 +203,7 @@ impl Writeback {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
             let request = |at| FlushRequest {
-                looker: Looker::Nobody,
+                looker: Looker::NoThread,
                 ..FlushRequest::without_waiting(at..whole_file().end, u32::MAX)
             };
             while let TakeEnd::More(next) | TakeEnd::Busy(next) = self.write_some(&mapping, request(at))

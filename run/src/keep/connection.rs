@@ -85,7 +85,7 @@ impl Connection {
         if let Err(error) = sent
             && !is_disconnected(&error)
         {
-            return Err(self.said(error));
+            return Err(self.named_if_silent(error));
         }
         let mut answer = self.hear_or_give_up()?;
         while self.late > 0 && answer.is_some() {
@@ -106,7 +106,7 @@ impl Connection {
             Ok(_) if !line.ends_with('\n') => Ok(None), // all that it could say before it ended
             Ok(_) => Message::parse(&line).map(Some).ok_or_else(|| self.not_understood()),
             Err(error) if is_disconnected(&error) => Ok(None),
-            Err(error) => Err(self.said(error)),
+            Err(error) => Err(self.named_if_silent(error)),
         }
     }
 
@@ -120,7 +120,8 @@ impl Connection {
         ))
     }
 
-    fn said(&self, error: io::Error) -> io::Error {
+    /// The error of a call to the owner; one that names the cache if the owner did not answer.
+    fn named_if_silent(&self, error: io::Error) -> io::Error {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(&self.name),
             _ => error,

@@ -22,7 +22,7 @@ use quinion_run::syscall_scan::{self, Site};
 use quinion_run::{self as run, Kind};
 
 use super::libraries::{self, Libraries};
-use super::shim::{self, Becomes};
+use super::shim::{self, ShimTarget};
 use crate::report::{Report, Value};
 
 pub struct ProgramInspection {
@@ -31,7 +31,7 @@ pub struct ProgramInspection {
     /// program, that program's, too.
     chain: Vec<PathBuf>,
     /// Whether it is a script that becomes a program whose name is not in it.
-    becomes_unknown: bool,
+    target_is_unknown: bool,
     kind: Kind,
     linked: Option<Linked>,
 }
@@ -54,16 +54,16 @@ pub fn inspect(name: &OsStr) -> Result<ProgramInspection, String> {
     let mut inspected = inspect_one(name)?;
     let mut last = 0; // where the chain of the last program begins
     for _ in 0..SHIMS_MAX {
-        match shim::becomes(&inspected.chain[last..]) {
-            Some(Becomes::Program(next)) => {
+        match shim::target_of(&inspected.chain[last..]) {
+            Some(ShimTarget::Program(next)) => {
                 let Ok(next) = inspect_one(&next) else { break };
                 let ProgramInspection { name, mut chain, .. } = inspected;
                 last = chain.len();
                 chain.extend(next.chain.iter().cloned());
                 inspected = ProgramInspection { name, chain, ..next };
             }
-            becomes => {
-                inspected.becomes_unknown = becomes == Some(Becomes::Unknown);
+            target => {
+                inspected.target_is_unknown = target == Some(ShimTarget::Unknown);
                 break;
             }
         }
@@ -90,7 +90,7 @@ fn inspect_one(name: &OsStr) -> Result<ProgramInspection, String> {
         ));
     }
     let linked = (kind == Kind::Served).then(|| inspect_linked(path)).flatten();
-    Ok(ProgramInspection { name: shown, chain, becomes_unknown: false, kind, linked })
+    Ok(ProgramInspection { name: shown, chain, target_is_unknown: false, kind, linked })
 }
 
 /// Whether it may be executed, as was checked before, but not read.
@@ -173,7 +173,7 @@ impl ProgramInspection {
     /// Whether anything of it can be served; `None` if that is not known: it cannot be read, or becomes another
     /// program.
     pub fn is_served(&self) -> Option<bool> {
-        (self.kind != Kind::Unknown && !self.becomes_unknown).then_some(self.linked.is_some())
+        (self.kind != Kind::Unknown && !self.target_is_unknown).then_some(self.linked.is_some())
     }
 
     pub fn report(&self) -> Report {
@@ -206,7 +206,7 @@ impl ProgramInspection {
     pub fn verdict(&self) -> Report {
         let (mut will, mut will_not, mut advice) = (Vec::new(), Vec::new(), Vec::new());
         match &self.linked {
-            _ if self.becomes_unknown => advice.push(
+            _ if self.target_is_unknown => advice.push(
                 "the script starts another program that is chosen while it runs, and only its shell is shown: run \
                  `quinion doctor` on that program"
                     .into(),

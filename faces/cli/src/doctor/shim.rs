@@ -24,14 +24,14 @@ const SCRIPT_BYTES_MAX: u64 = 64 << 10;
 
 /// The program that a shell's script becomes at its end.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Becomes {
+pub enum ShimTarget {
     Program(OsString),
     /// A program that it finds out while it runs.
     Unknown,
 }
 
 /// The program that the first of a [chain](quinion_run::chain_of) becomes; `None` if none.
-pub fn becomes(chain: &[PathBuf]) -> Option<Becomes> {
+pub fn target_of(chain: &[PathBuf]) -> Option<ShimTarget> {
     let (script, shell) = (chain.first()?, chain.last()?.file_name()?.to_str()?);
     if chain.len() < 2 || !SHELLS.contains(&shell) {
         return None;
@@ -42,7 +42,7 @@ pub fn becomes(chain: &[PathBuf]) -> Option<Becomes> {
 }
 
 /// The program of an `exec` in that line.
-fn exec_of(line: &str) -> Option<Becomes> {
+fn exec_of(line: &str) -> Option<ShimTarget> {
     let mut words = line.strip_prefix("exec ")?.split_ascii_whitespace();
     let mut word = words.next()?;
     while word.starts_with('-') {
@@ -55,7 +55,7 @@ fn exec_of(line: &str) -> Option<Becomes> {
     let word = word.trim_matches(['"', '\'']);
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
     let is_named = !word.is_empty() && word.chars().all(is_plain);
-    Some(if is_named { Becomes::Program(word.into()) } else { Becomes::Unknown })
+    Some(if is_named { ShimTarget::Program(word.into()) } else { ShimTarget::Unknown })
 }
 
 #[cfg(test)]
@@ -63,13 +63,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_exec_of_a_script_is_what_it_becomes() {
-        let program = |name: &str| Some(Becomes::Program(name.into()));
+    fn a_script_becomes_the_program_of_its_last_exec() {
+        let program = |name: &str| Some(ShimTarget::Program(name.into()));
         assert_eq!(exec_of("exec /usr/bin/python3 -m tool \"$@\""), program("/usr/bin/python3"));
         assert_eq!(exec_of("exec -a name -c /bin/cat x"), program("/bin/cat"));
         assert_eq!(exec_of("exec 'cat' x"), program("cat"));
-        assert_eq!(exec_of("exec \"$program\" \"$@\""), Some(Becomes::Unknown));
-        assert_eq!(exec_of("exec $(which cat)"), Some(Becomes::Unknown));
+        assert_eq!(exec_of("exec \"$program\" \"$@\""), Some(ShimTarget::Unknown));
+        assert_eq!(exec_of("exec $(which cat)"), Some(ShimTarget::Unknown));
         for line in ["exec 2>/dev/null", "exec >log", "exec <&3", "execute it", "# exec cat", "exec "] {
             assert_eq!(exec_of(line), None, "{line}");
         }
@@ -78,8 +78,8 @@ mod tests {
         std::fs::write(&script, "#!/bin/sh\nif false; then\n  exec true\nfi\nexec cat \"$@\"\n# end\n")
             .unwrap();
         let chain = |last: &str| [script.clone(), PathBuf::from(last)];
-        assert_eq!(becomes(&chain("/bin/sh")), program("cat"));
-        assert_eq!(becomes(&chain("/usr/bin/python3")), None, "it is no shell's");
-        assert_eq!(becomes(&chain("/bin/sh")[..1]), None, "it is no script");
+        assert_eq!(target_of(&chain("/bin/sh")), program("cat"));
+        assert_eq!(target_of(&chain("/usr/bin/python3")), None, "it is no shell's");
+        assert_eq!(target_of(&chain("/bin/sh")[..1]), None, "it is no script");
     }
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use quinion_vm::RestoreStats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use quinion_cli::sys::Ending;
+use quinion_cli::sys::EndSignals;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -107,7 +107,7 @@ impl Metrics {
 }
 
 /// Waits for a signal, for a client, or for so long. Returns whether it was a signal.
-pub fn wait(ending: &Ending, metrics: Option<&Metrics>, at_most: Duration) -> bool {
+pub fn wait(ending: &EndSignals, metrics: Option<&Metrics>, at_most: Duration) -> bool {
     let mut fds = vec![PollFd::new(ending, PollFlags::IN)];
     if let Some(Metrics::Asked(listener)) = metrics {
         fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));

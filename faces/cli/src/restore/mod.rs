@@ -26,7 +26,7 @@ use crate::report::{Form, Report, Value};
 use crate::size::{self, Size};
 use crate::{EXIT_FAILED, build_cache, complain};
 use metrics::{Metrics, MetricsTarget};
-use quinion_cli::sys::Ending;
+use quinion_cli::sys::EndSignals;
 
 const TICK: Duration = Duration::from_secs(1);
 
@@ -176,7 +176,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
 
 fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     // Before there are threads, so that none of them gets the signals.
-    let ending = Ending::hear().map_err(|error| {
+    let ending = EndSignals::listen().map_err(|error| {
         format!("cannot wait for signals: {error}; allow this process more descriptors (ulimit -n)")
     })?;
     arguments.record.as_deref().map_or(Ok(()), check_record)?;
@@ -310,7 +310,7 @@ fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Opt
 }
 
 /// Serves until a signal asks this process to end.
-fn watch(server: &Server, ending: &Ending, metrics: Option<&Metrics>, bar: &ProgressBar) {
+fn watch(server: &Server, ending: &EndSignals, metrics: Option<&Metrics>, bar: &ProgressBar) {
     loop {
         if metrics::wait(ending, metrics, TICK) {
             return;
@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_has_what_the_server_counted() {
+    fn the_report_has_the_counts_of_the_server() {
         let mut stats = RestoreStats::default();
         (stats.vms_total, stats.counters.faults, stats.counters.demand_bytes) = (2, 3, 65536);
         stats.counters.latency.add(5000);

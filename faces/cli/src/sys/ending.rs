@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// A descriptor that is readable when this process should end.
 #[derive(Debug)]
-pub struct Ending(OwnedFd);
+pub struct EndSignals(OwnedFd);
 
-impl Ending {
+impl EndSignals {
     /// Starts to receive SIGINT, SIGTERM and SIGHUP; called before other threads are started.
-    pub fn hear() -> io::Result<Self> {
+    pub fn listen() -> io::Result<Self> {
         // SAFETY: all zeros is a value of this C structure, which the calls fill; the descriptor is new, and this
         // process's.
         unsafe {
@@ -30,7 +30,7 @@ impl Ending {
     }
 }
 
-impl AsFd for Ending {
+impl AsFd for EndSignals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

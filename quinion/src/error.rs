@@ -66,7 +66,7 @@ pub(crate) enum Repr {
     #[error("cannot read the file's size and times again: {0}; close it and open it again")]
     Attributes(#[source] io::Error),
     #[error(
-        "the bytes at byte {position} are not in the cache and the call was told not to wait; \
+        "cannot read at byte {position} without waiting: the bytes are not in the cache; \
          call again later, or without nowait and cached_only"
     )]
     WouldBlock { position: u64 },
@@ -106,8 +106,8 @@ pub(crate) enum Repr {
     #[error("cannot have {bytes} bytes of guest memory: {source}")]
     Guest { bytes: u64, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(
-        "the snapshot {name} has changed since it was opened, and what of it was not in memory then, as at byte \
-         {position}, cannot be had any more; open it anew, and serve a copy that no program writes"
+        "cannot read byte {position} of the snapshot {name}: the file has changed since it was opened, and that page \
+         was not in memory then; open it anew, and serve a copy that no program writes"
     )]
     SnapshotChanged { name: std::sync::Arc<str>, position: u64 },
     #[error(
@@ -115,7 +115,7 @@ pub(crate) enum Repr {
     )]
     TooManyPins { holds: u32 },
     #[error(
-        "this cache belongs to the process that built it, and this is a fork of it; \
+        "cannot use this cache: it belongs to the process that built it, and this is a fork of it; \
          build a cache after the fork, or open the file directly"
     )]
     Forked,
@@ -146,16 +146,18 @@ pub(crate) enum Repr {
     )]
     CannotLock { backend: &'static str },
     #[error(
-        "the backend \"{backend}\" of this file does not support uncached reads; read without `uncached`, \
+        "cannot read uncached: the backend \"{backend}\" of this file does not support that; read without `uncached`, \
          and drop what is not needed by dont_need"
     )]
     CannotDropBehind { backend: &'static str },
     #[error(
-        "this file was opened for reading only; open it by Cache::open_with, with OpenOptions::new().write(true)"
+        "cannot change the file: it was opened for reading only; open it by Cache::open_with, with \
+         OpenOptions::new().write(true)"
     )]
     ReadOnly,
     #[error(
-        "the backend \"{backend}\" of this file only reads; open it for reading, or give the cache one that writes"
+        "cannot open the file for writing: its backend \"{backend}\" only reads; open it for reading, or give the \
+         cache one that writes"
     )]
     CannotWrite { backend: &'static str },
     #[error(

@@ -80,7 +80,7 @@ fn extents_for(bytes: u64) -> Result<u32, Error> {
     let extents = bytes.div_ceil(EXTENT_SIZE as u64);
     // More than any arena has: `take_guest` would refuse it, if it could be said.
     u32::try_from(extents).ok().filter(|extents| *extents > 0 && *extents < 1 << 20).ok_or_else(|| {
-        let text = format!("guest memory of {bytes} bytes is not possible; ask for 1 byte to 2 TiB");
+        let text = format!("cannot have {bytes} bytes of guest memory: ask for 1 byte to 2 TiB");
         Repr::InvalidInput(text).into()
     })
 }
@@ -125,7 +125,9 @@ impl ImageMemory {
     ) -> Result<Self, Error> {
         let opened = settled(&*backend, &name)?;
         if opened.size == 0 {
-            let text = format!("the snapshot {name} is empty; an image needs at least a byte");
+            let text = format!(
+                "cannot make an image of the snapshot {name}: it is empty; name a file with the memory of a VM"
+            );
             return Err(Repr::InvalidInput(text).into());
         }
         let extents = extents_for(opened.size)?;
@@ -391,7 +393,7 @@ fn settled(backend: &dyn Backend, name: &str) -> Result<Attributes, Error> {
         let now = backend.attributes().map_err(Repr::Attributes)?;
         if began.elapsed() > SETTLE_MAX && !now.version.settled {
             let text = format!(
-                "the snapshot {name} is being written, or its last change lies in the future; \
+                "cannot open the snapshot {name}: it is being written, or its last change lies in the future; \
                  open it when it is complete, or copy it"
             );
             return Err(Repr::InvalidInput(text).into());
@@ -550,8 +552,9 @@ impl MachineMemory {
             Some(end) if end <= self.size => Ok(position..end),
             _ => {
                 let size = self.size;
-                let text =
-                    format!("{len} bytes at byte {position} do not lie in guest memory of {size} bytes");
+                let text = format!(
+                    "cannot use {len} bytes at byte {position}: guest memory has {size} bytes; ask for less"
+                );
                 Err(Repr::InvalidInput(text).into())
             }
         }

@@ -62,7 +62,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!(
     "Quinion is for 64-bit Linux: it uses memfd, futexes and io_uring, and maps its whole memory. Build it on or for \
-     such a machine (--target x86_64-unknown-linux-gnu); inside a container or a virtual machine it is at home, too."
+     such a machine (--target x86_64-unknown-linux-gnu); it runs inside a container or a virtual machine, too."
 );
 
 // The test doubles are compiled into the unit tests as source and say `quinion::`.

@@ -207,8 +207,11 @@ fn r14_reads_at_and_behind_the_end_give_nothing_and_no_error() {
     }
     assert_eq!(read(&file, 4990, 100), [1; 10]);
     let error = file.read_exact_at(&mut [0; 100], 4990).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(error.to_string().contains("memory file ends at byte 5000"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+    assert!(
+        error.to_string().contains("cannot read 100 bytes at byte 4990: the file ends at byte 5000"),
+        "{error}"
+    );
     let error = file.write_at(&[1, 2], i64::MAX as u64 - 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert_eq!(file.set_len(1 << 63).unwrap_err().kind(), ErrorKind::InvalidInput);

@@ -524,8 +524,9 @@ impl File {
             return Err(Repr::Forked.into());
         }
         if least > largest {
-            let text =
-                format!("folios of order {least} at least and {largest} at most: let the first be no larger");
+            let text = format!(
+                "cannot use folios of order {least} at least and {largest} at most: let the first be no larger"
+            );
             return Err(Repr::InvalidInput(text).into());
         }
         let Orders { min, max } = self.handle.shared.filemap.supply.folio_orders;

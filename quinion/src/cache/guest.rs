@@ -389,7 +389,7 @@ impl GuestMemory {
             let pinned = file.pin(from + done, (len - done).min(COPIED) as usize)?;
             if pinned.is_empty() {
                 let text = format!(
-                    "the file ends at byte {}, and {} more were to be copied to guest memory; ask for less",
+                    "cannot copy the file to guest memory: it ends at byte {}, and {} more were wanted; ask for less",
                     from + done,
                     len - done
                 );

@@ -290,19 +290,15 @@ impl MemFile {
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
-    /// As [`MemFile::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file ends
-    /// before. The buffer's content is unspecified then.
+    /// As [`MemFile::read_at`]; and [`ErrorKind::UnexpectedEof`](crate::ErrorKind::UnexpectedEof) if the file
+    /// ends before. The buffer's content is unspecified then.
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
         let mut done = 0;
         while done < buffer.len() {
             match self.read_at(&mut buffer[done..], position.saturating_add(done as u64))? {
                 0 => {
-                    let (wanted, name, end) = (buffer.len(), self.name(), self.len());
-                    let text = format!(
-                        "cannot read {wanted} bytes at byte {position}: {name} ends at byte {end}; \
-                         ask for less, or use read_at"
-                    );
-                    return Err(Repr::InvalidInput(text).into());
+                    let (len, size) = (buffer.len(), self.len());
+                    return Err(Repr::UnexpectedEof { position, len, size }.into());
                 }
                 bytes => done += bytes,
             }

@@ -601,8 +601,8 @@ pub(super) fn check_range(position: u64, len: u64) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{len} bytes at byte {position} would reach beyond byte {FILE_BYTES_MAX}, which is the largest size of a file; \
-         begin further to the front, or ask for less"
+        "a file cannot have {len} bytes at byte {position}: they would reach beyond byte {FILE_BYTES_MAX}, the largest \
+         size of a file; begin further to the front, or ask for less"
     );
     Err(Repr::InvalidInput(text).into())
 }

@@ -146,7 +146,7 @@ impl Shmem {
         }
         let Range { start, end } = range;
         let text = format!(
-            "bytes {start} to {end} are not all of the memory file, which is {size} bytes long; \
+            "cannot use bytes {start} to {end} of the memory file: it is {size} bytes long; \
              make it longer first (set_len), or ask for less"
         );
         Err(Repr::InvalidInput(text).into())

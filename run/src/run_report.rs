@@ -256,7 +256,7 @@ impl RunReport<'_> {
             );
         }
         if totals.bytes == 0 {
-            notes.extend(why_nothing(&totals.reasons));
+            notes.extend(why_nothing(&totals.reasons, &self.owner.shortage));
         }
         if let Shortage { files: files @ 1.., bytes, memory } = self.owner.shortage {
             notes.push(format!(
@@ -313,7 +313,7 @@ impl RunReport<'_> {
                 100.0 * self.huge_share()
             ),
         );
-        line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
+        line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals, &owner.shortage)));
         if !self.modes.is_empty() {
             line("coherence", self.others_text());
         }
@@ -505,7 +505,7 @@ impl RunReport<'_> {
     fn kernel(&self) -> Value {
         let mut reasons = Report::new();
         for (&reason, count) in Reason::ALL.iter().zip(self.totals.reasons) {
-            reasons.add(key(reason), words(reason), Value::Number(count));
+            reasons.add(key(reason), words(reason, &self.owner.shortage), Value::Number(count));
         }
         let mut kernel = Report::new();
         kernel.add("reads", "reads", Value::Number(self.totals.kernel_reads));
@@ -557,12 +557,12 @@ fn readahead_text(usage: &ReadaheadUse) -> String {
     )
 }
 
-fn reasons_text(totals: &ViewerTotals) -> String {
+fn reasons_text(totals: &ViewerTotals, shortage: &Shortage) -> String {
     let named: Vec<String> = Reason::ALL
         .iter()
         .zip(totals.reasons)
         .filter(|&(_, count)| count > 0)
-        .map(|(&reason, count)| format!("{count} {}", words(reason)))
+        .map(|(&reason, count)| format!("{count} {}", words(reason, shortage)))
         .collect();
     if named.is_empty() { String::new() } else { format!("; descriptors left to it: {}", named.join(", ")) }
 }
@@ -607,7 +607,7 @@ fn key(reason: Reason) -> &'static str {
 /// Why nothing was served, if descriptors were left to the kernel: the counted reasons, the commonest first. The loader
 /// maps libraries in every run, and most programs have pipes and terminals: these two reasons are named only if there
 /// is no other.
-fn why_nothing(reasons: &[u64]) -> Option<String> {
+fn why_nothing(reasons: &[u64], shortage: &Shortage) -> Option<String> {
     let mut counted: Vec<(u64, Reason)> = Reason::ALL
         .iter()
         .map(|&reason| (reasons[reason as usize], reason))
@@ -621,18 +621,19 @@ fn why_nothing(reasons: &[u64]) -> Option<String> {
     counted.first()?;
     let remedy = if counted.iter().any(|&(_, reason)| reason == Reason::Left) {
         "; a file of 4 MiB or more is copied into the cache, in the background, when it is opened for the third time, \
-         and any file when reads of it have come to twice its size; one that is larger than a quarter of --memory is \
-         not copied: give more; `--attach at-once` serves every file at its first read"
+         and any file when reads of it have come to twice its size; `--attach at-once` serves every file at its first \
+         read"
     } else {
         ""
     };
     let listed: Vec<String> =
-        counted.iter().map(|&(count, reason)| format!("{count} {}", words(reason))).collect();
+        counted.iter().map(|&(count, reason)| format!("{count} {}", words(reason, shortage))).collect();
     Some(format!("nothing was served; descriptors were left to the kernel: {}{remedy}", listed.join(", ")))
 }
 
-/// A reason in words that follow "descriptors left to it: 3".
-fn words(reason: Reason) -> &'static str {
+/// A reason in words that follow "descriptors left to it: 3". Files that were asked for and are too large have a
+/// shortage, and a note of their own.
+fn words(reason: Reason, shortage: &Shortage) -> &'static str {
     match reason {
         Reason::NotRegular => "not a regular file with content",
         Reason::Writable => "open for writing in the same process",
@@ -647,7 +648,8 @@ fn words(reason: Reason) -> &'static str {
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before the program started, or received",
         Reason::Unguaranteed => "without a lease, or on a file system that is not served",
-        Reason::Left => "read too few times to be copied yet, or larger than a quarter of --memory",
+        Reason::Left if shortage.files == 0 => "read too few times to be copied yet",
+        Reason::Left => "read too few times to be copied yet, or too large for --memory",
         Reason::Restricted => "where code of the program's own may use descriptors unseen",
         Reason::Domain => "after the process changed its credentials or name spaces",
         Reason::Watched => "since a process watches files (inotify, fanotify)",
@@ -662,17 +664,25 @@ mod tests {
 
     #[test]
     fn the_note_names_a_reason_that_a_user_can_act_on() {
-        let mut reasons = [0; Reason::ALL.len()];
-        assert_eq!(why_nothing(&reasons), None);
+        let (mut reasons, none) = ([0; Reason::ALL.len()], Shortage::default());
+        assert_eq!(why_nothing(&reasons, &none), None);
         reasons[Reason::Mapped as usize] = 13;
-        let note = why_nothing(&reasons).expect("a reason");
+        let note = why_nothing(&reasons, &none).expect("a reason");
         assert!(note.ends_with("13 mapped"), "{note}");
         (reasons[Reason::Left as usize], reasons[Reason::NotRegular as usize]) = (2, 1);
-        let note = why_nothing(&reasons).expect("a reason");
+        let note = why_nothing(&reasons, &none).expect("a reason");
         assert!(note.contains(": 2 read too few times") && note.contains("`--attach at-once`"), "{note}");
-        assert!(!note.contains("mapped") && !note.contains("regular"), "{note}");
+        assert!(
+            !note.contains("mapped") && !note.contains("regular") && !note.contains("--memory"),
+            "{note}"
+        );
+        let note = why_nothing(&reasons, &Shortage { files: 1, bytes: 9, memory: 36 }).expect("a reason");
+        assert!(
+            note.contains(": 2 read too few times to be copied yet, or too large for --memory"),
+            "{note}"
+        );
         reasons[Reason::Writable as usize] = 3;
-        let note = why_nothing(&reasons).expect("a reason");
+        let note = why_nothing(&reasons, &none).expect("a reason");
         assert!(note.contains(": 3 open for writing") && note.contains("`--attach at-once`"), "{note}");
     }
 }

@@ -31,7 +31,7 @@ use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
 
 use crate::backend::ObjectBackend;
-use crate::error::{Error, Result};
+use crate::error::{Error, FetchError, Result};
 use crate::fetch::{Fetcher, FetcherSlot, wait_for};
 use crate::file::{ObjectFile, OpenedObject};
 use crate::first_byte::FirstByte;
@@ -383,6 +383,11 @@ impl ObjectCache {
     /// Counts of fetches from the store so far.
     pub fn stats(&self) -> FetchStats {
         self.fetcher().counters.sum()
+    }
+    /// The newest fetch that has failed for good since the last call, unless it failed because its object had changed:
+    /// for the log of a program whose readers are told by other processes.
+    pub fn take_failure(&self) -> Option<FetchError> {
+        self.fetcher().counters.take_failure()
     }
     /// How long the store took to begin its last answers to GETs; known to within 25 %. `None` until 32 are known.
     pub fn first_byte(&self) -> Option<FirstByte> {

@@ -238,8 +238,7 @@ impl Fetcher {
         }
         let (path, range, elapsed) = (meta.location.clone(), delivery.rest(), begun.elapsed());
         let error = FetchError::new(FetchReport { path, range, attempts, elapsed, failure });
-        add(&self.counters.failures, 1);
-        add(&self.counters.changes, u64::from(error.is_change()));
+        self.counters.add_failure(&error);
         on_failure(error.clone());
         delivery.fail(&error);
     }

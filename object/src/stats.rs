@@ -3,7 +3,9 @@
 //! Hits and misses are the cache's ([`quinion::Cache::stats`]); here is what went over the network for them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use crate::error::FetchError;
 use crate::first_byte::FirstByteTimes;
 
 /// Counts of an [`ObjectCache`](crate::ObjectCache)'s fetches so far.
@@ -45,6 +47,8 @@ pub(crate) struct Counters {
     pub(crate) hedges: AtomicU64,
     pub(crate) hedges_won: AtomicU64,
     pub(crate) first_byte: FirstByteTimes,
+    /// The newest failure for good that was not taken yet. Locked for moments.
+    last_failure: Mutex<Option<FetchError>>,
 }
 
 pub(crate) fn add(counter: &AtomicU64, more: u64) {
@@ -52,6 +56,20 @@ pub(crate) fn add(counter: &AtomicU64, more: u64) {
 }
 
 impl Counters {
+    /// A fetch has failed for good.
+    pub(crate) fn add_failure(&self, error: &FetchError) {
+        add(&self.failures, 1);
+        if error.is_change() {
+            add(&self.changes, 1);
+        } else {
+            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+        }
+    }
+
+    pub(crate) fn take_failure(&self) -> Option<FetchError> {
+        self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     pub(crate) fn sum(&self) -> FetchStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FetchStats {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use object_store::ObjectStore;
 use quinion::Cache;
-use quinion_object::{FetchStats, FirstByte, Options};
+use quinion_object::{FetchError, FetchStats, FirstByte, Options};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, VIEWERS};
 
@@ -201,6 +201,12 @@ impl Server {
     /// store. Returns whether there was one of that prefix.
     pub fn remove_store(&self, prefix: &str) -> bool {
         self.stores.remove(prefix)
+    }
+
+    /// For each store of which a fetch has failed for good since the last call, the newest such failure. Clients are
+    /// told that their reads failed, and not why: the log of this process is where to say it.
+    pub fn take_store_failures(&self) -> Vec<(String, FetchError)> {
+        self.stores.take_failures()
     }
 
     /// Whether a process that connects to the socket's path comes to this server: the socket may have been removed, or

@@ -147,7 +147,7 @@ fn cannot_serve(name: &str, error: io::Error) -> Error {
         Some(libc::EACCES | libc::EROFS) => Some("name a path in a folder that you can write"),
         Some(libc::EMFILE | libc::ENFILE) => Some("raise the limit of open files (`ulimit -n`)"),
         Some(libc::EISDIR | libc::ENOTDIR) => Some("name the path of a socket in a folder of its own"),
-        Some(libc::EADDRINUSE) => None, // its text says what to do
+        _ if error.kind() == io::ErrorKind::AddrInUse => None, // its text says what to do
         _ => Some("name a socket in a folder that belongs to this user alone"),
     };
     let error = Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
@@ -293,7 +293,9 @@ impl Listening {
 
     fn holding(path: &Path, lock: File) -> io::Result<Self> {
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            io::Error::new(io::ErrorKind::AddrInUse, "another server has that name; give this one another")
+            let text = "another server has that name; give this one another name, or have it take the place of that \
+                        one (`quinion serve --replace`)";
+            io::Error::new(io::ErrorKind::AddrInUse, text)
         })?;
         let is_there = std::fs::metadata(path.with_extension("lock")).map(|data| id_of(&data));
         if is_there.ok() != Some(id_of(&lock.metadata()?)) {

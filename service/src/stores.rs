@@ -25,7 +25,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use quinion::backend::{Attributes as FileAttributes, Identity};
 use quinion::internals::serving::ServedCache;
 use quinion::{Cache, File};
-use quinion_object::{FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
+use quinion_object::{FetchError, FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
 use quinion_owner::internals::serve::NameRefusal;
 use quinion_owner::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion_owner::internals::viewer::sys::Errno;
@@ -131,6 +131,12 @@ impl Stores {
 
     pub(crate) fn stats(&self) -> Vec<(String, FetchStats)> {
         self.all().into_iter().map(|store| (store.prefix, store.objects.stats())).collect()
+    }
+
+    pub(crate) fn take_failures(&self) -> Vec<(String, FetchError)> {
+        let failures =
+            self.all().into_iter().map(|store| Some((store.prefix, store.objects.take_failure()?)));
+        failures.flatten().collect()
     }
 
     pub(crate) fn first_bytes(&self) -> Vec<(String, FirstByte)> {

@@ -134,7 +134,10 @@ fn page_of(verb: Option<&str>) -> Result<String, String> {
         None => &command,
         Some(verb) => verbs(&command).find(|known| known.get_name() == verb).ok_or_else(|| {
             let known: Vec<&str> = verbs(&command).map(clap::Command::get_name).collect();
-            format!("there is no verb `{verb}`; there are {}", known.join(", "))
+            format!(
+                "cannot show the manual page of `{verb}`: there is no such command; there are {}",
+                known.join(", ")
+            )
         })?,
     };
     page(wanted).map_err(|error| error.to_string())

@@ -54,10 +54,15 @@ impl Arguments {
     pub fn settled(self) -> Result<Self, String> {
         let settle = |folder: PathBuf| {
             let found = folder.canonicalize();
-            let found = found.map_err(|error| format!("--immutable {}: {error}", folder.display()))?;
+            let found = found.map_err(|error| {
+                format!("cannot use --immutable {}: {error}; name a folder that is there", folder.display())
+            })?;
             match found.to_str() {
                 Some(_) => Ok(found),
-                None => Err(format!("--immutable {}: its name is not UTF-8; rename it", found.display())),
+                None => Err(format!(
+                    "cannot use --immutable {}: its name is not UTF-8; rename it",
+                    found.display()
+                )),
             }
         };
         let immutable = self.immutable.into_iter().map(settle).collect::<Result<_, _>>()?;

@@ -148,8 +148,9 @@ impl std::str::FromStr for Disk {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.rsplit_once(':').filter(|(folder, _)| !folder.is_empty());
-        let (folder, size) =
-            parts.ok_or_else(|| format!("{text:?} is not a disk tier; write it as FOLDER:SIZE"))?;
+        let (folder, size) = parts.ok_or_else(|| {
+            format!("{text:?} has no size; write it as FOLDER:SIZE, such as /srv/tier:200G")
+        })?;
         Ok(Self { folder: folder.into(), size: size.parse()? })
     }
 }
@@ -197,10 +198,17 @@ impl Config {
     /// # Errors
     /// It cannot be read, or has something that is not understood.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("{}: {error}; name a file that can be read", path.display()))?;
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            format!("cannot read the configuration {}: {error}; name a file that can be read", path.display())
+        })?;
         toml::from_str(&text).map_err(|error| {
-            format!("{}: {}; correct that line or remove it", path.display(), error.to_string().trim_end())
+            // Not its own text, which has several lines: an event has one.
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            let message = error.message().trim_end();
+            format!(
+                "cannot use the configuration {}: line {line}: {message}; correct that line or remove it",
+                path.display()
+            )
         })
     }
 }

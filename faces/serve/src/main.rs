@@ -25,6 +25,7 @@ mod metrics;
 mod reload;
 
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -48,6 +49,10 @@ use reload::Reload;
 
 /// The deadline for the end of a replaced server.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
+/// A store that is gone fails each read; the log has one line of them in this time.
+const FAILURES_EVERY: Duration = Duration::from_secs(2);
+/// A store's answer may be in the text, and may be a page of HTML.
+const FAILURE_CHARACTERS_MAX: usize = 1000;
 
 /// Serve one cache of objects to the processes of this user.
 #[derive(Parser, Clone, Debug)]
@@ -78,7 +83,7 @@ struct Arguments {
     #[command(flatten)]
     store_defaults: StoreDefaults,
     /// Answer monitors at this address and port, such as 127.0.0.1:9464: /metrics for Prometheus, and /healthz.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     metrics: Option<SocketAddr>,
     /// Take the place of the server of that name, which is told to end. Clients go on with this one.
     #[arg(long)]
@@ -86,6 +91,11 @@ struct Arguments {
     /// Write events as JSON, one object a line.
     #[arg(long)]
     json: bool,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let remedy = "write a numeric address and a port, such as 127.0.0.1:9464";
+    text.parse().map_err(|_| format!("it is no address to listen at; {remedy}"))
 }
 
 fn main() -> ExitCode {
@@ -210,12 +220,18 @@ fn serve(
     let price = config.price;
     let reloaded = RefCell::new(Reload::new(config));
     let reload = || reloaded.borrow_mut().reload(settle(), &server, log);
+    let monitored = async {
+        match &monitor {
+            Some(monitor) => monitor.serve(&server, price).await,
+            None => std::future::pending().await,
+        }
+    };
     let name = runtime.block_on(async {
-        let Some(monitor) = &monitor else { return signals.wait_for_end(reload).await };
         tokio::select! {
             biased;
             name = signals.wait_for_end(reload) => name,
-            never = monitor.serve(&server, price) => match never {},
+            never = monitored => match never {},
+            never = log_failures(&server, log) => match never {},
         }
     });
     told("STOPPING=1");
@@ -235,11 +251,23 @@ fn serve(
     Ok(())
 }
 
+/// Writes an event for each store of which fetches fail: one in [`FAILURES_EVERY`], of the newest failure.
+async fn log_failures(server: &Server, log: Log) -> Infallible {
+    loop {
+        tokio::time::sleep(FAILURES_EVERY).await;
+        for (store, error) in server.take_store_failures() {
+            let why: String = error.to_string().chars().take(FAILURE_CHARACTERS_MAX).collect();
+            log.event("store failed", &[("store", &store), ("why", &why)]);
+        }
+    }
+}
+
 fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
     stores::check_prefixes(&config.stores)?;
     let opened = stores::open_all(&config.stores)?;
     let mut builder = quinion::Cache::builder();
     if let Some(Bytes(memory)) = config.memory {
+        check_memory(memory)?;
         builder = builder.memory(memory);
     }
     if let Some(disk) = &config.disk {
@@ -258,6 +286,25 @@ fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
         .into_iter()
         .fold(server, |server, (prefix, (store, options))| server.store(prefix, store, options));
     server.start_at(socket).map_err(|error| error.to_string())
+}
+
+/// The library checks it as well, and speaks of bytes.
+fn check_memory(bytes: u64) -> Result<(), String> {
+    let (min, max) = (quinion::Cache::MEMORY_MIN, quinion::process_limit());
+    let asked = quinion_size::shown(bytes);
+    if bytes < min {
+        return Err(format!(
+            "cannot have a cache of {asked}: that is too small; give it {}M or more",
+            min >> 20
+        ));
+    }
+    if bytes > max {
+        let (limit, max) = (quinion_size::shown(max), max >> 20);
+        return Err(format!(
+            "cannot have a cache of {asked}: this process may use {limit}; give {max}M or less"
+        ));
+    }
+    Ok(())
 }
 
 /// Checks whether memory, the disk tier's folder and the monitors' address can be had, as far as that is possible while

@@ -79,9 +79,14 @@ pub fn open(
     environment: &[(String, String)],
 ) -> Result<(Arc<dyn ObjectStore>, Options), String> {
     let prefix = &config.prefix;
-    let failed = |error: &dyn std::fmt::Display| format!("the store {prefix}: {error}; see docs/serve.md");
-    let url = Url::parse(prefix).map_err(|error| failed(&error))?;
-    let (scheme, folder) = ObjectStoreScheme::parse(&url).map_err(|error| failed(&error))?;
+    let failed = |error: &dyn std::fmt::Display| format!("cannot use the store {prefix}: {error}");
+    let no_store = || {
+        failed(
+            &"it is no URL of a store; write it as s3://BUCKET, gs://BUCKET, az://CONTAINER or https://HOST/PATH",
+        )
+    };
+    let url = Url::parse(prefix).map_err(|_| no_store())?;
+    let (scheme, folder) = ObjectStoreScheme::parse(&url).map_err(|_| no_store())?;
     let folder = Path::parse(folder).map_err(|error| failed(&error))?;
     if matches!(scheme, ObjectStoreScheme::Local | ObjectStoreScheme::Memory) {
         return Err(failed(&"local files need no store, clients open them themselves; remove it"));

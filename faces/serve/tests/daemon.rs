@@ -261,10 +261,13 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
         assert!(all.contains(why) && all.starts_with("quinion-serve: failed"), "{why}: {all}");
     };
     for (arguments, why) in [
-        (&["--config", config][..], "regoin"),
-        (&["--store", "ftp://h"], "ftp://h"),
+        (&["--config", config][..], "serve.toml: line 3: unknown field `regoin`"),
+        (
+            &["--store", "ftp://h"],
+            "cannot use the store ftp://h: it is no URL of a store; write it as s3://BUCKET",
+        ),
         (&["--store", "file:///tmp"], "open them themselves"),
-        (&["--store", prefix], "another server has that name"),
+        (&["--store", prefix], "another server has that name; give this one another name, or"),
     ] {
         refused(arguments, why);
     }
@@ -273,6 +276,43 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = port.local_addr().unwrap().to_string();
     refused(&["--store", prefix, "--metrics", &address], &address);
+}
+
+/// A web server that knows no ranges: it answers each GET with the whole file. Ends with the process.
+fn web_server_without_ranges() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let mut answer = b"HTTP/1.1 200 OK\r\nContent-Length: 8192\r\nConnection: close\r\n\
+                               Last-Modified: Sat, 01 Aug 2026 10:00:00 GMT\r\n\r\n"
+                .to_vec();
+            if head.first().is_some_and(|line| line.starts_with("GET")) {
+                answer.extend(data(1, 8192));
+            }
+            let _ = stream.write_all(&answer);
+        }
+    });
+    format!("http://{address}")
+}
+
+/// The client is told that its read failed, and that the log says why.
+#[test]
+fn a_fetch_that_fails_is_in_the_log_with_its_reason() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = web_server_without_ranges();
+    let mut server = Server::start(serve(folder.path()).args(["--store", &store]));
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    let object = client.open(&format!("{store}/file")).unwrap();
+    let error = object.read_exact_at(&mut [0; 9], 4096).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fetch, "{error}");
+    assert!(error.to_string().contains("see the server's log"), "{error}");
+    let event = server.event();
+    assert!(event.starts_with(&format!("quinion-serve: store failed store=\"{store}\" why=\"")), "{event}");
+    assert!(event.contains("cannot fetch bytes") && event.contains("of file"), "{event}");
 }
 
 /// It serves local files, and its memory is there before it is used.

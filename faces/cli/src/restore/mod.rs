@@ -286,7 +286,10 @@ fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
 fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<FaultRecord>, String> {
     let record = match FaultRecord::read(path, image) {
         Ok(record) => record,
-        Err(error @ FaultRecordError::Read(_)) => return Err(named(path, &error)),
+        Err(FaultRecordError::Read(error)) => {
+            let remedy = "name a file that `--record` has written, or leave out --replay";
+            return Err(format!("cannot read the record {}: {error}; {remedy}", path.display()));
+        }
         Err(error) => {
             say(bar, &named(path, &format_args!("{error}. It is ignored")));
             return Ok(None);

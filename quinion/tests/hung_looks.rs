@@ -26,7 +26,7 @@ use quinion::backend::{
 use quinion::internals::filemap::{OnPinned, Truncation};
 use quinion::internals::mapping::writeback_state::SyncRange;
 use quinion::internals::writeback::WritebackOptions;
-use quinion::{Cache, ErrorKind, OpenOptions};
+use quinion::{Cache, ErrorKind, OpenOptions, PoolOptions};
 use quinion_testing::doubles::{Faults, SimulatedBackend};
 use quinion_testing::stages::writeback::{ALL, Opened, Stage};
 
@@ -114,13 +114,17 @@ fn until(what: &str, bound: Duration, mut is_so: impl FnMut() -> bool) {
 
 /// Has a thread do `work`, and says whether it ended in time. What hangs is let go of by `release` then.
 fn ends_in_time(work: impl FnOnce() + Send, release: impl FnOnce()) -> bool {
+    ends_within(BOUND, work, release)
+}
+
+fn ends_within(bound: Duration, work: impl FnOnce() + Send, release: impl FnOnce()) -> bool {
     thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         scope.spawn(move || {
             work();
             let _ = tell.send(());
         });
-        let is_over = told.recv_timeout(BOUND).is_ok();
+        let is_over = told.recv_timeout(bound).is_ok();
         release();
         is_over
     })
@@ -417,6 +421,44 @@ fn a_need_of_memory_that_a_hung_look_has_is_told() {
     assert!(ends_in_time(fill_memory, || device.answer()), "it waits for a look");
     file.sync_data().unwrap();
     other.read_exact_at(&mut [0; PAGE], 0).unwrap();
+}
+
+/// 1 A file's pages are dirty, and its file system answers no look.
+/// 2 All other memory, or all of a pool, is pinned. The first need that fails waits for the look; those after it say so
+///   at once, though the look still hangs.
+/// 3 The file system answers, and there is memory.
+#[test]
+fn each_hang_is_waited_for_once_and_not_by_each_need() {
+    const NEEDS: u64 = 30;
+    let options = by_hand().wait_max(Duration::from_secs(2));
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).writeback(options).build().unwrap();
+    let pool = cache.add_pool("pool", PoolOptions::new().limit(1 << 20)).unwrap();
+    let bytes = 2 * Cache::MEMORY_MIN as usize;
+    let device = HangingLooks::new(memory(bytes / PAGE), 1000);
+    let write = OpenOptions::new().write(true).to_owned();
+    let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
+    let other = cache.open_backend(Arc::new(memory(bytes / PAGE))).unwrap();
+    let of_pool = pool.open_backend(Arc::new(memory(bytes / PAGE))).unwrap();
+    device.hang();
+    let pinned: Vec<_> = (0..256).map_while(|page| of_pool.pin(page * PAGE as u64, PAGE).ok()).collect();
+    let fill_memory_and_want_more = || {
+        let mut pieces = (0..bytes).step_by(256 << 10);
+        let refused = pieces.find_map(|at| file.write_all_at(&[8; 256 << 10], at as u64).err());
+        assert_eq!(refused.expect("there is no room for all of it").kind(), ErrorKind::NoMemory);
+        for at in 0..NEEDS {
+            let error = other.read_exact_at(&mut [0; PAGE], at * PAGE as u64).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoMemory);
+            let error = of_pool.read_exact_at(&mut [0; PAGE], (1000 + at) * PAGE as u64).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoMemory);
+        }
+    };
+    // Two seconds each would be two minutes.
+    let is_over = ends_within(6 * BOUND, fill_memory_and_want_more, || device.answer());
+    assert!(is_over, "each of them waits for the look");
+    drop(pinned);
+    file.sync_data().unwrap();
+    other.read_exact_at(&mut [0; PAGE], 0).unwrap();
+    of_pool.read_exact_at(&mut [0; PAGE], 0).unwrap();
 }
 
 /// Six devices take writes and end none. Each has as much under way as the background gives one file, and not what

@@ -23,8 +23,9 @@
 //!  3. A wait for memory ends with an error only after [`STALLS_MAX`] waits in a row in which no page came in: where
 //!     others get memory, there is some. Nor does it end while fills are in flight. Spills, and folios that others hold
 //!     for a moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and
-//!     not pinned, since a thread may not run for long while it copies. For a charge, so are dirty pages, whose
-//!     write-back is requested, and pages that others of the pool are charged for and have not inserted yet.
+//!     not pinned, since a thread may not run for long while it copies; and looks before flushes, each hang of a
+//!     device once. For a charge, so are dirty pages, whose write-back is requested, if no such look hangs, and pages
+//!     that others of the pool are charged for and have not inserted yet.
 //!  4. Memory that comes free is noticed within [`LOOK_AGAIN_MAX`], whatever is in flight. A device that never answers
 //!     holds up a thread that is short of memory only while all other memory is pinned, or such devices have it.
 //!
@@ -661,14 +662,15 @@ impl ShortageWait<'_> {
 
     /// Whether pages in flight, or held by others, are still waited for. A file whose device takes nothing always has
     /// dirty pages, and holders of folios may wait for this thread's locks: these are waited for so long and no longer.
+    /// Where looks at files hang, each hang is waited for so long, and not by each need anew.
     fn may_end(&self) -> bool {
         let FrameSupply { reclaim, writeback, spill, .. } = self.supply;
         let (fills, _) = self.pool.map_or_else(|| reclaim.all_fills(), |pool| reclaim.fills(pool));
         let is_spilling = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
         let is_under_way = || {
-            self.pool.is_some() && writeback.under_way().0 + writeback.totals().total() > 0
+            self.pool.is_some() && (writeback.under_way().0 > 0 || writeback.pages_may_be_written())
                 || spill.as_ref().is_some_and(is_spilling)
-                || writeback.looks_before() > 0
+                || writeback.looks_may_end()
                 || self.was_charged
                 || self.is_charged()
                 || reclaim.in_use(self.pool) != self.in_use

@@ -18,6 +18,16 @@
 //! A change by others between the last flush and the look after it would pass for the cache's own. So a sync
 //! ends after that look, and a look that was over later than [`Looks::max`] after the flush counts as not had.
 //!
+//! **A file that is not looked at after its flushes** loses its cached clean pages, at the next look at it: an open, a
+//! read at its end, `revalidate`. They are read again. Dirty pages stay. Pages that were written and not synced are
+//! clean as well: if a sync fails later, it counts them among those that it cannot write again, as if they had been
+//! evicted. There is no other way: what others did between the flush and now has times like the flush's own. So it is
+//! with more than [`AFTER_MAX`] files of a device, which are more than would be looked at in time.
+//!
+//! A thread that needs memory waits for looks before flushes, since pages can go after them: for no longer than a
+//! writer is held up, and for those of a device that hangs only until it has ended none for so long. Later needs find
+//! no reason to wait in them, nor in that device's dirty pages, until one of them has ended.
+//!
 //! Invariants:
 //!  1. Of a file one thread at a time looks before flushes in place of another.
 //!  2. Each flush that is the last of some is followed by a look, by one that counts as not had, or by another flush.
@@ -28,14 +38,16 @@
 //! Not an invariant: that a look ends. It outlives the cache, and it, or its place in the queue, keeps the file's
 //! backend open; but neither the cache's memory nor the mapping.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use crate::backend::{Attributes, Backend};
 use crate::blocking_threads::{BlockingThreads, CallKind, CallQueue};
 use crate::mapping::{LookAfterFlush, Mapping};
 use crate::sync::contained;
+use crate::units::Millis;
 
 use super::Writeback;
 
@@ -51,8 +63,9 @@ pub(super) struct Looks {
     /// Its own, so that no call of a future, which may wait for write-back, stands before a look.
     before: BlockingThreads,
     after: BlockingThreads,
-    /// Looks before flushes that another thread makes, or is to make, and those that have ended.
-    pending: AtomicU64,
+    /// Of each device that has some: looks before flushes that another thread makes, or is to make.
+    devices: Mutex<BTreeMap<u64, PendingLooks>>,
+    /// How many of them have ended.
     ended: AtomicU64,
     /// Held while a pass goes on after such a look.
     is_closed: RwLock<bool>,
@@ -62,9 +75,43 @@ pub(super) struct Looks {
 
 impl Looks {
     pub(super) fn new() -> Self {
-        let [pending, ended, max] = [0, 0, MAX].map(AtomicU64::new);
+        let [ended, max] = [0, MAX].map(AtomicU64::new);
         let [before, after] = [(); 2].map(|()| BlockingThreads::default());
-        Self { before, after, pending, ended, is_closed: RwLock::new(false), max }
+        Self { before, after, devices: Mutex::default(), ended, is_closed: RwLock::new(false), max }
+    }
+
+    fn devices(&self) -> MutexGuard<'_, BTreeMap<u64, PendingLooks>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_pending(&self, device: u64, now: Millis) {
+        let first = PendingLooks { looks: 0, moved: now };
+        self.devices().entry(device).or_insert(first).looks += 1;
+    }
+
+    fn end_pending(&self, device: u64, now: Millis) {
+        let mut devices = self.devices();
+        let pending = devices.get_mut(&device).expect("a look that ends was pending");
+        *pending = PendingLooks { looks: pending.looks - 1, moved: now };
+        if pending.looks == 0 {
+            devices.remove(&device);
+        }
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The looks before flushes of one device that are queued or under way.
+#[derive(Clone, Copy, Debug)]
+struct PendingLooks {
+    looks: u64,
+    /// When one has ended last, or the first of these was wanted.
+    moved: Millis,
+}
+
+impl PendingLooks {
+    /// Whether the device has ended none for so long.
+    fn hangs(self, now: Millis, patience: Duration) -> bool {
+        u128::from(now.0.saturating_sub(self.moved.0)) >= patience.as_millis()
     }
 }
 
@@ -91,6 +138,7 @@ pub(super) enum LookedBefore {
 
 /// The place of the one thread that looks before flushes of a file. Dropping this gives it back.
 struct LookTurn {
+    device: u64,
     mapping: Weak<Mapping>,
     writeback: Weak<Writeback>,
 }
@@ -98,8 +146,9 @@ struct LookTurn {
 impl LookTurn {
     fn take(writeback: &Writeback, mapping: &Arc<Mapping>) -> Option<Self> {
         mapping.writeback().begin_look_elsewhere().then(|| {
-            writeback.looks.pending.fetch_add(1, Ordering::Relaxed);
-            Self { mapping: Arc::downgrade(mapping), writeback: Weak::clone(&writeback.me) }
+            let device = looks_of(mapping).device;
+            writeback.looks.begin_pending(device, writeback.now());
+            Self { device, mapping: Arc::downgrade(mapping), writeback: Weak::clone(&writeback.me) }
         })
     }
 
@@ -123,8 +172,7 @@ impl Drop for LookTurn {
             mapping.writeback().end_look_elsewhere();
         }
         if let Some(writeback) = self.writeback.upgrade() {
-            writeback.looks.pending.fetch_sub(1, Ordering::Relaxed);
-            writeback.looks.ended.fetch_add(1, Ordering::Relaxed);
+            writeback.looks.end_pending(self.device, writeback.now());
             writeback.wait_queue.wake();
         }
     }
@@ -253,12 +301,30 @@ impl Writeback {
 
     /// Looks before flushes that other threads make, or are to make.
     pub fn looks_before(&self) -> u64 {
-        self.looks.pending.load(Ordering::Relaxed)
+        self.looks.devices().values().map(|pending| pending.looks).sum()
+    }
+
+    /// Whether a thread that needs memory may wait for looks before flushes, as long as a writer is held up at most.
+    /// Not for those of a device that has ended none for so long: each hang is waited for once, and not by each need.
+    pub fn looks_may_end(&self) -> bool {
+        let (now, patience) = (self.now(), self.options.wait_max);
+        self.looks.devices().values().any(|pending| !pending.hangs(now, patience))
+    }
+
+    /// Whether some file has pages that are dirty or under way, and looks at its device do not hang in that sense.
+    pub fn pages_may_be_written(&self) -> bool {
+        let (now, patience) = (self.now(), self.options.wait_max);
+        let hung = |mapping: &Mapping| {
+            let pending = self.looks.devices().get(&looks_of(mapping).device).copied();
+            pending.is_some_and(|pending| pending.hangs(now, patience))
+        };
+        let is_dirty = |mapping: &Mapping| mapping.writeback().dirty_pages().total() > 0;
+        self.totals.total() > 0 && self.files().iter().any(|mapping| is_dirty(mapping) && !hung(mapping))
     }
 
     /// Flushes that a thread which needs memory may wait for, without a bound, and how many have ended; with the looks
     /// before flushes that have ended, which are a progress. One that is under way may never end: see
-    /// [`Writeback::looks_before`].
+    /// [`Writeback::looks_may_end`].
     pub fn under_way(&self) -> (u64, u64) {
         let (in_flight, completed) = self.flushes();
         (in_flight, completed + self.looks.ended.load(Ordering::Relaxed))

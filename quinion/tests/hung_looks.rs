@@ -383,6 +383,49 @@ fn a_cut_beside_a_look_that_is_due_hides_no_change_of_others() {
     assert!(!is_known_early && !is_known(&flushed), "its clean pages are old");
 }
 
+/// 1 Another program changes a file that has dirty pages.
+/// 2 A thread has the file for itself, to forget pages of it, and waits for its device.
+/// 3 A sync begins, and waits for that thread: no flush begins without a look, which comes first.
+#[test]
+fn a_sync_that_waits_for_the_file_to_be_free_looks_at_it_before_it_flushes() {
+    let stage = Stage::new(by_hand());
+    let device = HangingLooks::new(memory(64), 1000);
+    let file = stage.open(1, Arc::clone(&device) as _);
+    file.write(0..4, 1);
+    device.inner.change(|bytes| bytes[40 * PAGE] = 77);
+    let alone = file.mapping.invalidate_alone();
+    thread::scope(|scope| {
+        let syncs = scope.spawn(|| sync(&file));
+        // It is before the lock, or soon there: it passes when the lock is free, and the test holds in any order.
+        thread::sleep(Duration::from_millis(50));
+        drop(alone);
+        syncs.join().unwrap();
+    });
+    assert_eq!(file.dirty(), 0);
+    let look = file.mapping.begin_look();
+    let is_known = file.mapping.is_as_in(look, &device.attributes().unwrap());
+    assert!(!is_known, "its clean pages are old");
+}
+
+/// 1 A file is dirty, and another thread has it for itself.
+/// 2 The background comes to it: it flushes nothing, and does not look. When the file is free it does both.
+#[test]
+fn a_round_leaves_a_file_that_a_thread_has_for_itself_to_the_next() {
+    let stage = Stage::new(by_hand());
+    let device = HangingLooks::new(memory(64), 1000);
+    let file = stage.open(1, Arc::clone(&device) as _);
+    file.write(0..4, 1);
+    device.inner.change(|bytes| bytes[40 * PAGE] = 77);
+    let alone = file.mapping.invalidate_alone();
+    stage.writeback.write_for_reclaim();
+    assert_eq!((file.dirty(), stage.writeback.looks_before()), (4, 0));
+    drop(alone);
+    stage.writeback.write_for_reclaim();
+    until("its write-back", BOUND, || file.dirty() + file.under_way() == 0 && is_looked_at(&file));
+    let look = file.mapping.begin_look();
+    assert!(!file.mapping.is_as_in(look, &device.attributes().unwrap()), "its clean pages are old");
+}
+
 /// A look that took long may have seen what others did meanwhile.
 #[test]
 fn a_look_that_comes_late_counts_as_not_had() {

@@ -295,6 +295,13 @@ impl Mapping {
     pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
         lock_and_wake(|| self.invalidate.try_read(), || self.invalidate.read())
     }
+    /// As [`Mapping::hold_off_invalidation`]; `None`: it would mean waiting, and `locks` says no.
+    pub fn hold_off_invalidation_as(&self, locks: LockWait) -> Option<RankedReadGuard<'_, Version>> {
+        match locks {
+            LockWait::Wait => Some(self.hold_off_invalidation()),
+            LockWait::Try => self.try_hold_off_invalidation(),
+        }
+    }
     /// As [`Mapping::hold_off_invalidation`], without waiting.
     pub fn try_hold_off_invalidation(&self) -> Option<RankedReadGuard<'_, Version>> {
         self.invalidate.try_read()

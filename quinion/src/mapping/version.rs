@@ -33,6 +33,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use crate::backend::{Attributes, Version};
 
+use crate::sync::LockWait;
 use crate::units::Millis;
 
 use super::own_changes::ObservedVersion;
@@ -56,6 +57,18 @@ pub struct LookBeforeFlush {
     probe: VersionProbe,
 }
 
+/// The step before flushes that are to begin.
+#[derive(Clone, Copy, Debug)]
+pub enum DueBeforeFlush {
+    /// A look.
+    Look(LookBeforeFlush),
+    /// No look: others of the file are under way, and it was looked at before the first.
+    Nothing,
+    /// A thread that cuts the file, or forgets pages of it, is not done: they do not begin before it is, and then not
+    /// without a look.
+    Busy,
+}
+
 /// A look that is due after so many flushes, all of which have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LookAfterFlush {
@@ -66,12 +79,16 @@ pub struct LookAfterFlush {
 
 impl Mapping {
     /// To be asked before flushes take pages from the tree: the look that is due, if none of them is under way. The
-    /// caller asks for the file's attributes, and says them by [`Mapping::end_look_before`].
-    pub fn look_before_flush(&self) -> Option<LookBeforeFlush> {
-        // A thread that forgets the file's pages looks at it itself, and is not waited for.
-        let known = self.try_hold_off_invalidation().map(|version| *version)?;
+    /// caller asks for the file's attributes, and says them by [`Mapping::end_look_before`]. Busy only where `locks`
+    /// forbids to wait.
+    pub fn look_before_flush(&self, locks: LockWait) -> DueBeforeFlush {
+        let held_off = self.hold_off_invalidation_as(locks);
+        let Some(known) = held_off.map(|version| *version) else { return DueBeforeFlush::Busy };
         let probe = self.begin_look();
-        probe.flushes.is_some().then_some(LookBeforeFlush { known, probe })
+        match probe.flushes {
+            Some(_) => DueBeforeFlush::Look(LookBeforeFlush { known, probe }),
+            None => DueBeforeFlush::Nothing,
+        }
     }
 
     /// The file is as in `before`, which was asked for after `look` was made; `None`: it cannot be had, and others may

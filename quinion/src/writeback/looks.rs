@@ -45,8 +45,8 @@ use std::time::Duration;
 
 use crate::backend::{Attributes, Backend};
 use crate::blocking_threads::{BlockingThreads, CallKind, CallQueue};
-use crate::mapping::{LookAfterFlush, Mapping};
-use crate::sync::contained;
+use crate::mapping::{DueBeforeFlush, LookAfterFlush, Mapping};
+use crate::sync::{LockWait, contained};
 use crate::units::Millis;
 
 use super::Writeback;
@@ -132,7 +132,7 @@ pub(super) enum Looker {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LookedBefore {
     Now,
-    /// Another thread looks, and begins them; or the caller asks again later.
+    /// Another thread looks, and begins them; or the caller asks again later: a thread cuts the file.
     Elsewhere,
 }
 
@@ -155,8 +155,11 @@ impl LookTurn {
     /// Looks, and keeps neither the cache nor the mapping meanwhile. Returns them, if there still are any.
     fn look(&self, writer: Arc<dyn Backend>) -> Option<(Arc<Writeback>, Arc<Mapping>)> {
         // Asked for now: the call may have waited for its thread.
-        let due = self.mapping.upgrade()?.look_before_flush();
-        let before = due.map(|due| (due, attributes_of(&*writer)));
+        let before = match self.mapping.upgrade()?.look_before_flush(LockWait::Try) {
+            DueBeforeFlush::Look(due) => Some((due, attributes_of(&*writer))),
+            DueBeforeFlush::Nothing => None,
+            DueBeforeFlush::Busy => return None, // a later round comes again
+        };
         drop(writer);
         let (writeback, mapping) = (self.writeback.upgrade()?, self.mapping.upgrade()?);
         if let Some((due, before)) = before {
@@ -184,8 +187,13 @@ fn attributes_of(writer: &dyn Backend) -> Option<Attributes> {
 }
 
 impl Writeback {
-    /// Looks at the file if a flush of it needs that.
-    pub(super) fn look_before_flush(&self, mapping: &Arc<Mapping>, looker: Looker) -> LookedBefore {
+    /// Looks at the file if a flush of it needs that; a thread that cuts it is waited for, if `locks` says so.
+    pub(super) fn look_before_flush(
+        &self,
+        mapping: &Arc<Mapping>,
+        looker: Looker,
+        locks: LockWait,
+    ) -> LookedBefore {
         match looker {
             Looker::Done => return LookedBefore::Now,
             Looker::NoThread => {
@@ -201,7 +209,11 @@ impl Writeback {
         if let Some(late) = mapping.look_after_flush().filter(is_late) {
             mapping.end_look_after(late, None);
         }
-        let Some(due) = mapping.look_before_flush() else { return LookedBefore::Now };
+        let due = match mapping.look_before_flush(locks) {
+            DueBeforeFlush::Look(due) => due,
+            DueBeforeFlush::Nothing => return LookedBefore::Now,
+            DueBeforeFlush::Busy => return LookedBefore::Elsewhere,
+        };
         if looker == Looker::Other && writer.attributes_may_wait() {
             self.look_elsewhere(mapping, writer);
             return LookedBefore::Elsewhere;

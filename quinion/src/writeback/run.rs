@@ -23,11 +23,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::backend::{DeferredWakes, Flush, FlushError, FlushRun, FlushSink};
+use crate::backend::{DeferredWakes, Flush, FlushError, FlushRun, FlushSink, Version};
 use crate::mapping::writeback_state::{FlushNumber, FlushResult};
 use crate::mapping::{DropReason, Mapping, TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use crate::stats::Count;
-use crate::sync::LockWait;
+use crate::sync::{LockWait, RankedReadGuard};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::Writeback;
@@ -35,6 +35,8 @@ use super::looks::{LookedBefore, Looker};
 
 /// The number of an error that has none of the system's.
 pub(super) const UNNAMED: i32 = libc::EIO;
+/// Looks at a file that others cut again and again, until what other programs did to it counts as a change.
+const LOOKS_MAX: u32 = 4;
 /// Numbers of errors end here.
 const ERRNO_END: i32 = 4096;
 
@@ -93,18 +95,13 @@ impl Writeback {
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         // Where a look may wait, a clean file is not looked at: there is nothing to write.
         let skips_look = writer.attributes_may_wait() && mapping.writeback().dirty_pages().dirty() == 0;
-        if !skips_look && self.look_before_flush(mapping, request.looker) == LookedBefore::Elsewhere {
-            return TakeEnd::More(request.pages.start);
-        }
         // A backend may complete inside the call, and a waker, foreign code, may want the locks that are held here.
         let wakes = DeferredWakes::new();
-        let held_off = match request.locks {
-            LockWait::Wait => mapping.hold_off_invalidation(),
-            LockWait::Try => match mapping.try_hold_off_invalidation() {
-                Some(held_off) => held_off,
-                None => return TakeEnd::More(request.pages.start),
-            },
+        let held_off = match skips_look {
+            true => mapping.hold_off_invalidation_as(request.locks),
+            false => self.look_and_hold_off(mapping, &request),
         };
+        let Some(held_off) = held_off else { return TakeEnd::More(request.pages.start) };
         let begun = self.take(mapping, &request, &mut runs);
         let mut here = None;
         if !runs.is_empty() {
@@ -128,6 +125,27 @@ impl Writeback {
             writer.flush_here(last);
         }
         begun
+    }
+
+    /// Looks at the file if that is due, and keeps others from cutting it. `None`: the caller comes again later. While
+    /// this thread waits for one that cuts the file, other programs may change it: so it is looked at behind that wait.
+    fn look_and_hold_off<'m>(
+        &self,
+        mapping: &'m Arc<Mapping>,
+        request: &FlushRequest,
+    ) -> Option<RankedReadGuard<'m, Version>> {
+        for _ in 0..LOOKS_MAX {
+            if self.look_before_flush(mapping, request.looker, request.locks) == LookedBefore::Elsewhere {
+                return None;
+            }
+            let held_off = mapping.try_hold_off_invalidation();
+            if held_off.is_some() || request.locks == LockWait::Try {
+                return held_off;
+            }
+        }
+        let held_off = mapping.hold_off_invalidation();
+        mapping.note_unknown_change();
+        Some(held_off)
     }
 
     fn take(&self, mapping: &Mapping, request: &FlushRequest, out: &mut Vec<TakenRun>) -> TakeEnd {

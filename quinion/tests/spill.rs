@@ -12,8 +12,9 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::{fmt, io};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+use std::{fmt, io, thread};
 
 use proptest::prelude::*;
 use quinion::backend::{Attributes, Backend, Fill, Flush, MemoryFile};
@@ -304,6 +305,11 @@ fn written_bytes_are_read_while_memory_and_the_spill_file_are_full() {
             assert!(bytes == wanted[at..at + len], "{len} bytes at {at}");
         }
         assert_eq!(numbers(&file).spilled_pages, spilled, "they stay where they are");
+        let stats = cache.stats();
+        let of_spill = cache.spill_stats().unwrap();
+        assert!(stats.spill_read_pages >= 300, "{stats:?}");
+        assert_eq!((of_spill.read_pages, of_spill.spilled_in_pages), (stats.spill_read_pages, 0));
+        assert!(stats.to_string().contains("MiB read there"), "{stats}");
         cache.check().unwrap();
         // As soon as there is memory, a page that is read comes back.
         file.set_len((pages - 1024) * PAGE as u64).unwrap();
@@ -311,6 +317,47 @@ fn written_bytes_are_read_while_memory_and_the_spill_file_are_full() {
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes == dull_page(0));
         assert!(numbers(&file).spilled_pages < spilled);
+        cache.check().unwrap();
+    }
+}
+
+/// A pin, a write of a part of a page and a cut inside one need a frame. Where none can come they are refused, and not
+/// after a wait, and have done nothing.
+#[test]
+fn calls_that_need_a_frame_are_refused_without_a_wait_and_without_effect_while_both_are_full() {
+    const TIMES: u64 = 100;
+    for (compress, mib, run) in [(false, 16, 1), (false, 4, 16), (true, 1, 16)] {
+        let disk = Arc::new(MemoryFile::new(Vec::new())) as Arc<dyn Backend>;
+        let cache = builder().spill_to(disk, options(mib).compress(compress)).build().unwrap();
+        let file = file(&cache);
+        let pages = fill_both(&file, run);
+        let before = numbers(&file);
+        let (tell, told) = mpsc::channel();
+        let same = file.clone();
+        let refused = thread::spawn(move || {
+            for nth in 0..TIMES {
+                let inside = nth % 16 * PAGE as u64 + 100;
+                let errors = [
+                    same.pin(inside, 200).unwrap_err(),
+                    same.write_at(&[0xee; 200], inside).unwrap_err(),
+                    same.punch_hole(inside, 200).unwrap_err(),
+                    same.set_len(inside).unwrap_err(),
+                ];
+                for error in errors {
+                    assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+                    assert!(error.to_string().contains("the spill file is full"), "{error}");
+                }
+            }
+            tell.send(()).unwrap();
+        });
+        // A tenth of a second each would be forty.
+        let is_over = told.recv_timeout(Duration::from_secs(20)).is_ok();
+        refused.join().unwrap();
+        assert!(is_over, "each of them waits for memory, compress {compress}");
+        assert_eq!((numbers(&file), file.len()), (before, pages * PAGE as u64));
+        let mut bytes = vec![0; pages as usize * PAGE];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.chunks(PAGE).zip(0..).all(|(bytes, page)| bytes == dull_page(page)));
         cache.check().unwrap();
     }
 }

@@ -226,7 +226,8 @@ impl MemFile {
     /// A read of bytes in the spill file ([`Builder::spill`](crate::Builder::spill)) brings them back into memory, and
     /// waits for that and for the device. If nothing that is in memory can go, since the spill file is full, say, they
     /// are read where they are, and stay there: bytes that were written can be read however short memory is. Each such
-    /// call reads the device, by way of 512 KiB of the heap, or of three times the largest folio if these are packed.
+    /// call reads the device, by way of 512 KiB of the heap, or of three times the largest folio if these are packed;
+    /// 8 MiB for all threads of a cache, which wait for each other.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio is

@@ -479,6 +479,7 @@ impl CacheInner {
         if let Some(spill) = supply.spill.as_ref().map(|spill| spill.stats()) {
             stats.spilled_pages = spill.spilled_pages;
             stats.spilled_in_pages = spill.spilled_in_pages;
+            stats.spill_read_pages = spill.read_pages;
             stats.spill_pages = spill.pages;
             stats.spill_bytes = spill.bytes;
             stats.spill_errors = spill.write_errors + spill.read_errors;

@@ -140,7 +140,7 @@ enum ShortageScope {
 }
 
 /// A thread that waits for memory, from its first look until it gets some: each wait follows a look that found none.
-struct ShortageWait<'s> {
+pub(super) struct ShortageWait<'s> {
     supply: &'s FrameSupply,
     mapping: &'s Mapping,
     /// Whose charge it waits for; `None`: for memory that any pool may have.
@@ -532,7 +532,7 @@ impl FrameSupply {
     }
 
     /// A wait for memory that is short, for a page of `mapping`: a charge of `pool`, or whatever any pool has.
-    fn shortage<'s>(&'s self, mapping: &'s Mapping, pool: Option<PoolNumber>) -> ShortageWait<'s> {
+    pub(super) fn shortage<'s>(&'s self, mapping: &'s Mapping, pool: Option<PoolNumber>) -> ShortageWait<'s> {
         let (began, inserted) = (Instant::now(), None);
         let (stalls, completed, inserted_before, in_use, was_charged) = (0, 0, 0, 0, false);
         ShortageWait {
@@ -600,7 +600,7 @@ impl FrameSupply {
 
 impl ShortageWait<'_> {
     /// To be called before each look for memory.
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         (_, self.completed) = self.under_way();
         self.in_use = self.supply.reclaim.in_use(self.pool);
         self.inserted_before = self.supply.reclaim.inserted(self.pool);
@@ -650,6 +650,16 @@ impl ShortageWait<'_> {
         let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
         let mut has_moved = || has_ended(self.under_way()) || supply.under_way().1 != any;
         supply.wait_queue.wait_for(&*backend, &mut has_moved, self.look_again)
+    }
+
+    /// Whether nothing was under way since that look that memory, or a charge of `pool`, may come of: no wait for it
+    /// is of use then, unless others punch, unpin or drop something.
+    pub(super) fn is_in_vain(&self, pool: PoolNumber) -> bool {
+        let FrameSupply { reclaim, writeback, .. } = self.supply;
+        self.under_way() == (0, self.completed)
+            && reclaim.lists().outstanding(pool) == 0
+            && !writeback.pages_may_be_written()
+            && !self.may_end()
     }
 
     fn under_way(&self) -> (u64, u64) {

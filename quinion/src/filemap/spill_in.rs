@@ -20,7 +20,8 @@
 //! A reader that copies bytes needs no frame for that. If there is none, since the spill file is full as well, it reads
 //! the slots into memory of the heap, beside all others that read them, and looks at the tree again: if the value still
 //! stands there, these are the page's bytes; else it begins anew. The page stays spilled ([`SpillIn::read_through`]).
-//! While the spill file takes nothing, such a reader waits for no memory at all ([`SpillIn::without_waiting`]).
+//! While the spill file takes nothing, such a reader waits for no memory at all ([`SpillIn::without_waiting`]), and a
+//! caller that needs a frame is refused at once, unless something is under way that memory may come of.
 //!
 //! Invariants:
 //!  1. No lock of the index is held while memory or the device is waited for. (A thread that cuts the file
@@ -28,7 +29,7 @@
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
 //!  3. Nothing is put into a range that is being cut or punched, except by the thread that does that.
 //!  4. A thread that reads slots waits for the device and for locks from the tree's on: never for a thread that may
-//!     wait for slots.
+//!     wait for slots, nor for its turn of the heap (`spill/heap.rs`), which it has before.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,16 +40,18 @@ use crate::backend::{FillRun, pause};
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
 use crate::lists::ListReservation;
-use crate::mapping::{AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, NewFolio, RestoreOutcome};
+use crate::mapping::{
+    AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard, NewFolio, RestoreOutcome,
+};
 use crate::readahead::Window;
-use crate::spill::{Spill, SpilledPart};
+use crate::spill::{HeapTurn, Spill, SpilledPart};
 use crate::stats::Count;
 use crate::sync::LockWait;
-use crate::units::{Order, Orders, PAGE_SIZE, PageIndex};
+use crate::units::{Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::Value;
 
 use super::fill::pages_of;
-use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
+use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, ShortageWait, SuppliedFrames};
 use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
@@ -59,6 +62,8 @@ const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 const SHORT_MAX: u32 = 200;
 /// Of a caller that waits for no memory: one for all that is wanted, and one for the page alone.
 const SHORT_MAX_UNWAITED: u32 = 2;
+/// Tries in a row in which nothing was there that memory may come of, until a caller that waits is refused as well.
+const REFUSED_MAX: u32 = 3;
 /// The most pages of a plain folio that are read through the heap at a time: 256 KiB.
 const THROUGH_PAGES_MAX: u64 = 64;
 const PAUSE: Duration = Duration::from_millis(1);
@@ -121,6 +126,88 @@ fn end_of(first: PageIndex, value: Value) -> PageIndex {
     first.plus(1 << value.order())
 }
 
+/// Bytes that were read in the spill file, in their reader's turn.
+#[derive(Debug)]
+pub(crate) struct SpilledBytes<'c> {
+    pub bytes: Vec<u8>,
+    // Last: the heap has its bytes back then.
+    _turn: Option<HeapTurn<'c>>,
+}
+
+impl SpilledBytes<'_> {
+    fn none() -> Self {
+        Self { bytes: Vec::new(), _turn: None }
+    }
+}
+
+/// Pages of one value, to be read where they are.
+#[derive(Debug)]
+struct SpilledPages {
+    first: PageIndex,
+    value: Value,
+    /// Of the value's.
+    pages: Range<u32>,
+}
+
+impl SpilledPages {
+    /// The first of `wanted`, and those behind it, as far as they are the value's and not too many.
+    fn first_of(tree: &MappingGuard<'_>, wanted: &Range<PageIndex>) -> Option<Self> {
+        let at = wanted.start;
+        let &(first, value) = tree.spilled_from(at..at.plus(1)).first()?;
+        let end = wanted.end.min(end_of(first, value)).min(at.plus(THROUGH_PAGES_MAX));
+        Some(Self { first, value, pages: (at.0 - first.0) as u32..(end.0 - first.0) as u32 })
+    }
+
+    fn count(&self) -> u64 {
+        self.pages.len() as u64
+    }
+}
+
+/// How a caller waits for frames. While the spill file takes nothing, it does only where something is under way that
+/// memory may come of.
+struct FrameWait<'c> {
+    shortage: ShortageWait<'c>,
+    pool: PoolNumber,
+    /// The caller's, and that of the next try.
+    whole: FillUrgency,
+    urgency: FillUrgency,
+    refused: u32,
+    short: u32,
+}
+
+impl<'c> FrameWait<'c> {
+    fn of(caller: SpillIn<'c>) -> Self {
+        let whole = caller.urgency;
+        let urgency = if whole == FillUrgency::Asked { caller.without_waiting().urgency } else { whole };
+        let shortage = caller.filemap.supply.shortage(caller.mapping, None);
+        let pool = caller.mapping.backing().spill_pool();
+        Self { shortage, pool, whole, urgency, refused: 0, short: 0 }
+    }
+
+    /// There were no frames. Whether to try again: another time for a folio that a thread had for a moment, or as long
+    /// as the caller waits.
+    fn lasts_without_frames(&mut self) -> bool {
+        if self.urgency == self.whole {
+            return false;
+        }
+        if !self.shortage.is_in_vain(self.pool) {
+            self.urgency = self.whole;
+        }
+        self.refused += 1;
+        self.urgency == self.whole || self.refused < REFUSED_MAX
+    }
+
+    /// There were too few frames for folios that have to come as a whole. Whether to try again.
+    fn lasts_with_few(&mut self) -> bool {
+        self.short += 1;
+        if self.short >= SHORT_MAX_UNWAITED && !self.shortage.is_in_vain(self.pool) {
+            self.urgency = self.whole;
+        }
+        let most = if self.urgency == FillUrgency::Asked { SHORT_MAX } else { SHORT_MAX_UNWAITED };
+        self.short < most
+    }
+}
+
 /// The way of one file's pages back from the spill file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpillIn<'c> {
@@ -145,13 +232,14 @@ impl<'c> SpillIn<'c> {
 
     /// Reads `pages.start`, and more of `pages`, in the spill file, and leaves them there. These are the bytes of whole
     /// pages, as they were when this returned; none if the first is not there any more, or was changed meanwhile: look
-    /// again. Waits for the device. The caller holds no lock.
+    /// again. Waits for the device, and while others that do so have much of the heap. The caller holds no lock, and
+    /// no earlier result of this.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn read_through(self, pages: Range<PageIndex>) -> Result<Vec<u8>, Error> {
+    pub fn read_through(self, pages: Range<PageIndex>) -> Result<SpilledBytes<'c>, Error> {
         let (Some(spill), wanted) = (self.mapping.backing().spill(), pages.start) else {
-            return Ok(Vec::new());
+            return Ok(SpilledBytes::none());
         };
         // After a failed read of several pages, the first alone: it may be another of them that is bad.
         let read =
@@ -159,21 +247,32 @@ impl<'c> SpillIn<'c> {
         read.map_err(|source| Repr::Read { position: wanted.first_byte(), len: PAGE_SIZE, source }.into())
     }
 
-    fn read_shared(self, spill: &Spill, pages: Range<PageIndex>) -> std::io::Result<Vec<u8>> {
-        let (stood, reading) = {
+    fn read_shared(self, spill: &'c Spill, pages: Range<PageIndex>) -> std::io::Result<SpilledBytes<'c>> {
+        let none = || Ok(SpilledBytes::none());
+        let bytes = {
             let guard = self.mapping.lock();
-            let Some(&(first, value)) = guard.spilled_from(pages.start..pages.start.plus(1)).first() else {
-                return Ok(Vec::new());
-            };
-            let end = pages.end.min(end_of(first, value)).min(pages.start.plus(THROUGH_PAGES_MAX));
-            let part = (pages.start.0 - first.0) as u32..(end.0 - first.0) as u32;
-            ((first, value), spill.begin_share(value, part))
+            let Some(part) = SpilledPages::first_of(&guard, &pages) else { return none() };
+            spill.heap_for(part.value, part.count())
+        };
+        let turn = spill.take_turn(bytes);
+        let (part, reading) = {
+            let guard = self.mapping.lock();
+            let Some(part) = SpilledPages::first_of(&guard, &pages) else { return none() };
+            if !turn.covers(spill.heap_for(part.value, part.count())) {
+                return none(); // it was changed meanwhile
+            }
+            let reading = spill.begin_share(part.value, part.pages.clone());
+            (part, reading)
         };
         let bytes = reading.read()?;
         // No other folio was given its slots, so a value that still stands there has stood for these bytes all along.
-        let stands = self.mapping.lock().has_values(&[stood]);
+        let stands = self.mapping.lock().has_values(&[(part.first, part.value)]);
         drop(reading);
-        Ok(if stands { bytes } else { Vec::new() })
+        if !stands {
+            return none();
+        }
+        spill.note_read(part.count());
+        Ok(SpilledBytes { bytes, _turn: Some(turn) })
     }
 
     /// Brings `pages.start` back from the spill file, and more of `pages` and around. When this returns the page is
@@ -201,22 +300,25 @@ impl<'c> SpillIn<'c> {
         mut reach: SpillInExtent,
     ) -> Result<(), Error> {
         let (Some(spill), wanted) = (self.mapping.backing().spill(), pages.start) else { return Ok(()) };
-        let mut short = 0;
-        let short_max = if self.urgency == FillUrgency::Asked { SHORT_MAX } else { SHORT_MAX_UNWAITED };
+        let mut wait = FrameWait::of(self);
         for _ in 0..TRIES {
             // 1
             let Some(plan) = self.plan(spill, pages.clone(), reach) else { return Ok(()) };
             // 2
-            let SuppliedFrames { mut charge, runs } = self.frames_back(&plan)?;
+            wait.shortage.look();
+            let SuppliedFrames { mut charge, runs } = match self.frames_back(&plan, wait.urgency) {
+                Ok(supplied) => supplied,
+                Err(_) if wait.lasts_without_frames() => continue,
+                Err(error) => return Err(error),
+            };
             let got = pages_of(&runs) as u32;
             let Some(plan) = plan.cut(got, self.filemap.supply.folio_orders.min, wanted, spill) else {
                 self.filemap.supply.free_runs(&runs);
                 reach = SpillInExtent::Alone;
-                short += 1;
-                if short == short_max {
+                if !wait.lasts_with_few() {
                     break;
                 }
-                if self.urgency == FillUrgency::Asked && !spill.wait_for_one() {
+                if wait.urgency == FillUrgency::Asked && !spill.wait_for_one() {
                     pause(PAUSE); // others are at it, and take what gets free
                 }
                 continue;
@@ -275,11 +377,11 @@ impl<'c> SpillIn<'c> {
         Some(SpillInPlan { values, pages: from..end })
     }
 
-    fn frames_back(self, plan: &SpillInPlan) -> Result<SuppliedFrames<'c>, Error> {
+    fn frames_back(self, plan: &SpillInPlan, urgency: FillUrgency) -> Result<SuppliedFrames<'c>, Error> {
         let (pool, position) = (self.mapping.backing().spill_pool(), plan.pages.start.first_byte());
         let gaps = vec![Gap { first: plan.pages.start, pages: plan.count() }];
         let window = self.window_of(plan);
-        let (urgency, reservation, locks) = (self.urgency, None, LockWait::Wait);
+        let (reservation, locks) = (None, LockWait::Wait);
         let request = FrameRequest { mapping: self.mapping, pool, window, urgency, reservation, locks };
         self.filemap.supply.take(&request, gaps).map_err(|refused| match refused {
             NoFrames::PoolFull => self.filemap.pool_full(pool, position),

@@ -190,9 +190,9 @@ impl Shmem {
                 brought => return brought.map(|()| 0),
             }
         }
-        let bytes = spill_in.read_through(pages)?;
+        let read = spill_in.read_through(pages)?;
         let within = (wanted.start % PAGE_SIZE as u64) as usize;
-        let mut rest = bytes.get(within..).unwrap_or_default();
+        let mut rest = read.bytes.get(within..).unwrap_or_default();
         rest = &rest[..rest.len().min((wanted.end - wanted.start) as usize)];
         let count = rest.len();
         while !rest.is_empty() {

@@ -29,8 +29,8 @@
 //!
 //! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at
 //! work. Cost, on the heap: three bits and eight bytes for each slot that was ever used; twice a folio's bytes while it
-//! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. This differs: a checksum, and a large folio stays one
-//! entry.
+//! is packed or unpacked; 8 MiB for all threads that copy (`heap.rs`). Kernel cousin: `mm/swapfile.c`, zswap. This
+//! differs: a checksum, and a large folio stays one entry.
 
 use std::fmt;
 use std::io;
@@ -47,10 +47,12 @@ use crate::backend::{Backend, Creation, Engine, InitialContent, WaitQueue, Write
 use crate::units::{Order, PAGE_SIZE};
 use crate::xarray::{PAYLOADS_MAX, Value};
 
+mod heap;
 mod transfer;
 mod pack;
 mod slots;
 
+pub use heap::HeapTurn;
 pub use slots::Slots;
 pub use transfer::{SpillSink, SpilledPart};
 
@@ -140,6 +142,8 @@ pub struct SpillStats {
     pub spilled_pages: u64,
     /// Pages that came back so far.
     pub spilled_in_pages: u64,
+    /// Pages that reads copied there so far, for want of memory, and that stayed.
+    pub read_pages: u64,
     /// Pages that are there now.
     pub pages: u64,
     /// Bytes of the file that they take now. With `pages` it gives the gain of compression.
@@ -192,6 +196,9 @@ pub struct Spill {
     errno: AtomicI32,
     spilled: AtomicU64,
     spilled_in: AtomicU64,
+    read: AtomicU64,
+    /// Bytes of the heap that readers of slots have.
+    heap: AtomicU64,
     pages: AtomicU64,
     write_errors: AtomicU64,
     read_errors: AtomicU64,
@@ -248,6 +255,8 @@ impl Spill {
             errno: AtomicI32::new(0),
             spilled: AtomicU64::new(0),
             spilled_in: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            heap: AtomicU64::new(0),
             pages: AtomicU64::new(0),
             write_errors: AtomicU64::new(0),
             read_errors: AtomicU64::new(0),
@@ -311,6 +320,7 @@ impl Spill {
         SpillStats {
             spilled_pages: self.spilled.load(Ordering::Relaxed),
             spilled_in_pages: self.spilled_in.load(Ordering::Relaxed),
+            read_pages: self.read.load(Ordering::Relaxed),
             pages: self.pages.load(Ordering::Relaxed),
             bytes: u64::from(taken) * PAGE_SIZE as u64,
             bytes_max: u64::from(slots) * PAGE_SIZE as u64,
@@ -337,6 +347,11 @@ impl Spill {
     /// Pages came back, to stand in memory again; their slots are freed by [`Spill::free`].
     pub fn note_spilled_in(&self, pages: u64) {
         self.spilled_in.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// So many pages were read where they are, and the values that stand for them stood to the end.
+    pub fn note_read(&self, pages: u64) {
+        self.read.fetch_add(pages, Ordering::Relaxed);
     }
 
     /// Frees the slots of `value`, which no tree names any more. A reader of them may go on.

@@ -242,6 +242,8 @@ stats! {
     count spilled_pages,
     /// Pages of memory files that came back from the spill file.
     count spilled_in_pages,
+    /// Pages of memory files that reads copied in the spill file, for want of memory, and that stayed there.
+    count spill_read_pages,
     /// Pages in the spill file now.
     gauge spill_pages,
     /// Bytes of the spill file that its pages take.
@@ -277,7 +279,7 @@ impl Stats {
 }
 
 impl fmt::Display for Stats {
-    /// One line for each of: memory, reads, device, writes (if there were any).
+    /// One line for each of: memory, reads, device, writes (if there were any), the spill file (if it was used).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let pages = |pages: u64| pages as f64 / 256.0;
@@ -314,6 +316,17 @@ impl fmt::Display for Stats {
                 self.device_write_errors,
                 self.syncs,
                 self.sync_errors
+            )?;
+        }
+        if self.spilled_pages + self.spill_errors > 0 {
+            write!(
+                f,
+                "\nspill   {:.1} MiB there; {:.1} MiB went, {:.1} MiB came back, {:.1} MiB read there; {} errors",
+                pages(self.spill_pages),
+                pages(self.spilled_pages),
+                pages(self.spilled_in_pages),
+                pages(self.spill_read_pages),
+                self.spill_errors
             )?;
         }
         Ok(())

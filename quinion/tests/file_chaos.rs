@@ -16,27 +16,31 @@
 //! change. Pinned bytes are compared with a copy of them when they are let go.
 //!
 //! The file is larger than the memory, which another thread makes smaller and larger. There is one storm of a file with
-//! large folios, one of a file with small ones, and four of memory files that spill: packed, not packed, and each into
-//! a spill file that becomes full; there, too, no read is refused. A failure says its seed: `QUINION_CHAOS_SEED=N`
-//! repeats its operations, though not how the threads meet.
+//! large folios, one of a file with small ones, and two on devices whose reads, writes and syncs fail now and then,
+//! where what was written is there all the same. And there are four of memory files that spill: packed, not packed, and
+//! each into a spill file that becomes full; there, too, no read is refused. A failure says its seed:
+//! `QUINION_CHAOS_SEED=N` repeats its operations, though not how the threads meet.
 //!
 //! `QUINION_SOAK=1 cargo test --release -p quinion --test file_chaos -- --nocapture` blows for 30 seconds each.
 
 use std::fs;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use quinion::backend::MemoryFile;
 use quinion::{
-    BatchRead, BatchWrite, Cache, Error, ErrorKind, File, MemFile, MemFileOptions, OpenOptions, Pinned,
+    BatchRead, BatchWrite, Cache, Error, ErrorKind, File, Hint, MemFile, MemFileOptions, OpenOptions, Pinned,
     ReadOptions, SpillOptions, WriteOptions,
 };
 
 use quinion_testing::block_on::block_on;
 use quinion_testing::content::Dice;
+use quinion_testing::doubles::{CompletionOrder, Faults, SimulatedBackend, WriteFaults};
 
 const PAGE: u64 = 4096;
 const WORD: usize = 8;
@@ -148,7 +152,15 @@ use Subject::{File as Plain, Memory};
 
 impl Subject {
     fn write(&self, dice: &mut Dice, bytes: &[u8], position: u64) -> Result<usize, Error> {
-        match (self, dice.below(4)) {
+        // Whole pages go together: a page is written at one moment.
+        let (one, other) = bytes.split_at((PAGE as usize - (position % PAGE) as usize).min(bytes.len()));
+        match (self, dice.below(5)) {
+            (Plain(file), 4) => {
+                file.write_vectored_at(&[IoSlice::new(one), IoSlice::new(&[]), IoSlice::new(other)], position)
+            }
+            (Memory(file), 4) => {
+                file.write_vectored_at(&[IoSlice::new(one), IoSlice::new(&[]), IoSlice::new(other)], position)
+            }
             (Plain(file), 0) => block_on(file.write_at_async(bytes, position)),
             (Plain(file), 1) => file.write_at_with(bytes, position, WriteOptions::new().uncached(true)),
             (Plain(file), 2) => {
@@ -177,6 +189,13 @@ impl Subject {
         match self {
             Plain(file) => file.punch_hole(range.start, len),
             Memory(file) => file.punch_hole(range.start, len),
+        }
+    }
+
+    fn append(&self, bytes: &[u8]) -> Result<u64, Error> {
+        match self {
+            Plain(file) => file.append(bytes),
+            Memory(file) => file.append(bytes),
         }
     }
 
@@ -226,7 +245,14 @@ impl Subject {
     /// An operation that changes no byte.
     fn touch(&self, dice: &mut Dice, range: &Range<u64>) -> Result<(), Error> {
         let (start, len) = (range.start, range.end - range.start);
-        match (self, dice.below(9)) {
+        match (self, dice.below(14)) {
+            (Plain(file), 5) => file.residency(start, len).map(drop),
+            (Plain(file), 6) => {
+                file.advise([Hint::Normal, Hint::Random, Hint::Sequential][dice.below(3) as usize])
+            }
+            (Plain(file), 7) => file.set_folio_orders(0, dice.below(10) as u8),
+            (Plain(file), 8) => file.sync_all(),
+            (Plain(file), 9) => block_on(file.sync_data_async()),
             (Plain(file), 0) => file.sync_data(),
             (Plain(file), 1) => file.sync_range(start, len),
             (Plain(file), 2) => file.write_back(),
@@ -276,6 +302,7 @@ impl Actor<'_> {
         match self.dice.below(20) {
             0..6 => self.change(false),
             6 => self.change(true),
+            7 if self.zone == ZONES - 1 && self.dice.below(3) == 0 => self.append(),
             7 if self.zone == ZONES - 1 => self.cut(),
             8 => self.pin(),
             9 => {
@@ -352,6 +379,29 @@ impl Actor<'_> {
         Ok(())
     }
 
+    /// Appends to the file, whose end this thread knows, and no other moves.
+    fn append(&mut self) -> Result<(), String> {
+        let count = 1 + self.dice.below(RUN_CELLS);
+        let end = |len: u64| len + count * CELL;
+        let Some(len) = self.len.filter(|len| len % CELL == 0 && end(*len) <= ZONES * ZONE_CELLS * CELL)
+        else {
+            return Ok(());
+        };
+        let range = len..end(len);
+        self.version += 1;
+        self.storm.truth.begin(&range, self.version, false);
+        let appended = self.subject.append(&filled(range.clone(), self.version));
+        self.len = match self.allow(appended)? {
+            Some(at) if at == len => Some(range.end),
+            Some(at) => return Err(format!("bytes for {len} were appended at {at}")),
+            None => None,
+        };
+        if self.len.is_some() {
+            self.storm.truth.end(&range, self.version);
+        }
+        Ok(())
+    }
+
     fn read(&mut self, zone: u64) -> Result<(), String> {
         let mut range = self.run_of(zone);
         range.start += self.dice.below(CELL / WORD as u64) * WORD as u64;
@@ -368,7 +418,9 @@ impl Actor<'_> {
         };
         let checked = allowed.and_then(|bytes| match bytes {
             Some(bytes) => {
-                let may_be_short = matches!(self.subject, Plain(_)) && (way == NOWAIT || way == CACHED_ONLY);
+                // Where the device fails, a read ends before the page that did not come.
+                let may_fail = self.storm.may_fail || way == NOWAIT || way == CACHED_ONLY;
+                let may_be_short = matches!(self.subject, Plain(_)) && may_fail;
                 self.check_len(&range, bytes as u64, may_be_short)?;
                 self.storm.truth.verify(&buffer[..bytes], range.start, &ended)
             }
@@ -431,6 +483,9 @@ fn resize(cache: &Cache, mut dice: Dice, is_over: &AtomicBool) -> Result<u64, St
     while !is_over.load(Ordering::Relaxed) {
         let bytes = MEMORY + dice.below(MEMORY / PAGE) * PAGE;
         cache.resize(bytes).map_err(|error| error.to_string())?;
+        if resizes % 8 == 0 {
+            let _short = cache.populate(bytes);
+        }
         resizes += 1;
         thread::sleep(Duration::from_millis(dice.below(20)));
     }
@@ -505,6 +560,37 @@ fn storm_of_file(setting: &Setting) {
     verify_all(&storm, setting.seed, |buffer, at| kernel.read_at(buffer, at).expect("it is read"));
 }
 
+/// A device on which reads and writes fail, end early, are dropped, and come late, in any order; its content is known.
+fn storm_of_device(seed: u64, order_max: u8, faults: Faults) {
+    let content = Arc::new(MemoryFile::new(Vec::new()));
+    let writes = WriteFaults { errors: 10, full: 10, drops: 10, sync_errors: 10 };
+    let device = SimulatedBackend::of_memory(Arc::clone(&content), Faults { seed, ..faults });
+    let device = Arc::new(device.with_write_faults(writes));
+    let builder = Cache::builder().memory(MEMORY).memory_max(2 * MEMORY).folio_order_max(order_max);
+    let cache = builder.build().expect("a cache");
+    let write = OpenOptions::new().write(true).to_owned();
+    let file = cache.open_backend_with(Arc::clone(&device) as _, &write).expect("a file");
+    file.set_len(LEAST_LEN).expect("it is made longer");
+    let truth = Truth::new();
+    let storm = Storm { subject: Plain(Box::new(file.clone())), truth: &truth, may_fail: true };
+    blow(&cache, &storm, seed);
+    let read = |buffer: &mut [u8], at| loop {
+        if let Ok(bytes) = file.read_at(buffer, at) {
+            return bytes;
+        }
+    };
+    verify_all(&storm, seed, read);
+    while file.sync_all().is_err() {}
+    content.change(|bytes| {
+        verify_all(&storm, seed, |buffer, at| {
+            let rest = &bytes[bytes.len().min(at as usize)..];
+            let len = rest.len().min(buffer.len());
+            buffer[..len].copy_from_slice(&rest[..len]);
+            len
+        });
+    });
+}
+
 fn storm_of_memory(setting: Setting) {
     let mut builder =
         Cache::builder().memory(MEMORY).memory_max(2 * MEMORY).folio_order_max(setting.order_max);
@@ -533,6 +619,24 @@ fn file_of_large_folios_keeps_each_byte() {
 #[test]
 fn file_of_pages_keeps_each_byte() {
     storm_of_file(&Setting { seed: seed(72), order_max: 0, spill: None, may_fail: false });
+}
+
+#[test]
+fn file_of_a_device_with_faults_keeps_each_byte() {
+    let faults = Faults { errors: 10, drops: 10, ..Faults::default() };
+    storm_of_device(seed(77), 9, faults);
+}
+
+#[test]
+fn file_of_a_late_device_with_faults_keeps_each_byte() {
+    let faults = Faults {
+        errors: 5,
+        drops: 5,
+        delay_max: 6,
+        sequence: CompletionOrder::Shuffled,
+        ..Faults::default()
+    };
+    storm_of_device(seed(78), 3, faults);
 }
 
 #[test]

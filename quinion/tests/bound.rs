@@ -20,6 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 use quinion::backend::Mechanism;
+use quinion::error::Result;
 use quinion::{Cache, ErrorKind, ReadOptions};
 
 use quinion_testing::content::{Dice, fill_content, verify};
@@ -282,8 +283,8 @@ fn pins_beyond_their_share_are_refused_at_once_and_readers_go_on() {
     }
 }
 
-fn poll_once(read: &mut quinion::ReadFuture<'_>) -> Option<ErrorKind> {
-    match Pin::new(read).poll(&mut Context::from_waker(Waker::noop())) {
+fn poll_once<T>(future: &mut (impl Future<Output = Result<T>> + Unpin)) -> Option<ErrorKind> {
+    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer.err().map(|e| e.kind()),
         Poll::Pending => None,
     }
@@ -321,6 +322,8 @@ fn every_call_of_a_forked_child_says_so() {
         let mut buffer = [0; 10_000];
         file.read_at(&mut buffer, 0).unwrap();
         let pin = file.pin(0, 5000).unwrap();
+        // A thread of the parent makes it, or has made it.
+        let mut call = file.sync_data_async();
         // SAFETY: the child calls what a child of a program with threads may not rely on (it allocates); glibc and the
         // other libraries of the tests' machines keep their allocators whole across a fork. It ends by `_exit` and does
         // not return.
@@ -335,6 +338,7 @@ fn every_call_of_a_forked_child_says_so() {
                 file.pin(0, 10).err().map(|e| e.kind()),
                 file.revalidate().err().map(|e| e.kind()),
                 poll_once(&mut file.read_at_async(&mut [0; 10], 0)),
+                poll_once(&mut call),
                 cache.open(&path).err().map(|e| e.kind()),
                 cache.resize(Cache::MEMORY_MIN).err().map(|e| e.kind()),
                 cache.populate(Cache::MEMORY_MIN).err().map(|e| e.kind()),

@@ -2,13 +2,19 @@
 //!
 //! The runtime has one thread, so that a poll that blocks for another task's work is a test that hangs.
 
+use std::future::{Future, poll_fn};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use proptest::prelude::*;
+use quinion::backend::MemoryFile;
 use quinion::{AsyncFile, Cache, OpenOptions};
-use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncSeek, AsyncSeekExt, AsyncWrite, AsyncWriteExt};
 
 use quinion_testing::device::{Device, verify};
+use quinion_testing::doubles::{Faults, SimulatedBackend};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().expect("a runtime of one thread")
@@ -16,6 +22,10 @@ fn runtime() -> tokio::runtime::Runtime {
 
 fn small() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
+}
+
+fn poll_once<F: Future>(future: &mut Pin<&mut F>) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
 #[test]
@@ -60,6 +70,56 @@ fn appended_bytes_stand_at_the_end_and_their_error_comes_with_the_flush() {
         assert!(error.to_string().contains("for reading only"), "{error}");
     });
     assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "one\ntwo\n");
+}
+
+/// 1 bytes are handed over to be appended. 2 A seek is begun, and nothing was waited for. 3 Both end: the file is where
+/// the seek said, which was asked for last.
+#[test]
+fn a_seek_that_is_begun_while_bytes_are_appended_is_made_behind_them() {
+    let (cache, folder) = (small(), tempfile::tempdir().expect("a folder"));
+    let path = folder.path().join("log");
+    let seeks = [(SeekFrom::Start(2), 2), (SeekFrom::Current(-1), 9), (SeekFrom::End(-3), 12)];
+    for (to, place) in seeks {
+        let log = cache.open_with(&path, OpenOptions::new().append(true).create(true)).expect("it opens");
+        let mut log = AsyncFile::new(log);
+        runtime().block_on(async {
+            let written = poll_fn(|context| Pin::new(&mut log).poll_write(context, b"bytes")).await;
+            assert_eq!(written.expect("it is handed over"), 5);
+            Pin::new(&mut log).start_seek(to).expect("it is begun");
+            let position = poll_fn(|context| Pin::new(&mut log).poll_complete(context)).await;
+            assert_eq!(position.expect("it is inside"), place, "{to:?}");
+            assert_eq!(log.stream_position().await.expect("it has one"), place, "{to:?}");
+        });
+    }
+}
+
+fn for_any_thread<F: Send>(future: F) -> F {
+    future
+}
+
+/// 1 bytes are handed over; the page that they change a part of is awaited. 2 A sync is begun. 3 The page comes.
+#[test]
+fn a_sync_waits_for_bytes_that_were_handed_over() {
+    let (cache, memory) = (small(), Arc::new(MemoryFile::new(vec![1; 8192])));
+    let device = Arc::new(SimulatedBackend::of_memory(Arc::clone(&memory), Faults::default()));
+    let file = cache.open_backend_with(device.clone() as _, OpenOptions::new().write(true));
+    let mut file = AsyncFile::new(file.expect("the device opens"));
+    device.pause();
+    runtime().block_on(async {
+        file.seek(SeekFrom::Start(10)).await.expect("it is inside");
+        file.write_all(b"bytes").await.expect("they are handed over");
+        let other = file.get_ref().clone();
+        let mut sync = std::pin::pin!(for_any_thread(file.sync_data()));
+        for _ in 0..3 {
+            assert!(poll_once(&mut sync).is_pending(), "the bytes are nowhere yet");
+            other.sync_data_async().await.expect("nothing is dirty");
+        }
+        device.resume();
+        sync.await.expect("the device takes them");
+    });
+    let mut around = [0; 7];
+    assert_eq!(memory.read_at(&mut around, 9), 7);
+    assert_eq!(around, *b"\x01bytes\x01");
 }
 
 #[derive(Clone, Debug)]

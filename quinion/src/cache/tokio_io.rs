@@ -5,14 +5,13 @@
 //!                as a future's read waits, without a thread
 //!   poll_write   over what is cached at once; else a copy of the bytes goes to a thread of the cache, and the
 //!                call returns: the next call on the file waits for it and tells its error
-//!   poll_seek    the end of a file is looked for by a thread of the cache
+//!   poll_seek    behind the write that was handed over; the end of a file is looked for by a thread of the cache
 //! ```
 //!
 //! Only tokio's traits are used, so this works on any runtime that knows them. As with tokio's own files, an error of
-//! a write comes with the next call: call `flush` before you drop the file ([`File::sync_data_async`] for
-//! durability).
+//! a write comes with the next call: call `flush` before you drop the file, or [`AsyncFile::sync_data`] for durability.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{self, SeekFrom};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -35,6 +34,8 @@ pub struct AsyncFile {
     file: File,
     missing: Option<PagePresence>,
     writing: Option<Writing>,
+    /// A seek that was begun while a write was under way: that says where the file ends, or where the position is.
+    asked: Option<SeekFrom>,
     /// How far from the end the position is to be.
     seeking: Option<(BlockingCall<u64>, i64)>,
 }
@@ -49,12 +50,31 @@ enum Writing {
 impl AsyncFile {
     /// `file`, at its position.
     pub fn new(file: File) -> Self {
-        Self { file, missing: None, writing: None, seeking: None }
+        Self { file, missing: None, writing: None, asked: None, seeking: None }
     }
 
     /// The file.
     pub fn get_ref(&self) -> &File {
         &self.file
+    }
+
+    /// As [`File::sync_data`], of all that was written by this value: waits for a write that was handed over first.
+    /// (A sync by [`AsyncFile::get_ref`] does not.) Dropped before it is ready, it may have begun.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`]; or that of the write before, and nothing was made durable.
+    pub async fn sync_data(&mut self) -> io::Result<()> {
+        poll_fn(|context| self.poll_written(context)).await?;
+        Ok(self.file.sync_data_async().await?)
+    }
+
+    /// As [`AsyncFile::sync_data`], with [`File::sync_all`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn sync_all(&mut self) -> io::Result<()> {
+        poll_fn(|context| self.poll_written(context)).await?;
+        Ok(self.file.sync_all_async().await?)
     }
 
     /// A write that was handed over goes on, and its error is lost.
@@ -70,16 +90,31 @@ impl AsyncFile {
         self.file.position.store(self.position() + bytes as u64, Ordering::Relaxed);
     }
 
+    /// Waits for the write that was handed over, and then begins the seek that was asked for behind it.
     fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Some(writing) = &mut self.writing else { return Poll::Ready(Ok(())) };
-        let written = match writing {
-            Writing::At(call) => ready!(Pin::new(call).poll(context)),
-            Writing::Appends(call, bytes) => ready!(Pin::new(call).poll(context)).map(|position| {
-                self.file.position.store(position + *bytes as u64, Ordering::Relaxed);
-            }),
-        };
-        self.writing = None;
-        Poll::Ready(written.map_err(io::Error::from))
+        if let Some(writing) = &mut self.writing {
+            let written = match writing {
+                Writing::At(call) => ready!(Pin::new(call).poll(context)),
+                Writing::Appends(call, bytes) => ready!(Pin::new(call).poll(context)).map(|position| {
+                    self.file.position.store(position + *bytes as u64, Ordering::Relaxed);
+                }),
+            };
+            self.writing = None;
+            written?;
+        }
+        Poll::Ready(self.asked.take().map_or(Ok(()), |to| self.begin_seek(to)))
+    }
+
+    fn begin_seek(&mut self, to: SeekFrom) -> io::Result<()> {
+        if let SeekFrom::End(offset) = to {
+            let end = self.file.blocking_call(|file| {
+                file.revalidate()?;
+                Ok(file.len())
+            });
+            self.seeking = Some((end, offset));
+            return Ok(());
+        }
+        io::Seek::seek(&mut &self.file, to).map(drop)
     }
 
     fn poll_read_into(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
@@ -174,20 +209,12 @@ impl AsyncSeek for AsyncFile {
         let this = self.get_mut();
         this.missing = None;
         this.seeking = None;
-        if let SeekFrom::End(offset) = to {
-            let end = this.file.blocking_call(|file| {
-                file.revalidate()?;
-                Ok(file.len())
-            });
-            this.seeking = Some((end, offset));
-            return Ok(());
-        }
-        io::Seek::seek(&mut &this.file, to).map(drop)
+        this.asked = this.writing.is_some().then_some(to);
+        if this.asked.is_some() { Ok(()) } else { this.begin_seek(to) }
     }
 
     fn poll_complete(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let this = self.get_mut();
-        // A write that appends tells the position when it has ended.
         ready!(this.poll_written(context))?;
         if let Some((end, offset)) = &mut this.seeking {
             let (end, offset) = (ready!(Pin::new(end).poll(context)), *offset);

@@ -24,16 +24,16 @@
 use std::fs;
 use std::io::IoSliceMut;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use quinion::ErrorKind;
-use quinion::backend::OpenError;
 use quinion::error::{Error, Result};
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File, Image};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::fault_record::{Fingerprint, ImageIdentity};
@@ -61,11 +61,16 @@ pub(super) struct SnapshotChanged;
 impl Snapshot {
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
         let wrong = |source: std::io::Error| Error::cannot_open(path, source);
-        let raw = fs::File::open(path).map_err(wrong)?;
-        // The cache would name its descriptor.
-        if raw.metadata().map_err(wrong)?.is_dir() {
-            return Err(Error::cannot_open(path, OpenError::IsDirectory));
+        // Its kind is looked at before it is opened to be read: a pipe would wait for a writer there.
+        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let found = fs::File::from(found.map_err(|errno| wrong(errno.into()))?);
+        let kind = found.metadata().map_err(wrong)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            // By its own name, and not by that of a descriptor.
+            cache.open(path)?;
+            return Err(replaced(path));
         }
+        let raw = fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(wrong)?;
         let known = settled(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
         if file.is_empty() {
@@ -133,8 +138,7 @@ impl Snapshot {
                 return Ok(image);
             }
         }
-        let text = format!("{}: the snapshot was replaced while it was opened; try again", path.display());
-        Err(Error::invalid_input(text))
+        Err(replaced(path))
     }
 
     /// Whether it is what it was: bytes that were held before this call are the snapshot's then.
@@ -145,6 +149,13 @@ impl Snapshot {
         };
         if is_same { Ok(()) } else { Err(SnapshotChanged) }
     }
+}
+
+fn replaced(path: &Path) -> Error {
+    Error::invalid_input(format!(
+        "{}: the snapshot was replaced while it was opened; try again",
+        path.display()
+    ))
 }
 
 /// As [`known`], of a file whose last change is so long ago that the next one carries another time. Waits for that.
@@ -243,5 +254,19 @@ mod tests {
         let refused = |path: &Path| Snapshot::open(&cache(), path).expect_err("no snapshot").to_string();
         assert!(refused(written(b"").path()).contains("empty"));
         assert!(refused(Path::new("/nowhere/at/all")).contains("/nowhere/at/all"));
+    }
+
+    /// A pipe without a writer, whose open for reading would wait for one.
+    #[test]
+    fn a_pipe_and_a_folder_are_refused_at_once_and_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).expect("it is new");
+        let refused = |path: &Path| Snapshot::open(&cache(), path).expect_err("no snapshot").to_string();
+        let text = refused(&pipe);
+        assert!(text.contains("pipe") && text.contains(&*pipe.to_string_lossy()), "{text}");
+        let text = refused(folder.path());
+        assert!(text.contains("directory") && text.contains(&*folder.path().to_string_lossy()), "{text}");
     }
 }

@@ -176,10 +176,15 @@ impl FaultRecord {
     pub fn read(path: &Path, image: ImageIdentity) -> Result<Self, FaultRecordError> {
         let in_block = (BLOCK_BYTES - BLOCK_HEAD - ENTRY_BYTES_MAX) / ENTRY_BYTES_MAX;
         let blocks = image.pages().div_ceil(in_block as u64);
-        let file = File::open(path).map_err(FaultRecordError::Read)?;
+        let mut file = File::open(path).map_err(FaultRecordError::Read)?;
         let mut bytes = Vec::new();
-        let bytes_max = HEAD_BYTES as u64 + blocks * BLOCK_BYTES as u64;
-        file.take(bytes_max).read_to_end(&mut bytes).map_err(FaultRecordError::Read)?;
+        let mut read = |at_most: u64, bytes: &mut Vec<u8>| {
+            (&mut file).take(at_most).read_to_end(bytes).map_err(FaultRecordError::Read)
+        };
+        // The head first: what was named by mistake, the snapshot perhaps, may be as long as a record of it can be.
+        read(HEAD_BYTES as u64, &mut bytes)?;
+        Self::decode(&bytes, 0)?;
+        read(blocks * BLOCK_BYTES as u64, &mut bytes)?;
         Self::decode(&bytes, image.pages())
     }
 
@@ -502,6 +507,26 @@ mod tests {
                 matches!(refused(&other), FaultRecordError::Version(found) if found == u32::from(version))
             );
         }
+    }
+
+    /// A pipe whose writer says so much, and then nothing.
+    #[test]
+    fn a_file_that_is_no_record_is_not_read_to_its_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).expect("it is new");
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let to = pipe.clone();
+        let writer = std::thread::spawn(move || {
+            let mut pipe = File::options().write(true).open(to).expect("it is there");
+            pipe.write_all(&[1; HEAD_BYTES]).expect("it has a reader");
+            let _ = ended.recv();
+        });
+        let wrong = FaultRecord::read(&pipe, IMAGE).expect_err("no record");
+        assert!(matches!(wrong, FaultRecordError::NotARecord), "{wrong}");
+        drop(end);
+        writer.join().expect("it has written");
     }
 
     #[test]

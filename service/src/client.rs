@@ -3,6 +3,7 @@
 //! A URL is opened by the server, with its stores; a path by this process itself. Both are a [`ClientFile`]. A process
 //! is connected from its first client on until it ends, and counts as one, however many clients it has.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,14 +82,23 @@ impl Client {
     /// [`ErrorKind::TimedOut`]; [`ErrorKind::Forked`].
     pub fn open(&self, name: &str) -> Result<ClientFile> {
         self.open_with(|connection| match name.split_once("://") {
-            Some(("file", path)) => ClientFile::open_local(connection, path),
+            Some(("file", path)) => ClientFile::open_local(connection, path.as_ref()),
             Some(_) if name.contains('\n') => {
                 let text = format!("cannot open {name:?}: a URL has no line break; write it as %0A");
                 Err(Error::new(ErrorKind::Open, text))
             }
             Some(_) => self.open_object(connection, name, None),
-            None => ClientFile::open_local(connection, name),
+            None => ClientFile::open_local(connection, name.as_ref()),
         })
+    }
+
+    /// Opens a local file by its path, which may be any: also one that looks as a URL, or is not UTF-8.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Open`]; [`ErrorKind::OwnerDead`]; [`ErrorKind::Connect`]; [`ErrorKind::TimedOut`];
+    /// [`ErrorKind::Forked`].
+    pub fn open_path(&self, path: impl AsRef<Path>) -> Result<ClientFile> {
+        self.open_with(|connection| ClientFile::open_local(connection, path.as_ref()))
     }
 
     /// Opens a local file as it is now, under a name that the caller has for its content: all processes that give the

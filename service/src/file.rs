@@ -20,6 +20,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -65,16 +66,16 @@ impl ClientFile {
         OpenFile::object(connection, url, request, timeout).map(|inner| Self { inner })
     }
 
-    pub(crate) fn open_local(connection: &Arc<Connection>, path: &str) -> Result<Self> {
+    pub(crate) fn open_local(connection: &Arc<Connection>, path: &Path) -> Result<Self> {
         let viewer = connection.viewer()?;
-        let failed = |error| Error::of_io(ErrorKind::Open, format!("cannot open {path}"), error);
+        let failed = |error| Error::of_io(ErrorKind::Open, format!("cannot open {}", path.display()), error);
         check_kind(path).map_err(failed)?;
         let file = File::open(path).map_err(failed)?;
         let data = file.metadata().map_err(failed)?;
         let answer = if data.is_file() { attach(connection, viewer, &file, &data) } else { None };
         let inner = OpenFile {
             connection: Arc::clone(connection),
-            name: path.into(),
+            name: path.to_string_lossy().into(),
             viewed: answer.map(Viewed::of),
             source: Source::Local(file),
             reopened: Reopened::not_yet(Duration::ZERO),
@@ -97,7 +98,7 @@ impl ClientFile {
         }
     }
 
-    /// The URL or path that it was opened by.
+    /// The URL or path that it was opened by. Bytes of a path that are not UTF-8 are replaced.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
@@ -472,7 +473,7 @@ pub(crate) fn note(viewer: &Viewer, bytes: usize, asked: u32) {
 }
 
 /// Refuses what no read can be made of: the open of a pipe would wait for a writer, and a pipe has no positions.
-fn check_kind(path: &str) -> io::Result<()> {
+fn check_kind(path: &Path) -> io::Result<()> {
     let kind = std::fs::metadata(path)?.file_type();
     if kind.is_dir() {
         return Err(io::Error::from_raw_os_error(libc::EISDIR));

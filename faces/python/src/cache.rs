@@ -28,10 +28,13 @@ use crate::error::{EISDIR, ENODEV, ESPIPE, Failure, Result};
 use crate::file::{RawFile, ReadCounters, freshness_of};
 use crate::source::{CachedFile, CachedObject, KernelFile, Source};
 use crate::stores::{self, StoreRequest};
+use crate::target::Target;
 use crate::wait::interruptible;
 use crate::waiter::RawWaiter;
 
 const PAGE_BYTES: u64 = 4096;
+/// Memory that is taken between two checks of signals.
+const POPULATE_STEP_BYTES: u64 = 32 << 20;
 
 /// Opens URLs and paths.
 struct Opener {
@@ -94,8 +97,9 @@ impl Opener {
         Ok(Arc::new(CachedObject { url: url.to_owned(), object: store.open(&path)? }))
     }
 
-    fn local(&self, path: &str) -> Result<Arc<dyn Source>> {
-        let text = format!("cannot open {path}");
+    fn local(&self, path: &std::path::Path) -> Result<Arc<dyn Source>> {
+        let name = path.to_string_lossy().into_owned();
+        let text = format!("cannot open {name}");
         let failed = |error: std::io::Error| Failure::of_kernel(&text, &error);
         let kind = std::fs::metadata(path).map_err(failed)?.file_type();
         if kind.is_dir() {
@@ -109,22 +113,19 @@ impl Opener {
         let file = std::fs::File::open(path).map_err(failed)?;
         // Without a lease the file is checked before each read, so no read returns old bytes.
         match self.cache.open_with(path, OpenOptions::new().coherence(Coherence::Lease)) {
-            Ok(file) => Ok(Arc::new(CachedFile { path: path.to_owned(), file })),
-            Err(error) if error.kind() == ErrorKind::Open => {
-                Ok(Arc::new(KernelFile { path: path.to_owned(), file }))
-            }
-            Err(error) => Err(Failure::of_cache(path, &error)),
+            Ok(file) => Ok(Arc::new(CachedFile { path: name, file })),
+            Err(error) if error.kind() == ErrorKind::Open => Ok(Arc::new(KernelFile { path: name, file })),
+            Err(error) => Err(Failure::of_cache(&name, &error)),
         }
     }
 
-    fn open(&self, url: &str, freshness: Option<&str>) -> Result<RawFile> {
+    fn open(&self, target: &Target, freshness: Option<&str>) -> Result<RawFile> {
         let freshness = freshness_of(freshness)?;
-        let source = match url.split_once("://") {
-            Some(("file", path)) => self.local(path),
-            Some(_) => self.object(url, freshness),
-            None => self.local(url),
+        let source = match target {
+            Target::Path(_) => self.local(target.path()),
+            Target::Url(url) => self.object(url, freshness),
         };
-        let source = source.map_err(|failure| failure.of_open(url))?;
+        let source = source.map_err(|failure| failure.of_open(target))?;
         Ok(RawFile::new(source, Arc::clone(&self.counters)))
     }
 
@@ -197,23 +198,41 @@ impl RawCache {
         Ok(Self { opener: Mutex::new(Some(opener)), process: std::process::id() })
     }
 
-    fn open(&self, py: Python<'_>, url: String, freshness: Option<String>) -> PyResult<RawFile> {
+    fn open(&self, py: Python<'_>, target: Target, freshness: Option<String>) -> PyResult<RawFile> {
         let opener = self.opener()?;
-        if stores::is_network(&url) || url.contains("://") {
-            return interruptible(py, move || opener.open(&url, freshness.as_deref()));
+        if matches!(target, Target::Url(_)) {
+            return interruptible(py, move || opener.open(&target, freshness.as_deref()));
         }
-        Ok(py.detach(|| opener.open(&url, freshness.as_deref()))?)
+        Ok(py.detach(|| opener.open(&target, freshness.as_deref()))?)
     }
 
     fn start_open(
         &self,
         waiter: &RawWaiter,
         number: u64,
-        url: String,
+        target: Target,
         freshness: Option<String>,
     ) -> PyResult<()> {
         let opener = self.opener()?;
-        waiter.start(number, move || opener.open(&url, freshness.as_deref()).map(RawFile::into_answer))
+        waiter.start(number, move || opener.open(&target, freshness.as_deref()).map(RawFile::into_answer))
+    }
+
+    /// Takes memory from the machine until the cache has `bytes`; returns how much it has. Ctrl-C ends it between two
+    /// steps.
+    fn populate(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
+        let opener = self.opener()?;
+        let mut wanted = bytes.min(POPULATE_STEP_BYTES);
+        loop {
+            let failed = |error| Failure::of_cache("memory", &error);
+            let grown = py.detach(|| opener.cache.populate(wanted)).map_err(failed)?;
+            py.check_signals()?;
+            // The bound, or the end of the machine's memory.
+            let is_all = grown.saturating_add(POPULATE_STEP_BYTES) < wanted;
+            if wanted == bytes || is_all {
+                return Ok(grown);
+            }
+            wanted = bytes.min(wanted.saturating_add(POPULATE_STEP_BYTES));
+        }
     }
 
     /// Statistics of the cache.
@@ -229,6 +248,7 @@ impl RawCache {
         dict.set_item("heads", sum(|fetched| fetched.heads))?;
         dict.set_item("fetched_bytes", sum(|fetched| fetched.bytes))?;
         dict.set_item("memory_bytes", stats.memory_bytes)?;
+        dict.set_item("grown_bytes", stats.grown_bytes)?;
         dict.set_item("cached_bytes", stats.cached_pages * PAGE_BYTES)?;
         dict.set_item("pinned_bytes", stats.pinned_bytes)?;
         if let Some(disk) = opener.cache.disk_stats() {

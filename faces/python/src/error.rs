@@ -6,11 +6,14 @@
 
 use std::error::Error as _;
 use std::io;
+use std::path::PathBuf;
 
 use pyo3::PyErr;
 use pyo3::exceptions::{PyEOFError, PyOSError, PyRuntimeError};
 use quinion_object::Error as ObjectError;
 use quinion_service::{Error as ServiceError, ErrorKind as ServiceErrorKind};
+
+use crate::target::Target;
 
 const ENOENT: i32 = 2;
 const EIO: i32 = 5;
@@ -38,7 +41,7 @@ pub(crate) enum Failure {
     /// With an error number.
     Os(i32, String),
     /// The same of an open, with the name that was opened.
-    Open(i32, String, String),
+    Open(i32, String, PathBuf),
 }
 
 impl Failure {
@@ -56,9 +59,9 @@ impl Failure {
         Failure::Os(number_of(error).unwrap_or(EIO), format!("{text}: {error}"))
     }
     /// This failure, of an open: as Python's own errors of opens, it has the name.
-    pub(crate) fn of_open(self, name: &str) -> Self {
+    pub(crate) fn of_open(self, target: &Target) -> Self {
         match self {
-            Failure::Os(number, text) => Failure::Open(number, text, name.to_owned()),
+            Failure::Os(number, text) => Failure::Open(number, text, target.path().to_owned()),
             other => other,
         }
     }
@@ -78,7 +81,7 @@ impl From<Failure> for PyErr {
             Failure::EndOfFile(text) => PyEOFError::new_err(text),
             Failure::Forked(text) => PyRuntimeError::new_err(text),
             Failure::Os(number, text) => PyOSError::new_err((number, text)),
-            Failure::Open(number, text, name) => PyOSError::new_err((number, text, name)),
+            Failure::Open(number, text, name) => PyOSError::new_err((number, text, name.into_os_string())),
         }
     }
 }

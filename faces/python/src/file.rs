@@ -17,6 +17,7 @@ use quinion_service::{Client, Freshness};
 use crate::error::{Failure, Result};
 use crate::memory::{Pin, with_buffer};
 use crate::source::{Kind, ServedFile, ServedObject, Source, allocate, read_fully};
+use crate::target::Target;
 use crate::wait::{interruptible, is_main_thread};
 use crate::waiter::{Answer, RawWaiter};
 
@@ -55,7 +56,7 @@ impl RawClient {
     /// A job that opens `url`, on any thread.
     fn opening(
         &self,
-        url: String,
+        target: Target,
         freshness: Option<String>,
     ) -> impl FnOnce() -> Result<RawFile> + Send + 'static {
         let client = self.0.clone();
@@ -64,10 +65,15 @@ impl RawClient {
                 Some(freshness) => client.with_freshness(freshness),
                 None => client,
             };
-            let file = client.open(&url).map_err(|error| Failure::from(error).of_open(&url))?;
-            let is_local = url.split_once("://").is_none_or(|(scheme, _)| scheme == "file");
-            let source: Arc<dyn Source> =
-                if is_local { Arc::new(ServedFile(file)) } else { Arc::new(ServedObject(file)) };
+            let opened = match &target {
+                Target::Url(url) => client.open(url),
+                Target::Path(_) => client.open_path(target.path()),
+            };
+            let file = opened.map_err(|error| Failure::from(error).of_open(&target))?;
+            let source: Arc<dyn Source> = match target {
+                Target::Url(_) => Arc::new(ServedObject(file)),
+                Target::Path(_) => Arc::new(ServedFile(file)),
+            };
             Ok(RawFile::new(source, Arc::default()))
         }
     }
@@ -80,18 +86,18 @@ impl RawClient {
         Ok(py.detach(|| Client::connect(name)).map(Self).map_err(Failure::from)?)
     }
 
-    fn open(&self, py: Python<'_>, url: String, freshness: Option<String>) -> PyResult<RawFile> {
-        interruptible(py, self.opening(url, freshness))
+    fn open(&self, py: Python<'_>, target: Target, freshness: Option<String>) -> PyResult<RawFile> {
+        interruptible(py, self.opening(target, freshness))
     }
 
     fn start_open(
         &self,
         waiter: &RawWaiter,
         number: u64,
-        url: String,
+        target: Target,
         freshness: Option<String>,
     ) -> PyResult<()> {
-        let opening = self.opening(url, freshness);
+        let opening = self.opening(target, freshness);
         waiter.start(number, move || opening().map(RawFile::into_answer))
     }
 

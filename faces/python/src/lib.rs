@@ -12,6 +12,7 @@
 //! No policy is here. A failure becomes an `OSError` with a number (`error.rs`); a panic becomes an exception by pyo3.
 
 mod error;
+mod target;
 mod stores;
 mod wait;
 mod memory;

@@ -39,6 +39,19 @@ def test_each_byte_is_fetched_once_and_the_numbers_say_so(cache):
     assert "% of" in repr(cache) and str(after["cached_bytes"]) in repr(cache)
 
 
+def test_memory_is_taken_before_it_is_needed():
+    with quinion.Cache(memory=64 << 20) as lazy, quinion.Cache(memory=64 << 20, populate=True) as eager:
+        assert lazy.stats()["grown_bytes"] < 32 << 20 < eager.stats()["grown_bytes"] <= 64 << 20
+        assert 40 << 20 <= lazy.populate(40 << 20) <= lazy.stats()["grown_bytes"] < 48 << 20
+        assert 40 << 20 <= lazy.populate(1) < 48 << 20
+        assert 48 << 20 < lazy.populate() == lazy.populate(1 << 70) == eager.populate() <= 64 << 20
+        for wrong in [-1, "1G"]:
+            with pytest.raises((TypeError, ValueError)):
+                lazy.populate(wrong)
+    with pytest.raises(ValueError, match="closed"):
+        lazy.populate()
+
+
 def test_a_pin_is_the_cache_itself_and_outlives_it(cache, tmp_path):
     file = cache.open(URL)
     pin, again = file.pin(4096, 4096), file.pin(4096, 4096)

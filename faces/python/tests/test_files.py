@@ -6,6 +6,7 @@ import io
 import math
 import mmap
 import os
+import pathlib
 import random
 import signal
 import tempfile
@@ -137,6 +138,44 @@ def test_a_name_with_a_nul_is_refused_and_a_path_is_taken(opener, tmp_path):
     for name in ["data://s/a\0b", str(tmp_path / "a\0b")]:
         with pytest.raises(ValueError, match="null"):
             opener.open(name)
+
+
+def test_names_are_opened_and_told_as_by_pythons_open(opener, tmp_path):
+    folder = tmp_path / "names"
+    folder.mkdir()
+    path = os.fsencode(folder) + b"/\xff caf\xe9 \xc3\xa9"
+    with open(path, "wb") as file:
+        file.write(DATA)
+    os.symlink(path, folder / "valid")
+    [entry] = [entry for entry in os.scandir(folder) if not entry.is_symlink()]
+    [byte_entry] = [entry for entry in os.scandir(os.fsencode(folder)) if not entry.is_symlink()]
+    names = [path, os.fsdecode(path), pathlib.Path(os.fsdecode(path)), entry, byte_entry]
+    for name in [*names, os.fsencode(folder / "valid"), folder / "valid"]:
+        with opener.open(name) as file, open(name, "rb") as pythons:
+            assert file.read() == DATA and file.name == pythons.name
+            assert file.residency().size == SIZE and repr(file) and file.read_ranges([(1, 2)]) == [DATA[1:3]]
+        with asyncio.run(opener.aopen(name)) as file:
+            assert file.read() == DATA and file.name == os.fspath(name)
+    assert opener.open("file://" + os.fsdecode(path)).read() == DATA
+    os.unlink(path)
+    for name in names:
+        with pytest.raises(FileNotFoundError) as pythons:
+            open(name, "rb")
+        for call in [opener.open, lambda name: asyncio.run(opener.aopen(name))]:
+            with pytest.raises(FileNotFoundError) as failed:
+                call(name)
+            assert failed.value.filename == os.fspath(name) == os.fspath(pythons.value.filename)
+            assert failed.value.errno == pythons.value.errno
+
+
+def test_what_is_no_name_is_refused(opener):
+    for name in [None, 3.5, ["a"]]:
+        with pytest.raises(TypeError):
+            opener.open(name)
+    with pytest.raises(ValueError, match="surrogates"):
+        opener.open("data://s/\udcff")
+    with pytest.raises(ValueError, match="null"):
+        opener.open(b"a\0b")
 
 
 def test_a_name_of_no_server_is_an_invalid_argument(server):

@@ -45,6 +45,9 @@ __all__ = [
 Stores: TypeAlias = Mapping[str, str | Mapping[str, str] | Mapping[str, bytes]]
 """What URLs lead to, by their beginnings: a folder, options of a store, or objects; see `serve`."""
 
+Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+"""What is opened: a URL, or the path of a local file, as Python's own `open` takes one."""
+
 Freshness: TypeAlias = float | Literal["always", "immutable"] | None
 """How old what is known of an object may be when an open takes it for current. `"always"`, or 0: each open asks the
 store, and waits for its answer. A number of seconds: an answer serves the opens of that time. `"immutable"`: it serves all
@@ -68,6 +71,9 @@ os.register_at_fork(after_in_child=_forked)
 
 # The last position that a file of the kernel can have.
 _POSITION_MAX = (1 << 63) - 1
+
+# More bytes than any bound.
+_MEMORY_ALL = (1 << 64) - 1
 
 # What is waited for at a time by a prefetch, and what it has asked for ahead of that.
 _STEP_BYTES = 8 << 20
@@ -138,8 +144,8 @@ def residency(url: str, *, server: str = "node") -> Residency:
 class _RawOpener(Protocol):
     """The compiled half of what opens files."""
 
-    def open(self, url: str, freshness: str | None) -> RawFile: ...
-    def start_open(self, waiter: RawWaiter, number: int, url: str, freshness: str | None) -> None: ...
+    def open(self, target: str | bytes, freshness: str | None) -> RawFile: ...
+    def start_open(self, waiter: RawWaiter, number: int, target: str | bytes, freshness: str | None) -> None: ...
 
 
 class Client:
@@ -159,15 +165,15 @@ class Client:
             self._state = (_generation, raw)
         return raw
 
-    def open(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
-        """Opens an object by its URL, or a local file by its path, for reading."""
+    def open(self, url: Name, *, freshness: Freshness = None) -> File:
+        """Opens an object by its URL, or a local file by its path, for reading. Bytes are a path."""
         return File(self, _name(url), freshness)
 
-    async def aopen(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
+    async def aopen(self, url: Name, *, freshness: Freshness = None) -> File:
         """As `open`, for asyncio."""
         return await _aopen(self, _name(url), freshness)
 
-    def residency(self, url: str | os.PathLike[str]) -> Residency:
+    def residency(self, url: Name) -> Residency:
         """What of an object is in the server's memory now. It is a hint: the next moment may evict or fetch. It costs an
         open, and no bytes of the object; what a disk tier has is not counted."""
         with self.open(url) as file:
@@ -191,7 +197,8 @@ class Cache:
     `disk` is a folder and a size: what stores have sent is kept there as well, and is there after a restart. `stores`
     are those of `serve`; of `s3://`, `gs://`, `az://`, `http://` and `https://` URLs that no prefix begins, the store is
     opened with the environment's credentials. `freshness` is for its opens that say no other. It cannot be pickled, and
-    a forked child cannot use it: `RuntimeError`.
+    a forked child cannot use it: `RuntimeError`. With `populate`, all of its memory is taken from the machine before
+    this returns, and not as it fills: the first reads are faster then.
     """
 
     def __init__(
@@ -201,12 +208,15 @@ class Cache:
         disk: tuple[str | os.PathLike[str], int] | None = None,
         stores: Stores | None = None,
         freshness: Freshness = None,
+        populate: bool = False,
     ) -> None:
         self.freshness = freshness
         self._generation = _generation
         self._files: weakref.WeakSet[File] = weakref.WeakSet()
         self._raw_cache: RawCache | None = None
         self._raw_cache = RawCache(memory, disk, _all_plain(stores), _freshness(freshness))
+        if populate:
+            self.populate()
 
     def _raw(self) -> RawCache:
         if self._generation != _generation:
@@ -215,26 +225,34 @@ class Cache:
             raise ValueError("this cache is closed")
         return self._raw_cache
 
-    def open(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
-        """Opens an object by its URL, or a local file by its path, for reading."""
+    def open(self, url: Name, *, freshness: Freshness = None) -> File:
+        """Opens an object by its URL, or a local file by its path, for reading. Bytes are a path."""
         file = File(self, _name(url), freshness)
         self._files.add(file)
         return file
 
-    async def aopen(self, url: str | os.PathLike[str], *, freshness: Freshness = None) -> File:
+    async def aopen(self, url: Name, *, freshness: Freshness = None) -> File:
         """As `open`, for asyncio."""
         file = await _aopen(self, _name(url), freshness)
         self._files.add(file)
         return file
 
-    def residency(self, url: str | os.PathLike[str]) -> Residency:
+    def residency(self, url: Name) -> Residency:
         """What of an object or file is in this cache's memory now; see `Client.residency`."""
         with self.open(url) as file:
             return file.residency()
 
+    def populate(self, bytes: int | None = None) -> int:
+        """Takes memory from the machine until the cache has `bytes` of it, or all that it may have, or there is no more;
+        returns how much it has. By itself it takes memory as it fills. Other threads read meanwhile."""
+        if bytes is not None and bytes < 0:
+            raise ValueError(f"cannot take {bytes} bytes of memory; give 0 or more")
+        return self._raw().populate(_MEMORY_ALL if bytes is None else min(bytes, _MEMORY_ALL))
+
     def stats(self) -> dict[str, int]:
         """What the cache has done, and has: `reads` and `hits` (those that waited for nothing) by its files, `heads`,
-        `gets` and `fetched_bytes` from stores, `cached_bytes` and `pinned_bytes` now."""
+        `gets` and `fetched_bytes` from stores, `grown_bytes` (memory that it has taken), `cached_bytes` and
+        `pinned_bytes` now."""
         return self._raw().stats()
 
     def close(self) -> None:
@@ -265,19 +283,42 @@ class Cache:
         )
 
 
-def _name(url: str | os.PathLike[str]) -> str:
+def _name(url: Name) -> str | bytes:
     """The name of what is opened. As Python's own opens, it refuses a NUL."""
     name = os.fspath(url)
-    if isinstance(name, str) and "\0" in name:
+    if "\0" in name if isinstance(name, str) else b"\0" in name:
         raise ValueError(f"cannot open {name!r}: embedded null character")
     return name
 
 
-async def _aopen(opener: Client | Cache, url: str, freshness: Freshness) -> File:
+def _target(name: str | bytes) -> str | bytes:
+    """As the compiled half opens it: a URL is text, and a path bytes, which need not be UTF-8."""
+    if isinstance(name, bytes):
+        return name
+    scheme, has_scheme, rest = name.partition("://")
+    if has_scheme and scheme != "file":
+        name.encode()  # a URL is UTF-8: else an error, as of Python's own strings
+        return name
+    return os.fsencode(rest if has_scheme else name)
+
+
+@contextlib.contextmanager
+def _named(name: str | bytes) -> Iterator[None]:
+    """Errors of an open have the name that was given, as those of Python's own opens."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = name
+        raise
+
+
+async def _aopen(opener: Client | Cache, name: str | bytes, freshness: Freshness) -> File:
     raw: _RawOpener = opener._raw()
-    wanted = _wanted(opener, freshness)
-    opened: RawFile = await _aio.answer(lambda waiter: raw.start_open(*waiter, url, wanted))
-    return File(opener, url, freshness, _opened=opened)
+    target, wanted = _target(name), _wanted(opener, freshness)
+    with _named(name):
+        opened: RawFile = await _aio.answer(lambda waiter: raw.start_open(*waiter, target, wanted))
+    return File(opener, name, freshness, _opened=opened)
 
 
 def _wanted(opener: Client | Cache, freshness: Freshness) -> str | None:
@@ -297,7 +338,7 @@ class File(io.RawIOBase):
     def __init__(
         self,
         client: Client | Cache,
-        url: str,
+        url: str | bytes,
         freshness: Freshness = None,
         _identity: _Identity | None = None,
         _opened: RawFile | None = None,
@@ -307,6 +348,7 @@ class File(io.RawIOBase):
         self._freshness = freshness
         self._position = 0
         self.name = url
+        self._text = os.fsdecode(url)  # in messages
         self._state: tuple[int, RawFile] | None = None
         self._identity = _identity
         self._open(_opened)
@@ -314,14 +356,16 @@ class File(io.RawIOBase):
     def _open(self, opened: RawFile | None = None) -> RawFile:
         raw = opened
         if raw is None:
-            raw = self._client._raw().open(self.name, _wanted(self._client, self._freshness))
+            target, wanted = _target(self.name), _wanted(self._client, self._freshness)
+            with _named(self.name):
+                raw = self._client._raw().open(target, wanted)
         if raw.is_object:
             found = (raw.size, raw.etag, raw.version, raw.modified_ns)
             if self._identity is not None and found != self._identity:
-                text = f"cannot open {self.name} again: it was replaced since it was opened"
+                text = f"cannot open {self._text} again: it was replaced since it was opened"
                 raise OSError(errno.ESTALE, text)
             if self._identity is not None and found[1:] == (None, None, None):
-                text = f"cannot open {self.name} again: its store tells no ETag, version or time to know it by"
+                text = f"cannot open {self._text} again: its store tells no ETag, version or time to know it by"
                 raise OSError(errno.ESTALE, text)
             self._identity = found
         self._state = (_generation, raw)
@@ -330,7 +374,7 @@ class File(io.RawIOBase):
     def _raw(self) -> RawFile:
         state = self._state
         if state is None:
-            raise ValueError(f"{self.name} is closed")
+            raise ValueError(f"{self._text} is closed")
         return state[1] if state[0] == _generation else self._open()
 
     @property
@@ -369,7 +413,7 @@ class File(io.RawIOBase):
     def residency(self, offset: int = 0, length: int | None = None) -> Residency:
         """What of it, or of a part, is cached in memory now: a hint. Nothing is read or waited for."""
         first, end = self._part(offset, length)
-        return Residency(self.name, end - first, self._raw().residents(first, end - first))
+        return Residency(self._text, end - first, self._raw().residents(first, end - first))
 
     def prefetch(
         self, offset: int = 0, length: int | None = None, *, wait: bool = False, progress: bool | None = None
@@ -381,7 +425,7 @@ class File(io.RawIOBase):
         if not (wait or progress):
             self._raw().prefetch(first, end - first)
             return
-        with _bar(self.name, end - first, progress) as told:
+        with _bar(self._text, end - first, progress) as told:
             for begin in range(first, end, _STEP_BYTES):
                 self._raw().prefetch(begin, min(begin + _AHEAD_BYTES, end) - begin)
                 step = min(_STEP_BYTES, end - begin)
@@ -398,7 +442,7 @@ class File(io.RawIOBase):
 
     def _part(self, offset: int, length: int | None) -> tuple[int, int]:
         if offset < 0 or (length is not None and length < 0):
-            raise ValueError(f"offset {offset} and length {length} of {self.name}: neither may be negative")
+            raise ValueError(f"offset {offset} and length {length} of {self._text}: neither may be negative")
         end = self.size if length is None else min(offset + length, self.size)
         return min(offset, end), end
 
@@ -435,7 +479,7 @@ class File(io.RawIOBase):
 
     def write(self, _data: object, /) -> int:
         self._raw()
-        raise io.UnsupportedOperation(f"{self.name} is open for reading only")
+        raise io.UnsupportedOperation(f"{self._text} is open for reading only")
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         done = _read_into(self._raw(), self._position, buffer)
@@ -463,9 +507,9 @@ class File(io.RawIOBase):
         position = (self.size if start is None else start) + operator.index(offset)
         self._raw()
         if position < 0:
-            raise OSError(errno.EINVAL, f"cannot seek {self.name} to {position}, before its beginning")
+            raise OSError(errno.EINVAL, f"cannot seek {self._text} to {position}, before its beginning")
         if position > _POSITION_MAX:
-            raise OverflowError(f"cannot seek {self.name} to {position}: no file is so long")
+            raise OverflowError(f"cannot seek {self._text} to {position}: no file is so long")
         self._position = position
         return position
 
@@ -510,7 +554,7 @@ def _bar(name: str, total: int, progress: bool | None) -> Iterator[Callable[[int
 
 
 def _reopen(
-    client: Client, url: str, freshness: Freshness, identity: _Identity | None, position: int
+    client: Client, url: str | bytes, freshness: Freshness, identity: _Identity | None, position: int
 ) -> File:
     file = File(client, url, freshness, identity)
     file.seek(position)

@@ -69,7 +69,7 @@ def load(
 
 
 def _wrong(file: File, what: str) -> ValueError:
-    return ValueError(f"{file.name} is not a safetensors file: {what}")
+    return ValueError(f"{file._text} is not a safetensors file: {what}")
 
 
 def _header(file: File) -> tuple[dict[str, Any], int]:
@@ -99,7 +99,7 @@ def _place(file: File, name: str, about: Any, begin: int, torch: Any) -> _Place:
         raise _wrong(file, f"shape or place of {name!r} are no counts")
     library, types = ("numpy", _TYPES) if torch is None else ("torch", _TORCH_TYPES)
     if not isinstance(kind, str) or kind not in types:
-        raise TypeError(f"the tensor {name!r} of {file.name} has the type {kind!r}, which {library} has not")
+        raise TypeError(f"the tensor {name!r} of {file._text} has the type {kind!r}, which {library} has not")
     # Before they are multiplied: a product of many and large numbers takes for ever.
     if len(shape) > _DIMENSIONS_MAX or any(n > file.size for n in shape):
         raise _wrong(file, f"the shape of {name!r} does not fit")

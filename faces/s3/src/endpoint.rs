@@ -140,9 +140,8 @@ impl Endpoint {
         // A key that the crate `object_store` writes in another way is another object there.
         let path =
             target.key.as_deref().and_then(|key| Path::parse(key).ok().filter(|path| path.as_ref() == key));
-        let path = path.filter(|_| !has_own_key(&request.headers));
         match (asked, &path) {
-            (RoutedRequest::Cached, Some(path)) => {
+            (RoutedRequest::Cached, Some(path)) if !is_for_the_store(&request) => {
                 let S3Request { method, headers, .. } = &request;
                 let read = read::Request { method, path, query: &query, headers };
                 match read::read(bucket.cached.store(), read).await {
@@ -154,7 +153,7 @@ impl Endpoint {
                     }
                 }
             }
-            (RoutedRequest::Cached, None) => {
+            (RoutedRequest::Cached, _) => {
                 self.pass_on(bucket, PassedRequest { request, target: &target, query: &query }, Answer::Data)
                     .await
             }
@@ -212,9 +211,14 @@ impl Endpoint {
     }
 }
 
-/// Whether the object is encrypted by a key of the client's, with which the cache could not read it.
-fn has_own_key(headers: &HeaderMap) -> bool {
-    headers.contains_key("x-amz-server-side-encryption-customer-algorithm")
+/// Whether only the store can answer: the object is encrypted by a key of the client's, with which the cache could not
+/// read it; the bucket may be another account's; a HEAD asks for checksums. (SDKs ask for them by each GET, and do
+/// without.)
+fn is_for_the_store(request: &S3Request<Body>) -> bool {
+    let has = |name: &str| request.headers.contains_key(name);
+    has("x-amz-server-side-encryption-customer-algorithm")
+        || has("x-amz-expected-bucket-owner")
+        || request.method == Method::HEAD && has("x-amz-checksum-mode")
 }
 
 /// The body for the store, and its length.
@@ -249,7 +253,7 @@ fn body_of(
         _ => None,
     };
     let body = std::mem::take(&mut request.input);
-    Ok(Some((checked(body, trailer, fault.clone()).boxed(), len)))
+    Ok(Some((checked(body, len, trailer, fault.clone()).boxed(), len)))
 }
 
 /// Whether no web page of another origin can have sent it.

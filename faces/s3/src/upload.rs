@@ -1,12 +1,14 @@
 //! Upload: a request's body on its way to a store, checked before its last bytes leave.
 //!
 //! ```text
-//!   client -> signed chunks are decoded and checked (s3s) -> checksum of the trailer, if there is one -> store
+//!   client -> signed chunks are decoded and checked (s3s) -> length; checksum of the trailer, if there is one -> store
 //!                                                              | the last piece waits here for it
 //! ```
 //!
-//! A store writes an object when all announced bytes are there. So a body that is wrong at its end, by a checksum or a
-//! signature, is cut before its last piece, and the store writes nothing.
+//! A store writes an object when all announced bytes are there. So a body that is wrong at its end, by its length, a
+//! checksum or a signature, is cut before its last piece, and the store writes nothing. (Of chunks, a header says the
+//! length of their content, which is what the store is told: without the look here, what comes behind it would be left
+//! out, and the client told that all is written.)
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -65,6 +67,8 @@ fn hasher(trailer: &str) -> Option<ChecksumHasher> {
 
 struct Upload {
     body: Body,
+    /// Bytes that are announced and have not come.
+    left: u64,
     trailer: Option<HashedTrailer>,
     /// The last piece.
     held: Option<Bytes>,
@@ -77,6 +81,10 @@ impl Upload {
             match self.body.next().await {
                 Some(Ok(bytes)) if bytes.is_empty() => {}
                 Some(Ok(bytes)) => {
+                    let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
+                        return Some(Err(self.fault.set(incomplete())));
+                    };
+                    self.left = left;
                     if let Some(trailer) = &mut self.trailer {
                         trailer.hasher.update(&bytes);
                     }
@@ -85,6 +93,7 @@ impl Upload {
                     }
                 }
                 Some(Err(error)) => return Some(Err(self.fault.set(error_of(&*error)))),
+                None if self.left > 0 => return Some(Err(self.fault.set(incomplete()))),
                 None => match self.trailer.take().map(HashedTrailer::check) {
                     Some(Err(error)) => return Some(Err(self.fault.set(error))),
                     Some(Ok(())) | None => return self.held.take().map(Ok),
@@ -129,21 +138,61 @@ fn error_of(error: &(dyn std::error::Error + 'static)) -> S3Error {
         error.set_status_code(hyper::StatusCode::BAD_REQUEST);
         return error;
     }
+    incomplete()
+}
+
+fn incomplete() -> S3Error {
     s3_error!(IncompleteBody, "The body did not come as it was announced.")
 }
 
+/// A body of `len` bytes.
 pub fn checked(
     body: Body,
+    len: u64,
     trailer: Option<Trailer>,
     fault: Fault,
 ) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
     let trailer =
         trailer.and_then(|trailer| hasher(&trailer.name).map(|hasher| HashedTrailer { trailer, hasher }));
-    let upload = Upload { body, trailer, held: None, fault };
+    let upload = Upload { body, left: len, trailer, held: None, fault };
     stream::unfold(Some(upload), |upload| async move {
         let mut upload = upload?;
         let piece = upload.next().await?;
         let goes_on = piece.is_ok();
         Some((piece, goes_on.then_some(upload)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes that pass of a body in these pieces, announced with that length, and the code of its fault.
+    async fn sent(pieces: &[&'static str], len: u64) -> (String, Option<String>) {
+        let pieces: Vec<_> = pieces
+            .iter()
+            .map(|piece| Ok::<_, StdError>(hyper::body::Frame::data(Bytes::from(*piece))))
+            .collect();
+        let body = Body::http_body_unsync(http_body_util::StreamBody::new(stream::iter(pieces)));
+        let fault = Fault::default();
+        let sent = checked(body, len, None, fault.clone()).filter_map(|piece| std::future::ready(piece.ok()));
+        let sent: Vec<Bytes> = sent.collect().await;
+        let code = fault.take().map(|fault| fault.code().as_str().to_owned());
+        (String::from_utf8(sent.concat()).unwrap(), code)
+    }
+
+    /// 1. A client says of signed chunks that they have less content than they have.
+    /// 2. The store had as much as was said, wrote it, and the client was told that all is well.
+    #[tokio::test]
+    async fn a_body_of_another_length_than_was_announced_never_reaches_the_store_in_whole() {
+        assert_eq!(sent(&["ab", "", "cd"], 4).await, ("abcd".into(), None));
+        assert_eq!(sent(&[], 0).await, (String::new(), None));
+        for (pieces, len) in
+            [(&["abcd"][..], 2), (&["ab", "cd"], 2), (&["a"], 0), (&["ab", "c"], 4), (&[], 1)]
+        {
+            let (sent, code) = sent(pieces, len).await;
+            assert_eq!(code.as_deref(), Some("IncompleteBody"), "{pieces:?} as {len}");
+            assert!(sent.len() < len.max(1) as usize, "{pieces:?} as {len}: {sent}");
+        }
+    }
 }

@@ -16,6 +16,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use object_store::path::Path;
 use object_store::{Attribute, Error as StoreError, GetOptions, GetRange, GetResult, ObjectStore};
+use quinion_serve::kept_headers;
 use s3s::{Body, S3Error, S3Response, S3Result, s3_error};
 
 use crate::routing::{OVERRIDES, Query};
@@ -173,27 +174,27 @@ fn headers_of(result: &GetResult, is_part: bool) -> HeaderMap {
     }
     let version = HeaderName::from_static("x-amz-version-id");
     let names = [(header::ETAG, &meta.e_tag), (version, &meta.version)];
-    let told = names.into_iter().filter_map(|(name, told)| Some((name, told.as_deref()?)));
-    let attributes = attributes.iter().filter_map(|(kind, told)| Some((name_of(kind)?, told.as_ref())));
-    for (name, told) in told.chain(attributes) {
-        if let Ok(told) = HeaderValue::from_bytes(told.as_bytes()) {
-            headers.insert(name, told);
-        }
+    let told = names
+        .into_iter()
+        .filter_map(|(name, told)| Some((name, HeaderValue::from_bytes(told.as_deref()?.as_bytes()).ok()?)));
+    for (name, told) in told.chain(attributes.iter().filter_map(|(kind, told)| header_of(kind, told))) {
+        headers.insert(name, told);
     }
     headers
 }
 
-fn name_of(kind: &Attribute) -> Option<HeaderName> {
-    Some(match kind {
+fn header_of(kind: &Attribute, told: &str) -> Option<(HeaderName, HeaderValue)> {
+    let name = match kind {
         Attribute::ContentDisposition => header::CONTENT_DISPOSITION,
         Attribute::ContentEncoding => header::CONTENT_ENCODING,
         Attribute::ContentLanguage => header::CONTENT_LANGUAGE,
         Attribute::ContentType => header::CONTENT_TYPE,
         Attribute::CacheControl => header::CACHE_CONTROL,
         Attribute::StorageClass => HeaderName::from_static("x-amz-storage-class"),
-        Attribute::Metadata(name) => HeaderName::try_from(format!("x-amz-meta-{name}")).ok()?,
+        Attribute::Metadata(name) => return kept_headers::header_of(name, told),
         _ => return None,
-    })
+    };
+    Some((name, HeaderValue::from_bytes(told.as_bytes()).ok()?))
 }
 
 /// Overrides the answer's headers as the client asks.

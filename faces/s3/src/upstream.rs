@@ -24,6 +24,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthori
 use object_store::client::{HttpRequest, HttpRequestBody};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use quinion_serve::config::StoreConfig;
+use quinion_serve::kept_headers::Connector;
 use quinion_serve::stores;
 use s3s::{Body, S3Error, S3ErrorCode, S3Response, S3Result, StdError, s3_error};
 
@@ -108,6 +109,7 @@ pub fn open(
     let own_http = stores::ca_certificates(config)?.map(|pem| http_client(Some(&pem))).transpose()?;
     let http = own_http.as_ref().unwrap_or(http);
     let builder = AmazonS3Builder::new().with_url(prefix).with_client_options(client);
+    let builder = builder.with_http_connector(Connector::Keeping);
     let builder = options.iter().fold(builder, |builder, (key, value)| match key.parse() {
         Ok(key) => builder.with_config(key, value),
         Err(_) => builder,

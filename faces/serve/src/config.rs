@@ -26,6 +26,8 @@
 //! The command line wins over the file. An unknown key is an error, which names file, line and key. Credentials are in
 //! neither: they come from the environment (`stores.rs`).
 
+use std::fs::File;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -192,15 +194,33 @@ impl Changes {
     }
 }
 
+/// The longest file of options or certificates: a device or a file of data is not read to its end.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// The bytes of such a file.
+///
+/// # Errors
+/// Those of the system; it is longer.
+pub fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 {
+        0..=FILE_BYTES_MAX => Ok(bytes),
+        _ => Err(std::io::Error::other("it is longer than 16 MiB")),
+    }
+}
+
 impl Config {
     /// Reads a configuration file.
     ///
     /// # Errors
     /// It cannot be read, or has something that is not understood.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            format!("cannot read the configuration {}: {error}; name a file that can be read", path.display())
-        })?;
+        let cannot = |error: &dyn std::fmt::Display| {
+            format!("cannot read the configuration {}: {error}; name a file of text that can be read", path.display())
+        };
+        let bytes = read_file(path).map_err(|error| cannot(&error))?;
+        let text = String::from_utf8(bytes).map_err(|error| cannot(&error))?;
         toml::from_str(&text).map_err(|error| {
             // Not its own text, which has several lines: an event has one.
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
@@ -270,6 +290,16 @@ mod tests {
                 assert!(error.contains(part), "{part}: {error}");
             }
         }
+    }
+
+    #[test]
+    fn a_file_without_an_end_and_one_of_other_bytes_are_refused() {
+        let error = Config::read(Path::new("/dev/zero")).unwrap_err();
+        assert!(error.contains("longer than 16 MiB"), "{error}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, b"name = '\xff'").unwrap();
+        let error = Config::read(file.path()).unwrap_err();
+        assert!(error.contains("UTF-8"), "{error}");
     }
 
     #[test]

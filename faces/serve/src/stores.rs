@@ -23,7 +23,8 @@ use object_store::{Certificate, ClientOptions, ObjectStore, ObjectStoreScheme};
 use quinion_object::Options;
 use reqwest::Url;
 
-use crate::config::StoreConfig;
+use crate::config::{StoreConfig, read_file};
+use crate::kept_headers::Connector;
 
 /// A prefix with its store and how that is read.
 pub type Opened = (String, (Arc<dyn ObjectStore>, Options));
@@ -122,7 +123,7 @@ pub fn client_options(config: &StoreConfig) -> Result<ClientOptions, String> {
 pub fn ca_certificates(config: &StoreConfig) -> Result<Option<Vec<u8>>, String> {
     let Some(path) = &config.ca_certificates else { return Ok(None) };
     let failed = |error| format!("cannot read the file of CA certificates {}: {error}", path.display());
-    std::fs::read(path).map(Some).map_err(failed)
+    read_file(path).map(Some).map_err(failed)
 }
 
 /// A store by its builder, which takes no option of another kind of store.
@@ -133,30 +134,38 @@ fn built(
     client: ClientOptions,
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
     macro_rules! by {
-        ($builder:ty, $url:expr) => {{
+        ($builder:ty, $url:expr, $connector:expr) => {{
             let builder = <$builder>::new().with_url($url).with_client_options(client);
+            let builder = builder.with_http_connector($connector);
             let told = options.iter().filter_map(|(key, value)| Some((key.parse().ok()?, value)));
             let builder = told.fold(builder, |builder, (key, value)| builder.with_config(key, value));
             Ok(Arc::new(builder.build()?))
         }};
     }
     match scheme {
-        ObjectStoreScheme::AmazonS3 => by!(AmazonS3Builder, url.as_str()),
-        ObjectStoreScheme::GoogleCloudStorage => by!(GoogleCloudStorageBuilder, url.as_str()),
-        ObjectStoreScheme::MicrosoftAzure => by!(MicrosoftAzureBuilder, url.as_str()),
-        _ => by!(HttpBuilder, url.origin().ascii_serialization()),
+        ObjectStoreScheme::AmazonS3 => by!(AmazonS3Builder, url.as_str(), Connector::Keeping),
+        ObjectStoreScheme::GoogleCloudStorage => {
+            by!(GoogleCloudStorageBuilder, url.as_str(), Connector::LeavingOut)
+        }
+        ObjectStoreScheme::MicrosoftAzure => by!(MicrosoftAzureBuilder, url.as_str(), Connector::LeavingOut),
+        _ => by!(HttpBuilder, url.origin().ascii_serialization(), Connector::LeavingOut),
     }
 }
 
 /// The options of a store's builder.
 ///
 /// # Errors
-/// The store's configuration has what is for `s3://` alone.
+/// The store's configuration has what is for `s3://` alone, or an endpoint that is none.
 pub fn options_of(
     scheme: &ObjectStoreScheme,
     config: &StoreConfig,
     environment: &[(String, String)],
 ) -> Result<Vec<(String, String)>, &'static str> {
+    let is_of_http =
+        |endpoint: &String| Url::parse(endpoint).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
+    if !config.endpoint.as_ref().is_none_or(is_of_http) {
+        return Err("`endpoint` is no URL of HTTP; write it as https://host or http://host:port");
+    }
     let (family, own_keys) = match scheme {
         ObjectStoreScheme::AmazonS3 => ("aws_", Some(("aws_endpoint", "aws_region"))),
         ObjectStoreScheme::GoogleCloudStorage => ("google_", None),
@@ -252,6 +261,19 @@ mod tests {
             let config = StoreConfig { prefix: prefix.into(), ..Default::default() };
             let found = options(&config, &environment);
             assert_eq!(found.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), keys, "{prefix}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_is_no_url_is_refused_at_the_start() {
+        for endpoint in ["", "host:9000", "not a url", "ftp://host", "/path", "http://"] {
+            let config = StoreConfig {
+                prefix: "s3://b".into(),
+                endpoint: Some(endpoint.into()),
+                ..Default::default()
+            };
+            let error = open(&config, &[]).map(drop).unwrap_err();
+            assert!(error.contains("`endpoint`") && error.contains("s3://b"), "{endpoint}: {error}");
         }
     }
 

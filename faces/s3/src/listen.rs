@@ -8,11 +8,20 @@
 //! | time without a byte of a request's body | `IncompleteBody` |
 //! | time in which a client takes no byte of an answer | the connection is closed |
 //!
-//! At the end requests under way have some seconds to finish.
+//! At the end:
+//!
+//! | a connection | is closed |
+//! |---|---|
+//! | without a request, or with a part of one's headers | at once |
+//! | whose client sends a body | when that is answered, or after a second without a byte of it |
+//! | whose client takes an answer | when it has it |
+//!
+//! All have some seconds in sum. No bound is for one request alone: clients try again what broke off.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::stream;
@@ -21,16 +30,17 @@ use hyper::body::{Body as _, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use s3s::service::S3Service;
 use s3s::{Body, StdError, s3_error};
-use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
 /// The pause after the system has given no connection, for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The longest silence of a client that sends a body while the endpoint ends.
+const SILENCE_AT_END_MAX: Duration = Duration::from_secs(1);
 
 /// Bounds on clients.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +83,9 @@ impl Listening {
         let service = Arc::new(service);
         let connections = Arc::new(Semaphore::new(bounds.connections));
         let requests = Arc::new(Semaphore::new(bounds.requests));
-        let graceful = GracefulShutdown::new();
+        // Connections watch the first, and drop the second when they are over.
+        let (ends, ended) = watch::channel(());
+        let (over, mut all_over) = mpsc::channel::<Infallible>(1);
         let mut end = std::pin::pin!(end);
         loop {
             let accepted = async {
@@ -89,24 +101,86 @@ impl Listening {
                 continue;
             };
             let _ = stream.set_nodelay(true); // an answer's end is not held back, that is all
-            let mut stream = TimeoutStream::new(stream);
-            stream.set_write_timeout(Some(bounds.stall));
-            let (service, requests) = (Arc::clone(&service), Arc::clone(&requests));
-            let answer = service_fn(move |request| {
-                let (service, free) = (Arc::clone(&service), Arc::clone(&requests).try_acquire_owned().ok());
-                async move { Ok::<_, Infallible>(answered(&service, request, free, bounds.stall).await) }
-            });
-            let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(bounds.stall);
-            let connection = graceful.watch(http.serve_connection(TokioIo::new(Box::pin(stream)), answer));
+            let connection = Connection {
+                service: Arc::clone(&service),
+                requests: Arc::clone(&requests),
+                stall: bounds.stall,
+                end: End(ended.clone()),
+            };
+            let over = over.clone();
             tokio::spawn(async move {
-                // An error of a connection concerns only that client.
-                drop(connection.await);
-                drop(permit);
+                connection.serve(stream).await;
+                drop((permit, over));
             });
         }
-        drop(listener);
-        let _ = timeout(bounds.end, graceful.shutdown()).await;
+        drop((listener, ends, over));
+        let _ = timeout(bounds.end, all_over.recv()).await;
+    }
+}
+
+/// The end of the endpoint: its sender is dropped.
+#[derive(Clone)]
+struct End(watch::Receiver<()>);
+
+impl End {
+    async fn wait(&mut self) {
+        while self.0.changed().await.is_ok() {}
+    }
+}
+
+struct Connection {
+    service: Arc<S3Service>,
+    requests: Arc<Semaphore>,
+    stall: Duration,
+    end: End,
+}
+
+impl Connection {
+    async fn serve(self, stream: TcpStream) {
+        let Self { service, requests, stall, mut end } = self;
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(stall));
+        let is_asked = AtomicBool::new(false);
+        let (is_asked, of_bodies) = (&is_asked, end.clone());
+        let answer = service_fn(move |request| {
+            is_asked.store(true, Ordering::Relaxed); // only this task looks at it
+            let (service, free) = (Arc::clone(&service), Arc::clone(&requests).try_acquire_owned().ok());
+            let silence = Silence { stall, end: of_bodies.clone() };
+            async move { Ok::<_, Infallible>(answered(&service, request, free, silence).await) }
+        });
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(stall);
+        let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(Box::pin(stream)), answer));
+        tokio::select! {
+            // An error of a connection concerns only that client.
+            _ = &mut connection => return,
+            () = end.wait() => {}
+        }
+        // hyper waits for the rest of a first request, but not for that of a later one.
+        if is_asked.load(Ordering::Relaxed) {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await; // as above
+        }
+    }
+}
+
+/// How long a client that sends a body may send nothing of it.
+struct Silence {
+    stall: Duration,
+    end: End,
+}
+
+impl Silence {
+    /// Waits until it was silent for too long.
+    async fn is_too_long(&mut self) {
+        let at_end = async {
+            self.end.wait().await;
+            sleep(SILENCE_AT_END_MAX).await;
+        };
+        tokio::select! {
+            () = sleep(self.stall) => {}
+            () = at_end => {}
+        }
     }
 }
 
@@ -115,13 +189,13 @@ async fn answered(
     service: &S3Service,
     request: Request<Incoming>,
     free: Option<OwnedSemaphorePermit>,
-    stall: Duration,
+    silence: Silence,
 ) -> Response<Body> {
     let Some(free) = free else {
         let error = s3_error!(SlowDown, "The endpoint has as many requests as it takes.");
         return error.to_http_response().unwrap_or_else(|_| failed());
     };
-    let request = request.map(|body| within(body, stall));
+    let request = request.map(|body| within(body, silence));
     let response = service.call(request).await.unwrap_or_else(|_| failed());
     response.map(|body| {
         if body.is_end_stream() {
@@ -140,20 +214,20 @@ fn failed() -> Response<Body> {
     response
 }
 
-/// A body that ends with an error when it has no byte for so long.
-fn within(body: Incoming, stall: Duration) -> Body {
+/// A body that ends with an error when its client is silent for too long.
+fn within(body: Incoming, silence: Silence) -> Body {
     if body.is_end_stream() {
         return Body::empty();
     }
-    let frames = stream::unfold(Some(body), move |body| async move {
-        let mut body = body?;
-        let frame: Result<Frame<_>, StdError> = match timeout(stall, body.frame()).await {
-            Ok(None) => return None,
-            Ok(Some(frame)) => frame.map_err(Into::into),
-            Err(_) => Err("the client sends nothing".into()),
+    let frames = stream::unfold(Some((body, silence)), move |state| async move {
+        let (mut body, mut silence) = state?;
+        let frame: Result<Frame<_>, StdError> = tokio::select! {
+            biased;
+            frame = body.frame() => frame?.map_err(Into::into),
+            () = silence.is_too_long() => Err("the client sends nothing".into()),
         };
         let goes_on = frame.is_ok();
-        Some((frame, goes_on.then_some(body)))
+        Some((frame, goes_on.then_some((body, silence))))
     });
     Body::http_body_unsync(StreamBody::new(frames))
 }

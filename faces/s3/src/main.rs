@@ -175,6 +175,7 @@ fn serve(arguments: Arguments, log: Log) -> Result<(), String> {
         let name = tokio::select! {
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
+            never = notify::keep_alive(told) => match never {},
         };
         told("STOPPING=1");
         log.event("ending", &[("signal", name)]);

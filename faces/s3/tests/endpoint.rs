@@ -451,6 +451,143 @@ fn more_requests_than_are_taken_are_told_to_slow_down_and_a_slow_client_is_cut()
     assert!(endpoint.get("/bucket/b", "").starts_with("HTTP/1.1 404"));
 }
 
+/// A store of one object, whose answers have these lines beside what all have.
+fn store_with(lines: &'static [u8]) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                loop {
+                    let (mut head, mut line) = (String::new(), String::new());
+                    while reader.read_line(&mut line).is_ok_and(|bytes| bytes > 2) {
+                        head.push_str(&line.to_lowercase());
+                        line.clear();
+                    }
+                    if head.is_empty() {
+                        return;
+                    }
+                    let is_part = head.contains("\r\nrange:");
+                    let status = if is_part { "206 Partial Content" } else { "200 OK" };
+                    let mut answer =
+                        format!("HTTP/1.1 {status}\r\nContent-Length: 6\r\nETag: \"e\"\r\n").into_bytes();
+                    answer.extend(b"Last-Modified: Fri, 01 Jan 2016 00:00:00 GMT\r\n");
+                    answer.extend(if is_part { &b"Content-Range: bytes 0-5/6\r\n"[..] } else { b"" });
+                    answer.extend([lines, b"\r\n"].concat());
+                    answer.extend(if head.starts_with("head") { &b""[..] } else { b"object" });
+                    if stream.write_all(&answer).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+/// 1. A store tells of an object what the crate `object_store` has no attribute for, or what is not ASCII.
+/// 2. The endpoint left out the first, and answered 503 for the second, for ever.
+#[test]
+fn what_the_store_tells_of_an_object_is_told_by_the_endpoint() {
+    const LINES: &[u8] = b"expires: Fri, 01 Jan 2027 00:00:00 GMT\r\n\
+        cache-control: max-age=5, private\r\n\
+        content-disposition: attachment; filename=\"\xc3\xa9.txt\"\r\n\
+        content-encoding: gzip\r\n\
+        content-language: de, en\r\n\
+        content-type: text/plain; charset=utf-8\r\n\
+        x-amz-meta-caf: caf\xe9\r\n\
+        x-amz-meta-one: two, three\r\n\
+        x-amz-meta-quinion-kept-expires: mine\r\n\
+        x-amz-missing-meta: 2\r\n\
+        x-amz-storage-class: STANDARD_IA\r\n\
+        x-amz-version-id: 3/L4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY\r\n\
+        x-amz-website-redirect-location: /other\r\n";
+    let Some(server) = versitygw("what_the_store_tells_of_an_object_is_told_by_the_endpoint") else { return };
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let store = format!("http://{}", store_with(LINES));
+    let folder = tempfile::tempdir().unwrap();
+    let name = folder.path().join("q/s.sock").to_str().unwrap().to_owned();
+    let config = quinion_serve::config::StoreConfig {
+        prefix: "s3://bucket".into(),
+        endpoint: Some(store.clone()),
+        ..Default::default()
+    };
+    let environment = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "r")];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let (opened, options) = quinion_serve::stores::open(&config, &environment).unwrap();
+    let cache = Cache::builder().memory(32 << 20).build().unwrap();
+    let builder = quinion_service::Server::builder(cache).store("s3://bucket", opened, options);
+    let _server = builder.start(&name).unwrap();
+    for read_by in [["--memory", "32M"], ["--server", &name]] {
+        let arguments = [&["--store", "s3://bucket", "--anonymous"][..], &read_by].concat();
+        let endpoint = Endpoint::start_with(&server, &arguments, |command| {
+            command.env("AWS_ENDPOINT_URL_S3", &store);
+        });
+        for (method, range) in [("GET", ""), ("GET", "Range: bytes=0-5\r\n"), ("HEAD", ""), ("GET", "")] {
+            let host = endpoint.address;
+            let mut stream = TcpStream::connect(host).unwrap();
+            let text =
+                format!("{method} /bucket/a HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{range}\r\n");
+            stream.write_all(text.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            let text = answer.escape_ascii().to_string();
+            for line in LINES.split_inclusive(|&byte| byte == b'\n') {
+                let found =
+                    answer.windows(line.len()).filter(|bytes| bytes.eq_ignore_ascii_case(line)).count();
+                assert_eq!(found, 1, "{}: {text}", line.escape_ascii());
+            }
+            assert_eq!(answer.ends_with(b"\r\n\r\nobject"), method == "GET", "{text}");
+        }
+    }
+}
+
+/// 1. A client takes an answer slowly; others have sent nothing, parts of headers, and a part of a body.
+/// 2. SIGTERM.
+/// 3. The others were waited for until the time for answers was over, and then the answer was cut, too.
+#[test]
+fn the_end_waits_for_answers_and_not_for_requests_that_are_half_sent() {
+    let name = "the_end_waits_for_answers_and_not_for_requests_that_are_half_sent";
+    let Some(server) = versitygw(name) else { return };
+    let store = below(&server, "bucket");
+    let (path, len) = (Path::from("a"), 64 << 20);
+    runtime().block_on(store.put(&path, vec![7; len].into())).unwrap();
+    let arguments = ["--store", "s3://bucket", "--memory", "128M", "--anonymous"];
+    let mut endpoint = Endpoint::start(&server, &arguments);
+    let host = endpoint.address;
+    let connected = |text: &str| {
+        let mut stream = TcpStream::connect(host).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    };
+    let mut slow = connected(&format!("GET /bucket/a HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    let mut first = [0; 16];
+    slow.read_exact(&mut first).unwrap();
+    let half = format!("GET /bucket/a HTTP/1.1\r\nHost: {host}\r\n");
+    let head = format!("HEAD /bucket/a HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    let mut others = vec![connected(""), connected(&half), connected(&head), connected(&(head + &half))];
+    for answered in &mut others[2..] {
+        answered.read_exact(&mut first).unwrap();
+        assert!(first.starts_with(b"HTTP/1.1 200"));
+    }
+    let put = Signed { method: "PUT", target: "/bucket/b", body: "abcdef", digest_of: "abcdef", ..SIGNED };
+    let put = put.text(host);
+    others.push(connected(std::str::from_utf8(&put[..put.len() - 3]).unwrap()));
+    // The endpoint has taken all of these connections, which it does in their order, before it is told to end.
+    assert!(endpoint.get("/bucket/a", "Range: bytes=0-0\r\n").starts_with("HTTP/1.1 206"));
+    kill_process(Pid::from_child(&endpoint.process), Signal::TERM).unwrap();
+    for other in &mut others {
+        let _ = other.read_to_end(&mut Vec::new()); // also a reset is an end
+    }
+    let mut answer = Vec::new();
+    slow.read_to_end(&mut answer).unwrap();
+    let body = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap() + 4;
+    assert_eq!(answer.len() - body, len, "the answer under way was cut");
+    assert_eq!(endpoint.process.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn boto3_reads_and_writes_at_the_endpoint_as_at_s3() {
     let test = "boto3_reads_and_writes_at_the_endpoint_as_at_s3";

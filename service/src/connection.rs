@@ -162,6 +162,10 @@ impl Connection {
             match viewer::connect_within(&exactly, &hello, retry.left()) {
                 // The next look finds no listener, or the queue of a manager's socket.
                 Err(error) if is_disconnected(&error) && retry.pause() => {}
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && !exactly.exists() => {
+                    let text = "this process sees no /proc, by which it connects; mount it";
+                    break Err(std::io::Error::new(std::io::ErrorKind::NotFound, text));
+                }
                 viewer => break viewer,
             }
         };
@@ -438,6 +442,10 @@ fn hint_for(error: &std::io::Error) -> &'static str {
             "the server, or this process, has no memory or no files for one more client: raise its limits"
         }
         Some(libc::EPROTO) => "the server has another version: use the same version for both",
+        Some(libc::EACCES | libc::EPERM) => {
+            "it serves processes of its own user, groups, capabilities, user namespace and PID namespace alone: run \
+             both in the same (docs/containers.md)"
+        }
         None if error.kind() == std::io::ErrorKind::TimedOut => "the server is stopped, or too busy",
         _ => "is the server running? `quinion serve --name NAME` starts one",
     }
@@ -506,10 +514,11 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_to_do() {
-        let hints = [libc::EUSERS, libc::ENOBUFS, libc::EPROTO, libc::ENOENT]
+        let hints = [libc::EUSERS, libc::ENOBUFS, libc::EPROTO, libc::ENOENT, libc::EACCES]
             .map(|error| hint_for(&std::io::Error::from_raw_os_error(error)));
         assert!(hints[0].contains("clients_max") && hints[1].contains("memory"), "{hints:?}");
         assert!(hints[2].contains("version") && hints[3].contains("running"), "{hints:?}");
+        assert!(hints[4].contains("PID namespace"), "{hints:?}");
         assert_eq!(hint_for(&std::io::Error::other("x")), hints[3]);
     }
 

@@ -1,4 +1,7 @@
-//! Target: what Python opens. Its half of the package has told URLs from paths.
+//! Target: what Python opens.
+//!
+//! Python's half of the package tells URLs from paths. It hands over a URL as text and a path as bytes, so that a path
+//! need not be UTF-8.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

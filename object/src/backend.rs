@@ -206,7 +206,7 @@ impl ObjectBackend {
                 fill.complete(Ok(0)); // behind the end
             } else if let Some(error) = self.failure(&range) {
                 add(&fetcher.counters.refused, 1);
-                fill.complete(Err(io::Error::other(error)));
+                fill.complete(Err(error.into_io()));
             } else {
                 wanted.push(range);
                 kept.push(fill);

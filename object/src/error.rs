@@ -196,6 +196,12 @@ impl FetchError {
     pub fn is_change(&self) -> bool {
         matches!(self.0.failure, FetchFailure::Changed { .. } | FetchFailure::Deleted)
     }
+    /// As a backend tells the cache, which counts a change apart.
+    pub(crate) fn into_io(self) -> io::Error {
+        let kind =
+            if self.is_change() { io::ErrorKind::StaleNetworkFileHandle } else { io::ErrorKind::Other };
+        io::Error::new(kind, self)
+    }
 }
 
 impl fmt::Display for FetchError {

@@ -26,7 +26,6 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::io;
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -440,7 +439,7 @@ impl Delivery {
 
     fn fail(&mut self, error: &FetchError) {
         for fill in self.fills.drain(..) {
-            fill.complete(Err(io::Error::other(error.clone())));
+            fill.complete(Err(error.clone().into_io()));
         }
     }
 }

@@ -26,10 +26,18 @@ const PAGES: usize = 64;
 /// Longer than the times of a file need to settle.
 const SETTLED: Duration = Duration::from_millis(60);
 
-/// A server in a process of its own, which answers a line with how many bytes it has read.
+/// A server in a process of its own, which answers a line with what it has read.
 struct ServerProcess {
     child: Child,
     answers: BufReader<ChildStdout>,
+}
+
+/// What the server's cache has of the device.
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    bytes: u64,
+    errors: u64,
+    stale: u64,
 }
 
 impl ServerProcess {
@@ -40,17 +48,19 @@ impl ServerProcess {
         let mut child = command.spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let mut server = Self { child, answers };
-        server.device_bytes();
+        server.device();
         server
     }
 
-    fn device_bytes(&mut self) -> u64 {
+    fn device(&mut self) -> Device {
         writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
         loop {
             let mut line = String::new();
             assert!(self.answers.read_line(&mut line).unwrap() > 0, "the server has ended");
-            if let Some(bytes) = line.strip_prefix("bytes ") {
-                return bytes.trim_end().parse().unwrap();
+            if let Some(numbers) = line.strip_prefix("device ") {
+                let mut numbers = numbers.split_whitespace().map(|number| number.parse().unwrap());
+                let mut next = || numbers.next().unwrap();
+                return Device { bytes: next(), errors: next(), stale: next() };
             }
         }
     }
@@ -75,7 +85,8 @@ fn the_child() {
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
     let server = Server::builder(cache).revisions(true).start_at(Socket::bind(&socket).unwrap()).unwrap();
     for _ in std::io::stdin().lines() {
-        println!("\nbytes {}", server.cache().stats().device_bytes);
+        let stats = server.cache().stats();
+        println!("\ndevice {} {} {}", stats.device_bytes, stats.device_errors, stats.stale_reads);
     }
     server.stop();
 }
@@ -113,8 +124,12 @@ impl Stage {
         file.write_all_at(&[byte; PAGE], (page * PAGE) as u64).unwrap();
     }
 
+    fn device(&self) -> Device {
+        self.server.borrow_mut().device()
+    }
+
     fn device_bytes(&self) -> u64 {
-        self.server.borrow_mut().device_bytes()
+        self.device().bytes
     }
 }
 
@@ -156,6 +171,9 @@ fn a_revision_keeps_its_pages_and_takes_none_of_a_later_content() {
     assert_eq!(page_of(&old, 5), Some(6), "it is cached");
     assert_eq!(page_of(&old, 9), None, "the file has another content now");
     assert_eq!(page_of(&old, 30), None, "which may be of this page, too");
+    // The device has failed at nothing, and its errors are not to hide among these.
+    let Device { errors, stale, .. } = stage.device();
+    assert!(errors == 0 && stale >= 2, "{errors} errors, {stale} of a changed file");
     sleep(SETTLED);
     assert_eq!(page_of(&old, 9), None);
     let new = stage.open(b"7").unwrap();

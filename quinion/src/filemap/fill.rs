@@ -658,7 +658,8 @@ impl WindowFills {
         let (came, bytes) = match result {
             Ok(bytes) => (FillCompletion::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
             Err(error) => {
-                counters.add(Count::DeviceErrors, 1);
+                let is_stale = error.kind() == io::ErrorKind::StaleNetworkFileHandle; // ESTALE, of any backend
+                counters.add(if is_stale { Count::StaleReads } else { Count::DeviceErrors }, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
                 let read = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
                 (FillCompletion::ReadPages, read as usize * PAGE_SIZE)

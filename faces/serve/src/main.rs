@@ -37,11 +37,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::Parser;
+use quinion::internals::arena::control::VIEWERS_MAX;
 use quinion_serve::config::{Bytes, Config, Disk, StoreConfig, StoreDefaults};
 use quinion_serve::log::{Form, Log};
 use quinion_serve::price::Savings;
 use quinion_serve::{notify, stores};
 use quinion_service::{Builder, Server, Socket};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use http::Monitor;
@@ -99,16 +101,19 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn main() -> ExitCode {
+    // First: an inherited descriptor is taken before another could get its number.
+    let given = activation::socket();
+    // Before the command line and the configuration are read: a signal that comes meanwhile is not lost. SIGHUP would end
+    // a process that does not wait for it, and for a service manager that is an end in order.
+    let waiting = Waiting::new();
     let arguments = Arguments::parse();
     allow_descriptors();
     let form = if arguments.json { Form::Json } else { Form::Text };
     let log = Log { program: "quinion-serve", form };
-    // First: an inherited descriptor is taken before another could get its number.
-    let given = activation::socket();
     let claim = if arguments.replace { NameClaim::Replacing } else { NameClaim::Free };
     let settle = || settled(arguments.clone());
     let claim = given.map(|given| given.map_or(claim, |socket| NameClaim::Given(socket, arguments.replace)));
-    match claim.and_then(|claim| serve(settle()?, &settle, claim, log)) {
+    match claim.and_then(|claim| serve(waiting?, &settle, claim, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             log.event("failed", &[("why", &why)]);
@@ -131,6 +136,9 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     config.memory = arguments.memory.or(config.memory);
     config.populate |= arguments.populate;
     config.clients = arguments.clients.or(config.clients);
+    if let Some(clients) = config.clients.filter(|clients| !(1..=VIEWERS_MAX).contains(clients)) {
+        return Err(format!("{clients} clients were asked for, and there can be 1 to {VIEWERS_MAX}"));
+    }
     config.disk = arguments.disk.or(config.disk);
     config.metrics = arguments.metrics.or(config.metrics);
     let more = arguments.store.into_iter().map(|prefix| StoreConfig { prefix, ..Default::default() });
@@ -190,15 +198,13 @@ enum NameClaim {
 
 /// Serves until a signal says to end; `settle` reads the configuration again.
 fn serve(
-    config: Config,
+    waiting: Waiting,
     settle: &dyn Fn() -> Result<Config, String>,
     claim: NameClaim,
     log: Log,
 ) -> Result<(), String> {
-    // Before anything else: a signal that comes while the server starts is not lost.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("cannot wait for signals: {error}"))?;
-    let mut signals = runtime.block_on(async { Signals::new() }).map_err(|error| error.to_string())?;
+    let config = settle()?;
+    let Waiting { runtime, mut signals } = waiting;
     // It fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let server = Rc::new(start(&config, claim)?);
@@ -232,6 +238,7 @@ fn serve(
             name = signals.wait_for_end(reload) => name,
             never = monitored => match never {},
             never = log_failures(&server, log) => match never {},
+            never = notify::keep_alive(told) => match never {},
         }
     });
     told("STOPPING=1");
@@ -340,6 +347,21 @@ fn socket_of(config: &Config, claim: NameClaim) -> Result<Socket, String> {
         NameClaim::Replacing => Socket::replace(name, REPLACE_MAX).and_then(Socket::replaceable),
     };
     socket.map_err(|error| error.to_string())
+}
+
+/// Where this program waits.
+struct Waiting {
+    runtime: Runtime,
+    signals: Signals,
+}
+
+impl Waiting {
+    fn new() -> Result<Self, String> {
+        let failed = |error| format!("cannot wait for signals: {error}");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let signals = runtime.block_on(async { Signals::new() }).map_err(failed)?;
+        Ok(Self { runtime, signals })
+    }
 }
 
 struct Signals {

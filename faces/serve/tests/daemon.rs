@@ -6,7 +6,7 @@
 //!
 //! versitygw is installed by `scripts/setup`; where it could not be, its tests say SKIPPED.
 
-use std::fs::{DirBuilder, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -268,6 +268,8 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
         ),
         (&["--store", "file:///tmp"], "open them themselves"),
         (&["--store", prefix], "another server has that name; give this one another name, or"),
+        (&["--clients", "0"], "1 to 4096"),
+        (&["--clients", "5000"], "1 to 4096"),
     ] {
         refused(arguments, why);
     }
@@ -470,6 +472,57 @@ fn stores_come_and_go_at_a_hangup_and_a_wrong_configuration_changes_nothing() {
     let mut bytes = vec![0; 3 << 20];
     object.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, data(1, 3 << 20), "what is open is read on");
+}
+
+/// 1. A unit has a watchdog.
+/// 2. The server told it nothing, and was ended each time that it was over.
+#[test]
+fn a_watchdog_hears_of_the_server_as_long_as_it_is_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notices");
+    let receiver = UnixDatagram::bind(&path).unwrap();
+    receiver.set_read_timeout(Some(TIME_MAX)).unwrap();
+    let heard = || {
+        let mut notice = [0; 64];
+        let len = receiver.recv(&mut notice).unwrap();
+        String::from_utf8(notice[..len].to_vec()).unwrap()
+    };
+    let mut watched = serve(folder.path());
+    watched.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000");
+    let server = Server::start(&mut watched);
+    assert_eq!([heard(), heard(), heard()], ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]);
+    server.process.signal(Signal::TERM);
+    while heard() != "STOPPING=1" {}
+    drop(server);
+    // Of another process: nothing comes between these.
+    let mut server = Server::start(watched.env("WATCHDOG_PID", "1"));
+    assert_eq!(heard(), "READY=1");
+    server.process.signal(Signal::HUP);
+    assert!(server.event().contains("reloaded"));
+    server.process.signal(Signal::TERM);
+    assert_eq!(heard(), "STOPPING=1");
+}
+
+/// 1. A server reads its configuration for the first time, and SIGHUP comes: an operator has changed it.
+/// 2. Nothing waited for signals yet, and SIGHUP ended the server.
+#[test]
+fn a_hangup_at_the_start_reloads_the_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("serve.toml");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let mut server = Server::spawn(serve(folder.path()).arg("--config").arg(&path));
+    // This waits until the server opens it, too.
+    let mut configuration = File::options().write(true).open(&path).unwrap();
+    server.process.signal(Signal::HUP);
+    configuration.write_all(b"clients = 10").unwrap();
+    drop(configuration);
+    let event = server.event();
+    assert!(event.contains("listening"), "{event}");
+    std::fs::write(&path, "clients = 20").unwrap();
+    let event = server.event();
+    assert!(event.contains("reloaded") && event.contains("after_restart=\"clients\""), "{event}");
+    server.process.signal(Signal::TERM);
+    assert_eq!(server.process.ended(), Some(0));
 }
 
 #[test]

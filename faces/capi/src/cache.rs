@@ -34,6 +34,8 @@ impl Handle for qn_cache {
 pub const QN_CACHE_LOCK_MEMORY: u32 = 1;
 /// qn_cache_options.flags: read and write by a pool of threads, and not by io_uring.
 pub const QN_CACHE_THREADS: u32 = 2;
+/// qn_cache_options.flags: take all of the cache's memory from the machine at once, as qn_cache_populate().
+pub const QN_CACHE_POPULATE: u32 = 4;
 /// qn_cache_options.readahead: read no page that was not asked for.
 pub const QN_NO_READAHEAD: u64 = u64::MAX;
 
@@ -77,7 +79,8 @@ pub(crate) unsafe fn path_of<'a>(pointer: *const c_char, what: &str) -> Result<&
 }
 
 unsafe fn builder_of(options: &qn_cache_options) -> Result<Builder> {
-    check_flags(options.flags, QN_CACHE_LOCK_MEMORY | QN_CACHE_THREADS, "a struct qn_cache_options")?;
+    let known = QN_CACHE_LOCK_MEMORY | QN_CACHE_THREADS | QN_CACHE_POPULATE;
+    check_flags(options.flags, known, "a struct qn_cache_options")?;
     if options.reserved != 0 {
         return Err(Failure::invalid(
             "the field reserved of a struct qn_cache_options is not 0; set it to 0",
@@ -126,7 +129,7 @@ fn size_without_place(size: &str, bytes: u64, place: &str) -> Failure {
 /// Builds a cache.
 ///
 /// options may be NULL. *cache is yours until qn_cache_close(). Address space for memory_max is reserved, and memory is
-/// taken as it is needed. May block for the disk tier.
+/// taken as it is needed, or at once with QN_CACHE_POPULATE. May block for the disk tier and for that memory.
 ///
 /// Errors: -EINVAL (an argument, or options that do not fit each other), -ENOMEM and other numbers of the system.
 #[unsafe(no_mangle)]
@@ -136,6 +139,9 @@ pub unsafe extern "C" fn qn_cache_open(options: *const qn_cache_options, cache: 
         let (place, options) = unsafe { (args::out(cache)?, args::options(options)?) };
         // SAFETY: the caller's contract, for the texts.
         let cache = unsafe { builder_of(&options) }?.build()?;
+        if options.flags & QN_CACHE_POPULATE != 0 {
+            cache.populate(u64::MAX)?;
+        }
         args::give_handle(place, qn_cache { cache, process: ForkGuard::new() });
         Ok(0)
     })
@@ -183,6 +189,21 @@ pub unsafe extern "C" fn qn_cache_resize(cache: *const qn_cache, memory: u64) ->
         // SAFETY: the caller's contract.
         unsafe { args::handle(cache, "the cache") }?.cache.resize(memory)?;
         Ok(0)
+    })
+}
+
+/// Takes memory from the machine now, until a cache has that many bytes, or its bound, or there is no more.
+///
+/// Returns how many it has. By itself a cache takes memory as it fills, and reads that fill it wait for that. Blocks
+/// for the memory; other threads may read meanwhile.
+///
+/// Errors: -EINVAL, -ECHILD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn qn_cache_populate(cache: *const qn_cache, bytes: u64) -> i64 {
+    ffi_call(|| {
+        // SAFETY: the caller's contract.
+        let grown = unsafe { args::handle(cache, "the cache") }?.cache.populate(bytes)?;
+        Ok(args::count(grown))
     })
 }
 

@@ -54,6 +54,19 @@ static void caches(void) {
     options = (qn_cache_options){.size = sizeof options, .memory = 16 * MIB, .disk_folder = "/dev/null/x", .disk_bytes = 1};
     CHECK(qn_cache_open(&options, &cache) < 0 && !cache);
 
+    /* Memory is taken at once where that is asked for, and never given to nothing. */
+    cache = new_cache_with(QN_CACHE_POPULATE);
+    qn_stats taken = {.size = sizeof taken};
+    CHECK(qn_cache_stats(cache, &taken) == 0 && taken.used_bytes > 8 * MIB && taken.used_bytes <= 16 * MIB);
+    int64_t had = qn_cache_populate(cache, 1);
+    CHECK(had > (int64_t)(8 * MIB) && had <= (int64_t)taken.used_bytes && qn_cache_close(cache) == 0);
+    cache = new_cache();
+    CHECK(qn_cache_stats(cache, &taken) == 0 && taken.used_bytes < 4 * MIB);
+    int64_t some = qn_cache_populate(cache, 4 * MIB), all = qn_cache_populate(cache, UINT64_MAX);
+    CHECK(some >= (int64_t)(4 * MIB) && some < all && all <= (int64_t)(16 * MIB));
+    FAILS(qn_cache_populate(NULL, 1), EINVAL, "the cache is NULL");
+    CHECK(qn_cache_close(cache) == 0);
+
     /* A struct of a newer release, which asks for nothing new, and then for something. */
     struct { qn_cache_options known; uint64_t more[4]; } newer = {.known = {.size = sizeof newer, .memory = 16 * MIB}};
     newer.known.readahead = QN_NO_READAHEAD;
